@@ -1,0 +1,104 @@
+"""The seam between the launcher and a framework.
+
+What lives here: the protocol that a framework's folder implements (torch_xla today), and what travels over it.
+What does not: any import of a framework. launch/ knows models only through this protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from tpu_magics.runs.writer import EventWriter
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What one worker needs to become a rank.
+
+    `index`: which worker on this host, from 0; `count`: workers on this host; `device`: "CPU" or "TPU";
+    `precision`: "", "fp32", "bf16" or "bf16-downcast"; `environment`: set (or, where None, unset) in the worker only;
+    `max_steps`: stop cleanly after so many steps (None: no limit).
+    """
+
+    index: int
+    count: int
+    device: str
+    precision: str = ""
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    max_steps: int | None = None
+
+
+class StepLimit(BaseException):
+    """Raised inside a worker when `--steps` is reached; a BaseException, so that `except Exception` lets it pass."""
+
+
+class Backend(Protocol):
+    """What launch/ may ask of a framework. Nothing here initialises a runtime in the notebook's process."""
+
+    name: str
+
+    # -- the notebook's process -----------------------------------------------------------------------------------
+    def prepare(self) -> None:
+        """Import what the workers need, before the fork. Raises TpuMagicsError where it cannot be imported."""
+
+    def runtime_initialized(self) -> bool:
+        """Whether the accelerator's runtime is up in this process. Never brings it up, imports nothing."""
+
+    def other_states(self) -> Sequence[str]:
+        """What else in this process forbids a fork: "accelerator" (an Accelerator was built), "cuda"."""
+
+    def quiet_seeds(self) -> None:
+        """Make calls that would initialise the runtime for no need harmless in this process (idempotent)."""
+
+    # -- models ---------------------------------------------------------------------------------------------------
+    def is_model(self, value: object) -> bool:
+        """Whether `value` is a model. Imports nothing: what was never imported cannot be an instance."""
+
+    def builds_model(self, function: object) -> bool:
+        """Whether calling `function` (a class, a classmethod, an annotated function) yields a model."""
+
+    def model_bytes(self, model: Any) -> int:
+        """Bytes of parameters and buffers, tied ones counted once."""
+
+    def model_device(self, model: Any) -> str:
+        """Device type of the first parameter or buffer that is not on "cpu"; "cpu" where all are."""
+
+    def detached_optimizer(self, value: object, models: Mapping[str, Any]) -> str | None:
+        """Name of the model in `models` whose parameters the optimiser `value` holds; None where it is no optimiser or holds none."""
+
+    def random_state(self) -> Any:
+        """All random states of this process that a model's build can read (Python, NumPy, torch) and the modes that change
+        a build (default dtype, default device, grad mode), comparable with `same_random_state`."""
+
+    def set_random_state(self, state: Any) -> None:
+        """Put back the random states (not the modes) taken by `random_state`."""
+
+    def same_random_state(self, left: Any, right: Any) -> bool:
+        """Whether both would lead a build to the same numbers."""
+
+    def is_seed_call(self, function: object) -> bool:
+        """Whether `function` is a library's seeding function (torch.manual_seed, accelerate's and transformers' set_seed, ...)."""
+
+    def seeds_without_runtime(self) -> Any:
+        """Context manager: within it seeding calls set Python, NumPy and torch but not the accelerator."""
+
+    # -- results --------------------------------------------------------------------------------------------------
+    def collect_weights(self, models: Mapping[str, Any], folder: Path) -> None:
+        """In the worker: write the weights of `models` into `folder`, complete or not at all."""
+
+    def check_weights(self, models: Mapping[str, Any], folder: Path) -> Any:
+        """In the notebook: read what `collect_weights` wrote and check that it fits. Returns what `load_weights` takes."""
+
+    def load_weights(self, staged: Any) -> None:
+        """In the notebook: put the checked weights into the models, in place."""
+
+    def dumps(self, value: Any) -> bytes:
+        """Pickle with device tensors turned into CPU tensors. Raises what pickle raises."""
+
+    # -- the worker -----------------------------------------------------------------------------------------------
+    def run_worker(self, spec: WorkerSpec, function: Callable[[int], Any], writer: EventWriter) -> Mapping[int, Any]:
+        """Become rank(s) and call `function(replica)` once for each device of this worker; returns {ordinal: value}."""

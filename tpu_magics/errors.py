@@ -1,0 +1,69 @@
+"""The errors that people read.
+
+What lives here: the exception types of the project and how they are shown. What does not: the texts
+themselves; each stands where the error is found, and launch/diagnose.py explains failures of workers.
+
+Every error says what happened, why, and what to do next, in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class TpuMagicsError(Exception):
+    """What happened, why, and what to do next.
+
+    Args:
+        what: one sentence: what happened.
+        why: why it happened, with measured numbers where there are any; may be empty.
+        todo: the next action, as an instruction; may be empty.
+        details: lines shown below as they are, e.g. the user's own frames.
+    """
+
+    def __init__(self, what: str, why: str = "", todo: str = "", details: Sequence[str] = ()) -> None:
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.todo = todo
+        self.details = tuple(details)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> list[str]:
+        """The text that is shown, line by line."""
+        out = [self.what]
+        if self.why:
+            out.append(f"Why: {self.why}")
+        if self.todo:
+            out.append(f"What to do: {self.todo}")
+        if self.details:
+            out.extend(["", *self.details])
+        return out
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython's hook: shows the paragraph instead of our own stack (IPython 7.34 and newer)."""
+        return [f"{type(self).__name__}: {line}" if i == 0 else line for i, line in enumerate(self.lines())]
+
+
+class TrainingFailed(TpuMagicsError):
+    """A worker failed. `run` is the path of the run folder, `rank` the rank that failed first (None: no single one)."""
+
+    def __init__(
+        self,
+        what: str,
+        why: str = "",
+        todo: str = "",
+        details: Sequence[str] = (),
+        *,
+        rank: int | None = None,
+        run: str = "",
+    ) -> None:
+        super().__init__(what, why, todo, details)
+        self.rank = rank
+        self.run = run
+
+
+class TrainingInterrupted(TrainingFailed, KeyboardInterrupt):
+    """The person stopped the run. Also a KeyboardInterrupt, so that "run all" stops here."""
