@@ -1,5 +1,62 @@
-"""tpu_magics: train on a TPU from a notebook."""
+"""tpu_magics: train on a TPU from a notebook.
+
+`%load_ext tpu_magics` registers the magics. Everything else here is the same power for Python code; it is imported when it
+is first used, so that loading the extension is quick and brings no framework with it.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
+    from tpu_magics.launch.results import TrainResult
+    from tpu_magics.launch.session import initialise as init
+    from tpu_magics.launch.train import train
+    from tpu_magics.runs.live import log
+    from tpu_magics.runs.reader import find_run, list_runs
+
+_WHERE = {
+    "train": ("tpu_magics.launch.train", "train"),
+    "init": ("tpu_magics.launch.session", "initialise"),
+    "log": ("tpu_magics.runs.live", "log"),
+    "find_run": ("tpu_magics.runs.reader", "find_run"),
+    "list_runs": ("tpu_magics.runs.reader", "list_runs"),
+    "TrainResult": ("tpu_magics.launch.results", "TrainResult"),
+    "TpuMagicsError": ("tpu_magics.errors", "TpuMagicsError"),
+    "TrainingFailed": ("tpu_magics.errors", "TrainingFailed"),
+    "TrainingInterrupted": ("tpu_magics.errors", "TrainingInterrupted"),
+}
+
+__all__ = [
+    "TpuMagicsError",
+    "TrainResult",
+    "TrainingFailed",
+    "TrainingInterrupted",
+    "find_run",
+    "init",
+    "list_runs",
+    "log",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'tpu_magics' has no attribute {name!r}")
+    module, attribute = _WHERE[name]
+    return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE})
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Called by `%load_ext tpu_magics`."""
+    from tpu_magics.magics.shell import load
+
+    load(shell)

@@ -7,6 +7,7 @@ What does not: any import of a framework. launch/ knows models only through this
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -61,6 +62,9 @@ class Backend(Protocol):
     def builds_model(self, function: object) -> bool:
         """Whether calling `function` (a class, a classmethod, an annotated function) yields a model."""
 
+    def builds_config(self, function: object) -> bool:
+        """Whether calling `function` yields a model's configuration: plain data, the same each time."""
+
     def model_bytes(self, model: Any) -> int:
         """Bytes of parameters and buffers, tied ones counted once."""
 
@@ -87,8 +91,9 @@ class Backend(Protocol):
         """Context manager: within it seeding calls set Python, NumPy and torch but not the accelerator."""
 
     # -- results --------------------------------------------------------------------------------------------------
-    def collect_weights(self, models: Mapping[str, Any], folder: Path) -> None:
-        """In the worker: write the weights of `models` into `folder`, complete or not at all."""
+    def collect_weights(self, models: Mapping[str, Any], folder: Path, rank: int) -> None:
+        """In every worker, after the function: rank 0 writes the weights of `models` into `folder`, complete or not at
+        all; other ranks give their shards, where there are any."""
 
     def check_weights(self, models: Mapping[str, Any], folder: Path) -> Any:
         """In the notebook: read what `collect_weights` wrote and check that it fits. Returns what `load_weights` takes."""
@@ -100,5 +105,34 @@ class Backend(Protocol):
         """Pickle with device tensors turned into CPU tensors. Raises what pickle raises."""
 
     # -- the worker -----------------------------------------------------------------------------------------------
-    def run_worker(self, spec: WorkerSpec, function: Callable[[int], Any], writer: EventWriter) -> Mapping[int, Any]:
-        """Become rank(s) and call `function(replica)` once for each device of this worker; returns {ordinal: value}."""
+    def run_worker(
+        self,
+        spec: WorkerSpec,
+        on_ready: Callable[[int, int, str], None],
+        function: Callable[[int, int], Any],
+    ) -> Mapping[int, Any]:
+        """Become rank(s) and call `function(ordinal, replica)` on each device of this worker, in threads of its own.
+
+        `on_ready(ordinal, world_size, device)` is called once, before the function, on the first device's thread.
+        Returns {ordinal: value}; what a thread raises is raised here.
+        """
+
+    def observing(self, writer: EventWriter, max_steps: int | None) -> AbstractContextManager[Watcher]:
+        """Count steps and record logged values of this process until the block ends."""
+
+    def compiles(self) -> int | None:
+        """Graphs compiled so far in this process, as the runtime counts them."""
+
+    def finish(self) -> None:
+        """Run what is pending on the device and wait for it."""
+
+
+class Watcher(Protocol):
+    """What `Backend.observing` gives."""
+
+    @property
+    def total_steps(self) -> int:
+        """Steps so far."""
+
+    def close(self, read: bool = True) -> None:
+        """Write what is left; `read`: also the logged tensors that wait on the device."""

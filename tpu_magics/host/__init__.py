@@ -1,0 +1,167 @@
+"""Where are we? The host that the notebook runs on: place, TPU, versions, memory, who holds the TPU, repairs.
+
+What lives here: reading files, package metadata and the environment. What does not: a runtime, a framework, the
+network, or a change to anything; all functions take the environment and the root of the file system, so that recorded
+hosts can be looked at too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpu_magics.host.chips import (
+    Chip,
+    DeviceFile,
+    Generation,
+    common_generation,
+    find_chips,
+    find_device_files,
+    generation_name,
+    judge_chips,
+    replicas_per_worker,
+)
+from tpu_magics.host.holders import Holder, Holding, LockFile, find_holding, judge_holding
+from tpu_magics.host.memory import Memory, cpu_count, free_disk, host_memory
+from tpu_magics.host.places import Place, find_place
+from tpu_magics.host.problem import BROKEN, ENVIRONMENT, HOLDER, TPU, VERSIONS, WARNING, Problem
+from tpu_magics.host.repairs import PJRT, Repair, choose_device, judge_pjrt, notebook_environment, worker_repairs
+from tpu_magics.host.versions import Versions, has_other_libtpu, installed, judge
+
+__all__ = [
+    "BROKEN",
+    "ENVIRONMENT",
+    "HOLDER",
+    "TPU",
+    "VERSIONS",
+    "WARNING",
+    "Chip",
+    "DeviceFile",
+    "Generation",
+    "Holder",
+    "Host",
+    "LockFile",
+    "Memory",
+    "Place",
+    "Problem",
+    "Repair",
+    "free_disk",
+    "inspect_host",
+    "notebook_environment",
+]
+
+
+@dataclass(frozen=True)
+class Host:
+    """All that is known of the host before anything runs on it.
+
+    `generation`: None where there is no TPU or it is not known; then `tpu` says what is known ("" without a TPU);
+    `chips`: as PCI shows them; `devices`: their device files; `device`: what cells train on, "TPU" or "CPU";
+    `workers`: processes to start; `replicas`: devices in each; `pjrt_device`: PJRT_DEVICE as it was found;
+    `unseen`: processes of other accounts that could not be looked into for holders; `cpus`: None: not available;
+    `problems`: those that stop training first; `notes`: sentences that are good to know and need no action.
+    """
+
+    place: Place
+    generation: Generation | None
+    tpu: str
+    chips: tuple[Chip, ...]
+    devices: tuple[DeviceFile, ...]
+    device: str
+    workers: int
+    replicas: int
+    pjrt_device: str
+    holders: tuple[Holder, ...]
+    unseen: int
+    lock: LockFile
+    memory: Memory
+    cpus: int | None
+    versions: Versions
+    repairs: tuple[Repair, ...]
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def worker_environment(self) -> dict[str, str | None]:
+        """The repairs as WorkerSpec.environment takes them: None unsets."""
+        return {repair.name: repair.value for repair in self.repairs}
+
+
+def inspect_host(
+    environ: Mapping[str, str] = os.environ,
+    root: Path = Path("/"),
+    modules: Collection[str] = sys.modules,
+    versions: Versions | None = None,
+) -> Host:
+    """Look at the host. Reads files only; initialises nothing, changes nothing.
+
+    Args:
+        environ: the notebook's environment variables.
+        root: where /sys, /proc, /dev and /tmp are.
+        modules: names of the modules that the notebook has imported.
+        versions: installed versions (default: those of this Python).
+    """
+    chips, files = find_chips(root), find_device_files(root)
+    place = find_place(environ, modules, len(chips))
+    versions = installed() if versions is None else versions
+    # Without chips, /dev/vfio/N belongs to something else: any device handed to a virtual machine.
+    devices = files if chips else ()
+    holding = find_holding(root) if chips else Holding((), 0, LockFile(""))
+    pjrt = environ.get(PJRT, "")
+    device = choose_device(pjrt, len(chips))
+    problems = [
+        *judge(versions, bool(chips), has_other_libtpu(environ)),
+        *judge_chips(chips, devices),
+        *judge_pjrt(pjrt, len(chips)),
+        *judge_holding(holding),
+        *_judge_promise(place, chips),
+    ]
+    return Host(
+        place=place,
+        generation=common_generation(chips),
+        tpu=generation_name(chips),
+        chips=chips,
+        devices=devices,
+        device=device,
+        workers=len(chips) if device == "TPU" else 1,
+        replicas=replicas_per_worker(chips) if device == "TPU" else 1,
+        pjrt_device=pjrt,
+        holders=holding.holders,
+        unseen=holding.unseen,
+        lock=holding.lock,
+        memory=host_memory(root),
+        cpus=cpu_count(root),
+        versions=versions,
+        repairs=worker_repairs(environ, place, len(chips)),
+        problems=tuple(sorted(problems, key=lambda problem: problem.state != BROKEN)),
+        notes=_notes(place, holding.lock),
+    )
+
+
+def _judge_promise(place: Place, chips: tuple[Chip, ...]) -> list[Problem]:
+    if chips or not place.promise:
+        return []
+    return [
+        Problem(
+            about=TPU,
+            what=f"{place.name} says that this host has a TPU ({place.promise}), but no TPU chip is in /sys.",
+            why="Without a chip cells train on the CPU.",
+            then=place.restart,
+            state=WARNING,
+        )
+    ]
+
+
+def _notes(place: Place, lock: LockFile) -> tuple[str, ...]:
+    notes = []
+    if len(place.hosts) > 1:
+        notes.append(
+            f"This is one of {len(place.hosts)} hosts of a slice; workers are started on this host only, and a TPU "
+            "slice answers only when all of its hosts take part."
+        )
+    if lock.state == "stale" and lock.ours:
+        notes.append(f"{lock.path} was left over by an earlier process of this account; it does no harm.")
+    return tuple(notes)

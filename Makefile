@@ -1,0 +1,66 @@
+# Two commands on a fresh machine: `make demo` and `make test`. They need python3 >= 3.10 and make, nothing else.
+# Everything they make lies in .venv and .demo (and uv's own cache); nothing here uses sudo or installs system packages.
+
+PYTHON ?= python3
+PY := .venv/bin/python
+GOAL := $(or $(firstword $(MAKECMDGOALS)),demo)
+NOTEBOOKS := $(sort $(wildcard notebooks/[0-9]*.ipynb))
+
+# The kernel of .venv goes before one that a person has installed for all environments.
+export JUPYTER_PREFER_ENV_PATH := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench clean install
+
+help:  ## show this list
+	@echo "tpu_magics: make demo, make test and their relatives. Needs python3 >= 3.10 and make."
+	@echo
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1	\2/p' Makefile
+	@echo
+	@echo "  The first of them downloads about 4.4 GB into .venv; UV_TORCH_BACKEND=cpu make ... takes PyTorch's"
+	@echo "  CPU build instead (about 0.5 GB in all), where download.pytorch.org can be reached."
+	@echo "  Another Python: make demo PYTHON=/path/to/python3"
+
+demo: install  ## train a small model in notebooks/01_quickstart.ipynb and show the run
+	@echo "==> running notebooks/01_quickstart.ipynb on XLA:CPU, without a browser"
+	@TPU_MAGICS_RUNS="$(CURDIR)/.demo/.tpu_runs" PJRT_DEVICE=CPU \
+	    $(PY) scripts/run_notebook.py notebooks/01_quickstart.ipynb .demo/01_quickstart.ipynb
+	@echo "==> the run, as its run folder tells it"
+	@$(PY) -m tpu_magics summary --runs .demo/.tpu_runs
+	@echo "==> the executed notebook: .demo/01_quickstart.ipynb (to open it: $(PY) -m jupyter lab .demo/01_quickstart.ipynb)"
+
+test: install lint  ## lint, types, the notebooks (twice) and all tests
+	@for round in 1 2; do \
+	    echo "==> notebooks with nbval, round $$round of 2"; \
+	    $(PY) -m pytest -p tests._ci --nbval-lax --nbval-current-env $(NOTEBOOKS) || exit 1; \
+	done
+	@echo "==> tests"
+	@$(PY) -m pytest -p tests._ci $(PYTEST_ARGS)
+
+lint: install  ## ruff check, ruff format --check, mypy --strict
+	@echo "==> ruff check"
+	@$(PY) -m ruff check .
+	@echo "==> ruff format --check"
+	@$(PY) -m ruff format --check .
+	@echo "==> mypy"
+	@$(PY) -m mypy
+
+format: install  ## let ruff sort imports and format the code
+	@echo "==> ruff"
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+bench: install  ## the figures of the docs, made again
+	@echo "==> benchmarks"
+	@$(PY) -m tests.benchmarks
+
+clean:  ## remove .venv, .demo, caches and the tutorials' run folders
+	@echo "==> removing .venv .demo .bench build dist notebooks/.tpu_runs and the tools' caches"
+	@rm -rf .venv .demo .bench build dist notebooks/.tpu_runs .pytest_cache .mypy_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+install:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+	    echo "tpu_magics needs Python 3.10 or newer, and '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)"; \
+	    echo "What to do: name a newer one: make $(GOAL) PYTHON=/path/to/python3.11"; exit 1; }
+	@GOAL=$(GOAL) $(PYTHON) scripts/install.py torch,dev

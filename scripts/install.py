@@ -1,0 +1,140 @@
+"""`make`'s first step: a virtual environment in .venv with this package and its extras, made once and kept.
+
+What lives here: making .venv with the standard library's venv, uv into it, and our extras through uv; a stamp that
+says when that is done, so that a second call costs a moment and an interrupted one is done again. What does not:
+anything that needs more than the Python that runs it, or that touches the system.
+
+Usage: python3 scripts/install.py EXTRA[,EXTRA...]
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / ".installed"
+INTERRUPTED = "an install began here and has not ended"
+
+# Measured on Linux x86-64 with CPython 3.11 and torch 2.9.0: the sizes of the wheels, and of .venv afterwards.
+NOTICE = """\
+    The first time, this downloads about 4.4 GB and takes about 8 GB of disk: 4.1 GB of the download is PyTorch's
+    default build with its CUDA libraries, which nothing here uses. Where download.pytorch.org can be reached, its
+    CPU build of about 0.2 GB does as well; to take it, stop here (Ctrl-C) and run:
+        UV_TORCH_BACKEND=cpu make {goal}"""
+
+
+def main(arguments: list[str]) -> None:
+    """Bring .venv up to date with pyproject.toml, or say in one line that it is."""
+    extras = arguments[0]
+    wanted = key(extras)
+    if STAMP.is_file() and STAMP.read_text() == wanted and version_of(PYTHON) == version_of(Path(sys.executable)):
+        say(f".venv is up to date (Python {version_of(PYTHON)}, extras: {extras})")
+        return
+    make_venv()
+    STAMP.write_text(INTERRUPTED)
+    say(f"installing tpu_magics with extras {extras} into .venv")
+    if os.environ.get("UV_TORCH_BACKEND"):
+        print(f"    UV_TORCH_BACKEND={os.environ['UV_TORCH_BACKEND']}: PyTorch comes from its own index.", flush=True)
+    else:
+        print(NOTICE.format(goal=os.environ.get("GOAL", "demo")), flush=True)
+    install_uv()
+    run([PYTHON, "-m", "uv", "pip", "install", "--python", PYTHON, "-e", f".[{extras}]"], "the packages")
+    STAMP.write_text(wanted)
+    say("installed")
+
+
+def key(extras: str) -> str:
+    """What the stamp holds: changes whenever .venv has to be brought up to date."""
+    parts = [(ROOT / "pyproject.toml").read_text(), extras, version_of(Path(sys.executable)) or "", str(ROOT)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def version_of(python: Path) -> str | None:
+    """ "3.11" and the like, or None where `python` does not run."""
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    try:
+        return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def make_venv() -> None:
+    """A .venv that runs and has this Python's version; where there is none, or a half-made one, it is made anew."""
+    found, wanted = version_of(PYTHON), version_of(Path(sys.executable))
+    interrupted = STAMP.is_file() and STAMP.read_text() == INTERRUPTED
+    if found == wanted and not interrupted:
+        return
+    if not can_make_pip():
+        stop(
+            f"{sys.executable} cannot make virtual environments.",
+            "Its ensurepip module is missing; Debian and Ubuntu ship it as a package of its own.",
+            f"install it (sudo apt install python{wanted}-venv), or name another Python: make PYTHON=/path/to/python3",
+        )
+    if not VENV.exists():
+        say(f"making .venv with {sys.executable} (Python {wanted})")
+    elif interrupted:
+        say("making .venv anew: its last install was interrupted (what was downloaded is kept in uv's cache)")
+    elif found:
+        say(f"making .venv anew: the one that is there has Python {found}, asked for is {wanted}")
+    else:
+        say("making .venv anew: the one that is there does not run")
+    run([maker(), "-m", "venv", "--clear", VENV], "the virtual environment")
+
+
+def maker() -> Path:
+    """This Python; or, where .venv is activated and so is this Python, the one that it was made with."""
+    executable = Path(sys.executable)
+    return executable.resolve() if Path(sys.prefix).resolve() == VENV else executable
+
+
+def install_uv() -> None:
+    """uv from the package index into .venv, by pip, unless it is there."""
+    if answers("uv", "--version"):
+        return
+    if not answers("pip", "--version"):
+        run([PYTHON, "-m", "ensurepip"], "pip")
+    run([PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "uv"], "uv")
+
+
+def answers(module: str, *arguments: str) -> bool:
+    """Whether `python -m module` works in .venv."""
+    return subprocess.run([PYTHON, "-m", module, *arguments], capture_output=True).returncode == 0
+
+
+def can_make_pip() -> bool:
+    """Whether this Python has what its venv module needs for a pip of its own."""
+    done = subprocess.run([sys.executable, "-c", "from ensurepip import bootstrap"], capture_output=True)
+    return done.returncode == 0
+
+
+def run(command: list[str | Path], what: str) -> None:
+    """Run a command with its output shown; stop with a clear text where it fails."""
+    result = subprocess.run(command, cwd=ROOT)
+    if result.returncode:
+        stop(
+            f"Installing {what} failed.",
+            "The messages above are its own.",
+            "mend what they name and run the same make command again; what was downloaded is kept.",
+        )
+
+
+def say(text: str) -> None:
+    print(f"==> {text}", flush=True)
+
+
+def stop(what: str, why: str, todo: str) -> NoReturn:
+    raise SystemExit(f"\n{what}\nWhy: {why}\nWhat to do: {todo}")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except KeyboardInterrupt:
+        raise SystemExit("\nStopped. Run the same make command again; what was downloaded is kept.") from None

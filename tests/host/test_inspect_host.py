@@ -1,0 +1,173 @@
+"""The whole host, on recorded ones and on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tpu_magics.host import Host, inspect_host
+
+from . import fake_hosts
+
+
+def inspect(host: fake_hosts.FakeHost) -> Host:
+    return inspect_host(**host.arguments())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("build", "place", "tpu", "device", "workers", "replicas", "cpus"),
+    [
+        (fake_hosts.plain, "plain", "", "CPU", 1, 1, 2),
+        (fake_hosts.cloud_machine, "plain", "", "CPU", 1, 1, 2),
+        (fake_hosts.colab_cpu, "colab", "", "CPU", 1, 1, 2),
+        (fake_hosts.colab_gpu, "colab", "", "CPU", 1, 1, 2),
+        (fake_hosts.colab_v5e_1, "colab", "v5e", "TPU", 1, 1, 24),
+        (fake_hosts.kaggle_cpu, "kaggle", "", "CPU", 1, 1, 2),
+        (fake_hosts.kaggle_v5e_8, "kaggle", "v5e", "TPU", 8, 1, 224),
+        (fake_hosts.tpu_vm_v2, "tpu-vm", "v2", "TPU", 4, 2, 97),
+        (fake_hosts.tpu_vm_v3, "tpu-vm", "v3", "TPU", 4, 2, 97),
+        (fake_hosts.tpu_vm_v4, "tpu-vm", "v4", "TPU", 4, 1, 97),
+        (fake_hosts.tpu_vm_v5e, "tpu-vm", "v5e", "TPU", 4, 1, 97),
+        (fake_hosts.gke, "gke", "v5e", "TPU", 4, 1, 97),
+    ],
+)
+def test_recorded_hosts(tmp_path, build, place, tpu, device, workers, replicas, cpus):
+    host = inspect(build(tmp_path))
+    assert (host.place.key, host.tpu, host.device) == (place, tpu, device)
+    assert (host.workers, host.replicas, host.cpus) == (workers, replicas, cpus)
+    assert len(host.chips) == len(host.devices) == (workers if device == "TPU" else 0)
+    assert host.problems == ()
+
+
+@pytest.mark.parametrize("bounds", ["2,2,1", "1,1,1", "4,4,1", "nonsense"])
+def test_bounds_never_count_chips(tmp_path, bounds):
+    host = fake_hosts.colab_v5e_1(tmp_path)
+    for name in ("TPU_CHIPS_PER_HOST_BOUNDS", "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_HOST_BOUNDS"):
+        host.environ[name] = bounds
+    assert inspect(host).workers == 1
+
+
+def test_an_unknown_generation_starts_its_workers_and_says_so(tmp_path):
+    host = inspect(fake_hosts.tpu_vm_unknown(tmp_path))
+    assert (host.generation, host.tpu) == (None, "unknown generation (0x00aa)")
+    assert (host.device, host.workers, host.replicas) == ("TPU", 4, 1)
+    assert [problem.what for problem in host.problems] == ["The TPU is of an unknown generation (0x00aa)."]
+
+
+def test_a_rehearsal_on_a_tpu_host(tmp_path):
+    fake = fake_hosts.tpu_vm_v3(tmp_path)
+    fake.environ["PJRT_DEVICE"] = "CPU"
+    host = inspect(fake)
+    assert (host.device, host.workers, host.replicas, len(host.chips)) == ("CPU", 1, 1, 4)
+    assert [problem.state for problem in host.problems] == ["warning"]
+
+
+def test_vfio_files_of_a_host_without_tpu_are_not_its_devices(tmp_path):
+    fake = fake_hosts.plain(tmp_path)
+    fake_hosts.add_vfio(fake.root, 2)
+    fake_hosts.add_process(fake.root, 7, ("qemu-system-x86_64",), ("dev/vfio/0",))
+    host = inspect(fake)
+    assert (host.devices, host.holders, host.problems) == ((), (), ())
+
+
+def test_a_holder_is_found_and_stops_training(tmp_path):
+    fake = fake_hosts.tpu_vm_v4(tmp_path)
+    fake_hosts.add_process(fake.root, 999_999, ("python3", "other.py"), ("dev/accel3",))
+    host = inspect(fake)
+    assert [(holder.pid, holder.command) for holder in host.holders] == [(999_999, "python3 other.py")]
+    assert [problem.about for problem in host.problems] == ["holder"]
+
+
+@pytest.mark.parametrize(
+    ("build", "what", "todo"),
+    [
+        (
+            fake_hosts.colab_v5e_1,
+            "Colab says that this host has a TPU (COLAB_TPU_1VM=1), but no TPU chip is in /sys.",
+            "Runtime > Disconnect and delete runtime, and connect again",
+        ),
+        (
+            fake_hosts.kaggle_v5e_8,
+            "Kaggle says that this host has a TPU (ISTPUVM=1), but no TPU chip is in /sys.",
+            "stop the session and start it again",
+        ),
+        (
+            fake_hosts.gke,
+            "Google Kubernetes Engine says that this host has a TPU (TPU_TOPOLOGY=2x4), but no TPU chip is in /sys.",
+            "give the pod the resource google.com/tpu and a node pool that has TPUs",
+        ),
+    ],
+)
+def test_a_promised_tpu_that_is_not_there(tmp_path, build, what, todo):
+    fake = build(tmp_path)
+    for vendor in fake.root.glob("sys/bus/pci/devices/*/vendor"):
+        vendor.unlink()
+    host = inspect(fake)
+    assert (host.device, host.workers) == ("CPU", 1)
+    assert [(problem.what, problem.todo) for problem in host.problems] == [(what, todo)]
+
+
+def test_what_stops_training_comes_first(tmp_path):
+    fake = fake_hosts.tpu_vm_v4(tmp_path)
+    fake.versions.update(ipywidgets=None, torch="2.8.0", tensorflow="2.20.0")
+    fake.environ["PJRT_DEVICE"] = "CUDA"
+    assert [problem.state for problem in inspect(fake).problems] == ["broken", "broken", "warning", "warning"]
+
+
+def test_one_of_several_hosts_is_told(tmp_path):
+    (note,) = inspect(fake_hosts.gke(tmp_path)).notes
+    assert note.startswith("This is one of 2 hosts of a slice; workers are started on this host only")
+
+
+def test_a_left_over_lock_of_our_own_is_a_note(tmp_path):
+    fake = fake_hosts.tpu_vm_v4(tmp_path)
+    path = fake_hosts.write(fake.root / "tmp/libtpu_lockfile", "")
+    host = inspect(fake)
+    assert host.problems == ()
+    assert host.notes == (f"{path} was left over by an earlier process of this account; it does no harm.",)
+
+
+def test_a_root_with_nothing_in_it(tmp_path):
+    host = inspect_host({}, tmp_path / "nowhere", (), {})
+    assert (host.place.key, host.chips, host.cpus) == ("plain", (), None)
+    assert host.memory.reason == "/proc/meminfo could not be read"
+
+
+@pytest.mark.parametrize("build", [fake_hosts.plain, fake_hosts.kaggle_v5e_8, fake_hosts.gke])
+def test_a_host_can_be_kept_as_json(tmp_path, build):
+    record = json.loads(json.dumps(dataclasses.asdict(inspect(build(tmp_path)))))
+    assert record["place"]["key"] in ("plain", "kaggle", "gke")
+    assert len(record["chips"]) == {"plain": 0, "kaggle": 8, "gke": 4}[record["place"]["key"]]
+
+
+def test_this_machine_without_touching_anything():
+    """In a process of its own: nothing heavy is imported, nothing is set, and no runtime comes up."""
+    code = """if True:
+        import os, sys
+        from tpu_magics.host import inspect_host
+        before = dict(os.environ)
+        host = inspect_host()
+        heavy = ("torch", "torch_xla", "jax", "tensorflow", "accelerate", "transformers", "psutil", "ipywidgets")
+        print([name for name in heavy if name in sys.modules], dict(os.environ) == before, host.cpus)
+    """
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == f"[] True {len(os.sched_getaffinity(0))}"
+
+
+def test_the_network_is_not_used():
+    """The socket layer reports every connection to audit hooks; none is reported."""
+    code = """if True:
+        import sys
+        seen = []
+        sys.addaudithook(lambda name, _: seen.append(name) if name.startswith("socket.") else None)
+        from tpu_magics.host import inspect_host
+        inspect_host()
+        print(seen)
+    """
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

@@ -1,0 +1,274 @@
+"""The table that %tpu_init prints, on recorded hosts."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from tpu_magics.host import Host, inspect_host
+from tpu_magics.panel.host import host_table
+from tpu_magics.panel.table import Table, to_html, to_text
+
+
+def _load_fake_hosts():
+    """tests/host/fake_hosts.py, wherever pytest was started."""
+    path = Path(__file__).parents[1] / "host" / "fake_hosts.py"
+    spec = importlib.util.spec_from_file_location("fake_hosts_for_panel", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+fake_hosts = _load_fake_hosts()
+
+
+def inspect(fake) -> Host:
+    return inspect_host(**fake.arguments())
+
+
+def table_of(fake) -> Table:
+    return host_table(inspect(fake))
+
+
+def cells(table: Table) -> dict[str, str]:
+    """The second cell by the first; several with the same first are joined."""
+    found: dict[str, str] = {}
+    for row in table.rows:
+        label, text = row.cells
+        found[label] = f"{found[label]}\n{text}" if label in found else text
+    return found
+
+
+def states(table: Table) -> dict[str, str]:
+    return {row.cells[0]: row.state for row in table.rows}
+
+
+@pytest.mark.parametrize(
+    ("build", "place", "tpu", "training", "sets"),
+    [
+        ("plain", "plain machine", "none: XLA:CPU rehearsal on 2 cores", "CPU: 1 worker", "CPU"),
+        (
+            "colab_cpu",
+            "Colab",
+            "none: XLA:CPU rehearsal on 2 cores\nOn Colab an accelerator is chosen in Runtime > Change runtime type.",
+            "CPU: 1 worker",
+            "CPU",
+        ),
+        (
+            "colab_gpu",
+            "Colab",
+            "none: XLA:CPU rehearsal on 2 cores\nOn Colab an accelerator is chosen in Runtime > Change runtime type.",
+            "CPU: 1 worker",
+            "CPU",
+        ),
+        (
+            "kaggle_cpu",
+            "Kaggle",
+            "none: XLA:CPU rehearsal on 2 cores\nOn Kaggle an accelerator is chosen in Settings > Accelerator.",
+            "CPU: 1 worker",
+            "CPU",
+        ),
+        (
+            "colab_v5e_1",
+            "Colab",
+            "v5e, 1 chip (v5litepod-1), 16 GiB of memory per chip",
+            "TPU: 1 worker, one per chip",
+            "TPU",
+        ),
+        (
+            "kaggle_v5e_8",
+            "Kaggle",
+            "v5e, 8 chips (v5litepod-8), 16 GiB of memory per chip",
+            "TPU: 8 workers, one per chip",
+            "TPU",
+        ),
+        (
+            "tpu_vm_v3",
+            "TPU VM",
+            "v3, 4 chips (v3-8), 32 GiB of memory per chip",
+            "TPU: 4 workers, one per chip, 2 replicas in each",
+            "TPU",
+        ),
+        (
+            "tpu_vm_v4",
+            "TPU VM",
+            "v4, 4 chips (v4-8), 32 GiB of memory per chip",
+            "TPU: 4 workers, one per chip",
+            "TPU",
+        ),
+        (
+            "gke",
+            "Google Kubernetes Engine",
+            "v5e, 4 chips (v5litepod-4), 16 GiB of memory per chip",
+            "TPU: 4 workers, one per chip",
+            "TPU",
+        ),
+    ],
+)
+def test_where_we_are(tmp_path, build, place, tpu, training, sets):
+    found = cells(table_of(getattr(fake_hosts, build)(tmp_path)))
+    assert (found["Place"], found["TPU"], found["Cells train on"]) == (place, tpu, training)
+    assert found["Set in the notebook"] == f"PJRT_DEVICE={sets}: it was not set, and this is what cells train on."
+    assert "Problem" not in found and "Warning" not in found
+
+
+def test_versions_and_that_they_fit(tmp_path):
+    table = table_of(fake_hosts.colab_v5e_1(tmp_path))
+    found = cells(table)
+    assert found["Notebook"] == "python 3.13.5, ipython 7.34.0, ipykernel 6.17.1, ipywidgets 7.7.1"
+    assert found["Framework"] == (
+        "torch 2.9.0, torch_xla 2.9.0, libtpu 0.0.21.1, accelerate 1.14.0, transformers 5.15.0, jax 0.7.2\n"
+        "They fit together."
+    )
+    assert states(table)["Framework"] == "ok"
+
+
+def test_versions_that_do_not_fit_and_the_command(tmp_path):
+    fake = fake_hosts.tpu_vm_v4(tmp_path)
+    fake.versions["torch"] = "2.8.0"
+    table = table_of(fake)
+    found = cells(table)
+    assert found["Framework"].endswith("See the problems below.")
+    assert found["Problem"].split("\n") == [
+        "torch 2.8.0 and torch_xla 2.9.0 do not fit together.",
+        "Why: torch_xla is built for one version of torch; with another it fails at import, often with "
+        '"undefined symbol" in _XLAC.',
+        'To mend it: %pip install "torch==2.9.0", then restart the kernel',
+    ]
+    assert states(table)["Framework"] == states(table)["Problem"] == "broken"
+
+
+def test_nothing_installed_is_said(tmp_path):
+    fake = fake_hosts.plain(tmp_path)
+    fake.versions.clear()
+    fake.versions["python"] = "3.12.0"
+    found = cells(table_of(fake))
+    assert found["Framework"] == "none installed\nSee the problems below."
+    assert "torch and torch_xla are not installed." in found["Problem"]
+
+
+def test_memory(tmp_path):
+    fake = fake_hosts.plain(tmp_path)
+    fake_hosts.add_memory(fake.root, 16 * 2**20, int(10.5 * 2**20))
+    assert cells(table_of(fake))["Host memory"] == "10.5 GiB free of 16.0 GiB"
+
+
+def test_memory_of_a_container(tmp_path):
+    fake = fake_hosts.plain(tmp_path)
+    fake_hosts.write(fake.root / "proc/self/cgroup", "0::/\n")
+    fake_hosts.write(fake.root / "sys/fs/cgroup/memory.max", str(4 * 2**30))
+    fake_hosts.write(fake.root / "sys/fs/cgroup/memory.current", str(2**30))
+    assert cells(table_of(fake))["Host memory"] == (
+        "3.0 GiB free of 4.0 GiB (a control group's limit, less than the machine has)"
+    )
+
+
+def test_what_cannot_be_known_is_not_available_with_the_reason(tmp_path):
+    found = cells(host_table(inspect_host({}, tmp_path / "nowhere", (), fake_hosts.LOCAL_VERSIONS)))
+    assert found["Host memory"] == "not available (/proc/meminfo could not be read)"
+    assert found["TPU"] == "none: XLA:CPU rehearsal on cores: not available (/proc could not be read)"
+    assert found["Holder of the TPU"] == "not available (this host has no TPU)"
+
+
+def test_the_memory_of_an_unknown_generation_is_not_available(tmp_path):
+    table = table_of(fake_hosts.tpu_vm_unknown(tmp_path))
+    assert cells(table)["TPU"] == (
+        "unknown generation (0x00aa), 4 chips; memory per chip not available (the generation is not known)"
+    )
+    assert states(table)["TPU"] == "warning"
+
+
+def test_nobody_holds_the_tpu(tmp_path):
+    table = table_of(fake_hosts.tpu_vm_v4(tmp_path))
+    assert (cells(table)["Holder of the TPU"], states(table)["Holder of the TPU"]) == ("nobody", "ok")
+
+
+def test_the_holder_with_pid_and_command(tmp_path):
+    fake = fake_hosts.tpu_vm_v4(tmp_path)
+    fake_hosts.add_process(fake.root, 999_999, ("python3", "train.py"), ("dev/accel0",))
+    table = table_of(fake)
+    assert cells(table)["Holder of the TPU"] == "process 999999: python3 train.py"
+    assert states(table)["Holder of the TPU"] == "broken"
+    assert "To mend it: !kill 999999, then run %tpu_init again" in cells(table)["Problem"]
+
+
+def test_whose_the_holder_is(tmp_path):
+    import os
+
+    fake = fake_hosts.tpu_vm_v4(tmp_path)
+    fake_hosts.add_process(fake.root, os.getpid(), ("ipykernel",), ("dev/accel0",))
+    fake_hosts.add_process(fake.root, 4_999_999, ("worker",), ("dev/accel1",), parent=os.getpid())
+    assert cells(table_of(fake))["Holder of the TPU"].split("\n") == [
+        f"process {os.getpid()} (this notebook): ipykernel",
+        "process 4999999 (started by this notebook): worker",
+    ]
+
+
+def test_repairs_with_their_reasons(tmp_path):
+    found = cells(table_of(fake_hosts.kaggle_v5e_8(tmp_path)))
+    reason = (
+        "Kaggle's image sets it for one process; with one worker per chip libtpu stops with "
+        '"Expected 8 worker addresses, got 1".'
+    )
+    assert found["Changed in the workers"].split("\n") == [
+        f"TPU_PROCESS_ADDRESSES is unset (it is 'local' here): {reason}",
+        f"CLOUD_TPU_TASK_ID is unset (it is '0' here): {reason}",
+    ]
+
+
+@pytest.mark.parametrize("build", ["plain", "colab_v5e_1", "tpu_vm_v4"])
+def test_where_nothing_is_repaired_nothing_is_said(tmp_path, build):
+    assert "Changed in the workers" not in cells(table_of(getattr(fake_hosts, build)(tmp_path)))
+
+
+def test_a_pjrt_device_that_is_kept(tmp_path):
+    fake = fake_hosts.plain(tmp_path)
+    fake.environ["PJRT_DEVICE"] = "TPU"
+    table = table_of(fake)
+    found = cells(table)
+    assert "Set in the notebook" not in found
+    assert found["Problem"].startswith("PJRT_DEVICE=TPU does not fit this host, which has no TPU. It was kept.")
+    assert states(table)["Cells train on"] == "broken"
+
+
+def test_a_promised_tpu_is_marked(tmp_path):
+    fake = fake_hosts.colab_v5e_1(tmp_path)
+    for vendor in fake.root.glob("sys/bus/pci/devices/*/vendor"):
+        vendor.unlink()
+    table = table_of(fake)
+    assert states(table)["TPU"] == "warning"
+    assert cells(table)["Warning"].startswith("Colab says that this host has a TPU (COLAB_TPU_1VM=1)")
+
+
+def test_notes_stand_below(tmp_path):
+    table = table_of(fake_hosts.gke(tmp_path))
+    assert len(table.notes) == 1
+    assert table.notes[0] in to_html(table)
+
+
+def test_a_command_line_cannot_write_html(tmp_path):
+    fake = fake_hosts.tpu_vm_v4(tmp_path)
+    fake_hosts.add_process(fake.root, 999_999, ("python3", "<script>alert(1)</script>"), ("dev/accel0",))
+    html = to_html(table_of(fake))
+    assert "<script" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+
+
+@pytest.mark.parametrize("build", ["plain", "colab_cpu", "kaggle_v5e_8", "tpu_vm_unknown", "gke"])
+def test_text_and_html_say_the_same(tmp_path, build):
+    table = table_of(getattr(fake_hosts, build)(tmp_path))
+    text, html = to_text(table), to_html(table)
+    assert max(map(len, text.split("\n"))) <= 100
+    for row in table.rows:
+        assert row.cells[0] in text and row.cells[0] in html
+        for word in row.cells[1].split():
+            assert word in text
+
+
+def test_this_machine():
+    assert cells(host_table(inspect_host()))["Notebook"].startswith(f"python {sys.version_info.major}.")

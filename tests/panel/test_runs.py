@@ -1,0 +1,235 @@
+"""Runs as tables: what a person reads, word for word."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpu_magics.panel.runs import compare_table, plain_summary, runs_table, summary_table
+from tpu_magics.panel.table import to_html, to_text
+from tpu_magics.runs.events import End, Event, Memory, Start, Steps, Value, Warned, to_line
+from tpu_magics.runs.folder import RunFolder
+from tpu_magics.runs.reader import Run
+
+CREATED = 1795239243.0  # 2026-11-21 05:34:03 UTC
+
+
+@pytest.fixture(autouse=True)
+def in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def a_run(root: Path, name: str, *events: Event, memory: tuple[Memory, ...] = (), **fields: Any) -> Run:
+    folder = RunFolder.create(name, root=root)
+    folder.update(**{"created": CREATED, "status": "done", **fields})
+    for rank in {event.rank for event in events}:
+        folder.events_path(rank).write_bytes(b"".join(to_line(event) for event in events if event.rank == rank))
+    folder.supervisor_path.write_bytes(b"".join(map(to_line, memory)))
+    return Run(folder.path)
+
+
+def trained(root: Path, name: str = "digits", loss: float = 0.125, compiles: int | None = 4, **fields: Any) -> Run:
+    return a_run(
+        root,
+        name,
+        Start(CREATED + 1, 0),
+        Start(CREATED + 1, 1),
+        Value(CREATED + 2, 0, name="accuracy", value=0.987654321, step=10),
+        Value(CREATED + 2, 0, name="loss", value=loss, step=10),
+        Steps(CREATED + 3, 0, total=1200, n=1200, seconds=50.0),
+        End(CREATED + 4, 0, steps=1200, compiles=compiles),
+        memory=(Memory(CREATED + 2, 0, rss=3 * 2**30), Memory(CREATED + 2, 1, rss=512 * 2**20)),
+        **{"seconds": 61.25, "models": ["model"], **fields},
+    )
+
+
+def test_a_table_of_runs(tmp_path: Path) -> None:
+    failed = a_run(tmp_path, "second", Start(CREATED, 0), status="failed", created=CREATED + 3600, seconds=0.5)
+    table = runs_table([failed, trained(tmp_path)])
+    assert table.columns == ("when", "name", "status", "steps", "seconds", "ranks", "last value")
+    assert [row.cells for row in table.rows] == [
+        ("2026-11-21 07:34:03", "second", "failed", "not available", "0.5", "1", "not logged"),
+        ("2026-11-21 06:34:03", "digits", "done", "1,200", "61.2", "2", "loss 0.125"),
+    ]
+    assert table.notes == ("Steps are not available where rank 0 left no record of them.",)
+    assert max(map(len, to_text(table).splitlines())) <= 100
+
+
+def test_no_runs(tmp_path: Path) -> None:
+    assert to_text(runs_table([])).endswith("There is no run here yet. %%tpu_train makes one.")
+
+
+def test_a_lost_run_is_explained(tmp_path: Path) -> None:
+    table = runs_table([a_run(tmp_path, "a", status="running", pid_started=1)])
+    assert table.rows[0].cells[2] == "lost"
+    assert "lost: the kernel that ran it is gone, and the run with it." in table.notes
+
+
+def test_a_run_without_run_json_has_its_reasons(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    run.info_path.unlink()
+    table = runs_table([run])
+    assert table.rows[0].cells[4] == "not available"
+    assert "Seconds are not available where the run's run.json is missing or torn." in table.notes
+    nameless = run.path.rename(tmp_path / "other")
+    text = to_text(summary_table(Run(nameless)))
+    assert "not available (its run.json is missing or torn)" in text and "Run other: unknown" in text
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["acc", "loss", "lr"], "loss 1"),
+        (["acc", "train/Loss", "lr"], "train/Loss 1"),
+        (["acc", "lr"], "lr 1"),
+        (["loss", "eval_loss"], "loss 0"),
+    ],
+)
+def test_the_loss_is_the_value_that_is_shown(tmp_path: Path, names: list[str], shown: str) -> None:
+    values = [Value(CREATED, 0, name=name, value=index) for index, name in enumerate(names)]
+    assert runs_table([a_run(tmp_path, "a", *values)]).rows[0].cells[-1] == shown
+
+
+def test_two_runs_side_by_side(tmp_path: Path) -> None:
+    other = a_run(
+        tmp_path,
+        "other",
+        Value(CREATED, 0, name="loss", value=0.25),
+        End(CREATED, 0, status="failed", steps=7),
+        status="failed",
+        failure={"what": "Rank 0 failed: ValueError: no", "why": "", "todo": "", "details": []},
+    )
+    table = compare_table([trained(tmp_path), other])
+    assert table.columns == ("", "digits", "other", "")
+    rows = {row.cells[0]: row.cells[1:] for row in table.rows}
+    assert rows == {
+        "status": ("done", "failed", "≠"),
+        "seconds": ("61.2", "0.0", "≠"),
+        "ranks": ("2", "1", "≠"),
+        "steps": ("1,200", "7", "≠"),
+        "steps per second, compiles included": ("24", "not available (no step was recorded)", "≠"),
+        "compiles": ("4", "not available (the runtime did not tell)", "≠"),
+        "peak memory, rank 0": ("3.0 GiB", "not available (no sample)", "≠"),
+        "peak memory, rank 1": ("512 MiB", "no such rank", "≠"),
+        "last accuracy": ("0.987654", "not logged", "≠"),
+        "last loss": ("0.125", "0.25", "≠"),
+        "models that came home": ("model", "none", "≠"),
+        "failure": ("none", "Rank 0 failed: ValueError: no", "≠"),
+    }
+    assert "≠ marks what differs." in to_text(table)
+
+
+def test_what_is_equal_is_not_marked(tmp_path: Path) -> None:
+    table = compare_table([trained(tmp_path), trained(tmp_path, seconds=70.0), trained(tmp_path)])
+    assert {row.cells[0] for row in table.rows if row.cells[-1]} == {"seconds"}
+    assert [name for name in (table.columns or ()) if name] == sorted(os.listdir(tmp_path)), (
+        "equal names need their ids"
+    )
+
+
+def test_a_loss_that_differs_in_the_last_digit_differs(tmp_path: Path) -> None:
+    table = compare_table([trained(tmp_path, loss=0.1), trained(tmp_path, "b", loss=0.1 + 2**-55)])
+    (row,) = [row.cells for row in table.rows if row.cells[0] == "last loss"]
+    assert row == ("last loss", "0.1", "0.10000000000000003", "≠")
+
+
+@pytest.mark.parametrize(
+    ("status", "events", "reason"),
+    [
+        ("running", (Start(CREATED, 0),), "counted when rank 0 ends"),
+        ("failed", (Start(CREATED, 0),), "rank 0 did not come to its end"),
+        ("done", (End(CREATED, 0),), "the runtime did not tell"),
+    ],
+)
+def test_compiles_that_are_not_available_say_why(
+    tmp_path: Path, status: str, events: tuple[Event, ...], reason: str
+) -> None:
+    table = summary_table(a_run(tmp_path, "a", *events, status=status))
+    assert ("compiles", f"not available ({reason})") in [row.cells for row in table.rows]
+
+
+def test_the_summary_of_one_run(tmp_path: Path) -> None:
+    run = trained(tmp_path, warnings=["The disk is nearly full."])
+    table = summary_table(run)
+    assert table.title == "Run digits: done" and table.notes == (f"Its records are in {run.path}.",)
+    assert [row.cells for row in table.rows] == [
+        ("started", "2026-11-21 06:34:03"),
+        ("seconds", "61.2"),
+        ("ranks", "2"),
+        ("steps", "1,200"),
+        ("steps per second, compiles included", "24"),
+        ("compiles", "4"),
+        ("peak memory", "rank 0: 3.0 GiB\nrank 1: 512 MiB"),
+        ("last accuracy", "0.987654"),
+        ("last loss", "0.125"),
+        ("models that came home", "model"),
+        ("warning", "The disk is nearly full."),
+    ]
+    assert table.rows[-1].state == "warning"
+
+
+def test_the_summary_of_a_failure_says_what_why_and_what_to_do(tmp_path: Path) -> None:
+    failure = {"what": "Rank 1 was killed.", "why": "No memory.", "todo": "Use less.", "details": ["x"]}
+    run = a_run(tmp_path, "a", Warned(CREATED, 0, code="x", text="Careful."), status="failed", failure=failure)
+    rows = summary_table(run).rows[-4:]
+    assert [row.cells for row in rows] == [
+        ("what happened", "Rank 1 was killed."),
+        ("why", "No memory."),
+        ("what to do", "Use less."),
+        ("warning", "Careful."),
+    ]
+    assert [row.state for row in rows] == ["broken", "", "", "warning"]
+
+
+def test_a_running_run_says_so_far(tmp_path: Path) -> None:
+    cells = dict(row.cells for row in summary_table(a_run(tmp_path, "a", Start(1.0, 0), status="running")).rows)
+    assert cells["seconds"].endswith(" so far") and cells["steps"] == "0"
+
+
+def test_the_plain_summary_is_the_same_for_two_runs_of_one_notebook(tmp_path: Path) -> None:
+    first = trained(tmp_path)
+    second = trained(tmp_path, "again", loss=0.3, created=CREATED + 99, seconds=7.0)
+    assert plain_summary(first) == plain_summary(second)
+    assert plain_summary(first).splitlines() == [
+        "status: done",
+        "ranks: 2",
+        "steps: 1,200",
+        "compiles: 4",
+        "values: accuracy, loss",
+        "models: model",
+    ]
+
+
+def test_the_plain_summary_of_a_run_cut_short_has_no_chance_numbers(tmp_path: Path) -> None:
+    run = a_run(tmp_path, "a", Steps(CREATED, 0, total=17, n=17, seconds=1.0), status="interrupted")
+    assert plain_summary(run).splitlines() == [
+        "status: interrupted",
+        "ranks: 1",
+        "steps: not available (rank 0 did not come to its end)",
+        "compiles: not available (rank 0 did not come to its end)",
+        "values: none",
+        "models: none",
+    ]
+
+
+def test_names_and_texts_of_the_person_are_kept_short_and_escaped(tmp_path: Path) -> None:
+    nasty = "<script>alert(1)</script>\n" + "x" * 100
+    run = a_run(tmp_path, "<b>bold<b>", Value(CREATED, 0, name=nasty, value=nasty), End(CREATED, 0))
+    for table in (runs_table([run]), compare_table([run, run]), summary_table(run)):
+        html, text = to_html(table), to_text(table)
+        assert "<script>" not in html and "<b>" not in html and "&lt;script&gt;" in html
+        assert "x" * 60 not in text
+
+
+@pytest.mark.parametrize("created", [10.0**17, -(10.0**17)])
+def test_a_time_that_is_none_is_no_error(tmp_path: Path, created: float) -> None:
+    assert runs_table([a_run(tmp_path, "a", created=created)]).rows[0].cells[0].startswith("not available (not a time")

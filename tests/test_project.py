@@ -1,0 +1,312 @@
+"""The rules that hold for the whole tree: who may import whom, what an import costs, what is shipped."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10; pytest brings tomli there
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "tpu_magics"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# Who may import whom: a room imports rooms of lower rank, and itself. Equal ranks stand side by side and do not meet.
+RANKS = {
+    "errors": 0,
+    "runs": 1,
+    "host": 2,
+    "check": 2,
+    "padding": 2,
+    "backends": 2,
+    "launch": 3,
+    "preflight": 4,
+    "panel": 5,
+    "magics": 6,
+    "__init__": 7,
+    "__main__": 7,
+}
+FRAMEWORKS = {
+    "torch",
+    "torch_xla",
+    "accelerate",
+    "transformers",
+    "tensorflow",
+    "keras",
+    "jax",
+    "jaxlib",
+    "libtpu",
+    "ray",
+}
+FRAMEWORK_PARTS = {"safetensors.torch", "safetensors.tensorflow", "safetensors.flax"}
+MAY_IMPORT_FRAMEWORKS = ("backends/", "preflight/", "launch/pods.py")
+SLOW_IMPORTS = {"psutil", "ipywidgets"}  # about 90 ms: only inside functions
+NOT_AT_LOAD = {"torch", "torch_xla", "tensorflow", "jax", "accelerate", "ray"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name. `runs_at_import`: it is at the top of the module and not only for the type checker."""
+
+    where: str
+    name: str
+    runs_at_import: bool
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def room(path: Path) -> str:
+    return Path(relative(path)).parts[0].removesuffix(".py")
+
+
+def imports(path: Path, source: str | None = None) -> list[Import]:
+    """All imports of a module, those by `import_module("...")` too."""
+    tree = ast.parse(path.read_text(encoding="utf-8") if source is None else source)
+    deferred = set(_deferred(tree))
+    found = []
+    for node in ast.walk(tree):
+        where = f"{path.relative_to(ROOT).as_posix()}:{getattr(node, 'lineno', 0)}"
+        found += [Import(where, name, node not in deferred) for name in _names(node, path)]
+    return found
+
+
+def _deferred(tree: ast.Module) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield from ast.walk(node)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for statement in node.body:
+                yield from ast.walk(statement)
+
+
+def _names(node: ast.AST, path: Path) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        base = ".".join([*parts[: len(parts) - node.level], *([node.module] if node.module else [])])
+        base = base if node.level else str(node.module)
+        return [f"{base}.{alias.name}" for alias in node.names]
+    if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        called = ast.unparse(node.func).rpartition(".")[2]
+        if called in ("import_module", "__import__") and isinstance(node.args[0].value, str):
+            return [node.args[0].value]
+    return []
+
+
+def is_framework(name: str) -> bool:
+    return name.split(".")[0] in FRAMEWORKS or any(f"{name}.".startswith(f"{part}.") for part in FRAMEWORK_PARTS)
+
+
+def may_import_room(importer: str, name: str) -> bool:
+    """Whether the room `importer` may import `name`, a dotted name under tpu_magics."""
+    parts = name.split(".")
+    if parts[0] != "tpu_magics" or parts[1:] in ([], ["__version__"]):
+        return True
+    imported = parts[1] if parts[1] in RANKS else "__init__"
+    return imported == importer or RANKS[imported] < RANKS[importer]
+
+
+# -- imports ------------------------------------------------------------------------------------------------------
+
+
+def test_every_room_is_known() -> None:
+    assert {room(path) for path in MODULES} <= set(RANKS)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_imports_go_one_way(path: Path) -> None:
+    wrong = [
+        f"{each.where} imports {each.name}" for each in imports(path) if not may_import_room(room(path), each.name)
+    ]
+    assert not wrong, "imports against the direction of the rooms:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_frameworks_stay_in_their_rooms(path: Path) -> None:
+    if relative(path).startswith(MAY_IMPORT_FRAMEWORKS):
+        return
+    wrong = [f"{each.where} imports {each.name}" for each in imports(path) if is_framework(each.name)]
+    assert not wrong, "a framework outside backends/, preflight/ and launch/pods.py:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_slow_libraries_are_imported_inside_functions(path: Path) -> None:
+    found = [each for each in imports(path) if each.runs_at_import and each.name.split(".")[0] in SLOW_IMPORTS]
+    assert not found, "\n".join(f"{each.where} imports {each.name} at the top" for each in found)
+
+
+def test_the_package_itself_imports_its_rooms_only_inside_functions() -> None:
+    rooms = ("tpu_magics.errors", "tpu_magics.__version__")
+    found = [
+        each
+        for each in imports(PACKAGE / "__init__.py")
+        if each.runs_at_import and each.name.startswith("tpu_magics.") and not each.name.startswith(rooms)
+    ]
+    assert not found, "\n".join(f"{each.where} imports {each.name} at the top" for each in found)
+
+
+@pytest.mark.parametrize(
+    ("importer", "source", "allowed"),
+    [
+        ("launch/plan.py", "from tpu_magics.runs.writer import EventWriter", True),
+        ("launch/plan.py", "from tpu_magics.magics import train", False),
+        ("launch/plan.py", "def f():\n    from tpu_magics import panel", False),
+        ("launch/plan.py", "from tpu_magics import train", False),
+        ("launch/plan.py", "from ..magics import train", False),
+        ("launch/plan.py", "from . import fork", True),
+        ("launch/plan.py", "from tpu_magics import __version__", True),
+        ("host/chips.py", "from tpu_magics.backends import base", False),
+        ("host/chips.py", "import importlib\nimportlib.import_module('tpu_magics.panel.table')", False),
+        ("errors.py", "from tpu_magics.runs import events", False),
+    ],
+)
+def test_the_direction_check_sees(importer: str, source: str, allowed: bool) -> None:
+    path = PACKAGE / importer
+    assert all(may_import_room(room(path), each.name) for each in imports(path, source)) is allowed
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch.nn as nn",
+        "from torch_xla.core import xla_model",
+        "__import__('jax')",
+        "import safetensors.torch",
+        "from safetensors.torch import save_file",
+        "from safetensors import torch",
+        "def f():\n    import accelerate",
+    ],
+)
+def test_the_framework_check_sees(source: str) -> None:
+    assert any(is_framework(each.name) for each in imports(PACKAGE / "launch" / "plan.py", source))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import tpu_magics",
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\n"
+        "shell.run_line_magic('load_ext', 'tpu_magics')\n"
+        "assert 'tpu_magics' in shell.extension_manager.loaded, 'not loaded'",
+    ],
+    ids=["import", "load_ext"],
+)
+def test_loading_imports_no_framework(code: str, tmp_path: Path) -> None:
+    report = "import sys; print(' '.join(sorted({name.partition('.')[0] for name in sys.modules})))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{report}"],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "IPYTHONDIR": str(tmp_path / "ipython")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "tpu_magics" in loaded
+    assert not loaded & (NOT_AT_LOAD | SLOW_IMPORTS)
+
+
+# -- text ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_every_module_says_what_lives_in_it(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    if path.name == "__init__.py" and not text.strip():
+        return
+    assert ast.get_docstring(ast.parse(text)), f"{relative(path)} has no docstring"
+
+
+# Written so that this file does not hold what it looks for.
+MACHINE_PATHS = re.compile(r"(?<![\w.~$}*-])/(?:work|root|opt/pypi|opt/wheels)(?:/|\b(?=['\"`\s]))")
+TEXT_FILES = {".py", ".md", ".toml", ".cfg", ".ipynb", ".json", ".yml", ".ts", ".tsx", ".css", ".txt", ""}
+NOT_OURS = {".git", ".venv", ".demo", ".bench", ".tpu_runs", "node_modules", "dist", "build"}
+
+
+def own_files() -> list[Path]:
+    found = []
+    for path in sorted(ROOT.rglob("*")):
+        parts = path.relative_to(ROOT).parts
+        ours = not any(part in NOT_OURS or part.endswith(("_cache", "__pycache__", ".egg-info")) for part in parts)
+        if ours and path.suffix in TEXT_FILES and path.is_file():
+            found.append(path)
+    return found
+
+
+def test_no_text_names_a_path_of_the_machine_it_was_written_on() -> None:
+    found = []
+    for path in own_files():
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        found += [
+            f"{path.relative_to(ROOT)}:{n}: {line}" for n, line in enumerate(lines, 1) if MACHINE_PATHS.search(line)
+        ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("first", ["work", "root"])
+def test_the_path_check_sees(first: str) -> None:
+    assert MACHINE_PATHS.search(f"see /{first}/main/x.py")
+    assert not MACHINE_PATHS.search(f"docs/{first}/x.md")
+
+
+# -- what is shipped ----------------------------------------------------------------------------------------------
+
+
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_base_requirements_are_the_four_and_have_floors_only() -> None:
+    """So that installing on Colab changes nothing that Colab ships."""
+    forms = [re.fullmatch(r"([A-Za-z0-9_.-]+)(>=[0-9.]+)?", requirement) for requirement in project()["dependencies"]]
+    assert all(forms), project()["dependencies"]
+    assert {form[1] for form in forms if form} == {"ipython", "ipywidgets", "psutil", "safetensors"}
+
+
+def test_the_floors_are_not_above_what_colab_ships() -> None:
+    colab = {"ipython": (7, 34, 0), "ipywidgets": (7, 7, 1), "psutil": (5, 9, 5)}
+    for requirement in project()["dependencies"]:
+        name, _, floor = requirement.partition(">=")
+        if floor:
+            assert tuple(map(int, floor.split("."))) <= colab[name], requirement
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel and an sdist of this tree."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder), "-t", "wheel", "-t", "sdist"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
+    names = zipfile.ZipFile(next(built.glob("*.whl"))).namelist()
+    assert "tpu_magics/nbval_sanitize.cfg" in names
+    assert {relative(path) for path in MODULES} <= {name.removeprefix("tpu_magics/") for name in names}
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"tpu_magics"}
+
+
+def test_the_sdist_can_run_the_two_commands(built: Path) -> None:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    needed = {"Makefile", ".ci/run", "scripts/install.py", "scripts/run_notebook.py", "LICENSE", "README.md"}
+    needed |= {"notebooks/01_quickstart.ipynb", "tests/test_project.py", "tpu_magics/nbval_sanitize.cfg"}
+    assert needed <= names, needed - names

@@ -1,0 +1,79 @@
+"""`python -m tpu_magics ...`: the command line, for looking at runs outside a notebook.
+
+What lives here: parsing and printing. What does not: anything a notebook needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tpu_magics.errors import TpuMagicsError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="tpu-magics", description="Look at runs, and at this host, from a shell.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    host = commands.add_parser("host", help="where this is, which TPU, which versions: the table of %%tpu_init")
+    host.set_defaults(run=_host)
+    for name, text, run in (
+        ("runs", "list the runs of a folder, or show some side by side", _runs),
+        ("summary", "the newest run, or the one named", _summary),
+        ("logs", "what a rank printed", _logs),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("names", nargs="*", metavar="RUN")
+        command.add_argument("--runs", type=Path, metavar="DIR", help="the folder of the runs (default: .tpu_runs)")
+        command.add_argument("-r", "--rank", type=int, default=0, help=argparse.SUPPRESS if name != "logs" else "the rank")
+        command.set_defaults(run=run)
+    sanitize = commands.add_parser("nbval-sanitize", help="print the path of the sanitize file for nbval")
+    sanitize.set_defaults(run=lambda _: print(Path(__file__).parent / "nbval_sanitize.cfg"))
+    found = parser.parse_args(argv)
+    try:
+        found.run(found)
+    except TpuMagicsError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0
+
+
+def _host(_found: argparse.Namespace) -> None:
+    from tpu_magics.host import inspect_host
+    from tpu_magics.panel.host import host_table
+    from tpu_magics.panel.table import to_text
+
+    print(to_text(host_table(inspect_host())))
+
+
+def _runs(found: argparse.Namespace) -> None:
+    from tpu_magics.panel.runs import compare_table, runs_table
+    from tpu_magics.panel.table import to_text
+    from tpu_magics.runs.reader import find_run, list_runs
+
+    chosen = [find_run(name, found.runs) for name in found.names]
+    print(to_text(compare_table(chosen) if chosen else runs_table(list_runs(found.runs))))
+
+
+def _summary(found: argparse.Namespace) -> None:
+    from tpu_magics.panel.runs import summary_table
+    from tpu_magics.panel.table import to_text
+    from tpu_magics.runs.reader import find_run
+
+    for name in found.names or ["last"]:
+        print(to_text(summary_table(find_run(name, found.runs))))
+
+
+def _logs(found: argparse.Namespace) -> None:
+    from tpu_magics.runs.reader import find_run
+
+    print(find_run((found.names or ["last"])[0], found.runs).log(found.rank), end="")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

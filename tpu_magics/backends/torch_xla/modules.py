@@ -1,0 +1,279 @@
+"""What launch/ asks about torch modules: is this one, does that call build one, how large is it, where does it lie.
+
+What lives here: questions about models, the calls that build them and the objects around them (configs, optimisers).
+What does not: weights that travel (weights.py) and random numbers (randomness.py).
+
+Nothing here imports a framework: all is looked up in `sys.modules`, since what was never imported can neither be an
+instance nor be called. Names were read in torch 2.9.0, transformers 5.23.0 and accelerate 1.15.0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+# classmethods of models that yield a model
+BUILDERS = frozenset({"from_pretrained", "from_config", "_from_config", "load_from_checkpoint"})
+# classmethods of configs that yield a config
+CONFIG_BUILDERS = frozenset({"from_pretrained", "for_model", "from_dict", "from_json_file"})
+# Modules that torch or a library defines without parameters: callables, not models in the eyes of who writes them.
+WEIGHTLESS = (
+    "torch.nn.modules.loss",
+    "torch.nn.modules.dropout",
+    "torch.nn.modules.flatten",
+    "torch.nn.modules.pooling",
+    "torch.nn.modules.padding",
+    "torch.nn.modules.pixelshuffle",
+    "torch.nn.modules.channelshuffle",
+    "torch.nn.modules.upsampling",
+    "torch.nn.modules.distance",
+    "torch.nn.modules.fold",
+    "torchvision.transforms",
+    "torchaudio.transforms",
+    "torchmetrics",
+)
+ACTIVATIONS = "torch.nn.modules.activation"
+ACTIVATIONS_WITH_WEIGHTS = frozenset({"PReLU", "MultiheadAttention"})
+# Modules around a model: they add no weights of their own.
+WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch_xla.distributed")
+# Packages whose calls may bring the XLA runtime up.
+DEVICE_PACKAGES = ("torch_xla", "accelerate", "torch.cuda")
+
+
+def is_model(value: object) -> bool:
+    """Whether `value` is a `torch.nn.Module`."""
+    module = _module_class()
+    return module is not None and isinstance(value, module)
+
+
+def builds_model(function: object) -> bool:
+    """Whether calling `function` yields a model with weights of its own, as far as can be known without calling it."""
+    function = _without_partial(function)
+    if isinstance(function, type):
+        return _is_module_class(function) and not _from(function, WRAPPERS) and not _is_weightless_class(function)
+    if inspect.ismethod(function) and isinstance(function.__self__, type):
+        return function.__name__ in BUILDERS and _is_model_source(function.__self__)
+    returned = _returned_class(function)
+    return returned is not None and _is_module_class(returned)
+
+
+def builds_weightless(function: object) -> bool:
+    """Whether `function` is a class of modules without parameters (an activation, a dropout, a loss)."""
+    function = _without_partial(function)
+    return isinstance(function, type) and _is_module_class(function) and _is_weightless_class(function)
+
+
+def builds_config(function: object) -> bool:
+    """Whether calling `function` yields plain settings: a transformers config, a dataclass, a namespace, a dict."""
+    function = _without_partial(function)
+    if isinstance(function, type):
+        return not _is_module_class(function) and _is_config_class(function)
+    if not inspect.ismethod(function) or not isinstance(function.__self__, type):
+        return False
+    return function.__name__ in CONFIG_BUILDERS and _is_transformers_config(function.__self__)
+
+
+def touches_device(value: object) -> bool:
+    """Whether using `value` may bring the accelerator's runtime up: a name, a device string, a module, a function.
+
+    A string is taken as the name of a module or of a device.
+    """
+    if isinstance(value, str):
+        return value == "xla" or value.startswith("xla:") or _in_packages(value, DEVICE_PACKAGES)
+    if isinstance(value, types.ModuleType):
+        return _in_packages(value.__name__, DEVICE_PACKAGES)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.device):
+        return bool(value.type == "xla")
+    kind = value if callable(value) else type(value)
+    return _in_packages(str(getattr(kind, "__module__", "")), DEVICE_PACKAGES)
+
+
+def model_bytes(model: Any) -> int:
+    """Bytes of parameters and buffers. What is tied, or shares its storage, counts once; on "meta" it takes none."""
+    seen: set[Any] = set()
+    return sum(_tensor_bytes(tensor, seen) for tensor in _tensors(model))
+
+
+def model_device(model: Any) -> str:
+    """Device type of the first parameter or buffer that is not on "cpu"; "cpu" where all are."""
+    return next((tensor.device.type for tensor in _tensors(model) if tensor.device.type != "cpu"), "cpu")
+
+
+def detached_optimizer(value: object, models: Mapping[str, Any]) -> str | None:
+    """Name of the model in `models` whose parameters the optimiser `value` holds; None where it holds none of them."""
+    torch = sys.modules.get("torch")
+    optim = getattr(torch, "optim", None)
+    if optim is None or not isinstance(value, optim.Optimizer):
+        return None
+    groups: list[dict[str, Any]] = getattr(value, "param_groups", [])
+    held = {id(parameter) for group in groups for parameter in group["params"]}
+    for name, model in models.items():
+        if any(id(parameter) in held for parameter in model.parameters()):
+            return name
+    return None
+
+
+def shares_memory(model: Any, value: object) -> bool:
+    """Whether a parameter or buffer of `model` lies in the memory of the tensor or NumPy array `value`."""
+    address = _address(value)
+    if address is None:
+        return False
+    start, end = address
+    spans = (span for span in map(_address, _tensors(model)) if span is not None)
+    return any(low < end and start < high for low, high in spans)
+
+
+def replace_reference(model: Any, old: object, new: object) -> None:
+    """Make every module of `model` that keeps `old` as an attribute keep `new`."""
+    for module in model.modules():
+        attributes = vars(module)
+        for name in [name for name, value in attributes.items() if value is old]:
+            attributes[name] = new
+
+
+# -- classes --------------------------------------------------------------------------------------------------------
+def _module_class() -> type | None:
+    nn = getattr(sys.modules.get("torch"), "nn", None)
+    found = getattr(nn, "Module", None)
+    return found if isinstance(found, type) else None
+
+
+def _is_module_class(cls: type) -> bool:
+    module = _module_class()
+    return module is not None and issubclass(cls, module)
+
+
+def _is_weightless_class(cls: type) -> bool:
+    if issubclass(cls, _loss_classes()):
+        return True
+    if _from(cls, (ACTIVATIONS,)):
+        return cls.__name__ not in ACTIVATIONS_WITH_WEIGHTS
+    return _from(cls, WEIGHTLESS)
+
+
+def _loss_classes() -> tuple[type, ...]:
+    """torch's base class of losses (private, torch 2.9.0; without it a loss still drops out by having no bytes)."""
+    found = getattr(sys.modules.get("torch.nn.modules.loss"), "_Loss", None)
+    return (found,) if isinstance(found, type) else ()
+
+
+def _is_model_source(cls: type) -> bool:
+    return _is_module_class(cls) or _is_auto_model(cls)
+
+
+def _is_auto_model(cls: type) -> bool:
+    """Whether `cls` is one of transformers' Auto*Model* classes: they are no modules, but hand modules out."""
+    base = getattr(sys.modules.get("transformers.models.auto.auto_factory"), "_BaseAutoModelClass", None)
+    return isinstance(base, type) and issubclass(cls, base)
+
+
+def _is_transformers_config(cls: type) -> bool:
+    if cls is getattr(sys.modules.get("transformers.models.auto.configuration_auto"), "AutoConfig", None):
+        return True
+    module = sys.modules.get("transformers.configuration_utils")
+    bases = (getattr(module, name, None) for name in ("PreTrainedConfig", "PretrainedConfig"))
+    return any(isinstance(base, type) and issubclass(cls, base) for base in bases)
+
+
+def _is_config_class(cls: type) -> bool:
+    if issubclass(cls, (types.SimpleNamespace, argparse.Namespace, dict)) or dataclasses.is_dataclass(cls):
+        return True
+    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+        return True
+    return _is_transformers_config(cls) or _is_bare_class(cls)
+
+
+def _is_bare_class(cls: type) -> bool:
+    """Whether `cls` is a user's class without a constructor, such as `class CFG: width = 8`."""
+    inherited = all(getattr(cls, name) is getattr(object, name) for name in ("__init__", "__new__"))
+    return inherited and type(cls) is type and cls.__module__ != "builtins"
+
+
+def _returned_class(function: object) -> type | None:
+    """The class that a function's return annotation names, written as an object or as text."""
+    if not isinstance(function, (types.FunctionType, types.MethodType)):
+        return None
+    plain = inspect.unwrap(getattr(function, "__func__", function))
+    annotation = getattr(plain, "__annotations__", {}).get("return")
+    if isinstance(annotation, str):
+        annotation = _named(annotation, getattr(plain, "__globals__", {}))
+    return annotation if isinstance(annotation, type) else None
+
+
+def _named(text: str, names: Mapping[str, Any]) -> object:
+    """The object that a dotted name stands for in a function's globals, or None."""
+    first, *rest = text.strip().split(".")
+    return functools.reduce(lambda value, name: getattr(value, name, None), rest, names.get(first))
+
+
+def _without_partial(function: object) -> object:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _from(cls: type, modules: tuple[str, ...]) -> bool:
+    return _in_packages(cls.__module__, modules)
+
+
+def _in_packages(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+# -- tensors --------------------------------------------------------------------------------------------------------
+def _tensors(model: Any) -> Iterator[Any]:
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def _tensor_bytes(tensor: Any, seen: set[Any]) -> int:
+    """Bytes that `tensor` adds to those of the tensors in `seen`."""
+    if tensor.device.type == "meta" or _is_lazy(tensor):
+        return 0
+    key, size = _storage(tensor)
+    if key in seen:
+        return 0
+    seen.add(key)
+    return size
+
+
+def _is_lazy(tensor: Any) -> bool:
+    """Whether a lazy module has yet to learn the shape of `tensor`."""
+    lazy = getattr(sys.modules.get("torch.nn.parameter"), "is_lazy", None)
+    return bool(lazy(tensor)) if lazy is not None else False
+
+
+def _storage(tensor: Any) -> tuple[Any, int]:
+    """What the bytes of `tensor` are known by, and how many they are. A view counts with all that it keeps alive."""
+    if tensor.is_sparse:
+        parts = (tensor._indices(), tensor._values())
+        return id(tensor), sum(part.numel() * part.element_size() for part in parts)
+    span = _address(tensor)
+    if span is None:
+        return id(tensor), tensor.numel() * tensor.element_size()
+    return span, span[1] - span[0]
+
+
+def _address(value: object) -> tuple[int, int] | None:
+    """Where the host memory of a tensor's storage or of an array begins and ends; None where it has none."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        if value.device.type != "cpu" or value.layout is not torch.strided or _is_lazy(value):
+            return None
+        storage = value.untyped_storage()
+        start, size = storage.data_ptr(), storage.nbytes()
+    else:
+        numpy = sys.modules.get("numpy")
+        if numpy is None or not isinstance(value, numpy.ndarray):
+            return None
+        bounds = getattr(sys.modules.get("numpy.lib.array_utils"), "byte_bounds", None) or numpy.byte_bounds
+        start, end = bounds(value)
+        size = end - start
+    return (start, start + size) if size else None

@@ -1,0 +1,170 @@
+"""Results as bytes: pickles that a process without an XLA runtime can load.
+
+What lives here: turning XLA tensors into CPU tensors on the way into a pickle, and finding what in a value cannot be
+pickled. What does not: loading, which is plain `pickle.loads` in the notebook, and the notebook's models (weights.py).
+
+Loading a pickled XLA tensor would bring the runtime up in the notebook, and on a TPU take it away from the workers.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from tpu_magics.backends.torch_xla.weights_fetch import on_device, settle, to_cpu
+from tpu_magics.errors import TpuMagicsError
+
+_PROTOCOL = 5
+# How many objects are tried in search of what cannot be pickled, and how deep, before the search stops where it is.
+_MOST_TRIES = 2000
+_DEEPEST = 50
+
+
+def dumps(value: Any, name: str = "value") -> bytes:
+    """`value` as a pickle in which every XLA tensor, however deep, is a CPU tensor.
+
+    What is pending on the device is run first, once. To be called on the thread that the training function ran on.
+
+    Args:
+        value: anything that pickle takes.
+        name: what the person knows it by, for the error.
+
+    Raises:
+        TpuMagicsError: something in it cannot be pickled; it names the type and the path, such as `value['m'].hook`.
+    """
+    buffer = io.BytesIO()
+    try:
+        _Pickler(buffer, _PROTOCOL).dump(value)
+    except TpuMagicsError:
+        raise
+    except Exception as error:  # pickle.PicklingError, TypeError, AttributeError, RecursionError, or a class's own
+        raise _unpicklable(value, name, error) from error
+    return buffer.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Replaces XLA tensors. Parameters need no care: theirs is the pickle of the tensor inside."""
+
+    def __init__(self, file: Any, protocol: int) -> None:
+        super().__init__(file, protocol)
+        self._settled = False
+
+    def reducer_override(self, value: Any) -> Any:
+        """pickle's hook: what to write for `value`, or NotImplemented for the usual."""
+        if not isinstance(value, torch.Tensor) or not on_device(value) or type(value) is torch.nn.Parameter:
+            return NotImplemented
+        if not self._settled:
+            settle()
+            self._settled = True
+        return _on_cpu(value).__reduce_ex__(_PROTOCOL)
+
+
+def _on_cpu(tensor: Any) -> Any:
+    """A CPU tensor with the values, `requires_grad` and Python attributes of `tensor`."""
+    copy = to_cpu([tensor])[0]
+    if isinstance(tensor, torch.nn.Parameter):  # of a subclass, which would be rebuilt as such on the device
+        copy = torch.nn.Parameter(copy, tensor.requires_grad)
+    elif tensor.requires_grad:
+        copy.requires_grad_()
+    plain = {key: attribute for key, attribute in vars(tensor).items() if key != "global_tensor"}
+    copy.__dict__.update(plain)
+    return copy
+
+
+# -- what is wrong with it ---------------------------------------------------------------------------------------------
+def _unpicklable(value: Any, name: str, error: Exception) -> TpuMagicsError:
+    path, culprit = _Search().find(value, name)
+    return TpuMagicsError(
+        f"`{path}` cannot come back to the notebook: it is {_kind(culprit)}, which cannot be pickled.",
+        f"{type(error).__name__}: {error}",
+        "Return numbers, strings, lists, dicts, arrays, tensors or a state_dict() instead. Models passed as arguments "
+        "come home by themselves.",
+    )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, types.FunctionType) and "<locals>" in value.__qualname__:
+        return f"the function `{value.__name__}`, defined inside `{value.__qualname__.split('.<locals>')[0]}`"
+    kind = type(value)
+    if "<locals>" in kind.__qualname__:
+        return f"of the class `{kind.__name__}`, defined inside `{kind.__qualname__.split('.<locals>')[0]}`"
+    return (
+        f"of type `{kind.__qualname__}`"
+        if kind.__module__ == "builtins"
+        else f"of type `{kind.__module__}.{kind.__qualname__}`"
+    )
+
+
+class _Search:
+    """Walks down from a value that cannot be pickled to the smallest part that cannot."""
+
+    def __init__(self) -> None:
+        self._tries = 0
+
+    def find(self, value: Any, path: str) -> tuple[str, Any]:
+        """The path of that part, and the part."""
+        above: set[int] = set()
+        while len(above) < _DEEPEST:
+            above.add(id(value))
+            below = next(
+                (child for child in _children(value, path) if id(child[1]) not in above and self._fails(child[1])), None
+            )
+            if below is None:
+                break
+            path, value = below
+        return path, value
+
+    def _fails(self, value: Any) -> bool:
+        self._tries += 1
+        if self._tries > _MOST_TRIES:
+            return False
+        try:
+            _Probe(_Nowhere(), _PROTOCOL).dump(value)
+        except Exception:
+            return True
+        return False
+
+
+class _Probe(pickle.Pickler):
+    """Pickles all but the values of tensors, which always can be."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """pickle's hook."""
+        return (int, ()) if isinstance(value, torch.Tensor) else NotImplemented
+
+
+class _Nowhere(io.RawIOBase):
+    def write(self, data: Any) -> int:
+        """Forget `data`."""
+        return len(data)
+
+
+def _children(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """What a value consists of, with the path of each part as one would write it."""
+    if isinstance(value, Mapping):
+        yield from ((f"{path}[{key!r}]", item) for key, item in value.items())
+        yield from ((f"a key of {path}", key) for key in value)
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"{path}[{index}]", item) for index, item in enumerate(value))
+    elif isinstance(value, (set, frozenset)):
+        yield from ((f"a member of {path}", item) for item in value)
+    if isinstance(value, torch.nn.Module):
+        yield from ((f"{path}.{name}", module) for name, module in value.named_children())
+    if not isinstance(value, (type, types.FunctionType, types.ModuleType)):
+        yield from ((f"{path}.{name}", item) for name, item in _attributes(value).items())
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Instance attributes, of `__slots__` as well."""
+    found = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        names = kind.__dict__.get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                found[name] = getattr(value, name)
+    return found

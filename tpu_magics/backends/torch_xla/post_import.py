@@ -1,0 +1,80 @@
+"""Something to do to a module as soon as it has been imported, now or later.
+
+What lives here: a finder on `sys.meta_path` that calls back after the import of named modules. What does not: what is
+done to them (randomness.py, quiet_arguments.py).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+Callback = Callable[[ModuleType], None]
+
+
+class PostImport(MetaPathFinder):
+    """Calls back once for each named module: at once where it is imported already, else when it is."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, Callback] = {}
+
+    def when_imported(self, name: str, callback: Callback) -> None:
+        """Call `callback(module)` when the module `name` is there."""
+        module = sys.modules.get(name)
+        if module is not None and not _is_initializing(module):
+            callback(module)
+            return
+        self.waiting[name] = callback
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def remove(self) -> None:
+        """Wait for nothing any more."""
+        self.waiting.clear()
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,  # noqa: ARG002  (the protocol's)
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> ModuleSpec | None:
+        """The spec that the other finders give, with a loader that calls back."""
+        callback = self.waiting.pop(fullname, None)
+        if callback is None:
+            return None
+        if not self.waiting:
+            self.remove()
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _ThenCall(spec.loader, callback)
+        return spec
+
+
+class _ThenCall(Loader):
+    """The loader of one module, which steps aside when its work is done."""
+
+    def __init__(self, loader: Loader, callback: Callback) -> None:
+        self.loader = loader
+        self.callback = callback
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """As the module's own loader does."""
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the module, then call back."""
+        module.__loader__ = self.loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self.loader
+        self.loader.exec_module(module)
+        self.callback(module)
+
+
+def _is_initializing(module: ModuleType) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))

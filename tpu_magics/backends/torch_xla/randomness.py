@@ -1,0 +1,271 @@
+"""Random numbers of a process: what a model's build can read, and seeding without starting the XLA runtime.
+
+What lives here: taking, comparing and putting back random states; which functions seed; and `quiet_seeds`, which keeps
+seeding (and, with quiet_arguments.py, TrainingArguments) from starting the runtime in the notebook's process. What does
+not: which calls of a training function are replayed (launch/hoist_read.py).
+
+Everything is looked up in `sys.modules`; nothing here imports a framework.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tpu_magics.backends.torch_xla.post_import import PostImport
+from tpu_magics.backends.torch_xla.quiet_arguments import quiet_arguments
+
+# Functions that seed, as (module, name). Read in torch 2.9.0, torch_xla 2.9.0, accelerate 1.15.0, transformers 5.23.0.
+DEVICE_SEEDS = (
+    ("torch.cuda", "manual_seed"),
+    ("torch.cuda", "manual_seed_all"),
+    ("torch_xla", "manual_seed"),
+    ("torch_xla.core.xla_model", "set_rng_state"),
+)
+SEEDS = (
+    ("random", "seed"),
+    ("numpy.random", "seed"),
+    ("torch", "manual_seed"),
+    ("accelerate.utils.random", "set_seed"),
+    ("transformers.trainer_utils", "set_seed"),
+    ("transformers", "set_seed"),
+    ("lightning", "seed_everything"),
+    ("lightning.fabric", "seed_everything"),
+    ("lightning_fabric", "seed_everything"),
+    ("pytorch_lightning", "seed_everything"),
+)
+XLA_MODEL = "torch_xla.core.xla_model"
+
+
+# -- states ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class RandomState:
+    """Random states of one process. `numpy` and `torch` are None where the package was not imported.
+
+    `modes`: what changes a build besides its numbers, each as text: default dtype, default device, grad mode, and
+    whether something has replaced the way in which modules register their parameters.
+    """
+
+    python: Any
+    numpy: Any
+    torch: Any
+    modes: tuple[str, ...]
+
+
+def random_state() -> RandomState:
+    """The random states and modes of this thread's process."""
+    numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+    return RandomState(
+        python=random.getstate(),
+        numpy=numpy.get_state() if numpy is not None else None,
+        torch=torch.get_rng_state() if torch is not None else None,
+        modes=_modes(torch) if torch is not None else (),
+    )
+
+
+def set_random_state(state: RandomState) -> None:
+    """Put back the random states (not the modes) taken by `random_state`."""
+    random.setstate(state.python)
+    if state.numpy is not None:
+        sys.modules["numpy.random"].set_state(state.numpy)
+    if state.torch is not None:
+        sys.modules["torch"].set_rng_state(state.torch)
+
+
+def same_random_state(left: RandomState, right: RandomState) -> bool:
+    """Whether both would lead a build to the same numbers, and the modes are the same."""
+    return same_modes(left, right) and same_numbers(left, right)
+
+
+def same_modes(left: RandomState, right: RandomState) -> bool:
+    """Whether default dtype, default device, grad mode and the registration of parameters are the same."""
+    return left.modes == right.modes
+
+
+def same_numbers(left: RandomState, right: RandomState) -> bool:
+    """Whether the next random numbers would be the same."""
+    return left.python == right.python and _same_numpy(left.numpy, right.numpy) and _same_torch(left.torch, right.torch)
+
+
+def _same_numpy(left: Any, right: Any) -> bool:
+    if left is None or right is None:
+        return left is right
+    return all(bool((a == b).all()) if hasattr(a, "all") else a == b for a, b in zip(left, right, strict=True))
+
+
+def _same_torch(left: Any, right: Any) -> bool:
+    if left is None or right is None:
+        return left is right
+    return left.shape == right.shape and bool((left == right).all())
+
+
+def _modes(torch: Any) -> tuple[str, ...]:
+    register = torch.nn.Module.register_parameter  # accelerate's init_empty_weights replaces it
+    return (
+        f"default dtype {torch.get_default_dtype()}",
+        f"default device {_default_device(torch)}",
+        f"gradients {torch.is_grad_enabled()}, inference mode {torch.is_inference_mode_enabled()}",
+        f"parameters registered by {register.__module__}.{register.__qualname__}",
+    )
+
+
+def _default_device(torch: Any) -> str:
+    """The default device, read without `torch.get_default_device`: that makes a tensor on it, which on XLA would start
+    the runtime. The stack of modes is private (torch 2.9.0, torch/overrides.py)."""
+    modes = torch.overrides._get_current_function_mode_stack()
+    devices = [str(mode.device) for mode in modes if isinstance(getattr(mode, "device", None), torch.device)]
+    return devices[-1] if devices else "cpu"
+
+
+# -- seeding --------------------------------------------------------------------------------------------------------
+def is_seed_call(function: object) -> bool:
+    """Whether `function` seeds random numbers: a library's seeding function, of the host's numbers or a device's."""
+    return _is_one_of(function, SEEDS + DEVICE_SEEDS)
+
+
+def seeds_device_only(function: object) -> bool:
+    """Whether `function` seeds an accelerator's random numbers and leaves those of Python, NumPy and torch alone."""
+    return _is_one_of(function, DEVICE_SEEDS)
+
+
+def _is_one_of(function: object, known: tuple[tuple[str, str], ...]) -> bool:
+    for module, name in known:
+        # vars(), since getattr on transformers' lazy module would import
+        found = vars(sys.modules[module]).get(name) if module in sys.modules else None
+        if found is not None and (function is found or function is getattr(found, "__wrapped__", found)):
+            return True
+    return False
+
+
+@contextmanager
+def seeds_without_runtime() -> Iterator[None]:
+    """Within it, seeding calls set Python, NumPy and torch but not the accelerator; what they switch on is put back."""
+    xm, torch = sys.modules.get(XLA_MODEL), sys.modules.get("torch")
+    found = getattr(xm, "set_rng_state", None)
+    restore = _deterministic_flags(torch) if torch is not None else lambda: None
+    if found is not None:
+        setattr(xm, "set_rng_state", _seed_nothing)  # noqa: B010
+    try:
+        yield
+    finally:
+        if found is not None:
+            setattr(xm, "set_rng_state", found)  # noqa: B010
+        restore()
+
+
+def _seed_nothing(seed: int, device: str | None = None) -> None:
+    pass
+
+
+def _deterministic_flags(torch: Any) -> Callable[[], None]:
+    """How to put back what `set_seed(deterministic=True)` switches on."""
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn = torch.backends.cudnn
+    deterministic, benchmark = cudnn.deterministic, cudnn.benchmark
+
+    def restore() -> None:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        cudnn.deterministic, cudnn.benchmark = deterministic, benchmark
+
+    return restore
+
+
+# -- the notebook's process -----------------------------------------------------------------------------------------
+@dataclass
+class _Quiet:
+    """What `quiet_seeds` has done in this process."""
+
+    pid: int
+    seed: int | None = None
+    problems: list[str] = field(default_factory=list)
+    undo: list[Callable[[], None]] = field(default_factory=list)
+
+
+_quiet: list[_Quiet] = []
+
+
+def quiet_seeds() -> None:
+    """Keep `set_seed` and `TrainingArguments` from starting the XLA runtime in this process (idempotent).
+
+    Works for modules that are imported already and for those that come later. Forked workers are not affected: there
+    the originals run. What could not be done is told by `quiet_problems`.
+    """
+    if _quiet and _quiet[0].pid == os.getpid():
+        return
+    undo_quiet_seeds()
+    state = _Quiet(pid=os.getpid())
+    _quiet.append(state)
+
+    def in_notebook() -> bool:
+        return os.getpid() == state.pid and not _runtime_up()
+
+    hook = PostImport()
+    state.undo.append(hook.remove)
+    hook.when_imported(XLA_MODEL, lambda module: _quiet_xla_seed(module, state, in_notebook))
+    hook.when_imported(
+        "transformers.training_args",
+        lambda module: _keep(state, quiet_arguments(module, in_notebook)),
+    )
+
+
+def undo_quiet_seeds() -> None:
+    """Put the originals back."""
+    while _quiet:
+        for undo in reversed(_quiet.pop().undo):
+            undo()
+
+
+def quiet_problems() -> list[str]:
+    """What `quiet_seeds` could not make harmless, and why; one sentence each."""
+    return list(_quiet[0].problems) if _quiet else []
+
+
+def recorded_seed() -> int | None:
+    """The last seed that the notebook gave to XLA since `quiet_seeds`; None where it gave none."""
+    return _quiet[0].seed if _quiet else None
+
+
+def replay_seed() -> None:
+    """In a worker, on each of its devices' threads: seed XLA as the notebook asked before the fork."""
+    seed = recorded_seed()
+    if seed is not None:
+        sys.modules[XLA_MODEL].set_rng_state(seed)
+
+
+def _quiet_xla_seed(xm: Any, state: _Quiet, in_notebook: Callable[[], bool]) -> None:
+    original = getattr(xm, "set_rng_state", None)
+    if original is None:
+        state.problems.append(
+            "torch_xla.core.xla_model.set_rng_state is gone in this version of torch_xla, so `set_seed` of accelerate "
+            "may start the XLA runtime in the notebook: seed inside the training function."
+        )
+        return
+
+    def set_rng_state(seed: int, device: str | None = None) -> None:
+        if device is None and in_notebook():
+            state.seed = int(seed)
+        else:
+            original(seed, device)
+
+    setattr(set_rng_state, "__wrapped__", original)  # noqa: B010
+    xm.set_rng_state = set_rng_state
+    state.undo.append(lambda: setattr(xm, "set_rng_state", original))
+
+
+def _keep(state: _Quiet, outcome: Callable[[], None] | str) -> None:
+    if isinstance(outcome, str):
+        state.problems.append(outcome)
+    else:
+        state.undo.append(outcome)
+
+
+def _runtime_up() -> bool:
+    """Whether the XLA runtime is up in this process (private, torch_xla 2.9.0)."""
+    extension = getattr(sys.modules.get("torch_xla"), "_XLAC", None)
+    return extension is not None and bool(extension._xla_runtime_is_initialized())

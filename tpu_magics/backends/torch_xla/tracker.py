@@ -1,0 +1,28 @@
+"""accelerate's tracker for a run's records. Imported in workers only, after accelerate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from accelerate.tracking import GeneralTracker
+
+
+class RunTracker(GeneralTracker):  # type: ignore[misc]
+    """Passes what `accelerator.log(...)` is given on to the run's records."""
+
+    name = "tpu_magics"
+    requires_logging_directory = False
+
+    def __init__(self, record: Callable[[Mapping[str, Any]], None]) -> None:
+        super().__init__()
+        self._record = record
+
+    @property
+    def tracker(self) -> None:
+        """accelerate asks for the wrapped tracker; there is none."""
+        return None
+
+    def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:  # noqa: ARG002
+        """Called by accelerate on the main process."""
+        self._record(values)

@@ -1,0 +1,202 @@
+"""Do the weights that came home fit the notebook's models?
+
+What lives here: the comparison of a manifest with models, name by name, and the plan of what goes where. What does not:
+reading files (weights_files.py) and changing models (weights_load.py). Nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tpu_magics.backends.torch_xla import weights_files
+from tpu_magics.backends.torch_xla.ties import record_ties, same_bits, unequal
+from tpu_magics.backends.torch_xla.weights_fetch import has_own_memory
+from tpu_magics.backends.torch_xla.weights_files import Entry
+from tpu_magics.backends.torch_xla.weights_match import layout_of, match, state_of
+from tpu_magics.backends.torch_xla.weights_slots import Slot
+from tpu_magics.errors import TpuMagicsError
+
+_SHOWN = 5  # differences that an error names
+
+# {dtype: the dtypes that hold each of its values exactly}
+_FLOATS = (torch.float32, torch.float64)
+_EXACT_IN: Mapping[Any, tuple[Any, ...]] = {
+    torch.float8_e4m3fn: (torch.float16, torch.bfloat16, *_FLOATS),
+    torch.float8_e5m2: (torch.float16, torch.bfloat16, *_FLOATS),
+    torch.float16: _FLOATS,
+    torch.bfloat16: _FLOATS,
+    torch.float32: (torch.float64,),
+    torch.complex64: (torch.complex128,),
+    torch.uint8: (torch.int16, torch.int32, torch.int64),
+    torch.int8: (torch.int16, torch.int32, torch.int64),
+    torch.int16: (torch.int32, torch.int64),
+    torch.int32: (torch.int64,),
+}
+
+
+@dataclass(frozen=True)
+class Put:
+    """One change to a model: `value` (None: the place becomes None) goes to `slot`.
+
+    `how`: "copy" into the tensor there; "rebind" it to new memory (another dtype); "materialise" a lazy one; "swap" its
+    inside, where it has no values ("meta") or wraps other tensors; "replace" what is registered (None, or by None).
+    """
+
+    how: str
+    slot: Slot
+    value: Any
+
+    @property
+    def target(self) -> Any:
+        """The tensor at home, or None."""
+        return self.slot.tensor
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Weights that were read and fit: what `load_weights` takes. `notes`: sentences that the person should read."""
+
+    folder: Path
+    puts: tuple[Put, ...]
+    models: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def check(models: Mapping[str, Any], folder: Path) -> Staged:
+    """Read what `collect_weights` wrote and compare it with the notebook's `models`.
+
+    Raises:
+        TpuMagicsError: the files are not whole; the structure differs; or weights tied here differ there.
+    """
+    manifest = weights_files.read_manifest(folder)
+    notes: list[str] = []
+    pairs: dict[tuple[str, str], tuple[Slot, Entry]] = {}
+    for model, module in models.items():
+        there = manifest.models.get(model)
+        if there is None:
+            raise TpuMagicsError(f"The worker brought no weights for `{model}`.", f"{folder} has none.", "Train again.")
+        matched, different = match(module, there)
+        if serious := [text for text, matters in different.items() if matters]:
+            raise _other_structure(model, serious, tuple(manifest.models), folder)
+        notes.extend(f"{model}: {text}; it is not saved with a model and stays as it was." for text in different)
+        pairs.update({(model, slot.name): (slot, entry) for slot, entry in matched})
+    tensors = weights_files.map_tensors(folder, manifest)
+    values = {name: tensors[entry.key] for name, (_, entry) in pairs.items() if entry.state == "data"}
+    puts = list(_plan(pairs, values))
+    if broken := [*_broken_ties(models, values), *_broken_views(puts)]:
+        raise _came_apart(broken, tuple(manifest.models), folder)
+    notes.extend(_dtype_notes(pairs))
+    return Staged(folder, tuple(puts), tuple(models), tuple(notes))
+
+
+def _other_structure(model: str, different: Sequence[str], models: Sequence[str], folder: Path) -> TpuMagicsError:
+    more = f"; and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
+    return TpuMagicsError(
+        f"The trained `{model}` has another structure than the one in the notebook, so nothing was loaded.",
+        f"{'; '.join(different[:_SHOWN])}{more}. The function changed the model (LoRA, resize_token_embeddings and "
+        "some wrappers do).",
+        f"The trained weights are kept in {folder}. Make the same change to `{model}` here, then: "
+        f"{weights_files.recipe(folder, models, model)}. Or change the model before training and pass it in.",
+    )
+
+
+# -- ties --------------------------------------------------------------------------------------------------------------
+def _broken_ties(models: Mapping[str, Any], values: Mapping[tuple[str, str], Any]) -> list[str]:
+    groups = [[name for name in group if name in values] for group in record_ties(models)]
+    return unequal([group for group in groups if len(group) > 1], values)
+
+
+def _came_apart(broken: Sequence[str], models: Sequence[str], folder: Path) -> TpuMagicsError:
+    return TpuMagicsError(
+        "Weights that are tied in the notebook came apart in the worker, so nothing was loaded.",
+        f"They have different values: {'; '.join(broken[:_SHOWN])}. Moving a model to an XLA device unties its "
+        "weights, and the optimiser then trains each of them apart.",
+        "Tie them again in the function after the model was moved and before the optimiser is made "
+        f"(model.tie_weights() in transformers). The trained weights are kept: {weights_files.recipe(folder, models)}",
+    )
+
+
+def _broken_views(puts: Sequence[Put]) -> list[str]:
+    """Different tensors that overlap in memory here (one is a view of the other) and that cannot have their values at
+    the same time."""
+    groups: dict[int, list[Put]] = defaultdict(list)
+    for put in puts:
+        if put.how in ("copy", "rebind") and layout_of(put.target) == "strided":
+            groups[put.target.untyped_storage().data_ptr()].append(put)
+    overlapping = [group for group in groups.values() if len(group) > 1 and _overlap([put.target for put in group])]
+    return [" and ".join(f"`{put.slot.name}`" for put in group) for group in overlapping if not _all_fit(group)]
+
+
+def _overlap(tensors: Sequence[Any]) -> bool:
+    end = 0
+    for tensor in sorted((t for t in tensors if t.numel()), key=lambda t: int(t.data_ptr())):
+        if tensor.data_ptr() < end:
+            return True
+        last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        end = max(end, tensor.data_ptr() + (last + 1) * tensor.element_size())
+    return False
+
+
+def _all_fit(group: Sequence[Put]) -> bool:
+    """Tried on a copy of the memory that they share."""
+    if any(put.how == "rebind" for put in group):
+        return False
+    memory = group[0].target.untyped_storage().clone()
+    trial = [_view(put.target, memory) for put in group]
+    with torch.no_grad():
+        for view, put in zip(trial, group, strict=True):
+            view.copy_(put.value)
+    return all(same_bits(view, put.value.to(view.dtype)) for view, put in zip(trial, group, strict=True))
+
+
+def _view(like: Any, memory: Any) -> Any:
+    """A tensor that is in `memory` what `like` is in its own."""
+    return torch.empty(0, dtype=like.dtype).set_(memory, like.storage_offset(), like.shape, like.stride())
+
+
+# -- the plan ----------------------------------------------------------------------------------------------------------
+def _plan(pairs: Mapping[tuple[str, str], tuple[Slot, Entry]], values: Mapping[tuple[str, str], Any]) -> Iterator[Put]:
+    """What to do, once for each tensor at home."""
+    seen: set[int] = set()
+    for name, (slot, entry) in pairs.items():
+        home = state_of(slot.tensor)
+        if home == entry.state != "data":
+            continue
+        put = Put(_how(home, slot.tensor, values.get(name)), slot, values.get(name))
+        if put.how == "replace" or id(put.target) not in seen:
+            yield put
+        seen.add(id(put.target))
+
+
+def _how(home: str, target: Any, value: Any) -> str:
+    if value is None or home == "none":
+        return "replace"
+    if home != "data":
+        return {"lazy": "materialise", "meta": "swap"}[home]
+    if not has_own_memory(target):
+        return "swap"
+    dense = layout_of(target) == "strided"
+    exact = target.dtype == value.dtype or target.dtype in _EXACT_IN.get(value.dtype, ())
+    # Several indices of an expanded tensor are the same memory, which copy_ refuses.
+    expanded = dense and any(step == 0 and size > 1 for step, size in zip(target.stride(), target.shape, strict=True))
+    return "copy" if dense and exact and not expanded else "rebind"
+
+
+def _dtype_notes(pairs: Mapping[tuple[str, str], tuple[Slot, Entry]]) -> Iterator[str]:
+    changed: Counter[tuple[str, str, str, bool]] = Counter()
+    for (model, _), (slot, entry) in pairs.items():
+        home = state_of(slot.tensor)
+        there = getattr(torch, entry.dtype, None)
+        if home == "data" and entry.state == "data" and there is not None and slot.tensor.dtype != there:
+            kept = slot.tensor.dtype in _EXACT_IN.get(there, ())
+            changed[(model, str(slot.tensor.dtype).removeprefix("torch."), entry.dtype, kept)] += 1
+    for (model, here, trained, kept), count in changed.items():
+        tensors = "1 tensor was" if count == 1 else f"{count} tensors were"
+        end = f"stay {here} here (no value changes)" if kept else f"are {trained} here now, too (before: {here})"
+        yield f"{model}: {tensors} {trained} in the worker and {end}."

@@ -1,0 +1,90 @@
+"""Tensors off the device: one sync, then transfers in batches.
+
+What lives here: how values of XLA tensors reach the CPU. What does not: which tensors, and where they go afterwards.
+
+Fetching a tensor while a step is pending compiles a graph of its own for it: twenty parameters, twenty compiles. So
+everything pending is run first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+# A transfer needs its tensors twice for a moment; this bounds that moment.
+BATCH_BYTES = 256 * 2**20
+
+
+def settle() -> None:
+    """Run what is pending on this rank's device and wait for it. Does nothing where the runtime was never used.
+
+    Every rank must do this before rank 0 fetches: a pending step may hold a collective, which waits for all ranks. To
+    be called on the thread that the rank's function ran on (torch_xla's default device belongs to the thread).
+    """
+    import torch_xla
+
+    if not torch_xla._XLAC._xla_runtime_is_initialized():  # torch_xla 2.9.0: torch_xla/runtime.py asks the same
+        return
+    import torch_xla.core.xla_model as xm
+
+    torch_xla.sync(wait=True)
+    xm.wait_device_ops()
+
+
+def on_device(tensor: Any) -> bool:
+    """Whether the values of `tensor` are on an XLA device."""
+    return bool(tensor.device.type == "xla")
+
+
+def to_cpu(tensors: Sequence[Any]) -> list[Any]:
+    """The tensors on the CPU, detached, in order. Those that are on the CPU keep their memory; shards are gathered."""
+    result = [unwrap(tensor) for tensor in tensors]
+    for batch in _batches([index for index, tensor in enumerate(result) if on_device(tensor)], result):
+        for index, value in zip(batch, _transfer([result[index] for index in batch]), strict=True):
+            result[index] = value
+    return [tensor if tensor.device.type == "cpu" else tensor.cpu() for tensor in result]
+
+
+def unwrap(tensor: Any) -> Any:
+    """`tensor` detached; the tensor inside, where it is an XLAShardedTensor; a plain tensor, where a subclass only adds
+    Python attributes."""
+    inner = getattr(tensor, "global_tensor", None)  # XLAShardedTensor, torch_xla 2.9.0
+    detached = (tensor if inner is None else inner).detach()
+    if type(detached) is not torch.Tensor and has_own_memory(detached):
+        return detached.as_subclass(torch.Tensor)
+    return detached
+
+
+def has_own_memory(tensor: Any) -> bool:
+    """Whether `tensor` holds its values itself; False for subclasses that wrap other tensors."""
+    return type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
+def tensor_bytes(tensor: Any) -> int:
+    """Bytes of the values of `tensor`; of a sparse one, those of its nonzero values."""
+    count = tensor.numel() if tensor.layout is torch.strided else tensor._nnz()
+    return int(count) * int(tensor.element_size())
+
+
+def _transfer(tensors: list[Any]) -> list[Any]:
+    # torch_xla 2.9.0: the call behind xm.save and torch_xla's own distributed checkpoints.
+    import torch_xla
+
+    return list(torch_xla._XLAC._xla_get_cpu_tensors(tensors))
+
+
+def _batches(indices: Sequence[int], tensors: Sequence[Any]) -> Iterator[list[int]]:
+    """`indices` in groups of at most BATCH_BYTES (or of one)."""
+    batch: list[int] = []
+    size = 0
+    for index in indices:
+        needed = tensor_bytes(tensors[index])
+        if batch and size + needed > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(index)
+        size += needed
+    if batch:
+        yield batch

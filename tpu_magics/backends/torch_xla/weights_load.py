@@ -1,0 +1,233 @@
+"""Putting checked weights into the notebook's models: all of them, or none.
+
+What lives here: the changes in place, how each is undone, and where the old values are kept meanwhile. What does not:
+whether the weights fit (weights_check.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from tpu_magics.backends.torch_xla import weights_files
+from tpu_magics.backends.torch_xla.ties import same_bits
+from tpu_magics.backends.torch_xla.weights_check import Put, Staged
+from tpu_magics.backends.torch_xla.weights_fetch import tensor_bytes
+from tpu_magics.backends.torch_xla.weights_match import layout_of
+from tpu_magics.errors import TpuMagicsError
+
+_UNDO = "result-undo.tmp"
+_ALIGNED = 64
+# Memory that must stay free beside the old values; with less, they are kept on disk.
+_SPARE_BYTES = 256 * 2**20
+
+
+def load(staged: Staged, free_bytes: int | None = None) -> None:
+    """Change the models in place. After any failure they are byte for byte as before.
+
+    Args:
+        staged: what `check` returned.
+        free_bytes: host memory that may be used for the old values (None: what the machine has available). Where it
+            does not suffice they are kept in a file in the run folder.
+
+    Raises:
+        TpuMagicsError: something failed half-way, and all was put back; or there is no room for the old values.
+    """
+    with deferred_interrupts(), torch.no_grad():
+        puts = [_owned(put) for put in staged.puts if _changes(put)]
+        undo: list[Callable[[], None]] = []
+        try:
+            with _old_values(puts, staged.folder, free_bytes) as keep:
+                _put_all(puts, keep, undo)
+        except Exception as error:
+            raise TpuMagicsError(
+                "The trained weights could not be put into the notebook's models; they are as they were.",
+                f"{type(error).__name__}: {error}",
+                f"They are kept. To load them by hand: {weights_files.recipe(staged.folder, staged.models)}",
+            ) from error
+
+
+def _put_all(puts: Sequence[Put], keep: Callable[[Any], Any], undo: list[Callable[[], None]]) -> None:
+    try:
+        for put in puts:
+            prepare = _METHODS[put.how]
+            change, back = prepare(put, keep)
+            undo.append(back)
+            change()
+    except BaseException:
+        for back in reversed(undo):
+            back()
+        raise
+
+
+def _changes(put: Put) -> bool:
+    """False where the values are there already, as those of frozen layers are; nothing need be kept for them."""
+    return (
+        put.how not in ("copy", "rebind") or put.target.dtype != put.value.dtype or not same_bits(put.target, put.value)
+    )
+
+
+def _owned(put: Put) -> Put:
+    """The same with values in memory of their own, where the model keeps them: not those of the mapped file."""
+    if put.how in ("copy", "materialise") or put.value is None:
+        return put
+    if put.how == "rebind" and layout_of(put.target) == "strided":  # with the strides that it has here
+        return Put(put.how, put.slot, torch.empty_like(put.target, dtype=put.value.dtype).copy_(put.value))
+    return Put(put.how, put.slot, put.value.clone())
+
+
+# -- ways to change a model. Each returns the change and what undoes it, also half-way ---------------------------------
+def _copy(put: Put, keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
+    target, old = put.target, keep(put.target)
+    # An inference tensor may be written in inference mode only.
+    mode = torch.inference_mode if target.is_inference() else contextlib.nullcontext
+
+    def write(value: Any) -> None:
+        with mode():
+            target.copy_(value)
+
+    return lambda: write(put.value), lambda: write(old)
+
+
+def _rebind(put: Put, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
+    target, old, grad = put.target, put.target.data, put.target.grad
+
+    def point(data: Any, new_grad: Any) -> None:
+        target.grad = None  # a gradient must have the dtype of its tensor
+        target.data = data
+        target.grad = new_grad
+
+    fitting = None if grad is None else grad.to(put.value.dtype)
+    return lambda: point(put.value, fitting), lambda: point(old, grad)
+
+
+def _materialise(put: Put, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
+    target, lazy = put.target, type(put.target)
+    empty = target.data
+
+    def change() -> None:
+        target.materialize(put.value.shape, dtype=put.value.dtype)
+        target.data.copy_(put.value)
+
+    def back() -> None:
+        target.data = empty
+        target.__class__ = lazy
+
+    return change, back
+
+
+def _swap(put: Put, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
+    target, fresh = put.target, put.value
+    if put.slot.kind == "parameter":
+        fresh = torch.nn.Parameter(fresh, requires_grad=target.requires_grad)
+    swapped: list[bool] = []
+
+    def change() -> None:
+        torch.utils.swap_tensors(target, fresh)
+        swapped.append(True)
+
+    def back() -> None:
+        if swapped:
+            torch.utils.swap_tensors(target, fresh)
+
+    return change, back
+
+
+def _replace(put: Put, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
+    table, key, old = put.slot.table, put.slot.key, put.target
+    return lambda: table.update({key: put.value}), lambda: table.update({key: old})
+
+
+_METHODS = {"copy": _copy, "rebind": _rebind, "materialise": _materialise, "swap": _swap, "replace": _replace}
+
+
+# -- where the old values are kept meanwhile ---------------------------------------------------------------------------
+@contextlib.contextmanager
+def _old_values(puts: Sequence[Put], folder: Path, free_bytes: int | None) -> Iterator[Callable[[Any], Any]]:
+    """Room for a copy of all that is copied over, found before the first copy; yields what makes a copy there."""
+    needed = sum(_room(put.target) for put in puts if put.how == "copy")
+    free = _free_memory() if free_bytes is None else free_bytes
+    if needed + _SPARE_BYTES <= free:
+        yield _Arena(torch.empty(needed, dtype=torch.uint8)).keep
+        return
+    path = folder / _UNDO
+    try:
+        _reserve(path, needed, free)
+        yield _Arena(torch.from_file(str(path), shared=True, size=needed, dtype=torch.uint8)).keep
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _reserve(path: Path, size: int, free: int) -> None:
+    """Make a file of `size` bytes that the disk really has: a full disk must show now, not as a SIGBUS later."""
+    try:
+        with open(path, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, max(size, 1))
+    except OSError as error:
+        raise OSError(
+            f"the old values take {size / 1e6:.1f} MB while the new ones are copied; {free / 1e6:.1f} MB of memory are "
+            f"free, and the disk has no room either ({error})"
+        ) from error
+
+
+class _Arena:
+    """One block of memory from which copies are cut."""
+
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory
+        self._used = 0
+
+    def keep(self, tensor: Any) -> Any:
+        """A copy of a dense tensor, in this memory."""
+        size = tensor_bytes(tensor)
+        block = self._memory[self._used : self._used + size]
+        self._used += _room(tensor)
+        copy = block.view(tensor.dtype).view(tensor.shape) if size else tensor.detach().clone()
+        return copy.copy_(tensor)
+
+
+def _room(tensor: Any) -> int:
+    return -(-tensor_bytes(tensor) // _ALIGNED) * _ALIGNED
+
+
+def _free_memory() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+# -- interrupts --------------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def deferred_interrupts() -> Iterator[None]:
+    """SIGINT takes effect when the block is left.
+
+    The mask of this thread is not enough: a signal to the process is taken by any thread that does not block it, and
+    Python then raises KeyboardInterrupt in the main thread all the same. So there the handler is replaced as well.
+    """
+    arrived: list[int] = []
+
+    def remember(number: int, _frame: FrameType | None) -> None:
+        arrived.append(number)
+
+    handler = signal.getsignal(signal.SIGINT)
+    # A handler that was not installed from Python reads as None and could not be put back.
+    replaced = threading.current_thread() is threading.main_thread() and handler is not None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        if replaced:
+            signal.signal(signal.SIGINT, remember)
+        yield
+    finally:
+        if replaced:
+            signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if arrived:
+            signal.raise_signal(signal.SIGINT)

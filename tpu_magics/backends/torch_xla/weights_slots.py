@@ -1,0 +1,77 @@
+"""The names under which tensors travel: every place in a module tree that holds a parameter or a buffer.
+
+What lives here: the walk over a model and the names it yields. What does not: values, files, and the shards that a
+wrapper hides from this walk (sharded.py).
+
+A name is that of `state_dict()`, without the segments that wrappers put in between, so that a model has the same names
+in the worker, where it may be wrapped layer by layer, and in the notebook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+# Attribute names under which wrappers keep the module they wrap. Read in torch_xla 2.9.0 (XlaFullyShardedDataParallel,
+# XlaFlattenParamsWrapper, SpmdFullyShardedDataParallel) and torch 2.9.0 (OptimizedModule, CheckpointWrapper).
+WRAPPER_SEGMENTS = frozenset(
+    {"_fsdp_wrapped_module", "_fpw_module", "_orig_module", "_orig_mod", "_checkpoint_wrapped_module"}
+)
+# torch_xla 2.9.0 registers a wrapper's shards under names that begin so; sharded.py reads them.
+SHARD_PREFIX = "_fsdp_shard"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One place that holds a tensor, or None.
+
+    `name`: without the segments of wrappers; `module` and `key`: where it is kept; `kind`: "parameter" or "buffer";
+    `persistent`: whether `state_dict()` has it.
+    """
+
+    name: str
+    module: Any
+    key: str
+    kind: str
+    persistent: bool = True
+
+    @property
+    def tensor(self) -> Any:
+        """The tensor there now, or None."""
+        return self.table[self.key]
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The module's own dict that the tensor is kept in."""
+        table: dict[str, Any] = self.module._parameters if self.kind == "parameter" else self.module._buffers
+        return table
+
+
+def plain_name(name: str) -> str:
+    """`name` without the segments of wrappers."""
+    return ".".join(part for part in name.split(".") if part and part not in WRAPPER_SEGMENTS)
+
+
+def named_modules(model: Any) -> Iterator[tuple[str, Any]]:
+    """Every module of `model` once, with its name (no wrappers' segments; the model itself has "")."""
+    for name, module in model.named_modules():
+        yield plain_name(name), module
+
+
+def slots(model: Any) -> list[Slot]:
+    """Every place in `model` that is registered for a parameter or a buffer, filled or not, in the model's order."""
+    return [slot for name, module in named_modules(model) for slot in _own_slots(name, module)]
+
+
+def _own_slots(prefix: str, module: Any) -> Iterator[Slot]:
+    for key in module._parameters:
+        if not key.startswith(SHARD_PREFIX):
+            yield Slot(_join(prefix, key), module, key, "parameter")
+    for key in module._buffers:
+        persistent = key not in module._non_persistent_buffers_set
+        yield Slot(_join(prefix, key), module, key, "buffer", persistent)
+
+
+def _join(prefix: str, key: str) -> str:
+    return f"{prefix}.{key}" if prefix else key

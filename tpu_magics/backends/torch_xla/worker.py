@@ -1,0 +1,181 @@
+"""How a forked process becomes a rank of torch_xla.
+
+What lives here: the start of the runtime in a worker and the call of the user's function on each of its devices, by
+torch_xla's own pieces. What does not: forking and watching (launch/), models and weights (modules.py, weights.py).
+
+Everything runs in new threads: GNU OpenMP's pool does not survive a fork, and a new thread gets a new pool.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tpu_magics.backends.base import WorkerSpec
+from tpu_magics.errors import TpuMagicsError
+
+# Read in torch 2.9.0: torch/csrc/autograd/engine.h
+_DEFAULT_ENGINE = "_ZN5torch8autograd6Engine18get_default_engineEv"
+_START_DEVICE_THREADS = "_ZN5torch8autograd6Engine20start_device_threadsEv"
+
+PRECISIONS: Mapping[str, Mapping[str, str]] = {
+    "": {},
+    "fp32": {},
+    "bf16": {"XLA_USE_BF16": "1"},
+    "bf16-downcast": {"XLA_DOWNCAST_BF16": "1"},
+}
+
+
+def apply_environment(spec: WorkerSpec) -> None:
+    """Set the worker's environment, before the runtime reads it. Precision must be set before the first XLA tensor."""
+    changes: dict[str, str | None] = {
+        "PJRT_DEVICE": spec.device,
+        "FORK_LAUNCHED": "1",  # what accelerate's PrepareForLaunch sets
+        **spec.environment,
+        **PRECISIONS[spec.precision],
+    }
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def run_worker(
+    spec: WorkerSpec,
+    on_ready: Callable[[int, int, str], None],
+    function: Callable[[int, int], Any],
+) -> Mapping[int, Any]:
+    """Start the runtime and call `function(ordinal, replica)` on every device of this worker, each in its own thread.
+
+    `on_ready(ordinal, world_size, device)` is called once, on the first device's thread, before the function. Returns
+    {ordinal: value}; an exception of any thread is raised here.
+    """
+    apply_environment(spec)
+    outcome: dict[str, Any] = {}
+    modes = _thread_modes()
+
+    def body() -> None:
+        try:
+            outcome["values"] = _on_each_device(spec, on_ready, function, modes)
+        except BaseException as error:
+            outcome["error"] = error
+
+    thread = threading.Thread(target=body, name="tpu_magics-rank")
+    thread.start()
+    thread.join()
+    if "error" in outcome:
+        raise outcome["error"]
+    values: Mapping[int, Any] = outcome["values"]
+    return values
+
+
+def _on_each_device(
+    spec: WorkerSpec,
+    on_ready: Callable[[int, int, str], None],
+    function: Callable[[int, int], Any],
+    modes: Callable[[], None],
+) -> Mapping[int, Any]:
+    # torch_xla 2.9: _run_thread_per_device is what xmp.spawn runs in each of its processes.
+    import torch_xla
+    import torch_xla.runtime as xr
+    from torch_xla._internal import pjrt
+
+    from tpu_magics.backends.torch_xla import sharded, ties
+
+    lock = threading.Lock()
+    started: list[int] = []
+    context = contextvars.copy_context()
+
+    def on_device() -> Any:
+        with lock:
+            replica = len(started)
+            ordinal = xr.global_ordinal() if spec.device == "TPU" else spec.index
+            started.append(ordinal)
+            if replica == 0:
+                ties.keep_ties()
+                sharded.watch_wrappers()
+                restart_autograd()
+                on_ready(ordinal, max(xr.world_size(), spec.count), str(torch_xla.device()))
+        modes()
+        inner = context if replica == 0 else context.copy()
+        return ordinal, inner.run(_launched(function), ordinal, ordinal, replica)
+
+    start = _start_one_chip if spec.count == 1 and spec.device == "TPU" else pjrt.initialize_multiprocess
+    by_device = pjrt._run_thread_per_device(spec.index, spec.count, on_device, start)
+    return dict(by_device.values())
+
+
+def _launched(function: Callable[[int, int], Any]) -> Callable[[int, int, int], Any]:
+    """The function as accelerate's own launcher calls it, the index first; accelerate is not imported for it."""
+    if "accelerate" not in sys.modules:
+        return lambda _index, ordinal, replica: function(ordinal, replica)
+    from accelerate.utils import PrepareForLaunch
+
+    values: list[Any] = []
+    prepared = PrepareForLaunch(lambda *args: values.append(function(*args)), distributed_type="XLA")
+
+    def call(index: int, ordinal: int, replica: int) -> Any:
+        prepared(index, ordinal, replica)  # PrepareForLaunch drops what the function returns
+        return values[0]
+
+    return call
+
+
+def _start_one_chip(_local_rank: int, _local_world_size: int) -> None:
+    """One worker on one chip. torch_xla's multi-process start multiplies the bounds variables, which on Colab say 2,2,1
+    for a single chip ("Expected 4 worker addresses, got 1")."""
+    from torch_xla._internal import pjrt
+
+    pjrt.initialize_singleprocess()
+
+
+def _thread_modes() -> Callable[[], None]:
+    """Torch's thread-local modes of the notebook's main thread, to be set in the threads that run its code."""
+    import torch
+
+    grad = torch.is_grad_enabled()
+    device = torch.get_default_device()
+
+    def apply() -> None:
+        torch.set_grad_enabled(grad)
+        if device.type != "cpu":
+            torch.set_default_device(device)
+
+    return apply
+
+
+def restart_autograd() -> None:
+    """Start autograd's device threads for the devices known now (pytorch/xla#4174).
+
+    Autograd starts them once, at a process's first backward, for the devices known then. A backward on the CPU in the
+    notebook would make every XLA backward in its workers fail. The small backward here makes the state the same whether
+    the notebook did one or not.
+
+    Raises:
+        TpuMagicsError: torch lacks the functions that this needs (they are internal; seen in torch 2.8 and 2.9).
+    """
+    import torch
+
+    torch.ones(1, requires_grad=True).sum().backward()
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    try:
+        engine = getattr(library, _DEFAULT_ENGINE)
+        start = getattr(library, _START_DEVICE_THREADS)
+    except AttributeError as missing:
+        raise TpuMagicsError(
+            "Autograd's device threads cannot be started in this worker.",
+            f"torch {torch.__version__} has no {missing}; a backward() on the CPU in the notebook then breaks every "
+            "backward() on an XLA device (pytorch/xla#4174).",
+            "Use torch 2.9.0 with torch_xla 2.9.0: pip install 'tpu-magics[torch]'",
+        ) from missing
+    engine.restype = ctypes.c_void_p
+    start.argtypes = [ctypes.c_void_p]
+    start.restype = None
+    start(engine())

@@ -1,0 +1,24 @@
+"""Reading small files of /sys, /proc and /dev that may be missing, unreadable or gone in the next moment.
+
+What lives here: the tolerant read that the rest of this folder uses. What does not: any knowledge of what is read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def read(path: Path) -> str | None:
+    """The file's text without surrounding white space; None where it cannot be read."""
+    try:
+        return path.read_text("utf-8", "replace").strip()
+    except OSError:
+        return None
+
+
+def names(folder: Path) -> list[str]:
+    """Names in `folder`, sorted; none where it cannot be listed."""
+    try:
+        return sorted(entry.name for entry in folder.iterdir())
+    except OSError:
+        return []

@@ -1,0 +1,100 @@
+"""Which kind of place a notebook runs in: Kaggle, Colab, GKE, a TPU VM, or a plain machine.
+
+What lives here: the signs of each place, and the name of the menu in which its accelerator is chosen. What does not:
+counting chips (chips.py); the environment may promise a TPU, but only /sys can show one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+Environ = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the notebook runs.
+
+    `key`: "kaggle", "colab", "gke", "tpu-vm" or "plain"; `name`: as people say it; `menu`: where the accelerator is
+    chosen ("" where there is no such menu); `promise`: the sign by which the environment says that this host has a TPU
+    ("" where it says nothing); `restart`: how to get a fresh host; `hosts`: the names of all hosts of the slice.
+    """
+
+    key: str
+    name: str
+    menu: str = ""
+    promise: str = ""
+    restart: str = ""
+    hosts: tuple[str, ...] = ()
+
+
+PLAIN = Place(key="plain", name="plain machine")
+
+
+@dataclass(frozen=True)
+class _Signs:
+    environ: Environ
+    modules: Collection[str]
+    chips: int
+
+
+def find_place(environ: Environ, modules: Collection[str] = (), chips: int = 0) -> Place:
+    """The place that `environ`, the names of imported `modules` and the number of TPU `chips` show."""
+    signs = _Signs(environ, modules, chips)
+    return next((place for place in (find(signs) for find in _FINDERS) if place is not None), PLAIN)
+
+
+def _kaggle(signs: _Signs) -> Place | None:
+    # Before Colab: Kaggle builds its images on Colab's, so Colab's variables can be found there too.
+    environ = signs.environ
+    if not environ.get("KAGGLE_KERNEL_RUN_TYPE"):
+        return None
+    return Place(
+        key="kaggle",
+        name="Kaggle",
+        menu="Settings > Accelerator",
+        promise="ISTPUVM=1" if environ.get("ISTPUVM") == "1" else "",
+        restart="stop the session and start it again",
+        hosts=_hosts(environ),
+    )
+
+
+def _colab(signs: _Signs) -> Place | None:
+    environ = signs.environ
+    if "google.colab" not in signs.modules and not environ.get("COLAB_RELEASE_TAG"):
+        return None
+    return Place(
+        key="colab",
+        name="Colab",
+        menu="Runtime > Change runtime type",
+        # The variable exists, empty, on Colab's GPU and CPU machines.
+        promise="COLAB_TPU_1VM=1" if environ.get("COLAB_TPU_1VM") == "1" else "",
+        restart="Runtime > Disconnect and delete runtime, and connect again",
+        hosts=_hosts(environ),
+    )
+
+
+def _gke(signs: _Signs) -> Place | None:
+    # All four, since a person may set single ones on a TPU VM or for an ahead-of-time compile.
+    environ, names = signs.environ, ("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_TOPOLOGY")
+    if not all(environ.get(name) for name in names) or environ.get("TPU_SKIP_MDS_QUERY", "").lower() != "true":
+        return None
+    return Place(
+        key="gke",
+        name="Google Kubernetes Engine",
+        promise=f"TPU_TOPOLOGY={environ['TPU_TOPOLOGY']}",
+        restart="give the pod the resource google.com/tpu and a node pool that has TPUs",
+        hosts=_hosts(environ),
+    )
+
+
+def _tpu_vm(signs: _Signs) -> Place | None:
+    return Place(key="tpu-vm", name="TPU VM", hosts=_hosts(signs.environ)) if signs.chips else None
+
+
+def _hosts(environ: Environ) -> tuple[str, ...]:
+    return tuple(name.strip() for name in environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if name.strip())
+
+
+_FINDERS: tuple[Callable[[_Signs], Place | None], ...] = (_kaggle, _colab, _gke, _tpu_vm)

@@ -1,0 +1,192 @@
+"""Which versions are installed, and whether they fit together.
+
+What lives here: looking versions up in package metadata (nothing is imported) and judging them. What does not: whether
+a package works; only using it shows that.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tpu_magics.host.problem import VERSIONS, Problem
+
+Versions = Mapping[str, str | None]
+
+PACKAGES = (
+    "ipython",
+    "ipykernel",
+    "ipywidgets",
+    "torch",
+    "torch_xla",
+    "accelerate",
+    "transformers",
+    "libtpu",
+    "jax",
+    "tensorflow",
+    "tensorflow-cpu",
+    "tensorflow-tpu",
+)
+
+RESTART = "restart the kernel"
+
+
+def installed() -> dict[str, str | None]:
+    """Version of Python and of each of PACKAGES; None where it is not installed."""
+    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def has_other_libtpu(environ: Mapping[str, str]) -> bool:
+    """Whether torch_xla finds a libtpu that is not the package: $TPU_LIBRARY_PATH, or one inside its own folder."""
+    if "TPU_LIBRARY_PATH" in environ:
+        return True
+    try:
+        inside = importlib.metadata.distribution("torch_xla").locate_file("torch_xla/lib/libtpu.so")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return bool(getattr(inside, "is_file", lambda: False)())
+
+
+def judge(versions: Versions, tpu: bool = False, other_libtpu: bool = False) -> list[Problem]:
+    """What does not fit together.
+
+    Args:
+        versions: as `installed()` gives them.
+        tpu: whether the host has a TPU.
+        other_libtpu: whether torch_xla finds a libtpu other than the package (see `has_other_libtpu`).
+    """
+    found = (check(_Seen(versions, tpu, other_libtpu)) for check in _CHECKS)
+    return [problem for problem in found if problem is not None]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    versions: Versions
+    tpu: bool
+    other_libtpu: bool
+
+
+def _no_framework(seen: _Seen) -> Problem | None:
+    missing = [name for name in ("torch", "torch_xla") if not seen.versions.get(name)]
+    if not missing:
+        return None
+    return Problem(
+        about=VERSIONS,
+        what=f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed.",
+        why="Cells are trained with torch on XLA devices, on a TPU and in a rehearsal on the CPU alike.",
+        command=_install(seen.versions.get("torch"), seen.tpu),
+        then=RESTART,
+    )
+
+
+def _install(torch: str | None, tpu: bool) -> str:
+    # 2.8 is kept where it is, as on Kaggle's image; otherwise the last release of torch_xla.
+    pair = "2.8.0" if _release(torch)[:2] == (2, 8) else "2.9.0"
+    return f'%pip install "torch=={pair}" "torch_xla{"[tpu]" if tpu else ""}=={pair}" "accelerate>=1.10"'
+
+
+def _different_pair(seen: _Seen) -> Problem | None:
+    torch, xla = _release(seen.versions.get("torch")), _release(seen.versions.get("torch_xla"))
+    # torch_xla 2.9.0 needs exactly torch 2.9.0; for the others the first two numbers decide.
+    needed = 3 if xla == (2, 9, 0) else 2
+    if not torch or not xla or torch[:needed] == xla[:needed]:
+        return None
+    return Problem(
+        about=VERSIONS,
+        what=f"torch {seen.versions['torch']} and torch_xla {seen.versions['torch_xla']} do not fit together.",
+        why="torch_xla is built for one version of torch; with another it fails at import, often with "
+        '"undefined symbol" in _XLAC.',
+        command=f'%pip install "torch=={xla[0]}.{xla[1]}.0"',
+        then=RESTART,
+    )
+
+
+def _no_libtpu(seen: _Seen) -> Problem | None:
+    if not seen.tpu or seen.other_libtpu or seen.versions.get("libtpu") or not seen.versions.get("torch_xla"):
+        return None
+    xla = ".".join(map(str, _release(seen.versions["torch_xla"])))
+    return Problem(
+        about=VERSIONS,
+        what="libtpu is not installed.",
+        why="This host has a TPU, and torch_xla reaches it only through libtpu.",
+        command=f'%pip install "torch_xla[tpu]=={xla}"',
+        then=RESTART,
+    )
+
+
+def _plain_tensorflow(seen: _Seen) -> Problem | None:
+    if not seen.versions.get("tensorflow") or not seen.versions.get("torch_xla"):
+        return None
+    same = ".".join(map(str, _release(seen.versions["tensorflow"])))
+    return Problem(
+        about=VERSIONS,
+        what=f"tensorflow {seen.versions['tensorflow']} is installed beside torch_xla.",
+        why="The two conflict in one process (torch_xla warns of it at import); tensorflow-cpu does not.",
+        # Both packages own the same files, so what uninstalling one removes is put back, at the same version.
+        command=f"!pip uninstall -y tensorflow && pip install --force-reinstall --no-deps tensorflow-cpu=={same}",
+        then=RESTART,
+        state="warning",
+    )
+
+
+def _old_ipython(seen: _Seen) -> Problem | None:
+    return _too_old(seen.versions, "ipython", (7, 34), "The magics need what IPython has since 7.34.", "broken")
+
+
+def _old_ipywidgets(seen: _Seen) -> Problem | None:
+    return _too_old(seen.versions, "ipywidgets", (7, 7), "The live panel needs 7.7 or newer.", "warning")
+
+
+def _no_ipywidgets(seen: _Seen) -> Problem | None:
+    if seen.versions.get("ipywidgets"):
+        return None
+    return Problem(
+        about=VERSIONS,
+        what="ipywidgets is not installed.",
+        why="The live panel is made of its widgets.",
+        command='%pip install "ipywidgets>=7.7"',
+        then=f"{RESTART} and reload the page",
+        state="warning",
+    )
+
+
+def _too_old(versions: Versions, name: str, floor: tuple[int, int], why: str, state: str) -> Problem | None:
+    have = _release(versions.get(name))
+    if not have or have >= floor:
+        return None
+    least = f"{floor[0]}.{floor[1]}"
+    return Problem(
+        about=VERSIONS,
+        what=f"{name} {versions[name]} is older than {least}.",
+        why=why,
+        command=f'%pip install "{name}>={least}"',
+        then=RESTART,
+        state=state,
+    )
+
+
+def _release(version: str | None) -> tuple[int, ...]:
+    """The numbers of a version: "2.9.0+cu128" -> (2, 9, 0), "2.9.0a1" -> (2, 9, 0); () where there are none."""
+    match = re.match(r"\d+(?:\.\d+)*", version or "")
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+_CHECKS: tuple[Callable[[_Seen], Problem | None], ...] = (
+    _no_framework,
+    _different_pair,
+    _no_libtpu,
+    _plain_tensorflow,
+    _old_ipython,
+    _old_ipywidgets,
+    _no_ipywidgets,
+)

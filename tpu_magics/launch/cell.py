@@ -1,0 +1,162 @@
+"""How a `%%tpu_train` cell is read.
+
+What lives here: which of the three forms a cell has, from its text alone. What does not: running anything of it.
+
+Form 2, if there is a call of notebook_launcher, xmp.spawn or torch_xla.launch at the top level; form 1, if the last
+top-level statement is a `def`; else form 3.
+"""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tpu_magics.errors import TpuMagicsError
+
+LAUNCHERS: Mapping[str, str] = {
+    "accelerate.notebook_launcher": "notebook_launcher",
+    "accelerate.launchers.notebook_launcher": "notebook_launcher",
+    "torch_xla.distributed.xla_multiprocessing.spawn": "xmp.spawn",
+    "torch_xla.launch": "torch_xla.launch",
+    "torch_xla.torch_xla.launch": "torch_xla.launch",
+}
+DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell that was read. `form`: 1, 2 or 3; `tree`: its statements, with the line numbers of the cell as it is seen.
+
+    `function`: name of the trained function (form 1); `calls`: the launching calls with their kind (form 2).
+    """
+
+    form: int
+    tree: ast.Module
+    filename: str
+    function: str = ""
+    calls: tuple[tuple[ast.Call, str], ...] = field(default_factory=tuple)
+
+
+def read_cell(source: str, filename: str, namespace: Mapping[str, Any]) -> Cell:
+    """Read a cell's Python source (its magics translated, the first line standing for `%%tpu_train`).
+
+    Raises:
+        SyntaxError: as Python would.
+        TpuMagicsError: there is nothing in the cell to train.
+    """
+    tree = ast.parse(source, filename)
+    if not tree.body:
+        raise TpuMagicsError(
+            "The cell under %%tpu_train is empty.",
+            "It trains a function or statements of its cell.",
+            "Write the training function below %%tpu_train, or use %tpu_train FUNCTION for one that exists already.",
+        )
+    calls = tuple(launching_calls(tree, namespace))
+    if calls:
+        return Cell(2, tree, filename, calls=calls)
+    last = tree.body[-1]
+    if isinstance(last, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return Cell(1, tree, filename, function=last.name)
+    return Cell(3, tree, filename)
+
+
+# -- form 2 -----------------------------------------------------------------------------------------------------------
+
+
+def launching_calls(tree: ast.Module, namespace: Mapping[str, Any]) -> Iterator[tuple[ast.Call, str]]:
+    """The calls of a launcher at the top level, also below `if __name__ == "__main__":`."""
+    names = _imports(tree)
+    for statement in _top_level(tree.body):
+        call = _call_of(statement)
+        if call is not None:
+            kind = LAUNCHERS.get(canonical(call.func, names, namespace))
+            if kind is not None:
+                yield call, kind
+
+
+def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        if isinstance(statement, (ast.If, ast.With)):
+            yield from _top_level(statement.body)
+        elif isinstance(statement, ast.Try):
+            yield from _top_level(statement.body)
+        else:
+            yield statement
+
+
+def _call_of(statement: ast.stmt) -> ast.Call | None:
+    value = getattr(statement, "value", None)
+    return value if isinstance(statement, (ast.Expr, ast.Assign)) and isinstance(value, ast.Call) else None
+
+
+def _imports(tree: ast.Module) -> dict[str, str]:
+    """What the cell's own imports bind: local name -> canonical name."""
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                names[alias.asname or alias.name.split(".")[0]] = alias.name if alias.asname else alias.name.split(".")[0]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return names
+
+
+def canonical(node: ast.expr, imports: Mapping[str, str], namespace: Mapping[str, Any]) -> str:
+    """The dotted name that an expression stands for, through the cell's imports and the notebook's names; "" if none."""
+    if isinstance(node, ast.Attribute):
+        left = canonical(node.value, imports, namespace)
+        return f"{left}.{node.attr}" if left else ""
+    if not isinstance(node, ast.Name):
+        return ""
+    if node.id in imports:
+        return imports[node.id]
+    value = namespace.get(node.id)
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    if isinstance(value, (types.FunctionType, type)):
+        return f"{value.__module__}.{value.__qualname__}"
+    return ""
+
+
+def replace_calls(cell: Cell, name: str) -> ast.Module:
+    """The cell's statements with each launching call's callee replaced: `f(...)` -> `name(number, f, ...)`."""
+    for number, (call, _kind) in enumerate(cell.calls):
+        original = call.func
+        call.args = [ast.copy_location(ast.Constant(number), original), original, *call.args]
+        call.func = ast.copy_location(ast.Name(name, ast.Load()), original)
+    return cell.tree
+
+
+# -- forms 1 and 3 ----------------------------------------------------------------------------------------------------
+
+
+def split_definitions(tree: ast.Module) -> tuple[ast.Module, ast.Module]:
+    """The leading imports, functions and classes of a form 3 cell, and the rest.
+
+    The first are run in the notebook: later cells need them, and so does unpickling what the workers made of them.
+    """
+    count = 0
+    for statement in tree.body:
+        if not (isinstance(statement, DEFINITIONS) or _is_text(statement)):
+            break
+        count += 1
+    return _module(tree.body[:count]), _module(tree.body[count:])
+
+
+def split_last(tree: ast.Module) -> tuple[ast.Module, ast.Expression | None]:
+    """The statements but for a last expression, and that expression, which a cell would show."""
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        return _module(tree.body[:-1]), ast.Expression(tree.body[-1].value)
+    return tree, None
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _module(body: list[ast.stmt]) -> ast.Module:
+    return ast.Module(body=body, type_ignores=[])

@@ -1,0 +1,232 @@
+"""A cell that was read becomes a run.
+
+What lives here: for each of the three forms, what runs in the notebook and what is requested of the workers; scripts. What
+does not: how a cell is read (cell.py), and the run itself (train.py).
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import arguments, cell, hoist, reach, session, train
+from tpu_magics.launch.plan import Options
+from tpu_magics.launch.results import TrainResult
+from tpu_magics.launch.work import CellWork, ScriptWork, Work
+
+INTERCEPT = "__tpu_magics_launch__"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A cell's text as Python (its magics translated, blank lines before it so that line numbers are those of the cell
+    as it is seen), and the name of its file."""
+
+    text: str
+    filename: str
+
+
+def train_cell(source: Source, words: Sequence[str], options: Options) -> TrainResult | None:
+    """Train what a `%%tpu_train` cell says. None where a form 2 cell never reached its call."""
+    __tracebackhide__ = True
+    positional, named = arguments.parse_arguments(words)
+    namespace = session.current.notebook.namespace
+    read = cell.read_cell(source.text, source.filename, namespace)
+    if read.form == 1:
+        return _train_definition(read, positional, named, options, namespace)
+    if positional or named:
+        raise TpuMagicsError(
+            f"ARGs ({', '.join([*positional, *named])}) have no place in this cell.",
+            _WHY_NO_ARGS[read.form],
+            "Leave them away, or end the cell with the function that takes them.",
+        )
+    if read.form == 2:
+        return _train_launches(read, options, namespace)
+    return train.start(_statements(read, source, namespace), options)
+
+
+_WHY_NO_ARGS = {
+    2: "It calls a launcher, whose own arguments are used.",
+    3: "It is a cell of plain statements, which take no arguments: its last statement is not a `def`.",
+}
+
+
+def train_function(words: Sequence[str], options: Options) -> TrainResult:
+    """`%tpu_train FUNCTION ARG ...`, or `%tpu_train script.py [args]`."""
+    if not words:
+        raise TpuMagicsError(
+            "%tpu_train does not say what to train.",
+            "It takes a function or a script.",
+            "Write %tpu_train FUNCTION [ARG ...] or %tpu_train script.py [args], or put %%tpu_train on top of a cell.",
+        )
+    if words[0].endswith(".py"):
+        return train.start(_script(words[0], words[1:]), options)
+    namespace = session.current.notebook.namespace
+    positional, named = arguments.parse_arguments(words)
+    values, keywords = arguments.evaluate_all(positional, named, namespace)
+    return train.start(train.function_request(values[0], values[1:], keywords, labels=positional[1:]), options)
+
+
+# -- form 1 -----------------------------------------------------------------------------------------------------------
+
+
+def _train_definition(
+    read: cell.Cell, positional: Sequence[str], named: Mapping[str, str], options: Options, namespace: dict[str, Any]
+) -> TrainResult:
+    __tracebackhide__ = True
+    exec(_compiled(read.tree, read.filename, "exec"), namespace)
+    values, keywords = arguments.evaluate_all(positional, named, namespace)
+    function = namespace[read.function]
+    return train.start(train.function_request(function, values, keywords, labels=positional), options)
+
+
+def _compiled(tree: ast.Module | ast.Expression, filename: str, mode: str) -> Any:
+    return compile(ast.fix_missing_locations(tree), filename, mode, dont_inherit=True)
+
+
+# -- form 2 -----------------------------------------------------------------------------------------------------------
+
+
+def _train_launches(read: cell.Cell, options: Options, namespace: dict[str, Any]) -> TrainResult | None:
+    """Run the cell in the notebook, its launching calls going through our launcher."""
+    __tracebackhide__ = True
+    last: list[TrainResult] = []
+
+    def intercept(number: int, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        __tracebackhide__ = True
+        kind = read.calls[number][1]
+        last.append(_INTERCEPTORS[kind](inspect.signature(original).bind(*args, **kwargs), options))
+
+    code = _compiled(cell.replace_calls(read, INTERCEPT), read.filename, "exec")
+    namespace[INTERCEPT] = intercept
+    try:
+        exec(code, namespace)
+    finally:
+        namespace.pop(INTERCEPT, None)
+    return last[-1] if last else None
+
+
+def _notebook_launcher(call: inspect.BoundArguments, options: Options) -> TrainResult:
+    """accelerate.notebook_launcher: processes and mixed precision are honoured, which accelerate itself does not on a TPU."""
+    given = call.arguments
+    if int(given.get("num_nodes", 1)) > 1:
+        raise TpuMagicsError(
+            f"notebook_launcher(num_nodes={given['num_nodes']}) is not available here.",
+            "This launcher starts the workers of one host.",
+            "Leave num_nodes away.",
+        )
+    mixed = str(given.get("mixed_precision", "no")).lower()
+    environment = {"ACCELERATE_MIXED_PRECISION": mixed} if mixed != "no" else {}
+    options = replace(
+        options,
+        precision=options.precision or ("bf16" if mixed == "bf16" else None),
+        processes=_possible(given.get("num_processes"), options),
+        environment={**options.environment, **environment},
+    )
+    return _start_call(given["function"], given.get("args", ()), options, index_first=False)
+
+
+def _spawn(call: inspect.BoundArguments, options: Options) -> TrainResult:
+    """torch_xla's xmp.spawn: the function takes the rank first."""
+    given = call.arguments
+    options = replace(options, processes=_possible(given.get("nprocs"), options))
+    return _start_call(given["fn"], given.get("args", ()), options, index_first=True)
+
+
+def _launch(call: inspect.BoundArguments, options: Options) -> TrainResult:
+    """torch_xla.launch: the same, with `debug_single_process`."""
+    given = call.arguments
+    processes = 1 if given.get("debug_single_process") else None
+    return _start_call(
+        given["fn"], given.get("args", ()), replace(options, processes=options.processes or processes), index_first=True
+    )
+
+
+_INTERCEPTORS: Mapping[str, Callable[[inspect.BoundArguments, Options], TrainResult]] = {
+    "notebook_launcher": _notebook_launcher,
+    "xmp.spawn": _spawn,
+    "torch_xla.launch": _launch,
+}
+
+
+def _start_call(function: Any, args: Any, options: Options, index_first: bool) -> TrainResult:
+    args = tuple(args) if isinstance(args, (list, tuple)) else (args,)
+    return train.start(train.function_request(function, args, index_first=index_first), options)
+
+
+def _possible(asked: Any, options: Options) -> int | None:
+    """The number of processes that a pasted call asks for, where this host can have it; else its own, and a line about it."""
+    if options.processes is not None or asked is None:
+        return options.processes
+    host = session.known_host()
+    ranks = host.workers * host.replicas
+    if asked in (1, ranks):
+        return int(asked)
+    session.current.notebook.say(
+        f"The call asks for {asked} processes; this host has "
+        + (f"{len(host.chips)} TPU chips, so {ranks} ranks are started." if host.device == "TPU" else "no TPU, so one rank runs on XLA:CPU.")
+    )
+    return None
+
+
+# -- form 3 -----------------------------------------------------------------------------------------------------------
+
+
+def _statements(read: cell.Cell, source: Source, namespace: dict[str, Any]) -> train.Request:
+    """A request to run the cell's statements. Its leading imports, functions and classes run in the notebook first."""
+    __tracebackhide__ = True
+    definitions, rest = cell.split_definitions(read.tree)
+    exec(_compiled(definitions, read.filename, "exec"), namespace)
+    if not rest.body:
+        raise TpuMagicsError(
+            "The cell under %%tpu_train has nothing to train.",
+            "It only imports and defines; its last statement is not a function.",
+            "End the cell with the training function, or call it in the cell.",
+        )
+    body, last = cell.split_last(rest)
+    whole = _compiled(_copy(rest), read.filename, "exec")
+    items = tuple(reach.reachable_from_code(whole, namespace))
+    before = dict(namespace)
+
+    def make(models: Mapping[str, Any], hoists: hoist.HoistPlan | None) -> Work:
+        tree, expression = (body, last) if hoists is None else cell.split_last(hoists.swap(rest))
+        code = _compiled(tree, read.filename, "exec")
+        shown = None if expression is None else _compiled(expression, read.filename, "eval")
+        return CellWork(code, shown, namespace, models, hoists, before)
+
+    return train.Request("cell", make, items, hoistable=rest, source=source.text)
+
+
+def _copy(tree: ast.Module) -> ast.Module:
+    return ast.Module(body=list(tree.body), type_ignores=[])
+
+
+# -- scripts ----------------------------------------------------------------------------------------------------------
+
+
+def _script(path: str, argv: Sequence[str]) -> train.Request:
+    file = Path(path).expanduser()
+    try:
+        text = file.read_text(encoding="utf-8")
+        tree = ast.parse(text, str(file))
+    except OSError as error:
+        raise TpuMagicsError(
+            f"The script {path} cannot be read: {error.strerror}.",
+            f"The working directory is {Path.cwd()}.",
+            "Give the script's path from there.",
+        ) from error
+    except SyntaxError as error:
+        raise TpuMagicsError(
+            f"The script {path} is not valid Python: {error.msg}, line {error.lineno}.", "", "Correct it."
+        ) from error
+    has_mp_fn = any(isinstance(node, ast.FunctionDef) and node.name == "_mp_fn" for node in tree.body)
+
+    def make(models: Mapping[str, Any], _hoists: hoist.HoistPlan | None) -> Work:
+        return ScriptWork(str(file.absolute()), tuple(argv), has_mp_fn, models)
+
+    return train.Request(file.stem, make)

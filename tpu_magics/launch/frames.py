@@ -1,0 +1,244 @@
+"""Stacks as the person knows them: cells and files instead of temporary names, frameworks folded away.
+
+What lives here: exceptions and faulthandler's dumps to `events.Frame`s, whose code a frame is, and stacks as text.
+What does not: what a stack means (see diagnose.py and explain/). All stacks here are outermost call first.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.runs.events import Frame
+
+LEFT_OUT = "<left out>"
+"""Path of a frame that stands for `line` frames which were not kept."""
+
+_OUTER, _INNER = 20, 80
+_CODE_LENGTH = 200
+_OWN = str(Path(__file__).parents[1])
+_LAUNCHING = tuple(f"{_OWN}{os.sep}{room}{os.sep}" for room in ("launch", "magics"))
+_STDLIB = tuple(sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "scripts")}))
+_SITE = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\]+)")
+# Code without a file that a person can have typed; all others (<frozen ...>, <decorator-gen-3>) are made by libraries.
+_TYPED = ("<ipython-input", "<stdin", "<string", "<cell")
+# "Stack": what faulthandler writes when it was asked for one thread only.
+_THREAD = re.compile(r"^(Current thread|Thread|Stack)(?: (0x[0-9a-f]+).*)? \(most recent call first\):$")
+_DUMPED = re.compile(r'^\s*File (?:"(.*)"|\?\?\?), line (\d+|\?\?\?) in (.*)$')
+_ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
+
+
+# -- whose code ---------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def is_library(path: str) -> bool:
+    """Whether code at `path` is not the user's: installed packages, the standard library, ourselves, generated code."""
+    if path.startswith("<"):
+        return not path.startswith(_TYPED)
+    return bool(_SITE.search(path)) or _under(path, _OWN) or any(_under(path, folder) for folder in _STDLIB)
+
+
+@lru_cache(maxsize=4096)
+def package_of(path: str) -> str:
+    """The name of the library that `path` belongs to, for people: "torch", "tpu_magics", "Python"; "" for none."""
+    if path == LEFT_OUT or not is_library(path):
+        return ""
+    found = _SITE.findall(path)
+    if found:
+        return str(found[-1]).removesuffix(".py")
+    return "tpu_magics" if _under(path, _OWN) else "Python"
+
+
+def _under(path: str, folder: str) -> bool:
+    return path.startswith(folder + os.sep)
+
+
+# -- stacks from Python -------------------------------------------------------------------------------------------
+
+
+def from_exception(exc: BaseException, cell_names: Mapping[str, str]) -> tuple[Frame, ...]:
+    """The stack of an exception, and where a SyntaxError points to, at most 101 frames.
+
+    Args:
+        exc: the exception, with its traceback.
+        cell_names: from the file name of a cell's code to "In [n]".
+    """
+    found = traceback.walk_tb(exc.__traceback__)
+    frames = [_frame(frame.f_code.co_filename, line, frame.f_code.co_name, cell_names) for frame, line in found]
+    if isinstance(exc, SyntaxError) and exc.filename and exc.lineno:
+        frames.append(_frame(exc.filename, exc.lineno, "", cell_names, exc.text or ""))
+    return _bounded(frames)
+
+
+def describe(exc: BaseException) -> tuple[str, str]:
+    """An exception's qualified type ("ValueError", "mymodule.MyError") and its text, the deepest cause noted."""
+    text = _text_of(exc)
+    chain = [] if isinstance(exc, TpuMagicsError) else _chain(exc)  # ours say why themselves
+    if chain:
+        link = "caused by" if [exc, *chain][-2].__cause__ else "while handling"
+        text = f"{text} ({link} {_type_of(chain[-1])}: {_text_of(chain[-1])})".removeprefix(" ")
+    return _type_of(exc), text
+
+
+def _chain(exc: BaseException) -> list[BaseException]:
+    """What led to `exc`, the nearest first."""
+    chain = [exc]
+    while True:
+        last = chain[-1]
+        cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
+        if cause is None or any(cause is one for one in chain):
+            return chain[1:]
+        chain.append(cause)
+
+
+def _type_of(exc: BaseException) -> str:
+    kind = type(exc)
+    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    return module + kind.__qualname__
+
+
+def _text_of(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except Exception as error:  # a user's own __str__ may fail; what failed first matters more
+        return f"(its text is not available: {type(error).__name__} in __str__)"
+
+
+def _frame(path: str, line: int | None, function: str, cell_names: Mapping[str, str], code: str = "") -> Frame:
+    text = code or (linecache.getline(path, line) if line else "")
+    library = path not in cell_names and is_library(path)
+    return Frame(cell_names.get(path, path), line or 0, function, text.strip()[:_CODE_LENGTH], library)
+
+
+def _bounded(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    left_out = len(frames) - _OUTER - _INNER
+    if left_out <= 0:
+        return tuple(frames)
+    return (*frames[:_OUTER], Frame(LEFT_OUT, left_out, "", library=True), *frames[-_INNER:])
+
+
+# -- stacks from faulthandler -------------------------------------------------------------------------------------
+
+
+def from_faulthandler(text: str, cell_names: Mapping[str, str]) -> dict[str, tuple[Frame, ...]]:
+    """The threads of the last dump in `text`: id to stack, the thread that was running first."""
+    threads: dict[str, list[Frame]] = {}
+    current = stack = None
+    for line in text.splitlines():
+        header = _THREAD.match(line.strip())
+        if header:
+            name = header[2] or header[1]
+            if name in threads:  # the same thread again: another dump was appended to the file
+                threads, current = {}, None
+            current = name if header[1] != "Thread" else current
+            stack = threads.setdefault(name, [])
+        elif stack is not None and (frame := _dumped_frame(line, cell_names)):
+            stack.insert(0, frame)
+    order = sorted(threads, key=lambda name: name != current)
+    return {name: tuple(threads[name]) for name in order}
+
+
+def _dumped_frame(line: str, cell_names: Mapping[str, str]) -> Frame | None:
+    found = _DUMPED.match(line)
+    if not found:
+        return None
+    number = int(found[2]) if found[2].isdigit() else None
+    return _frame(_unescaped(found[1] or "???"), number, _unescaped(found[3]), cell_names)
+
+
+def _unescaped(text: str) -> str:
+    """faulthandler writes ASCII only; other characters arrive as \\xNN, \\uNNNN, \\UNNNNNNNN."""
+    return _ESCAPED.sub(lambda m: chr(int(m[1] or m[2] or m[3], 16)), text)
+
+
+def training_thread(threads: Mapping[str, Sequence[Frame]]) -> tuple[Frame, ...]:
+    """The stack that runs the user's training; (): none does.
+
+    A forked worker's main thread still carries the notebook's stack down to our fork: the user's frames there only
+    started the run. Best is the running thread, then one that we started, then any other with the user's code.
+    """
+    own = [tuple(stack) for stack in threads.values() if last_user_frame(stack) and not _launching(stack)]
+    if not own:
+        return ()
+    running = tuple(next(iter(threads.values())))
+    if running in own:
+        return running
+    return next((stack for stack in own if _launched(stack)), own[0])
+
+
+def _launched(stack: Sequence[Frame]) -> bool:
+    """Whether some of the user's code was called by us."""
+    return any(_launches(frame) and last_user_frame(stack[at:]) for at, frame in enumerate(stack))
+
+
+def _launching(stack: Sequence[Frame]) -> bool:
+    """Whether all of the user's code waits for a run that it started."""
+    return not _launched(stack) and any(_launches(frame) for frame in stack)
+
+
+def _launches(frame: Frame) -> bool:
+    """Ours, and not what the user's code calls inside a worker (observers, `tpu_magics.log`)."""
+    return frame.library and frame.path.startswith(_LAUNCHING)
+
+
+# -- stacks as text -----------------------------------------------------------------------------------------------
+
+
+def last_user_frame(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost frame of the user's own code: the line to point at."""
+    return next((frame for frame in reversed(frames) if not frame.library), None)
+
+
+def libraries_below(frames: Sequence[Frame]) -> list[str]:
+    """The libraries that the user's innermost line had called, outermost first."""
+    below: list[Frame] = []
+    for frame in frames:
+        below = [*below, frame] if frame.library else []
+    return _packages(below)
+
+
+def place(frame: Frame) -> str:
+    """`In [12], line 14, in training_function`, files relative to the working directory."""
+    path = os.path.relpath(frame.path) if _under(frame.path, str(Path.cwd())) else frame.path
+    function = f", in {frame.function}" if frame.function else ""
+    return f"{path}, line {frame.line or '?'}{function}"
+
+
+def fold(frames: Sequence[Frame]) -> list[str]:
+    """A stack as lines: the user's frames with cell, line and code; runs of library frames as one line each."""
+    lines: list[str] = []
+    for library, group in groupby(frames, key=lambda frame: frame.library):
+        run = list(group)
+        lines.extend(_folded(run) if library else _repeated(_render(frame) for frame in run))
+    return lines
+
+
+def _render(frame: Frame) -> str:
+    return f"{place(frame)}: {frame.code}" if frame.code else place(frame)
+
+
+def _folded(run: Sequence[Frame]) -> list[str]:
+    count = sum(frame.line if frame.path == LEFT_OUT else 1 for frame in run)
+    packages = _packages(run)
+    shown = "/".join([*packages[:4], "..."] if len(packages) > 4 else packages)
+    return [f"... {count} frame{'' if count == 1 else 's'}{' in ' if shown else ''}{shown} ..."]
+
+
+def _packages(run: Iterable[Frame]) -> list[str]:
+    return list(dict.fromkeys(name for name in (package_of(frame.path) for frame in run) if name))
+
+
+def _repeated(lines: Iterable[str]) -> Iterable[str]:
+    """Recursion: the same line many times over is shown once, with the count."""
+    for line, same in groupby(lines):
+        count = sum(1 for _ in same)
+        yield line if count == 1 else f"{line} ({count} times)"

@@ -1,0 +1,200 @@
+"""What must be so before anything forks.
+
+What lives here: one small check for each thing that would break a forked worker, and the memory of which cell did it.
+What does not: the facts themselves (host/, backends/), and failures of workers (diagnose.py).
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tpu_magics.backends.base import Backend
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.host import Host
+from tpu_magics.host.problem import HOLDER
+
+
+class Marks:
+    """Which cell brought the process into a state that forbids a fork. Asked after every cell; cheap, imports nothing."""
+
+    def __init__(self) -> None:
+        self.cells: dict[str, str] = {}
+
+    def look(self, backend: Backend, cell: str) -> None:
+        """Note `cell` for every state that is there now and was not before."""
+        for state in _states(backend):
+            self.cells.setdefault(state, cell)
+
+    def blame(self, state: str) -> str:
+        """The cell in words."""
+        return self.cells.get(state, "code that ran before tpu_magics was loaded")
+
+
+def _states(backend: Backend) -> list[str]:
+    runtime = ["runtime"] if backend.runtime_initialized() else []
+    return [*runtime, *backend.other_states()]
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What the guards look at. `items`: what the function can reach; `models`: the models among it; `source`: the text
+    of the function or cell ("" where it is not at hand)."""
+
+    backend: Backend
+    host: Host
+    marks: Marks
+    items: Sequence[tuple[str, Any]] = ()
+    models: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+
+
+def check(situation: Situation) -> None:
+    """Raise TpuMagicsError for the first thing that would break the workers."""
+    for guard in GUARDS:
+        guard(situation)
+
+
+RESTART = "Restart the kernel (the runtime cannot be stopped otherwise), "
+
+
+def runtime_is_down(s: Situation) -> None:
+    if s.backend.runtime_initialized():
+        raise TpuMagicsError(
+            f"The XLA runtime is already initialised in this notebook, by {s.marks.blame('runtime')}.",
+            "A forked worker cannot use a runtime that its parent has started; torch_xla would stop with "
+            '"Runtime is already initialized".',
+            RESTART + "take the use of the XLA device out of that cell (torch_xla.device(), tensor.to('xla'), "
+            "xr.world_size(), ...), and do it inside the training function.",
+        )
+
+
+def no_accelerator(s: Situation) -> None:
+    if "accelerator" in s.backend.other_states():
+        raise TpuMagicsError(
+            f"An Accelerator was built in this notebook, by {s.marks.blame('accelerator')}.",
+            "Each worker needs an Accelerator of its own; one built before the fork holds the notebook's device.",
+            RESTART + "and build the Accelerator inside the training function.",
+        )
+
+
+def no_cuda(s: Situation) -> None:
+    if "cuda" in s.backend.other_states():
+        raise TpuMagicsError(
+            f"CUDA was initialised in this notebook, by {s.marks.blame('cuda')}.",
+            "CUDA does not survive a fork.",
+            RESTART + "and keep GPU work out of the notebook's own cells.",
+        )
+
+
+def tpu_is_free(s: Situation) -> None:
+    """Looks anew: another notebook may have taken the TPU since %tpu_init."""
+    if s.host.device != "TPU":
+        return
+    taken = [problem for problem in s.host.problems if problem.about == HOLDER and problem.state == "broken"]
+    if taken:
+        raise TpuMagicsError(taken[0].what, taken[0].why, taken[0].todo)
+
+
+def models_on_cpu(s: Situation) -> None:
+    for name, model in s.models.items():
+        device = s.backend.model_device(model)
+        if device not in ("cpu", "meta"):
+            raise TpuMagicsError(
+                f"The model `{name}` is on the device {device!r} already.",
+                "Workers inherit models in host memory and move them to their own devices.",
+                f"Leave `{name}` on the CPU in the notebook, and move it inside the training function "
+                "(model.to(torch_xla.device()), or accelerator.prepare).",
+            )
+
+
+def optimizers_follow(s: Situation) -> None:
+    """`.to(device)` replaces a model's parameters on XLA, and an optimiser made before goes on holding the old ones."""
+    for name, value in s.items:
+        held = s.backend.detached_optimizer(value, s.models)
+        if held is not None and not _is_prepared(name, s.source):
+            raise TpuMagicsError(
+                f"The optimizer `{name}` was made in the notebook and holds the parameters of `{held}` on the CPU.",
+                f"Moving `{held}` to an XLA device replaces its parameters, so this optimizer would train nothing, "
+                "without a word.",
+                f"Make the optimizer inside the training function, after the model is on its device, or pass it "
+                f"through accelerator.prepare({held}, {name}).",
+            )
+
+
+def _is_prepared(name: str, source: str) -> bool:
+    """Whether the source gives `name` to a `.prepare(...)`."""
+    try:
+        tree = ast.parse(textwrap.dedent(source))
+    except SyntaxError:
+        return False
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return any(
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("prepare", "prepare_optimizer")
+        and any(isinstance(arg, ast.Name) and arg.id == name for arg in call.args)
+        for call in calls
+    )
+
+
+GUARDS: tuple[Callable[[Situation], None], ...] = (
+    runtime_is_down,
+    no_accelerator,
+    no_cuda,
+    tpu_is_free,
+    models_on_cpu,
+    optimizers_follow,
+)
+
+
+# -- the function -----------------------------------------------------------------------------------------------------
+
+
+def check_function(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], index_first: bool) -> dict[str, Any]:
+    """Check that `function` can be trained with these arguments; returns them by parameter, defaults applied."""
+    name = getattr(function, "__name__", repr(function))
+    if not callable(function):
+        raise TpuMagicsError(
+            f"`{name}` is not a function.",
+            f"It is of type {type(function).__name__}.",
+            "Name a function that takes the model (or nothing) and trains it.",
+        )
+    _refuse_kinds(function, name)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return {str(i): arg for i, arg in enumerate(args)} | dict(kwargs)
+    try:
+        bound = signature.bind(*((0,) if index_first else ()), *args, **kwargs)
+    except TypeError as problem:
+        given = f"{len(args)} positional" + (f" and {', '.join(kwargs)}" if kwargs else "")
+        raise TpuMagicsError(
+            f"{name}{signature} does not take these arguments: {problem}.",
+            f"Given: {given}" + (", after the process index" if index_first else "") + ".",
+            f"Write one ARG for each parameter behind the magic: %%tpu_train {' '.join(_needed(signature))}".rstrip(),
+        ) from None
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def _needed(signature: inspect.Signature) -> list[str]:
+    return [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+
+
+def _refuse_kinds(function: Any, name: str) -> None:
+    inner = inspect.unwrap(function)
+    kinds = (
+        (inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner), "an async function"),
+        (inspect.isgeneratorfunction(inner), "a generator function (it contains yield)"),
+    )
+    for found, kind in kinds:
+        if found:
+            raise TpuMagicsError(
+                f"`{name}` is {kind}, and cannot be trained.",
+                "Calling it runs nothing of its body.",
+                "Make it a plain function that trains and returns.",
+            )

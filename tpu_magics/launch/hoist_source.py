@@ -1,0 +1,112 @@
+"""The source of a function, and proof that it is the source.
+
+What lives here: from a function to the text and tree of its whole cell or file, and from a tree back to the function's
+code object. What does not: any change of either (hoist_swap.py).
+"""
+
+from __future__ import annotations
+
+import __future__
+
+import ast
+import functools
+import inspect
+import linecache
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import Any
+
+FUTURES = functools.reduce(
+    lambda mask, name: mask | int(getattr(__future__, name).compiler_flag), __future__.all_feature_names, 0
+)
+# What must be equal for two code objects to do the same.
+SAME = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_flags", "co_firstlineno", "co_name")
+
+
+@dataclass(frozen=True)
+class FunctionSource:
+    """`text` and `tree` of the whole file or cell, and `node`: the function in it."""
+
+    text: str
+    tree: ast.Module
+    node: ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def function_source(function: FunctionType, text: str | None = None) -> FunctionSource | None:
+    """Where `function` is written; None where its source is not at hand. `text` is used instead of the file's."""
+    code = function.__code__
+    text = text if text is not None else "".join(linecache.getlines(code.co_filename, function.__globals__))
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
+    nodes = (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    found = next((node for node in nodes if node.name == code.co_name and _first_line(node) == code.co_firstlineno), None)
+    return FunctionSource(text, tree, found) if found is not None else None
+
+
+def compiled(tree: ast.Module, function: FunctionType) -> CodeType | None:
+    """The code object of `function` in the compiled `tree`, compiled as the function's own file was."""
+    code = function.__code__
+    flags = (code.co_flags & FUTURES) | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    try:
+        module = compile(tree, code.co_filename, "exec", flags=flags, dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return None
+    place = (code.co_name, code.co_firstlineno, getattr(code, "co_qualname", ""))
+    found = (one for one in _nested(module) if place == (one.co_name, one.co_firstlineno, getattr(one, "co_qualname", "")))
+    return next(found, None)
+
+
+def same_code(left: CodeType, right: CodeType) -> bool:
+    """Whether both do the same, line for line."""
+    if any(getattr(left, name) != getattr(right, name) for name in SAME):
+        return False
+    pairs = zip(left.co_consts, right.co_consts, strict=False)
+    return len(left.co_consts) == len(right.co_consts) and all(_same_constant(a, b) for a, b in pairs)
+
+
+def _same_constant(left: Any, right: Any) -> bool:
+    if isinstance(left, CodeType) and isinstance(right, CodeType):
+        return same_code(left, right)
+    return type(left) is type(right) and repr(left) == repr(right)
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _nested(constant)
+
+
+def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+
+
+# -- from what is called to what is written -------------------------------------------------------------------------
+def underlying(function: Any) -> tuple[FunctionType | None, Mapping[str, Any]]:
+    """The function behind partials, bound methods, callable objects and decorators that use `functools.wraps`; and the
+    parameters that these fill in."""
+    known: dict[str, Any] = {}
+    while not isinstance(function, FunctionType) or hasattr(function, "__wrapped__"):
+        if isinstance(function, functools.partial):
+            known.update(_first_arguments(function.func, *function.args), **function.keywords)
+            function = function.func
+        elif inspect.ismethod(function):
+            known.update(_first_arguments(function.__func__, function.__self__))
+            function = function.__func__
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        elif not isinstance(function, type) and inspect.ismethod(getattr(function, "__call__", None)):  # noqa: B004
+            function = function.__call__
+        else:
+            return None, known
+    return function, known
+
+
+def _first_arguments(function: Any, *given: Any) -> dict[str, Any]:
+    try:
+        return inspect.signature(function).bind_partial(*given).arguments
+    except (TypeError, ValueError):
+        return {}

@@ -1,0 +1,355 @@
+"""What an expression of a training function is worth in the notebook, before the function runs.
+
+What lives here: the names that a function sees (`Scope`), why an expression cannot be evaluated yet (`Scope.problem`),
+and its value where it can (`Scope.value`). What does not: which calls build models (hoist_read.py).
+
+Only expressions that read are evaluated: constants, names, attributes, items, arithmetic, displays, comprehensions, a
+fixed list of builtins, and the constructors of plain settings.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import copy
+import importlib
+import importlib.util
+from collections import ChainMap, OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from types import FunctionType
+from typing import Any, Protocol
+
+PURE = (
+    *(len, int, float, complex, str, bytes, bool, abs, round, divmod, pow, min, max, sum, any, all, sorted),
+    *(list, tuple, dict, set, frozenset, range, zip, enumerate, reversed, slice, repr, getattr, hasattr, isinstance),
+    OrderedDict,
+)
+PURE_METHODS = frozenset(
+    "get items keys values copy count index lower upper strip lstrip rstrip split join format startswith endswith replace"
+    " title removeprefix removesuffix".split()
+)
+PLAIN = (str, bytes, dict, list, tuple, set, frozenset, OrderedDict)
+READING = (
+    *(ast.Constant, ast.JoinedStr, ast.FormattedValue, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Starred, ast.Slice),
+    *(ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Attribute, ast.Subscript, ast.keyword),
+    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.comprehension),
+    *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context),
+)
+CODE_LENGTH = 80
+
+
+class HoistBackend(Protocol):
+    """What hoisting asks of a framework (see backends/torch_xla/modules.py and randomness.py for what each means)."""
+
+    def runtime_initialized(self) -> bool: ...
+    def is_model(self, value: object) -> bool: ...
+    def builds_model(self, function: object) -> bool: ...
+    def builds_weightless(self, function: object) -> bool: ...
+    def builds_config(self, function: object) -> bool: ...
+    def touches_device(self, value: object) -> bool: ...
+    def model_bytes(self, model: Any) -> int: ...
+    def shares_memory(self, model: Any, value: object) -> bool: ...
+    def replace_reference(self, model: Any, old: object, new: object) -> None: ...
+    def random_state(self) -> Any: ...
+    def set_random_state(self, state: Any) -> None: ...
+    def same_modes(self, left: Any, right: Any) -> bool: ...
+    def same_numbers(self, left: Any, right: Any) -> bool: ...
+    def is_seed_call(self, function: object) -> bool: ...
+    def seeds_device_only(self, function: object) -> bool: ...
+    def seeds_without_runtime(self) -> AbstractContextManager[None]: ...
+
+
+PENDING = object()
+"""In `Scope.results`: a model that will be built, or could not be."""
+
+
+class Unknown(Exception):
+    """An expression has no value before the function runs. The text is a predicate: "depends on the device"."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text that the trees come from; empty where only the tree is there."""
+
+    text: str = ""
+
+    def code(self, node: ast.AST) -> str:
+        """The first line of what the person wrote, shortened."""
+        segment = ast.get_source_segment(self.text, node) if self.text and isinstance(node, (ast.expr, ast.stmt)) else ""
+        first, *rest = (segment or ast.unparse(node)).strip().splitlines() or [""]
+        shown = first if len(first) <= CODE_LENGTH else first[: CODE_LENGTH - 3] + "..."
+        return shown + " ..." if rest and not shown.endswith("...") else shown
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A name that the function has set so far. `problem` says why its value is not known; else `expression` gives it,
+    or `module` (and `attribute`) where it was imported."""
+
+    line: int
+    code: str
+    expression: ast.expr | None = None
+    module: str = ""
+    attribute: str = ""
+    problem: str = ""
+    definition: ast.ClassDef | None = None
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The names that code sees at one place: what it has set itself, its parameters, and what lies around it.
+
+    `outer`: closure, globals, builtins; `own`: names that are the function's wherever it sets them; `changed`: names
+    whose object the function has changed so far, and where; `results`: values of expressions that must be evaluated
+    once only, and models built, by the `id` of their node.
+    """
+
+    outer: Mapping[str, Any]
+    parameters: Mapping[str, Any]
+    own: frozenset[str]
+    backend: HoistBackend
+    source: Source
+    package: str | None = None
+    bindings: dict[str, Binding] = field(default_factory=dict)
+    changed: dict[str, str] = field(default_factory=dict)
+    results: dict[int, Any] = field(default_factory=dict)
+    owned: dict[int, Any] = field(default_factory=dict)
+
+    def frozen(self) -> Scope:
+        """The scope as it is here, for later."""
+        return replace(self, bindings=dict(self.bindings), changed=dict(self.changed))
+
+    # -- why not ----------------------------------------------------------------------------------------------------
+    def problem(self, node: ast.AST, built: Iterable[int] = (), bound: frozenset[str] = frozenset()) -> str:
+        """Why `node` has no value before the function runs; "" where it has one.
+
+        `built`: ids of the calls inside that will have been made; `bound`: names of comprehensions around.
+        """
+        if id(node) in built:
+            return ""
+        if isinstance(node, ast.Name):
+            return "" if node.id in bound else self._name_problem(node.id)
+        if isinstance(node, ast.Call):
+            return self._call_problem(node) or self._any_problem(ast.iter_child_nodes(node), built, bound)
+        if not isinstance(node, READING):
+            return "is more than an expression that reads values"
+        if isinstance(node, ast.Attribute) and node.attr == "device":
+            return "depends on the device"
+        return self._any_problem(ast.iter_child_nodes(node), built, bound | _bound_by(node))
+
+    def _any_problem(self, nodes: Iterable[ast.AST], built: Iterable[int], bound: frozenset[str]) -> str:
+        return next((text for text in (self.problem(node, built, bound) for node in nodes) if text), "")
+
+    def _name_problem(self, name: str) -> str:
+        if name in self.changed:
+            return f"needs `{name}`, which is changed in {self.changed[name]}"
+        binding = self.bindings.get(name)
+        if binding is not None:
+            return self._binding_problem(binding)
+        if name in self.parameters or (name not in self.own and name in self.outer):
+            return ""
+        return f"needs `{name}`, which has no value before the function runs"
+
+    def _binding_problem(self, binding: Binding) -> str:
+        expression = binding.expression
+        inner = binding.problem
+        if not inner and expression is not None and id(expression) not in self.results:
+            inner = self.problem(expression)
+        return f"comes from line {binding.line} (`{binding.code}`), which {inner}" if inner else ""
+
+    def _call_problem(self, call: ast.Call) -> str:
+        callee = self.resolve(call.func)
+        if callee is not None and (_is_one_of(callee, PURE) or self.backend.builds_config(callee)):
+            return ""
+        if self._is_pure_method(call.func):
+            return ""
+        if callee is not None and self.backend.touches_device(callee):
+            return "depends on the device"
+        return f"calls `{self.source.code(call.func)}`, whose result is known only when the function runs"
+
+    def _is_pure_method(self, function: ast.expr) -> bool:
+        if not isinstance(function, ast.Attribute) or function.attr not in PURE_METHODS or self.problem(function.value):
+            return False
+        try:
+            return type(self.value(function.value)) in PLAIN
+        except Unknown:
+            return False
+
+    # -- what -------------------------------------------------------------------------------------------------------
+    def resolve(self, node: ast.expr) -> Any:
+        """The object that a name or dotted name stands for; None where that is not known."""
+        if not isinstance(node, (ast.Name, ast.Attribute)) or self._unresolved(node):
+            return None
+        try:
+            return self.value(node)
+        except Unknown:
+            return None
+
+    def _unresolved(self, node: ast.expr) -> bool:
+        """Whether a dotted name begins with something that has no value. That its object was changed does not matter."""
+        while isinstance(node, ast.Attribute):
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return True
+        return bool(replace(self, changed={})._name_problem(node.id))
+
+    def value(self, node: ast.expr, built: Mapping[int, Any] | None = None) -> Any:
+        """The value of an expression that has no problem. Raises Unknown where reading it fails."""
+        if id(node) in self.results:
+            if self.results[id(node)] is PENDING:
+                raise Unknown("needs a model that is not built in the notebook")
+            return self.results[id(node)]
+        if isinstance(node, ast.Name):
+            return self.lookup(node.id)
+        tree, names = _with_names(node, built or {})
+        names.update({name: self.lookup(name) for name in _free_names(tree) if name not in names})
+        try:
+            code = compile(ast.Expression(tree), "<argument>", "eval")
+            found = eval(code, {"__builtins__": builtins, **names})
+        except Exception as error:
+            raise Unknown(f"could not be evaluated in the notebook ({type(error).__name__}: {error})") from error
+        return self._once(node, found)
+
+    def _settled(self, expression: ast.expr) -> Any:
+        """The value of what was assigned to a name: the same object at each reading."""
+        found = self.value(expression)
+        return self.results.setdefault(id(expression), found)
+
+    def _once(self, node: ast.expr, found: Any) -> Any:
+        """Keep what settings were made: each name for them must mean the same object, and none of the notebook's."""
+        if isinstance(node, ast.Call) and self.backend.builds_config(self.resolve(node.func)):
+            found = self.results[id(node)] = self.own_copy(found)
+        return found
+
+    def own_copy(self, value: Any) -> Any:
+        """A copy that a build may change without changing the notebook's objects. One copy for each object."""
+        try:
+            copied = copy.deepcopy(value, self.owned)
+        except Exception as error:
+            raise Unknown(f"cannot be copied ({type(error).__name__}: {error})") from error
+        self.keep(copied)
+        return copied
+
+    def keep(self, value: Any) -> None:
+        """Copy `value` never again, since it is the plan's own."""
+        self.owned[id(value)] = value
+
+    def lookup(self, name: str) -> Any:
+        """The object that a name stands for. Raises Unknown where it is not known."""
+        binding = self.bindings.get(name)
+        if binding is not None:
+            return self._bound_value(binding)
+        if name in self.parameters:
+            return self.parameters[name]
+        if name in self.own or name not in self.outer:
+            raise Unknown(f"needs `{name}`, which has no value before the function runs")
+        return self.outer[name]
+
+    def _bound_value(self, binding: Binding) -> Any:
+        if binding.problem:
+            raise Unknown(binding.problem)
+        if binding.expression is not None:
+            return self._settled(binding.expression)
+        try:
+            return _imported(binding, self.package)
+        except Exception as error:
+            raise Unknown(f"needs an import that failed ({type(error).__name__}: {error})") from error
+
+
+def function_scope(function: FunctionType, known: Mapping[str, Any], backend: HoistBackend, source: Source) -> Scope:
+    """The scope of a function's body, with `known` as its parameters."""
+    code = function.__code__
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+    closure = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+    return Scope(
+        outer=ChainMap(closure, function.__globals__, vars(builtins)),
+        parameters=dict(known),
+        own=frozenset(code.co_varnames + code.co_cellvars),
+        backend=backend,
+        source=source,
+        package=function.__globals__.get("__package__"),
+    )
+
+
+def import_bindings(statement: ast.Import | ast.ImportFrom, code: str) -> Iterator[tuple[str, Binding]]:
+    """The names that an import sets."""
+    for alias in statement.names:
+        if isinstance(statement, ast.ImportFrom):
+            module = "." * statement.level + (statement.module or "")
+            yield alias.asname or alias.name, Binding(statement.lineno, code, module=module, attribute=alias.name)
+        elif alias.asname:
+            yield alias.asname, Binding(statement.lineno, code, module=alias.name)
+        else:
+            first = alias.name.partition(".")[0]
+            yield first, Binding(statement.lineno, code, module=first)
+
+
+def arguments_of(call: ast.Call) -> ast.Tuple:
+    """`((a, *b), {"k": v, **d})` for `f(a, *b, k=v, **d)`: all arguments as one expression."""
+    keys = [ast.Constant(keyword.arg) if keyword.arg else None for keyword in call.keywords]
+    values = [keyword.value for keyword in call.keywords]
+    both = ast.Tuple([ast.Tuple(call.args, ast.Load()), ast.Dict(keys, values)], ast.Load())
+    ast.copy_location(both, call)
+    return ast.fix_missing_locations(both)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018  (reading an empty cell raises)
+    except ValueError:
+        return False
+    return True
+
+
+def _imported(binding: Binding, package: str | None) -> Any:
+    name = importlib.util.resolve_name(binding.module, package) if binding.module.startswith(".") else binding.module
+    module = importlib.import_module(name)
+    if not binding.attribute:
+        return module
+    try:
+        return getattr(module, binding.attribute)
+    except AttributeError:
+        return importlib.import_module(f"{name}.{binding.attribute}")
+
+
+def _is_one_of(value: object, known: tuple[Any, ...]) -> bool:
+    return any(value is one for one in known)
+
+
+def _bound_by(node: ast.AST) -> frozenset[str]:
+    """The names that a comprehension sets."""
+    generators = getattr(node, "generators", ())
+    stored = (name for part in generators for name in ast.walk(part.target))
+    return frozenset(name.id for name in stored if isinstance(name, ast.Name))
+
+
+def _free_names(tree: ast.AST) -> Iterator[str]:
+    stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id not in stored:
+            yield node.id
+
+
+class _Names(ast.NodeTransformer):
+    """Puts a name in the place of each call that has been made."""
+
+    def __init__(self, built: Mapping[int, Any]) -> None:
+        self.built = built
+        self.names: dict[str, Any] = {}
+
+    def visit(self, node: ast.AST) -> Any:
+        if id(node) not in self.built:
+            return self.generic_visit(node)
+        name = f"__built_{len(self.names)}__"
+        self.names[name] = self.built[id(node)]
+        return ast.copy_location(ast.Name(name, ast.Load()), node)
+
+
+def _with_names(node: ast.expr, built: Mapping[int, Any]) -> tuple[ast.expr, dict[str, Any]]:
+    """A copy of `node` in which the calls of `built` are names, and what these names stand for."""
+    memo: dict[int, Any] = {}
+    copied = copy.deepcopy(node, memo)
+    names = _Names({id(memo[key]): value for key, value in built.items() if key in memo})
+    return names.visit(copied), names.names

@@ -1,0 +1,143 @@
+"""One worker process: how it is forked, and what it must be before any of the user's code runs in it.
+
+What lives here: the fork, the process group, the death signal, inherited sockets, crash dumps. What does not: what the
+worker does (worker.py), its output (streams.py), watching it (supervise.py).
+
+A worker ignores SIGINT (Jupyter signals the whole process group, so another cell's interrupt would reach it), leads a
+process group of its own (so that DataLoader workers go with it), and dies with the kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import os
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tpu_magics.errors import TpuMagicsError
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+STACK_SIGNAL = signal.SIGUSR1
+CRASHED = 70  # exit code: the worker's own machinery failed (sysexits.h EX_SOFTWARE)
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Hold SIGINT back in this thread: half a fork or half a load would be worse than a late interrupt."""
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+
+def require_main_thread() -> None:
+    """The death signal follows the forking thread, so it must be one that outlives the run."""
+    if threading.current_thread() is not threading.main_thread():
+        raise TpuMagicsError(
+            "Training cannot be started from a thread.",
+            "Workers are tied to the thread that forks them, and would be killed when it ends.",
+            "Run %%tpu_train in a cell of its own (not from a subshell or a widget's callback).",
+        )
+
+
+def flush_everything() -> None:
+    """Empty Python's and C's output buffers: what is buffered at the fork would appear twice."""
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            pass
+    ctypes.CDLL(None).fflush(None)
+
+
+def fork_worker(main: Callable[[], int], stack_file: Path) -> int:
+    """Fork; the child runs `main` and leaves with its exit code, never returning. Returns the child's pid.
+
+    Call it with interrupts held and buffers flushed, from the main thread.
+    """
+    parent = os.getpid()
+    with warnings.catch_warnings():
+        # Python 3.12+ warns about every fork of a process with threads. We fork knowingly: the child's work runs in a new thread.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid:
+        try:
+            os.setpgid(pid, pid)
+        except OSError:
+            pass  # the child was faster, or is gone already
+        return pid
+    code = CRASHED
+    try:
+        become_worker(parent, stack_file)
+        code = main()
+    except BaseException:
+        # Anything that passed this point would run the kernel's own loop a second time.
+        os.write(2, traceback.format_exc().encode("utf-8", "replace"))
+    finally:
+        os._exit(code)
+
+
+def become_worker(parent: int, stack_file: Path) -> None:
+    """Set up the child's process-wide state, in an order that leaves no moment in which it could outlive its kernel."""
+    os.setpgid(0, 0)
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+    gc.freeze()  # the collector would otherwise write into every inherited page
+    close_sockets()
+    dump_stacks_to(stack_file)
+    os.register_at_fork(before=_remember_forking_thread, after_in_child=_grandchild)
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent goes (prctl(2), PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(CRASHED)
+
+
+def close_sockets() -> None:
+    """Close inherited sockets: while a worker holds the kernel's ports, a restart fails with "Address already in use"."""
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
+                os.close(int(entry))
+        except OSError:
+            pass
+
+
+def dump_stacks_to(path: Path) -> None:
+    """Write Python stacks to `path` on a crash, and on `STACK_SIGNAL`."""
+    file = open(path, "ab", buffering=0)  # noqa: SIM115 - stays open as long as the worker lives
+    faulthandler.enable(file=file, all_threads=True)
+    faulthandler.register(STACK_SIGNAL, file=file, all_threads=True, chain=False)
+
+
+# Threads that live as long as the worker; only their children may be tied to them by the death signal.
+lasting_threads: set[int] = set()
+_forking: list[tuple[int, bool]] = []
+
+
+def _remember_forking_thread() -> None:
+    _forking[:] = [(os.getpid(), threading.get_ident() in lasting_threads)]
+
+
+def _grandchild() -> None:
+    """In a process that a worker forked (a DataLoader worker): die with the worker, and never use its crash file."""
+    parent, lasting = _forking[0]
+    if lasting:
+        die_with_parent(parent)
+    faulthandler.unregister(STACK_SIGNAL)
+    signal.signal(STACK_SIGNAL, signal.SIG_IGN)

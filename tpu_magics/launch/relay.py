@@ -1,0 +1,98 @@
+"""The notebook's half of a worker's output: rank 0's log and displays, shown as they come.
+
+What lives here: following the log and the display events in their order. What does not: where they come from (streams.py).
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tpu_magics.runs import events
+from tpu_magics.runs.files import RunFiles
+from tpu_magics.runs.reader import Tail
+
+CHUNK = 1 << 20  # bytes read at once
+
+
+class Screen(Protocol):
+    """Where output is shown."""
+
+    def text(self, text: str) -> None:
+        """Show text as it was printed."""
+
+    def display(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str, update: bool) -> None:
+        """Show a mime bundle."""
+
+    def clear(self, wait: bool) -> None:
+        """clear_output()."""
+
+
+class PlainScreen:
+    """Output in a terminal or a script: displays are shown as their plain text."""
+
+    def text(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def display(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str, update: bool) -> None:  # noqa: ARG002
+        self.text(str(data.get("text/plain", "")) + "\n")
+
+    def clear(self, wait: bool) -> None:
+        pass
+
+
+@dataclass
+class Relay:
+    """Shows what rank 0 has written since the last call, text and displays in their order."""
+
+    files: RunFiles
+    screen: Screen
+    _offset: int = 0
+    _ended: bool = False
+
+    def __post_init__(self) -> None:
+        self._tail = Tail(self.files.events_path(0))
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def pump(self) -> None:
+        """Show what is new. The log's size is taken first: a display that stands before a byte of it is then on disk."""
+        size = self._log_size()
+        for event in self._tail.read():
+            if isinstance(event, events.Display):
+                self._text_until(event.offset)
+                self._show(event)
+            elif isinstance(event, events.End):
+                self._text_until(event.log_end)
+                self._ended = True
+        if not self._ended:
+            self._text_until(size)
+
+    def _log_size(self) -> int:
+        try:
+            return self.files.log_path(0).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _text_until(self, end: int | None) -> None:
+        try:
+            with open(self.files.log_path(0), "rb") as log:
+                log.seek(self._offset)
+                while data := log.read(CHUNK if end is None else max(0, min(CHUNK, end - self._offset))):
+                    self._offset += len(data)
+                    self.screen.text(self._decoder.decode(data))
+        except FileNotFoundError:
+            pass
+
+    def _show(self, event: events.Display) -> None:
+        if event.action == "clear":
+            self.screen.clear(event.wait)
+            return
+        try:
+            bundle = json.loads((self.files.path / event.file).read_bytes())
+        except (OSError, ValueError):
+            return
+        self.screen.display(bundle.get("data", {}), bundle.get("metadata", {}), event.display_id, event.update)

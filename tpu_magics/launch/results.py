@@ -1,0 +1,171 @@
+"""Home again: what a run left in its folder becomes values, names and weights of the notebook.
+
+What lives here: reading the ranks' results, the order and the "all or nothing" of the move, and the object that people
+hold. What does not: how weights are written and checked (backends/), how results are packed (work.py).
+
+A pickle is only ever loaded from a run that this process itself started.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tpu_magics.backends.base import Backend
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import process
+from tpu_magics.runs.files import RunFiles
+from tpu_magics.runs.reader import Run
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A value that could not travel, and why."""
+
+    reason: str
+
+
+@dataclass
+class Home:
+    """What came home. `values`: by rank; `names`: what a cell assigned; `left`: names that stayed, with the reason;
+    `notes`: lines for the person."""
+
+    values: list[Any] = field(default_factory=list)
+    names: dict[str, Any] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def bring_home(files: RunFiles, ranks: int, models: Mapping[str, Any], backend: Backend) -> Home:
+    """Read the results, check the weights, then load them; nothing of the notebook changes unless all is well.
+
+    Raises TpuMagicsError where the weights do not fit; they stay in the run folder then.
+    """
+    home = Home()
+    packs = [_read(files, rank) for rank in range(ranks)]
+    home.values = [_value(rank, pack) for rank, pack in enumerate(packs)]
+    _names(packs[0], models, home)
+    staged = backend.check_weights(models, files.path) if models else None
+    with process.interrupts_held():
+        if staged is not None:
+            backend.load_weights(staged)
+            home.notes += list(getattr(staged, "notes", ()))
+    _clear(files)
+    return home
+
+
+def _read(files: RunFiles, rank: int) -> Mapping[str, Any]:
+    try:
+        return dict(pickle.loads(files.value_path(rank).read_bytes()))
+    except FileNotFoundError:
+        return {"value": None, "problem": f"rank {rank} wrote no result"}
+
+
+def _value(rank: int, pack: Mapping[str, Any]) -> Any:
+    if pack["value"] is None:
+        return Lost(f"What rank {rank} returned could not travel: {pack['problem']}")
+    try:
+        return pickle.loads(pack["value"])
+    except Exception as error:
+        return Lost(f"What rank {rank} returned could not be loaded here: {type(error).__name__}: {error}")
+
+
+def _names(pack: Mapping[str, Any], models: Mapping[str, Any], home: Home) -> None:
+    """What a cell's rank 0 assigned, each name apart: one that cannot be loaded holds no other back."""
+    home.left.update(pack.get("left", {}))
+    home.names.update({name: models[model] for name, model in pack.get("same", {}).items()})
+    for name, module in pack.get("modules", {}).items():
+        _attempt(name, lambda module=module: importlib.import_module(module), home)
+    for name, data in pack.get("names", {}).items():
+        _attempt(name, lambda data=data: pickle.loads(data), home)
+
+
+def _attempt(name: str, load: Callable[[], Any], home: Home) -> None:
+    try:
+        home.names[name] = load()
+    except Exception as error:
+        home.left[name] = f"{type(error).__name__}: {error}"
+
+
+def _clear(files: RunFiles) -> None:
+    """Results do not stay on the disk once they are home."""
+    for path in files.path.glob("result-*"):
+        path.unlink(missing_ok=True)
+
+
+class TrainResult:
+    """What a run gave. In the notebook it is `_tpu`, or the name given with -o.
+
+    Attributes:
+        run: the run's records (`.path`, `.events()`, `.status`, `.summary()`).
+        models: models whose weights came home, by name; hoisted ones too.
+    """
+
+    def __init__(self, run: Run, models: Mapping[str, Any], wait: Callable[[], None] | None = None) -> None:
+        self.run = run
+        self.models = dict(models)
+        self._wait = wait
+        self._home: Home | None = None
+        self.failure: BaseException | None = None
+
+    def __repr__(self) -> str:
+        return f"<TrainResult {self.run.name!r}: {self.status}>"
+
+    @property
+    def status(self) -> str:
+        """The run's status: "running", "done", "failed", ..."""
+        return self.run.status
+
+    def wait(self) -> TrainResult:
+        """Wait for a background run, bring its results home, and raise what made it fail."""
+        if self._wait is not None:
+            self._wait()
+        if self.failure is not None:
+            raise self.failure
+        return self
+
+    def settle(self, home: Home) -> None:
+        """Called once, when the results are home."""
+        self._home = home
+
+    @property
+    def values(self) -> list[Any]:
+        """What each rank returned. Raises TpuMagicsError where one could not travel."""
+        return [self._checked(value) for value in self._arrived().values]
+
+    @property
+    def value(self) -> Any:
+        """What rank 0 returned; None for a run that was stopped by --steps."""
+        values = self._arrived().values
+        return self._checked(values[0]) if values else None
+
+    @property
+    def steps(self) -> int:
+        """User-visible steps of rank 0."""
+        return self.run.summary().steps or 0
+
+    @property
+    def compiles(self) -> int | None:
+        """Graphs that rank 0 compiled; None where the runtime did not tell."""
+        return self.run.summary().compiles
+
+    def _arrived(self) -> Home:
+        if self._home is None:
+            raise TpuMagicsError(
+                f"The run {self.run.name!r} has no results: it is {self.status}.",
+                "Results come home after a run has ended well.",
+                "Wait for it with .wait(), or look at what happened: %tpu_logs",
+            )
+        return self._home
+
+    def _checked(self, value: Any) -> Any:
+        if isinstance(value, Lost):
+            raise TpuMagicsError(
+                value.reason,
+                "Results travel from the workers as pickles.",
+                "Return plain values (numbers, tensors, dicts of them) from the training function.",
+            )
+        return value

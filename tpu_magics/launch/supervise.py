@@ -1,0 +1,255 @@
+"""Watching the workers of a run until none is left.
+
+What lives here: the loop that notices exits, measures memory, shows output, and stops everyone when it must. What does
+not: forking (process.py), explaining a failure (diagnose.py), bringing results home (results.py).
+
+Only process groups of workers that this run forked are signalled, and never after they were reaped: the exit is looked at
+without reaping (WNOWAIT), the group is killed, and then the worker is reaped.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tpu_magics.host.memory import host_memory
+from tpu_magics.launch import process
+from tpu_magics.launch.relay import Relay
+from tpu_magics.runs.events import End, Event, Start
+from tpu_magics.runs.files import RunFiles
+from tpu_magics.runs.meter import MemoryMeter
+from tpu_magics.runs.reader import Tail
+from tpu_magics.runs.writer import EventWriter
+
+TICK = 0.03  # seconds between looks
+MEMORY_EVERY = 0.5  # seconds between measurements of memory
+GATHER = 1.0  # seconds in which others may fail of the same cause before anyone is blamed
+GRACE = 1.5  # seconds between TERM and KILL
+
+
+@dataclass
+class Watched:
+    """One worker as its parent knows it. `rank` is its index until the runtime tells."""
+
+    index: int
+    pid: int
+    rank: int
+    exit_code: int | None = None
+    signal: int | None = None
+    ended: float | None = None
+    stopped_by_us: bool = False
+    end: End | None = None
+    meter: MemoryMeter | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.ended is None
+
+    @property
+    def good(self) -> bool:
+        return self.exit_code == 0
+
+
+@dataclass
+class Watch:
+    """The state of a run's supervision. `reason`: why it ended: "done", "worker", "timeout" or "interrupt"."""
+
+    files: RunFiles
+    workers: list[Watched]
+    relay: Relay
+    timeout: float | None = None
+    started: float = field(default_factory=time.time)
+    reason: str = "done"
+    memory_low: int = 0
+    _next_memory: float = 0.0
+    _first_failure: float | None = None
+    _stop: str = ""
+
+    def __post_init__(self) -> None:
+        self.writer = EventWriter(self.files.supervisor_path, 0)
+        self._tails: dict[int, Tail] = {}
+        for worker in self.workers:
+            worker.meter = MemoryMeter(self.writer, worker.rank)
+        self.memory_low = host_memory(Path("/")).available
+
+    # -- the loop -------------------------------------------------------------------------------------------------
+    def run(self) -> None:
+        """Watch until every worker is gone; on any way out none is left."""
+        try:
+            while self.look():
+                time.sleep(TICK)
+        except KeyboardInterrupt:
+            with process.interrupts_held():
+                self.reason = "interrupt"
+                self._stop_all(stacks=True)
+        finally:
+            with process.interrupts_held():
+                self._stop_all()
+                self._finish()
+
+    def stop(self, reason: str) -> None:
+        """Ask a watch that runs in another thread to stop everyone."""
+        self._stop = reason
+
+    def look(self) -> bool:
+        """One look at everything. False when nobody is left to watch."""
+        self._read_events()
+        self.relay.pump()
+        for worker in self.workers:
+            if worker.alive:
+                self._note_exit(worker)
+        self._measure()
+        return self._go_on()
+
+    def _go_on(self) -> bool:
+        now = time.time()
+        if self._stop:
+            self.reason = self._stop
+            self._stop_all(stacks=True)
+        elif self.timeout is not None and now - self.started > self.timeout and self._alive():
+            self.reason = "timeout"
+            self._stop_all(stacks=True)
+        elif self._first_failure is not None and now - self._first_failure > GATHER:
+            self._stop_all(stacks=True)
+        return bool(self._alive())
+
+    def _alive(self) -> list[Watched]:
+        return [worker for worker in self.workers if worker.alive]
+
+    def _note_exit(self, worker: Watched) -> None:
+        """See whether a worker has ended, without reaping it: its pid must stay ours while its group is killed."""
+        found = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None:
+            return
+        worker.ended = time.time()
+        if found.si_code == os.CLD_EXITED:
+            worker.exit_code = found.si_status
+        else:
+            worker.signal = found.si_status
+        stop_group(worker.pid, signal.SIGKILL)
+        os.waitpid(worker.pid, 0)
+        if not worker.good and not worker.stopped_by_us and self._first_failure is None:
+            self.reason = "worker"
+            self._first_failure = worker.ended
+
+    # -- what workers tell ------------------------------------------------------------------------------------------
+    def _read_events(self) -> None:
+        """Learn ranks and ends. A worker writes under its index until it knows its rank."""
+        for rank in range(len(self.workers) * 2):
+            path = self.files.events_path(rank)
+            if rank not in self._tails:
+                if not path.exists():
+                    continue
+                self._tails[rank] = Tail(path)
+            for event in self._tails[rank].read():
+                self._take(event)
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Start):
+            for worker in self.workers:
+                if worker.pid == event.pid and worker.rank != event.rank:
+                    worker.rank = event.rank
+                    worker.meter = MemoryMeter(self.writer, event.rank)
+        elif isinstance(event, End):
+            for worker in self.workers:
+                if worker.rank == event.rank:
+                    worker.end = event
+
+    # -- memory -----------------------------------------------------------------------------------------------------
+    def _measure(self) -> None:
+        now = time.monotonic()
+        if now < self._next_memory:
+            return
+        self._next_memory = now + MEMORY_EVERY
+        self.memory_low = min(self.memory_low, host_memory(Path("/")).available)
+        for worker in self._alive():
+            measured = process_memory(worker.pid)
+            if measured is not None and worker.meter is not None:
+                worker.meter.sample(*measured)
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+    def _stop_all(self, stacks: bool = False) -> None:
+        """Stop whoever is alive: first ask for stacks, then TERM, then KILL, and reap them all."""
+        alive = self._alive()
+        if not alive:
+            return
+        for worker in alive:
+            worker.stopped_by_us = True
+        if stacks:
+            self._signal(alive, process.STACK_SIGNAL, only_leader=True)
+            time.sleep(0.2)
+        self._signal(alive, signal.SIGTERM)
+        self._wait(alive, GRACE)
+        self._signal(self._alive(), signal.SIGKILL)
+        self._wait(alive, None)
+
+    def _signal(self, workers: Sequence[Watched], number: signal.Signals, only_leader: bool = False) -> None:
+        for worker in workers:
+            self._note_exit(worker)
+            if worker.alive and only_leader:
+                os.kill(worker.pid, number)
+            elif worker.alive:
+                stop_group(worker.pid, number)
+
+    def _wait(self, workers: Sequence[Watched], seconds: float | None) -> None:
+        until = None if seconds is None else time.monotonic() + seconds
+        while any(worker.alive for worker in workers) and (until is None or time.monotonic() < until):
+            for worker in workers:
+                if worker.alive:
+                    self._note_exit(worker)
+            time.sleep(0.01)
+
+    def _finish(self) -> None:
+        self._read_events()
+        self.relay.pump()
+        for worker in self.workers:
+            if worker.meter is not None:
+                worker.meter.flush()
+        self.writer.close()
+
+    def table(self) -> list[dict[str, int | None]]:
+        """The workers for run.json."""
+        return [
+            {
+                "rank": w.rank,
+                "pid": w.pid,
+                "exit": w.exit_code,
+                "signal": w.signal,
+                "peak_rss": w.meter.peak_rss if w.meter else None,
+                "peak_pss": w.meter.peak_pss if w.meter else None,
+            }
+            for w in self.workers
+        ]
+
+
+def stop_group(pid: int, number: signal.Signals) -> None:
+    """Signal a worker and all that it started. `pid` must not have been reaped."""
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass  # only the worker itself is left of its group, and it has ended
+
+
+def process_memory(pid: int) -> tuple[int, int | None] | None:
+    """Resident and proportional bytes of a process; the latter None where the system does not tell."""
+    try:
+        fields = _rollup(Path(f"/proc/{pid}/smaps_rollup").read_text())
+        return fields["Rss"], fields["Pss"]
+    except (OSError, KeyError):
+        pass
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE"), None
+
+
+def _rollup(text: str) -> Mapping[str, int]:
+    lines = (line.split() for line in text.splitlines()[1:])
+    return {parts[0].rstrip(":"): int(parts[1]) * 1024 for parts in lines if len(parts) >= 3 and parts[2] == "kB"}
+
+

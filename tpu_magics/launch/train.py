@@ -1,0 +1,356 @@
+"""The one road of a run: look, plan, fork, watch, bring home.
+
+What lives here: the order of things. What does not: the things themselves; each has its own file beside this one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tpu_magics.errors import TpuMagicsError, TrainingFailed
+from tpu_magics.host import Host
+from tpu_magics.host.memory import host_memory
+from tpu_magics.launch import failure as failures
+from tpu_magics.launch import guards, hoist, plan, process, reach, results, session, supervise, worker
+from tpu_magics.launch.plan import Options, Plan
+from tpu_magics.launch.relay import Relay, Screen
+from tpu_magics.launch.work import FunctionWork, Work
+from tpu_magics.runs.folder import RunFolder, check_name
+from tpu_magics.runs.reader import Run
+
+BUSY_PATIENCE = 30.0  # seconds: a device stays busy for so long after its holder was killed
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be run, before it is known how. `make(models, hoists)` gives the work; `items`: what it can reach;
+    `hoistable`: the function or tree that hoisting reads (None: nothing to read)."""
+
+    name: str
+    make: Callable[[Mapping[str, Any], hoist.HoistPlan | None], Work]
+    items: Sequence[tuple[str, Any]] = ()
+    hoistable: Any = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+    cell: str = ""
+
+
+def function_request(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    index_first: bool = False,
+    labels: Sequence[str] = (),
+) -> Request:
+    """A request to train a function. `labels`: the ARGs as they were written."""
+    kwargs = dict(kwargs or {})
+    arguments = guards.check_function(function, args, kwargs, index_first)
+    named = {**_labelled(labels, args, arguments), **kwargs}
+
+    def make(models: Mapping[str, Any], hoists: hoist.HoistPlan | None) -> Work:
+        return FunctionWork(function, tuple(args), kwargs, models, hoists, index_first)
+
+    return Request(
+        name=_name_of(function),
+        make=make,
+        items=tuple(reach.reachable(function, {**named, **arguments})),
+        hoistable=function,
+        arguments=arguments,
+        source=_source(function),
+    )
+
+
+def _labelled(labels: Sequence[str], args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments under the names the person knows: the ARG's own text where it is a name, else the parameter's."""
+    return {label: arg for label, arg in zip(labels, args, strict=False) if label.isidentifier()}
+
+
+def _name_of(function: Any) -> str:
+    name = str(getattr(function, "__name__", "") or type(function).__name__)
+    return name.strip("<>") or "function"
+
+
+def _source(function: Any) -> str:
+    try:
+        return inspect.getsource(inspect.unwrap(function))
+    except (OSError, TypeError):
+        return ""
+
+
+def train(
+    function: Callable[..., Any],
+    *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    processes: int | None = None,
+    precision: str | None = None,
+    hoist: str = "auto",
+    background: bool = False,
+    steps: int | None = None,
+    timeout: float | None = None,
+    force: bool = False,
+    run_name: str | None = None,
+    plain: bool = False,
+) -> results.TrainResult:
+    """Train `function(*args, **kwargs)` on every rank, as `%%tpu_train` does.
+
+    Args:
+        function: the training function; models among its arguments and globals come home trained.
+        args: its arguments, evaluated here and inherited by the workers.
+        kwargs: its keyword arguments.
+        processes: number of ranks (default: one for each TPU device; one on XLA:CPU).
+        precision: "fp32", "bf16" or "bf16-downcast" (default: the session's).
+        hoist: "auto" builds models of the function once, here; "off" leaves the function alone.
+        background: return at once; results come home with `.wait()`.
+        steps: stop cleanly after so many steps, with the models here unchanged.
+        timeout: stop after so many seconds.
+        force: run also where the forecast says that memory or disk will not do.
+        run_name: name of the run folder (default: the function's).
+        plain: end with a summary that has no times, ids or sizes.
+
+    Raises:
+        TpuMagicsError: before anything is forked, where the run cannot work.
+        TrainingFailed: a worker failed; the models here are unchanged.
+    """
+    options = Options(processes, precision, hoist, background, steps, timeout, force, run_name, plain)
+    return start(function_request(function, args, kwargs), options)
+
+
+def start(request: Request, options: Options, workers: int | None = None) -> results.TrainResult:
+    """Run a request. `workers` overrides the number of processes (the launcher itself takes any)."""
+    options.check()
+    if options.run_name is not None:
+        check_name(options.run_name)
+    session.current.refuse_second()
+    process.require_main_thread()
+    going = _prepare(request, options, workers)
+    session.current.going = going
+    session.current.last = going.result
+    try:
+        going.fork()
+        if not options.background:
+            going.watch_until_end()
+            going.come_home()
+        else:
+            going.watch_in_thread()
+    except BaseException:
+        if not going.busy:
+            session.current.going = None
+        raise
+    return going.result
+
+
+def _prepare(request: Request, options: Options, workers: int | None) -> Going:
+    """Everything that can be refused, refused before the fork."""
+    current = session.current
+    host = session.known_host()
+    backend = current.backend
+    count = plan.count_workers(host, options.processes or current.processes) if workers is None else workers
+    made = plan.make_plan(host, options, options.precision or current.precision, count)
+    backend.prepare()
+    _say_where(host)
+    models = reach.models_of(iter(request.items), backend.is_model)
+    guards.check(guards.Situation(backend, host, current.marks, request.items, models, request.source))
+    hoists = _hoisted(request, options, made)
+    if hoists is not None:
+        taken = set(models)
+        models = {**models, **{_free(name, taken): model for name, model in hoists.models.items()}}
+    size = sum(backend.model_bytes(model) for model in models.values())
+    plan.require_memory(made, size, options.force)
+    folder = RunFolder.create(options.run_name or _folder_name(request.name))
+    try:
+        plan.require_disk(folder.path, size, options.force)
+    except TpuMagicsError as refused:
+        folder.update(status="refused", ended=time.time(), failure={"what": refused.what, "why": refused.why, "todo": refused.todo})
+        raise
+    if folder.warning:
+        current.notebook.say(folder.warning)
+    work = request.make(models, hoists)
+    return Going(request, options, made, host, folder, work, models, size, hoists)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    return name if name not in taken else f"{name} (hoisted)"
+
+
+def _folder_name(name: str) -> str:
+    return "".join(char if char.isalnum() or char in "-_." else "-" for char in name).lstrip(".")[:40] or "run"
+
+
+def _say_where(host: Host) -> None:
+    """On a notebook service without a TPU: where one is chosen, said once."""
+    if host.device == "CPU" and host.place.menu and not session.current.told_menu:
+        session.current.told_menu = True
+        session.current.notebook.say(
+            f"No TPU in this {host.place.name} runtime: training on XLA:CPU. A TPU is chosen in {host.place.menu}."
+        )
+
+
+def _hoisted(request: Request, options: Options, made: Plan) -> hoist.HoistPlan | None:
+    if options.hoist == "off" or request.hoistable is None:
+        return None
+    current = session.current
+    hoists = hoist.plan_hoists(
+        request.hoistable,
+        arguments=request.arguments,
+        namespace=current.notebook.namespace,
+        backend=current.backend,
+        source=request.source or None,
+    )
+    for line in hoists.describe(made.workers):
+        current.notebook.say(line)
+    return hoists
+
+
+@dataclass
+class Going:
+    """A run from its fork until its results are home."""
+
+    request: Request
+    options: Options
+    plan: Plan
+    host: Host
+    folder: RunFolder
+    work: Work
+    models: Mapping[str, Any]
+    models_bytes: int
+    hoists: hoist.HoistPlan | None
+    watch: supervise.Watch | None = None
+    thread: threading.Thread | None = None
+    settled: bool = False
+    result: results.TrainResult = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        wait = self.come_home if self.options.background else None
+        self.result = results.TrainResult(Run(self.folder.path), self.models, wait)
+        self.cell_names = dict(session.current.notebook.cell_names())
+        self.available = host_memory(Path("/")).available or 0
+        self.oom_kills = failures.oom_kills()
+        self.deadline = time.monotonic() + BUSY_PATIENCE
+
+    @property
+    def busy(self) -> bool:
+        """Whether workers are alive, or results wait to come home."""
+        return not self.settled
+
+    @property
+    def ended(self) -> bool:
+        """Whether no worker is left."""
+        return self.watch is not None and not (self.thread is not None and self.thread.is_alive())
+
+    # -- forking --------------------------------------------------------------------------------------------------
+    def fork(self) -> None:
+        """Fork the workers; on an error none is left."""
+        current = session.current
+        task = worker.Task(current.backend, self.work, self.folder, self.cell_names)
+        children: list[supervise.Watched] = []
+        screen = self._screen()
+        process.flush_everything()
+        with process.interrupts_held():
+            try:
+                for index in range(self.plan.workers):
+                    children.append(self._fork_one(task, index))
+            finally:
+                relay = Relay(self.folder, screen)
+                self.watch = supervise.Watch(self.folder, children, relay, self.plan.timeout)
+                if len(children) < self.plan.workers:
+                    self.watch.stop("worker")
+                    self.watch.run()
+            self.folder.update(
+                status="running", plan=self.plan.record(), workers=self.watch.table(), host=failures.host_record(self.host),
+                versions=dict(self.host.versions),
+            )
+
+    def _fork_one(self, task: worker.Task, index: int) -> supervise.Watched:
+        spec = self.plan.spec(index)
+        pid = process.fork_worker(lambda: worker.main(task, spec), self.folder.stacks_path(index))
+        return supervise.Watched(index, pid, index)
+
+    def _screen(self) -> Screen:
+        notebook = session.current.notebook
+        return notebook.background_screen(self.folder.name) if self.options.background else notebook.screen()
+
+    # -- watching -------------------------------------------------------------------------------------------------
+    def watch_until_end(self) -> None:
+        """Watch in this thread; a device that is still busy is tried again."""
+        assert self.watch is not None
+        self.watch.run()
+        while failures.device_was_busy(self.watch) and time.monotonic() < self.deadline:
+            session.current.notebook.say("The TPU is still busy (its last holder may have just ended): trying again.")
+            time.sleep(2)
+            self.fork()
+            self.watch.run()
+
+    def watch_in_thread(self) -> None:
+        assert self.watch is not None
+        self.thread = threading.Thread(target=self.watch.run, name=f"tpu_magics-watch-{self.folder.name}", daemon=True)
+        self.thread.start()
+        session.current.notebook.say(
+            f"Training {self.folder.name!r} in the background: _tpu.wait() brings its results home, %tpu_stop stops it."
+        )
+
+    def stop(self) -> None:
+        """Stop a background run; its models stay as they are."""
+        if self.watch is not None and self.thread is not None:
+            self.watch.stop("interrupt")
+            self.thread.join()
+
+    # -- the end --------------------------------------------------------------------------------------------------
+    def come_home(self) -> None:
+        """Once: load the results, or raise what went wrong. Waits for a background run; an interrupt ends the waiting."""
+        if self.settled:
+            return
+        if self.thread is not None:
+            while self.thread.is_alive():
+                self.thread.join(0.1)
+        assert self.watch is not None
+        self.settled = True
+        session.current.going = None
+        try:
+            self._settle(self.watch)
+        except BaseException as error:
+            self.result.failure = error
+            raise
+
+    def _settle(self, watch: supervise.Watch) -> None:
+        if watch.reason != "done" or not all(w.good for w in watch.workers):
+            self._fail(failures.explain(self, watch))
+        self.folder.update(status="collecting", workers=watch.table())
+        limited = any(w.end is not None and w.end.status == "limit" for w in watch.workers)
+        try:
+            home = results.Home() if limited else self._load()
+        except TpuMagicsError as error:
+            self._fail(TrainingFailed(error.what, error.why, error.todo, error.details, rank=0, run=str(self.folder.path)))
+        except OSError as error:
+            self._fail(failures.cannot_read_results(error, self.folder))
+        self._close("stopped" if limited else "done", models=[] if limited else list(self.models))
+        self.result.settle(home)
+
+    def _load(self) -> results.Home:
+        home = results.bring_home(self.folder, self.plan.ranks, self.models, session.current.backend)
+        session.current.notebook.namespace.update(home.names)
+        for name, reason in home.left.items():
+            session.current.notebook.say(f"`{name}` stayed in the worker: {reason}")
+        for lost in (value for value in home.values[:1] if isinstance(value, results.Lost)):
+            session.current.notebook.say(lost.reason)
+        for note in home.notes:
+            session.current.notebook.say(note)
+        return home
+
+    def _fail(self, error: TrainingFailed) -> None:
+        status = {"interrupt": "interrupted", "timeout": "timeout"}.get(self.watch.reason if self.watch else "", "failed")
+        record = {"what": error.what, "why": error.why, "todo": error.todo, "details": list(error.details)}
+        self._close(status, failure=record)
+        raise error
+
+    def _close(self, status: str, **fields: Any) -> None:
+        assert self.watch is not None
+        ended = time.time()
+        seconds = ended - self.watch.started
+        self.folder.update(status=status, ended=ended, seconds=seconds, workers=self.watch.table(), **fields)

@@ -1,0 +1,195 @@
+"""What the workers are to run: a function, the statements of a cell, or a script.
+
+What lives here: running it on a rank, and what of its results can travel. What does not: how a cell is read into one of
+these (cell.py), and where results go (results.py).
+
+Results travel as one pickle of a dict: `value` (pickled, or None) and `problem` (why it could not be); from a cell's
+rank 0 also `names` {name: pickled}, `modules` {name: module's name}, `same` {name: name of a model that comes home}, and
+`left` {name: why it stayed}.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tpu_magics.backends.base import Backend
+
+if TYPE_CHECKING:
+    from tpu_magics.launch.hoist import HoistPlan
+
+Note = Callable[[str, str], None]
+
+
+class Work(Protocol):
+    """Something that every rank runs. `models`: what comes home, by name."""
+
+    @property
+    def models(self) -> Mapping[str, Any]:
+        """The models whose weights come home."""
+
+    def run(self, ordinal: int, replica: int, note: Note) -> Any:
+        """Run on one device, in its thread; `note(code, text)` records a warning."""
+
+    def results(self, ordinal: int, value: Any, backend: Backend) -> bytes:
+        """What travels home from this rank."""
+
+
+def packed(value: Any, backend: Backend, **more: Any) -> bytes:
+    """A rank's results; a value that cannot be pickled is left out and named, it does not fail the run."""
+    data, problem = _try_dumps(value, backend)
+    return pickle.dumps({"value": data, "problem": problem, **more})
+
+
+def _try_dumps(value: Any, backend: Backend) -> tuple[bytes | None, str]:
+    try:
+        return backend.dumps(value), ""
+    except Exception as error:
+        return None, str(error)
+
+
+@dataclass(frozen=True)
+class FunctionWork:
+    """A call of a function. `index_first`: the rank is its first argument (xmp.spawn, torch_xla.launch)."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    models: Mapping[str, Any] = field(default_factory=dict)
+    hoists: HoistPlan | None = None
+    index_first: bool = False
+
+    def run(self, ordinal: int, replica: int, note: Note) -> Any:
+        if self.hoists is not None and replica == 0:
+            self.hoists.install(lambda _number, reason: note("not-hoisted", reason))
+        function, args, kwargs = self._for_replica(replica)
+        first = (ordinal,) if self.index_first else ()
+        return function(*first, *args, **kwargs)
+
+    def _for_replica(self, replica: int) -> tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]:
+        """A second device of the same process (v2, v3) trains copies: two threads cannot move one model."""
+        if replica == 0:
+            return self.function, self.args, self.kwargs
+        memo: dict[int, Any] = {}
+        copy.deepcopy(list(self.models.values()), memo)
+        return _with_copies(self.function, memo), copy.deepcopy(self.args, memo), copy.deepcopy(dict(self.kwargs), memo)
+
+    def results(self, ordinal: int, value: Any, backend: Backend) -> bytes:  # noqa: ARG002
+        return packed(value, backend)
+
+
+def _with_copies(function: Callable[..., Any], memo: dict[int, Any]) -> Callable[..., Any]:
+    """The function, reading the copies in `memo` where it reads globals that were copied."""
+    if not isinstance(function, types.FunctionType):
+        return function
+    space = {name: memo.get(id(value), value) for name, value in function.__globals__.items()}
+    twin = types.FunctionType(
+        function.__code__, space, function.__name__, function.__defaults__, function.__closure__
+    )
+    twin.__kwdefaults__ = function.__kwdefaults__
+    return twin
+
+
+@dataclass(frozen=True)
+class CellWork:
+    """The statements of a cell, run with the notebook's names. `code`: compiled statements; `last`: the last expression,
+    to be displayed; `namespace`: the notebook's own, inherited by the fork; `before`: what it held before the run."""
+
+    code: types.CodeType
+    last: types.CodeType | None
+    namespace: dict[str, Any]
+    models: Mapping[str, Any] = field(default_factory=dict)
+    hoists: HoistPlan | None = None
+    before: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(self, ordinal: int, replica: int, note: Note) -> Any:  # noqa: ARG002
+        if self.hoists is not None and replica == 0:
+            self.hoists.install(lambda _number, reason: note("not-hoisted", reason))
+        space = self.namespace if replica == 0 else dict(self.namespace)
+        exec(self.code, space)
+        if self.last is not None:
+            value = eval(self.last, space)
+            if value is not None and ordinal == 0:
+                _show(value)
+        return None
+
+    def results(self, ordinal: int, value: Any, backend: Backend) -> bytes:
+        if ordinal != 0:
+            return packed(value, backend)
+        names: dict[str, bytes] = {}
+        modules: dict[str, str] = {}
+        same: dict[str, str] = {}
+        left: dict[str, str] = {}
+        known = {id(model): name for name, model in self.models.items()}
+        for name, item in self._assigned().items():
+            if isinstance(item, types.ModuleType):
+                modules[name] = item.__name__
+            elif id(item) in known:
+                same[name] = known[id(item)]
+            else:
+                data, problem = _try_dumps(item, backend)
+                if data is None:
+                    left[name] = problem
+                else:
+                    names[name] = data
+        return packed(None, backend, names=names, modules=modules, same=same, left=left)
+
+    def _assigned(self) -> dict[str, Any]:
+        """Names that the cell bound anew, except private ones."""
+        missing = object()
+        return {
+            name: value
+            for name, value in self.namespace.items()
+            if not name.startswith("_") and self.before.get(name, missing) is not value
+        }
+
+
+def _show(value: Any) -> None:
+    display = sys.modules.get("IPython.display")
+    if display is not None:
+        display.display(value)
+    else:
+        print(repr(value))
+
+
+@dataclass(frozen=True)
+class ScriptWork:
+    """A script as `xla_spawn.py` runs it: its `_mp_fn(index)` where it defines one, else the script as `__main__`."""
+
+    path: str
+    argv: tuple[str, ...]
+    has_mp_fn: bool
+    models: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(self, ordinal: int, replica: int, note: Note) -> Any:  # noqa: ARG002
+        import os
+        import runpy
+
+        sys.argv = [self.path, *self.argv]
+        sys.path.insert(0, os.path.dirname(os.path.abspath(self.path)))
+        if not self.has_mp_fn:
+            runpy.run_path(self.path, run_name="__main__")
+            return None
+        return _imported(self.path)._mp_fn(ordinal)
+
+    def results(self, ordinal: int, value: Any, backend: Backend) -> bytes:  # noqa: ARG002
+        return packed(value, backend)
+
+
+def _imported(path: str) -> Any:
+    import importlib.util
+    from pathlib import Path
+
+    name = Path(path).stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,165 @@
+"""What a worker does between the fork and its exit.
+
+What lives here: becoming a rank, running the work, writing the results and the last event. What does not: the fork itself
+(process.py), the work (work.py), and anything of the notebook's side.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tpu_magics.backends.base import Backend, StepLimit, WorkerSpec
+from tpu_magics.launch import frames, process, streams
+from tpu_magics.launch.work import Work
+from tpu_magics.runs import events
+from tpu_magics.runs.files import RunFiles
+from tpu_magics.runs.writer import EventWriter
+
+DONE, FAILED = 0, 1  # exit codes of a worker
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all workers of a run share. `cell_names`: file names of cells -> "In [n]"."""
+
+    backend: Backend
+    work: Work
+    files: RunFiles
+    cell_names: Mapping[str, str] = field(default_factory=dict)
+
+
+def main(task: Task, spec: WorkerSpec) -> int:
+    """Be one worker; returns its exit code. Runs in the child's main thread, just after the fork."""
+    return _Worker(task, spec).run()
+
+
+class _Worker:
+    """One worker process. Its rank is known once the runtime is up; until then it writes under its index."""
+
+    def __init__(self, task: Task, spec: WorkerSpec) -> None:
+        self.task = task
+        self.spec = spec
+        self.rank = spec.index
+        self.started = time.time()
+        self.writer = EventWriter(task.files.events_path(spec.index), spec.index)
+        self.steps = 0
+        self.compiles: int | None = None
+        self.status = "done"
+
+    def run(self) -> int:
+        streams.redirect_descriptors(self.task.files.log_path(self.rank))
+        streams.redirect_python()
+        streams.forbid_input()
+        streams.text_progress_bars()
+        streams.redirect_displays(streams.Displays(self.task.files, self._announce, keep=self._leads()))
+        try:
+            self.task.backend.run_worker(self.spec, self._ready, self._train)
+        except BaseException as error:
+            self._end_failed(error)
+            return FAILED
+        self._end(self.status)
+        return DONE
+
+    def _leads(self) -> bool:
+        """Whether this worker is taken for rank 0 until the ranks are known."""
+        return self.spec.index == 0
+
+    # -- on the rank's thread -----------------------------------------------------------------------------------
+    def _ready(self, ordinal: int, world_size: int, device: str) -> None:
+        process.lasting_threads.add(threading.get_ident())
+        if ordinal != self.rank:
+            self._adopt(ordinal)
+        self._write(events.Start, pid=os.getpid(), device=device, world_size=world_size)
+        self._phase("training")
+
+    def _adopt(self, ordinal: int) -> None:
+        """Take the rank that the runtime gave: on a TPU it need not be the number of the process."""
+        self.rank = ordinal
+        self.writer = EventWriter(self.task.files.events_path(ordinal), ordinal)
+        streams.redirect_descriptors(self.task.files.log_path(ordinal))
+        streams.redirect_displays(streams.Displays(self.task.files, self._announce, keep=ordinal == 0))
+
+    def _train(self, ordinal: int, replica: int) -> None:
+        value = self.task.work.run(ordinal, replica, self._note) if replica else self._observed(ordinal)
+        if self.status == "done":
+            self._bring_home(ordinal, replica, value)
+
+    def _observed(self, ordinal: int) -> Any:
+        backend = self.task.backend
+        value = None
+        with backend.observing(self.writer, self.spec.max_steps) as watcher:
+            try:
+                value = self.task.work.run(ordinal, 0, self._note)
+                if ordinal == 0:
+                    streams.flush_figures()
+            except StepLimit:
+                self.status = "limit"
+            except BaseException:
+                watcher.close(read=False)
+                raise
+            finally:
+                self.steps = watcher.total_steps
+                self.compiles = backend.compiles()
+        backend.finish()
+        watcher.close()
+        return value
+
+    def _bring_home(self, ordinal: int, replica: int, value: Any) -> None:
+        if replica == 0:
+            self._phase("collecting")
+        results = self.task.work.results(ordinal, value, self.task.backend)
+        _write_whole(self.task.files, ordinal, results)
+        models = self.task.work.models
+        if replica == 0 and models:
+            self.task.backend.collect_weights(models, self.task.files.path, ordinal)
+
+    # -- events -------------------------------------------------------------------------------------------------
+    def _write(self, kind: type[events.Event], **fields: Any) -> None:
+        self.writer.write(kind(t=time.time(), rank=self.rank, **fields))
+
+    def _phase(self, name: str) -> None:
+        self._write(events.Phase, name=name)
+
+    def _note(self, code: str, text: str) -> None:
+        self._write(events.Warned, code=code, text=text)
+
+    def _announce(self, file: str, display_id: str, update: bool, action: str, wait: bool) -> None:
+        fields = {"file": file, "display_id": display_id, "update": update, "action": action, "wait": wait}
+        self._write(events.Display, offset=self._log_size(), **fields)
+
+    def _log_size(self) -> int:
+        return os.fstat(1).st_size
+
+    def _end(self, status: str, **fields: Any) -> None:
+        ctypes.CDLL(None).fflush(None)
+        seconds = time.time() - self.started
+        fields = {"log_end": self._log_size(), **fields}
+        self._write(events.End, status=status, seconds=seconds, steps=self.steps, compiles=self.compiles, **fields)
+        self.writer.close()
+
+    def _end_failed(self, error: BaseException) -> None:
+        error_type, error_text = frames.describe(error)
+        ctypes.CDLL(None).fflush(None)
+        log_end = self._log_size()
+        os.write(2, "".join(traceback.format_exception(error)).encode("utf-8", "replace"))
+        stack = frames.from_exception(error, self.task.cell_names)
+        self._end("failed", error_type=error_type, error_text=error_text, frames=stack, log_end=log_end)
+
+
+def _write_whole(files: RunFiles, ordinal: int, content: bytes) -> None:
+    """Write a rank's results: complete under their name, or not at all."""
+    path = files.value_path(ordinal)
+    temporary = path.with_suffix(".tmp")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

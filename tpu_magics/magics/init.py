@@ -1,0 +1,24 @@
+"""`%tpu_init`: look, set the session's defaults, show one table.
+
+What lives here: the order of it. What does not: looking (host/), the defaults (launch/session.py), the table (panel/host.py).
+"""
+
+from __future__ import annotations
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.host import Host
+from tpu_magics.launch import session
+from tpu_magics.magics.show import show_table
+from tpu_magics.panel.host import host_table
+
+
+def initialise(precision: str | None, processes: int | None) -> Host:
+    """Set the session up and show the table; then import the framework, so that the first run does not wait for it."""
+    host = session.initialise(precision, processes)
+    show_table(host_table(host))
+    if host.versions.get("torch_xla"):
+        try:
+            session.current.backend.prepare()
+        except TpuMagicsError as error:
+            print(f"tpu_magics: {error}", flush=True)
+    return host

@@ -1,0 +1,146 @@
+"""The options of the magics, each declared once; help and docstrings are made from here.
+
+What lives here: parsing words into values. What does not: what is done with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from tpu_magics.errors import TpuMagicsError
+
+
+class MagicParser(argparse.ArgumentParser):
+    """An argument parser that raises TpuMagicsError, offers the nearest option, and never leaves the process."""
+
+    def __init__(self, prog: str, description: str, epilog: str = "") -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            add_help=False,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.add_argument("-h", "--help", action="store_true", help="show this help")
+
+    def error(self, message: str) -> NoReturn:
+        raise TpuMagicsError(
+            f"{self.prog}: {message}.", "", f"Look at {self.prog} -h for what it takes.",
+        )
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        """Parse the words of a line; unknown options get the nearest known one offered."""
+        found, left = self.parse_known_intermixed_args(list(words))
+        if left:
+            self._refuse(left[0])
+        return found
+
+    def _refuse(self, word: str) -> NoReturn:
+        known = [option for action in self._actions for option in action.option_strings]
+        option = word.split("=")[0]
+        near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
+        raise TpuMagicsError(
+            f"{self.prog} has no option {option}.",
+            f"Did you mean {near[0]}?" if near else f"Its options are {', '.join(sorted(known, key=str.lower))}.",
+            f'Look at {self.prog} -h; an ARG that begins with a minus is written in brackets: "({word})".',
+        )
+
+    def doc(self) -> str:
+        """The help as a docstring."""
+        return self.format_help()
+
+
+def _count(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
+
+
+def add_shared(parser: MagicParser) -> None:
+    """What %tpu_init sets for the session and %%tpu_train for one run."""
+    parser.add_argument("-n", "--processes", type=_count, metavar="N", help="number of ranks (default: all TPU devices; 1 on XLA:CPU)")
+    parser.add_argument(
+        "--precision",
+        choices=("fp32", "bf16", "bf16-downcast"),
+        help="bf16: float and double become bfloat16; bf16-downcast: float becomes bfloat16, double float32",
+    )
+
+
+def init_parser() -> MagicParser:
+    """%tpu_init"""
+    parser = MagicParser(
+        "%tpu_init",
+        "Find out where this notebook runs, which TPU it has and which versions fit, and set the session's defaults.\n"
+        "The XLA runtime is never started in the notebook's process.",
+    )
+    parser.add_argument("--framework", choices=("auto", "torch"), default="auto", help="the framework to train with (default: auto)")
+    add_shared(parser)
+    return parser
+
+
+def train_parser(prog: str) -> MagicParser:
+    """%%tpu_train and %tpu_train"""
+    parser = MagicParser(
+        prog,
+        "Train the last function of the cell (ARGs are Python expressions), the function given to notebook_launcher,\n"
+        "xmp.spawn or torch_xla.launch in it, or its plain statements, on every device, in forked workers."
+        if prog == "%%tpu_train"
+        else "Train a function that exists already, or a script with `_mp_fn(index)`, on every device, in forked workers.",
+        "Examples:\n"
+        + (
+            "  %%tpu_train model\n  %%tpu_train model 16 lr=1e-3 --steps 5\n"
+            if prog == "%%tpu_train"
+            else "  %tpu_train training_function model\n  %tpu_train train.py --epochs 2\n"
+        ),
+    )
+    parser.add_argument("args", nargs="*", metavar="ARG", help="expressions, evaluated in the notebook; key=expr too")
+    add_shared(parser)
+    parser.add_argument("--hoist", choices=("auto", "off"), default="auto", help="build models of the function once, in the notebook (default: auto)")
+    parser.add_argument("-o", "--output", default="_tpu", metavar="NAME", help="the name that gets the result (default: _tpu)")
+    parser.add_argument("--background", action="store_true", help="return at once; _tpu.wait() brings the results home")
+    parser.add_argument("--steps", type=_count, metavar="N", help="stop after N steps, with the notebook's models unchanged")
+    parser.add_argument("--timeout", type=_seconds, metavar="S", help="stop the run after S seconds")
+    parser.add_argument("--force", action="store_true", help="run although the forecast says that memory or disk will not do")
+    parser.add_argument("--run-name", metavar="NAME", help="name of the run (default: the function's)")
+    parser.add_argument("--plain", action="store_true", help="end with a summary without times, ids and sizes, for comparing")
+    return parser
+
+
+def runs_parser() -> MagicParser:
+    """%tpu_runs"""
+    parser = MagicParser("%tpu_runs", "List the runs of this folder, or show some side by side.")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="names or ids; `last` is the newest")
+    parser.add_argument("--plain", action="store_true", help="without times, ids and sizes")
+    return parser
+
+
+def logs_parser() -> MagicParser:
+    """%tpu_logs"""
+    parser = MagicParser("%tpu_logs", "Show what a rank printed.")
+    parser.add_argument("run", nargs="?", default="last", metavar="RUN", help="name or id (default: the newest)")
+    parser.add_argument("-r", "--rank", type=_count, default=0, metavar="RANK", help="the rank (default: 0)")
+    return parser
+
+
+def stop_parser() -> MagicParser:
+    """%tpu_stop"""
+    parser = MagicParser("%tpu_stop", "Stop the run that goes on in the background. The notebook's models stay as they are.")
+    parser.add_argument("run", nargs="?", metavar="RUN", help="name or id (default: the one that is going on)")
+    return parser
+
+
+def values_of(found: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Some of the parsed values, as keywords."""
+    return {name: getattr(found, name) for name in names}

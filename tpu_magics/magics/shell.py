@@ -1,0 +1,142 @@
+"""What people type: parse, call, display.
+
+What lives here: the magics themselves, and the shell's events they listen to. What does not: any of the work.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.magics import options
+
+
+def load(shell: Any) -> None:
+    """Register the magics with a shell, and listen to its cells. Imports no framework."""
+    shell.register_magics(TpuMagics)
+    listener = Listener(shell)
+    for event in ("pre_run_cell", "post_run_cell"):
+        for old in [one for one in shell.events.callbacks[event] if type(getattr(one, "__self__", None)).__name__ == "Listener"]:
+            shell.events.unregister(event, old)
+        shell.events.register(event, getattr(listener, event))
+
+
+class Listener:
+    """Notes which cell did what, and brings a background run home before the next cell."""
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+
+    def pre_run_cell(self, _info: Any) -> None:
+        """Weights of a background run that has ended are loaded between cells, where nothing reads them."""
+        import sys
+
+        session = sys.modules.get("tpu_magics.launch.session")
+        going = session.current.going if session is not None else None
+        if going is None or not going.options.background or not going.ended:
+            return
+        try:
+            going.come_home()
+            print(f"tpu_magics: the background run {going.folder.name!r} has ended, and its results are home.", flush=True)
+        except TpuMagicsError as error:
+            print(f"tpu_magics: the background run {going.folder.name!r} failed.\n{error}", flush=True)
+
+    def post_run_cell(self, result: Any) -> None:
+        """Remember the first cell after which the runtime was up."""
+        import sys
+
+        if "torch" not in sys.modules and "accelerate" not in sys.modules:
+            return
+        from tpu_magics.launch import session
+
+        number = getattr(result, "execution_count", None) or self.shell.execution_count
+        session.current.marks.look(session.current.backend, f"In [{number}]")
+
+
+def _notebook(shell: Any) -> Any:
+    """The session's notebook, bound to this shell at the first magic."""
+    from tpu_magics.launch import session
+    from tpu_magics.magics.notebook import ShellNotebook
+
+    notebook = session.current.notebook
+    if not isinstance(notebook, ShellNotebook) or notebook.shell is not shell:
+        session.current.notebook = ShellNotebook(shell)
+    return session.current.notebook
+
+
+@magics_class
+class TpuMagics(Magics):
+    """The line and cell magics."""
+
+    @line_magic
+    def tpu_init(self, line: str) -> None:
+        from tpu_magics.launch.arguments import split_words
+        from tpu_magics.magics import init
+
+        parser = options.init_parser()
+        found = parser.read(split_words(line))
+        if found.help:
+            print(parser.format_help())
+            return
+        _notebook(self.shell)
+        init.initialise(found.precision, found.processes)
+
+    @cell_magic
+    def tpu_train(self, line: str, cell: str) -> None:
+        __tracebackhide__ = True
+        self._train("%%tpu_train", line, cell)
+
+    @line_magic("tpu_train")
+    def tpu_train_line(self, line: str) -> None:
+        __tracebackhide__ = True
+        self._train("%tpu_train", line, None)
+
+    def _train(self, prog: str, line: str, cell: str | None) -> None:
+        __tracebackhide__ = True
+        from tpu_magics.launch.arguments import split_words
+        from tpu_magics.magics import train
+
+        parser = options.train_parser(prog)
+        words = split_words(line)
+        found, args = train.read(parser, words)
+        if found.help:
+            print(parser.format_help())
+            return
+        train.run(_notebook(self.shell), found, args, line, cell)
+
+    @line_magic
+    def tpu_runs(self, line: str) -> None:
+        from tpu_magics.launch.arguments import split_words
+        from tpu_magics.magics import look
+
+        parser = options.runs_parser()
+        found = parser.read(split_words(line))
+        print(parser.format_help()) if found.help else look.runs(found.runs, found.plain)
+
+    @line_magic
+    def tpu_logs(self, line: str) -> None:
+        from tpu_magics.launch.arguments import split_words
+        from tpu_magics.magics import look
+
+        parser = options.logs_parser()
+        found = parser.read(split_words(line))
+        print(parser.format_help()) if found.help else look.logs(found.run, found.rank)
+
+    @line_magic
+    def tpu_stop(self, line: str) -> None:
+        from tpu_magics.launch.arguments import split_words
+        from tpu_magics.magics import look
+
+        parser = options.stop_parser()
+        found = parser.read(split_words(line))
+        print(parser.format_help()) if found.help else look.stop(found.run)
+
+
+TpuMagics.tpu_init.__doc__ = options.init_parser().doc()
+TpuMagics.tpu_train.__doc__ = options.train_parser("%%tpu_train").doc()
+TpuMagics.tpu_train_line.__doc__ = options.train_parser("%tpu_train").doc()
+TpuMagics.tpu_runs.__doc__ = options.runs_parser().doc()
+TpuMagics.tpu_logs.__doc__ = options.logs_parser().doc()
+TpuMagics.tpu_stop.__doc__ = options.stop_parser().doc()

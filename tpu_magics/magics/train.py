@@ -1,0 +1,74 @@
+"""`%%tpu_train` and `%tpu_train`: words -> a run -> its summary.
+
+What lives here: the way from a parsed line to launch/cells.py and back to the notebook's names. What does not: training.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import cells, session
+from tpu_magics.launch.plan import Options
+from tpu_magics.launch.results import TrainResult
+from tpu_magics.magics.options import MagicParser
+from tpu_magics.panel import outcome
+
+if TYPE_CHECKING:
+    from tpu_magics.magics.notebook import ShellNotebook
+
+
+def read(parser: MagicParser, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Options and ARGs. What stands behind a script's name belongs to the script."""
+    script = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
+    if script is not None and parser.prog == "%tpu_train":
+        return parser.read(words[:script]), list(words[script:])
+    found = parser.read(words)
+    return found, list(found.args)
+
+
+def run(notebook: ShellNotebook, found: argparse.Namespace, args: Sequence[str], line: str, cell: str | None) -> None:
+    """Train, bind the result to its name (also after a failure, for its records), and say how it ended."""
+    __tracebackhide__ = True
+    if not found.output.isidentifier():
+        raise TpuMagicsError(f"-o {found.output} is not a name.", "It becomes a Python variable.", "Give -o an identifier.")
+    before = session.current.last
+    options = _options(found)
+    try:
+        result = _train(notebook, options, args, line, cell)
+    finally:
+        if session.current.last is not before:
+            notebook.namespace[found.output] = session.current.last
+    if result is not None and not options.background:
+        outcome.show(result, notebook.say, plain=options.plain)
+
+
+def _options(found: argparse.Namespace) -> Options:
+    return Options(
+        processes=found.processes,
+        precision=found.precision,
+        hoist=found.hoist,
+        background=found.background,
+        steps=found.steps,
+        timeout=found.timeout,
+        force=found.force,
+        run_name=found.run_name,
+        plain=found.plain,
+    )
+
+
+def _train(
+    notebook: ShellNotebook, options: Options, args: Sequence[str], line: str, cell: str | None
+) -> TrainResult | None:
+    __tracebackhide__ = True
+    if cell is None:
+        return cells.train_function(args, options)
+    if not cell.strip():
+        raise TpuMagicsError(
+            "The cell under %%tpu_train is empty.",
+            "It trains a function or statements of its cell.",
+            "Write the training function below %%tpu_train, or use %tpu_train FUNCTION for one that exists already.",
+        )
+    return cells.train_cell(notebook.source(line, cell), args, options)

@@ -1,0 +1,122 @@
+"""The host as one table: what %tpu_init prints.
+
+What lives here: which facts of a Host are shown, and in which words. What does not: finding them (host/), rendering
+(table.py). What could not be found out reads "not available" with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tpu_magics.host import BROKEN, ENVIRONMENT, HOLDER, TPU, VERSIONS, Host, Problem, Repair, notebook_environment
+from tpu_magics.host.holders import Holder
+from tpu_magics.host.problem import plural
+from tpu_magics.panel.table import Row, Table
+
+NOTEBOOK = ("python", "ipython", "ipykernel", "ipywidgets")
+FRAMEWORK = (
+    "torch",
+    "torch_xla",
+    "libtpu",
+    "accelerate",
+    "transformers",
+    "jax",
+    "tensorflow",
+    "tensorflow-cpu",
+    "tensorflow-tpu",
+)
+
+
+def host_table(host: Host) -> Table:
+    """One table of two columns, problems last with the command that mends each."""
+    return Table("tpu_magics: this host", None, tuple(_rows(host)), host.notes)
+
+
+def _rows(host: Host) -> Iterator[Row]:
+    yield Row(("Place", host.place.name))
+    yield Row(("TPU", _tpu(host)), _state(host, TPU) if host.chips or host.place.promise else "")
+    yield Row(("Cells train on", _training(host)), _state(host, ENVIRONMENT))
+    yield Row(("Notebook", _versions(host, NOTEBOOK)))
+    yield Row(("Framework", _framework(host)), _state(host, VERSIONS))
+    yield Row(("Host memory", _memory(host)))
+    yield Row(("Holder of the TPU", _holders(host)), _state(host, HOLDER) if host.chips else "")
+    for name, value in notebook_environment(host).items():
+        yield Row(("Set in the notebook", f"{name}={value}: it was not set, and this is what cells train on."))
+    for repair in host.repairs:
+        yield Row(("Changed in the workers", _repair(repair)))
+    for problem in host.problems:
+        yield _problem(problem)
+
+
+def _state(host: Host, about: str) -> str:
+    # Problems are sorted with the broken first.
+    return next((problem.state for problem in host.problems if problem.about == about), "ok")
+
+
+def _tpu(host: Host) -> str:
+    if not host.chips:
+        cores = plural(host.cpus, "core") if host.cpus else "cores: not available (/proc could not be read)"
+        menu = f"\nOn {host.place.name} an accelerator is chosen in {host.place.menu}." if host.place.menu else ""
+        return f"none: XLA:CPU rehearsal on {cores}{menu}"
+    count = len(host.chips)
+    chips = plural(count, "chip")
+    if host.generation is None:
+        return f"{host.tpu}, {chips}; memory per chip not available (the generation is not known)"
+    kind = host.generation
+    return f"{kind.name}, {chips} ({kind.type_string(count)}), {kind.hbm_gib} GiB of memory per chip"
+
+
+def _training(host: Host) -> str:
+    workers = plural(host.workers, "worker")
+    if host.device == "CPU":
+        return f"CPU: {workers}"
+    replicas = f", {host.replicas} replicas in each" if host.replicas > 1 else ""
+    return f"TPU: {workers}, one per chip{replicas}"
+
+
+def _versions(host: Host, names: tuple[str, ...]) -> str:
+    found = [f"{name} {host.versions[name]}" for name in names if host.versions.get(name)]
+    return ", ".join(found) or "none installed"
+
+
+def _framework(host: Host) -> str:
+    fits = _state(host, VERSIONS) == "ok"
+    return f"{_versions(host, FRAMEWORK)}\n{'They fit together.' if fits else 'See the problems below.'}"
+
+
+def _memory(host: Host) -> str:
+    memory = host.memory
+    if memory.total is None or memory.available is None:
+        return f"not available ({memory.reason})"
+    limit = " (a control group's limit, less than the machine has)" if memory.limited_by != "machine" else ""
+    return f"{_gib(memory.available)} free of {_gib(memory.total)}{limit}"
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"
+
+
+def _holders(host: Host) -> str:
+    if not host.chips:
+        return "not available (this host has no TPU)"
+    nobody = "nobody that this account can see" if host.unseen else "nobody"
+    lines = [_holder(holder) for holder in host.holders] or [nobody]
+    if host.unseen:
+        lines.append(f"not available for processes of other accounts ({host.unseen})")
+    return "\n".join(lines)
+
+
+def _holder(holder: Holder) -> str:
+    whose = " (this notebook)" if holder.own else " (started by this notebook)" if holder.child else ""
+    return f"process {holder.pid}{whose}: {holder.command}"
+
+
+def _repair(repair: Repair) -> str:
+    change = f"{repair.name} is unset" if repair.value is None else f"{repair.name}={repair.value}"
+    return f"{change} (it is {repair.before!r} here): {repair.reason}."
+
+
+def _problem(problem: Problem) -> Row:
+    lines = [problem.what, f"Why: {problem.why}", f"To mend it: {problem.todo}" if problem.todo else ""]
+    title = "Problem" if problem.state == BROKEN else "Warning"
+    return Row((title, "\n".join(line for line in lines if line)), problem.state)

@@ -1,0 +1,42 @@
+"""How a run that ended well is told in one line, or plainly.
+
+What lives here: records -> text. What does not: failures (errors.py shows itself), the live panel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tpu_magics.launch.results import TrainResult
+from tpu_magics.panel.runs import plain_summary
+
+
+def show(result: TrainResult, say: Callable[[str], None], plain: bool) -> None:
+    """Say how the run ended."""
+    if plain:
+        print(plain_summary(result.run), flush=True)
+    else:
+        say(one_line(result))
+
+
+def one_line(result: TrainResult) -> str:
+    """E.g. "training_function: done, 1 rank on CPU, 57 steps in 8.2 s, 4 compiles; home: model"."""
+    summary = result.run.summary()
+    device = str(result.run.info.get("plan", {}).get("device", ""))
+    parts = [f"{_count(summary.ranks, 'rank')} on {'XLA:CPU' if device == 'CPU' else device}"]
+    if summary.steps is not None:
+        parts.append(f"{_count(summary.steps, 'step')} in {summary.seconds or 0:.1f} s")
+    if summary.compiles is not None:
+        parts.append(_count(summary.compiles, "compile"))
+    return f"{summary.name}: {summary.status}, {', '.join(parts)}; {_home(result)}"
+
+
+def _home(result: TrainResult) -> str:
+    if result.status == "stopped":
+        return "stopped by --steps, the notebook's models are unchanged"
+    names = result.run.summary().models
+    return f"trained weights are home: {', '.join(names)}" if names else "no model to bring home"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

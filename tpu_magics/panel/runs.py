@@ -1,0 +1,239 @@
+"""Runs as tables: what %tpu_runs and the text summary show.
+
+What lives here: which facts of a run are shown, and in which words. What does not: reading them (runs/), rendering
+(table.py). What was not measured reads "not available" with the reason, never zero.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from tpu_magics.panel.table import Row, Table
+from tpu_magics.runs.files import LIVE
+from tpu_magics.runs.reader import Run
+from tpu_magics.runs.summary import RunSummary
+
+NOT_AVAILABLE = "not available"
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+_MAX_TEXT = 40
+_NOT_LOGGED = "not logged"
+
+Value = float | int | str
+Fact = Callable[[RunSummary], str]
+
+
+def runs_table(runs: Sequence[Run]) -> Table:
+    """One row for each run, in the order given."""
+    summaries = [run.summary() for run in runs]
+    columns = ("when", "name", "status", "steps", "seconds", "ranks", "last value")
+    rows = tuple(Row(_run_cells(summary)) for summary in summaries)
+    return Table("Runs", columns, rows, tuple(_runs_notes(summaries)))
+
+
+def compare_table(runs: Sequence[Run]) -> Table:
+    """Runs side by side; what differs is marked."""
+    summaries = [run.summary() for run in runs]
+    names = [summary.name for summary in summaries]
+    headings = names if len(set(names)) == len(names) else [summary.id for summary in summaries]
+    rows = tuple(Row((label, *cells, "≠" if len(set(cells)) > 1 else "")) for label, cells in _compared(summaries))
+    notes = ("≠ marks what differs. Steps, compiles and values are those of rank 0.",)
+    return Table("Runs side by side", ("", *headings, ""), rows, notes)
+
+
+def summary_table(run: Run) -> Table:
+    """One run, in two columns; failure and warnings last."""
+    summary = run.summary()
+    rows = (
+        *_summary_rows(summary),
+        *_failure_rows(summary),
+        *(Row(("warning", w), "warning") for w in summary.warnings),
+    )
+    return Table(f"Run {summary.name}: {summary.status}", None, rows, (f"Its records are in {run.path}.",))
+
+
+def plain_summary(run: Run) -> str:
+    """What two runs of the same notebook have in common: no times, ids, paths or measured sizes."""
+    summary = run.summary()
+    cut_short = "" if summary.complete else f"{NOT_AVAILABLE} (rank 0 did not come to its end)"
+    lines = (
+        ("status", summary.status),
+        ("ranks", str(len(summary.ranks))),
+        ("steps", cut_short or _steps(summary)),
+        ("compiles", cut_short or _compiles(summary)),
+        ("values", ", ".join(sorted(summary.values)) or "none"),
+        ("models", ", ".join(sorted(summary.models)) or "none"),
+    )
+    return "\n".join(f"{name}: {text}" for name, text in lines)
+
+
+# -- many runs ----------------------------------------------------------------------------------------------------
+
+
+def _run_cells(summary: RunSummary) -> tuple[str, ...]:
+    return (
+        _when(summary),
+        summary.name,
+        summary.status,
+        NOT_AVAILABLE if summary.steps is None else f"{summary.steps:,}",
+        NOT_AVAILABLE if summary.seconds is None else f"{summary.seconds:,.1f}",
+        str(len(summary.ranks)),
+        _last_value(summary),
+    )
+
+
+def _runs_notes(summaries: Sequence[RunSummary]) -> Iterator[str]:
+    if not summaries:
+        yield "There is no run here yet. %%tpu_train makes one."
+        return
+    if any(summary.steps is None for summary in summaries):
+        yield f"Steps are {NOT_AVAILABLE} where rank 0 left no record of them."
+    if any(summary.seconds is None for summary in summaries):
+        yield f"Seconds are {NOT_AVAILABLE} where the run's run.json is missing or torn."
+    if any(summary.status == "lost" for summary in summaries):
+        yield "lost: the kernel that ran it is gone, and the run with it."
+
+
+def _last_value(summary: RunSummary) -> str:
+    """The loss where one was logged, else what was logged under the newest name."""
+    names = list(summary.values)
+    losses = [name for name in names if name == "loss"] or [name for name in names if "loss" in name.lower()]
+    shown = (losses or names)[-1:]
+    return "".join(f"{_short(name)} {_value(summary.values[name])}" for name in shown) or _NOT_LOGGED
+
+
+# -- side by side -------------------------------------------------------------------------------------------------
+
+
+def _compared(summaries: Sequence[RunSummary]) -> Iterator[tuple[str, list[str]]]:
+    for label, fact in _FACTS:
+        yield label, [fact(summary) for summary in summaries]
+    for rank in sorted({rank for summary in summaries for rank in (*summary.ranks, *summary.peak_memory)}):
+        yield f"peak memory, rank {rank}", [_peak(summary, rank) for summary in summaries]
+    for name in dict.fromkeys(name for summary in summaries for name in summary.values):
+        yield f"last {_short(name)}", _distinct([summary.values.get(name) for summary in summaries])
+    yield "models that came home", [", ".join(summary.models) or "none" for summary in summaries]
+    if any(summary.failure for summary in summaries):
+        yield "failure", [_failure(summary, "what") or "none" for summary in summaries]
+
+
+def _distinct(values: Sequence[Value | None]) -> list[str]:
+    """Values as short as they can be while different ones still read differently."""
+    cells = [_NOT_LOGGED if value is None else _value(value) for value in values]
+    if len(set(cells)) == len(set(values)):
+        return cells
+    return [_NOT_LOGGED if value is None else str(value) for value in values]
+
+
+# -- one run ------------------------------------------------------------------------------------------------------
+
+
+def _summary_rows(summary: RunSummary) -> Iterator[Row]:
+    yield Row(("started", _when(summary)))
+    for label, fact in _FACTS[1:]:  # the status stands in the title
+        yield Row((label, fact(summary)))
+    yield Row(("peak memory", _peaks(summary)))
+    for name, value in summary.values.items():
+        yield Row((f"last {_short(name)}", _value(value)))
+    if summary.models:
+        yield Row(("models that came home", ", ".join(summary.models)))
+
+
+def _failure_rows(summary: RunSummary) -> Iterator[Row]:
+    for label, key in (("what happened", "what"), ("why", "why"), ("what to do", "todo")):
+        text = _failure(summary, key)
+        if text:
+            yield Row((label, text), "broken" if key == "what" else "")
+
+
+# -- facts in words -----------------------------------------------------------------------------------------------
+
+
+def _when(summary: RunSummary) -> str:
+    """In local time."""
+    if summary.created is None:
+        return f"{NOT_AVAILABLE} (its run.json is missing or torn)"
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(summary.created))
+    except (ValueError, OverflowError, OSError):
+        return f"{NOT_AVAILABLE} (not a time: {summary.created})"
+
+
+def _status(summary: RunSummary) -> str:
+    return summary.status
+
+
+def _seconds(summary: RunSummary) -> str:
+    if summary.seconds is None:
+        return f"{NOT_AVAILABLE} (its run.json is missing or torn)"
+    return f"{summary.seconds:,.1f}{' so far' if summary.status in LIVE else ''}"
+
+
+def _ranks(summary: RunSummary) -> str:
+    return str(len(summary.ranks))
+
+
+def _steps(summary: RunSummary) -> str:
+    if summary.steps is None:
+        return f"{NOT_AVAILABLE} (rank 0 left no record of them)"
+    return f"{summary.steps:,}"
+
+
+def _rate(summary: RunSummary) -> str:
+    if summary.steps_per_second is None:
+        return f"{NOT_AVAILABLE} (no step was recorded)"
+    return f"{summary.steps_per_second:,.3g}" if summary.steps_per_second < 1000 else f"{summary.steps_per_second:,.0f}"
+
+
+def _compiles(summary: RunSummary) -> str:
+    if summary.compiles is not None:
+        return f"{summary.compiles:,}"
+    return f"{NOT_AVAILABLE} ({_why_no_compiles(summary)})"
+
+
+def _why_no_compiles(summary: RunSummary) -> str:
+    if summary.complete:
+        return "the runtime did not tell"
+    return "counted when rank 0 ends" if summary.status in LIVE else "rank 0 did not come to its end"
+
+
+def _peak(summary: RunSummary, rank: int) -> str:
+    if rank in summary.peak_memory:
+        return _size(summary.peak_memory[rank])
+    return f"{NOT_AVAILABLE} (no sample)" if rank in summary.ranks else "no such rank"
+
+
+def _peaks(summary: RunSummary) -> str:
+    ranks = sorted({*summary.ranks, *summary.peak_memory})
+    return "\n".join(f"rank {rank}: {_peak(summary, rank)}" for rank in ranks) or f"{NOT_AVAILABLE} (no worker began)"
+
+
+def _failure(summary: RunSummary, key: str) -> str:
+    return str((summary.failure or {}).get(key) or "")
+
+
+def _value(value: Value) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else _short(str(value))
+
+
+def _short(text: str) -> str:
+    """One line of at most 40 characters: logged names and texts may be of any kind."""
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…"
+
+
+def _size(count: float) -> str:
+    value, unit = float(count), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.{1 if unit >= 3 else 0}f} {_UNITS[unit]}"
+
+
+_FACTS: tuple[tuple[str, Fact], ...] = (
+    ("status", _status),
+    ("seconds", _seconds),
+    ("ranks", _ranks),
+    ("steps", _steps),
+    ("steps per second, compiles included", _rate),
+    ("compiles", _compiles),
+)

@@ -1,0 +1,181 @@
+"""A small table, as plain text and as HTML.
+
+What lives here: the table, and its two renderings. What does not: any knowledge of what is in it, and IPython; a table
+goes in, a string comes out. The HTML has no script, no outside asset and no colours of its own, so that it reads the
+same in light and dark themes and in a saved notebook; whatever stands in a cell is escaped.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+# A state is told by a symbol and a word; it never rests on colour alone.
+SYMBOLS = {"": "", "ok": "✓", "warning": "!", "broken": "✗"}
+
+WIDTH = 100
+GAP = "  "
+LONG_WORD = 24
+
+
+@dataclass(frozen=True)
+class Row:
+    """Cells from left to right (a newline in a cell breaks its line) and a state: "", "ok", "warning" or "broken"."""
+
+    cells: tuple[str, ...]
+    state: str = ""
+
+    def __post_init__(self) -> None:
+        if self.state not in SYMBOLS:
+            raise ValueError(f"A row's state is one of {', '.join(map(repr, SYMBOLS))}, not {self.state!r}.")
+
+
+@dataclass(frozen=True)
+class Table:
+    """`columns`: their headings (None: none are shown); `notes`: sentences below the table. Short rows are filled."""
+
+    title: str
+    columns: tuple[str, ...] | None
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+
+def state_text(state: str) -> str:
+    """A state as symbol and word: "✗ broken"; "" for none."""
+    return f"{SYMBOLS[state]} {state}".strip()
+
+
+# -- plain text ---------------------------------------------------------------------------------------------------
+
+
+def to_text(table: Table, width: int = WIDTH) -> str:
+    """The table in aligned plain text, at most `width` columns wide where its words allow."""
+    grid = [[_printable(cell) for cell in line] for line in _grid(table)]
+    widths = _fit([_natural(column) for column in zip(*grid, strict=True)], width)
+    lines = [_printable(table.title)] if table.title else []
+    for number, cells in enumerate(grid):
+        lines += _text_row(cells, widths)
+        if number == 0 and table.columns:
+            lines.append(GAP.join("─" * each for each in widths))
+    for note in table.notes:
+        lines += _wrap(_printable(note), width)
+    return "\n".join(lines)
+
+
+def _grid(table: Table) -> list[list[str]]:
+    """All cells, headings first where there are any; the state is the first column where any row has one."""
+    stated = any(row.state for row in table.rows)
+    lines = [[*([""] if stated else []), *table.columns]] if table.columns else []
+    lines += [[*([state_text(row.state)] if stated else []), *row.cells] for row in table.rows]
+    count = max(map(len, lines), default=0)
+    return [line + [""] * (count - len(line)) for line in lines]
+
+
+def _printable(text: str) -> str:
+    """Without control characters: a command line or a run's name could carry a terminal's escape codes."""
+    return "".join(ch if ch == "\n" or ch.isprintable() else " " if ch == "\t" else "�" for ch in text)
+
+
+def _text_row(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
+    columns = [_wrap(cell, width) for cell, width in zip(cells, widths, strict=True)]
+    height = max(map(len, columns), default=0)
+    padded = [column + [""] * (height - len(column)) for column in columns]
+    lines = zip(*padded, strict=True)
+    return [GAP.join(_pad(part, width) for part, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+
+
+def _natural(column: Sequence[str]) -> int:
+    return max(_columns(line) for cell in column for line in cell.split("\n"))
+
+
+def _fit(widths: list[int], width: int) -> list[int]:
+    """Take from the widest column until all fit, but leave every column 8."""
+    room = width - len(GAP) * (len(widths) - 1)
+    fitted = list(widths)
+    while sum(fitted) > room and max(fitted) > 8:
+        fitted[fitted.index(max(fitted))] -= 1
+    return fitted
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    return [line for paragraph in text.split("\n") for line in _wrap_line(paragraph, max(width, 1))]
+
+
+def _wrap_line(text: str, width: int) -> list[str]:
+    lines = [""]
+    for word in text.split(" "):
+        joined = f"{lines[-1]} {word}" if lines[-1] else word
+        if _columns(joined) <= width:
+            lines[-1] = joined
+            continue
+        pieces = _chop(word, width)
+        lines[-1:] = [*([lines[-1]] if lines[-1] else []), *pieces]
+    return lines
+
+
+def _chop(word: str, width: int) -> list[str]:
+    pieces = [""]
+    for ch in word:
+        if pieces[-1] and _columns(pieces[-1] + ch) > width:
+            pieces.append("")
+        pieces[-1] += ch
+    return pieces
+
+
+def _pad(text: str, width: int) -> str:
+    return text + " " * (width - _columns(text))
+
+
+def _columns(text: str) -> int:
+    """Columns that a terminal gives the text: wide characters take two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(ch) else 2 if unicodedata.east_asian_width(ch) in "WF" else 1 for ch in text)
+
+
+# -- HTML ---------------------------------------------------------------------------------------------------------
+
+# What notebooks' own style sheets would set otherwise (cells to the right, lines not broken) is set on each cell.
+_OUTER = "color:inherit;max-width:70em;overflow-x:auto"
+_TABLE = "border-collapse:collapse;color:inherit;font-size:inherit;margin:0"
+_CELL = "text-align:left;vertical-align:top;padding:.2em .8em .2em 0;white-space:pre-line"
+_BREAKABLE = _CELL + ";overflow-wrap:anywhere"
+_HEAD = "text-align:left;padding:.2em .8em .2em 0;font-weight:600;border-bottom:1px solid currentColor"
+_STATE = "text-align:left;vertical-align:top;padding:.2em .8em .2em 0;white-space:nowrap;font-weight:600"
+_TITLE = "font-weight:600;margin-bottom:.3em"
+_NOTE = "margin:.3em 0 0 0;opacity:.8"
+
+
+def to_html(table: Table) -> str:
+    """The table as one `<div>` with inline styles."""
+    grid = _grid(table)
+    stated = any(row.state for row in table.rows)
+    head, body = (grid[:1], grid[1:]) if table.columns else ([], grid)
+    parts = [f'<div class="tpu-magics-table" style="{_OUTER}">']
+    if table.title:
+        parts.append(f'<div style="{_TITLE}">{_escape(table.title)}</div>')
+    parts.append(f'<table style="{_TABLE}">')
+    parts += [f"<thead>{_html_row(line, 'th', [_HEAD] * len(line))}</thead>" for line in head]
+    parts.append(f"<tbody>{''.join(_html_row(line, 'td', _styles(line, stated)) for line in body)}</tbody></table>")
+    parts += [f'<p style="{_NOTE}">{_escape(note)}</p>' for note in table.notes]
+    return "".join([*parts, "</div>"])
+
+
+def _styles(line: Sequence[str], stated: bool) -> list[str]:
+    return [_STATE if stated and number == 0 else _style(cell) for number, cell in enumerate(line)]
+
+
+def _style(cell: str) -> str:
+    # Only long words (paths, commands) may break anywhere: a browser would else break a short label to give room.
+    return _BREAKABLE if any(_columns(word) > LONG_WORD for word in cell.split()) else _CELL
+
+
+def _html_row(line: Sequence[str], tag: str, styles: Sequence[str]) -> str:
+    cells = (f'<{tag} style="{style}">{_escape(cell)}</{tag}>' for cell, style in zip(line, styles, strict=True))
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _escape(text: str) -> str:
+    return escape(_printable(text), quote=True)

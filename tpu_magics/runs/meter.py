@@ -1,0 +1,200 @@
+"""Counting without filling the disk: steps, logged values and memory, aggregated as they come.
+
+What lives here: when a record is written. Its size over a run is bounded whatever the step time: 100,000 steps with
+three logged values each give less than 1 MB per rank. What does not: the file (see writer.py), and any idea of what
+a step is (see backends/).
+
+Call `flush` when the training has ended: until then the newest part of a long run is held back (half a second or a
+five-hundredth of the run for steps, about a hundredth for values), and a SIGKILL loses that part. In a child of the
+process that made the writer nothing is counted.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from tpu_magics.runs.events import Memory, Steps, Warned
+from tpu_magics.runs.series import Series, plain_value, safe_text
+from tpu_magics.runs.writer import EventWriter
+
+Clock = Callable[[], float]
+
+MAX_NAMES = 64
+_FIRST = 1_000  # so many values of a name are recorded one by one
+_FIRST_BYTES = 470_000  # ... as long as all of them together take no more
+_LATER_BYTES = 207_000  # what the records of values take from there on until step _HORIZON
+_HORIZON = 100_000
+
+
+class _Pace:
+    """When the next record is due: at most once per `shortest` seconds and per `share` of the time since the start."""
+
+    def __init__(self, start: float, shortest: float, share: float) -> None:
+        self._start = self._last = start
+        self._due = start + shortest
+        self._shortest = shortest
+        self._share = share
+
+    def due(self, now: float) -> bool:
+        """A clock that was set back counts as due, or a run would go silent for as long."""
+        return now >= self._due or now < self._last
+
+    def done(self, now: float) -> float:
+        """A record is written at `now`. Returns the seconds since the last one."""
+        seconds = max(0.0, now - self._last)
+        self._last = now
+        self._due = now + max(self._shortest, (now - self._start) * self._share)
+        return seconds
+
+
+class StepMeter:
+    """Counts steps from any thread. Make it when the training begins: the first record's time counts from there."""
+
+    def __init__(self, writer: EventWriter, clock: Clock = time.time) -> None:
+        self.total = 0
+        self._writer = writer
+        self._clock = clock
+        self._pace = _Pace(clock(), 0.5, 1 / 500)
+        self._pending = 0
+        self._last_step = 0.0
+        self._lock = threading.RLock()
+
+    def step(self) -> int:
+        """One step was done. Returns the total."""
+        if not self._writer.mine:
+            return self.total
+        now = self._clock()
+        with self._lock:
+            self.total += 1
+            self._pending += 1
+            self._last_step = now
+            if self._pace.due(now):
+                self._write()
+            return self.total
+
+    def flush(self) -> None:
+        """Write what is still held back."""
+        if self._writer.mine:
+            with self._lock:
+                self._write()
+
+    def _write(self) -> None:
+        if self._pending:
+            seconds = round(self._pace.done(self._last_step), 6)
+            t = round(self._last_step, 3)
+            self._writer.write(Steps(t, self._writer.rank, total=self.total, n=self._pending, seconds=seconds))
+            self._pending = 0
+
+
+class MemoryMeter:
+    """Thins the memory samples of one rank; each record is the highest since the one before.
+
+    `writer` is the supervisor's, `rank` the rank that the samples are about.
+    """
+
+    def __init__(self, writer: EventWriter, rank: int, clock: Clock = time.time) -> None:
+        self.peak_rss = 0
+        self.peak_pss: int | None = None
+        self._writer = writer
+        self._rank = rank
+        self._clock = clock
+        self._pace = _Pace(clock() - 0.5, 0.5, 1 / 100)
+        self._rss = 0
+        self._pss: int | None = None
+
+    def sample(self, rss: int, pss: int | None = None) -> None:
+        """One measurement in bytes; `pss` None where it is not available."""
+        self.peak_rss, self.peak_pss = max(self.peak_rss, rss), _highest(self.peak_pss, pss)
+        self._rss, self._pss = max(self._rss, rss), _highest(self._pss, pss)
+        if self._pace.due(self._clock()):
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is still held back."""
+        if self._rss:
+            now = self._clock()
+            self._pace.done(now)
+            self._writer.write(Memory(round(now, 3), self._rank, rss=self._rss, pss=self._pss))
+            self._rss, self._pss = 0, None
+
+
+def _highest(left: int | None, right: int | None) -> int | None:
+    return max((value for value in (left, right) if value is not None), default=None)
+
+
+class ValueMeter:
+    """Records what the user logs, from any thread.
+
+    The first 1,000 values of a name get a record each, later ones are aggregated in chunks that grow with their
+    number (about 1 % of it for three names). With many names or long texts the aggregation begins earlier. Only the
+    first 64 names are recorded; then one `Warned` with the code "too-many-values" is.
+    """
+
+    def __init__(self, writer: EventWriter, clock: Clock = time.time) -> None:
+        self._writer = writer
+        self._clock = clock
+        self._series: dict[str, Series] = {}
+        self._first_bytes = 0
+        self._warned = False
+        self._lock = threading.RLock()
+
+    def log(self, name: str, value: object, step: int) -> None:
+        """Record `value` under `name`. Numbers stay numbers, a bool becomes 0 or 1, anything else its text. Never
+        raises; a device tensor must have been read before (see backends/)."""
+        if not self._writer.mine:
+            return
+        plain, t = plain_value(value), round(self._clock(), 3)
+        with self._lock:
+            name = safe_text(name)
+            series = self._find(name, t)
+            if series is not None:
+                series.add(plain, step, t)
+                self._write_if_due(name, series)
+
+    def flush(self) -> None:
+        """Write what is still held back."""
+        if self._writer.mine:
+            with self._lock:
+                for name, series in self._series.items():
+                    self._write(name, series)
+
+    def _find(self, name: str, t: float) -> Series | None:
+        if name not in self._series:
+            if len(self._series) >= MAX_NAMES:
+                self._warn(t, name)
+                return None
+            self._series[name] = Series()
+        return self._series[name]
+
+    def _warn(self, t: float, name: str) -> None:
+        if not self._warned:
+            self._warned = True
+            text = f"Only the first {MAX_NAMES} names of logged values are recorded; {name!r} and later ones are not."
+            self._writer.write(Warned(t, self._writer.rank, code="too-many-values", text=text))
+
+    def _write_if_due(self, name: str, series: Series) -> None:
+        if series.count <= _FIRST and self._first_bytes < _FIRST_BYTES:
+            self._first_bytes += self._write(name, series)
+            series.singles += 1
+        elif series.n >= self._chunk(series):
+            self._write(name, series)
+
+    def _chunk(self, series: Series) -> float:
+        """How many values one record of this name stands for now.
+
+        The count grows from `singles` to _HORIZON; with chunks of count * c that takes log(_HORIZON / singles) / c
+        records, of which this name may have its share of _LATER_BYTES.
+        """
+        records = _LATER_BYTES / (len(self._series) * series.line)
+        return series.count * math.log(_HORIZON / max(1, series.singles)) / records
+
+    def _write(self, name: str, series: Series) -> int:
+        if not series.n:
+            return 0
+        written = self._writer.write(series.event(name, self._writer.rank))
+        series.line = written or series.line
+        series.clear()
+        return written

@@ -1,0 +1,164 @@
+"""What the records of a run say of it.
+
+What lives here: the step from `run.json` and events to the few facts that tables show. What does not: reading files
+(see reader.py) and showing (see panel/). Nothing is taken for granted of a `run.json`: it may be from another version.
+"""
+
+from __future__ import annotations
+
+import calendar
+import contextlib
+import math
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tpu_magics.runs.alive import same_process
+from tpu_magics.runs.events import End, Event, Memory, Start, Steps, Value, Warned, only
+from tpu_magics.runs.files import LIVE
+
+ID_PATTERN = re.compile(r"(\d{8}T\d{6}Z)-(.+)", re.DOTALL)
+_LARGEST = 1e18
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What can be said of a run in a few lines; None where it is not known.
+
+    `created`: unix seconds; `seconds`: wall time, so far where it runs. `steps` and `compiles` are those of rank 0,
+    `steps_per_second` is over its whole training, the time of compiles included, `values` holds the last value of
+    each name it logged, and `complete` tells whether it wrote its last record. `peak_memory`: highest resident memory
+    of each rank that was seen, in bytes. `models`: names that came home. `warnings`: texts.
+    """
+
+    id: str
+    name: str
+    status: str
+    created: float | None
+    seconds: float | None
+    ranks: tuple[int, ...]
+    steps: int | None
+    steps_per_second: float | None
+    compiles: int | None
+    complete: bool
+    values: Mapping[str, float | int | str]
+    peak_memory: Mapping[int, int]
+    failure: Mapping[str, Any] | None
+    models: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def summarize(info: Mapping[str, Any], run_id: str, ranks: tuple[int, ...], events: list[Event]) -> RunSummary:
+    """The summary of a run from its run.json, its folder's name and the events about rank 0 and from the supervisor."""
+    first = [event for event in events if event.rank == 0]
+    ends = only(first, End)
+    status = run_status(info)
+    return RunSummary(
+        id=run_id,
+        name=run_name(info, run_id),
+        status=status,
+        created=run_created(info, run_id),
+        seconds=_seconds(info, status, events),
+        ranks=ranks,
+        steps=_steps(first, ends, status),
+        steps_per_second=_rate(only(first, Steps)),
+        compiles=ends[-1].compiles if ends else None,
+        complete=bool(ends),
+        values={event.name: event.value for event in only(first, Value)},
+        peak_memory=_peaks(info, events),
+        failure=_failure(info, ends),
+        models=_names(info.get("models")),
+        warnings=tuple(dict.fromkeys([*_names(info.get("warnings")), *(event.text for event in only(events, Warned))])),
+    )
+
+
+def run_name(info: Mapping[str, Any], run_id: str) -> str:
+    """The run's name; from the folder's name where run.json does not tell."""
+    match = ID_PATTERN.fullmatch(run_id)
+    return str(info.get("name") or (match[2] if match else run_id))
+
+
+def run_status(info: Mapping[str, Any]) -> str:
+    """The status as run.json says it; "lost" where it says that the run goes on but the kernel that ran it is gone,
+    "unknown" where it says nothing."""
+    status = str(info.get("status") or "unknown")
+    pid, started = info.get("pid"), info.get("pid_started")
+    if status not in LIVE:
+        return status
+    alive = isinstance(pid, int) and same_process(pid, started if isinstance(started, int) else None)
+    return status if alive else "lost"
+
+
+def run_created(info: Mapping[str, Any], run_id: str) -> float | None:
+    """Unix seconds; from the folder's name where run.json does not tell."""
+    told = _number(info.get("created"))
+    match = ID_PATTERN.fullmatch(run_id)
+    if told is not None or not match:
+        return told
+    with contextlib.suppress(ValueError):
+        return float(calendar.timegm(time.strptime(match[1], "%Y%m%dT%H%M%SZ")))
+    return None
+
+
+def _seconds(info: Mapping[str, Any], status: str, events: list[Event]) -> float | None:
+    told, created = _number(info.get("seconds")), _number(info.get("created"))
+    if told is not None or created is None:
+        return told
+    if status in LIVE:
+        return max(0.0, time.time() - created)
+    return max(0.0, events[-1].t - created) if events else None
+
+
+def _steps(first: list[Event], ends: list[End], status: str) -> int | None:
+    """Steps of rank 0: 0 where it still runs and has told nothing yet, None where it died before it told anything."""
+    if ends:
+        return ends[-1].steps
+    counted = only(first, Steps)
+    if counted:
+        return counted[-1].total
+    return 0 if status in LIVE and only(first, Start) else None
+
+
+def _rate(counted: list[Steps]) -> float | None:
+    seconds = sum(event.seconds for event in counted)
+    return sum(event.n for event in counted) / seconds if seconds > 0 else None
+
+
+def _peaks(info: Mapping[str, Any], events: list[Event]) -> dict[int, int]:
+    """The highest resident memory of each rank, from the worker's entry in run.json and from the samples."""
+    peaks = {rank: int(_number(worker.get("peak_rss")) or 0) for rank, worker in run_workers(info).items()}
+    for event in only(events, Memory):
+        peaks[event.rank] = max(event.rss, peaks.get(event.rank, 0))
+    return {rank: peaks[rank] for rank in sorted(peaks) if peaks[rank] > 0}
+
+
+def _failure(info: Mapping[str, Any], ends: list[End]) -> Mapping[str, Any] | None:
+    told = info.get("failure")
+    if isinstance(told, dict) and told:
+        return told
+    if ends and ends[-1].status == "failed":
+        what = f"{ends[-1].error_type}: {ends[-1].error_text}"
+        return {"what": what, "why": "", "todo": "", "details": []}
+    return None
+
+
+def run_workers(info: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+    """What run.json says of each worker, by rank."""
+    entries = info.get("workers")
+    found = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return {entry["rank"]: entry for entry in found if isinstance(entry.get("rank"), int)}
+
+
+def _names(value: object) -> tuple[str, ...]:
+    """The texts of a list, or the names of its objects, or the keys of an object."""
+    items = list(value) if isinstance(value, (list, tuple, dict)) else []
+    return tuple(str(item.get("name", "")) if isinstance(item, dict) else str(item) for item in items)
+
+
+def _number(value: object) -> float | None:
+    """A number that can be reckoned with, or None: of run.json nothing is taken for granted."""
+    if not isinstance(value, (int, float)) or abs(value) > _LARGEST or math.isnan(value):
+        return None
+    return float(value)
