@@ -18,7 +18,7 @@ help:  ## show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1	\2/p' Makefile
 	@echo
 	@echo "  The first of them downloads about 4.4 GB into .venv; UV_TORCH_BACKEND=cpu make ... takes PyTorch's"
-	@echo "  CPU build instead (about 0.5 GB in all), where download.pytorch.org can be reached."
+	@echo "  CPU build instead (about 0.5 GB in all), where PyTorch's own wheel index can be reached."
 	@echo "  Another Python: make demo PYTHON=/path/to/python3"
 
 demo: install  ## train a small model in notebooks/01_quickstart.ipynb and show the run

@@ -25,7 +25,7 @@ INTERRUPTED = "an install began here and has not ended"
 # Measured on Linux x86-64 with CPython 3.11 and torch 2.9.0: the sizes of the wheels, and of .venv afterwards.
 NOTICE = """\
     The first time, this downloads about 4.4 GB and takes about 8 GB of disk: 4.1 GB of the download is PyTorch's
-    default build with its CUDA libraries, which nothing here uses. Where download.pytorch.org can be reached, its
+    default build with its CUDA libraries, which nothing here uses. Where PyTorch's own wheel index can be reached, its
     CPU build of about 0.2 GB does as well; to take it, stop here (Ctrl-C) and run:
         UV_TORCH_BACKEND=cpu make {goal}"""
 

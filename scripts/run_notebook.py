@@ -19,7 +19,7 @@ from nbclient.exceptions import CellExecutionError
 
 
 class Narrator:
-    """Prints each code cell's first line before it runs, and its text and seconds after."""
+    """Prints each code cell's first statement before it runs, and its text and seconds after."""
 
     def __init__(self, cells: list[Any]) -> None:
         code_cells = (index for index, cell in enumerate(cells) if cell.cell_type == "code")
@@ -29,8 +29,8 @@ class Narrator:
     def before(self, cell: Any, cell_index: int) -> None:
         self.started = time.monotonic()
         if cell_index in self.numbers:
-            first = cell.source.strip().partition("\n")[0]
-            print(f"  cell {self.numbers[cell_index]} of {len(self.numbers)}: {first}", flush=True)
+            lines = [line for line in cell.source.splitlines() if line.strip() and not line.startswith("#")]
+            print(f"  cell {self.numbers[cell_index]} of {len(self.numbers)}: {''.join(lines[:1])}", flush=True)
 
     def after(self, cell: Any, **_: Any) -> None:
         for line in text_of(cell).splitlines():
@@ -55,6 +55,7 @@ def main(source: Path, target: Path) -> int:
         notebook,
         timeout=900,
         kernel_name="python3",
+        extra_arguments=["--log-level=ERROR"],  # not its warnings about the machine's network
         resources={"metadata": {"path": str(source.parent)}},
         on_cell_execute=narrator.before,
         on_cell_executed=narrator.after,

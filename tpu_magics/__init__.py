@@ -1,7 +1,7 @@
 """tpu_magics: train on a TPU from a notebook.
 
-`%load_ext tpu_magics` registers the magics. Everything else here is the same power for Python code; it is imported when it
-is first used, so that loading the extension is quick and brings no framework with it.
+`%load_ext tpu_magics` registers the magics. Everything else here is the same power for Python code; it is imported
+when it is first used, so that loading the extension is quick and brings no framework with it.
 """
 
 from __future__ import annotations
@@ -60,3 +60,10 @@ def load_ipython_extension(shell: Any) -> None:
     from tpu_magics.magics.shell import load
 
     load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Called by `%unload_ext tpu_magics`."""
+    from tpu_magics.magics.shell import unload
+
+    unload(shell)

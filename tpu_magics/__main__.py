@@ -28,7 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = commands.add_parser(name, help=text)
         command.add_argument("names", nargs="*", metavar="RUN")
         command.add_argument("--runs", type=Path, metavar="DIR", help="the folder of the runs (default: .tpu_runs)")
-        command.add_argument("-r", "--rank", type=int, default=0, help=argparse.SUPPRESS if name != "logs" else "the rank")
+        command.add_argument(
+            "-r", "--rank", type=int, default=0, help=argparse.SUPPRESS if name != "logs" else "the rank"
+        )
         command.set_defaults(run=run)
     sanitize = commands.add_parser("nbval-sanitize", help="print the path of the sanitize file for nbval")
     sanitize.set_defaults(run=lambda _: print(Path(__file__).parent / "nbval_sanitize.cfg"))

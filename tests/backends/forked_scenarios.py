@@ -15,15 +15,18 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 SECONDS = 120
+ROOT = Path(__file__).parents[2]
 
 
 def outcomes(file: str) -> dict[str, str]:
     """Run the scenarios of a test file; {name: "" or what went wrong}."""
+    script = [sys.executable, "-m", f"tests.backends.{Path(file).stem}"]
     environment = {**os.environ, "PJRT_DEVICE": "CPU"}
-    done = subprocess.run([sys.executable, file], capture_output=True, text=True, env=environment, timeout=280)
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=280)
     lines = [line for line in done.stdout.splitlines() if line.startswith("OUTCOME ")]
     found = dict(json.loads(line.removeprefix("OUTCOME ")) for line in lines)
     assert done.returncode == 0, done.stderr[-4000:]

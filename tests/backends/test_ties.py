@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from forked_scenarios import in_worker, names, outcomes, run_scenarios
 from torch import nn
 
 from tpu_magics.backends.torch_xla.ties import broken_ties, keep_ties, record_ties, same_bits
+
+from .forked_scenarios import in_worker, names, outcomes, run_scenarios
 
 
 class TinyBert(nn.Module):

@@ -373,6 +373,7 @@ EXCEPTIONS: list[tuple[str, str, str, tuple[str, ...]]] = [
         ("<function <lambda>>",),
     ),
     ("unpicklable", "AttributeError", "Can't pickle local object 'f.<locals>.A'", ("'f.<locals>.A'",)),
+    ("unpicklable", "AttributeError", "Can't get local object 'f.<locals>.A'", ("'f.<locals>.A'",)),
     (
         "collective",
         "RuntimeError",
@@ -475,6 +476,11 @@ def test_every_explainer_of_exceptions_has_a_recorded_text() -> None:
         ("ValueError", "I cannot pickle cucumbers"),
         ("ValueError", "Default process group has not been initialized, please make sure to call init_process_group."),
         ("KeyError", "'Rendezvous with Rama'"),
+        ("ConnectionResetError", "[Errno 104] Connection reset by peer"),
+        (
+            "requests.exceptions.ConnectionError",
+            "('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))",
+        ),
         ("RuntimeError", "no vector for the word gloomy"),
         ("RuntimeError", "the process was terminated"),
         ("ValueError", "caught ValueError in the DataLoader"),

@@ -24,6 +24,7 @@ from tpu_magics.runs.reader import Run
 from tpu_magics.runs.writer import EventWriter
 
 FILE = Path(tpu_magics.__file__).with_name("nbval_sanitize.cfg")
+COMMAND = [sys.executable, "-m", "tpu_magics", "nbval-sanitize"]
 
 
 def sanitize(text: str) -> str:
@@ -131,6 +132,11 @@ def test_nbval_takes_the_file(monday: Run, friday: Run, tmp_path: Path) -> None:
     nbformat.write(notebook, tmp_path / "saved.ipynb")
     assert nbval(tmp_path, f"--nbval-sanitize-with={FILE}") == 0
     assert nbval(tmp_path) == 1
+
+
+def test_the_command_line_tells_where_the_file_is() -> None:
+    told = subprocess.run(COMMAND, capture_output=True, text=True, check=True).stdout.strip()
+    assert Path(told).samefile(FILE)
 
 
 def nbval(folder: Path, *options: str) -> int:

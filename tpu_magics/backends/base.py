@@ -22,7 +22,7 @@ class WorkerSpec:
 
     `index`: which worker on this host, from 0; `count`: workers on this host; `device`: "CPU" or "TPU";
     `precision`: "", "fp32", "bf16" or "bf16-downcast"; `environment`: set (or, where None, unset) in the worker only;
-    `max_steps`: stop cleanly after so many steps (None: no limit).
+    `max_steps`: stop cleanly after so many steps (None: no limit); `replicas`: devices of one worker.
     """
 
     index: int
@@ -31,6 +31,7 @@ class WorkerSpec:
     precision: str = ""
     environment: Mapping[str, str | None] = field(default_factory=dict)
     max_steps: int | None = None
+    replicas: int = 1
 
 
 class StepLimit(BaseException):
@@ -55,6 +56,9 @@ class Backend(Protocol):
     def quiet_seeds(self) -> None:
         """Make calls that would initialise the runtime for no need harmless in this process (idempotent)."""
 
+    def quiet_problems(self) -> Sequence[str]:
+        """What of that could not be done with the installed versions, in sentences."""
+
     # -- models ---------------------------------------------------------------------------------------------------
     def is_model(self, value: object) -> bool:
         """Whether `value` is a model. Imports nothing: what was never imported cannot be an instance."""
@@ -72,11 +76,12 @@ class Backend(Protocol):
         """Device type of the first parameter or buffer that is not on "cpu"; "cpu" where all are."""
 
     def detached_optimizer(self, value: object, models: Mapping[str, Any]) -> str | None:
-        """Name of the model in `models` whose parameters the optimiser `value` holds; None where it is no optimiser or holds none."""
+        """Name of the model in `models` whose parameters the optimiser `value` holds; None where it is no optimiser
+        or holds none."""
 
     def random_state(self) -> Any:
-        """All random states of this process that a model's build can read (Python, NumPy, torch) and the modes that change
-        a build (default dtype, default device, grad mode), comparable with `same_random_state`."""
+        """All random states of this process that a model's build can read (Python, NumPy, torch) and the modes that
+        change a build (default dtype, default device, grad mode), comparable with `same_random_state`."""
 
     def set_random_state(self, state: Any) -> None:
         """Put back the random states (not the modes) taken by `random_state`."""
@@ -85,7 +90,8 @@ class Backend(Protocol):
         """Whether both would lead a build to the same numbers."""
 
     def is_seed_call(self, function: object) -> bool:
-        """Whether `function` is a library's seeding function (torch.manual_seed, accelerate's and transformers' set_seed, ...)."""
+        """Whether `function` is a library's seeding function (torch.manual_seed, accelerate's and transformers'
+        set_seed, ...)."""
 
     def seeds_without_runtime(self) -> Any:
         """Context manager: within it seeding calls set Python, NumPy and torch but not the accelerator."""
@@ -96,7 +102,8 @@ class Backend(Protocol):
         all; other ranks give their shards, where there are any."""
 
     def check_weights(self, models: Mapping[str, Any], folder: Path) -> Any:
-        """In the notebook: read what `collect_weights` wrote and check that it fits. Returns what `load_weights` takes."""
+        """In the notebook: read what `collect_weights` wrote and check that it fits. Returns what `load_weights`
+        takes."""
 
     def load_weights(self, staged: Any) -> None:
         """In the notebook: put the checked weights into the models, in place."""

@@ -2,8 +2,8 @@
 
 What lives here: splitting a line into words, and words into expressions. What does not: options (magics/options.py).
 
-Words are separated by spaces; quotes and brackets keep what is in them together, and quotes around a whole word fall away:
-`m1 16 "cfg.lr * 2" key=expr [1, 2]`.
+Words are separated by spaces; quotes and brackets keep what is in them together, and quotes around a whole word fall
+away: `m1 16 "cfg.lr * 2" key=expr [1, 2]`.
 """
 
 from __future__ import annotations

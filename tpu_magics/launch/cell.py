@@ -79,9 +79,7 @@ def launching_calls(tree: ast.Module, namespace: Mapping[str, Any]) -> Iterator[
 
 def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     for statement in body:
-        if isinstance(statement, (ast.If, ast.With)):
-            yield from _top_level(statement.body)
-        elif isinstance(statement, ast.Try):
+        if isinstance(statement, (ast.If, ast.With, ast.Try)):
             yield from _top_level(statement.body)
         else:
             yield statement
@@ -98,7 +96,9 @@ def _imports(tree: ast.Module) -> dict[str, str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                names[alias.asname or alias.name.split(".")[0]] = alias.name if alias.asname else alias.name.split(".")[0]
+                names[alias.asname or alias.name.split(".")[0]] = (
+                    alias.name if alias.asname else alias.name.split(".")[0]
+                )
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
@@ -106,7 +106,8 @@ def _imports(tree: ast.Module) -> dict[str, str]:
 
 
 def canonical(node: ast.expr, imports: Mapping[str, str], namespace: Mapping[str, Any]) -> str:
-    """The dotted name that an expression stands for, through the cell's imports and the notebook's names; "" if none."""
+    """The dotted name that an expression stands for, through the cell's imports and the notebook's names; "" if
+    none."""
     if isinstance(node, ast.Attribute):
         left = canonical(node.value, imports, namespace)
         return f"{left}.{node.attr}" if left else ""

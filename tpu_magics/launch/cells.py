@@ -1,7 +1,7 @@
 """A cell that was read becomes a run.
 
-What lives here: for each of the three forms, what runs in the notebook and what is requested of the workers; scripts. What
-does not: how a cell is read (cell.py), and the run itself (train.py).
+What lives here: for each of the three forms, what runs in the notebook and what is requested of the workers;
+scripts. What does not: how a cell is read (cell.py), and the run itself (train.py).
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def _train_launches(read: cell.Cell, options: Options, namespace: dict[str, Any]
 
 
 def _notebook_launcher(call: inspect.BoundArguments, options: Options) -> TrainResult:
-    """accelerate.notebook_launcher: processes and mixed precision are honoured, which accelerate itself does not on a TPU."""
+    """accelerate.notebook_launcher: processes and mixed precision are honoured, which accelerate itself does not on
+    a TPU."""
     given = call.arguments
     if int(given.get("num_nodes", 1)) > 1:
         raise TpuMagicsError(
@@ -160,7 +161,8 @@ def _start_call(function: Any, args: Any, options: Options, index_first: bool) -
 
 
 def _possible(asked: Any, options: Options) -> int | None:
-    """The number of processes that a pasted call asks for, where this host can have it; else its own, and a line about it."""
+    """The number of processes that a pasted call asks for, where this host can have it; else its own, and a line
+    about it."""
     if options.processes is not None or asked is None:
         return options.processes
     host = session.known_host()
@@ -169,7 +171,11 @@ def _possible(asked: Any, options: Options) -> int | None:
         return int(asked)
     session.current.notebook.say(
         f"The call asks for {asked} processes; this host has "
-        + (f"{len(host.chips)} TPU chips, so {ranks} ranks are started." if host.device == "TPU" else "no TPU, so one rank runs on XLA:CPU.")
+        + (
+            f"{len(host.chips)} TPU chips, so {ranks} ranks are started."
+            if host.device == "TPU"
+            else "no TPU, so one rank runs on XLA:CPU."
+        )
     )
     return None
 
@@ -194,7 +200,7 @@ def _statements(read: cell.Cell, source: Source, namespace: dict[str, Any]) -> t
     before = dict(namespace)
 
     def make(models: Mapping[str, Any], hoists: hoist.HoistPlan | None) -> Work:
-        tree, expression = (body, last) if hoists is None else cell.split_last(hoists.swap(rest))
+        tree, expression = (body, last) if hoists is None else cell.split_last(hoist.swap_tree(rest, hoists))
         code = _compiled(tree, read.filename, "exec")
         shown = None if expression is None else _compiled(expression, read.filename, "eval")
         return CellWork(code, shown, namespace, models, hoists, before)

@@ -98,7 +98,13 @@ def oom_kills() -> int | None:
 
 def host_record(host: Host) -> dict[str, Any]:
     """What run.json keeps of the host."""
-    return {"place": host.place.key, "device": host.device, "tpu": host.tpu, "chips": len(host.chips), "memory": host.memory.total}
+    return {
+        "place": host.place.key,
+        "device": host.device,
+        "tpu": host.tpu,
+        "chips": len(host.chips),
+        "memory": host.memory.total,
+    }
 
 
 def cannot_read_results(error: OSError, files: RunFiles) -> TrainingFailed:

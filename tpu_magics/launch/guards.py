@@ -20,7 +20,8 @@ from tpu_magics.host.problem import HOLDER
 
 
 class Marks:
-    """Which cell brought the process into a state that forbids a fork. Asked after every cell; cheap, imports nothing."""
+    """Which cell brought the process into a state that forbids a fork. Asked after every cell; cheap, imports
+    nothing."""
 
     def __init__(self) -> None:
         self.cells: dict[str, str] = {}

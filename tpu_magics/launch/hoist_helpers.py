@@ -12,7 +12,7 @@ from types import FunctionType
 
 from tpu_magics.launch.frames import is_library
 from tpu_magics.launch.hoist_source import FunctionSource, function_source
-from tpu_magics.launch.hoist_values import HoistBackend, Scope, Source, function_scope, import_bindings
+from tpu_magics.launch.hoist_values import HoistBackend, Source, function_scope, import_bindings
 
 DEPTH = 4
 INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -120,7 +120,9 @@ class _Helper:
         return next((text for helper in inner if helper is not None for text in helper._effects()), "")
 
 
-MUTATORS = frozenset("update append extend insert add pop clear remove discard setdefault popitem".split())
+MUTATORS = frozenset(
+    ["update", "append", "extend", "insert", "add", "pop", "clear", "remove", "discard", "setdefault", "popitem"]
+)
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:

@@ -1,8 +1,8 @@
 """Which calls of a training function build a model, and may be made in the notebook instead.
 
-What lives here: the static reading of statements, in order, into steps: seeds to replay, models to build, and calls that
-stay where they are, with the reason. Nothing is built. What does not: values of expressions (hoist_values.py), seeds
-(hoist_seeds.py), helper functions (hoist_helpers.py), and the build (hoist.py).
+What lives here: the static reading of statements, in order, into steps: seeds to replay, models to build, and calls
+that stay where they are, with the reason. Nothing is built. What does not: values of expressions (hoist_values.py),
+seeds (hoist_seeds.py), helper functions (hoist_helpers.py), and the build (hoist.py).
 
 Read are the statements of the function itself and those in `with` blocks that do not change how a model is built. What
 stands in an `if`, a loop, a `try`, an inner function or a comprehension is built never, or more than once: it stays.
@@ -28,7 +28,22 @@ HARMLESS_CONTEXTS = (
 )
 HARMLESS_METHODS = frozenset({"main_process_first", "local_main_process_first"})
 MUTATORS = frozenset(
-    "update append extend insert add pop clear remove discard setdefault sort reverse popitem __setattr__".split()
+    [
+        "update",
+        "append",
+        "extend",
+        "insert",
+        "add",
+        "pop",
+        "clear",
+        "remove",
+        "discard",
+        "setdefault",
+        "sort",
+        "reverse",
+        "popitem",
+        "__setattr__",
+    ]
 )
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -136,7 +151,9 @@ class _Statement:
         if isinstance(node, ast.ClassDef):
             return []
         inner = [
-            step for child, around in _children(node) for step in self._calls(child, context or self._around(node, around))
+            step
+            for child, around in _children(node)
+            for step in self._calls(child, context or self._around(node, around))
         ]
         return self._call(node, inner, context) if isinstance(node, ast.Call) else inner
 
@@ -187,9 +204,7 @@ class _Statement:
             problem = problem or (f"argument `{self.scope.source.code(argument)}` {found}" if found else "")
         return problem
 
-    def _candidate(
-        self, call: ast.Call, callee: object, parts: tuple[Candidate, ...], weightless: bool
-    ) -> Candidate:
+    def _candidate(self, call: ast.Call, callee: object, parts: tuple[Candidate, ...], weightless: bool) -> Candidate:
         self.scope.results[id(call)] = PENDING
         whole = isinstance(self.statement, (ast.Assign, ast.AnnAssign, ast.Return, ast.Expr))
         code = self.scope.source.code(self.statement if whole else call)
@@ -232,9 +247,9 @@ def _children(node: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
 
 # Fields evaluated once, of nodes of which some are not.
 _ALWAYS: dict[type[ast.AST], tuple[str, ...]] = {
-    **{kind: ("test",) for kind in (ast.If, ast.IfExp)},
-    **{kind: ("iter",) for kind in (ast.For, ast.AsyncFor)},
-    **{kind: () for kind in (ast.While, ast.Lambda, *COMPREHENSIONS, *FUNCTIONS, *TRIES)},
+    **dict.fromkeys((ast.If, ast.IfExp), ("test",)),
+    **dict.fromkeys((ast.For, ast.AsyncFor), ("iter",)),
+    **dict.fromkeys((ast.While, ast.Lambda, *COMPREHENSIONS, *FUNCTIONS, *TRIES), ()),
     ast.Match: ("subject",),
 }
 

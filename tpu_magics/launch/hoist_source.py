@@ -5,7 +5,6 @@ code object. What does not: any change of either (hoist_swap.py).
 """
 
 from __future__ import annotations
-
 import __future__
 
 import ast
@@ -42,7 +41,9 @@ def function_source(function: FunctionType, text: str | None = None) -> Function
     except (SyntaxError, ValueError):
         return None
     nodes = (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
-    found = next((node for node in nodes if node.name == code.co_name and _first_line(node) == code.co_firstlineno), None)
+    found = next(
+        (node for node in nodes if node.name == code.co_name and _first_line(node) == code.co_firstlineno), None
+    )
     return FunctionSource(text, tree, found) if found is not None else None
 
 
@@ -55,7 +56,9 @@ def compiled(tree: ast.Module, function: FunctionType) -> CodeType | None:
     except (SyntaxError, ValueError):
         return None
     place = (code.co_name, code.co_firstlineno, getattr(code, "co_qualname", ""))
-    found = (one for one in _nested(module) if place == (one.co_name, one.co_firstlineno, getattr(one, "co_qualname", "")))
+    found = (
+        one for one in _nested(module) if place == (one.co_name, one.co_firstlineno, getattr(one, "co_qualname", ""))
+    )
     return next(found, None)
 
 

@@ -27,8 +27,29 @@ PURE = (
     OrderedDict,
 )
 PURE_METHODS = frozenset(
-    "get items keys values copy count index lower upper strip lstrip rstrip split join format startswith endswith replace"
-    " title removeprefix removesuffix".split()
+    [
+        "get",
+        "items",
+        "keys",
+        "values",
+        "copy",
+        "count",
+        "index",
+        "lower",
+        "upper",
+        "strip",
+        "lstrip",
+        "rstrip",
+        "split",
+        "join",
+        "format",
+        "startswith",
+        "endswith",
+        "replace",
+        "title",
+        "removeprefix",
+        "removesuffix",
+    ]
 )
 PLAIN = (str, bytes, dict, list, tuple, set, frozenset, OrderedDict)
 READING = (
@@ -55,7 +76,8 @@ class HoistBackend(Protocol):
     def random_state(self) -> Any: ...
     def set_random_state(self, state: Any) -> None: ...
     def same_modes(self, left: Any, right: Any) -> bool: ...
-    def same_numbers(self, left: Any, right: Any) -> bool: ...
+    def drawn(self, before: Any, after: Any) -> tuple[Any, Any] | None: ...
+    def same_drawn(self, before: Any, now: Any) -> bool: ...
     def is_seed_call(self, function: object) -> bool: ...
     def seeds_device_only(self, function: object) -> bool: ...
     def seeds_without_runtime(self) -> AbstractContextManager[None]: ...
@@ -77,7 +99,9 @@ class Source:
 
     def code(self, node: ast.AST) -> str:
         """The first line of what the person wrote, shortened."""
-        segment = ast.get_source_segment(self.text, node) if self.text and isinstance(node, (ast.expr, ast.stmt)) else ""
+        segment = (
+            ast.get_source_segment(self.text, node) if self.text and isinstance(node, (ast.expr, ast.stmt)) else ""
+        )
         first, *rest = (segment or ast.unparse(node)).strip().splitlines() or [""]
         shown = first if len(first) <= CODE_LENGTH else first[: CODE_LENGTH - 3] + "..."
         return shown + " ..." if rest and not shown.endswith("...") else shown
@@ -188,7 +212,7 @@ class Scope:
             return None
 
     def _unresolved(self, node: ast.expr) -> bool:
-        """Whether a dotted name begins with something that has no value. That its object was changed does not matter."""
+        """Whether a dotted name begins with something that has no value. Whether that was changed does not matter."""
         while isinstance(node, ast.Attribute):
             node = node.value
         if not isinstance(node, ast.Name):
@@ -288,7 +312,7 @@ def import_bindings(statement: ast.Import | ast.ImportFrom, code: str) -> Iterat
 
 def arguments_of(call: ast.Call) -> ast.Tuple:
     """`((a, *b), {"k": v, **d})` for `f(a, *b, k=v, **d)`: all arguments as one expression."""
-    keys = [ast.Constant(keyword.arg) if keyword.arg else None for keyword in call.keywords]
+    keys: list[ast.expr | None] = [ast.Constant(keyword.arg) if keyword.arg else None for keyword in call.keywords]
     values = [keyword.value for keyword in call.keywords]
     both = ast.Tuple([ast.Tuple(call.args, ast.Load()), ast.Dict(keys, values)], ast.Load())
     ast.copy_location(both, call)

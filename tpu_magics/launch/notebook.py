@@ -1,7 +1,7 @@
 """What the launcher needs of the notebook, without knowing IPython.
 
-What lives here: the protocol, and the plain Python program that stands for a notebook where there is none. What does not:
-IPython's side of it (magics/notebook.py).
+What lives here: the protocol, and the plain Python program that stands for a notebook where there is none. What does
+not: IPython's side of it (magics/notebook.py).
 """
 
 from __future__ import annotations

@@ -57,7 +57,9 @@ class Options:
 def _choice(option: str, value: str | None, choices: tuple[str, ...]) -> None:
     if value is not None and value not in choices:
         raise TpuMagicsError(
-            f"{option} {value} is not known.", f"It takes one of: {', '.join(choices)}.", f"Choose one of them for {option}."
+            f"{option} {value} is not known.",
+            f"It takes one of: {', '.join(choices)}.",
+            f"Choose one of them for {option}.",
         )
 
 
@@ -75,7 +77,7 @@ class Plan:
 
     def spec(self, index: int) -> WorkerSpec:
         """What worker `index` is told."""
-        return WorkerSpec(index, self.workers, self.device, self.precision, self.environment, self.steps)
+        return WorkerSpec(index, self.workers, self.device, self.precision, self.environment, self.steps, self.replicas)
 
     @property
     def ranks(self) -> int:
@@ -152,7 +154,9 @@ class Forecast:
 def forecast(plan: Plan, models: int) -> Forecast:
     """What the run will add. Models are inherited copy-on-write; on XLA:CPU each device's copy lies in host memory,
     on a TPU one copy is in transit at a time for each worker; rank 0 makes one more to bring the weights home."""
-    return Forecast(models=models, copies=(plan.ranks if plan.device == "CPU" else plan.workers) + 1, workers=plan.workers)
+    return Forecast(
+        models=models, copies=(plan.ranks if plan.device == "CPU" else plan.workers) + 1, workers=plan.workers
+    )
 
 
 def require_memory(plan: Plan, models: int, force: bool, root: Path = Path("/")) -> None:

@@ -67,7 +67,8 @@ def fork_worker(main: Callable[[], int], stack_file: Path) -> int:
     """
     parent = os.getpid()
     with warnings.catch_warnings():
-        # Python 3.12+ warns about every fork of a process with threads. We fork knowingly: the child's work runs in a new thread.
+        # Python 3.12+ warns about every fork of a process with threads. We fork knowingly: the child's work runs in
+        # a new thread.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid:
@@ -109,11 +110,12 @@ def die_with_parent(parent: int) -> None:
 
 
 def close_sockets() -> None:
-    """Close inherited sockets: while a worker holds the kernel's ports, a restart fails with "Address already in use"."""
-    for entry in os.listdir("/proc/self/fd"):
+    """Close inherited sockets: while a worker holds the kernel's ports, a restart fails with "Address already in
+    use"."""
+    for entry in list(Path("/proc/self/fd").iterdir()):
         try:
-            if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
-                os.close(int(entry))
+            if str(entry.readlink()).startswith("socket:"):
+                os.close(int(entry.name))
         except OSError:
             pass
 

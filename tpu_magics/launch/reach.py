@@ -1,7 +1,7 @@
 """What a training function can reach: the models that it is given or reads, and the optimisers.
 
-What lives here: arguments, globals, closures and defaults, followed through helper functions of the notebook and through
-containers. What does not: what is a model (backends/), what is done about it (guards.py, results).
+What lives here: arguments, globals, closures and defaults, followed through helper functions of the notebook and
+through containers. What does not: what is a model (backends/), what is done about it (guards.py, results).
 """
 
 from __future__ import annotations
@@ -116,8 +116,7 @@ def models_of(items: Iterator[tuple[str, Any]], is_model: Callable[[object], boo
         if is_model(value) and id(value) not in inner:
             found[name] = value
             inner.update(id(part) for part in value.modules())
-    roots = {n: v for n, v in found.items() if not any(v is not o and _contains(o, v) for o in found.values())}
-    return roots
+    return {n: v for n, v in found.items() if not any(v is not o and _contains(o, v) for o in found.values())}
 
 
 def _contains(outer: Any, part: Any) -> bool:

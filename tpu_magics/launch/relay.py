@@ -1,6 +1,7 @@
 """The notebook's half of a worker's output: rank 0's log and displays, shown as they come.
 
-What lives here: following the log and the display events in their order. What does not: where they come from (streams.py).
+What lives here: following the log and the display events in their order. What does not: where they come from
+(streams.py).
 """
 
 from __future__ import annotations
@@ -59,12 +60,15 @@ class Relay:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def pump(self) -> None:
-        """Show what is new. The log's size is taken first: a display that stands before a byte of it is then on disk."""
+        """Show what is new. The log's size is taken first: a display that stands before a byte of it is then on
+        disk."""
         size = self._log_size()
         for event in self._tail.read():
             if isinstance(event, events.Display):
                 self._text_until(event.offset)
                 self._show(event)
+            elif isinstance(event, events.Warned):
+                self.screen.text(f"tpu_magics: {event.text}\n")
             elif isinstance(event, events.End):
                 self._text_until(event.log_end)
                 self._ended = True

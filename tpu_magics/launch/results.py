@@ -8,6 +8,7 @@ A pickle is only ever loaded from a run that this process itself started.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pickle
 from collections.abc import Callable, Mapping
@@ -78,14 +79,17 @@ def _names(pack: Mapping[str, Any], models: Mapping[str, Any], home: Home) -> No
     home.left.update(pack.get("left", {}))
     home.names.update({name: models[model] for name, model in pack.get("same", {}).items()})
     for name, module in pack.get("modules", {}).items():
-        _attempt(name, lambda module=module: importlib.import_module(module), home)
+        _attempt(name, functools.partial(importlib.import_module, module), home)
     for name, data in pack.get("names", {}).items():
-        _attempt(name, lambda data=data: pickle.loads(data), home)
+        _attempt(name, functools.partial(pickle.loads, data), home)
 
 
 def _attempt(name: str, load: Callable[[], Any], home: Home) -> None:
     try:
         home.names[name] = load()
+    except AttributeError as error:
+        # What a pickle says of an object whose class was defined in the worker, after other statements.
+        home.left[name] = f"{error}. Define classes and functions at the top of the cell, or in an earlier one."
     except Exception as error:
         home.left[name] = f"{type(error).__name__}: {error}"
 

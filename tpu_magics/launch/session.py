@@ -1,7 +1,7 @@
 """What one notebook process remembers between cells.
 
-What lives here: the session's defaults, the host as it was last seen, which cell did what, and the run that is going on.
-What does not: any of the work.
+What lives here: the session's defaults, the host as it was last seen, which cell did what, and the run that is going
+on. What does not: any of the work.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def initialise(precision: str | None = None, processes: int | None = None) -> Ho
 
 
 def known_host() -> Host:
-    """The host, looked at anew: a TPU may have been taken since. Without %tpu_init, this process is set up as it would."""
+    """The host, looked at anew: a TPU may have been taken since. Without %tpu_init, this process is set up as it
+    would."""
     if not current.initialised:
         return initialise()
     current.host = inspect_host()
     return current.host
-

@@ -1,7 +1,7 @@
 """The output of a worker: everything it prints or displays ends in the run folder.
 
-What lives here: the child's half (file descriptors, Python streams, display, tqdm, input, debuggers). What does not: the
-notebook's half, which shows it (relay.py).
+What lives here: the child's half (file descriptors, Python streams, display, tqdm, input, debuggers). What does not:
+the notebook's half, which shows it (relay.py).
 
 Existing stream objects are changed, not replaced: logging handlers, tqdm bars and the user's own variables hold them.
 """
@@ -82,7 +82,7 @@ class Displays:
         self,
         data: dict[str, Any],
         metadata: dict[str, Any] | None = None,
-        source: Any = None,  # noqa: ARG002 - part of IPython's signature
+        source: Any = None,  # noqa: ARG002  (part of IPython's signature
         *,
         transient: dict[str, Any] | None = None,
         update: bool = False,
@@ -136,8 +136,8 @@ def running_shell() -> Any:
 
 
 def text_progress_bars() -> None:
-    """Make tqdm's notebook bars text bars: a worker cannot talk to widgets. Removing the class's own methods leaves those
-    of `tqdm.std`, for subclasses that people hold already (`tqdm.auto`) as well."""
+    """Make tqdm's notebook bars text bars: a worker cannot talk to widgets. Removing the class's own methods leaves
+    those of `tqdm.std`, for subclasses that people hold already (`tqdm.auto`) as well."""
     notebook = sys.modules.get("tqdm.notebook")
     if notebook is None:
         return

@@ -3,14 +3,15 @@
 What lives here: the loop that notices exits, measures memory, shows output, and stops everyone when it must. What does
 not: forking (process.py), explaining a failure (diagnose.py), bringing results home (results.py).
 
-Only process groups of workers that this run forked are signalled, and never after they were reaped: the exit is looked at
-without reaping (WNOWAIT), the group is killed, and then the worker is reaped.
+Only process groups of workers that this run forked are signalled, and never after they were reaped: the exit is
+looked at without reaping (WNOWAIT), the group is killed, and then the worker is reaped.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -74,7 +75,7 @@ class Watch:
         self._tails: dict[int, Tail] = {}
         for worker in self.workers:
             worker.meter = MemoryMeter(self.writer, worker.rank)
-        self.memory_low = host_memory(Path("/")).available
+        self.memory_low = available()
 
     # -- the loop -------------------------------------------------------------------------------------------------
     def run(self) -> None:
@@ -165,7 +166,7 @@ class Watch:
         if now < self._next_memory:
             return
         self._next_memory = now + MEMORY_EVERY
-        self.memory_low = min(self.memory_low, host_memory(Path("/")).available)
+        self.memory_low = min(self.memory_low, available())
         for worker in self._alive():
             measured = process_memory(worker.pid)
             if measured is not None and worker.meter is not None:
@@ -234,6 +235,12 @@ def stop_group(pid: int, number: signal.Signals) -> None:
         pass  # only the worker itself is left of its group, and it has ended
 
 
+def available() -> int:
+    """Free host memory in bytes; where the system does not tell, a number that is never low."""
+    found = host_memory(Path("/")).available
+    return sys.maxsize if found is None else found
+
+
 def process_memory(pid: int) -> tuple[int, int | None] | None:
     """Resident and proportional bytes of a process; the latter None where the system does not tell."""
     try:
@@ -251,5 +258,3 @@ def process_memory(pid: int) -> tuple[int, int | None] | None:
 def _rollup(text: str) -> Mapping[str, int]:
     lines = (line.split() for line in text.splitlines()[1:])
     return {parts[0].rstrip(":"): int(parts[1]) * 1024 for parts in lines if len(parts) >= 3 and parts[2] == "kB"}
-
-

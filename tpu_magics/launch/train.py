@@ -5,6 +5,7 @@ What lives here: the order of things. What does not: the things themselves; each
 
 from __future__ import annotations
 
+import ast
 import inspect
 import threading
 import time
@@ -52,7 +53,7 @@ def function_request(
     """A request to train a function. `labels`: the ARGs as they were written."""
     kwargs = dict(kwargs or {})
     arguments = guards.check_function(function, args, kwargs, index_first)
-    named = {**_labelled(labels, args, arguments), **kwargs}
+    named = {**_labelled(labels, args), **kwargs}
 
     def make(models: Mapping[str, Any], hoists: hoist.HoistPlan | None) -> Work:
         return FunctionWork(function, tuple(args), kwargs, models, hoists, index_first)
@@ -67,7 +68,7 @@ def function_request(
     )
 
 
-def _labelled(labels: Sequence[str], args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _labelled(labels: Sequence[str], args: Sequence[Any]) -> dict[str, Any]:
     """Arguments under the names the person knows: the ARG's own text where it is a name, else the parameter's."""
     return {label: arg for label, arg in zip(labels, args, strict=False) if label.isidentifier()}
 
@@ -167,7 +168,11 @@ def _prepare(request: Request, options: Options, workers: int | None) -> Going:
     try:
         plan.require_disk(folder.path, size, options.force)
     except TpuMagicsError as refused:
-        folder.update(status="refused", ended=time.time(), failure={"what": refused.what, "why": refused.why, "todo": refused.todo})
+        folder.update(
+            status="refused",
+            ended=time.time(),
+            failure={"what": refused.what, "why": refused.why, "todo": refused.todo},
+        )
         raise
     if folder.warning:
         current.notebook.say(folder.warning)
@@ -201,9 +206,9 @@ def _hoisted(request: Request, options: Options, made: Plan) -> hoist.HoistPlan 
         arguments=request.arguments,
         namespace=current.notebook.namespace,
         backend=current.backend,
-        source=request.source or None,
+        source=request.source if isinstance(request.hoistable, ast.Module) else None,
     )
-    for line in hoists.describe(made.workers):
+    for line in (*hoists.describe(made.ranks), *hoists.warnings()):
         current.notebook.say(line)
     return hoists
 
@@ -263,7 +268,10 @@ class Going:
                     self.watch.stop("worker")
                     self.watch.run()
             self.folder.update(
-                status="running", plan=self.plan.record(), workers=self.watch.table(), host=failures.host_record(self.host),
+                status="running",
+                plan=self.plan.record(),
+                workers=self.watch.table(),
+                host=failures.host_record(self.host),
                 versions=dict(self.host.versions),
             )
 
@@ -303,7 +311,8 @@ class Going:
 
     # -- the end --------------------------------------------------------------------------------------------------
     def come_home(self) -> None:
-        """Once: load the results, or raise what went wrong. Waits for a background run; an interrupt ends the waiting."""
+        """Once: load the results, or raise what went wrong. Waits for a background run; an interrupt ends the
+        waiting."""
         if self.settled:
             return
         if self.thread is not None:
@@ -326,7 +335,9 @@ class Going:
         try:
             home = results.Home() if limited else self._load()
         except TpuMagicsError as error:
-            self._fail(TrainingFailed(error.what, error.why, error.todo, error.details, rank=0, run=str(self.folder.path)))
+            self._fail(
+                TrainingFailed(error.what, error.why, error.todo, error.details, rank=0, run=str(self.folder.path))
+            )
         except OSError as error:
             self._fail(failures.cannot_read_results(error, self.folder))
         self._close("stopped" if limited else "done", models=[] if limited else list(self.models))
@@ -344,7 +355,9 @@ class Going:
         return home
 
     def _fail(self, error: TrainingFailed) -> None:
-        status = {"interrupt": "interrupted", "timeout": "timeout"}.get(self.watch.reason if self.watch else "", "failed")
+        status = {"interrupt": "interrupted", "timeout": "timeout"}.get(
+            self.watch.reason if self.watch else "", "failed"
+        )
         record = {"what": error.what, "why": error.why, "todo": error.todo, "details": list(error.details)}
         self._close(status, failure=record)
         raise error

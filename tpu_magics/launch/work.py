@@ -4,8 +4,8 @@ What lives here: running it on a rank, and what of its results can travel. What 
 these (cell.py), and where results go (results.py).
 
 Results travel as one pickle of a dict: `value` (pickled, or None) and `problem` (why it could not be); from a cell's
-rank 0 also `names` {name: pickled}, `modules` {name: module's name}, `same` {name: name of a model that comes home}, and
-`left` {name: why it stayed}.
+rank 0 also `names` {name: pickled}, `modules` {name: module's name}, `same` {name: name of a model that comes home},
+and `left` {name: why it stayed}.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tpu_magics.backends.base import Backend
@@ -33,11 +34,19 @@ class Work(Protocol):
     def models(self) -> Mapping[str, Any]:
         """The models whose weights come home."""
 
-    def run(self, ordinal: int, replica: int, note: Note) -> Any:
-        """Run on one device, in its thread; `note(code, text)` records a warning."""
+    def install(self, note: Note, replicas: int) -> None:
+        """Once in each worker, before its `replicas` threads run; `note(code, text)` records a warning."""
+
+    def run(self, ordinal: int, replica: int) -> Any:
+        """Run on one device, in its thread."""
 
     def results(self, ordinal: int, value: Any, backend: Backend) -> bytes:
         """What travels home from this rank."""
+
+
+def _install(hoists: HoistPlan | None, note: Note, replicas: int) -> None:
+    if hoists is not None:
+        hoists.install(lambda _number, reason: note("not-hoisted", reason), replicas=replicas)
 
 
 def packed(value: Any, backend: Backend, **more: Any) -> bytes:
@@ -64,9 +73,10 @@ class FunctionWork:
     hoists: HoistPlan | None = None
     index_first: bool = False
 
-    def run(self, ordinal: int, replica: int, note: Note) -> Any:
-        if self.hoists is not None and replica == 0:
-            self.hoists.install(lambda _number, reason: note("not-hoisted", reason))
+    def install(self, note: Note, replicas: int) -> None:
+        _install(self.hoists, note, replicas)
+
+    def run(self, ordinal: int, replica: int) -> Any:
         function, args, kwargs = self._for_replica(replica)
         first = (ordinal,) if self.index_first else ()
         return function(*first, *args, **kwargs)
@@ -88,17 +98,16 @@ def _with_copies(function: Callable[..., Any], memo: dict[int, Any]) -> Callable
     if not isinstance(function, types.FunctionType):
         return function
     space = {name: memo.get(id(value), value) for name, value in function.__globals__.items()}
-    twin = types.FunctionType(
-        function.__code__, space, function.__name__, function.__defaults__, function.__closure__
-    )
+    twin = types.FunctionType(function.__code__, space, function.__name__, function.__defaults__, function.__closure__)
     twin.__kwdefaults__ = function.__kwdefaults__
     return twin
 
 
 @dataclass(frozen=True)
 class CellWork:
-    """The statements of a cell, run with the notebook's names. `code`: compiled statements; `last`: the last expression,
-    to be displayed; `namespace`: the notebook's own, inherited by the fork; `before`: what it held before the run."""
+    """The statements of a cell, run with the notebook's names. `code`: compiled statements; `last`: the last
+    expression, to be displayed; `namespace`: the notebook's own, inherited by the fork; `before`: what it held
+    before the run."""
 
     code: types.CodeType
     last: types.CodeType | None
@@ -107,9 +116,10 @@ class CellWork:
     hoists: HoistPlan | None = None
     before: Mapping[str, Any] = field(default_factory=dict)
 
-    def run(self, ordinal: int, replica: int, note: Note) -> Any:  # noqa: ARG002
-        if self.hoists is not None and replica == 0:
-            self.hoists.install(lambda _number, reason: note("not-hoisted", reason))
+    def install(self, note: Note, replicas: int) -> None:
+        _install(self.hoists, note, replicas)
+
+    def run(self, ordinal: int, replica: int) -> Any:
         space = self.namespace if replica == 0 else dict(self.namespace)
         exec(self.code, space)
         if self.last is not None:
@@ -166,12 +176,14 @@ class ScriptWork:
     has_mp_fn: bool
     models: Mapping[str, Any] = field(default_factory=dict)
 
-    def run(self, ordinal: int, replica: int, note: Note) -> Any:  # noqa: ARG002
-        import os
+    def install(self, note: Note, replicas: int) -> None:
+        """A script builds its own models."""
+
+    def run(self, ordinal: int, replica: int) -> Any:  # noqa: ARG002
         import runpy
 
         sys.argv = [self.path, *self.argv]
-        sys.path.insert(0, os.path.dirname(os.path.abspath(self.path)))
+        sys.path.insert(0, str(Path(self.path).parent))
         if not self.has_mp_fn:
             runpy.run_path(self.path, run_name="__main__")
             return None
@@ -183,7 +195,6 @@ class ScriptWork:
 
 def _imported(path: str) -> Any:
     import importlib.util
-    from pathlib import Path
 
     name = Path(path).stem
     spec = importlib.util.spec_from_file_location(name, path)

@@ -1,7 +1,7 @@
 """What a worker does between the fork and its exit.
 
-What lives here: becoming a rank, running the work, writing the results and the last event. What does not: the fork itself
-(process.py), the work (work.py), and anything of the notebook's side.
+What lives here: becoming a rank, running the work, writing the results and the last event. What does not: the fork
+itself (process.py), the work (work.py), and anything of the notebook's side.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class _Worker:
         process.lasting_threads.add(threading.get_ident())
         if ordinal != self.rank:
             self._adopt(ordinal)
+        self.task.work.install(self._note, self.spec.replicas)
         self._write(events.Start, pid=os.getpid(), device=device, world_size=world_size)
         self._phase("training")
 
@@ -87,7 +88,7 @@ class _Worker:
         streams.redirect_displays(streams.Displays(self.task.files, self._announce, keep=ordinal == 0))
 
     def _train(self, ordinal: int, replica: int) -> None:
-        value = self.task.work.run(ordinal, replica, self._note) if replica else self._observed(ordinal)
+        value = self.task.work.run(ordinal, replica) if replica else self._observed(ordinal)
         if self.status == "done":
             self._bring_home(ordinal, replica, value)
 
@@ -96,7 +97,7 @@ class _Worker:
         value = None
         with backend.observing(self.writer, self.spec.max_steps) as watcher:
             try:
-                value = self.task.work.run(ordinal, 0, self._note)
+                value = self.task.work.run(ordinal, 0)
                 if ordinal == 0:
                     streams.flush_figures()
             except StepLimit:

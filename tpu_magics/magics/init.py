@@ -1,6 +1,7 @@
 """`%tpu_init`: look, set the session's defaults, show one table.
 
-What lives here: the order of it. What does not: looking (host/), the defaults (launch/session.py), the table (panel/host.py).
+What lives here: the order of it. What does not: looking (host/), the defaults (launch/session.py), the table
+(panel/host.py).
 """
 
 from __future__ import annotations
@@ -21,4 +22,6 @@ def initialise(precision: str | None, processes: int | None) -> Host:
             session.current.backend.prepare()
         except TpuMagicsError as error:
             print(f"tpu_magics: {error}", flush=True)
+        for problem in session.current.backend.quiet_problems():
+            print(f"tpu_magics: {problem}", flush=True)
     return host

@@ -29,7 +29,9 @@ class MagicParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise TpuMagicsError(
-            f"{self.prog}: {message}.", "", f"Look at {self.prog} -h for what it takes.",
+            f"{self.prog}: {message}.",
+            "",
+            f"Look at {self.prog} -h for what it takes.",
         )
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
@@ -43,10 +45,11 @@ class MagicParser(argparse.ArgumentParser):
         known = [option for action in self._actions for option in action.option_strings]
         option = word.split("=")[0]
         near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else "."
         raise TpuMagicsError(
-            f"{self.prog} has no option {option}.",
-            f"Did you mean {near[0]}?" if near else f"Its options are {', '.join(sorted(known, key=str.lower))}.",
-            f'Look at {self.prog} -h; an ARG that begins with a minus is written in brackets: "({word})".',
+            f"{self.prog} has no option {option}{hint}",
+            f"Its options are {', '.join(sorted(known, key=str.lower))}.",
+            f'Look at {self.prog} -h. An ARG that begins with a minus is written in brackets: "({word})".',
         )
 
     def doc(self) -> str:
@@ -70,7 +73,9 @@ def _seconds(text: str) -> float:
 
 def add_shared(parser: MagicParser) -> None:
     """What %tpu_init sets for the session and %%tpu_train for one run."""
-    parser.add_argument("-n", "--processes", type=_count, metavar="N", help="number of ranks (default: all TPU devices; 1 on XLA:CPU)")
+    parser.add_argument(
+        "-n", "--processes", type=_count, metavar="N", help="number of ranks (default: all TPU devices; 1 on XLA:CPU)"
+    )
     parser.add_argument(
         "--precision",
         choices=("fp32", "bf16", "bf16-downcast"),
@@ -85,36 +90,53 @@ def init_parser() -> MagicParser:
         "Find out where this notebook runs, which TPU it has and which versions fit, and set the session's defaults.\n"
         "The XLA runtime is never started in the notebook's process.",
     )
-    parser.add_argument("--framework", choices=("auto", "torch"), default="auto", help="the framework to train with (default: auto)")
+    parser.add_argument(
+        "--framework", choices=("auto", "torch"), default="auto", help="the framework to train with (default: auto)"
+    )
     add_shared(parser)
     return parser
 
 
+_TRAIN_TEXTS = {
+    "%%tpu_train": (
+        "Train the last function of the cell (ARGs are Python expressions), the function given to notebook_launcher,\n"
+        "xmp.spawn or torch_xla.launch in it, or its plain statements, on every device, in forked workers.",
+        "Examples:\n  %%tpu_train model\n  %%tpu_train model 16 lr=1e-3 --steps 5\n",
+    ),
+    "%tpu_train": (
+        "Train a function that exists already, or a script (its `_mp_fn(index)`, else the script itself), on every\n"
+        "device, in forked workers.",
+        "Examples:\n  %tpu_train training_function model\n  %tpu_train train.py --epochs 2\n",
+    ),
+}
+
+
 def train_parser(prog: str) -> MagicParser:
     """%%tpu_train and %tpu_train"""
-    parser = MagicParser(
-        prog,
-        "Train the last function of the cell (ARGs are Python expressions), the function given to notebook_launcher,\n"
-        "xmp.spawn or torch_xla.launch in it, or its plain statements, on every device, in forked workers."
-        if prog == "%%tpu_train"
-        else "Train a function that exists already, or a script with `_mp_fn(index)`, on every device, in forked workers.",
-        "Examples:\n"
-        + (
-            "  %%tpu_train model\n  %%tpu_train model 16 lr=1e-3 --steps 5\n"
-            if prog == "%%tpu_train"
-            else "  %tpu_train training_function model\n  %tpu_train train.py --epochs 2\n"
-        ),
-    )
+    parser = MagicParser(prog, *_TRAIN_TEXTS[prog])
     parser.add_argument("args", nargs="*", metavar="ARG", help="expressions, evaluated in the notebook; key=expr too")
     add_shared(parser)
-    parser.add_argument("--hoist", choices=("auto", "off"), default="auto", help="build models of the function once, in the notebook (default: auto)")
-    parser.add_argument("-o", "--output", default="_tpu", metavar="NAME", help="the name that gets the result (default: _tpu)")
+    parser.add_argument(
+        "--hoist",
+        choices=("auto", "off"),
+        default="auto",
+        help="build models of the function once, in the notebook (default: auto)",
+    )
+    parser.add_argument(
+        "-o", "--output", default="_tpu", metavar="NAME", help="the name that gets the result (default: _tpu)"
+    )
     parser.add_argument("--background", action="store_true", help="return at once; _tpu.wait() brings the results home")
-    parser.add_argument("--steps", type=_count, metavar="N", help="stop after N steps, with the notebook's models unchanged")
+    parser.add_argument(
+        "--steps", type=_count, metavar="N", help="stop after N steps, with the notebook's models unchanged"
+    )
     parser.add_argument("--timeout", type=_seconds, metavar="S", help="stop the run after S seconds")
-    parser.add_argument("--force", action="store_true", help="run although the forecast says that memory or disk will not do")
+    parser.add_argument(
+        "--force", action="store_true", help="run although the forecast says that memory or disk will not do"
+    )
     parser.add_argument("--run-name", metavar="NAME", help="name of the run (default: the function's)")
-    parser.add_argument("--plain", action="store_true", help="end with a summary without times, ids and sizes, for comparing")
+    parser.add_argument(
+        "--plain", action="store_true", help="end with a summary without times, ids and sizes, for comparing"
+    )
     return parser
 
 
@@ -136,7 +158,9 @@ def logs_parser() -> MagicParser:
 
 def stop_parser() -> MagicParser:
     """%tpu_stop"""
-    parser = MagicParser("%tpu_stop", "Stop the run that goes on in the background. The notebook's models stay as they are.")
+    parser = MagicParser(
+        "%tpu_stop", "Stop the run that goes on in the background. The notebook's models stay as they are."
+    )
     parser.add_argument("run", nargs="?", metavar="RUN", help="name or id (default: the one that is going on)")
     return parser
 

@@ -13,14 +13,32 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.magics import options
 
 
+EVENTS = ("pre_run_cell", "post_run_cell")
+
+
 def load(shell: Any) -> None:
-    """Register the magics with a shell, and listen to its cells. Imports no framework."""
+    """Register the magics with a shell, and listen to its cells. Imports no framework; again it changes nothing."""
+    unload(shell)
     shell.register_magics(TpuMagics)
     listener = Listener(shell)
-    for event in ("pre_run_cell", "post_run_cell"):
-        for old in [one for one in shell.events.callbacks[event] if type(getattr(one, "__self__", None)).__name__ == "Listener"]:
-            shell.events.unregister(event, old)
+    for event in EVENTS:
         shell.events.register(event, getattr(listener, event))
+
+
+def unload(shell: Any) -> None:
+    """Take the magics away, and listen no longer. A run that goes on in the background does go on."""
+    for event in EVENTS:
+        for callback in [one for one in shell.events.callbacks[event] if _is_ours(one)]:
+            shell.events.unregister(event, callback)
+    for kind, names in TpuMagics.magics.items():
+        for name in names:
+            shell.magics_manager.magics[kind].pop(name, None)
+
+
+def _is_ours(callback: Any) -> bool:
+    """By name: after a reload of this module the class is another one."""
+    kind = type(getattr(callback, "__self__", None))
+    return (kind.__module__, kind.__qualname__) == (Listener.__module__, Listener.__qualname__)
 
 
 class Listener:
@@ -39,7 +57,9 @@ class Listener:
             return
         try:
             going.come_home()
-            print(f"tpu_magics: the background run {going.folder.name!r} has ended, and its results are home.", flush=True)
+            print(
+                f"tpu_magics: the background run {going.folder.name!r} has ended, and its results are home.", flush=True
+            )
         except TpuMagicsError as error:
             print(f"tpu_magics: the background run {going.folder.name!r} failed.\n{error}", flush=True)
 

@@ -1,6 +1,7 @@
 """`%%tpu_train` and `%tpu_train`: words -> a run -> its summary.
 
-What lives here: the way from a parsed line to launch/cells.py and back to the notebook's names. What does not: training.
+What lives here: the way from a parsed line to launch/cells.py and back to the notebook's names. What does not:
+training.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def run(notebook: ShellNotebook, found: argparse.Namespace, args: Sequence[str],
     """Train, bind the result to its name (also after a failure, for its records), and say how it ended."""
     __tracebackhide__ = True
     if not found.output.isidentifier():
-        raise TpuMagicsError(f"-o {found.output} is not a name.", "It becomes a Python variable.", "Give -o an identifier.")
+        raise TpuMagicsError(
+            f"-o {found.output} is not a name.", "It becomes a Python variable.", "Give -o an identifier."
+        )
     before = session.current.last
     options = _options(found)
     try:

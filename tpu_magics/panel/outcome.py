@@ -23,7 +23,7 @@ def one_line(result: TrainResult) -> str:
     """E.g. "training_function: done, 1 rank on CPU, 57 steps in 8.2 s, 4 compiles; home: model"."""
     summary = result.run.summary()
     device = str(result.run.info.get("plan", {}).get("device", ""))
-    parts = [f"{_count(summary.ranks, 'rank')} on {'XLA:CPU' if device == 'CPU' else device}"]
+    parts = [f"{_count(len(summary.ranks), 'rank')} on {'XLA:CPU' if device == 'CPU' else device}"]
     if summary.steps is not None:
         parts.append(f"{_count(summary.steps, 'step')} in {summary.seconds or 0:.1f} s")
     if summary.compiles is not None:

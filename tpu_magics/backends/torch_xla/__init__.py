@@ -6,14 +6,21 @@ What lives here: the methods' way to their files. Importing this imports no fram
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.backends.base import Watcher, WorkerSpec
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.runs.writer import EventWriter
+
+
+def _from(module: str, name: str) -> Any:
+    """A method that is a function of one of this folder's files, imported when it is first called."""
+
+    def method(_self: object, *args: Any, **kwargs: Any) -> Any:
+        return getattr(import_module(f"{__name__}.{module}"), name)(*args, **kwargs)
+
+    return method
 
 
 class TorchXla:
@@ -23,16 +30,14 @@ class TorchXla:
 
     # -- the notebook's process -----------------------------------------------------------------------------------
     def prepare(self) -> None:
-        import importlib
-
         try:
-            importlib.import_module("torch_xla.core.xla_model")
+            import_module("torch_xla.core.xla_model")
         except ImportError as error:
             raise _cannot_import(error) from error
         for name in ("torch_xla.runtime", "torch_xla._internal.pjrt", "torch_xla.distributed.parallel_loader"):
-            importlib.import_module(name)
+            import_module(name)
         if "tqdm" in sys.modules and "ipykernel" in sys.modules:
-            importlib.import_module("tqdm.notebook")
+            import_module("tqdm.notebook")
 
     def runtime_initialized(self) -> bool:
         # torch_xla 2.9: torch_xla/_internal/pjrt.py asks the same before it spawns.
@@ -50,68 +55,35 @@ class TorchXla:
             found.append("cuda")
         return found
 
-    def quiet_seeds(self) -> None:
-        from tpu_magics.backends.torch_xla import randomness
-
-        randomness.quiet_seeds()
+    quiet_seeds = _from("randomness", "quiet_seeds")
+    quiet_problems = _from("randomness", "quiet_problems")
 
     # -- models ---------------------------------------------------------------------------------------------------
-    def is_model(self, value: object) -> bool:
-        from tpu_magics.backends.torch_xla import modules
+    is_model = _from("modules", "is_model")
+    builds_model = _from("modules", "builds_model")
+    builds_weightless = _from("modules", "builds_weightless")
+    builds_config = _from("modules", "builds_config")
+    touches_device = _from("modules", "touches_device")
+    model_bytes = _from("modules", "model_bytes")
+    model_device = _from("modules", "model_device")
+    shares_memory = _from("modules", "shares_memory")
+    replace_reference = _from("modules", "replace_reference")
+    detached_optimizer = _from("modules", "detached_optimizer")
 
-        return modules.is_model(value)
-
-    def builds_model(self, function: object) -> bool:
-        from tpu_magics.backends.torch_xla import modules
-
-        return modules.builds_model(function)
-
-    def builds_config(self, function: object) -> bool:
-        from tpu_magics.backends.torch_xla import modules
-
-        return modules.builds_config(function)
-
-    def model_bytes(self, model: Any) -> int:
-        from tpu_magics.backends.torch_xla import modules
-
-        return modules.model_bytes(model)
-
-    def model_device(self, model: Any) -> str:
-        from tpu_magics.backends.torch_xla import modules
-
-        return modules.model_device(model)
-
-    def detached_optimizer(self, value: object, models: Mapping[str, Any]) -> str | None:
-        from tpu_magics.backends.torch_xla import modules
-
-        return modules.detached_optimizer(value, models)
-
-    def random_state(self) -> Any:
-        from tpu_magics.backends.torch_xla import randomness
-
-        return randomness.random_state()
-
-    def set_random_state(self, state: Any) -> None:
-        from tpu_magics.backends.torch_xla import randomness
-
-        randomness.set_random_state(state)
-
-    def same_random_state(self, left: Any, right: Any) -> bool:
-        from tpu_magics.backends.torch_xla import randomness
-
-        return randomness.same_random_state(left, right)
-
-    def is_seed_call(self, function: object) -> bool:
-        from tpu_magics.backends.torch_xla import randomness
-
-        return randomness.is_seed_call(function)
-
-    def seeds_without_runtime(self) -> Any:
-        from tpu_magics.backends.torch_xla import randomness
-
-        return randomness.seeds_without_runtime()
+    # -- random states --------------------------------------------------------------------------------------------
+    random_state = _from("randomness", "random_state")
+    set_random_state = _from("randomness", "set_random_state")
+    same_modes = _from("randomness", "same_modes")
+    same_numbers = _from("randomness", "same_numbers")
+    is_seed_call = _from("randomness", "is_seed_call")
+    seeds_device_only = _from("randomness", "seeds_device_only")
+    seeds_without_runtime = _from("randomness", "seeds_without_runtime")
 
     # -- results --------------------------------------------------------------------------------------------------
+    check_weights = _from("weights", "check_weights")
+    load_weights = _from("weights", "load_weights")
+    dumps = _from("pickling", "dumps")
+
     def collect_weights(self, models: Mapping[str, Any], folder: Path, rank: int) -> None:
         from tpu_magics.backends.torch_xla import sharded, weights
 
@@ -123,46 +95,11 @@ class TorchXla:
         if rank == 0:
             weights.collect_weights(models, folder)
 
-    def check_weights(self, models: Mapping[str, Any], folder: Path) -> Any:
-        from tpu_magics.backends.torch_xla import weights
-
-        return weights.check_weights(models, folder)
-
-    def load_weights(self, staged: Any) -> None:
-        from tpu_magics.backends.torch_xla import weights
-
-        weights.load_weights(staged)
-
-    def dumps(self, value: Any) -> bytes:
-        from tpu_magics.backends.torch_xla import pickling
-
-        return pickling.dumps(value)
-
     # -- the worker -----------------------------------------------------------------------------------------------
-    def run_worker(
-        self,
-        spec: WorkerSpec,
-        on_ready: Callable[[int, int, str], None],
-        function: Callable[[int, int], Any],
-    ) -> Mapping[int, Any]:
-        from tpu_magics.backends.torch_xla import worker
-
-        return worker.run_worker(spec, on_ready, function)
-
-    def observing(self, writer: EventWriter, max_steps: int | None) -> AbstractContextManager[Watcher]:
-        from tpu_magics.backends.torch_xla import observe
-
-        return observe.observing(writer, max_steps)
-
-    def compiles(self) -> int | None:
-        from tpu_magics.backends.torch_xla import observe
-
-        return observe.compiles()
-
-    def finish(self) -> None:
-        from tpu_magics.backends.torch_xla import observe
-
-        observe.finish()
+    run_worker = _from("worker", "run_worker")
+    observing = _from("observe", "observing")
+    compiles = _from("observe", "compiles")
+    finish = _from("observe", "finish")
 
 
 def _cannot_import(error: ImportError) -> TpuMagicsError:

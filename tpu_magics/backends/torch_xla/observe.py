@@ -1,6 +1,7 @@
 """What a worker of torch_xla notes while it trains: steps, and the values that the user logs.
 
-What lives here: the count of user-visible steps and the reading of logged tensors. What does not: compiles and their causes.
+What lives here: the count of user-visible steps and the reading of logged tensors. What does not: compiles and their
+causes.
 
 All of torch_xla's ways to end a step (torch_xla.sync, xm.mark_step, xm.optimizer_step(barrier=True), the loaders',
 torch_xla.step) meet in one function of its C++ module; that one is wrapped, in the worker only.
@@ -187,10 +188,12 @@ def finish() -> None:
 
 def _add_tracker(observer: Observer) -> None:
     """Make `accelerator.log(...)` reach the run's records through a tracker of accelerate's own kind (read in 1.15)."""
-    PostImport().when_imported("accelerate.accelerator", lambda module: _patch_accelerator(module.Accelerator, observer))
+    PostImport().when_imported(
+        "accelerate.accelerator", lambda module: _patch_accelerator(module.Accelerator, observer)
+    )
 
 
-def _patch_accelerator(Accelerator: Any, observer: Observer) -> None:  # noqa: N803
+def _patch_accelerator(Accelerator: Any, observer: Observer) -> None:
     from tpu_magics.backends.torch_xla.tracker import RunTracker
 
     start = Accelerator.__init__
@@ -207,4 +210,3 @@ def _patch_accelerator(Accelerator: Any, observer: Observer) -> None:  # noqa: N
 
     Accelerator.__init__ = with_tracker
     Accelerator.init_trackers = keep_tracker
-

@@ -12,9 +12,9 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tpu_magics.backends.torch_xla.post_import import PostImport
@@ -45,7 +45,8 @@ XLA_MODEL = "torch_xla.core.xla_model"
 # -- states ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class RandomState:
-    """Random states of one process. `numpy` and `torch` are None where the package was not imported.
+    """Random states of one process. `numpy` and `torch` are None where the package was not imported; what a build did
+    not draw from is None after `drawn`.
 
     `modes`: what changes a build besides its numbers, each as text: default dtype, default device, grad mode, and
     whether something has replaced the way in which modules register their parameters.
@@ -70,7 +71,8 @@ def random_state() -> RandomState:
 
 def set_random_state(state: RandomState) -> None:
     """Put back the random states (not the modes) taken by `random_state`."""
-    random.setstate(state.python)
+    if state.python is not None:
+        random.setstate(state.python)
     if state.numpy is not None:
         sys.modules["numpy.random"].set_state(state.numpy)
     if state.torch is not None:
@@ -88,8 +90,34 @@ def same_modes(left: RandomState, right: RandomState) -> bool:
 
 
 def same_numbers(left: RandomState, right: RandomState) -> bool:
-    """Whether the next random numbers would be the same."""
-    return left.python == right.python and _same_numpy(left.numpy, right.numpy) and _same_torch(left.torch, right.torch)
+    """Whether the next random numbers of all generators would be the same."""
+    return not _different(left, right)
+
+
+def drawn(before: RandomState, after: RandomState) -> tuple[RandomState, RandomState] | None:
+    """Both states with only those generators that differ, which a build in between has drawn from; None for none.
+
+    Python reseeds `random` in each forked process: there the state of a generator that is not drawn from says nothing.
+    """
+    names = _different(before, after)
+    if not names:
+        return None
+    others = {name: None for name in GENERATORS if name not in names}
+    return replace(before, **others), replace(after, **others)
+
+
+def same_drawn(before: RandomState, now: RandomState) -> bool:
+    """Whether the generators in `before`, as `drawn` gave it, are in the same state now."""
+    names = [name for name in GENERATORS if getattr(before, name) is not None]
+    return not set(names) & set(_different(before, now))
+
+
+def _different(left: RandomState, right: RandomState) -> list[str]:
+    return [name for name, same in GENERATORS.items() if not same(getattr(left, name), getattr(right, name))]
+
+
+def _same_python(left: Any, right: Any) -> bool:
+    return bool(left == right)
 
 
 def _same_numpy(left: Any, right: Any) -> bool:
@@ -102,6 +130,13 @@ def _same_torch(left: Any, right: Any) -> bool:
     if left is None or right is None:
         return left is right
     return left.shape == right.shape and bool((left == right).all())
+
+
+GENERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "python": _same_python,
+    "numpy": _same_numpy,
+    "torch": _same_torch,
+}
 
 
 def _modes(torch: Any) -> tuple[str, ...]:

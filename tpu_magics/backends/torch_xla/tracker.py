@@ -8,7 +8,7 @@ from typing import Any
 from accelerate.tracking import GeneralTracker
 
 
-class RunTracker(GeneralTracker):  # type: ignore[misc]
+class RunTracker(GeneralTracker):
     """Passes what `accelerator.log(...)` is given on to the run's records."""
 
     name = "tpu_magics"

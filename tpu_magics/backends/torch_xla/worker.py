@@ -33,10 +33,14 @@ PRECISIONS: Mapping[str, Mapping[str, str]] = {
 
 
 def apply_environment(spec: WorkerSpec) -> None:
-    """Set the worker's environment, before the runtime reads it. Precision must be set before the first XLA tensor."""
+    """Set the worker's environment, before the runtime reads it. Precision must be set before the first XLA tensor.
+
+    Without LOCAL_RANK, accelerate (1.15) takes -1 for the local rank where XLA has no TPU, and nobody prints.
+    """
     changes: dict[str, str | None] = {
         "PJRT_DEVICE": spec.device,
         "FORK_LAUNCHED": "1",  # what accelerate's PrepareForLaunch sets
+        **({"LOCAL_RANK": str(spec.index)} if spec.device == "CPU" else {}),
         **spec.environment,
         **PRECISIONS[spec.precision],
     }
@@ -87,7 +91,7 @@ def _on_each_device(
     import torch_xla.runtime as xr
     from torch_xla._internal import pjrt
 
-    from tpu_magics.backends.torch_xla import sharded, ties
+    from tpu_magics.backends.torch_xla import randomness, sharded, ties
 
     lock = threading.Lock()
     started: list[int] = []
@@ -104,6 +108,7 @@ def _on_each_device(
                 restart_autograd()
                 on_ready(ordinal, max(xr.world_size(), spec.count), str(torch_xla.device()))
         modes()
+        randomness.replay_seed()
         inner = context if replica == 0 else context.copy()
         return ordinal, inner.run(_launched(function), ordinal, ordinal, replica)
 

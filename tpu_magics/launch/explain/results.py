@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from tpu_magics.launch.diagnose import Failure, WorkerOutcome
 
 _PICKLE = re.compile(
-    r"[Cc]an(?:'t|not) (?:pickle|get local object)(?: local object| function)? (.{1,120}?)(?:: attribute lookup|: it's not|: import of|$)"
+    r"[Cc]an(?:'t|not) (?:pickle|get local object)(?: local object| function)? (.{1,120}?)"
+    r"(?:: attribute lookup|: it's not|: import of|$)"
     r"|[Cc]ould not pickle (.{1,120}?)(?:$|:)",
     re.MULTILINE,
 )

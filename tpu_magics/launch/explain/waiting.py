@@ -29,6 +29,9 @@ _COLLECTIVE = re.compile(
 _COLLECTIVE_TYPES = re.compile(
     r"^(?:RuntimeError|TimeoutError|OSError|\w*Connection\w*Error|BrokenPipeError|Dist\w*Error|Xla\w*Error)$"
 )
+# Python's own network errors come from downloads as well: alone they count only where they name a collective.
+_NETWORK_TYPES = re.compile(r"^(?:TimeoutError|OSError|(?!Dist)\w*Connection\w*Error|BrokenPipeError)$")
+_NAMED = re.compile(r"\bgloo\b|c10d|process group|barrier|rendezvous", re.IGNORECASE)
 # Gloo greets on stderr; that is no sign of an end.
 _LIBRARY_TALK = re.compile(r"^\[Gloo\] Rank .*$", re.MULTILINE)
 _LIMIT = re.compile(r"Timed out waiting (\d+) ?ms|timed out after (\d+) ?ms|monitoredBarrier in (\d+) ?ms")
@@ -56,9 +59,9 @@ def is_consequence(outcome: WorkerOutcome) -> bool:
 
 def collective(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """No rank failed for a reason of its own: one was late, missing, or had left already."""
-    if not is_consequence(outcome):
-        return None
     text = base.evidence(outcome)
+    if not is_consequence(outcome) or (_NETWORK_TYPES.match(base.error_type(outcome)) and not _NAMED.search(text)):
+        return None
     left = [one.rank for one in failure.outcomes if one.end and one.end.status in ("done", "limit")]
     at = base.at(failure, outcome)
     said = base.line_with(_COLLECTIVE, base.without_addresses(text)) or base.one_line(text)

@@ -1,0 +1,159 @@
+"""All weights are loaded, or the models are byte for byte as before: failures and interrupts in the middle."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tpu_magics.backends.torch_xla import weights_load
+from tpu_magics.backends.torch_xla.weights import check_weights, collect_weights, load_weights
+from tpu_magics.errors import TpuMagicsError
+
+from .weights_samples import bring_home, content, holding
+
+
+def mixed(scale: float) -> nn.Module:
+    """One of every way in which a model is changed."""
+    model = holding(
+        plain=nn.Parameter(torch.full((300,), scale)),
+        last=torch.full((3, 2, 2, 2), scale).to(memory_format=torch.channels_last),
+        other=torch.full((5,), scale, dtype=torch.bfloat16 if scale == 1 else torch.float32),
+        sparse=(torch.eye(3) * scale).to_sparse(),
+        lazy=torch.nn.UninitializedParameter() if scale == 1 else nn.Parameter(torch.ones(2)),
+        meta=nn.Parameter(torch.empty(2, device="meta" if scale == 1 else "cpu")),
+        none=None if scale == 1 else torch.ones(2),
+        end=torch.full((300,), scale),
+    )
+    model.other.grad = None
+    return model
+
+
+class Injected(Exception):
+    pass
+
+
+@pytest.mark.parametrize("failing", range(8))
+@pytest.mark.parametrize("free_bytes", [0, 2**40])
+def test_a_failure_half_way_puts_everything_back(
+    failing: int, free_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, worker = mixed(1.0), mixed(2.0)
+    before = content(home)
+    collect_weights({"model": worker}, tmp_path)
+    staged = check_weights({"model": home}, tmp_path)
+    assert len(staged.puts) == 8
+    calls = []
+
+    def breaking(method: Any) -> Any:
+        def prepare(put: Any, keep: Any) -> Any:
+            change, back = method(put, keep)
+
+            def changed_then_failed() -> None:
+                calls.append(put)
+                change()
+                if len(calls) == failing + 1:
+                    raise Injected("the disk was pulled out")
+
+            return changed_then_failed, back
+
+        return prepare
+
+    for name, method in list(weights_load._METHODS.items()):
+        monkeypatch.setitem(weights_load._METHODS, name, breaking(method))
+    with pytest.raises(TpuMagicsError, match="they are as they were") as caught:
+        load_weights(staged, free_bytes)
+    assert "Injected: the disk was pulled out" in caught.value.why
+    assert str(tmp_path) in caught.value.todo
+    assert content(home) == before
+    assert not list(tmp_path.glob("result-undo*"))
+    assert type(home.lazy) is torch.nn.UninitializedParameter
+    monkeypatch.undo()
+    load_weights(staged, free_bytes)
+    assert home.end.tolist() == worker.end.tolist()
+    assert torch.equal(home.last, worker.last)
+
+
+def test_an_error_in_the_middle_of_one_tensor_puts_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, worker = nn.Linear(50, 50), nn.Linear(50, 50)
+    before = content(home)
+    collect_weights({"model": worker}, tmp_path)
+    staged = check_weights({"model": home}, tmp_path)
+    real = torch.Tensor.copy_
+
+    def half(self: torch.Tensor, source: torch.Tensor, *args: Any) -> torch.Tensor:
+        if self is home.bias and source is staged.puts[1].value:
+            real(self[:25], source[:25])
+            raise KeyboardInterrupt
+        return real(self, source, *args)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", half)
+    with pytest.raises(KeyboardInterrupt):
+        load_weights(staged)
+    assert content(home) == before
+
+
+def test_no_room_for_the_old_values_is_said_before_anything_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = nn.Linear(50, 50)
+    before = content(home)
+    collect_weights({"model": nn.Linear(50, 50)}, tmp_path)
+    staged = check_weights({"model": home}, tmp_path)
+
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(weights_load.os, "posix_fallocate", full)
+    with pytest.raises(TpuMagicsError) as caught:
+        load_weights(staged, free_bytes=1000)
+    assert "0.0 MB of memory are free, and the disk has no room either" in caught.value.why
+    assert content(home) == before
+
+
+def test_frozen_tensors_are_not_written(tmp_path: Path) -> None:
+    home = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    worker = copy.deepcopy(home)
+    with torch.no_grad():
+        worker[1].weight.add_(1)
+    versions = [parameter._version for parameter in home.parameters()]
+    bring_home(home, worker, tmp_path)
+    assert [parameter._version - old for parameter, old in zip(home.parameters(), versions)] == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize("other_thread", [False, True])
+def test_an_interrupt_waits_until_all_is_loaded(
+    other_thread: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, worker = (
+        nn.Sequential(*(nn.Linear(4, 4) for _ in range(5))),
+        nn.Sequential(*(nn.Linear(4, 4) for _ in range(5))),
+    )
+    collect_weights({"model": worker}, tmp_path)
+    staged = check_weights({"model": home}, tmp_path)
+    real = weights_load._METHODS["copy"]
+    done = threading.Event()
+    if other_thread:  # one that does not block SIGINT, as those of a Jupyter kernel do not
+        threading.Thread(target=done.wait, daemon=True).start()
+
+    def interrupted(put: Any, keep: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        return real(put, keep)
+
+    monkeypatch.setitem(weights_load._METHODS, "copy", interrupted)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        load_weights(staged)
+    done.set()
+    assert all(torch.equal(here, there) for here, there in zip(home.parameters(), worker.parameters(), strict=True))
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

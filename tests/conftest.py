@@ -1,0 +1,184 @@
+"""Fixtures that several rooms use.
+
+What lives here: a run folder and a session of a test's own, and the proof that a test of the launcher left nothing
+behind: no process, zombie, thread, file descriptor, environment variable or signal handler, and no XLA runtime in this
+process, which stands for the notebook's. What does not: helpers of one room's tests (see launch/launching.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tpu_magics.launch import session
+
+TESTS = Path(__file__).parent
+LAUNCHING = (TESTS / "launch", TESTS / "backends" / "test_worker.py", TESTS / "backends" / "test_observe.py")
+PATIENCE = 5.0  # seconds in which what was stopped must be gone
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the runs of this test are kept; the working directory is the folder around it."""
+    folder = tmp_path / "runs"
+    monkeypatch.setenv("TPU_MAGICS_RUNS", str(folder))
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+@pytest.fixture
+def fresh_session(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[session.Session]:
+    """A session that remembers nothing, on XLA:CPU; a background run that is left is stopped."""
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    fresh = session.Session()
+    monkeypatch.setattr(session, "current", fresh)
+    yield fresh
+    if fresh.going is not None:
+        fresh.going.stop()
+    randomness = sys.modules.get("tpu_magics.backends.torch_xla.randomness")
+    if randomness is not None:
+        randomness.undo_quiet_seeds()
+
+
+@pytest.fixture(autouse=True)
+def _launchers_leave_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each test of the launcher leaves this process as it was, in which torch_xla was never initialised."""
+    if not any(folder in (request.path, *request.path.parents) for folder in LAUNCHING):
+        yield
+        return
+    if "fresh_session" in request.fixturenames:
+        import torch_xla  # noqa: F401 - its import sets environment variables
+    with leaving_nothing():
+        yield
+    assert not runtime_is_up(), "the XLA runtime came up in the process that stands for the notebook's"
+
+
+def runtime_is_up() -> bool:
+    extension = getattr(sys.modules.get("torch_xla"), "_XLAC", None)
+    return extension is not None and bool(extension._xla_runtime_is_initialized())
+
+
+# -- what is left ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def leaving_nothing() -> Iterator[None]:
+    """Assert that the block leaves this process and its children as they were. Orphans of orphans are seen too: they
+    are given to this process while the block runs."""
+    _adopt_orphans(True)
+    before = _State.now()
+    try:
+        yield
+        problems = _wait_for_the_same(before)
+    finally:
+        _reap_orphans(before.processes)
+        _adopt_orphans(False)
+    assert not problems, "\n".join(problems)
+
+
+@dataclass(frozen=True)
+class _State:
+    """What a launcher's test may not change. `processes`: pid -> description of every descendant."""
+
+    processes: dict[int, str]
+    threads: dict[int, str]
+    environment: dict[str, str]
+    handlers: dict[str, Any]
+    masked: set[int]
+    sockets_and_files: dict[str, int]
+
+    @classmethod
+    def now(cls) -> _State:
+        return cls(
+            processes=_descendants(),
+            threads={thread.ident or 0: thread.name for thread in threading.enumerate()},
+            environment={name: text for name, text in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
+            handlers={str(n): signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)},
+            masked={int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, set())},
+            sockets_and_files=_run_files(),
+        )
+
+    def differences(self, now: _State) -> list[str]:
+        found = [f"process left: {now.processes[pid]}" for pid in now.processes.keys() - self.processes.keys()]
+        found += [f"thread left: {now.threads[ident]}" for ident in now.threads.keys() - self.threads.keys()]
+        found += [f"open file left: {path}" for path in now.sockets_and_files.keys() - self.sockets_and_files.keys()]
+        for name in ("environment", "handlers", "masked"):
+            old, new = getattr(self, name), getattr(now, name)
+            if old != new:
+                found.append(f"{name} changed: {_changes(old, new)}")
+        return found
+
+
+def _changes(old: Any, new: Any) -> str:
+    if isinstance(old, dict):
+        return ", ".join(f"{k}: {old.get(k)!r} -> {new.get(k)!r}" for k in {**old, **new} if old.get(k) != new.get(k))
+    return f"{old} -> {new}"
+
+
+def _wait_for_the_same(before: _State) -> list[str]:
+    """What is still different after the patience; orphans that were killed are reaped as init would."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        _reap_orphans(before.processes, zombies_only=True)
+        problems = before.differences(_State.now())
+        if not problems or time.monotonic() > until:
+            return problems
+        time.sleep(0.05)
+
+
+def _descendants() -> dict[int, str]:
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        try:
+            found[process.pid] = f"{process.pid} {process.status()} {' '.join(process.cmdline())[:80]}"
+        except psutil.NoSuchProcess:
+            pass
+    return found
+
+
+def _run_files() -> dict[str, int]:
+    """Files of run folders that this process has open."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            path = str(entry.readlink())
+        except OSError:
+            continue
+        if "/runs/" in path or ".tpu_runs" in path:
+            found[path] = int(entry.name)
+    return found
+
+
+def _adopt_orphans(on: bool) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
+
+
+def _reap_orphans(known: dict[int, str], zombies_only: bool = False) -> None:
+    """Reap dead orphans, and end living ones. A worker (it leads its group) must have been reaped by the launcher, so a
+    zombie of one is left where it is, to be complained of; at the end it goes, too."""
+    for process in psutil.Process().children():
+        if process.pid in known:
+            continue
+        try:
+            leads = os.getpgid(process.pid) == process.pid
+            dead = process.status() == psutil.STATUS_ZOMBIE
+            if zombies_only and (leads or not dead):
+                continue
+            if not dead:
+                process.kill()
+            os.waitpid(process.pid, 0)
+        except (psutil.NoSuchProcess, ChildProcessError, ProcessLookupError):
+            pass

@@ -1,0 +1,189 @@
+"""What the tests of the launcher share: starting a run in this process, waiting, and looking at models."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpu_magics.errors import TpuMagicsError, TrainingFailed
+from tpu_magics.launch import session, train
+from tpu_magics.launch.notebook import PlainProgram
+from tpu_magics.launch.plan import Options
+from tpu_magics.launch.results import TrainResult
+from tpu_magics.runs.reader import Run
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(function: Callable[..., Any], *args: Any, workers: int | None = None, **options: Any) -> TrainResult:
+    """Train in this process. Hoisting is off: other tests are about it."""
+    kwargs = options.pop("kwargs", None)
+    return train.start(
+        train.function_request(function, args, kwargs), Options(**{"hoist": "off", **options}), workers=workers
+    )
+
+
+def failed(function: Callable[..., Any], *args: Any, **options: Any) -> TrainingFailed:
+    """Train, and give the error of a run that failed."""
+    with pytest.raises(TrainingFailed) as caught:
+        run(function, *args, **options)
+    return caught.value
+
+
+def refused(function: Callable[..., Any], *args: Any, **options: Any) -> TpuMagicsError:
+    """Train, and give the error of a run that was refused before anything forked."""
+    with pytest.raises(TpuMagicsError) as caught:
+        run(function, *args, **options)
+    assert not isinstance(caught.value, TrainingFailed)
+    return caught.value
+
+
+def said(error: TpuMagicsError) -> str:
+    """The whole text of an error."""
+    return "\n".join(error.lines())
+
+
+def of(error: TrainingFailed) -> Run:
+    """The records of the run that failed."""
+    return Run(error.run)
+
+
+class FakeNotebook(PlainProgram):
+    """A notebook with names of its own that notes what is shown, with the time."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, Any] = {"__name__": "__main__"}
+        self.lines: list[str] = []
+        self.shown: list[tuple[float, str, Any]] = []
+
+    @property
+    def namespace(self) -> dict[str, Any]:
+        return self.names
+
+    def screen(self) -> FakeNotebook:
+        return self
+
+    def background_screen(self, title: str) -> FakeNotebook:
+        return self
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    # -- the screen
+    def text(self, text: str) -> None:
+        if text:
+            self.shown.append((time.time(), "text", text))
+
+    def display(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str, update: bool) -> None:
+        self.shown.append((time.time(), "update" if update else "display", data))
+
+    def clear(self, wait: bool) -> None:
+        self.shown.append((time.time(), "clear", wait))
+
+    @property
+    def printed(self) -> str:
+        return "".join(text for _, kind, text in self.shown if kind == "text")
+
+
+def fake_notebook() -> FakeNotebook:
+    """Make the session's notebook one that notes what is shown."""
+    notebook = FakeNotebook()
+    session.current.notebook = notebook
+    return notebook
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+def digest(*models: Any) -> str:
+    """What a model holds, byte for byte, its tied weights and modes included."""
+    import torch
+
+    found = hashlib.sha256()
+    for model in models:
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {id(tensor)} {tensor.requires_grad}".encode())
+            found.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        found.update(str(model.training).encode())
+    return found.hexdigest()
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+def wait_until(true: Callable[[], Any], seconds: float = 20.0) -> bool:
+    """Whether something became true in time."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if true():
+            return True
+        time.sleep(0.02)
+    return bool(true())
+
+
+@contextlib.contextmanager
+def interrupt_when(ready: Callable[[], Any], times: int = 1, apart: float = 0.0) -> Iterator[dict[str, float]]:
+    """Send SIGINT to this process, as the stop button does, as soon as something is so. Gives {"at": when}."""
+    when: dict[str, float] = {}
+
+    def send() -> None:
+        if wait_until(ready):
+            when["at"] = time.monotonic()
+            for _ in range(times):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(apart)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield when
+    finally:
+        thread.join()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in (b"Z", b"X")
+
+
+# -- a process of its own ---------------------------------------------------------------------------------------------
+
+
+def python(code: str, cwd: Path, environment: Mapping[str, str] | None = None, seconds: int = 120) -> str:
+    """What a fresh Python prints that plays a notebook; it must end well."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=child_environment(cwd, environment),
+        timeout=seconds,
+    )
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-6000:]}"
+    return done.stdout
+
+
+def child_environment(cwd: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a fresh Python that finds the package and keeps its runs under `cwd`."""
+    return {
+        **os.environ,
+        "PJRT_DEVICE": "CPU",
+        "PYTHONPATH": str(ROOT),
+        "TPU_MAGICS_RUNS": str(cwd / "runs"),
+        **(more or {}),
+    }

@@ -1,0 +1,269 @@
+"""One real ipykernel for the tests of the magics.
+
+What lives here: starting it, running cells in it, everything it sends in order and with the time it came, interrupts,
+kills, and a sure end. What does not: what is expected of the magics.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from jupyter_client import KernelManager
+
+ROOT = Path(__file__).resolve().parents[2]
+LOAD = "%load_ext tpu_magics"
+# The names a test leaves, a run that still goes on, and the folder of the runs before; the histories stay.
+FRESH = """
+import os as _os, sys as _sys
+_session = _sys.modules.get("tpu_magics.launch.session")
+if _session is not None:
+    _session.current.going = _session.current.last = None
+get_ipython().user_ns.pop("_tpu", None)
+for _name in [n for n in get_ipython().user_ns if n not in get_ipython().user_ns_hidden and not n.startswith("_")]:
+    del get_ipython().user_ns[_name]
+_os.chdir({folder!r})
+"""
+
+
+@dataclass(frozen=True)
+class Output:
+    """One message that a front end shows. `kind` is its type on the wire; `at`: seconds since its cell was sent."""
+
+    kind: str
+    at: float
+    content: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The text of a stream, else what stands as text/plain, else an error's lines."""
+        if self.kind == "error":
+            return "\n".join(self.content["traceback"])
+        data: dict[str, Any] = self.content.get("data") or {}
+        return str(self.content.get("text") or data.get("text/plain") or "")
+
+    @property
+    def display_id(self) -> str:
+        return str((self.content.get("transient") or {}).get("display_id", ""))
+
+
+@dataclass
+class Cell:
+    """A cell that was sent, and what has come of it so far. `count`: its number, once it is known."""
+
+    id: str
+    sent: float
+    outputs: list[Output] = field(default_factory=list)
+    count: int | None = None
+    seconds: float = 0.0
+
+    def of(self, *kinds: str) -> list[Output]:
+        return [output for output in self.outputs if output.kind in kinds]
+
+    @property
+    def printed(self) -> str:
+        """stdout and stderr, as one text."""
+        return "".join(output.text for output in self.of("stream"))
+
+    @property
+    def shown(self) -> str:
+        """Everything that a person reads, in its order."""
+        return "".join(o.text if o.kind == "stream" else f"{o.text}\n" for o in self.outputs)
+
+    @property
+    def displays(self) -> list[dict[str, Any]]:
+        return [output.content["data"] for output in self.of("display_data", "execute_result")]
+
+    @property
+    def error(self) -> str:
+        """The error as it is shown, without colours; "" where there is none."""
+        return without_colours("\n".join(output.text for output in self.of("error")))
+
+    @property
+    def error_type(self) -> str:
+        return next((str(output.content["ename"]) for output in self.of("error")), "")
+
+    def good(self) -> Cell:
+        """Itself; fails the test where the cell raised."""
+        assert not self.of("error"), self.shown
+        return self
+
+
+def without_colours(text: str) -> str:
+    import re
+
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+class Kernel:
+    """A running ipykernel. `messages`: all that it sent on iopub, also outside of cells."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self.folder = folder
+        self.manager = KernelManager(kernel_name="python3")
+        self.environment = kernel_environment(environment)
+        self.manager.start_kernel(cwd=str(folder), env=self.environment)
+        self.client = self._connected()
+        self.messages: list[dict[str, Any]] = []
+        self.cells: dict[str, Cell] = {}
+        self.pid = self._ask_pid()
+
+    def _connected(self) -> Any:
+        client = self.manager.blocking_client()
+        client.start_channels()
+        client.wait_for_ready(timeout=60)
+        return client
+
+    def _ask_pid(self) -> int:
+        return int(self.run("import os; print(os.getpid())").printed)
+
+    # -- cells --------------------------------------------------------------------------------------------------------
+    def send(self, code: str) -> Cell:
+        """Send a cell and return at once."""
+        cell = Cell(self.client.execute(code, allow_stdin=False), time.monotonic())
+        self.cells[cell.id] = cell
+        return cell
+
+    def finish(self, cell: Cell, timeout: float = 60) -> Cell:
+        """Wait until the cell has ended and all its output is here."""
+        self._pump(lambda: cell.count is not None, timeout, f"the cell did not end within {timeout} s")
+        return cell
+
+    def run(self, code: str, timeout: float = 60) -> Cell:
+        return self.finish(self.send(code), timeout)
+
+    def wait_for(self, cell: Cell, text: str, timeout: float = 60) -> Cell:
+        """Wait until the cell has printed or shown `text`."""
+        self._pump(lambda: text in cell.shown, timeout, f"{text!r} was not shown within {timeout} s")
+        return cell
+
+    def wait_until(self, condition: Callable[[], bool], timeout: float = 30) -> None:
+        """Take messages until the condition holds."""
+        self._pump(condition, timeout, f"it did not come to pass within {timeout} s")
+
+    def _pump(self, condition: Callable[[], bool], timeout: float, complaint: str) -> None:
+        until = time.monotonic() + timeout
+        while not condition():
+            if time.monotonic() > until:
+                seen = "\n".join(cell.shown for cell in self.cells.values() if cell.count is None)
+                raise AssertionError(f"{complaint}; seen so far:\n{seen}")
+            try:
+                self._take(self.client.get_iopub_msg(timeout=0.05))
+            except queue.Empty:
+                continue
+
+    def _take(self, message: dict[str, Any]) -> None:
+        self.messages.append(message)
+        cell = self.cells.get(message["parent_header"].get("msg_id", ""))
+        if cell is None:
+            return
+        kind, content, now = message["msg_type"], message["content"], time.monotonic()
+        if kind == "status":
+            if content["execution_state"] == "idle":
+                cell.count, cell.seconds = self._reply(cell), now - cell.sent
+        elif kind != "execute_input":
+            cell.outputs.append(Output(kind, now - cell.sent, content))
+
+    def _reply(self, cell: Cell) -> int:
+        while True:
+            reply = self.client.get_shell_msg(timeout=30)
+            if reply["parent_header"].get("msg_id") == cell.id:
+                return int(reply["content"].get("execution_count", 0))
+
+    def value(self, expression: str) -> Any:
+        """The value of an expression in the kernel, of the kinds that repr() shows in full."""
+        import ast
+
+        return ast.literal_eval(self.run(f"print(repr({expression}))").good().printed)
+
+    def fresh(self, folder: Path) -> None:
+        """As good as new for the next test: no names, no run, an empty folder for runs."""
+        self.run(FRESH.format(folder=str(folder))).good()
+
+    # -- life and death -----------------------------------------------------------------------------------------------
+    def interrupt(self) -> None:
+        """As the stop button does it: through the kernel's manager."""
+        self.manager.interrupt_kernel()
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        until = time.monotonic() + 10
+        while self.manager.is_alive() and time.monotonic() < until:
+            time.sleep(0.05)
+
+    def restart(self) -> None:
+        """Restart on the same ports."""
+        self.client.stop_channels()
+        self.manager.restart_kernel(now=True)
+        self.client = self._connected()
+        self.pid = self._ask_pid()
+
+    def descendants(self) -> list[psutil.Process]:
+        """Living processes that the kernel, or a process of its, has started. Zombies count: none may stay."""
+        try:
+            return psutil.Process(self.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def close(self) -> None:
+        """End the kernel and whatever it left behind."""
+        left = self.descendants()
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+        for process in left:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                pass
+
+
+def kernel_environment(more: dict[str, str]) -> dict[str, str]:
+    """The tests' environment, without what would change where and how a kernel trains."""
+    dropped = ("TPU_MAGICS_RUNS", "PJRT_DEVICE", "MPLBACKEND")
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
+    path = os.pathsep.join([str(ROOT), *filter(None, [kept.get("PYTHONPATH")])])
+    return {**kept, "JUPYTER_PREFER_ENV_PATH": "1", "PYTHONPATH": path, "NO_COLOR": "1", **more}
+
+
+@contextmanager
+def running_kernel(folder: Path, **environment: str) -> Iterator[Kernel]:
+    """A kernel that is surely gone afterwards."""
+    kernel = Kernel(folder, **environment)
+    try:
+        yield kernel
+    finally:
+        kernel.close()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and not a zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def python(code: str, folder: Path, *options: str, timeout: float = 120, **environment: str) -> str:
+    """What a Python process prints, stdout and stderr as one text; fails the test where it fails."""
+    import subprocess
+
+    done = subprocess.run(
+        [sys.executable, *options, "-c", code],
+        cwd=folder,
+        env=kernel_environment(environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout

@@ -1,0 +1,63 @@
+"""`%load_ext tpu_magics`: light, repeatable, and gone again with `%unload_ext`."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+from .kernel import Kernel, python
+
+FRAMEWORKS = ("torch", "torch_xla", "tensorflow", "jax", "accelerate", "ray", "transformers", "psutil", "ipywidgets")
+MEASURE = f"""
+import json, sys, time
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+before = set(sys.modules)
+began = time.perf_counter()
+shell.run_line_magic("load_ext", "tpu_magics")
+seconds = time.perf_counter() - began
+names = {FRAMEWORKS!r}
+print(json.dumps([seconds, sorted(n for n in names if n in sys.modules and n not in before)]))
+"""
+CALLBACKS = """
+shell = get_ipython()
+print([sum("tpu_magics" in type(getattr(c, "__self__", c)).__module__ for c in shell.events.callbacks[event])
+       for event in ("pre_run_cell", "post_run_cell")])
+"""
+MAGICS = """
+found = get_ipython().magics_manager.magics
+print(sorted(name for kind in found.values() for name in kind if name.startswith("tpu_")))
+"""
+ALL = ["tpu_init", "tpu_logs", "tpu_runs", "tpu_stop", "tpu_train", "tpu_train"]
+
+
+def test_loading_is_quick_and_imports_no_framework(tmp_path: Path) -> None:
+    """The limit is 100 ms; it is asserted loosely, for a busy machine, on the median of three."""
+    measured = [json.loads(python(MEASURE, tmp_path)) for _ in range(3)]
+    assert [imported for _, imported in measured] == [[], [], []]
+    assert statistics.median(seconds for seconds, _ in measured) < 0.5
+
+
+def test_all_magics_are_there_with_their_help(own_kernel: Kernel) -> None:
+    assert own_kernel.run(MAGICS).good().printed.strip() == str(ALL)
+    for name in dict.fromkeys(ALL):
+        told = own_kernel.value(f"get_ipython().find_magic({name!r}).__doc__")
+        assert "usage: " in told and "--help" in told, name
+
+
+def test_loading_twice_listens_once(own_kernel: Kernel) -> None:
+    own_kernel.run("%load_ext tpu_magics").good()
+    own_kernel.run("%reload_ext tpu_magics").good()
+    own_kernel.run("import tpu_magics; tpu_magics.load_ipython_extension(get_ipython())").good()
+    assert own_kernel.run(CALLBACKS).good().printed.strip() == "[1, 1]"
+
+
+def test_unload_takes_everything_away_and_load_brings_it_back(own_kernel: Kernel) -> None:
+    own_kernel.run("%unload_ext tpu_magics").good()
+    assert own_kernel.run(CALLBACKS).good().printed.strip() == "[0, 0]"
+    assert own_kernel.run(MAGICS).good().printed.strip() == "[]"
+    assert "not found" in own_kernel.run("%tpu_runs").shown
+    own_kernel.run("%load_ext tpu_magics").good()
+    assert own_kernel.run(MAGICS).good().printed.strip() == str(ALL)
+    assert "Runs" in own_kernel.run("%tpu_runs").good().shown

@@ -1,0 +1,342 @@
+"""The model once: a model that the training function builds is built in the notebook, before the fork.
+
+What lives here: the plan (what is hoisted, what is not and why), the order of seeds and builds, and the plan's way into
+the worker. What does not: how calls are found (hoist_read.py), built (hoist_build.py), replaced (hoist_swap.py) and
+answered (hoist_worker.py).
+
+The notebook is left as it was: its random states, environment and objects, and the function itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import itertools
+import os
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from types import CodeType, FunctionType
+from typing import Any
+
+from tpu_magics.launch.hoist_build import Build, Builder, NotHoisted, argument_marks
+from tpu_magics.launch.hoist_read import Candidate, Declined, Step, read
+from tpu_magics.launch.hoist_seeds import Environ, Seed
+from tpu_magics.launch.hoist_source import FunctionSource, function_source, underlying
+from tpu_magics.launch.hoist_swap import NAME, source_problem, swapped, swapped_code
+from tpu_magics.launch.hoist_values import HoistBackend, Scope, Source, Unknown, arguments_of, function_scope
+from tpu_magics.launch.hoist_worker import Inherited, OnDeclined
+
+
+@dataclass(frozen=True)
+class Hoisted:
+    """A model that was built in the notebook. `line` counts in the function's source; `code` is what stands there;
+    `callee`: the name that is called; `number`: its build."""
+
+    name: str
+    line: int
+    code: str
+    model: Any
+    bytes: int
+    callee: str
+    number: int
+
+    def text(self, workers: int) -> str:
+        """One sentence for the person."""
+        what = f"hoisted `{self.code}` from line {self.line}: {size(self.bytes)}"
+        if workers < 2:
+            return f"{what}, built in the notebook"
+        return f"{what} once instead of {workers} times ({size(self.bytes * (workers - 1))} saved)"
+
+
+@dataclass(frozen=True)
+class HoistPlan:
+    """What is built in the notebook, what stays in the function, and the function with its calls replaced.
+
+    `function` and `code`: None for a cell's tree, which `swap_tree` changes.
+    """
+
+    backend: HoistBackend
+    namespace: dict[str, Any]
+    hoisted: tuple[Hoisted, ...] = ()
+    declined: tuple[Declined, ...] = ()
+    builds: Mapping[int, Build] = field(default_factory=dict)
+    function: Any = None
+    code: CodeType | None = None
+    pid: int = field(default_factory=os.getpid)
+
+    @property
+    def models(self) -> dict[str, Any]:
+        """The hoisted models by name."""
+        return {one.name: one.model for one in self.hoisted}
+
+    def describe(self, workers: int) -> list[str]:
+        """One sentence for each hoisted model."""
+        return [one.text(workers) for one in self.hoisted]
+
+    def warnings(self) -> list[str]:
+        """One sentence for each call that stays in the function."""
+        return [one.text() for one in self.declined]
+
+    def install(self, on_declined: OnDeclined, *, replicas: int = 1) -> None:
+        """In a worker: hand the models to the function. `on_declined(k, reason)` is called when `hoisted[k]` is built
+        there after all; `replicas`: threads of this worker that run the function."""
+        if os.getpid() == self.pid:
+            raise RuntimeError("a plan is installed in forked workers only: the notebook's function stays as it is")
+        if not self.hoisted:
+            return
+        inherited = Inherited(self.builds, self._reported(), self.backend, on_declined, replicas)
+        if self.function is None or self.code is None:
+            self.namespace[NAME] = inherited
+        else:
+            self.function.__globals__[NAME] = inherited
+            self.function.__code__ = self.code
+
+    def _reported(self) -> dict[int, int]:
+        """Which of `hoisted` each build belongs to, parts included."""
+        return {
+            number: position for position, one in enumerate(self.hoisted) for number in _group(one.number, self.builds)
+        }
+
+
+def swap_tree(tree: ast.Module, plan: HoistPlan) -> ast.Module:
+    """A cell's tree with the hoisted calls replaced, to be run by workers in which the plan is installed."""
+    return swapped(tree, _places(plan.builds.values()))
+
+
+def plan_hoists(
+    fn_or_tree: Callable[..., Any] | ast.Module,
+    *,
+    arguments: Mapping[str, Any],
+    namespace: dict[str, Any],
+    backend: HoistBackend,
+    source: str | None = None,
+) -> HoistPlan:
+    """Find the models that a training function, or the statements of a cell, build themselves, and build them here.
+
+    Args:
+        fn_or_tree: the function, or the parsed cell.
+        arguments: what its parameters will be; empty for a cell.
+        namespace: the notebook's names.
+        source: the text of the function's file or of the cell; read from the function's file where it is None.
+
+    Raises:
+        TpuMagicsError: a build started the accelerator's runtime in this process.
+    """
+    empty = HoistPlan(backend, namespace)
+    if isinstance(fn_or_tree, ast.Module):
+        scope = Scope(
+            ChainMap(namespace, vars(builtins)),
+            {},
+            frozenset(),
+            backend,
+            Source(source or ""),
+            namespace.get("__package__"),
+        )
+        return _plan(empty, read(fn_or_tree.body, scope), None)
+    function, known = underlying(fn_or_tree)
+    if function is None:
+        return empty
+    found = function_source(function, source)
+    if found is None:
+        return replace(empty, declined=tuple(_without_source(function, backend)))
+    scope = function_scope(function, {**known, **arguments}, backend, Source(found.text))
+    return _plan(replace(empty, function=function), read(found.node.body, scope), found)
+
+
+def _plan(plan: HoistPlan, steps: list[Step], source: FunctionSource | None) -> HoistPlan:
+    problem = ""
+    if plan.function is not None and source is not None:
+        problem = source_problem(plan.function, source)
+    if problem:
+        steps = [step.declined(problem) if isinstance(step, Candidate) else step for step in steps]
+    work = _Work(plan.backend, source.node.lineno if source is not None else 1)
+    if any(isinstance(step, Candidate) for step in steps):
+        with _as_it_was(plan.backend):
+            work.run(steps)
+    else:
+        work.declined = [step for step in steps if isinstance(step, Declined)]
+    return _with_code(work.result(plan), source)
+
+
+def _with_code(plan: HoistPlan, source: FunctionSource | None) -> HoistPlan:
+    """The plan with the function's new code; everything is declined where that does not fit."""
+    if plan.function is None or source is None or not plan.hoisted:
+        return plan
+    code = swapped_code(plan.function, source, _places(plan.builds.values()))
+    if code is not None:
+        return replace(plan, code=code)
+    reason = "the function's code could not be made again with the same closure"
+    stays = [plan.builds[one.number].candidate.declined(reason) for one in plan.hoisted]
+    return replace(plan, hoisted=(), builds={}, declined=(*plan.declined, *stays))
+
+
+# -- seeds and builds, in order -------------------------------------------------------------------------------------
+class _Work:
+    """What has been built so far."""
+
+    def __init__(self, backend: HoistBackend, first_line: int) -> None:
+        self.backend = backend
+        self.builder = Builder(backend)
+        self.numbers = itertools.count()
+        self.builds: dict[int, Build] = {}
+        self.roots: list[int] = []
+        self.declined: list[Declined] = []
+        self.since = first_line
+        self.unknown = ""  # why the random numbers from here on are not the worker's
+        self.failed = ""
+
+    def run(self, steps: Iterable[Step]) -> None:
+        for step in steps:
+            if isinstance(step, Candidate):
+                self.hoist(step)
+            elif isinstance(step, Declined):
+                self.decline(step)
+            elif isinstance(step, Seed):
+                self.seed(step)
+            else:
+                _set_environ(step)
+
+    def decline(self, declined: Declined) -> None:
+        self.declined.append(declined)
+        if declined.certain:
+            self.unknown = f"`{declined.code}` (line {declined.line}) draws random numbers before it in the worker only"
+
+    def seed(self, step: Seed) -> None:
+        callee = step.scope.resolve(step.call.func)
+        try:
+            args, kwargs = step.scope.value(arguments_of(step.call))
+            callee(*args, **kwargs)
+        except Exception:  # the worker raises it in its place, or finds that the numbers differ
+            self.unknown = f"the seeding in line {step.line} could not be repeated in the notebook"
+            return
+        self.unknown = ""
+        self.since = step.line
+
+    def hoist(self, candidate: Candidate) -> None:
+        """Build a candidate with its parts; where it must stay, its parts are hoisted by themselves if they can."""
+        made: list[Build] = []
+        try:
+            build = self._build(candidate, made)
+        except NotHoisted as problem:
+            self._leave(candidate, problem, made)
+            return
+        self.builds.update((one.number, one) for one in made)
+        candidate.scope.results[id(candidate.call)] = build.model
+        self.roots.append(build.number)
+
+    def _build(self, candidate: Candidate, made: list[Build]) -> Build:
+        """A build, added to `made` after its parts."""
+        if self.failed:
+            raise NotHoisted(self.failed)
+        parts = [self._part(part, made) for part in candidate.parts]
+        build = self.builder.build(candidate, next(self.numbers), parts, self.since)
+        if build.drawn is not None and self.unknown:
+            raise NotHoisted(self.unknown, called=True)
+        made.append(build)
+        return build
+
+    def _part(self, part: Candidate, made: list[Build]) -> Build:
+        try:
+            return self._build(part, made)
+        except NotHoisted as problem:
+            code = part.scope.source.code(part.call)
+            raise NotHoisted(f"its part `{code}` cannot be hoisted: {problem}") from problem.__cause__
+
+    def _leave(self, candidate: Candidate, problem: NotHoisted, made: list[Build]) -> None:
+        """The worker builds it. Parts that did not go through a build of the whole are models as any other."""
+        if problem.__cause__ is not None:
+            self.failed = f"line {candidate.line} before it could not be built"
+        declined = candidate.declined(str(problem))
+        if problem.called:
+            self.declined.append(declined)
+            return
+        self.decline(declined)
+        inner = {number for one in made for number in one.parts}
+        self.builds.update((one.number, one) for one in made)
+        self.roots += [one.number for one in made if one.number not in inner]
+
+    # -- the result -------------------------------------------------------------------------------------------------
+    def result(self, plan: HoistPlan) -> HoistPlan:
+        """The plan with what was built, is larger than nothing, and was left alone by later builds."""
+        for number in [one for one in self.roots if self._was_changed(one)]:
+            self.roots.remove(number)
+            reason = "a model that is built later from the same arguments changes them"
+            self.declined.append(self.builds[number].candidate.declined(reason))
+        sizes = {number: self.backend.model_bytes(self.builds[number].model) for number in self.roots}
+        roots = [number for number in self.roots if sizes[number]]
+        names = unique_names(self.builds[number].candidate.name for number in roots)
+        hoisted = tuple(
+            _hoisted(self.builds[number], name, sizes[number]) for name, number in zip(names, roots, strict=True)
+        )
+        kept = {number: self.builds[number] for root in roots for number in _group(root, self.builds)}
+        return replace(plan, hoisted=hoisted, declined=tuple(self.declined), builds=kept)
+
+    def _was_changed(self, root: int) -> bool:
+        builds = (self.builds[number] for number in _group(root, self.builds))
+        return any(argument_marks(build.arguments, self.backend) != build.after_marks for build in builds)
+
+
+def _hoisted(build: Build, name: str, nbytes: int) -> Hoisted:
+    one = build.candidate
+    return Hoisted(name, one.line, one.code, build.model, nbytes, one.scope.source.code(one.call.func), build.number)
+
+
+def _group(root: int, builds: Mapping[int, Build]) -> Iterator[int]:
+    """A build and its parts, theirs included."""
+    yield root
+    for part in builds[root].parts:
+        yield from _group(part, builds)
+
+
+def _places(builds: Iterable[Build]) -> dict[tuple[int, int, int, int], int]:
+    return {build.place: build.number for build in builds}
+
+
+def unique_names(names: Iterable[str]) -> list[str]:
+    """`model`, `model_2`, ... in order."""
+    found: list[str] = []
+    for name in names:
+        candidates = [name, *(f"{name}_{n}" for n in range(2, len(found) + 3))]
+        found.append(next(one for one in candidates if one not in found))
+    return found
+
+
+def size(nbytes: int) -> str:
+    """`410 MB`, `2.9 GB`: three figures at most, in powers of 1000."""
+    value, units = float(nbytes), ["bytes", "kB", "MB", "GB", "TB"]
+    while value >= 999.5 and len(units) > 1:
+        value /= 1000
+        units.pop(0)
+    return f"{value:.0f} {units[0]}" if value >= 9.95 or units[0] == "bytes" else f"{value:.1f} {units[0]}"
+
+
+# -- the notebook, as it was ----------------------------------------------------------------------------------------
+@contextmanager
+def _as_it_was(backend: HoistBackend) -> Iterator[None]:
+    """Random states and environment of the notebook are put back; seeds leave the accelerator alone meanwhile."""
+    state, environ = backend.random_state(), dict(os.environ)
+    try:
+        with backend.seeds_without_runtime():
+            yield
+    finally:
+        backend.set_random_state(state)
+        for name in [name for name in os.environ if name not in environ]:
+            del os.environ[name]
+        os.environ.update(environ)
+
+
+def _set_environ(step: Environ) -> None:
+    try:
+        os.environ[step.scope.value(step.key)] = step.scope.value(step.value)
+    except (Unknown, TypeError, ValueError):
+        return
+
+
+def _without_source(function: FunctionType, backend: HoistBackend) -> Iterator[Declined]:
+    """What can be said about a function whose source is not at hand."""
+    code = function.__code__
+    for name in code.co_names:
+        if backend.builds_model(function.__globals__.get(name)):
+            yield Declined(code.co_firstlineno, name, "the source of the function is not at hand")

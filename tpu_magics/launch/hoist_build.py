@@ -1,0 +1,227 @@
+"""One model, built in the notebook.
+
+What lives here: `Build`, all that the worker must know of a build to decide whether it is the one that it would make
+itself, and the making of it. What does not: the order of builds and seeds (hoist.py).
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch.hoist_compare import (
+    Unmarkable,
+    device_use,
+    files,
+    generator_use,
+    is_generator,
+    mark,
+    marks_of_reads,
+)
+from tpu_magics.launch.hoist_read import Candidate
+from tpu_magics.launch.hoist_values import HoistBackend, Unknown, arguments_of
+
+Place = tuple[int, int, int, int]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class NotHoisted(Exception):
+    """The text says why. `called`: the builder was called, so that its random numbers are drawn."""
+
+    def __init__(self, reason: str, *, called: bool = False) -> None:
+        super().__init__(reason)
+        self.called = called
+
+
+@dataclass(frozen=True)
+class Build:
+    """A model and how it came to be.
+
+    `number`: its place among all builds of the plan; `place`: where the call stands (line, column, end line, end
+    column); `arguments`: the plan's own copies, as they are after the build; `marks`, `after_marks`: by argument,
+    before and after; `reads`, `files`: marks of what else the builder reads; `modes`: the state that has the modes of
+    the notebook; `drawn`: the random states before and after, of the generators that it drew from; `said`: what it
+    printed; `since`: the line from which on the random numbers are known; `parts`: numbers of the builds among its
+    arguments.
+    """
+
+    number: int
+    candidate: Candidate
+    place: Place
+    model: Any
+    arguments: Arguments
+    marks: Mapping[str, str]
+    after_marks: Mapping[str, str]
+    reads: Mapping[str, str]
+    files: tuple[tuple[str, int, int], ...]
+    modes: Any
+    drawn: tuple[Any, Any] | None
+    said: str
+    since: int
+    parts: tuple[int, ...] = ()
+
+    @property
+    def callee(self) -> Any:
+        return self.candidate.callee
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Builds candidates, in this process."""
+
+    backend: HoistBackend
+
+    def build(self, candidate: Candidate, number: int, parts: Sequence[Build], since: int) -> Build:
+        """Make the call. Raises NotHoisted where that is not possible or would show."""
+        backend = self.backend
+        args, kwargs = self._arguments(candidate, parts)
+        self._check_builder(candidate)
+        reads = marks_of_reads(candidate.callee, backend)
+        marks = argument_marks((args, kwargs), backend)
+        on_disk = files((args, kwargs))
+        before = backend.random_state()
+        model, said = self._call(candidate, args, kwargs)
+        after = backend.random_state()
+        after_marks = argument_marks((args, kwargs), backend)
+        self._check_built(candidate, model, (args, kwargs), reads)
+        _check_changes((args, kwargs), marks, after_marks)
+        return Build(
+            number=number,
+            candidate=candidate,
+            place=place_of(candidate.call),
+            model=model,
+            arguments=(args, kwargs),
+            marks=marks,
+            after_marks=after_marks,
+            reads=reads,
+            files=on_disk,
+            modes=before,
+            drawn=backend.drawn(before, after),
+            said=said,
+            since=since,
+            parts=tuple(part.number for part in parts),
+        )
+
+    def _arguments(self, candidate: Candidate, parts: Sequence[Build]) -> Arguments:
+        built = {id(part.candidate.call): part.model for part in parts}
+        scope = candidate.scope
+        try:
+            found = scope.value(arguments_of(candidate.call), built)
+        except Unknown as unknown:
+            raise NotHoisted(f"an argument {unknown}") from None
+        known = {id(part.model) for part in parts}
+        for value in leaves(found):
+            if id(value) not in known:
+                self._check_argument(value)
+        for part in parts:
+            scope.keep(part.model)
+        try:
+            args, kwargs = scope.own_copy(found)
+        except Unknown as unknown:
+            raise NotHoisted(f"an argument {unknown}") from None
+        return args, kwargs
+
+    def _check_argument(self, value: object) -> None:
+        if self.backend.is_model(value):
+            raise NotHoisted("one of its arguments is a model, which the build might change")
+        if is_generator(value):
+            raise NotHoisted("one of its arguments is a random generator")
+        if self.backend.touches_device(value):
+            raise NotHoisted("one of its arguments depends on the device")
+
+    def _check_builder(self, candidate: Candidate) -> None:
+        device = device_use(candidate.callee, self.backend)
+        if device:
+            raise NotHoisted(f"its code uses {device}, which may start the accelerator's runtime in the notebook")
+        generator = generator_use(candidate.callee)
+        if generator:
+            raise NotHoisted(f"its code reads the random generator {generator}")
+
+    def _call(self, candidate: Candidate, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str]:
+        """Call the builder. What it prints is kept, to be printed where the call stands."""
+        was_up = self.backend.runtime_initialized()
+        callee: Any = candidate.callee
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(said):
+                model = callee(*args, **kwargs)
+        except (Exception, SystemExit) as error:
+            reason = f"building it in the notebook raised {type(error).__name__}: {error}"
+            raise NotHoisted(reason, called=True) from error
+        finally:
+            if not was_up and self.backend.runtime_initialized():
+                raise self._runtime_error(candidate)
+        return model, said.getvalue()
+
+    def _runtime_error(self, candidate: Candidate) -> TpuMagicsError:
+        return TpuMagicsError(
+            f"Building the model of `{candidate.code}` (line {candidate.line}) started the device's runtime here.",
+            "A model is built once in the notebook and handed to the workers. Its code used the device, and a process "
+            "that holds the runtime cannot be forked.",
+            "Restart the kernel, and train with `--hoist off` or leave the device out of the model's code.",
+        )
+
+    def _check_built(self, candidate: Candidate, model: Any, arguments: Arguments, reads: Mapping[str, str]) -> None:
+        if not self.backend.is_model(model):
+            raise NotHoisted(f"it gave a {type(model).__name__}, not a model", called=True)
+        after = marks_of_reads(candidate.callee, self.backend)
+        changed = next((label for label in reads if after.get(label) != reads[label]), "")
+        if changed:
+            raise NotHoisted(f"building it changes {changed}", called=True)
+        if any(self.backend.shares_memory(model, value) for value in leaves(arguments)):
+            raise NotHoisted("the model lies in the memory of one of its arguments, so nothing is copied", called=True)
+
+
+def place_of(node: ast.expr) -> Place:
+    """Where an expression stands in its source."""
+    return node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """All that stands in plain containers."""
+    if type(value) in (list, tuple, set, frozenset):
+        for item in value:
+            yield from leaves(item)
+    elif type(value) in (dict, OrderedDict):
+        yield from leaves([*value.keys(), *value.values()])
+    else:
+        yield value
+
+
+def argument_marks(
+    arguments: Arguments, backend: HoistBackend, alias: Mapping[int, int] | None = None
+) -> dict[str, str]:
+    """Marks of all arguments, by position or name. Raises NotHoisted for what cannot be compared."""
+    found: dict[str, str] = {}
+    for name, value in named(arguments):
+        try:
+            found[name] = mark(value, backend, alias)
+        except Unmarkable as error:
+            raise NotHoisted(f"argument {name} cannot be compared in the worker ({error})") from None
+    return found
+
+
+def named(arguments: Arguments) -> list[tuple[str, Any]]:
+    """Arguments with a name for each: its number (from 1) or its keyword."""
+    args, kwargs = arguments
+    return [*((str(number), value) for number, value in enumerate(args, 1)), *kwargs.items()]
+
+
+def has_plain_state(value: object) -> bool:
+    """Whether the attributes of `value` are all its state."""
+    kind = type(value)
+    plain = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
+    return plain and hasattr(value, "__dict__") and not any(getattr(base, "__slots__", ()) for base in kind.__mro__)
+
+
+def _check_changes(arguments: Arguments, before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    """A build may change its arguments only where the same can be done to the worker's."""
+    for name, value in named(arguments):
+        if before[name] != after[name] and not has_plain_state(value) and type(value) not in (dict, list):
+            raise NotHoisted(f"building it changes argument {name}", called=True)

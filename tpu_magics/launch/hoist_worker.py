@@ -1,0 +1,200 @@
+"""In the worker: the call that builds a model becomes the model that the notebook has built, if it is the same.
+
+What lives here: `Inherited`, which stands where the calls stood. What does not: how it gets there (hoist_swap.py).
+Where anything differs, the model is built here by the call as it was written, and the reason is reported.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tpu_magics.launch.hoist_build import Arguments, Build, NotHoisted, argument_marks, has_plain_state, leaves, named
+from tpu_magics.launch.hoist_compare import files, marks_of_reads, same_callee
+from tpu_magics.launch.hoist_values import HoistBackend
+
+OnDeclined = Callable[[int, str], None]
+
+
+@dataclass
+class _Replica:
+    """What one thread that runs the function has: its models and arguments by number of the build, identities that
+    stand for the notebook's, and the calls that were answered."""
+
+    models: Mapping[int, Any]
+    arguments: Mapping[int, Arguments]
+    alias: Mapping[int, int]
+    called: dict[int, tuple[Any, Arguments]] = field(default_factory=dict)
+    told: set[int] = field(default_factory=set)
+
+
+class Inherited:
+    """Called in the place of each builder, with the number of its build.
+
+    Args:
+        builds: all builds that were swapped in, by number.
+        reported: number in `plan.hoisted` of each build.
+        on_declined: called with that number and the reason when a worker builds a model itself.
+        replicas: threads of this worker that run the function; the second and later get copies.
+    """
+
+    def __init__(
+        self,
+        builds: Mapping[int, Build],
+        reported: Mapping[int, int],
+        backend: HoistBackend,
+        on_declined: OnDeclined,
+        replicas: int = 1,
+    ) -> None:
+        self.builds = builds
+        self.reported = reported
+        self.backend = backend
+        self.on_declined = on_declined
+        self.lock = threading.Lock()
+        self.told: set[int] = set()
+        first = _Replica(
+            {number: build.model for number, build in builds.items()},
+            {number: build.arguments for number, build in builds.items()},
+            {},
+        )
+        # Copied now: later the first replica has trained its own.
+        self.free = [first, *(_copied(first) for _ in range(replicas - 1))]
+        self.replicas: dict[int, _Replica] = {}
+
+    def __call__(self, number: int, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
+        build = self.builds[number]
+        replica = self._replica()
+        reason = self._difference(build, replica, callee, (args, kwargs))
+        if reason or replica is None:
+            return self._build_here(build, replica, callee, (args, kwargs), reason)
+        replica.called[number] = (callee, (args, kwargs))
+        return self._hand_over(build, replica, (args, kwargs))
+
+    def _replica(self) -> _Replica | None:
+        """This thread's own; None where more threads run the function than were foreseen."""
+        with self.lock:
+            thread = threading.get_ident()
+            if thread not in self.replicas and self.free:
+                self.replicas[thread] = self.free.pop(0)
+            return self.replicas.get(thread)
+
+    # -- the same? --------------------------------------------------------------------------------------------------
+    def _difference(self, build: Build, replica: _Replica | None, callee: Any, arguments: Arguments) -> str:
+        """Why the notebook's model is not what the call would give; "" where it is."""
+        if replica is None:
+            return "more threads run the function than the worker has devices"
+        if build.number in replica.called:
+            return "the line ran again, and each run builds a model of its own"
+        now = self.backend.random_state()
+        if not same_callee(callee, build.callee):
+            return (
+                f"`{build.candidate.scope.source.code(build.candidate.call.func)}` is not what it was in the notebook"
+            )
+        if not self.backend.same_modes(build.modes, now):
+            return "the default dtype, the default device or the gradient mode is not what it was in the notebook"
+        if build.drawn is not None and not self.backend.same_drawn(build.drawn[0], now):
+            return f"random numbers were drawn or seeded between line {build.since} and the build"
+        return self._argument_difference(build, replica, arguments) or self._other_difference(build, arguments)
+
+    def _argument_difference(self, build: Build, replica: _Replica, arguments: Arguments) -> str:
+        try:
+            marks = argument_marks(arguments, self.backend, replica.alias)
+        except NotHoisted as problem:
+            return str(problem)
+        for name in [*build.marks, *marks]:
+            if build.marks.get(name) != marks.get(name):
+                return f"argument {name} is not what it was in the notebook"
+        return ""
+
+    def _other_difference(self, build: Build, arguments: Arguments) -> str:
+        reads = marks_of_reads(build.callee, self.backend)
+        changed = next((label for label in {**build.reads, **reads} if build.reads.get(label) != reads.get(label)), "")
+        if changed:
+            return f"{changed}, which its code reads, is not what it was in the notebook"
+        return "files that it reads have changed" if files(arguments) != build.files else ""
+
+    # -- the same ---------------------------------------------------------------------------------------------------
+    def _hand_over(self, build: Build, replica: _Replica, arguments: Arguments) -> Any:
+        """The notebook's model, with all that building it here would have done besides."""
+        model = replica.models[build.number]
+        own = dict(named(replica.arguments[build.number]))
+        for name, value in named(arguments):
+            self._adopt(model, own[name], value)
+        if build.drawn is not None:
+            self.backend.set_random_state(build.drawn[1])
+        if build.said:
+            print(build.said, end="")
+        return model
+
+    def _adopt(self, model: Any, old: Any, new: Any) -> None:
+        """Make `new` the argument that the model was built from: what one of them is told, the other knows."""
+        if old is new or self.backend.is_model(new):
+            return
+        if has_plain_state(new):
+            object.__setattr__(new, "__dict__", old.__dict__)  # configs and frozen dataclasses have a __setattr__
+        elif type(new) is dict:
+            new.clear()
+            new.update(old)
+        elif type(new) is list:
+            new[:] = old
+        self.backend.replace_reference(model, old, new)
+
+    # -- not the same -----------------------------------------------------------------------------------------------
+    def _build_here(
+        self, build: Build, replica: _Replica | None, callee: Any, arguments: Arguments, reason: str
+    ) -> Any:
+        self._report(build, replica, reason)
+        args, kwargs = arguments
+        if replica is not None:
+            args, kwargs = self._with_fresh_parts(build, replica, arguments)
+        return callee(*args, **kwargs)
+
+    def _report(self, build: Build, replica: _Replica | None, reason: str) -> None:
+        """Once for each model, with the reason that was found first."""
+        hoisted = self.reported[build.number]
+        told = replica.told if replica is not None else self.told
+        if hoisted not in told:
+            told.add(hoisted)
+            self.on_declined(hoisted, reason)
+
+    def _with_fresh_parts(self, build: Build, replica: _Replica, arguments: Arguments) -> Arguments:
+        """The arguments with models of this call's own: the notebook's have gone through the build there already."""
+        given = {id(value) for value in leaves(arguments)}
+        taken = [self.builds[part] for part in build.parts if id(replica.models[part]) in given]
+        if not taken:
+            return arguments
+        now = self.backend.random_state()
+        fresh = {id(replica.models[part.number]): self._rebuilt(part, replica) for part in taken}
+        self.backend.set_random_state(now)
+        args, kwargs = _replaced(arguments, fresh)
+        return args, kwargs
+
+    def _rebuilt(self, part: Build, replica: _Replica) -> Any:
+        callee, arguments = replica.called[part.number]
+        args, kwargs = self._with_fresh_parts(part, replica, arguments)
+        if part.drawn is not None:
+            self.backend.set_random_state(part.drawn[0])
+        return callee(*args, **kwargs)
+
+
+def _copied(replica: _Replica) -> _Replica:
+    """A copy in which models and the arguments they keep hang together as in the original."""
+    memo: dict[int, Any] = {}
+    models, arguments = copy.deepcopy((replica.models, replica.arguments), memo)
+    alias = {id(models[number]): id(model) for number, model in replica.models.items()}
+    return _Replica(models, arguments, alias)
+
+
+def _replaced(value: Any, fresh: Mapping[int, Any]) -> Any:
+    """`value` with other models in it; containers are made anew."""
+    if id(value) in fresh:
+        return fresh[id(value)]
+    if type(value) in (list, tuple):
+        return type(value)(_replaced(item, fresh) for item in value)
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, _replaced(item, fresh)) for key, item in value.items())
+    return value
