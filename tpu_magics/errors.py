@@ -8,7 +8,10 @@ Every error says what happened, why, and what to do next, in that order.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
+
+WIDTH = 100  # columns of a shown error
 
 
 class TpuMagicsError(Exception):
@@ -43,8 +46,15 @@ class TpuMagicsError(Exception):
         return out
 
     def _render_traceback_(self) -> list[str]:
-        """IPython's hook: shows the paragraph instead of our own stack (IPython 7.34 and newer)."""
-        return [f"{type(self).__name__}: {line}" if i == 0 else line for i, line in enumerate(self.lines())]
+        """IPython's hook: shows the paragraph instead of our own stack (IPython 7.34 and newer), wrapped at words."""
+        said = [f"{type(self).__name__}: {self.what}"]
+        said += [f"{label}: {text}" for label, text in (("Why", self.why), ("What to do", self.todo)) if text]
+        lines = [line for part in said for paragraph in part.splitlines() for line in _wrapped(paragraph)]
+        return [*lines, "", *self.details] if self.details else lines
+
+
+def _wrapped(paragraph: str) -> list[str]:
+    return textwrap.wrap(paragraph, WIDTH, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 class TrainingFailed(TpuMagicsError):

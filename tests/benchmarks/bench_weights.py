@@ -60,15 +60,19 @@ def _rounds() -> dict[str, list[float]]:
     home = torch.nn.Sequential(*(torch.nn.Linear(1024, 4096, bias=False) for _ in range(LAYERS)))
     seconds: dict[str, list[float]] = {"bare": [], "cpu": [], "device": []}
     with tempfile.TemporaryDirectory() as name:
-        collect_on_device = _device_worker(model, Path(name))
+        ways = {
+            "cpu": lambda: _timed(lambda: collect_weights({"m": model}, Path(name))),
+            "device": _device_worker(model, Path(name)),
+        }
         for _ in range(ROUNDS):
             _change(model)
             seconds["bare"].append(_timed(lambda: _bare(model, Path(name) / "bare.safetensors")))
-            spent = _timed(lambda: collect_weights({"m": model}, Path(name)))
-            seconds["cpu"].append(spent + _timed(lambda: load_weights(check_weights({"m": home}, Path(name)))))
-            spent = collect_on_device()
-            seconds["device"].append(spent + _timed(lambda: load_weights(check_weights({"m": home}, Path(name)))))
-        collect_on_device()
+            for way, collect in ways.items():
+                spent = collect()
+                seconds[way].append(spent + _timed(lambda: load_weights(check_weights({"m": home}, Path(name)))))
+                for file in Path(name).iterdir():  # a run has a folder of its own
+                    file.unlink()
+        ways["device"]()
     return seconds
 
 
@@ -102,6 +106,7 @@ def _device_worker(model: Any, folder: Path) -> Callable[[], float]:
     answer, answer_write = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.close(ask)  # else reading it would never end
         thread = threading.Thread(target=_serve, args=(model, folder, ask_read, answer_write))
         thread.start()
         thread.join()

@@ -1,11 +1,13 @@
 """What the tests of hoisting share: cells, plans, and real forked workers.
 
-Cells are compiled and put into linecache, as IPython does it; a worker is a fork that runs the function in a new thread.
+Cells are compiled and put into linecache, as IPython does it. A worker is a fork that runs the function in a new
+thread.
 """
 
 from __future__ import annotations
 
 import ast
+import hashlib
 import inspect
 import itertools
 import linecache
@@ -32,6 +34,7 @@ class Torch(TorchXla):
     builds_weightless = staticmethod(modules.builds_weightless)
     touches_device = staticmethod(modules.touches_device)
     shares_memory = staticmethod(modules.shares_memory)
+    tensor_content = staticmethod(modules.tensor_content)
     replace_reference = staticmethod(modules.replace_reference)
     same_modes = staticmethod(randomness.same_modes)
     drawn = staticmethod(randomness.drawn)
@@ -214,7 +217,8 @@ def states() -> Any:
     """Random states and environment, comparable."""
     state = BACKEND.random_state()
     environ = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    return pickle.dumps((state.python, state.numpy, state.torch.numpy(), state.modes)), environ
+    numbers = pickle.dumps((state.python, state.numpy, state.torch.numpy(), state.modes))
+    return hashlib.sha256(numbers).hexdigest(), environ
 
 
 def reasons(plan: HoistPlan) -> Mapping[str, str]:

@@ -21,9 +21,12 @@ def _prepared():
 
 
 @pytest.fixture
-def notebook():
+def notebook(monkeypatch):
+    tqdm = pytest.importorskip("tqdm")
+    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # no thread for the bars of from_pretrained
+    made = Notebook()
     before = states()
-    yield Notebook()
+    yield made
     assert states() == before, "hoisting left something behind"
 
 
@@ -430,7 +433,7 @@ def test_pretrained_weights_do_not_depend_on_random_numbers(notebook, tmp_path):
         small = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=50)
     """)
     notebook.names["path"] = str(tmp_path)
-    notebook.run("BertModel(BertConfig(**small)).save_pretrained(path)")
+    in_worker(lambda: notebook.run("BertModel(BertConfig(**small)).save_pretrained(path)"))
     plan = notebook.plan_of(
         """
         def train(change):
@@ -462,7 +465,7 @@ def test_a_build_that_starts_the_runtime_is_an_error(notebook):
         class Hidden(nn.Module):
             def __init__(self):
                 super().__init__()
-                importlib.import_module("torch" + "_xla").device()
+                importlib.import_module("".join(["torch", "_xla"])).device()
                 self.layer = nn.Linear(2, 2)
         def train():
             model = Hidden()

@@ -66,8 +66,14 @@ class Backend(Protocol):
     def builds_model(self, function: object) -> bool:
         """Whether calling `function` (a class, a classmethod, an annotated function) yields a model."""
 
+    def builds_weightless(self, function: object) -> bool:
+        """Whether calling `function` yields a module without parameters (a loss, an activation)."""
+
     def builds_config(self, function: object) -> bool:
         """Whether calling `function` yields a model's configuration: plain data, the same each time."""
+
+    def touches_device(self, value: object) -> bool:
+        """Whether `value` is, or gives, something that lives on an accelerator."""
 
     def model_bytes(self, model: Any) -> int:
         """Bytes of parameters and buffers, tied ones counted once."""
@@ -79,22 +85,35 @@ class Backend(Protocol):
         """Name of the model in `models` whose parameters the optimiser `value` holds; None where it is no optimiser
         or holds none."""
 
+    def shares_memory(self, model: Any, value: object) -> bool:
+        """Whether a tensor of `model` lies in the memory of `value`."""
+
+    def replace_reference(self, model: Any, old: object, new: object) -> None:
+        """Make every module of `model` that refers to `old` (its config) refer to `new`."""
+
+    # -- random states --------------------------------------------------------------------------------------------
     def random_state(self) -> Any:
         """All random states of this process that a model's build can read (Python, NumPy, torch) and the modes that
-        change a build (default dtype, default device, grad mode), comparable with `same_random_state`."""
+        change a build (default dtype, default device, grad mode)."""
 
     def set_random_state(self, state: Any) -> None:
         """Put back the random states (not the modes) taken by `random_state`."""
 
-    def same_random_state(self, left: Any, right: Any) -> bool:
-        """Whether both would lead a build to the same numbers."""
+    def same_modes(self, left: Any, right: Any) -> bool:
+        """Whether the modes of both are the same."""
+
+    def same_numbers(self, left: Any, right: Any) -> bool:
+        """Whether both would lead a build to the same random numbers."""
 
     def is_seed_call(self, function: object) -> bool:
         """Whether `function` is a library's seeding function (torch.manual_seed, accelerate's and transformers'
         set_seed, ...)."""
 
-    def seeds_without_runtime(self) -> Any:
-        """Context manager: within it seeding calls set Python, NumPy and torch but not the accelerator."""
+    def seeds_device_only(self, function: object) -> bool:
+        """Whether it is one that seeds nothing but the accelerator."""
+
+    def seeds_without_runtime(self) -> AbstractContextManager[None]:
+        """Within it seeding calls set Python, NumPy and torch but not the accelerator."""
 
     # -- results --------------------------------------------------------------------------------------------------
     def collect_weights(self, models: Mapping[str, Any], folder: Path, rank: int) -> None:
@@ -130,8 +149,8 @@ class Backend(Protocol):
     def compiles(self) -> int | None:
         """Graphs compiled so far in this process, as the runtime counts them."""
 
-    def finish(self) -> None:
-        """Run what is pending on the device and wait for it."""
+    def finish(self) -> bool:
+        """Run what is pending on the device and wait for it. Returns whether anything was."""
 
 
 class Watcher(Protocol):

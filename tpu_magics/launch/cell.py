@@ -132,6 +132,13 @@ def replace_calls(cell: Cell, name: str) -> ast.Module:
     return cell.tree
 
 
+def split_final(tree: ast.Module) -> tuple[ast.Module, ast.Interactive]:
+    """The statements but for a last expression, and that one as a shell runs it: its value is shown."""
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        return _module(tree.body[:-1]), ast.Interactive(body=tree.body[-1:])
+    return tree, ast.Interactive(body=[])
+
+
 # -- forms 1 and 3 ----------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import linecache
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,12 +33,18 @@ class Source:
     filename: str
 
 
-def train_cell(source: Source, words: Sequence[str], options: Options) -> TrainResult | None:
-    """Train what a `%%tpu_train` cell says. None where a form 2 cell never reached its call."""
+def train_cell(source: Source, words: Sequence[str], options: Options, output: str = "_tpu") -> TrainResult | None:
+    """Train what a `%%tpu_train` cell says. None where a form 2 cell never reached its call.
+
+    `output`: the name that statements behind a form 2 cell's call find the result under.
+    """
     __tracebackhide__ = True
     positional, named = arguments.parse_arguments(words)
     namespace = session.current.notebook.namespace
-    read = cell.read_cell(source.text, source.filename, namespace)
+    try:
+        read = cell.read_cell(source.text, source.filename, namespace)
+    except SyntaxError as error:
+        raise _not_python(error) from None
     if read.form == 1:
         return _train_definition(read, positional, named, options, namespace)
     if positional or named:
@@ -46,7 +54,7 @@ def train_cell(source: Source, words: Sequence[str], options: Options) -> TrainR
             "Leave them away, or end the cell with the function that takes them.",
         )
     if read.form == 2:
-        return _train_launches(read, options, namespace)
+        return _train_launches(read, options, namespace, output)
     return train.start(_statements(read, source, namespace), options)
 
 
@@ -85,33 +93,60 @@ def _train_definition(
     return train.start(train.function_request(function, values, keywords, labels=positional), options)
 
 
-def _compiled(tree: ast.Module | ast.Expression, filename: str, mode: str) -> Any:
-    return compile(ast.fix_missing_locations(tree), filename, mode, dont_inherit=True)
+def _compiled(tree: ast.Module | ast.Expression | ast.Interactive, filename: str, mode: str) -> Any:
+    try:
+        return compile(ast.fix_missing_locations(tree), filename, mode, dont_inherit=True)
+    except SyntaxError as error:  # e.g. `return` outside a function
+        raise _not_python(error) from None
+
+
+def _not_python(error: SyntaxError) -> TpuMagicsError:
+    cells = session.current.notebook.cell_names()
+    _file, *shown, _last = traceback.format_exception_only(error)
+    if not shown and error.filename and error.lineno:
+        shown = [f"    {linecache.getline(error.filename, error.lineno).strip()}"]
+    return TpuMagicsError(
+        f"The cell is not valid Python: {error.msg}.",
+        f"Python stopped reading at {cells.get(error.filename or '', 'the cell')}, line {error.lineno}.",
+        "Correct that line, or the one before it, and run the cell again.",
+        "".join(shown).splitlines(),
+    )
 
 
 # -- form 2 -----------------------------------------------------------------------------------------------------------
 
 
-def _train_launches(read: cell.Cell, options: Options, namespace: dict[str, Any]) -> TrainResult | None:
+def _train_launches(read: cell.Cell, options: Options, namespace: dict[str, Any], output: str) -> TrainResult | None:
     """Run the cell in the notebook, its launching calls going through our launcher."""
     __tracebackhide__ = True
     last: list[TrainResult] = []
 
     def intercept(number: int, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         __tracebackhide__ = True
-        kind = read.calls[number][1]
-        last.append(_INTERCEPTORS[kind](inspect.signature(original).bind(*args, **kwargs), options))
+        call, kind = read.calls[number]
+        bound = inspect.signature(original).bind(*args, **kwargs)
+        namespace[output] = _INTERCEPTORS[kind](bound, options, _labels(call))
+        last.append(namespace[output])
 
-    code = _compiled(cell.replace_calls(read, INTERCEPT), read.filename, "exec")
+    body, final = cell.split_final(cell.replace_calls(read, INTERCEPT))
+    code, shown = _compiled(body, read.filename, "exec"), _compiled(final, read.filename, "single")
     namespace[INTERCEPT] = intercept
     try:
         exec(code, namespace)
+        exec(shown, namespace)
     finally:
         namespace.pop(INTERCEPT, None)
     return last[-1] if last else None
 
 
-def _notebook_launcher(call: inspect.BoundArguments, options: Options) -> TrainResult:
+def _labels(call: ast.Call) -> Sequence[str]:
+    """What stands in a call's `args=(model, 3)`; all three launchers take it second. (The call is a replaced one.)"""
+    given = next((word.value for word in call.keywords if word.arg == "args"), dict(enumerate(call.args)).get(3))
+    elements = given.elts if isinstance(given, (ast.Tuple, ast.List)) else []
+    return [] if any(isinstance(one, ast.Starred) for one in elements) else [ast.unparse(one) for one in elements]
+
+
+def _notebook_launcher(call: inspect.BoundArguments, options: Options, labels: Sequence[str]) -> TrainResult:
     """accelerate.notebook_launcher: processes and mixed precision are honoured, which accelerate itself does not on
     a TPU."""
     given = call.arguments
@@ -129,35 +164,34 @@ def _notebook_launcher(call: inspect.BoundArguments, options: Options) -> TrainR
         processes=_possible(given.get("num_processes"), options),
         environment={**options.environment, **environment},
     )
-    return _start_call(given["function"], given.get("args", ()), options, index_first=False)
+    return _start_call(given["function"], given.get("args", ()), options, labels, index_first=False)
 
 
-def _spawn(call: inspect.BoundArguments, options: Options) -> TrainResult:
+def _spawn(call: inspect.BoundArguments, options: Options, labels: Sequence[str]) -> TrainResult:
     """torch_xla's xmp.spawn: the function takes the rank first."""
     given = call.arguments
     options = replace(options, processes=_possible(given.get("nprocs"), options))
-    return _start_call(given["fn"], given.get("args", ()), options, index_first=True)
+    return _start_call(given["fn"], given.get("args", ()), options, labels, index_first=True)
 
 
-def _launch(call: inspect.BoundArguments, options: Options) -> TrainResult:
+def _launch(call: inspect.BoundArguments, options: Options, labels: Sequence[str]) -> TrainResult:
     """torch_xla.launch: the same, with `debug_single_process`."""
     given = call.arguments
     processes = 1 if given.get("debug_single_process") else None
-    return _start_call(
-        given["fn"], given.get("args", ()), replace(options, processes=options.processes or processes), index_first=True
-    )
+    options = replace(options, processes=options.processes or processes)
+    return _start_call(given["fn"], given.get("args", ()), options, labels, index_first=True)
 
 
-_INTERCEPTORS: Mapping[str, Callable[[inspect.BoundArguments, Options], TrainResult]] = {
+_INTERCEPTORS: Mapping[str, Callable[[inspect.BoundArguments, Options, Sequence[str]], TrainResult]] = {
     "notebook_launcher": _notebook_launcher,
     "xmp.spawn": _spawn,
     "torch_xla.launch": _launch,
 }
 
 
-def _start_call(function: Any, args: Any, options: Options, index_first: bool) -> TrainResult:
+def _start_call(function: Any, args: Any, options: Options, labels: Sequence[str], index_first: bool) -> TrainResult:
     args = tuple(args) if isinstance(args, (list, tuple)) else (args,)
-    return train.start(train.function_request(function, args, index_first=index_first), options)
+    return train.start(train.function_request(function, args, index_first=index_first, labels=labels), options)
 
 
 def _possible(asked: Any, options: Options) -> int | None:
@@ -187,6 +221,7 @@ def _statements(read: cell.Cell, source: Source, namespace: dict[str, Any]) -> t
     """A request to run the cell's statements. Its leading imports, functions and classes run in the notebook first."""
     __tracebackhide__ = True
     definitions, rest = cell.split_definitions(read.tree)
+    whole = _compiled(_copy(rest), read.filename, "exec")
     exec(_compiled(definitions, read.filename, "exec"), namespace)
     if not rest.body:
         raise TpuMagicsError(
@@ -195,7 +230,6 @@ def _statements(read: cell.Cell, source: Source, namespace: dict[str, Any]) -> t
             "End the cell with the training function, or call it in the cell.",
         )
     body, last = cell.split_last(rest)
-    whole = _compiled(_copy(rest), read.filename, "exec")
     items = tuple(reach.reachable_from_code(whole, namespace))
     before = dict(namespace)
 

@@ -156,7 +156,7 @@ def _plan(plan: HoistPlan, steps: list[Step], source: FunctionSource | None) -> 
         with _as_it_was(plan.backend):
             work.run(steps)
     else:
-        work.declined = [step for step in steps if isinstance(step, Declined)]
+        work.declined = [step for step in steps if isinstance(step, Declined) and not step.silent]
     return _with_code(work.result(plan), source)
 
 
@@ -199,7 +199,8 @@ class _Work:
                 _set_environ(step)
 
     def decline(self, declined: Declined) -> None:
-        self.declined.append(declined)
+        if not declined.silent:
+            self.declined.append(declined)
         if declined.certain:
             self.unknown = f"`{declined.code}` (line {declined.line}) draws random numbers before it in the worker only"
 

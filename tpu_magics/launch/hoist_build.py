@@ -39,7 +39,7 @@ class NotHoisted(Exception):
         self.called = called
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Build:
     """A model and how it came to be.
 
@@ -152,7 +152,8 @@ class Builder:
             with contextlib.redirect_stdout(said):
                 model = callee(*args, **kwargs)
         except (Exception, SystemExit) as error:
-            reason = f"building it in the notebook raised {type(error).__name__}: {error}"
+            text, *_ = str(error).splitlines() or [""]
+            reason = f"building it in the notebook raised {type(error).__name__}: {text}"
             raise NotHoisted(reason, called=True) from error
         finally:
             if not was_up and self.backend.runtime_initialized():

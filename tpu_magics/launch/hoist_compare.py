@@ -87,23 +87,30 @@ def _feed(value: Any, sink: _Sink, backend: HoistBackend, alias: Mapping[int, in
         sink.text("identity", alias.get(id(value), id(value)))
     else:
         sink.text("pickle", id(kind))
-        _pickle(value, sink)
+        _pickle(value, sink, backend)
 
 
-def _pickle(value: object, sink: _Sink) -> None:
+def _pickle(value: object, sink: _Sink, backend: HoistBackend) -> None:
     """Without the memo first, so that equal values give equal bytes however they share their parts."""
     start, size = sink.hash.copy(), sink.size
     try:
-        _pickler(sink, fast=True).dump(value)
+        _Pickler(sink, backend, fast=True).dump(value)
     except (ValueError, RecursionError):  # cycles
         sink.hash, sink.size = start, size
-        _pickler(sink, fast=False).dump(value)
+        _Pickler(sink, backend, fast=False).dump(value)
 
 
-def _pickler(sink: _Sink, *, fast: bool) -> pickle.Pickler:
-    pickler = pickle.Pickler(sink, protocol=pickle.HIGHEST_PROTOCOL)
-    pickler.fast = fast
-    return pickler
+class _Pickler(pickle.Pickler):
+    """Gives equal bytes for equal tensors, and goes to a sink."""
+
+    def __init__(self, sink: _Sink, backend: HoistBackend, *, fast: bool) -> None:
+        super().__init__(sink, protocol=pickle.HIGHEST_PROTOCOL)
+        self.fast = fast
+        self.backend = backend
+
+    def reducer_override(self, value: Any) -> Any:
+        content = self.backend.tensor_content(value)
+        return NotImplemented if content is None else (tuple, (list(content),))
 
 
 def same_callee(left: object, right: object) -> bool:

@@ -14,7 +14,7 @@ import ast
 import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 from tpu_magics.launch.hoist_helpers import helper_problem, is_helper
@@ -55,20 +55,22 @@ TRIES = tuple(getattr(ast, name) for name in ("Try", "TryStar") if hasattr(ast, 
 class Declined:
     """A call that builds a model and stays in the training function. `line` counts in the function's source.
 
-    `certain`: the function makes this call whenever it gets there, so that it draws random numbers before later ones.
+    `certain`: the function makes this call whenever it gets there, so that it draws random numbers before later ones;
+    `silent`: the reason is told with that of the call around it.
     """
 
     line: int
     code: str
     reason: str
     certain: bool = False
+    silent: bool = False
 
     def text(self) -> str:
         """One sentence for the person."""
         return f"`{self.code}` in line {self.line} is built by each worker: {self.reason}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Candidate:
     """A call that may be made in the notebook. `parts`: the models among its own arguments, in order of their building.
 
@@ -177,7 +179,12 @@ class _Statement:
         problem = problem or context or _part_problem(inner) or self._argument_problem(call, callee, parts)
         if problem:
             declined = Declined(call.lineno, self.scope.source.code(call), problem, certain=not context)
-            return [*([] if weightless else [declined]), *([] if context else parts)]
+            before = (
+                []
+                if context
+                else [replace(step, silent=True) if isinstance(step, Declined) else step for step in inner]
+            )
+            return [*before, *([] if weightless else [declined])]
         return [self._candidate(call, callee, parts, weightless)]
 
     def _builds(self, callee: object) -> bool:

@@ -14,6 +14,7 @@ import builtins
 import copy
 import importlib
 import importlib.util
+import sys
 from collections import ChainMap, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -59,6 +60,8 @@ READING = (
     *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context),
 )
 CODE_LENGTH = 80
+# Packages that start threads or take the accelerator when they are imported or touched.
+NOT_IMPORTED = frozenset(["tensorflow", "tensorflow_datasets", "keras", "jax", "jaxlib", "flax", "ray"])
 
 
 class HoistBackend(Protocol):
@@ -72,6 +75,7 @@ class HoistBackend(Protocol):
     def touches_device(self, value: object) -> bool: ...
     def model_bytes(self, model: Any) -> int: ...
     def shares_memory(self, model: Any, value: object) -> bool: ...
+    def tensor_content(self, value: object) -> tuple[Any, ...] | None: ...
     def replace_reference(self, model: Any, old: object, new: object) -> None: ...
     def random_state(self) -> Any: ...
     def set_random_state(self, state: Any) -> None: ...
@@ -121,7 +125,7 @@ class Binding:
     definition: ast.ClassDef | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scope:
     """The names that code sees at one place: what it has set itself, its parameters, and what lies around it.
 
@@ -329,6 +333,8 @@ def _is_filled(cell: Any) -> bool:
 
 def _imported(binding: Binding, package: str | None) -> Any:
     name = importlib.util.resolve_name(binding.module, package) if binding.module.startswith(".") else binding.module
+    if name not in sys.modules and name.partition(".")[0] in NOT_IMPORTED:
+        raise ImportError(f"{name} is left to the worker")
     module = importlib.import_module(name)
     if not binding.attribute:
         return module

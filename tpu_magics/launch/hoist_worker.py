@@ -63,7 +63,7 @@ class Inherited:
         )
         # Copied now: later the first replica has trained its own.
         self.free = [first, *(_copied(first) for _ in range(replicas - 1))]
-        self.replicas: dict[int, _Replica] = {}
+        self.replicas: dict[threading.Thread, _Replica] = {}
 
     def __call__(self, number: int, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
         build = self.builds[number]
@@ -77,7 +77,7 @@ class Inherited:
     def _replica(self) -> _Replica | None:
         """This thread's own; None where more threads run the function than were foreseen."""
         with self.lock:
-            thread = threading.get_ident()
+            thread = threading.current_thread()
             if thread not in self.replicas and self.free:
                 self.replicas[thread] = self.free.pop(0)
             return self.replicas.get(thread)

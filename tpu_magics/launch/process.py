@@ -31,12 +31,22 @@ CRASHED = 70  # exit code: the worker's own machinery failed (sysexits.h EX_SOFT
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Hold SIGINT back in this thread: half a fork or half a load would be worse than a late interrupt."""
-    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Hold an interrupt back until the block ends: half a fork or half a load would be worse than a late one.
+
+    In a process with threads a signal mask does not do: another thread takes the signal, and Python runs its handler in
+    the main thread all the same. So the handler is replaced; only the main thread can, and only it is interrupted.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    late: list[int] = []
+    old = signal.signal(signal.SIGINT, lambda number, _frame: late.append(number))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+        signal.signal(signal.SIGINT, old if old is not None else signal.default_int_handler)
+        if late:
+            signal.raise_signal(signal.SIGINT)
 
 
 def require_main_thread() -> None:

@@ -63,6 +63,8 @@ class Relay:
         """Show what is new. The log's size is taken first: a display that stands before a byte of it is then on
         disk."""
         size = self._log_size()
+        if size < self._offset:
+            self._offset = 0  # a command wrote with `> /dev/stderr`: the shell has emptied the log for it
         for event in self._tail.read():
             if isinstance(event, events.Display):
                 self._text_until(event.offset)

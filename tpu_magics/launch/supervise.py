@@ -88,9 +88,13 @@ class Watch:
                 self.reason = "interrupt"
                 self._stop_all(stacks=True)
         finally:
-            with process.interrupts_held():
-                self._stop_all()
-                self._finish()
+            self.end()
+
+    def end(self) -> None:
+        """Leave no worker and no open file (idempotent)."""
+        with process.interrupts_held():
+            self._stop_all()
+            self._finish()
 
     def stop(self, reason: str) -> None:
         """Ask a watch that runs in another thread to stop everyone."""

@@ -141,8 +141,7 @@ def start(request: Request, options: Options, workers: int | None = None) -> res
         else:
             going.watch_in_thread()
     except BaseException:
-        if not going.busy:
-            session.current.going = None
+        going.abandon()
         raise
     return going.result
 
@@ -309,6 +308,17 @@ class Going:
             self.watch.stop("interrupt")
             self.thread.join()
 
+    def abandon(self) -> None:
+        """Leave nothing behind after an error or an interrupt between two steps of the road."""
+        if self.settled:
+            return
+        with process.interrupts_held():
+            if self.watch is not None:
+                self.watch.end()
+            self.settled = True
+            session.current.going = None
+            self._close("interrupted")
+
     # -- the end --------------------------------------------------------------------------------------------------
     def come_home(self) -> None:
         """Once: load the results, or raise what went wrong. Waits for a background run; an interrupt ends the
@@ -325,6 +335,8 @@ class Going:
             self._settle(self.watch)
         except BaseException as error:
             self.result.failure = error
+            if not isinstance(error, TrainingFailed):
+                self._close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
             raise
 
     def _settle(self, watch: supervise.Watch) -> None:
@@ -363,7 +375,7 @@ class Going:
         raise error
 
     def _close(self, status: str, **fields: Any) -> None:
-        assert self.watch is not None
         ended = time.time()
-        seconds = ended - self.watch.started
-        self.folder.update(status=status, ended=ended, seconds=seconds, workers=self.watch.table(), **fields)
+        seconds = ended - (self.watch.started if self.watch else ended)
+        workers = self.watch.table() if self.watch else []
+        self.folder.update(status=status, ended=ended, seconds=seconds, workers=workers, **fields)

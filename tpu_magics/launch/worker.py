@@ -23,6 +23,10 @@ from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.writer import EventWriter
 
 DONE, FAILED = 0, 1  # exit codes of a worker
+NO_SYNC = (
+    "the function ended without a single sync: everything it did ran as one graph at its end. End each step with "
+    "torch_xla.sync(), or iterate over a loader that accelerator.prepare has wrapped."
+)
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,8 @@ class _Worker:
             finally:
                 self.steps = watcher.total_steps
                 self.compiles = backend.compiles()
-        backend.finish()
+        if backend.finish() and not self.steps:
+            self._note("no-sync", NO_SYNC)
         watcher.close()
         return value
 

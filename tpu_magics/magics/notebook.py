@@ -5,15 +5,18 @@ What lives here: all that knows the shell. What does not: the launcher's side (l
 
 from __future__ import annotations
 
+import linecache
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tpu_magics.launch.cells import Source
 from tpu_magics.launch.relay import Screen
 
 LINES_KEPT = 200  # lines of a background run's output that its one display shows
+LINE_ENDS = ("", "\n", "\n\n")
 UPDATE_EVERY = 0.5  # seconds between updates of that display
 
 
@@ -33,24 +36,44 @@ class ShellNotebook:
         return ShellScreen(self.shell)
 
     def background_screen(self, title: str) -> Screen:
+        if getattr(self.shell, "kernel", None) is None:
+            self.say("What it prints goes to its log: %tpu_logs")
+            return NoScreen()
         return BackgroundScreen(title)
 
     def say(self, line: str) -> None:
         print(f"tpu_magics: {line}", flush=True)
 
-    def cell_label(self) -> str:
-        """The cell that is running, e.g. "In [7]"."""
-        return f"In [{self.shell.execution_count}]"
+    def cell_number(self) -> int:
+        """The number of the cell that is running: the newest of the history.
+
+        `execution_count` counts up before a cell runs in IPython 9.18, and after it in 7.34.
+        """
+        return len(self._history()) - 1 or int(self.shell.execution_count)
+
+    def _history(self) -> Sequence[str]:
+        """The cells as they were typed; the first of them is none."""
+        history: Sequence[str] = getattr(self.shell.history_manager, "input_hist_raw", [""])
+        return history
 
     def cell_names(self) -> Mapping[str, str]:
-        """File names of the cells that ran. IPython names files after the cell's text, and 7.34 keeps no table."""
+        """File names of the cells that ran -> "In [n]". IPython 8 and newer tell; 7.34 keeps no table."""
+        return {**self._names_of_history(), **self._names_told(), **self._own}
+
+    def _names_told(self) -> Mapping[str, str]:
+        tell = getattr(self.shell.compile, "format_code_name", lambda _name: None)
+        told = ((name, tell(name)) for name in list(linecache.cache) if isinstance(name, str))
+        return {name: f"In [{label[1][3:-1]}]" for name, label in told if label and label[1].startswith("In[")}
+
+    def _names_of_history(self) -> Mapping[str, str]:
+        """A file is named after its cell's text. The history keeps that without the line ends behind it."""
         names: dict[str, str] = {}
-        history = self.shell.history_manager
-        raw, parsed = history.input_hist_raw, history.input_hist_parsed
-        for number in range(1, len(raw)):
-            transformed = parsed[number] if number < len(parsed) else raw[number]
-            names[self.shell.compile.get_code_name(raw[number], transformed, number)] = f"In [{number}]"
-        return {**names, **self._own}
+        raw = self._history()
+        parsed = getattr(self.shell.history_manager, "input_hist_parsed", raw)
+        for number, (typed, code) in enumerate(zip(raw, parsed, strict=False)):
+            for end in LINE_ENDS if number else ():
+                names[self.shell.compile.get_code_name(typed + end, code + end, number)] = f"In [{number}]"
+        return names
 
     def source(self, magic_line: str, body: str) -> Source:
         """The body of a cell magic as Python, known to linecache under the cell's own file name."""
@@ -61,23 +84,39 @@ class ShellNotebook:
             if line.strip():
                 break
             blank += 1
-        text = "\n" * (_lines_before(raw, magic_line) + blank) + transformed
-        filename = self.shell.compile.cache(text, self.shell.execution_count, raw_code=raw)
-        self._own[filename] = self.cell_label()
+        text = _lines_before(raw) + "\n" * blank + transformed
+        number = self.cell_number()
+        filename = self.shell.compile.cache(text, number, raw_code=raw)
+        self._own[filename] = f"In [{number}]"
         return Source(text, filename)
 
     def _raw_cell(self, magic_line: str, body: str) -> str:
-        history = self.shell.history_manager.input_hist_raw
-        last = history[-1] if history else ""
+        last = self._history()[-1]
         return str(last) if body.strip() and body.strip() in last else f"%%tpu_train {magic_line}\n{body}"
 
+    def expanded(self, words: Sequence[str]) -> list[str]:
+        """`{name}` and `$name` in the words of a script replaced, as `%run` does."""
+        return [self._expanded(word) for word in words]
 
-def _lines_before(raw: str, magic_line: str) -> int:  # noqa: ARG001
-    """Lines of the cell up to and with the magic's own."""
-    for number, line in enumerate(raw.splitlines(), start=1):
-        if line.lstrip().startswith("%%"):
-            return number
-    return 1
+    def _expanded(self, word: str) -> str:
+        from IPython.utils.text import DollarFormatter
+
+        try:
+            return str(DollarFormatter().vformat(word, args=[], kwargs=self.namespace))
+        except Exception:  # as IPython's own var_expand: what cannot be expanded was not meant to be
+            return word
+
+
+def _lines_before(raw: str) -> str:
+    """The cell up to and with the magic's own line, as comments: the lines are counted, and shown in tracebacks."""
+    lines: list[str] = []
+    for line in raw.splitlines():
+        lines.append(f"# {line}".rstrip() if line.strip() else "")
+        if line.lstrip().startswith("%%tpu_train"):
+            break
+    else:
+        lines = lines[:1]
+    return "".join(f"{line}\n" for line in lines)
 
 
 class ShellScreen:
@@ -98,6 +137,19 @@ class ShellScreen:
         self.shell.display_pub.clear_output(wait)
 
 
+class NoScreen:
+    """Output of a background run in a terminal: nothing could be updated there, so it stays in the log."""
+
+    def text(self, text: str) -> None:
+        pass
+
+    def display(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str, update: bool) -> None:
+        pass
+
+    def clear(self, wait: bool) -> None:
+        pass
+
+
 class BackgroundScreen:
     """One display that is updated: prints of a background run would land in whichever cell runs."""
 
@@ -108,6 +160,8 @@ class BackgroundScreen:
         self.rest = ""
         self.title = title
         self.next = 0.0
+        self.due: threading.Timer | None = None
+        self.lock = threading.Lock()
         self.handle = display(self._bundle(), raw=True, display_id=True)
 
     def _bundle(self) -> dict[str, str]:
@@ -115,22 +169,31 @@ class BackgroundScreen:
         return {"text/plain": "\n".join(line for line in shown if line)}
 
     def text(self, text: str) -> None:
-        *whole, self.rest = (self.rest + text).split("\n")
-        self.lines = [*self.lines, *(_settled(line) for line in whole)][-LINES_KEPT:]
-        self.rest = _settled(self.rest)
-        if time.monotonic() >= self.next and self.handle is not None:
-            self.next = time.monotonic() + UPDATE_EVERY
-            self.handle.update(self._bundle(), raw=True)
+        with self.lock:
+            *whole, rest = (self.rest + text).split("\n")
+            self.lines = [*self.lines, *(_settled(line) for line in whole)][-LINES_KEPT:]
+            self.rest = _settled(rest)
+            self._update_soon()
 
     def display(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str, update: bool) -> None:  # noqa: ARG002
         self.text(str(data.get("text/plain", "")) + "\n")
 
     def clear(self, wait: bool) -> None:  # noqa: ARG002
-        self.lines, self.rest = [], ""
+        with self.lock:
+            self.lines, self.rest = [], ""
+            self._update_soon()
 
-    def close(self) -> None:
-        """Show what the last update left out."""
-        if self.handle is not None:
+    def _update_soon(self) -> None:
+        """By a timer, so that the last words of a run are shown as well when they come soon after others."""
+        if self.due is None and self.handle is not None:
+            self.due = threading.Timer(max(0.0, self.next - time.monotonic()), self._update)
+            self.due.daemon = True
+            self.due.start()
+
+    def _update(self) -> None:
+        with self.lock:
+            self.due = None
+            self.next = time.monotonic() + UPDATE_EVERY
             self.handle.update(self._bundle(), raw=True)
 
 

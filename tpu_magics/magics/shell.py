@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.magics import options
-
 
 EVENTS = ("pre_run_cell", "post_run_cell")
 
@@ -20,6 +19,7 @@ def load(shell: Any) -> None:
     """Register the magics with a shell, and listen to its cells. Imports no framework; again it changes nothing."""
     unload(shell)
     shell.register_magics(TpuMagics)
+    shell.input_transformers_cleanup.append(cell_below_comments)
     listener = Listener(shell)
     for event in EVENTS:
         shell.events.register(event, getattr(listener, event))
@@ -30,6 +30,10 @@ def unload(shell: Any) -> None:
     for event in EVENTS:
         for callback in [one for one in shell.events.callbacks[event] if _is_ours(one)]:
             shell.events.unregister(event, callback)
+    transformers = shell.input_transformers_cleanup
+    transformers[:] = [
+        one for one in transformers if getattr(one, "__qualname__", "") != cell_below_comments.__qualname__
+    ]
     for kind, names in TpuMagics.magics.items():
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)
@@ -39,6 +43,16 @@ def _is_ours(callback: Any) -> bool:
     """By name: after a reload of this module the class is another one."""
     kind = type(getattr(callback, "__self__", None))
     return (kind.__module__, kind.__qualname__) == (Listener.__module__, Listener.__qualname__)
+
+
+def cell_below_comments(lines: list[str]) -> list[str]:
+    """Lets comments (Colab's `#@title`) stand above `%%tpu_...`, and gives an empty cell to us: IPython would refuse
+    both before they reach the magic, `%%tpu_train -h` too."""
+    first = next((i for i, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")), None)
+    if first is None or not lines[first].startswith("%%tpu_"):
+        return lines
+    kept = lines[first:]
+    return kept if len(kept) > 1 else [kept[0].rstrip("\n") + "\n", "\n"]
 
 
 class Listener:
@@ -103,11 +117,13 @@ class TpuMagics(Magics):
         _notebook(self.shell)
         init.initialise(found.precision, found.processes)
 
+    @no_var_expand
     @cell_magic
     def tpu_train(self, line: str, cell: str) -> None:
         __tracebackhide__ = True
         self._train("%%tpu_train", line, cell)
 
+    @no_var_expand
     @line_magic("tpu_train")
     def tpu_train_line(self, line: str) -> None:
         __tracebackhide__ = True

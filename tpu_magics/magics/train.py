@@ -40,7 +40,7 @@ def run(notebook: ShellNotebook, found: argparse.Namespace, args: Sequence[str],
     before = session.current.last
     options = _options(found)
     try:
-        result = _train(notebook, options, args, line, cell)
+        result = _train(notebook, options, args, line, cell, found.output)
     finally:
         if session.current.last is not before:
             notebook.namespace[found.output] = session.current.last
@@ -63,15 +63,16 @@ def _options(found: argparse.Namespace) -> Options:
 
 
 def _train(
-    notebook: ShellNotebook, options: Options, args: Sequence[str], line: str, cell: str | None
+    notebook: ShellNotebook, options: Options, args: Sequence[str], line: str, cell: str | None, output: str
 ) -> TrainResult | None:
     __tracebackhide__ = True
     if cell is None:
-        return cells.train_function(args, options)
+        words = notebook.expanded(args) if args and args[0].endswith(".py") else args
+        return cells.train_function(words, options)
     if not cell.strip():
         raise TpuMagicsError(
             "The cell under %%tpu_train is empty.",
             "It trains a function or statements of its cell.",
             "Write the training function below %%tpu_train, or use %tpu_train FUNCTION for one that exists already.",
         )
-    return cells.train_cell(notebook.source(line, cell), args, options)
+    return cells.train_cell(notebook.source(line, cell), args, options, output)

@@ -130,12 +130,33 @@ def shares_memory(model: Any, value: object) -> bool:
     return any(low < end and start < high for low, high in spans)
 
 
+def tensor_content(value: object) -> tuple[Any, ...] | None:
+    """All that makes a tensor in host memory equal to another; None where `value` is none.
+
+    Pickles of equal tensors differ (torch 2.9.0): they name the address of the storage.
+    """
+    if _address(value) is None or not hasattr(value, "requires_grad"):
+        return None
+    tensor: Any = value
+    flat = tensor.detach().contiguous().reshape(-1).view(sys.modules["torch"].uint8)
+    kind = type(tensor), str(tensor.dtype), tuple(tensor.shape), tensor.stride(), tensor.requires_grad
+    return *kind, flat.numpy()
+
+
 def replace_reference(model: Any, old: object, new: object) -> None:
-    """Make every module of `model` that keeps `old` as an attribute keep `new`."""
+    """Make every module of `model` that keeps `old`, as an attribute or in a dict or list of one, keep `new`."""
+    seen: set[int] = set()
     for module in model.modules():
-        attributes = vars(module)
-        for name in [name for name, value in attributes.items() if value is old]:
-            attributes[name] = new
+        _replace_in(vars(module), old, new, seen)
+
+
+def _replace_in(container: Any, old: object, new: object, seen: set[int]) -> None:
+    seen.add(id(container))
+    for key, value in list(container.items() if isinstance(container, dict) else enumerate(container)):
+        if value is old:
+            container[key] = new
+        elif type(value) in (dict, list) and id(value) not in seen:
+            _replace_in(value, old, new, seen)
 
 
 # -- classes --------------------------------------------------------------------------------------------------------
@@ -208,8 +229,8 @@ def _returned_class(function: object) -> type | None:
 
 
 def _named(text: str, names: Mapping[str, Any]) -> object:
-    """The object that a dotted name stands for in a function's globals, or None."""
-    first, *rest = text.strip().split(".")
+    """The object that a dotted name stands for in a function's globals, or None. Quotes may stand around it."""
+    first, *rest = text.strip(" '\"").split(".")
     return functools.reduce(lambda value, name: getattr(value, name, None), rest, names.get(first))
 
 

@@ -177,13 +177,15 @@ def observing(writer: EventWriter, max_steps: int | None) -> Iterator[Observer]:
         observer.closed = True
 
 
-def finish() -> None:
+def finish() -> bool:
     """Run what is pending and wait for it, once: fetching tensors one by one would cut the graph at each of them."""
     import torch_xla
     import torch_xla.core.xla_model as xm
 
+    before = graphs_executed()
     torch_xla.sync()
     xm.wait_device_ops()
+    return graphs_executed() > before
 
 
 def _add_tracker(observer: Observer) -> None:

@@ -21,6 +21,7 @@ class PostImport(MetaPathFinder):
 
     def __init__(self) -> None:
         self.waiting: dict[str, Callback] = {}
+        self.asking: set[str] = set()
 
     def when_imported(self, name: str, callback: Callback) -> None:
         """Call `callback(module)` when the module `name` is there."""
@@ -45,35 +46,44 @@ class PostImport(MetaPathFinder):
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
         """The spec that the other finders give, with a loader that calls back."""
-        callback = self.waiting.pop(fullname, None)
-        if callback is None:
+        if fullname not in self.waiting or fullname in self.asking:
             return None
+        self.asking.add(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self.asking.discard(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _ThenCall(spec.loader, self)
+        return spec
+
+    def imported(self, module: ModuleType) -> None:
+        """A module that was waited for is there."""
+        callback = self.waiting.pop(module.__name__, None)
         if not self.waiting:
             self.remove()
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _ThenCall(spec.loader, callback)
-        return spec
+        if callback is not None:
+            callback(module)
 
 
 class _ThenCall(Loader):
     """The loader of one module, which steps aside when its work is done."""
 
-    def __init__(self, loader: Loader, callback: Callback) -> None:
+    def __init__(self, loader: Loader, hook: PostImport) -> None:
         self.loader = loader
-        self.callback = callback
+        self.hook = hook
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """As the module's own loader does."""
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute the module, then call back."""
+        """Execute the module, then tell the hook. What only looks for the module never comes here."""
         module.__loader__ = self.loader
         if module.__spec__ is not None:
             module.__spec__.loader = self.loader
         self.loader.exec_module(module)
-        self.callback(module)
+        self.hook.imported(module)
 
 
 def _is_initializing(module: ModuleType) -> bool:

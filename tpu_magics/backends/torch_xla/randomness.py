@@ -102,7 +102,7 @@ def drawn(before: RandomState, after: RandomState) -> tuple[RandomState, RandomS
     names = _different(before, after)
     if not names:
         return None
-    others = {name: None for name in GENERATORS if name not in names}
+    others: dict[str, Any] = {name: None for name in GENERATORS if name not in names}
     return replace(before, **others), replace(after, **others)
 
 

@@ -3,7 +3,7 @@
 What lives here: writing them complete or not at all, reading them back, recognising a torn one. What does not: models;
 here are only names, records and CPU tensors.
 
-The manifest is written last, so what has no manifest was never finished. It has the size and the CRC-32 of the others:
+The manifest is written last, so what has no manifest was never finished. It has the size and a checksum of the others:
 mapping a file that is shorter than its header says would kill the process that reads it (SIGBUS).
 """
 
@@ -28,6 +28,7 @@ PLAIN = "result-weights.safetensors"
 ODD = "result-weights.pt"
 FILES = (MANIFEST, PLAIN, ODD)
 VERSION = 1
+_BLOCK = 4 * 2**20
 
 # What every release of safetensors can write; all else goes to the second file.
 PLAIN_DTYPES = frozenset(
@@ -67,7 +68,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All entries by model and name, and {file: {"bytes", "crc32"}} of the files with values."""
+    """All entries by model and name, and {file: {"bytes", "sum"}} of the files with values."""
 
     models: Mapping[str, Mapping[str, Entry]]
     files: Mapping[str, Mapping[str, int]]
@@ -103,12 +104,18 @@ def is_plain(tensor: Any) -> bool:
 
 
 def checksum(path: Path) -> int:
-    """CRC-32 of a file's bytes."""
+    """A number that tells a file's bytes from others: the 64-bit words of each block are added up, and the sums go
+    through CRC-32. As quick as reading; a changed, missing or zeroed part shows, words that changed places in a block
+    do not."""
+    import numpy as np
+
     total = 0
-    block = bytearray(4 * 2**20)
-    with open(path, "rb", buffering=0) as file:
+    block = memoryview(bytearray(_BLOCK))
+    words = np.frombuffer(block, dtype=np.uint64)
+    with open(path, "rb") as file:
         while count := file.readinto(block):
-            total = zlib.crc32(memoryview(block)[:count], total)
+            block[count:] = bytes(_BLOCK - count)
+            total = zlib.crc32(int(words.sum(dtype=np.uint64)).to_bytes(8, "little"), total)
     return total
 
 
@@ -137,7 +144,7 @@ def _write(folder: Path, models: Mapping[str, Mapping[str, Entry]], plain: dict[
 
 
 def _stamp(path: Path) -> dict[str, int]:
-    return {"bytes": path.stat().st_size, "crc32": checksum(path)}
+    return {"bytes": path.stat().st_size, "sum": checksum(path)}
 
 
 def _separate(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,7 +205,7 @@ def read_manifest(folder: Path) -> Manifest:
             model: {name: Entry(**{**entry, "shape": tuple(entry["shape"])}) for name, entry in entries.items()}
             for model, entries in record["models"].items()
         }
-        files = {name: {"bytes": stamp["bytes"], "crc32": stamp["crc32"]} for name, stamp in record["files"].items()}
+        files = {name: {"bytes": stamp["bytes"], "sum": stamp["sum"]} for name, stamp in record["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _torn(f"{folder / MANIFEST} could not be read: {error}") from error
     for name, stamp in files.items():
@@ -210,8 +217,8 @@ def _check_whole(path: Path, stamp: Mapping[str, int]) -> None:
     size = path.stat().st_size if path.exists() else 0
     if size != stamp["bytes"]:
         raise _torn(f"{path} has {size} bytes instead of {stamp['bytes']}.")
-    if checksum(path) != stamp["crc32"]:
-        raise _torn(f"The bytes of {path} are not those that were written (CRC-32 differs).")
+    if checksum(path) != stamp["sum"]:
+        raise _torn(f"The bytes of {path} are not those that were written (the checksum differs).")
 
 
 def _torn(why: str) -> TpuMagicsError:

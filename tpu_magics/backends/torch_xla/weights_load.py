@@ -7,6 +7,7 @@ whether the weights fit (weights_check.py).
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import signal
 import threading
@@ -41,7 +42,7 @@ def load(staged: Staged, free_bytes: int | None = None) -> None:
     Raises:
         TpuMagicsError: something failed half-way, and all was put back; or there is no room for the old values.
     """
-    with deferred_interrupts(), torch.no_grad():
+    with deferred_interrupts(), one_thread(), torch.no_grad():
         puts = [_owned(put) for put in staged.puts if _changes(put)]
         undo: list[Callable[[], None]] = []
         try:
@@ -156,7 +157,7 @@ def _old_values(puts: Sequence[Put], folder: Path, free_bytes: int | None) -> It
     needed = sum(_room(put.target) for put in puts if put.how == "copy")
     free = _free_memory() if free_bytes is None else free_bytes
     if needed + _SPARE_BYTES <= free:
-        yield _Arena(torch.empty(needed, dtype=torch.uint8)).keep
+        yield _Arena(torch.frombuffer(_memory(needed), dtype=torch.uint8)).keep
         return
     path = folder / _UNDO
     try:
@@ -164,6 +165,14 @@ def _old_values(puts: Sequence[Put], folder: Path, free_bytes: int | None) -> It
         yield _Arena(torch.from_file(str(path), shared=True, size=needed, dtype=torch.uint8)).keep
     finally:
         path.unlink(missing_ok=True)
+
+
+def _memory(size: int) -> mmap.mmap:
+    """Fresh memory, in large pages where the kernel gives them: getting small ones takes longer than the copy."""
+    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def _reserve(path: Path, size: int, free: int) -> None:
@@ -204,7 +213,19 @@ def _free_memory() -> int:
     return int(psutil.virtual_memory().available)
 
 
-# -- interrupts --------------------------------------------------------------------------------------------------------
+# -- threads and interrupts --------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch computes on one thread. A copy is as quick as memory is, and the threads of OpenMP wait for each other in
+    loops: on a busy machine copies with all of them took ten times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @contextlib.contextmanager
 def deferred_interrupts() -> Iterator[None]:
     """SIGINT takes effect when the block is left.

@@ -1,0 +1,56 @@
+"""How long `%load_ext tpu_magics` takes once IPython is up, and which modules it brings.
+
+What lives here: the measurement. What does not: the rule that no framework comes with it (tests/test_project.py).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from statistics import median
+from typing import Any
+
+from tests.benchmarks import fresh
+
+TITLE = "Loading the extension"
+TARGET = 100.0  # milliseconds
+FRAMEWORKS = ("torch", "torch_xla", "tensorflow", "jax", "accelerate", "ray")
+
+
+def load() -> dict[str, Any]:
+    """In a fresh process: bring IPython up, load the extension, and tell what came with it."""
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell.instance()
+    before = set(sys.modules)
+    start = time.perf_counter()
+    shell.run_line_magic("load_ext", "tpu_magics")
+    seconds = time.perf_counter() - start
+    assert "tpu_magics" in shell.extension_manager.loaded, "the extension was not loaded"
+    return {"seconds": seconds, "modules": sorted(set(sys.modules) - before)}
+
+
+def measure(rounds: int = 11) -> list[dict[str, Any]]:
+    """One row. The first process is left out: it may have compiled the package's bytecode."""
+    first, *loads = [fresh.call(__name__, "load") for _ in range(rounds + 1)]
+    times = [1000 * each["seconds"] for each in loads]
+    modules = Counter(name.partition(".")[0] for name in first["modules"])
+    return [
+        {
+            "what": "%load_ext tpu_magics",
+            "ms, median": median(times),
+            "ms, slowest": max(times),
+            "modules it brings": ", ".join(f"{name} ({count})" if count > 1 else name for name, count in modules.items()),
+            "frameworks among them": ", ".join(name for name in FRAMEWORKS if name in modules) or "none",
+        }
+    ]
+
+
+def notes(rows: list[dict[str, Any]]) -> list[str]:
+    """The targets, and whether they are met."""
+    took, brought = rows[0]["ms, median"], rows[0]["frameworks among them"]
+    return [
+        f"Target: less than {TARGET:.0f} ms after IPython is up: {'met' if took < TARGET else 'MISSED'} ({took:.0f} ms).",
+        f"Target: none of {', '.join(FRAMEWORKS)}: {'met' if brought == 'none' else 'MISSED'}.",
+    ]

@@ -1,0 +1,98 @@
+"""A function called in a process of its own.
+
+What lives here: starting it, its result, its end. What does not: anything that is measured. Every benchmark needs fresh
+processes: what a process imported or allocated before would be in its figures, and none may have started a runtime.
+
+`python -m tests.benchmarks.fresh MODULE FUNCTION ARGS RESULT` is the other end: ARGS are JSON, RESULT is a file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SCRATCH = ROOT / ".bench"  # on a disk: /tmp can lie in memory
+TAIL = 3000  # characters of a failed process's output that are shown
+
+
+class Fresh:
+    """A running call of `module.function(*args)`; arguments and result travel as JSON. Use it in a `with` block."""
+
+    def __init__(self, module: str, function: str, *args: Any) -> None:
+        SCRATCH.mkdir(exist_ok=True)
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{function}-", dir=SCRATCH))
+        self._result = self.folder / "result.json"
+        self._log = self.folder / "output.txt"
+        self._name = f"{module}.{function}"
+        command = [sys.executable, "-m", "tests.benchmarks.fresh", module, function, json.dumps(args), self._result]
+        with open(self._log, "wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=_environment(self.folder),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Fresh:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def result(self, timeout: float) -> Any:
+        """What the function returned. Raises RuntimeError with the end of its output where it failed."""
+        try:
+            code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"{self._name} did not end within {timeout:g} s:\n{self.output()}") from None
+        if code != 0:
+            raise RuntimeError(f"{self._name} ended with exit code {code}:\n{self.output()}")
+        return json.loads(self._result.read_text())
+
+    def output(self) -> str:
+        """The end of what the process printed."""
+        return self._log.read_text(errors="replace")[-TAIL:]
+
+
+def call(module: str, function: str, *args: Any, timeout: float = 600) -> Any:
+    """Call `module.function(*args)` in a fresh process and return its result."""
+    with Fresh(module, function, *args) as running:
+        return running.result(timeout)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """A notebook's on a machine without a TPU; run folders and IPython's own files go where they are thrown away."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PJRT_DEVICE": "CPU",
+        "TPU_MAGICS_RUNS": str(folder / "runs"),
+        "IPYTHONDIR": str(folder / "ipython"),
+    }
+
+
+def main(module: str, function: str, args: str, result: str) -> None:
+    """The other end."""
+    value = getattr(importlib.import_module(module), function)(*json.loads(args))
+    Path(result).write_text(json.dumps(value))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,400 @@
+"""Models that stay in the training function: the reasons that are given, and that nothing changes by the attempt."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("torch_xla")
+
+from .hoisting import BACKEND, Notebook, both, in_worker, reasons, states
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _prepared():
+    BACKEND.prepare()
+    yield
+    assert not BACKEND.runtime_initialized()
+
+
+@pytest.fixture
+def notebook():
+    made = Notebook()
+    made.run(NAMES)
+    before = states()
+    yield made
+    assert states() == before, "hoisting left something behind"
+
+
+NAMES = """
+import importlib
+from accelerate import Accelerator, init_empty_weights
+CFG = Config()
+SEEN = []
+base = Net(4)
+stream_of_numbers = (i for i in range(3))
+generator = np.random.default_rng(0)
+
+def pair():
+    model = Net(4)
+    return model, 1
+def some(flag):
+    if flag:
+        return None
+    return Net(4)
+def moved():
+    model = Net(4)
+    return model.to("cpu")
+def counting():
+    SEEN.append(1)
+    return Net(4)
+def on_device():
+    import torch_xla
+    model = Net(4)
+    model.to(torch_xla.device())
+    return model
+def through():
+    return counting()
+class Wrapper(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.head = nn.Linear(4, 2)
+class OnDevice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2).to("xla")
+class Noisy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.noise = nn.Parameter(torch.tensor(generator.random(3)))
+class Kept(nn.Module):
+    def __init__(self, table):
+        super().__init__()
+        self.table = nn.Parameter(table)
+class Changing(nn.Module):
+    def __init__(self, table):
+        super().__init__()
+        table += 1
+        self.layer = nn.Linear(2, 2)
+TABLE = torch.zeros(4, 4)
+def unknown(): return 4
+"""
+
+# The body of `train(flag=True)`; the call that stays; its reason.
+DECLINED = {
+    "if": ("if flag:\n        model = Net(4)", "Net(4)", "it is built inside an `if` (line 3)"),
+    "for": (
+        "for _ in range(2):\n        model = Net(4)",
+        "Net(4)",
+        "it is built in a loop (line 3): each pass makes a different model",
+    ),
+    "while": (
+        "while flag:\n        model = Net(4)",
+        "Net(4)",
+        "it is built in a loop (line 3): each pass makes a different model",
+    ),
+    "comprehension": (
+        "models = [Net(4) for _ in range(2)]",
+        "Net(4)",
+        "it is built in a comprehension (line 3): each pass makes a different model",
+    ),
+    "try": (
+        "try:\n        model = Net(4)\n    except ValueError: pass",
+        "Net(4)",
+        "it is built inside a `try` (line 3)",
+    ),
+    "match": ("match flag:\n        case True: model = Net(4)", "Net(4)", "it is built inside a `match` (line 3)"),
+    "condition": ("model = Net(4) if flag else None", "Net(4)", "it is built only on a condition (line 3)"),
+    "or": ("model = flag or Net(4)", "Net(4)", "it is built only on a condition (line 3)"),
+    "inner function": (
+        "def build():\n        return Net(4)\n    model = build()",
+        "Net(4)",
+        "it stands in the inner function `build` (line 3), which may run any number of times",
+    ),
+    "lambda": (
+        "build = lambda: Net(4)",
+        "Net(4)",
+        "it stands in a lambda (line 3), which may run any number of times",
+    ),
+    "with": (
+        "with init_empty_weights():\n        model = Net(4)",
+        "Net(4)",
+        "it stands inside `with init_empty_weights()` (line 3), which may change how it is built",
+    ),
+    "inner class": (
+        "class Own(nn.Module): pass\n    model = Own()",
+        "Own()",
+        "its class is defined in the code that is trained (line 3), not before",
+    ),
+    "device": (
+        "accelerator = Accelerator()\n    d = accelerator.device\n    model = Net(4, device=d)",
+        "Net(4, device=d)",
+        "argument `d` comes from line 4 (`d = accelerator.device`), which depends on the device",
+    ),
+    "world size": (
+        "accelerator = Accelerator()\n    model = Net(accelerator.num_processes)",
+        "Net(accelerator.num_processes)",
+        "argument `accelerator.num_processes` comes from line 3 (`accelerator = Accelerator()`), which depends on the "
+        "device",
+    ),
+    "unknown call": (
+        "n = unknown()\n    model = Net(n + 1)",
+        "Net(n + 1)",
+        "argument `n + 1` comes from line 3 (`n = unknown()`), which calls `unknown`, whose result is known only when "
+        "the function runs",
+    ),
+    "in two steps": (
+        "n = unknown()\n    m = n\n    model = Net(m)",
+        "Net(m)",
+        "argument `m` comes from line 4 (`m = n`), which comes from line 3 (`n = unknown()`), which calls `unknown`, "
+        "whose result is known only when the function runs",
+    ),
+    "set twice": (
+        "n = 3\n    n = 4\n    model = Net(n)",
+        "Net(n)",
+        "argument `n` comes from line 4 (`n = 4`), which sets it in line 3 and again in line 4",
+    ),
+    "set in an if": (
+        "if flag:\n        n = 4\n    model = Net(n)",
+        "Net(n)",
+        "argument `n` comes from line 3 (`if flag: ...`), which sets it in a way that is known only when the function "
+        "runs",
+    ),
+    "unpacked": (
+        "n, m = 4, 5\n    model = Net(n)",
+        "Net(n)",
+        "argument `n` comes from line 3 (`n, m = 4, 5`), which sets it in a way that is known only when the function "
+        "runs",
+    ),
+    "parameter set again": (
+        "flag = 4\n    model = Net(flag)",
+        "Net(flag)",
+        "argument `flag` comes from line 3 (`flag = 4`), which sets it as a parameter and again in line 3",
+    ),
+    "changed config": (
+        "c = Config()\n    c.width = 8\n    model = Configured(c)",
+        "Configured(c)",
+        "argument `c` needs `c`, which is changed in line 4 (`c.width = 8`)",
+    ),
+    "changed global": (
+        "CFG.width = 8\n    model = Configured(CFG)",
+        "Configured(CFG)",
+        "argument `CFG` needs `CFG`, which is changed in line 3 (`CFG.width = 8`)",
+    ),
+    "changed dict": (
+        "d = dict(width=4)\n    if flag:\n        d.update(depth=2)\n    model = Net(**d)",
+        "Net(**d)",
+        "argument `d` needs `d`, which is changed in line 4 (`if flag: ...`)",
+    ),
+    "changed class": (
+        "Net.extra = 8\n    model = Net(4)",
+        "Net(4)",
+        "it needs `Net`, which is changed in line 3 (`Net.extra = 8`)",
+    ),
+    "lambda argument": (
+        "model = Net(4, f=lambda x: x)",
+        "Net(4, f=lambda x: x)",
+        "argument `lambda x: x` is more than an expression that reads values",
+    ),
+    "tuple helper": (
+        "model, n = pair()",
+        "pair()",
+        "`pair` returns a tuple (line 12); only a helper that returns the model alone is hoisted",
+    ),
+    "helper with another return": (
+        "model = some(False)",
+        "some(False)",
+        "`some` returns `None` (line 15), which is no call that builds a model",
+    ),
+    "helper with a method": (
+        "model = moved()",
+        "moved()",
+        '`moved` returns `model.to("cpu")` (line 19), which is no call that builds a model',
+    ),
+    "helper with an effect": (
+        "model = counting()",
+        "counting()",
+        "`counting` changes `SEEN.append`, which is not its own (line 21)",
+    ),
+    "helper of a helper with an effect": (
+        "model = through()",
+        "through()",
+        "`counting` changes `SEEN.append`, which is not its own (line 21)",
+    ),
+    "helper that uses the device": (
+        "model = on_device()",
+        "on_device()",
+        "its code uses `torch_xla`, which may start the accelerator's runtime in the notebook",
+    ),
+    "class that uses the device": (
+        "model = OnDevice()",
+        "OnDevice()",
+        'its code uses "xla", which may start the accelerator\'s runtime in the notebook',
+    ),
+    "device as an argument": (
+        "model = Net(4, device='xla')",
+        "Net(4, device='xla')",
+        "one of its arguments depends on the device",
+    ),
+    "around a model": (
+        "model = Wrapper(base)",
+        "Wrapper(base)",
+        "one of its arguments is a model, which the build might change",
+    ),
+    "own generator": ("model = Noisy()", "Noisy()", "its code reads the random generator `generator`"),
+    "generator as an argument": (
+        "model = Net(4, rng=generator)",
+        "Net(4, rng=generator)",
+        "one of its arguments is a random generator",
+    ),
+    "cannot be copied": (
+        "model = Net(4, numbers=stream_of_numbers)",
+        "Net(4, numbers=stream_of_numbers)",
+        "an argument cannot be copied (TypeError: cannot pickle 'generator' object)",
+    ),
+    "keeps its argument": (
+        "model = Kept(TABLE)",
+        "Kept(TABLE)",
+        "the model lies in the memory of one of its arguments, so nothing is copied",
+    ),
+    "changes its argument": ("model = Changing(TABLE)", "Changing(TABLE)", "building it changes argument 1"),
+    "raises": (
+        "model = Net(4, 'four')",
+        "Net(4, 'four')",
+        "building it in the notebook raised TypeError: 'str' object cannot be interpreted as an integer",
+    ),
+    "fails to evaluate": (
+        "model = Net(CFG.height)",
+        "Net(CFG.height)",
+        "an argument could not be evaluated in the notebook (AttributeError: 'Config' object has no attribute "
+        "'height')",
+    ),
+    "part in a comprehension": (
+        "model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(2)])",
+        "nn.Sequential(*[nn.Linear(4, 4) for _ in range(2)])",
+        "its part `nn.Linear(4, 4)` cannot be hoisted: it is built in a comprehension (line 3): each pass makes a "
+        "different model",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DECLINED)
+def test_the_reason_is_told_and_the_notebook_stays_as_it_was(notebook, case):
+    body, code, reason = DECLINED[case]
+    kept = states()
+    held = notebook.names["TABLE"].sum(), list(notebook.names["SEEN"]), vars(notebook.names["CFG"]).copy()
+    plan = notebook.plan_of(f"\ndef train(flag=True):\n    {body}\n    return 1\n")
+    assert plan.hoisted == ()
+    assert reasons(plan) == {code: reason}
+    assert plan.code is None
+    assert states() == kept
+    assert (notebook.names["TABLE"].sum(), notebook.names["SEEN"], vars(notebook.names["CFG"])) == held
+
+
+def test_what_is_said(notebook):
+    plan = notebook.plan_of("def train():\n    for _ in range(2):\n        model = Net(4)\n")
+    assert plan.warnings() == [
+        "`Net(4)` in line 3 is built by each worker: it is built in a loop (line 2): each pass makes a different model"
+    ]
+    assert plan.describe(8) == []
+
+
+def test_the_part_of_a_model_that_stays_is_hoisted(notebook):
+    plan = notebook.plan_of("""
+        def train():
+            seed(1)
+            n = unknown()
+            model = nn.ModuleDict({"a": Net(4), "b": square(n), "c": Net(4)})
+            return bits(model), stream()
+        def square(n): return nn.Linear(n, n)
+    """)
+    assert list(plan.models) == ["Net"]
+    assert reasons(plan) == {
+        'nn.ModuleDict({"a": Net(4), "b": square(n), "c": Net(4)})': "its part `square(n)` cannot be hoisted: argument "
+        "`n` comes from line 4 (`n = unknown()`), which calls `unknown`, whose result is known only when the function "
+        "runs",
+        "Net(4)": "`square(n)` (line 5) draws random numbers before it in the worker only",
+    }
+    off, on = both(notebook, plan)
+    assert on.value == off.value
+    assert on.declined == []
+
+
+def test_models_after_one_that_stays_are_hoisted_only_behind_a_seed(notebook):
+    plan = notebook.plan_of("""
+        def train():
+            seed(1)
+            first = Net(unknown())
+            second = Net(4)
+            torch.manual_seed(2)
+            third = Net(4)
+            return [bits(m) for m in (first, second, third)], stream()
+    """)
+    assert list(plan.models) == ["third"]
+    assert reasons(plan)["Net(4)"] == "`Net(unknown())` (line 4) draws random numbers before it in the worker only"
+    off, on = both(notebook, plan)
+    assert on.value == off.value
+    assert on.declined == []
+
+
+def test_a_function_without_source(notebook):
+    exec(compile("def train():\n    return Net(4)", "<made up>", "exec"), notebook.names)
+    plan = notebook.plan("train")
+    assert plan.hoisted == ()
+    assert reasons(plan) == {"Net": "the source of the function is not at hand"}
+
+
+def test_source_that_was_edited_since(notebook, tmp_path):
+    import importlib.util
+
+    file = tmp_path / "edited_since.py"
+    file.write_text("from torch import nn\ndef train():\n    model = nn.Linear(2, 2)\n    return 1\n")
+    spec = importlib.util.spec_from_file_location("edited_since", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    file.write_text("from torch import nn\ndef train():\n    model = nn.Linear(3, 3)\n    return 1\n")
+    notebook.names["train"] = module.train
+    plan = notebook.plan("train")
+    assert plan.hoisted == ()
+    assert reasons(plan) == {
+        "nn.Linear(3, 3)": "the source at hand is not that of the function that runs (edited since, or changed while "
+        "it was imported)"
+    }
+
+
+def test_a_function_of_a_file(notebook, tmp_path):
+    import importlib.util
+
+    file = tmp_path / "of_a_file.py"
+    file.write_text("from torch import nn\ndef train(n):\n    model = nn.Linear(n, n)\n    return id(model)\n")
+    spec = importlib.util.spec_from_file_location("of_a_file", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    notebook.names["train"] = module.train
+    plan = notebook.plan("train", 3)
+    assert in_worker(lambda: module.train(3), plan).value == id(plan.models["model"])
+
+
+def test_a_model_that_changes_what_another_was_built_from(notebook):
+    """The first would come with the second's change: it stays, and the second too has what it needs."""
+    plan = notebook.plan_of("""
+        class Once(nn.Module):
+            def __init__(self, config):
+                super().__init__()
+                config.count = getattr(config, "count", 0) + 1
+                self.config, self.layer = config, nn.Linear(2, 2)
+        def train():
+            seed(1)
+            config = Config()
+            first = Once(config)
+            count = config.count
+            second = Once(config)
+            return count, second.config.count, bits(first), bits(second), stream()
+    """)
+    assert list(plan.models) == ["second"]
+    assert reasons(plan) == {"Once(config)": "a model that is built later from the same arguments changes them"}
+    off, on = both(notebook, plan)
+    assert on.value == off.value
+    assert on.value[:2] == (1, 2)
+    assert on.declined == []

@@ -1,0 +1,29 @@
+"""Cells that the tests of the magics run: a small model, and a function that trains it on the XLA device."""
+
+from __future__ import annotations
+
+MODEL = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Linear(8, 2)
+before = model.weight.detach().clone()
+"""
+
+TRAIN = """
+def train(model, steps=3, lr=0.1):
+    import torch_xla
+    device = torch_xla.device()
+    model.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 8, device=device)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        torch_xla.sync()
+    return float(loss.detach())
+"""
+
+TRAINED = "not torch.equal(model.weight, before)"
+"""True once trained weights have come home; False while they are byte for byte as they were."""

@@ -1,0 +1,348 @@
+"""The three ways to write a cell, `%tpu_train FUNCTION` and `%tpu_train script.py`, in a real kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .kernel import Kernel
+from .samples import MODEL, TRAIN, TRAINED
+
+
+@pytest.fixture
+def notebook(kernel: Kernel) -> Kernel:
+    """A notebook with a model and a function that trains it."""
+    kernel.run(MODEL + TRAIN).good()
+    return kernel
+
+
+# -- form 1 -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_function_is_trained_and_statements_before_it_run_here(notebook: Kernel) -> None:
+    cell = notebook.run(
+        """%%tpu_train model 5
+import os
+here = os.getpid()
+print("in the notebook")
+def helper():
+    return 1
+def training_function(model, steps):
+    print("in a worker:", os.getpid() != here)
+    return train(model, steps)
+"""
+    ).good()
+    assert cell.printed.startswith("in the notebook\nin a worker: True\n")
+    assert "tpu_magics: training_function: done, 1 rank on XLA:CPU, 5 steps in " in cell.printed
+    assert cell.printed.endswith("; trained weights are home: model\n")
+    assert notebook.value(TRAINED) and notebook.value("str(model.weight.device)") == "cpu"
+    assert notebook.value("(_tpu.value > 0, len(_tpu.values), _tpu.steps, list(_tpu.models))") == (
+        True,
+        1,
+        5,
+        ["model"],
+    )
+    assert notebook.value("callable(training_function) and helper()") == 1
+
+
+def test_weights_are_those_of_the_same_training_on_the_cpu(notebook: Kernel) -> None:
+    """The worker's result against the same steps done here by hand, on the CPU."""
+    notebook.run(
+        """
+import copy
+twin = copy.deepcopy(model)
+optimizer = torch.optim.SGD(twin.parameters(), 0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    twin(torch.ones(4, 8)).pow(2).mean().backward()
+    optimizer.step()
+del optimizer
+"""
+    ).good()
+    notebook.run("%tpu_train train model").good()
+    assert notebook.value("torch.allclose(model.weight, twin.weight, atol=1e-6)")
+
+
+def test_args_are_expressions_of_the_notebook(notebook: Kernel) -> None:
+    notebook.run("class cfg: lr = 0.5\nrows = [1, 2]").good()
+    notebook.run(
+        """%%tpu_train model 16 "cfg.lr * 2" rows[1] [1, 2] {"lr": 1} "'a text'" flag=True both={1,2} word="'b c'" t=(1, 2)
+def given(*args, **kwargs):
+    return args[1:], kwargs
+"""
+    ).good()
+    args = (16, 1.0, 2, [1, 2], {"lr": 1}, "a text")
+    kwargs = {"flag": True, "both": {1, 2}, "word": "b c", "t": (1, 2)}
+    assert notebook.value("_tpu.value") == (args, kwargs)
+
+
+def test_decorated_and_default_arguments(notebook: Kernel) -> None:
+    notebook.run(
+        """%%tpu_train model
+import functools
+def twice(f):
+    @functools.wraps(f)
+    def inner(*args):
+        return [f(*args), f(*args)]
+    return inner
+@twice
+def decorated(model, steps=2):
+    train(model, steps)
+    return steps
+"""
+    ).good()
+    assert notebook.value("_tpu.value") == [2, 2] and notebook.value("_tpu.steps") == 4
+    assert notebook.value(TRAINED)
+
+
+def test_magic_lines_in_the_cell_and_in_the_function(notebook: Kernel) -> None:
+    cell = notebook.run(
+        """%%tpu_train
+!echo from the notebook
+listed = !echo kept
+%env TPU_MAGICS_TEST=here
+def commands():
+    import os
+    !echo from the worker
+    inner = !echo caught
+    %time x = 1
+    return inner[0], os.environ["TPU_MAGICS_TEST"]
+"""
+    ).good()
+    told = [cell.printed.index(text) for text in ("from the notebook", "from the worker", "Wall time")]
+    assert told == sorted(told)
+    assert notebook.value("_tpu.value") == ("caught", "here") and notebook.value("list(listed)") == ["kept"]
+
+
+def test_steps_stops_cleanly_with_the_models_as_they_were(notebook: Kernel) -> None:
+    cell = notebook.run("%tpu_train train model 50 --steps 2").good()
+    assert "train: stopped" in cell.printed and "the notebook's models are unchanged" in cell.printed
+    assert notebook.value(f"(_tpu.steps, _tpu.status, _tpu.value, {TRAINED})") == (2, "stopped", None, False)
+
+
+def test_plain_ends_with_a_summary_that_is_the_same_each_time(notebook: Kernel) -> None:
+    told = [notebook.run("%tpu_train train model --plain").good().printed for _ in range(2)]
+    assert told == ["status: done\nranks: 1\nsteps: 3\ncompiles: 1\nvalues: none\nmodels: model\n"] * 2
+
+
+# -- form 2 -----------------------------------------------------------------------------------------------------------
+
+
+def test_notebook_launcher_with_statements_around_it(notebook: Kernel) -> None:
+    cell = notebook.run(
+        """%%tpu_train
+from accelerate import notebook_launcher
+print("before")
+def main(net, steps):
+    print("training")
+    return train(net, steps)
+notebook_launcher(main, (model, 4), num_processes=8, mixed_precision="no")
+print("after", _tpu.steps)
+6 * 7
+"""
+    ).good()
+    assert [line for line in cell.printed.splitlines() if not line.startswith("tpu_magics")] == [
+        "before",
+        "training",
+        "after 4",
+    ]
+    asked = "The call asks for 8 processes; this host has no TPU, so one rank runs on XLA:CPU."
+    assert asked in cell.printed and "trained weights are home: model" in cell.printed
+    assert [output.text for output in cell.of("execute_result")] == ["42"]
+    assert notebook.value(TRAINED)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "call"),
+    [
+        ("import torch_xla.distributed.xla_multiprocessing as xmp", "xmp.spawn(main, args=(model,), nprocs=None)"),
+        ("import torch_xla.distributed.xla_multiprocessing as fork", "fork.spawn(main, (model,), start_method='fork')"),
+        ("from torch_xla.distributed.xla_multiprocessing import spawn as go", "go(main, args=[model])"),
+        ("import torch_xla as px", "px.launch(main, args=(model,))"),
+        ("from torch_xla import launch", "result = launch(main, args=(model,), debug_single_process=True)"),
+    ],
+)
+def test_torch_xlas_launchers_under_any_name(notebook: Kernel, earlier: str, call: str) -> None:
+    """They give the index first, and are found under aliases from an earlier cell, and below the usual `if`."""
+    notebook.run(earlier).good()
+    cell = notebook.run(
+        f"""%%tpu_train
+def main(index, model):
+    print("index", index)
+    train(model)
+if __name__ == "__main__":
+    {call}
+"""
+    ).good()
+    assert cell.printed.startswith("index 0\n")
+    assert notebook.value(f"({TRAINED}, list(_tpu.models))") == (True, ["model"])
+
+
+def test_two_launches_in_one_cell(notebook: Kernel) -> None:
+    cell = notebook.run(
+        """%%tpu_train
+from accelerate import notebook_launcher as go
+go(train, (model,))
+first = _tpu
+try:
+    go(train, args=(model, 1))
+finally:
+    print("both done")
+"""
+    ).good()
+    assert notebook.value("(first.steps, _tpu.steps)") == (3, 1) and "both done" in cell.printed
+
+
+def test_args_have_no_place_beside_a_launcher_or_plain_statements(notebook: Kernel) -> None:
+    cell = notebook.run(
+        "%%tpu_train model\nfrom accelerate import notebook_launcher\nnotebook_launcher(train, (model,))"
+    )
+    assert "ARGs (model) have no place" in cell.error and "whose own arguments are used" in cell.error
+    cell = notebook.run("%%tpu_train model\nx = 1")
+    assert "its last statement is not a `def`" in cell.error
+
+
+# -- form 3 -----------------------------------------------------------------------------------------------------------
+
+
+def test_plain_statements_bring_their_names_home(notebook: Kernel) -> None:
+    cell = notebook.run(
+        """%%tpu_train
+import math, os
+class Point:
+    def __init__(self, x):
+        self.x = x
+def double(x):
+    return 2 * x
+loss = train(model)
+on_device = torch.full((2,), 3.0, device="xla")
+nested = {"outputs": [on_device + 1], "n": 5}
+point = Point(4)
+pid = os.getpid()
+import statistics as st
+same = model
+{"loss is": loss > 0}
+"""
+    ).good()
+    assert [data["text/plain"] for data in cell.displays] == ["{'loss is': True}"]
+    assert notebook.value("(on_device.tolist(), str(on_device.device), nested['outputs'][0].tolist())") == (
+        [3.0, 3.0],
+        "cpu",
+        [4.0, 4.0],
+    )
+    assert notebook.value("(point.x, double(2), math.floor(1.5), st.mean([1, 3]), same is model)") == (4, 4, 1, 2, True)
+    assert notebook.value("pid != os.getpid() and loss > 0")
+    assert notebook.value(TRAINED)
+
+
+def test_what_cannot_travel_is_named_and_the_rest_comes_home(notebook: Kernel) -> None:
+    cell = notebook.run(
+        """%%tpu_train
+x = 1
+callback = lambda: 1
+file = open("/dev/null")
+class Late: pass
+late = Late()
+y = 2
+"""
+    ).good()
+    for name in ("callback", "file", "late"):
+        assert f"tpu_magics: `{name}` stayed in the worker: " in cell.printed
+    assert "Define classes and functions at the top of the cell" in cell.printed
+    assert notebook.value("(x, y)") == (1, 2)
+    assert notebook.run("late").error_type == "NameError"
+
+
+def test_a_failed_cell_changes_no_name(notebook: Kernel) -> None:
+    notebook.run("x = 'old'").good()
+    cell = notebook.run("%%tpu_train\nx = 'new'\nloss = train(model)\n1 / 0")
+    assert "ZeroDivisionError" in cell.error
+    assert notebook.value(f"(x, 'loss' in globals(), {TRAINED})") == ("old", False, False)
+
+
+# -- functions and scripts --------------------------------------------------------------------------------------------
+
+
+def test_a_function_that_exists_already(notebook: Kernel) -> None:
+    notebook.run("import functools\nbound = functools.partial(train, steps=2)").good()
+    cell = notebook.run("%tpu_train train model 2 lr=0.5 -o first").good()
+    assert "train: done" in cell.printed and notebook.value("first.steps") == 2
+    notebook.run("%tpu_train bound model").good()
+    assert notebook.value("_tpu.steps") == 2
+    notebook.run('%tpu_train "lambda m: train(m, 1)" model').good()
+    assert notebook.value("_tpu.steps") == 1
+
+
+def test_a_script_with_mp_fn(notebook: Kernel, tmp_path: Path) -> None:
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    (folder / "beside.py").write_text("VALUE = 7\n")
+    (folder / "script.py").write_text(
+        """
+import sys
+import beside
+def _mp_fn(index):
+    import torch_xla
+    print("index", index, torch_xla.device(), sys.argv[1:])
+    return beside.VALUE
+if __name__ == "__main__":
+    print("never")
+"""
+    )
+    before = notebook.value("(__import__('sys').argv, __import__('sys').path)")
+    notebook.run("epochs = 2; words = 'two words'").good()
+    cell = notebook.run('%tpu_train --run-name scripted scripts/script.py --epochs {epochs} -n 4 "$words" {1:2}').good()
+    assert cell.printed.startswith("index 0 xla:0 ['--epochs', '2', '-n', '4', 'two words', '{1:2}']\n")
+    assert "scripted: done" in cell.printed and notebook.value("_tpu.value") == 7
+    assert notebook.value("(__import__('sys').argv, __import__('sys').path)") == before
+
+
+def test_a_script_without_mp_fn_runs_as_main(notebook: Kernel, tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(
+        """import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int)
+print(__name__, parser.parse_args().epochs)
+"""
+    )
+    assert notebook.run("%tpu_train main.py --epochs 2").good().printed.startswith("__main__ 2\n")
+    (tmp_path / "main.py").write_text("def f():\n    return [][1]\n\nf()\n")
+    cell = notebook.run("%tpu_train main.py")
+    assert "IndexError" in cell.error and "main.py, line 2, in f" in cell.error and "runpy" not in cell.error
+
+
+# -- safe to fork -----------------------------------------------------------------------------------------------------
+
+
+def test_cpu_work_of_all_kinds_before_the_fork(notebook: Kernel) -> None:
+    """A matmul, a forward pass, a whole training loop with backward(): each starts thread pools that a fork loses."""
+    notebook.run(
+        """
+big = torch.randn(1500, 1500) @ torch.randn(1500, 1500)
+net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 2))
+optimizer = torch.optim.Adam(net.parameters())
+for _ in range(3):
+    net(torch.randn(128, 64)).sum().backward()
+    optimizer.step()
+del optimizer
+"""
+    ).good()
+    for _ in range(2):
+        notebook.run(
+            """%%tpu_train model
+def training_function(model):
+    import os, time
+    torch.randn(1500, 1500) @ torch.randn(1500, 1500)
+    began = os.times()
+    for _ in range(10):
+        torch.randn(1500, 1500) @ torch.randn(1500, 1500)
+    ended = os.times()
+    cores = (ended.user - began.user) / (ended.elapsed - began.elapsed)
+    train(model)
+    return torch.get_num_threads(), cores
+"""
+        ).good()
+        assert notebook.value("_tpu.value[0] == torch.get_num_threads()")
+        assert notebook.value("_tpu.value[1] > 0") and notebook.value(TRAINED)
+    notebook.run("%tpu_train train model").good()

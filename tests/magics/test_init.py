@@ -1,0 +1,48 @@
+"""`%tpu_init` in a real kernel: one table, and a runtime that stays down."""
+
+from __future__ import annotations
+
+from .kernel import Kernel
+
+DOWN = "torch_xla._XLAC._xla_runtime_is_initialized()"
+
+
+def test_the_table_is_text_and_html_and_the_runtime_stays_down(kernel: Kernel) -> None:
+    cell = kernel.run("%tpu_init").good()
+    [table] = cell.displays
+    assert "XLA:CPU rehearsal" in table["text/plain"] and "PJRT_DEVICE=CPU" in table["text/plain"]
+    assert table["text/html"].startswith("<div") and "torch_xla 2.9.0" in table["text/html"]
+    kernel.run("import os, torch_xla").good()
+    assert kernel.value(DOWN) is False
+    assert kernel.value("os.environ['PJRT_DEVICE']") == "CPU"
+    assert "it was not set" not in kernel.run("%tpu_init").good().displays[0]["text/plain"]
+
+
+def test_seeds_and_training_arguments_leave_the_runtime_down(kernel: Kernel) -> None:
+    kernel.run("%tpu_init").good()
+    kernel.run("import random, torch, torch_xla, accelerate.utils; accelerate.utils.set_seed(42)").good()
+    assert kernel.value("random.random()") == 0.6394267984578837  # of random.seed(42): the harmless half is done
+    kernel.run("from transformers import TrainingArguments; a = TrainingArguments('out')").good()
+    assert kernel.value(DOWN) is False
+    kernel.run("%%tpu_train\ndef nothing():\n    import torch_xla\n    print(torch_xla.device())").good()
+    assert kernel.value(DOWN) is False
+
+
+def test_the_defaults_hold_for_the_runs_after(kernel: Kernel) -> None:
+    kernel.run("%tpu_init --precision bf16 -n 1").good()
+    cell = kernel.run("%%tpu_train\ndef precision():\n    import os\n    return os.environ.get('XLA_USE_BF16')").good()
+    assert "precision: done" in cell.printed
+    assert kernel.value("_tpu.value") == "1"
+    kernel.run("%tpu_init").good()
+    kernel.run("%tpu_train precision").good()
+    assert kernel.value("_tpu.value") is None
+
+
+def test_options_are_checked_before_anything_is_looked_at(kernel: Kernel) -> None:
+    cell = kernel.run("%tpu_init --precison bf16")
+    assert cell.error.startswith("TpuMagicsError: %tpu_init has no option --precison; did you mean --precision?")
+    cell = kernel.run("%tpu_init --precision fp16")
+    assert "fp16" in cell.error and "bf16-downcast" in cell.error
+    cell = kernel.run("%tpu_init -n 0")
+    assert "-n 0 is not possible" in cell.error
+    assert kernel.run("%tpu_init -h").good().printed.startswith("usage: %tpu_init")
