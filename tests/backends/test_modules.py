@@ -73,6 +73,10 @@ def not_annotated():
     return Net()
 
 
+def named(function: object) -> str:
+    return getattr(function, "__qualname__", type(function).__name__)
+
+
 # -- what is a model ------------------------------------------------------------------------------------------------
 def test_a_model_is_an_instance():
     assert modules.is_model(Net())
@@ -136,14 +140,14 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("function", BUILDERS, ids=str)
+@pytest.mark.parametrize("function", BUILDERS, ids=named)
 def test_what_builds_a_model(function):
     assert modules.builds_model(function)
     assert not modules.builds_weightless(function)
     assert not modules.builds_config(function)
 
 
-@pytest.mark.parametrize("function", OTHERS, ids=str)
+@pytest.mark.parametrize("function", OTHERS, ids=named)
 def test_what_builds_none(function):
     assert not modules.builds_model(function)
 

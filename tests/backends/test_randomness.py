@@ -278,8 +278,9 @@ def scenario_set_seed_is_recorded_and_replayed():
 
 def scenario_training_arguments_made_in_the_notebook(imported_before: bool = True):
     if imported_before:
-        import transformers.training_args  # noqa: F401
+        import transformers.training_args
     randomness.quiet_seeds()
+    import transformers
     from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
     made = [
@@ -304,16 +305,34 @@ def scenario_training_arguments_made_in_the_notebook(imported_before: bool = Tru
 
         assert made[0].distributed_state.device.type == "xla"
         assert made[0].world_size == 1
-        assert [str(arguments.device) for arguments in made] == ["xla:0", "cpu", "xla:0", "xla:0"]
-        assert isinstance(made[0].distributed_state, PartialState)
+        assert {str(arguments.device) for arguments in made} == {"xla:0"}  # so it is for arguments made here
+        assert all(isinstance(arguments.distributed_state, PartialState) for arguments in made)
         assert str(TrainingArguments(output_dir="out").device) == "xla:0"
         assert made[0].n_gpu == 0
 
     in_worker(worker)
     assert not runtime_up()
     randomness.undo_quiet_seeds()
+    assert not hasattr(transformers.Trainer.__init__, "__wrapped__")
     assert "distributed_state" not in vars(TrainingArguments)
     assert type(vars(TrainingArguments)["_setup_devices"]).__name__ == "cached_property"
+
+
+def scenario_arguments_of_the_notebook_beside_an_accelerator():
+    """The arguments' own way to set up would reset the state of the Accelerator that the worker has built."""
+    randomness.quiet_seeds()
+    from accelerate import Accelerator
+    from transformers import TrainingArguments
+
+    arguments = TrainingArguments(output_dir="out")
+
+    def worker():
+        accelerator = Accelerator()
+        assert arguments.device == accelerator.device
+        assert arguments.world_size == accelerator.num_processes
+        assert accelerator.state.distributed_type == accelerator.distributed_type
+
+    in_worker(worker)
 
 
 def scenario_training_arguments_imported_later():

@@ -247,6 +247,9 @@ def scenario_a_missing_shard_is_named() -> None:
         with pytest.raises(TpuMagicsError, match="`model` is sharded, and the shards of rank 1 are missing"):
             collect_weights({"model": model}, folder)
         assert list(folder.iterdir()) == []
+        torch.save({"model/first.weight": torch.ones(128)}, folder / "result-shards-1.pt")
+        with pytest.raises(TpuMagicsError, match=r"lacks model/embedding\.weight \(6 of 7 are missing\)"):
+            collect_weights({"model": model}, folder)
 
     in_worker(work)
 

@@ -243,6 +243,24 @@ def test_several_models_that_share_a_weight(tmp_path: Path) -> None:
     assert sorted(safetensors.torch.load_file(tmp_path / weights_files.PLAIN)) == ["dis/bias", "gen/bias", "gen/weight"]
 
 
+def test_one_model_under_two_names(tmp_path: Path) -> None:
+    home, worker = nn.Linear(2, 2), nn.Linear(2, 2)
+    collect_weights({"model": worker, "alias": worker}, tmp_path)
+    staged = check_weights({"model": home, "alias": home}, tmp_path)
+    assert len(staged.puts) == 2
+    load_weights(staged)
+    assert torch.equal(home.weight, worker.weight)
+
+
+def test_names_of_any_letters(tmp_path: Path) -> None:
+    keys = ["a b", 'say "x"', "ü", "a/b", "back\\slash"]
+    home, worker = (
+        nn.ParameterDict({key: torch.full((2,), start + n) for n, key in enumerate(keys)}) for start in (0.0, 9.0)
+    )
+    bring_home(home, worker, tmp_path)
+    assert [home[key][0].item() for key in keys] == [9, 10, 11, 12, 13]
+
+
 def test_no_models(tmp_path: Path) -> None:
     collect_weights({}, tmp_path)
     load_weights(check_weights({}, tmp_path))

@@ -125,7 +125,9 @@ def test_frozen_tensors_are_not_written(tmp_path: Path) -> None:
     with torch.no_grad():
         worker[1].weight.add_(1)
     versions = [parameter._version for parameter in home.parameters()]
+    threads = torch.get_num_threads()
     bring_home(home, worker, tmp_path)
+    assert torch.get_num_threads() == threads
     assert [parameter._version - old for parameter, old in zip(home.parameters(), versions)] == [0, 0, 1, 0]
 
 

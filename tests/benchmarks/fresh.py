@@ -16,6 +16,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,12 +27,23 @@ SCRATCH = ROOT / ".bench"  # on a disk: /tmp can lie in memory
 TAIL = 3000  # characters of a failed process's output that are shown
 
 
+@contextmanager
+def scratch_folder(prefix: str = "bench-") -> Iterator[Path]:
+    """A folder on the disk that is thrown away."""
+    SCRATCH.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=SCRATCH))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 class Fresh:
     """A running call of `module.function(*args)`; arguments and result travel as JSON. Use it in a `with` block."""
 
     def __init__(self, module: str, function: str, *args: Any) -> None:
-        SCRATCH.mkdir(exist_ok=True)
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{function}-", dir=SCRATCH))
+        self._scratch = scratch_folder(f"{function}-")
+        self.folder = self._scratch.__enter__()
         self._result = self.folder / "result.json"
         self._log = self.folder / "output.txt"
         self._name = f"{module}.{function}"
@@ -53,7 +66,7 @@ class Fresh:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._scratch.__exit__(kind, error, at)
 
     def result(self, timeout: float) -> Any:
         """What the function returned. Raises RuntimeError with the end of its output where it failed."""

@@ -30,7 +30,9 @@ def run(function: Callable[..., Any], *args: Any, workers: int | None = None, **
     """Train in this process. Hoisting is off: other tests are about it."""
     kwargs = options.pop("kwargs", None)
     return train.start(
-        train.function_request(function, args, kwargs), Options(**{"hoist": "off", "timeout": 15.0, **options}), workers=workers
+        train.function_request(function, args, kwargs),
+        Options(**{"hoist": "off", "timeout": 60.0, **options}),
+        workers=workers,
     )
 
 

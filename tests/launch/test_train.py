@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import types
 from pathlib import Path
@@ -12,35 +13,29 @@ import pytest
 import torch
 
 import tpu_magics
-from tests.launch.launching import (
-    digest,
-    failed,
-    fake_notebook,
-    of,
-    refused,
-    run,
-    said,
-)
+from tests.launch.launching import digest, failed, fake_notebook, of, refused, run, said
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import results, session
+from tpu_magics.launch.plan import Options
 
 pytestmark = pytest.mark.usefixtures("fresh_session")
 
 
 def who() -> dict[str, Any]:
     print(f"I am {os.getpid()}")
-    return {"pid": os.getpid(), "parent": os.getppid(), "thread": threading.current_thread().name}
+    return {"pid": os.getpid(), "parent": os.getppid()}
 
 
-def sgd(model: Any, steps: int = 3, scale: float = 1.0) -> float:
+def sgd(model: Any, steps: int = 3) -> float:
     """Move, train, return the last loss."""
     import torch_xla
 
     model.to(torch_xla.device())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs = torch.arange(32.0).reshape(4, 8).to(torch_xla.device()) / 32
     for _ in range(steps):
         optimizer.zero_grad()
-        loss = model(torch.ones(4, 8, device=torch_xla.device()) * scale).pow(2).mean()
+        loss = model(inputs).pow(2).mean()
         loss.backward()
         optimizer.step()
         torch_xla.sync()
@@ -50,6 +45,14 @@ def sgd(model: Any, steps: int = 3, scale: float = 1.0) -> float:
 def net() -> Any:
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 2))
+
+
+def changed(model: Any, before: dict[str, Any]) -> set[str]:
+    return {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+
+
+def copy_of(model: Any) -> dict[str, Any]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
 # -- values -----------------------------------------------------------------------------------------------------------
@@ -65,3 +68,417 @@ def test_three_ranks_give_three_values_and_three_logs() -> None:
     assert result.status == "done"
     assert result.run.ranks == (0, 1, 2)
     assert [worker["exit"] for worker in result.run.info["workers"]] == [0, 0, 0]
+    assert [event.pid for event in result.run.events("start")] != []
+    assert {event.rank for event in result.run.events("start")} == {0, 1, 2}
+    assert {event.world_size for event in result.run.events("start")} == {3}
+
+
+def test_only_the_first_rank_is_shown_live(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(who, workers=2)
+    assert capsys.readouterr().out.strip() == f"I am {result.values[0]['pid']}"
+
+
+def give(value: Any) -> Any:
+    return value() if callable(value) else value
+
+
+def test_a_value_that_cannot_be_pickled_fails_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    for make, word in ((threading.Lock, "lock"), (lambda: (i for i in range(3)), "generator")):
+        result = run(give, make)
+        assert result.status == "done"
+        with pytest.raises(TpuMagicsError, match=word) as caught:
+            _ = result.value
+        assert "rank 0 returned could not travel" in caught.value.what
+        assert "Return plain values" in caught.value.todo
+        assert word in capsys.readouterr().out  # said at once, not only when it is asked for
+
+
+def device_tensors() -> Any:
+    import torch_xla
+
+    device = torch_xla.device()
+    return {"loss": torch.ones(2, device=device) * 3, "list": [torch.zeros(1, 2).to(device)], "lr": 0.1}
+
+
+def test_device_tensors_come_home_on_the_cpu() -> None:
+    value = run(device_tensors).value
+    assert value["loss"].device.type == "cpu" and torch.equal(value["loss"], torch.full((2,), 3.0))
+    assert value["list"][0].device.type == "cpu"
+    assert value["lr"] == 0.1
+
+
+def huge() -> bytes:
+    return b"x" * (64 << 20)
+
+
+def test_a_large_value_comes_home_and_leaves_the_disk() -> None:
+    result = run(huge)
+    assert len(result.value) == 64 << 20
+    assert sum(path.stat().st_size for path in result.run.path.rglob("*") if path.is_file()) < 1 << 20
+
+
+def defined_inside() -> Any:
+    class Here:
+        pass
+
+    return Here()
+
+
+def test_an_object_of_a_class_of_the_worker_is_told() -> None:
+    result = run(defined_inside)
+    with pytest.raises(TpuMagicsError, match="Here"):
+        _ = result.value
+
+
+def test_no_values_before_the_end_or_after_a_failure() -> None:
+    result = results.TrainResult(run(who).run, {})
+    with pytest.raises(TpuMagicsError, match="has no results"):
+        _ = result.values
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+model_of_the_module = net()
+
+
+def trains_a_global() -> None:
+    sgd(model_of_the_module)
+
+
+def trains_all(many: Any) -> None:
+    for one in many.values() if isinstance(many, dict) else many:
+        sgd(one)
+
+
+class Trainer:
+    """A model that is an attribute."""
+
+    def __init__(self) -> None:
+        self.model = net()
+        self.lr = 0.1
+
+    def fit(self) -> float:
+        return sgd(self.model)
+
+
+def trains_an_attribute(trainer: Trainer) -> float:
+    return sgd(trainer.model)
+
+
+def test_weights_and_buffers_of_an_argument_come_home() -> None:
+    model = net()
+    before, identities = copy_of(model), [id(tensor) for tensor in model.state_dict(keep_vars=True).values()]
+    result = run(sgd, model)
+    assert changed(model, before) == set(before)  # running_mean and num_batches_tracked are among them
+    assert [id(tensor) for tensor in model.state_dict(keep_vars=True).values()] == identities
+    assert list(result.models) == ["model"] and result.models["model"] is model
+    assert all(tensor.device.type == "cpu" for tensor in model.state_dict().values())
+    assert result.run.info["models"] == ["model"]
+    assert not [path for path in result.run.path.iterdir() if path.name.startswith("result")]
+
+
+def sgd_and_show(model: Any) -> dict[str, Any]:
+    sgd(model)
+    return {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+
+
+def test_they_are_the_weights_that_the_worker_had() -> None:
+    model = net()
+    seen = run(sgd_and_show, model).value
+    assert seen.keys() == model.state_dict().keys()
+    assert all(torch.equal(tensor, seen[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("how", ["global", "list", "dict", "closure", "attribute", "method", "default", "keyword"])
+def test_wherever_the_function_finds_its_model(how: str) -> None:
+    trainer = Trainer()
+    model = model_of_the_module if how == "global" else trainer.model
+
+    def closes_over() -> None:
+        sgd(model)
+
+    def by_default(one: Any = model) -> None:
+        sgd(one)
+
+    before = copy_of(model)
+    calls: dict[str, Any] = {
+        "global": lambda: run(trains_a_global),
+        "list": lambda: run(trains_all, [model]),
+        "dict": lambda: run(trains_all, {"first": model}),
+        "closure": lambda: run(closes_over),
+        "attribute": lambda: run(trains_an_attribute, trainer),
+        "method": lambda: run(trainer.fit),
+        "default": lambda: run(by_default),
+        "keyword": lambda: run(sgd, kwargs={"model": model, "steps": 2}),
+    }
+    result = calls[how]()
+    assert changed(model, before) == set(before)
+    assert len(result.models) == 1
+
+
+def test_weights_of_a_model_that_was_only_read_stay() -> None:
+    model = net().eval()
+    before = digest(model)
+
+    def reads() -> float:
+        return float(model(torch.ones(4, 8)).sum())
+
+    assert isinstance(run(reads).value, float)
+    assert digest(model) == before
+
+
+class Tied(torch.nn.Module):
+    """An embedding and an output layer that share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Embedding(8, 4)
+        self.outer = torch.nn.Linear(4, 8, bias=False)
+        self.outer.weight = self.inner.weight
+
+    def forward(self, inputs: Any) -> Any:
+        return self.outer(self.inner(inputs.long().argmax(dim=1)))
+
+
+def test_tied_weights_stay_tied() -> None:
+    model = Tied()
+    before = model.inner.weight.detach().clone()
+    run(sgd, model)
+    assert model.inner.weight is model.outer.weight
+    assert not torch.equal(model.inner.weight, before)
+
+
+def test_two_ranks_bring_the_first_ones_weights() -> None:
+    model, alone = net(), net()
+    run(sgd, model, workers=2)
+    run(sgd, alone)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), alone.state_dict().values(), strict=True))
+
+
+def breaks(model: Any, how: str) -> None:
+    sgd(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(7)
+    if how == "raise":
+        raise ValueError("boom <script>alert(1)</script> \x1b[31m")
+    if how == "exit":
+        sys.exit(3)
+    os._exit(5)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("raise", ["Rank 0 raised ValueError", "boom <script>"]),
+        ("exit", ["Rank 0 called sys.exit(3)"]),
+        ("_exit", ["Rank 0 ended with exit code 5"]),
+    ],
+)
+def test_a_failure_changes_no_weight(how: str, words: list[str]) -> None:
+    model = net()
+    before = digest(model)
+    error = failed(breaks, model, how)
+    assert digest(model) == before
+    assert all(word in said(error) for word in words), said(error)
+    assert error.rank == 0 and of(error).status == "failed"
+    assert of(error).info["failure"]["what"] == error.what
+    assert session.current.last is not None and session.current.last.failure is error
+    assert run(sgd, model).status == "done"  # and the next one trains
+    assert digest(model) != before
+
+
+def raises_deep(model: Any) -> None:
+    def inner(matrix: Any) -> Any:
+        return matrix @ torch.ones(3, device=matrix.device)
+
+    model.to("xla")
+    inner(next(model.parameters()))
+
+
+def test_the_persons_own_line_is_shown() -> None:
+    error = failed(raises_deep, net())
+    text = said(error)
+    assert "return matrix @ torch.ones(3, device=matrix.device)" in text
+    assert f"{Path(__file__).name}, line" in text and "in raises_deep" in text and "in inner" in text
+    assert "tpu_magics/launch/work.py" not in text
+
+
+def changes_structure(model: Any) -> None:
+    model.append(torch.nn.Linear(2, 2))
+    sgd(model)
+
+
+def test_weights_that_do_not_fit_fail_whole_and_stay_on_disk() -> None:
+    model = net()
+    before = digest(model)
+    error = failed(changes_structure, model)
+    assert digest(model) == before and of(error).status == "failed"
+    kept = [path for path in of(error).path.iterdir() if path.name.startswith("result-") and path.suffix != ".pkl"]
+    assert kept and any(str(path) in said(error) for path in kept), said(error)
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+
+
+def endless(model: Any) -> None:
+    import torch_xla
+
+    model.to("xla")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    while True:
+        try:
+            optimizer.zero_grad()
+            model(torch.ones(4, 8, device="xla")).sum().backward()
+            optimizer.step()
+            torch_xla.sync()
+        except Exception:
+            print("the limit was caught")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_steps_stops_after_so_many_and_changes_nothing(workers: int) -> None:
+    model = net()
+    before = digest(model)
+    result = run(endless, model, steps=4, workers=workers)
+    assert (result.status, result.steps, result.value, result.values) == ("stopped", 4, None, [])
+    assert digest(model) == before
+    assert "the limit" not in result.run.log(0)
+    assert [event.status for event in result.run.events("end")] == ["limit"] * workers
+    assert result.run.info["models"] == []
+
+
+def test_a_function_with_fewer_steps_than_the_limit_is_done() -> None:
+    model = net()
+    before = digest(model)
+    result = run(sgd, model, steps=10)
+    assert (result.status, result.steps) == ("done", 3)
+    assert digest(model) != before
+
+
+# -- the public function ----------------------------------------------------------------------------------------------
+
+
+def test_train_takes_what_the_magic_takes(runs: Path) -> None:
+    model = net()
+    result = tpu_magics.train(sgd, model, kwargs={"steps": 2}, run_name="first try", hoist="off", timeout=60)
+    assert result.run.name == "first try" and result.run.path.parent == runs
+    assert result.steps == 2
+    assert tpu_magics.find_run("first try").path == result.run.path
+    assert repr(result) == "<TrainResult 'first try': done>"
+
+
+def test_options_are_checked_before_anything_forks(runs: Path) -> None:
+    for options, word in (
+        ({"processes": 0}, "-n 0"),
+        ({"steps": 0}, "--steps 0"),
+        ({"timeout": 0.0}, "--timeout 0"),
+        ({"timeout": float("nan")}, "--timeout nan"),
+        ({"precision": "fp16"}, "--precision fp16"),
+        ({"hoist": "on"}, "--hoist on"),
+        ({"run_name": "a/b"}, "a/b"),
+        ({"run_name": ""}, "cannot be named"),
+        ({"processes": 8}, "-n 8"),
+    ):
+        error = refused(who, **options)
+        assert word in error.what and error.todo, error
+    assert not runs.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TPU_MAGICS_RUNS", str(tmp_path / "file" / "runs"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    notebook = fake_notebook()
+    result = run(who)
+    assert result.status == "done" and not str(result.run.path).startswith(str(tmp_path / "file"))
+    assert any("cannot be written" in line and str(result.run.path) in line for line in notebook.lines)
+    assert result.run.summary().warnings
+
+
+# -- the background ---------------------------------------------------------------------------------------------------
+
+
+def waits_for(path: Path, model: Any) -> float:
+    while not path.exists():
+        threading.Event().wait(0.02)
+    return sgd(model)
+
+
+def test_a_background_run_comes_home_with_wait(tmp_path: Path) -> None:
+    model = net()
+    before = digest(model)
+    result = run(waits_for, tmp_path / "go", model, background=True, run_name="later")
+    assert result.status == "running" and digest(model) == before
+    with pytest.raises(TpuMagicsError, match="has no results: it is running"):
+        _ = result.value
+    error = refused(who)
+    assert "'later' is still going on" in error.what and "%tpu_stop later" in error.todo
+    (tmp_path / "go").touch()
+    assert result.wait() is result and result.status == "done"
+    assert isinstance(result.value, float) and digest(model) != before
+    assert result.wait() is result  # again does no harm
+    assert run(who).status == "done"
+
+
+def test_a_background_run_that_is_stopped_changes_nothing(tmp_path: Path) -> None:
+    model = net()
+    before = digest(model)
+    result = run(waits_for, tmp_path / "never", model, background=True)
+    going = session.current.going
+    assert going is not None
+    going.stop()
+    assert going.ended
+    with pytest.raises(tpu_magics.TrainingInterrupted):
+        result.wait()
+    assert digest(model) == before and result.status == "interrupted"
+    with pytest.raises(tpu_magics.TrainingInterrupted):  # again: the same answer
+        result.wait()
+    assert run(who).status == "done"
+
+
+def test_a_background_run_that_fails_says_so_when_it_comes_home() -> None:
+    model = net()
+    result = run(breaks, model, "raise", background=True)
+    with pytest.raises(tpu_magics.TrainingFailed, match="boom"):
+        result.wait()
+    assert result.status == "failed"
+
+
+# -- the request ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_named_after_its_function() -> None:
+    assert run(lambda: 1).run.name == "lambda"
+    assert run(types.MethodType(lambda self: 1, object())).run.name
+    assert run(who).run.name == "who"
+
+
+def test_two_models_with_one_name_both_come_home() -> None:
+    first, second = net(), net()
+    befores = digest(first), digest(second)
+
+    def inner(model: Any) -> None:
+        sgd(model)
+        sgd(first)
+
+    result = run(inner, second)
+    assert digest(first) != befores[0] and digest(second) != befores[1]
+    assert len(result.models) == 2
+
+
+def test_the_first_free_thread_is_the_main_one() -> None:
+    caught: list[BaseException] = []
+
+    def elsewhere() -> None:
+        try:
+            run(who)
+        except BaseException as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert isinstance(caught[0], TpuMagicsError) and "cannot be started from a thread" in caught[0].what
+    assert Options().check() is None

@@ -89,6 +89,11 @@ class Cell:
         return without_colours("\n".join(output.text for output in self.of("error")))
 
     @property
+    def said(self) -> str:
+        """The error on one line: where it is wrapped is not the tests' business."""
+        return " ".join(self.error.split())
+
+    @property
     def error_type(self) -> str:
         return next((str(output.content["ename"]) for output in self.of("error")), "")
 
@@ -133,15 +138,15 @@ class Kernel:
         self.cells[cell.id] = cell
         return cell
 
-    def finish(self, cell: Cell, timeout: float = 60) -> Cell:
+    def finish(self, cell: Cell, timeout: float = 120) -> Cell:
         """Wait until the cell has ended and all its output is here."""
         self._pump(lambda: cell.count is not None, timeout, f"the cell did not end within {timeout} s")
         return cell
 
-    def run(self, code: str, timeout: float = 60) -> Cell:
+    def run(self, code: str, timeout: float = 120) -> Cell:
         return self.finish(self.send(code), timeout)
 
-    def wait_for(self, cell: Cell, text: str, timeout: float = 60) -> Cell:
+    def wait_for(self, cell: Cell, text: str, timeout: float = 120) -> Cell:
         """Wait until the cell has printed or shown `text`."""
         self._pump(lambda: text in cell.shown, timeout, f"{text!r} was not shown within {timeout} s")
         return cell

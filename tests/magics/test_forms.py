@@ -67,13 +67,13 @@ del optimizer
 def test_args_are_expressions_of_the_notebook(notebook: Kernel) -> None:
     notebook.run("class cfg: lr = 0.5\nrows = [1, 2]").good()
     notebook.run(
-        """%%tpu_train model 16 "cfg.lr * 2" rows[1] [1, 2] {"lr": 1} "'a text'" flag=True both={1,2} word="'b c'" t=(1, 2)
+        """%%tpu_train model 16 "cfg.lr * 2" rows[1] [1, 2] {"lr": 1} "'a text'" flag=True both={1,2} w="'b c'" t=(1, 2)
 def given(*args, **kwargs):
     return args[1:], kwargs
 """
     ).good()
     args = (16, 1.0, 2, [1, 2], {"lr": 1}, "a text")
-    kwargs = {"flag": True, "both": {1, 2}, "word": "b c", "t": (1, 2)}
+    kwargs = {"flag": True, "both": {1, 2}, "w": "b c", "t": (1, 2)}
     assert notebook.value("_tpu.value") == (args, kwargs)
 
 
@@ -332,17 +332,18 @@ del optimizer
         notebook.run(
             """%%tpu_train model
 def training_function(model):
-    import os, time
+    import psutil
+    me = psutil.Process()
     torch.randn(1500, 1500) @ torch.randn(1500, 1500)
-    began = os.times()
-    for _ in range(10):
+    before = {thread.id: thread.user_time for thread in me.threads()}
+    for _ in range(20):
         torch.randn(1500, 1500) @ torch.randn(1500, 1500)
-    ended = os.times()
-    cores = (ended.user - began.user) / (ended.elapsed - began.elapsed)
+    worked = [t.id for t in me.threads() if t.user_time - before.get(t.id, 0) > 0.05]
     train(model)
-    return torch.get_num_threads(), cores
+    return torch.get_num_threads(), len(worked)
 """
         ).good()
-        assert notebook.value("_tpu.value[0] == torch.get_num_threads()")
-        assert notebook.value("_tpu.value[1] > 0") and notebook.value(TRAINED)
-    notebook.run("%tpu_train train model").good()
+        threads = notebook.value("torch.get_num_threads()")
+        assert notebook.value("_tpu.value[0]") == threads
+        assert notebook.value("_tpu.value[1]") >= threads, "not all cores were at work"
+        assert notebook.value(TRAINED)

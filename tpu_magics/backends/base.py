@@ -88,6 +88,12 @@ class Backend(Protocol):
     def shares_memory(self, model: Any, value: object) -> bool:
         """Whether a tensor of `model` lies in the memory of `value`."""
 
+    def structure(self, model: Any) -> tuple[Any, ...]:
+        """Names and shapes of a model's parameters and buffers, for comparing."""
+
+    def tensor_content(self, value: object) -> tuple[Any, ...] | None:
+        """What a tensor in host memory holds, for comparing; None for what is no such tensor."""
+
     def replace_reference(self, model: Any, old: object, new: object) -> None:
         """Make every module of `model` that refers to `old` (its config) refer to `new`."""
 
@@ -102,8 +108,11 @@ class Backend(Protocol):
     def same_modes(self, left: Any, right: Any) -> bool:
         """Whether the modes of both are the same."""
 
-    def same_numbers(self, left: Any, right: Any) -> bool:
-        """Whether both would lead a build to the same random numbers."""
+    def drawn(self, before: Any, after: Any) -> tuple[Any, Any] | None:
+        """The states of those generators that were drawn from between two random states; None where none was."""
+
+    def same_drawn(self, before: Any, now: Any) -> bool:
+        """Whether the generators that `before` names are now as they were there."""
 
     def is_seed_call(self, function: object) -> bool:
         """Whether `function` is a library's seeding function (torch.manual_seed, accelerate's and transformers'

@@ -233,7 +233,7 @@ def _statements(read: cell.Cell, source: Source, namespace: dict[str, Any]) -> t
     items = tuple(reach.reachable_from_code(whole, namespace))
     before = dict(namespace)
 
-    def make(models: Mapping[str, Any], hoists: hoist.HoistPlan | None) -> Work:
+    def make(models: dict[str, Any], hoists: hoist.HoistPlan | None) -> Work:
         tree, expression = (body, last) if hoists is None else cell.split_last(hoist.swap_tree(rest, hoists))
         code = _compiled(tree, read.filename, "exec")
         shown = None if expression is None else _compiled(expression, read.filename, "eval")
@@ -266,7 +266,7 @@ def _script(path: str, argv: Sequence[str]) -> train.Request:
         ) from error
     has_mp_fn = any(isinstance(node, ast.FunctionDef) and node.name == "_mp_fn" for node in tree.body)
 
-    def make(models: Mapping[str, Any], _hoists: hoist.HoistPlan | None) -> Work:
+    def make(models: dict[str, Any], _hoists: hoist.HoistPlan | None) -> Work:
         return ScriptWork(str(file.absolute()), tuple(argv), has_mp_fn, models)
 
     return train.Request(file.stem, make)

@@ -30,19 +30,20 @@ CRASHED = 70  # exit code: the worker's own machinery failed (sysexits.h EX_SOFT
 
 
 @contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Hold an interrupt back until the block ends: half a fork or half a load would be worse than a late one.
+def interrupts_held() -> Iterator[list[int]]:
+    """Hold an interrupt back until the block ends: half a fork or half a load would be worse than a late one. Gives
+    the list of those that came; who answers them clears it.
 
     In a process with threads a signal mask does not do: another thread takes the signal, and Python runs its handler in
     the main thread all the same. So the handler is replaced; only the main thread can, and only it is interrupted.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     late: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield late
+        return
     old = signal.signal(signal.SIGINT, lambda number, _frame: late.append(number))
     try:
-        yield
+        yield late
     finally:
         signal.signal(signal.SIGINT, old if old is not None else signal.default_int_handler)
         if late:
@@ -80,7 +81,7 @@ def fork_worker(main: Callable[[], int], stack_file: Path) -> int:
         # Python 3.12+ warns about every fork of a process with threads. We fork knowingly: the child's work runs in
         # a new thread.
         warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
+        pid = _fork()
     if pid:
         try:
             os.setpgid(pid, pid)
@@ -96,6 +97,17 @@ def fork_worker(main: Callable[[], int], stack_file: Path) -> int:
         os.write(2, traceback.format_exc().encode("utf-8", "replace"))
     finally:
         os._exit(code)
+
+
+def _fork() -> int:
+    try:
+        return os.fork()
+    except OSError as error:
+        raise TpuMagicsError(
+            f"A worker could not be forked: {error.strerror}.",
+            "The machine, the container or the account has no room for another process, or not enough memory.",
+            "End programs and other notebooks that run here, or use fewer workers (-n 1), and run the cell again.",
+        ) from error
 
 
 def become_worker(parent: int, stack_file: Path) -> None:

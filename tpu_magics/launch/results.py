@@ -49,6 +49,7 @@ def bring_home(files: RunFiles, ranks: int, models: Mapping[str, Any], backend: 
     packs = [_read(files, rank) for rank in range(ranks)]
     home.values = [_value(rank, pack) for rank, pack in enumerate(packs)]
     _names(packs[0], models, home)
+    models = {name: model for name, model in models.items() if name in packs[0].get("models", models)}
     staged = backend.check_weights(models, files.path) if models else None
     with process.interrupts_held():
         if staged is not None:
@@ -145,6 +146,11 @@ class TrainResult:
         """What rank 0 returned; None for a run that was stopped by --steps."""
         values = self._arrived().values
         return self._checked(values[0]) if values else None
+
+    @property
+    def left(self) -> dict[str, str]:
+        """Names that a cell assigned and that could not come home, each with the reason."""
+        return dict(self._arrived().left)
 
     @property
     def steps(self) -> int:

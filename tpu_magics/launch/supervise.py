@@ -79,16 +79,19 @@ class Watch:
 
     # -- the loop -------------------------------------------------------------------------------------------------
     def run(self) -> None:
-        """Watch until every worker is gone; on any way out none is left."""
-        try:
-            while self.look():
-                time.sleep(TICK)
-        except KeyboardInterrupt:
-            with process.interrupts_held():
-                self.reason = "interrupt"
-                self._stop_all(stacks=True)
-        finally:
-            self.end()
+        """Watch until every worker is gone; on any way out none is left. An interrupt stops the run, and nothing but
+        the run: it is noted, and never raised in the middle of a look."""
+        with process.interrupts_held() as interrupts:
+            try:
+                while self.look():
+                    if interrupts:
+                        self.stop("interrupt")
+                    time.sleep(TICK)
+            finally:
+                self.end()
+                if interrupts and self._first_failure is None:
+                    self.reason = "interrupt"
+                interrupts.clear()
 
     def end(self) -> None:
         """Leave no worker and no open file (idempotent)."""
@@ -113,7 +116,7 @@ class Watch:
     def _go_on(self) -> bool:
         now = time.time()
         if self._stop:
-            self.reason = self._stop
+            self.reason = self._stop if self._first_failure is None else self.reason
             self._stop_all(stacks=True)
         elif self.timeout is not None and now - self.started > self.timeout and self._alive():
             self.reason = "timeout"
@@ -127,7 +130,11 @@ class Watch:
 
     def _note_exit(self, worker: Watched) -> None:
         """See whether a worker has ended, without reaping it: its pid must stay ours while its group is killed."""
-        found = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        try:
+            found = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            self._note_lost(worker)
+            return
         if found is None:
             return
         worker.ended = time.time()
@@ -137,6 +144,18 @@ class Watch:
             worker.signal = found.si_status
         stop_group(worker.pid, signal.SIGKILL)
         os.waitpid(worker.pid, 0)
+        self._note_failure(worker)
+
+    def _note_lost(self, worker: Watched) -> None:
+        """Somebody else reaped it (SIGCHLD ignored, os.wait() in the notebook): its last record must do. Its pid may
+        belong to another process by now, so nothing is signalled."""
+        worker.ended = time.time()
+        self._read_events()
+        if worker.end is not None:
+            worker.exit_code = int(worker.end.status == "failed")
+        self._note_failure(worker)
+
+    def _note_failure(self, worker: Watched) -> None:
         if not worker.good and not worker.stopped_by_us and self._first_failure is None:
             self.reason = "worker"
             self._first_failure = worker.ended
@@ -179,6 +198,8 @@ class Watch:
     # -- the end ----------------------------------------------------------------------------------------------------
     def _stop_all(self, stacks: bool = False) -> None:
         """Stop whoever is alive: first ask for stacks, then TERM, then KILL, and reap them all."""
+        for worker in self._alive():
+            self._note_exit(worker)  # who has ended by now was not stopped by us
         alive = self._alive()
         if not alive:
             return

@@ -26,6 +26,7 @@ from tpu_magics.runs.folder import RunFolder, check_name
 from tpu_magics.runs.reader import Run
 
 BUSY_PATIENCE = 30.0  # seconds: a device stays busy for so long after its holder was killed
+BUSY_PAUSE = 2.0  # seconds between attempts
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Request:
     `hoistable`: the function or tree that hoisting reads (None: nothing to read)."""
 
     name: str
-    make: Callable[[Mapping[str, Any], hoist.HoistPlan | None], Work]
+    make: Callable[[dict[str, Any], hoist.HoistPlan | None], Work]
     items: Sequence[tuple[str, Any]] = ()
     hoistable: Any = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -55,7 +56,7 @@ def function_request(
     arguments = guards.check_function(function, args, kwargs, index_first)
     named = {**_labelled(labels, args), **kwargs}
 
-    def make(models: Mapping[str, Any], hoists: hoist.HoistPlan | None) -> Work:
+    def make(models: dict[str, Any], hoists: hoist.HoistPlan | None) -> Work:
         return FunctionWork(function, tuple(args), kwargs, models, hoists, index_first)
 
     return Request(
@@ -140,8 +141,8 @@ def start(request: Request, options: Options, workers: int | None = None) -> res
             going.come_home()
         else:
             going.watch_in_thread()
-    except BaseException:
-        going.abandon()
+    except BaseException as error:
+        going.abandon(error)
         raise
     return going.result
 
@@ -227,6 +228,7 @@ class Going:
     hoists: hoist.HoistPlan | None
     watch: supervise.Watch | None = None
     thread: threading.Thread | None = None
+    unwatched: threading.Event = field(default_factory=threading.Event)
     settled: bool = False
     result: results.TrainResult = None  # type: ignore[assignment]
 
@@ -246,7 +248,7 @@ class Going:
     @property
     def ended(self) -> bool:
         """Whether no worker is left."""
-        return self.watch is not None and not (self.thread is not None and self.thread.is_alive())
+        return self.watch is not None and (self.thread is None or self.unwatched.is_set())
 
     # -- forking --------------------------------------------------------------------------------------------------
     def fork(self) -> None:
@@ -290,25 +292,44 @@ class Going:
         self.watch.run()
         while failures.device_was_busy(self.watch) and time.monotonic() < self.deadline:
             session.current.notebook.say("The TPU is still busy (its last holder may have just ended): trying again.")
-            time.sleep(2)
+            time.sleep(BUSY_PAUSE)
+            self._clear_attempt()
             self.fork()
             self.watch.run()
 
+    def _clear_attempt(self) -> None:
+        """Take away what the failed attempt wrote: it would be read as the next one's."""
+        for path in self.folder.path.glob("rank-*"):
+            path.unlink(missing_ok=True)
+
     def watch_in_thread(self) -> None:
-        assert self.watch is not None
-        self.thread = threading.Thread(target=self.watch.run, name=f"tpu_magics-watch-{self.folder.name}", daemon=True)
+        name = f"tpu_magics-watch-{self.folder.name}"
+        self.thread = threading.Thread(target=self._watch_then_tell, name=name, daemon=True)
         self.thread.start()
         session.current.notebook.say(
             f"Training {self.folder.name!r} in the background: _tpu.wait() brings its results home, %tpu_stop stops it."
         )
 
+    def _watch_then_tell(self) -> None:
+        assert self.watch is not None
+        try:
+            self.watch.run()
+        finally:
+            self.unwatched.set()
+
+    def _wait_unwatched(self) -> None:
+        """Wait until nothing is watched any more. Not by Thread.join(): one that is interrupted marks the thread as
+        stopped while it runs (CPython 3.10 to 3.12)."""
+        while self.thread is not None and not self.unwatched.wait(0.1):
+            pass
+
     def stop(self) -> None:
         """Stop a background run; its models stay as they are."""
         if self.watch is not None and self.thread is not None:
             self.watch.stop("interrupt")
-            self.thread.join()
+            self._wait_unwatched()
 
-    def abandon(self) -> None:
+    def abandon(self, error: BaseException) -> None:
         """Leave nothing behind after an error or an interrupt between two steps of the road."""
         if self.settled:
             return
@@ -317,7 +338,8 @@ class Going:
                 self.watch.end()
             self.settled = True
             session.current.going = None
-            self._close("interrupted")
+            self.result.failure = error
+            self._close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
 
     # -- the end --------------------------------------------------------------------------------------------------
     def come_home(self) -> None:
@@ -325,9 +347,7 @@ class Going:
         waiting."""
         if self.settled:
             return
-        if self.thread is not None:
-            while self.thread.is_alive():
-                self.thread.join(0.1)
+        self._wait_unwatched()
         assert self.watch is not None
         self.settled = True
         session.current.going = None
@@ -358,8 +378,9 @@ class Going:
     def _load(self) -> results.Home:
         home = results.bring_home(self.folder, self.plan.ranks, self.models, session.current.backend)
         session.current.notebook.namespace.update(home.names)
-        for name, reason in home.left.items():
-            session.current.notebook.say(f"`{name}` stayed in the worker: {reason}")
+        if home.left:
+            names = ", ".join(f"`{name}`" for name in home.left)
+            session.current.notebook.say(f"stayed in the worker, as they cannot be pickled: {names} (why: _tpu.left)")
         for lost in (value for value in home.values[:1] if isinstance(value, results.Lost)):
             session.current.notebook.say(lost.reason)
         for note in home.notes:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tpu_magics.backends.base import Backend
+from tpu_magics.errors import TpuMagicsError
 
 if TYPE_CHECKING:
     from tpu_magics.launch.hoist import HoistPlan
@@ -31,8 +32,12 @@ class Work(Protocol):
     """Something that every rank runs. `models`: what comes home, by name."""
 
     @property
-    def models(self) -> Mapping[str, Any]:
-        """The models whose weights come home."""
+    def models(self) -> dict[str, Any]:
+        """The models whose weights come home. A worker changes its own copy where it built one itself."""
+
+    @property
+    def hoists(self) -> HoistPlan | None:
+        """What was built in the notebook."""
 
     def install(self, note: Note, replicas: int) -> None:
         """Once in each worker, before its `replicas` threads run; `note(code, text)` records a warning."""
@@ -44,9 +49,20 @@ class Work(Protocol):
         """What travels home from this rank."""
 
 
-def _install(hoists: HoistPlan | None, note: Note, replicas: int) -> None:
-    if hoists is not None:
-        hoists.install(lambda _number, reason: note("not-hoisted", reason), replicas=replicas)
+def _install(hoists: HoistPlan | None, models: dict[str, Any], note: Note, replicas: int) -> None:
+    if hoists is None:
+        return
+
+    def declined(number: int, reason: str) -> None:
+        one = hoists.hoisted[number]
+        note("not-hoisted", f"`{one.code}` in line {one.line} is built by each worker after all: {reason}.")
+
+    def built(number: int, model: Any) -> None:
+        """What was built here is what is trained, so it comes home in the place of the notebook's."""
+        for name in [name for name, own in models.items() if own is hoists.hoisted[number].model]:
+            models[name] = model
+
+    hoists.install(declined, replicas=replicas, on_built=built)
 
 
 def packed(value: Any, backend: Backend, **more: Any) -> bytes:
@@ -58,8 +74,10 @@ def packed(value: Any, backend: Backend, **more: Any) -> bytes:
 def _try_dumps(value: Any, backend: Backend) -> tuple[bytes | None, str]:
     try:
         return backend.dumps(value), ""
+    except TpuMagicsError as error:
+        return None, error.what
     except Exception as error:
-        return None, str(error)
+        return None, f"{type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True)
@@ -69,12 +87,12 @@ class FunctionWork:
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    models: Mapping[str, Any] = field(default_factory=dict)
+    models: dict[str, Any] = field(default_factory=dict)
     hoists: HoistPlan | None = None
     index_first: bool = False
 
     def install(self, note: Note, replicas: int) -> None:
-        _install(self.hoists, note, replicas)
+        _install(self.hoists, self.models, note, replicas)
 
     def run(self, ordinal: int, replica: int) -> Any:
         function, args, kwargs = self._for_replica(replica)
@@ -90,7 +108,7 @@ class FunctionWork:
         return _with_copies(self.function, memo), copy.deepcopy(self.args, memo), copy.deepcopy(dict(self.kwargs), memo)
 
     def results(self, ordinal: int, value: Any, backend: Backend) -> bytes:  # noqa: ARG002
-        return packed(value, backend)
+        return packed(value, backend, models=list(self.models))
 
 
 def _with_copies(function: Callable[..., Any], memo: dict[int, Any]) -> Callable[..., Any]:
@@ -112,12 +130,12 @@ class CellWork:
     code: types.CodeType
     last: types.CodeType | None
     namespace: dict[str, Any]
-    models: Mapping[str, Any] = field(default_factory=dict)
+    models: dict[str, Any] = field(default_factory=dict)
     hoists: HoistPlan | None = None
     before: Mapping[str, Any] = field(default_factory=dict)
 
     def install(self, note: Note, replicas: int) -> None:
-        _install(self.hoists, note, replicas)
+        _install(self.hoists, self.models, note, replicas)
 
     def run(self, ordinal: int, replica: int) -> Any:
         space = self.namespace if replica == 0 else dict(self.namespace)
@@ -130,7 +148,7 @@ class CellWork:
 
     def results(self, ordinal: int, value: Any, backend: Backend) -> bytes:
         if ordinal != 0:
-            return packed(value, backend)
+            return packed(value, backend, models=list(self.models))
         names: dict[str, bytes] = {}
         modules: dict[str, str] = {}
         same: dict[str, str] = {}
@@ -147,7 +165,7 @@ class CellWork:
                     left[name] = problem
                 else:
                     names[name] = data
-        return packed(None, backend, names=names, modules=modules, same=same, left=left)
+        return packed(None, backend, models=list(self.models), names=names, modules=modules, same=same, left=left)
 
     def _assigned(self) -> dict[str, Any]:
         """Names that the cell bound anew, except private ones."""
@@ -174,7 +192,8 @@ class ScriptWork:
     path: str
     argv: tuple[str, ...]
     has_mp_fn: bool
-    models: Mapping[str, Any] = field(default_factory=dict)
+    models: dict[str, Any] = field(default_factory=dict)
+    hoists: HoistPlan | None = None
 
     def install(self, note: Note, replicas: int) -> None:
         """A script builds its own models."""
@@ -190,7 +209,7 @@ class ScriptWork:
         return _imported(self.path)._mp_fn(ordinal)
 
     def results(self, ordinal: int, value: Any, backend: Backend) -> bytes:  # noqa: ARG002
-        return packed(value, backend)
+        return packed(value, backend, models=list(self.models))
 
 
 def _imported(path: str) -> Any:

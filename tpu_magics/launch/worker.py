@@ -56,6 +56,7 @@ class _Worker:
         self.steps = 0
         self.compiles: int | None = None
         self.status = "done"
+        self.hoisted: dict[str, Any] = {}
 
     def run(self) -> int:
         streams.redirect_descriptors(self.task.files.log_path(self.rank))
@@ -80,9 +81,15 @@ class _Worker:
         process.lasting_threads.add(threading.get_ident())
         if ordinal != self.rank:
             self._adopt(ordinal)
+        self.hoisted = self._structures()
         self.task.work.install(self._note, self.spec.replicas)
         self._write(events.Start, pid=os.getpid(), device=device, world_size=world_size)
         self._phase("training")
+
+    def _structures(self) -> dict[str, Any]:
+        hoists = self.task.work.hoists
+        own = {id(model) for model in hoists.models.values()} if hoists is not None else set()
+        return {n: self.task.backend.structure(m) for n, m in self.task.work.models.items() if id(m) in own}
 
     def _adopt(self, ordinal: int) -> None:
         """Take the rank that the runtime gave: on a TPU it need not be the number of the process."""
@@ -120,11 +127,21 @@ class _Worker:
     def _bring_home(self, ordinal: int, replica: int, value: Any) -> None:
         if replica == 0:
             self._phase("collecting")
+            self._leave_changed()
         results = self.task.work.results(ordinal, value, self.task.backend)
         _write_whole(self.task.files, ordinal, results)
         models = self.task.work.models
         if replica == 0 and models:
             self.task.backend.collect_weights(models, self.task.files.path, ordinal)
+
+    def _leave_changed(self) -> None:
+        """A hoisted model whose structure the function changed stays here: without hoisting it would not come home
+        either. (For a model of the notebook's own the same is an error, at home.)"""
+        models = self.task.work.models
+        for name, before in self.hoisted.items():
+            if name in models and self.task.backend.structure(models[name]) != before:
+                del models[name]
+                self._note("not-home", f"`{name}` stays in the worker: the function changed its structure.")
 
     # -- events -------------------------------------------------------------------------------------------------
     def _write(self, kind: type[events.Event], **fields: Any) -> None:

@@ -67,6 +67,8 @@ class TorchXla:
     model_bytes = _from("modules", "model_bytes")
     model_device = _from("modules", "model_device")
     shares_memory = _from("modules", "shares_memory")
+    structure = _from("modules", "structure")
+    tensor_content = _from("modules", "tensor_content")
     replace_reference = _from("modules", "replace_reference")
     detached_optimizer = _from("modules", "detached_optimizer")
 
@@ -74,7 +76,8 @@ class TorchXla:
     random_state = _from("randomness", "random_state")
     set_random_state = _from("randomness", "set_random_state")
     same_modes = _from("randomness", "same_modes")
-    same_numbers = _from("randomness", "same_numbers")
+    drawn = _from("randomness", "drawn")
+    same_drawn = _from("randomness", "same_drawn")
     is_seed_call = _from("randomness", "is_seed_call")
     seeds_device_only = _from("randomness", "seeds_device_only")
     seeds_without_runtime = _from("randomness", "seeds_without_runtime")

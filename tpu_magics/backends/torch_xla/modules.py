@@ -143,6 +143,12 @@ def tensor_content(value: object) -> tuple[Any, ...] | None:
     return *kind, flat.numpy()
 
 
+def structure(model: Any) -> tuple[Any, ...]:
+    """Names and shapes of a model's parameters and buffers, for comparing (None: not materialised yet)."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    return tuple((name, None if _is_lazy(tensor) else tuple(tensor.shape)) for name, tensor in tensors)
+
+
 def replace_reference(model: Any, old: object, new: object) -> None:
     """Make every module of `model` that keeps `old`, as an attribute or in a dict or list of one, keep `new`."""
     seen: set[int] = set()

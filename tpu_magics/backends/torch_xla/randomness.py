@@ -2,7 +2,7 @@
 
 What lives here: taking, comparing and putting back random states; which functions seed; and `quiet_seeds`, which keeps
 seeding (and, with quiet_arguments.py, TrainingArguments) from starting the runtime in the notebook's process. What does
-not: which calls of a training function are replayed (launch/hoist_read.py).
+not: which calls of a training function are replayed (launch/read.py).
 
 Everything is looked up in `sys.modules`; nothing here imports a framework.
 """
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tpu_magics.backends.torch_xla.post_import import PostImport
-from tpu_magics.backends.torch_xla.quiet_arguments import quiet_arguments
+from tpu_magics.backends.torch_xla.quiet_arguments import quiet_arguments, set_up_before_trainer
 
 # Functions that seed, as (module, name). Read in torch 2.9.0, torch_xla 2.9.0, accelerate 1.15.0, transformers 5.23.0.
 DEVICE_SEEDS = (
@@ -243,10 +243,8 @@ def quiet_seeds() -> None:
     hook = PostImport()
     state.undo.append(hook.remove)
     hook.when_imported(XLA_MODEL, lambda module: _quiet_xla_seed(module, state, in_notebook))
-    hook.when_imported(
-        "transformers.training_args",
-        lambda module: _keep(state, quiet_arguments(module, in_notebook)),
-    )
+    hook.when_imported("transformers.training_args", lambda module: _keep(state, quiet_arguments(module, in_notebook)))
+    hook.when_imported("transformers.trainer", lambda module: _keep(state, set_up_before_trainer(module, in_notebook)))
 
 
 def undo_quiet_seeds() -> None:

@@ -125,12 +125,12 @@ def full_weights(name: str, model: Any, folder: Path) -> dict[str, Any]:
     """Every parameter of `model` that FSDP took, whole and on the CPU, by its plain name. Tied names share one tensor.
     Called by rank 0 after `collect_shards` has returned on every rank."""
     own = shards(name, model)
-    needed = sorted({rank for shard in own for rank in shard.members if rank != 0 and len(shard.members) > 1})
-    others = {rank: _read_shards(folder, rank, name) for rank in needed}
+    needed = sorted({rank for shard in own for rank in shard.members if rank != 0})
+    keys = {shard.key for shard in own if len(shard.members) > 1}
+    others = {rank: _read_shards(folder, rank, name, keys) for rank in needed}
     result: dict[str, Any] = {}
     for shard, value in zip(own, to_cpu([shard.tensor for shard in own]), strict=True):
-        pieces = [value if rank == 0 or len(shard.members) == 1 else others[rank][shard.key] for rank in shard.members]
-        result.update(unflatten(shard, pieces))
+        result.update(unflatten(shard, [value if rank == 0 else others[rank][shard.key] for rank in shard.members]))
     return result
 
 
@@ -234,15 +234,21 @@ def _shard_file(folder: Path, rank: int) -> Path:
     return folder / f"result-shards-{rank}.pt"
 
 
-def _read_shards(folder: Path, rank: int, name: str) -> dict[str, Any]:
-    """What `collect_shards` wrote on `rank`; mapped, so that only what is used takes memory."""
+def _read_shards(folder: Path, rank: int, name: str, keys: set[str]) -> dict[str, Any]:
+    """What `collect_shards` wrote on `rank`, which must have `keys`; mapped, so that only what is used takes memory."""
     path = _shard_file(folder, rank)
     try:
         found: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except (OSError, RuntimeError) as error:
-        raise TpuMagicsError(
-            f"`{name}` is sharded, and the shards of rank {rank} are missing, so its weights cannot be put together.",
-            f"{path} could not be read: {error}",
-            f"Look at what rank {rank} wrote: %tpu_logs -r {rank}",
-        ) from error
+        raise _no_shards(name, rank, f"{path} could not be read: {error}") from error
+    if missing := sorted(keys - found.keys()):
+        raise _no_shards(name, rank, f"{path} lacks {missing[0]} ({len(missing)} of {len(keys)} are missing).")
     return found
+
+
+def _no_shards(name: str, rank: int, why: str) -> TpuMagicsError:
+    return TpuMagicsError(
+        f"`{name}` is sharded, and the shards of rank {rank} are missing, so its weights cannot be put together.",
+        why,
+        f"Look at what rank {rank} wrote: %tpu_logs -r {rank}",
+    )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 # A transfer needs its tensors twice for a moment; this bounds that moment.
-BATCH_BYTES = 256 * 2**20
+BATCH_BYTES = 64 * 2**20
 
 
 def settle() -> None:
@@ -64,7 +64,7 @@ def has_own_memory(tensor: Any) -> bool:
 
 def tensor_bytes(tensor: Any) -> int:
     """Bytes of the values of `tensor`; of a sparse one, those of its nonzero values."""
-    count = tensor.numel() if tensor.layout is torch.strided else tensor._nnz()
+    count = tensor._nnz() if str(tensor.layout).startswith("torch.sparse") else tensor.numel()
     return int(count) * int(tensor.element_size())
 
 

@@ -93,6 +93,7 @@ def _on_each_device(
 
     from tpu_magics.backends.torch_xla import randomness, sharded, ties
 
+    use_up_autograds_start()
     lock = threading.Lock()
     started: list[int] = []
     context = contextvars.copy_context()
@@ -105,7 +106,7 @@ def _on_each_device(
             if replica == 0:
                 ties.keep_ties()
                 sharded.watch_wrappers()
-                restart_autograd()
+                start_autograd_threads()
                 on_ready(ordinal, max(xr.world_size(), spec.count), str(torch_xla.device()))
         modes()
         randomness.replay_seed()
@@ -146,7 +147,10 @@ def _thread_modes() -> Callable[[], None]:
     import torch
 
     grad = torch.is_grad_enabled()
-    device = torch.get_default_device()
+    try:
+        device = torch.get_default_device()
+    except AttributeError:  # torch 2.9 after set_default_device(None)
+        device = torch.device("cpu")
 
     def apply() -> None:
         torch.set_grad_enabled(grad)
@@ -156,19 +160,29 @@ def _thread_modes() -> Callable[[], None]:
     return apply
 
 
-def restart_autograd() -> None:
-    """Start autograd's device threads for the devices known now (pytorch/xla#4174).
+def use_up_autograds_start() -> None:
+    """A small backward on the CPU, before the runtime is up.
 
-    Autograd starts them once, at a process's first backward, for the devices known then. A backward on the CPU in the
-    notebook would make every XLA backward in its workers fail. The small backward here makes the state the same whether
-    the notebook did one or not.
+    Autograd starts its device threads once, at a process's first backward, for the devices known then (none, here). So
+    the state is the same whether the notebook did a backward or not: the threads are not started, and never will be by
+    themselves. Starting them twice would be no better than not at all: autograd then waits until exactly one thread for
+    each device has come up, which with two of them may never be so.
+    """
+    import torch
+
+    torch.ones(1, requires_grad=True).sum().backward()
+
+
+def start_autograd_threads() -> None:
+    """Start autograd's device threads for the devices known now (pytorch/xla#4174), after `use_up_autograds_start`.
+
+    Without it every XLA backward fails in a worker whose notebook did a backward on the CPU.
 
     Raises:
         TpuMagicsError: torch lacks the functions that this needs (they are internal; seen in torch 2.8 and 2.9).
     """
     import torch
 
-    torch.ones(1, requires_grad=True).sum().backward()
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
     try:
         engine = getattr(library, _DEFAULT_ENGINE)

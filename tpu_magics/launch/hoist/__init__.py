@@ -1,8 +1,8 @@
 """The model once: a model that the training function builds is built in the notebook, before the fork.
 
 What lives here: the plan (what is hoisted, what is not and why), the order of seeds and builds, and the plan's way into
-the worker. What does not: how calls are found (hoist_read.py), built (hoist_build.py), replaced (hoist_swap.py) and
-answered (hoist_worker.py).
+the worker. What does not: how calls are found (read.py), built (build.py), replaced (swap.py) and
+answered (worker.py).
 
 The notebook is left as it was: its random states, environment and objects, and the function itself.
 """
@@ -20,13 +20,13 @@ from dataclasses import dataclass, field, replace
 from types import CodeType, FunctionType
 from typing import Any
 
-from tpu_magics.launch.hoist_build import Build, Builder, NotHoisted, argument_marks
-from tpu_magics.launch.hoist_read import Candidate, Declined, Step, read
-from tpu_magics.launch.hoist_seeds import Environ, Seed
-from tpu_magics.launch.hoist_source import FunctionSource, function_source, underlying
-from tpu_magics.launch.hoist_swap import NAME, source_problem, swapped, swapped_code
-from tpu_magics.launch.hoist_values import HoistBackend, Scope, Source, Unknown, arguments_of, function_scope
-from tpu_magics.launch.hoist_worker import Inherited, OnDeclined
+from tpu_magics.launch.hoist.build import Build, Builder, NotHoisted, argument_marks
+from tpu_magics.launch.hoist.read import Candidate, Declined, Step, read
+from tpu_magics.launch.hoist.seeds import Environ, Seed
+from tpu_magics.launch.hoist.source import FunctionSource, function_source, underlying
+from tpu_magics.launch.hoist.swap import NAME, source_problem, swapped, swapped_code
+from tpu_magics.launch.hoist.values import HoistBackend, Scope, Source, Unknown, arguments_of, function_scope
+from tpu_magics.launch.hoist.worker import Inherited, OnBuilt, OnDeclined
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ class HoistPlan:
         """One sentence for each call that stays in the function."""
         return [one.text() for one in self.declined]
 
-    def install(self, on_declined: OnDeclined, *, replicas: int = 1) -> None:
+    def install(self, on_declined: OnDeclined, *, replicas: int = 1, on_built: OnBuilt | None = None) -> None:
         """In a worker: hand the models to the function. `on_declined(k, reason)` is called when `hoisted[k]` is built
-        there after all; `replicas`: threads of this worker that run the function."""
+        there after all, `on_built(k, model)` with what is built; `replicas`: threads of this worker that run the function."""
         if os.getpid() == self.pid:
             raise RuntimeError("a plan is installed in forked workers only: the notebook's function stays as it is")
         if not self.hoisted:
             return
-        inherited = Inherited(self.builds, self._reported(), self.backend, on_declined, replicas)
+        inherited = Inherited(self.builds, self._reported(), self.backend, on_declined, replicas, on_built)
         if self.function is None or self.code is None:
             self.namespace[NAME] = inherited
         else:

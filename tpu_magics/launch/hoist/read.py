@@ -1,8 +1,8 @@
 """Which calls of a training function build a model, and may be made in the notebook instead.
 
 What lives here: the static reading of statements, in order, into steps: seeds to replay, models to build, and calls
-that stay where they are, with the reason. Nothing is built. What does not: values of expressions (hoist_values.py),
-seeds (hoist_seeds.py), helper functions (hoist_helpers.py), and the build (hoist.py).
+that stay where they are, with the reason. Nothing is built. What does not: values of expressions (values.py),
+seeds (seeds.py), helper functions (helpers.py), and the build (hoist.py).
 
 Read are the statements of the function itself and those in `with` blocks that do not change how a model is built. What
 stands in an `if`, a loop, a `try`, an inner function or a comprehension is built never, or more than once: it stays.
@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 
-from tpu_magics.launch.hoist_helpers import helper_problem, is_helper
-from tpu_magics.launch.hoist_seeds import Environ, Seed, seed_steps
-from tpu_magics.launch.hoist_values import PENDING, Binding, Scope, Unknown, import_bindings
+from tpu_magics.launch.hoist.helpers import helper_problem, is_helper
+from tpu_magics.launch.hoist.seeds import Environ, Seed, seed_steps
+from tpu_magics.launch.hoist.values import PENDING, Binding, Scope, Unknown, import_bindings
 
 # Contexts in which a model is built as it is outside.
 HARMLESS_CONTEXTS = (

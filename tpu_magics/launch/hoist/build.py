@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.hoist_compare import (
+from tpu_magics.launch.hoist.compare import (
     Unmarkable,
     device_use,
     files,
@@ -24,8 +24,8 @@ from tpu_magics.launch.hoist_compare import (
     mark,
     marks_of_reads,
 )
-from tpu_magics.launch.hoist_read import Candidate
-from tpu_magics.launch.hoist_values import HoistBackend, Unknown, arguments_of
+from tpu_magics.launch.hoist.read import Candidate
+from tpu_magics.launch.hoist.values import HoistBackend, Unknown, arguments_of
 
 Place = tuple[int, int, int, int]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]

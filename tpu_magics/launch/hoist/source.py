@@ -1,7 +1,7 @@
 """The source of a function, and proof that it is the source.
 
 What lives here: from a function to the text and tree of its whole cell or file, and from a tree back to the function's
-code object. What does not: any change of either (hoist_swap.py).
+code object. What does not: any change of either (swap.py).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 What lives here: seed calls and environment variables set at the top level of a training function, directly, in an `if`
 whose condition is known, or in a helper that does nothing else (`seed_everything(42)`). What does not: anything that
-draws numbers; that is found out in the worker, by comparing states (hoist_worker.py).
+draws numbers; that is found out in the worker, by comparing states (worker.py).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from types import FunctionType
 from typing import Any
 
 from tpu_magics.launch.frames import is_library
-from tpu_magics.launch.hoist_source import function_source
-from tpu_magics.launch.hoist_values import Scope, Source, Unknown, arguments_of, function_scope, import_bindings
+from tpu_magics.launch.hoist.source import function_source
+from tpu_magics.launch.hoist.values import Scope, Source, Unknown, arguments_of, function_scope, import_bindings
 
 # Switches of a framework that change no random number: left to the worker.
 SWITCHES = frozenset({"use_deterministic_algorithms", "set_float32_matmul_precision"})

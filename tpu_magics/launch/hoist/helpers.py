@@ -1,7 +1,7 @@
 """Helper functions of the person's own that build a model: `make_model(cfg)`.
 
 What lives here: whether a function returns a model that it builds, and what speaks against running it in the notebook.
-What does not: calls in the training function itself (hoist_read.py).
+What does not: calls in the training function itself (read.py).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from types import FunctionType
 
 from tpu_magics.launch.frames import is_library
-from tpu_magics.launch.hoist_source import FunctionSource, function_source
-from tpu_magics.launch.hoist_values import HoistBackend, Source, function_scope, import_bindings
+from tpu_magics.launch.hoist.source import FunctionSource, function_source
+from tpu_magics.launch.hoist.values import HoistBackend, Source, function_scope, import_bindings
 
 DEPTH = 4
 INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)

@@ -1,6 +1,6 @@
 """In the worker: the call that builds a model becomes the model that the notebook has built, if it is the same.
 
-What lives here: `Inherited`, which stands where the calls stood. What does not: how it gets there (hoist_swap.py).
+What lives here: `Inherited`, which stands where the calls stood. What does not: how it gets there (swap.py).
 Where anything differs, the model is built here by the call as it was written, and the reason is reported.
 """
 
@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpu_magics.launch.hoist_build import Arguments, Build, NotHoisted, argument_marks, has_plain_state, leaves, named
-from tpu_magics.launch.hoist_compare import files, marks_of_reads, same_callee
-from tpu_magics.launch.hoist_values import HoistBackend
+from tpu_magics.launch.hoist.build import Arguments, Build, NotHoisted, argument_marks, has_plain_state, leaves, named
+from tpu_magics.launch.hoist.compare import files, marks_of_reads, same_callee
+from tpu_magics.launch.hoist.values import HoistBackend
 
 OnDeclined = Callable[[int, str], None]
+OnBuilt = Callable[[int, Any], None]
 
 
 @dataclass
@@ -39,6 +40,7 @@ class Inherited:
         builds: all builds that were swapped in, by number.
         reported: number in `plan.hoisted` of each build.
         on_declined: called with that number and the reason when a worker builds a model itself.
+        on_built: called with that number and the model that was built here instead of the notebook's.
         replicas: threads of this worker that run the function; the second and later get copies.
     """
 
@@ -49,7 +51,9 @@ class Inherited:
         backend: HoistBackend,
         on_declined: OnDeclined,
         replicas: int = 1,
+        on_built: OnBuilt | None = None,
     ) -> None:
+        self.on_built = on_built
         self.builds = builds
         self.reported = reported
         self.backend = backend
@@ -62,6 +66,7 @@ class Inherited:
             {},
         )
         # Copied now: later the first replica has trained its own.
+        self.first = first
         self.free = [first, *(_copied(first) for _ in range(replicas - 1))]
         self.replicas: dict[threading.Thread, _Replica] = {}
 
@@ -151,7 +156,15 @@ class Inherited:
         args, kwargs = arguments
         if replica is not None:
             args, kwargs = self._with_fresh_parts(build, replica, arguments)
-        return callee(*args, **kwargs)
+        model = callee(*args, **kwargs)
+        if self.on_built is not None and replica is self.first and self._stands_for(build):
+            self.on_built(self.reported[build.number], model)
+        return model
+
+    def _stands_for(self, build: Build) -> bool:
+        """Whether what is built here takes the place of a hoisted model, which nobody else in this worker has."""
+        whole = build.number == max(n for n, one in self.reported.items() if one == self.reported[build.number])
+        return whole and build.number not in self.first.called
 
     def _report(self, build: Build, replica: _Replica | None, reason: str) -> None:
         """Once for each model, with the reason that was found first."""

@@ -1,7 +1,7 @@
 """Whether a build in the worker would be the one that the notebook has made.
 
 What lives here: marks of values (equal marks: equal values), of what a builder reads besides its arguments, and of
-files. What does not: when marks are taken and compared (hoist.py, hoist_worker.py).
+files. What does not: when marks are taken and compared (hoist.py, worker.py).
 
 A mark holds in this process and in its forks only: what has no value of its own is known by its identity.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.launch.frames import is_library
-from tpu_magics.launch.hoist_values import HoistBackend
+from tpu_magics.launch.hoist.values import HoistBackend
 
 SIMPLE = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), range)
 BY_IDENTITY = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)

@@ -1,7 +1,7 @@
 """The call in the training function, replaced: `Net(cfg)` becomes `__tpu_magics_hoisted__(0, Net, cfg)`.
 
 What lives here: that change of a tree and of a function's code. Nothing else of the function changes: closure,
-defaults, decorators, names and lines stay. What does not: what the new name does (hoist_worker.py).
+defaults, decorators, names and lines stay. What does not: what the new name does (worker.py).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import copy
 from collections.abc import Mapping
 from types import CodeType, FunctionType
 
-from tpu_magics.launch.hoist_build import Place, place_of
-from tpu_magics.launch.hoist_source import FunctionSource, compiled, same_code
+from tpu_magics.launch.hoist.build import Place, place_of
+from tpu_magics.launch.hoist.source import FunctionSource, compiled, same_code
 
 NAME = "__tpu_magics_hoisted__"
 

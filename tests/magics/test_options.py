@@ -1,0 +1,75 @@
+"""Options and help: one spelling, said by the magics themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from .kernel import Kernel
+from .samples import MODEL, TRAIN, TRAINED
+
+
+@pytest.mark.parametrize(
+    ("magic", "told"),
+    [
+        ("%tpu_init", ["-n", "--processes", "--precision", "bf16-downcast", "--framework"]),
+        ("%tpu_train", ["FUNCTION", "--background", "--timeout", "%tpu_train train.py --epochs 2"]),
+        ("%%tpu_train", ["ARG", "--steps", "--hoist", "-o", "--run-name", "--plain", "--force", "%%tpu_train model"]),
+        ("%tpu_runs", ["RUN", "--plain"]),
+        ("%tpu_logs", ["-r", "--rank", "RUN"]),
+        ("%tpu_stop", ["RUN"]),
+    ],
+)
+def test_help_and_docstring_come_from_one_place(kernel: Kernel, magic: str, told: list[str]) -> None:
+    for option in ("-h", "--help"):
+        helped = kernel.run(f"{magic} {option}").good().printed
+        assert helped.startswith(f"usage: {magic} ") and not [word for word in told if word not in helped]
+    body = "\ndef f(): raise SystemError" if magic.startswith("%%") else ""
+    assert kernel.run(f"{magic} -h{body}").good().printed == helped
+    kind = "cell" if magic.startswith("%%") else "line"
+    doc = kernel.value(f"get_ipython().find_magic({magic.lstrip('%')!r}, {kind!r}).__doc__")
+    assert doc.split() == helped.split()
+
+
+def test_options_may_stand_anywhere(kernel: Kernel) -> None:
+    kernel.run(MODEL + TRAIN).good()
+    cell = kernel.run("%tpu_train --run-name first train -o mine model --timeout 60 steps=2 --hoist=off").good()
+    assert "first: done, 1 rank on XLA:CPU, 2 steps" in cell.printed
+    assert kernel.value(f"(mine.run.name, mine.run.info['plan']['timeout'], {TRAINED})") == ("first", 60.0, True)
+    assert kernel.value("'_tpu' in globals()") is False
+
+
+def test_an_arg_that_begins_with_a_minus_stands_in_brackets(kernel: Kernel) -> None:
+    kernel.run("def given(*args): return args").good()
+    kernel.run('%tpu_train given (-1) "(-2.5)" -- -3').good()
+    assert kernel.value("_tpu.value") == (-1, -2.5, -3)
+    refused = kernel.run("%tpu_train given -x")
+    assert 'An ARG that begins with a minus is written in brackets: "(-x)"' in refused.said
+
+
+def test_processes_of_this_host(kernel: Kernel) -> None:
+    kernel.run("def given(): return 1").good()
+    kernel.run("%tpu_train given -n 1").good()
+    refused = kernel.run("%tpu_train given -n 2")
+    assert "-n 2 is not available on this machine yet" in refused.said and "rehears" in refused.said.lower()
+
+
+def test_precision_reaches_the_worker(kernel: Kernel) -> None:
+    kernel.run(
+        "import os\ndef given(): return os.environ.get('XLA_USE_BF16'), os.environ.get('XLA_DOWNCAST_BF16')"
+    ).good()
+    values = []
+    for precision in ("fp32", "bf16", "bf16-downcast"):
+        kernel.run(f"%tpu_train given --precision {precision}").good()
+        values.append(kernel.value("_tpu.value"))
+    assert values == [(None, None), ("1", None), (None, "1")]
+    assert kernel.value("os.environ.get('XLA_USE_BF16')") is None
+
+
+def test_a_typo_in_any_magic_is_answered_with_the_nearest(kernel: Kernel) -> None:
+    for line, near in (
+        ("%tpu_init --proceses 2", "--processes"),
+        ("%tpu_train f --backgroud", "--background"),
+        ("%tpu_runs --plan", "--plain"),
+        ("%tpu_logs --rang 1", "--rank"),
+    ):
+        assert f"did you mean {near}?" in kernel.run(line).said, line

@@ -1,0 +1,89 @@
+"""`%tpu_runs` and `%tpu_logs` on runs that have really been made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from .kernel import Kernel
+from .samples import MODEL, TRAIN
+
+
+@pytest.fixture
+def notebook(kernel: Kernel) -> Kernel:
+    """A notebook with two runs: one that ended well and logged values, and one that failed."""
+    kernel.run(MODEL + TRAIN).good()
+    kernel.run(
+        """%%tpu_train model --run-name well
+import tpu_magics
+def logs(model):
+    for step in range(3):
+        tpu_magics.log(loss=train(model, 1), note="a <b>note</b>")
+    print("well done")
+"""
+    ).good()
+    assert "boom" in kernel.run("%%tpu_train model\ndef broken(model):\n    print('so far')\n    boom").error
+    return kernel
+
+
+def table(kernel: Kernel, line: str) -> dict[str, str]:
+    [display] = kernel.run(line).good().displays
+    return display
+
+
+def test_the_table_of_all_runs(notebook: Kernel) -> None:
+    shown = table(notebook, "%tpu_runs")
+    rows = shown["text/plain"].splitlines()
+    assert [row.split() for row in rows if "─" not in row][1][:1] == ["when"]
+    broken, well = rows[-2:]
+    assert " broken " in broken and " failed " in broken
+    assert " well " in well and " done " in well and " 3 " in well and "note a <b>note</b>" in well or "loss" in well
+    assert "<b>note</b>" not in shown["text/html"], "what the person wrote is shown as html"
+
+
+def test_one_run_and_two_side_by_side(notebook: Kernel) -> None:
+    one = table(notebook, "%tpu_runs well")["text/plain"]
+    assert "Run well: done" in one and "models that came home" in one and "loss" in one
+    last = table(notebook, "%tpu_runs last")["text/plain"]
+    assert "NameError: name 'boom' is not defined" in last and "what to do" in last
+    both = table(notebook, "%tpu_runs well broken")["text/plain"]
+    assert [word in both for word in ("well", "broken", "done", "failed")] == [True] * 4
+
+
+def test_plain_has_no_times_or_ids(notebook: Kernel) -> None:
+    told = notebook.run("%tpu_runs well --plain").good()
+    assert not told.displays and told.printed.startswith("status: done\nranks: 1\nsteps: 3\n")
+    assert notebook.run("%tpu_runs --plain").good().printed.count("status: ") == 2
+
+
+def test_logs_of_a_run_and_a_rank(notebook: Kernel) -> None:
+    assert notebook.run("%tpu_logs well").good().printed == "well done\n\n"
+    newest = notebook.run("%tpu_logs").good().printed
+    assert newest.startswith("so far\n") and "NameError: name 'boom'" in newest
+    refused = notebook.run("%tpu_logs -r 3 well")
+    assert "The run 'well' has no rank 3." in refused.said and "Its ranks are 0." in refused.said
+    assert "is not a whole number" in notebook.run("%tpu_logs -r one").said
+    unknown = notebook.run("%tpu_logs wel")
+    assert unknown.error_type == "TpuMagicsError" and "well" in unknown.said
+
+
+def test_an_unwritable_folder_is_told_and_the_run_is_kept_elsewhere(notebook: Kernel, tmp_path: Path) -> None:
+    """As root nothing is unwritable; a file where the folder should be is, for everyone."""
+    blocked = tmp_path / "a file"
+    blocked.write_text("")
+    notebook.run(f"import os; os.environ['TPU_MAGICS_RUNS'] = {str(blocked / 'runs')!r}").good()
+    try:
+        cell = notebook.run("%tpu_train train model").good()
+        assert "cannot be written" in cell.printed and "train: done" in cell.printed
+        assert "train" in table(notebook, "%tpu_runs")["text/plain"]
+    finally:
+        notebook.run("del os.environ['TPU_MAGICS_RUNS']").good()
+
+
+def test_run_folders_are_private(notebook: Kernel, tmp_path: Path) -> None:
+    folders = list((tmp_path / ".tpu_runs").iterdir())
+    assert len(folders) == 2
+    assert {os.stat(path).st_mode & 0o777 for path in folders} == {0o700}
+    assert not list((tmp_path / ".tpu_runs").glob("*/result-*")), "results stay on the disk"
