@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -90,10 +92,11 @@ def test_tied_weights_are_written_once_and_stay_tied(tmp_path: Path) -> None:
     worker = copy.deepcopy(home)
     with torch.no_grad():
         worker[0].weight.add_(1)
-    bring_home(home, worker, tmp_path)
+    collect_weights({"model": worker}, tmp_path)
+    assert list(safetensors.torch.load_file(tmp_path / weights_files.PLAIN)) == ["0.weight"]
+    load_weights(check_weights({"model": home}, tmp_path))
     assert home[1].weight is home[0].weight
     assert torch.equal(home[0].weight, worker[0].weight)
-    assert list(safetensors.torch.load_file(tmp_path / weights_files.PLAIN)) == ["0.weight"]
 
 
 def test_two_tensors_in_one_memory(tmp_path: Path) -> None:
@@ -116,6 +119,19 @@ def test_different_values_for_one_memory_are_refused(tmp_path: Path) -> None:
         bring_home(home, worker, tmp_path)
     assert "`whole` and `tail`" in str(caught.value)
     assert content(home) == before
+
+
+def test_tied_only_in_the_worker(tmp_path: Path) -> None:
+    """Two tensors here take their values from one in the file."""
+    home = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
+    worker = copy.deepcopy(home)
+    worker[1].weight = worker[0].weight
+    with torch.no_grad():
+        worker[0].weight.fill_(7)
+    bring_home(home, worker, tmp_path)
+    assert (home[0].weight == 7).all()
+    assert (home[1].weight == 7).all()
+    assert home[0].weight.data_ptr() != home[1].weight.data_ptr()
 
 
 def test_ties_that_came_apart_are_named(tmp_path: Path) -> None:
@@ -236,11 +252,11 @@ def test_several_models_that_share_a_weight(tmp_path: Path) -> None:
         worker["gen"].weight.add_(1)
         worker["dis"].bias.add_(1)
     collect_weights(worker, tmp_path)
+    assert sorted(safetensors.torch.load_file(tmp_path / weights_files.PLAIN)) == ["dis/bias", "gen/bias", "gen/weight"]
     load_weights(check_weights(home, tmp_path))
     assert home["dis"].weight is home["gen"].weight
     assert torch.equal(home["gen"].weight, worker["gen"].weight)
     assert torch.equal(home["dis"].bias, worker["dis"].bias)
-    assert sorted(safetensors.torch.load_file(tmp_path / weights_files.PLAIN)) == ["dis/bias", "gen/bias", "gen/weight"]
 
 
 def test_one_model_under_two_names(tmp_path: Path) -> None:
@@ -446,6 +462,41 @@ def scenario_a_batch_larger_than_one_transfer() -> None:
     in_worker(work)
     load_weights(check_weights({"model": model}, folder))
     assert all((parameter == number).all() for number, parameter in enumerate(model.parameters()))
+
+
+def grown(call: Callable[[], Any]) -> float:
+    """By how many MB the resident memory of this process rose above what it was, at most, during `call`."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is the present size now
+    before = peak()
+    call()
+    return peak() - before
+
+
+def peak() -> float:
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1000
+
+
+def scenario_neither_side_needs_memory_for_a_second_model() -> None:
+    folder = Path(tempfile.mkdtemp())
+    model = nn.Sequential(*(nn.Linear(1000, 1000) for _ in range(50)))  # 200 MB
+
+    def work() -> None:
+        import torch_xla
+
+        from tpu_magics.backends.torch_xla.weights_fetch import settle
+
+        with torch.no_grad():
+            for parameter in model.to(torch_xla.device()).parameters():
+                parameter.add_(1)
+        settle()
+        assert grown(lambda: collect_weights({"model": model}, folder)) < 100
+
+    in_worker(work)
+    before = model[-1].weight.detach().clone()
+    staged = check_weights({"model": model}, folder)
+    assert grown(lambda: load_weights(staged)) < 50
+    assert torch.equal(model[-1].weight, before + 1)
 
 
 @pytest.fixture(scope="module")

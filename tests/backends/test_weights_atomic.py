@@ -14,11 +14,12 @@ import pytest
 import torch
 from torch import nn
 
-from tpu_magics.backends.torch_xla import weights_load
+from tpu_magics.backends.torch_xla import weights_exchange, weights_files, weights_load
 from tpu_magics.backends.torch_xla.weights import check_weights, collect_weights, load_weights
+from tpu_magics.backends.torch_xla.weights_exchange import Exchange
 from tpu_magics.errors import TpuMagicsError
 
-from .weights_samples import bring_home, content, holding
+from .weights_samples import bring_home, content, describe, holding
 
 
 def mixed(scale: float) -> nn.Module:
@@ -41,6 +42,23 @@ class Injected(Exception):
     pass
 
 
+def breaking(method: Any, failing: int, calls: list[Any]) -> Any:
+    """A way to change a model that fails after the change number `failing`, counted over all ways."""
+
+    def prepare(*args: Any) -> Any:
+        change, back = method(*args)
+
+        def changed_then_failed() -> None:
+            calls.append(args)
+            change()
+            if len(calls) == failing + 1:
+                raise Injected("the disk was pulled out")
+
+        return changed_then_failed, back
+
+    return prepare
+
+
 @pytest.mark.parametrize("failing", range(8))
 @pytest.mark.parametrize("free_bytes", [0, 2**40])
 def test_a_failure_half_way_puts_everything_back(
@@ -51,39 +69,126 @@ def test_a_failure_half_way_puts_everything_back(
     collect_weights({"model": worker}, tmp_path)
     staged = check_weights({"model": home}, tmp_path)
     assert len(staged.puts) == 8
-    calls = []
-
-    def breaking(method: Any) -> Any:
-        def prepare(put: Any, keep: Any) -> Any:
-            change, back = method(put, keep)
-
-            def changed_then_failed() -> None:
-                calls.append(put)
-                change()
-                if len(calls) == failing + 1:
-                    raise Injected("the disk was pulled out")
-
-            return changed_then_failed, back
-
-        return prepare
-
+    files = sorted(tmp_path.iterdir())
+    calls: list[Any] = []
     for name, method in list(weights_load._METHODS.items()):
-        monkeypatch.setitem(weights_load._METHODS, name, breaking(method))
+        monkeypatch.setitem(weights_load._METHODS, name, breaking(method, failing, calls))
+    monkeypatch.setattr(Exchange, "prepare", breaking(Exchange.prepare, failing, calls))
     with pytest.raises(TpuMagicsError, match="they are as they were") as caught:
         load_weights(staged, free_bytes)
     assert "Injected: the disk was pulled out" in caught.value.why
     assert str(tmp_path) in caught.value.todo
     assert content(home) == before
-    assert not list(tmp_path.glob("result-undo*"))
     assert type(home.lazy) is torch.nn.UninitializedParameter
+    assert sorted(tmp_path.iterdir()) == files
     monkeypatch.undo()
-    load_weights(staged, free_bytes)
+    load_weights(check_weights({"model": home}, tmp_path), free_bytes)  # the file has the trained weights again
     assert home.end.tolist() == worker.end.tolist()
     assert torch.equal(home.last, worker.last)
 
 
-def test_an_error_in_the_middle_of_one_tensor_puts_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home, worker = nn.Linear(50, 50), nn.Linear(50, 50)
+def flaky(real: Any, failing: int, calls: list[int], written: int = 0) -> Any:
+    """os.pread or os.pwrite whose call number `failing` fails, after it wrote the first `written` bytes."""
+
+    def call(file: int, what: Any, offset: int) -> Any:
+        calls.append(offset)
+        if len(calls) != failing + 1:
+            return real(file, what, offset)
+        if written:
+            real(file, what[:written], offset)
+        raise OSError(28, "No space left on device")
+
+    return call
+
+
+@pytest.mark.parametrize("function", ["pread", "pwrite"])
+@pytest.mark.parametrize("failing", range(7))
+def test_a_disk_that_fails_once_at_any_block(
+    function: str, failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights_exchange, "_BLOCK", 1000)
+    home, worker = nn.Linear(25, 30), nn.Linear(25, 30)
+    before = content(home)
+    collect_weights({"model": worker}, tmp_path)
+    staged = check_weights({"model": home}, tmp_path)
+    calls: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, function, flaky(getattr(os, function), failing, calls, 500 if function == "pwrite" else 0))
+        try:
+            load_weights(staged)
+            failed = False
+        except TpuMagicsError as error:
+            failed = True
+            assert "No space left on device" in error.why
+            assert "load_state_dict" in error.todo
+    assert failed == (failing < len(calls))
+    assert failed or len(calls) >= 4
+    if failed:
+        assert content(home) == before
+        load_weights(check_weights({"model": home}, tmp_path))
+    assert torch.equal(home.weight, worker.weight)
+    assert torch.equal(home.bias, worker.bias)
+    assert not (tmp_path / weights_files.PLAIN).exists()
+
+
+def test_a_disk_that_takes_nothing_any_more_costs_the_file_not_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights_exchange, "_BLOCK", 1000)
+    home = nn.Linear(25, 30)
+    before = content(home)
+    collect_weights({"model": nn.Linear(25, 30)}, tmp_path)
+    staged = check_weights({"model": home}, tmp_path)
+    real, calls = os.pwrite, []
+
+    def full(file: int, what: Any, offset: int) -> int:
+        calls.append(offset)
+        if len(calls) > 2:
+            raise OSError(5, "Input/output error")
+        return real(file, what, offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(TpuMagicsError, match="they are as they were") as caught:
+        load_weights(staged)
+    assert "They are lost with it: train again." in caught.value.todo
+    assert content(home) == before
+    assert [path.name for path in tmp_path.iterdir()] == [weights_files.MANIFEST]
+
+
+def test_what_cannot_be_put_back_is_not_called_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_exchange, "_BLOCK", 1000)
+    home = nn.Sequential(nn.Linear(25, 30), nn.Linear(25, 30))
+    first = describe(home[0].weight)
+    collect_weights({"model": nn.Sequential(nn.Linear(25, 30), nn.Linear(25, 30))}, tmp_path)
+    staged = check_weights({"model": home}, tmp_path)
+    real, calls = os.pread, []
+
+    def dying(file: int, count: int, offset: int) -> bytes:
+        calls.append(offset)
+        if 9 <= len(calls) <= 10:  # in the second layer, and again when that is undone
+            raise OSError(5, "Input/output error")
+        return real(file, count, offset)
+
+    monkeypatch.setattr(os, "pread", dying)
+    with pytest.raises(TpuMagicsError, match="the old ones not all put back") as caught:
+        load_weights(staged)
+    assert "Input/output error; then `1.weight` could not be put back" in str(caught.value)
+    assert "run the cells that made them" in caught.value.todo
+    assert describe(home[0].weight) == first
+
+
+def test_short_reads_and_writes_are_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, worker = nn.Linear(25, 30), nn.Linear(25, 30)
+    collect_weights({"model": worker}, tmp_path)
+    staged = check_weights({"model": home}, tmp_path)
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, what, offset: real(file, what[:70], offset))
+    load_weights(staged)
+    assert torch.equal(home.weight, worker.weight)
+
+
+def test_an_interrupt_in_the_middle_of_one_tensor_puts_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, worker = nn.Linear(50, 50).double(), nn.Linear(50, 50)  # another form in the file: copied, not exchanged
     before = content(home)
     collect_weights({"model": worker}, tmp_path)
     staged = check_weights({"model": home}, tmp_path)
@@ -104,7 +209,7 @@ def test_an_error_in_the_middle_of_one_tensor_puts_it_back(tmp_path: Path, monke
 def test_no_room_for_the_old_values_is_said_before_anything_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = nn.Linear(50, 50)
+    home = nn.Linear(50, 50).double()
     before = content(home)
     collect_weights({"model": nn.Linear(50, 50)}, tmp_path)
     staged = check_weights({"model": home}, tmp_path)
@@ -141,17 +246,17 @@ def test_an_interrupt_waits_until_all_is_loaded(
     )
     collect_weights({"model": worker}, tmp_path)
     staged = check_weights({"model": home}, tmp_path)
-    real = weights_load._METHODS["copy"]
+    real = Exchange.prepare
     done = threading.Event()
     if other_thread:  # one that does not block SIGINT, as those of a Jupyter kernel do not
         threading.Thread(target=done.wait, daemon=True).start()
 
-    def interrupted(put: Any, keep: Any) -> Any:
+    def interrupted(*args: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
-        return real(put, keep)
+        return real(*args)
 
-    monkeypatch.setitem(weights_load._METHODS, "copy", interrupted)
+    monkeypatch.setattr(Exchange, "prepare", interrupted)
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         load_weights(staged)

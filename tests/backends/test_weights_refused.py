@@ -104,7 +104,7 @@ def test_changed_bytes_are_recognised(tmp_path: Path) -> None:
     with open(tmp_path / weights_files.PLAIN, "r+b") as file:
         file.seek(-8, os.SEEK_END)
         file.write(b"\xff" * 8)
-    with pytest.raises(TpuMagicsError, match="the checksum differs"):
+    with pytest.raises(TpuMagicsError, match="the checksum of weight differs"):
         check_weights({"model": model}, tmp_path)
 
 
@@ -138,7 +138,7 @@ def test_the_manifest_says_what_came(tmp_path: Path) -> None:
         "layout": "strided",
         "key": "weight",
     }
-    assert record["files"][weights_files.PLAIN]["bytes"] == (tmp_path / weights_files.PLAIN).stat().st_size
+    assert record["files"] == {weights_files.PLAIN: (tmp_path / weights_files.PLAIN).stat().st_size}
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted((weights_files.PLAIN, weights_files.MANIFEST))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.benchmarks import fresh
+from tests.benchmarks import fresh, report
 
 TITLE = "From the start of a cell to the first line of its training function"
 SLOWER = 0.3  # seconds that %%tpu_train may take over a bare fork
@@ -26,10 +26,9 @@ PASSED, BUILT = "%%tpu_train, model passed", "%%tpu_train, model built in the fu
 
 SETUP = """
 import time
-import torch
 import torch_xla.distributed.xla_multiprocessing as xmp
-from pathlib import Path
 from tests.benchmarks.bench_launch import first_line, stamp
+from tests.benchmarks.models import Small
 """
 CELLS: Mapping[str, str] = {
     FORK: "xmp.spawn(first_line, args=(model, path), start_method='fork')",
@@ -40,7 +39,7 @@ def training_function(model, path):
     BUILT: """%%tpu_train path
 def training_function(path):
     now = time.time()
-    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    model = Small()
     stamp(path, now)
 """,
     SPAWN: "xmp.spawn(first_line, args=(model, path), start_method='spawn')",
@@ -59,13 +58,6 @@ def stamp(path: str, now: float | None = None) -> None:
 def first_line(index: int, model: Any, path: str) -> None:
     """A training function as xmp.spawn takes it."""
     stamp(path)
-
-
-def small_model() -> Any:
-    """A fresh model."""
-    import torch
-
-    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
 
 
 # -- the notebook --------------------------------------------------------------------------------------------------
@@ -97,9 +89,11 @@ def _time_cell(shell: Any, way: str) -> float:
     """Seconds from the start of the cell to the first line in the worker."""
     import torch_xla
 
+    from tests.benchmarks.models import Small
+
     path = Path("first_line").absolute()
     path.unlink(missing_ok=True)
-    shell.user_ns.update(model=small_model(), path=str(path))
+    shell.user_ns.update(model=Small(), path=str(path))
     start = time.time()
     shell.run_cell(CELLS[way], store_history=True).raise_error()
     assert not torch_xla._XLAC._xla_runtime_is_initialized(), "the notebook's own process started a runtime"
@@ -143,15 +137,9 @@ def notes(rows: list[dict[str, Any]]) -> list[str]:
     """The targets, and whether they are met: by the first cell of a notebook and by the later ones."""
     ours = [row for row in rows if row["way"] in (PASSED, BUILT)]
     over = max(row["s over the bare fork"] for row in ours)
-    lines = [f"Target: at most {SLOWER} s over the bare fork: {_met(over <= SLOWER)} (the worst row has {over:.2f} s)."]
+    lines = [f"Target: at most {SLOWER} s over the bare fork: {report.met(over <= SLOWER)} (at most {over:.2f} s)."]
     faster = [row["times faster than spawn"] for row in ours if row["times faster than spawn"] is not None]
     if faster:
-        lines.append(
-            f"Target: at least {FASTER} times faster than spawn: {_met(min(faster) >= FASTER)} (the worst row has "
-            f"{min(faster):.0f} times)."
-        )
+        verdict = f"{report.met(min(faster) >= FASTER)} (at least {min(faster):.0f} times)"
+        lines.append(f"Target: at least {FASTER} times faster than spawn: {verdict}.")
     return lines
-
-
-def _met(met: bool) -> str:
-    return "met" if met else "MISSED"

@@ -11,7 +11,7 @@ from collections import Counter
 from statistics import median
 from typing import Any
 
-from tests.benchmarks import fresh
+from tests.benchmarks import fresh, report
 
 TITLE = "Loading the extension"
 TARGET = 100.0  # milliseconds
@@ -41,7 +41,7 @@ def measure(rounds: int = 11) -> list[dict[str, Any]]:
             "what": "%load_ext tpu_magics",
             "ms, median": median(times),
             "ms, slowest": max(times),
-            "modules it brings": ", ".join(f"{name} ({count})" if count > 1 else name for name, count in modules.items()),
+            "modules it brings": ", ".join(f"{name} ({count})" for name, count in modules.items()),
             "frameworks among them": ", ".join(name for name in FRAMEWORKS if name in modules) or "none",
         }
     ]
@@ -51,6 +51,6 @@ def notes(rows: list[dict[str, Any]]) -> list[str]:
     """The targets, and whether they are met."""
     took, brought = rows[0]["ms, median"], rows[0]["frameworks among them"]
     return [
-        f"Target: less than {TARGET:.0f} ms after IPython is up: {'met' if took < TARGET else 'MISSED'} ({took:.0f} ms).",
-        f"Target: none of {', '.join(FRAMEWORKS)}: {'met' if brought == 'none' else 'MISSED'}.",
+        f"Target: less than {TARGET:.0f} ms after IPython is up: {report.met(took < TARGET)} ({took:.0f} ms).",
+        f"Target: none of {', '.join(FRAMEWORKS)}: {report.met(brought == 'none')}.",
     ]

@@ -8,6 +8,7 @@ processes: what a process imported or allocated before would be in its figures, 
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
@@ -25,6 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRATCH = ROOT / ".bench"  # on a disk: /tmp can lie in memory
 TAIL = 3000  # characters of a failed process's output that are shown
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @contextmanager
@@ -46,7 +48,7 @@ class Fresh:
         self.folder = self._scratch.__enter__()
         self._result = self.folder / "result.json"
         self._log = self.folder / "output.txt"
-        self._name = f"{module}.{function}"
+        self.name = f"{module}.{function}"
         command = [sys.executable, "-m", "tests.benchmarks.fresh", module, function, json.dumps(args), self._result]
         with open(self._log, "wb") as log:
             self.process = subprocess.Popen(
@@ -73,9 +75,9 @@ class Fresh:
         try:
             code = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
-            raise RuntimeError(f"{self._name} did not end within {timeout:g} s:\n{self.output()}") from None
+            raise RuntimeError(f"{self.name} did not end within {timeout:g} s:\n{self.output()}") from None
         if code != 0:
-            raise RuntimeError(f"{self._name} ended with exit code {code}:\n{self.output()}")
+            raise RuntimeError(f"{self.name} ended with exit code {code}:\n{self.output()}")
         return json.loads(self._result.read_text())
 
     def output(self) -> str:
@@ -102,7 +104,8 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def main(module: str, function: str, args: str, result: str) -> None:
-    """The other end."""
+    """The other end. It dies with its caller: a benchmark that was stopped leaves nothing running."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     value = getattr(importlib.import_module(module), function)(*json.loads(args))
     Path(result).write_text(json.dumps(value))
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,49 @@ def alive(pid: int) -> bool:
 # -- a process of its own ---------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def forked_notebook(cells: Callable[[], Any], output: Path) -> Iterator[int]:
+    """A fork of this process that plays the notebook and may be killed; what it prints goes to `output`. Gives its pid.
+
+    It is forked because a fresh Python imports torch_xla for many seconds. CPU work with many threads may hang in it.
+    """
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(file, 1)
+            os.dup2(file, 2)
+            sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)
+            sys.stderr = sys.__stderr__ = os.fdopen(2, "w", closefd=False)
+            cells()
+            sys.stdout.flush()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+    try:
+        yield pid
+    finally:
+        with contextlib.suppress(ChildProcessError):  # who gave its exit code has reaped it
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def in_forked_notebook(cells: Callable[[], Any], output: Path) -> str:
+    """What such a notebook prints; it must end well."""
+    with forked_notebook(cells, output) as pid:
+        assert wait_until(lambda: not alive(pid), 60)
+        _, status = os.waitpid(pid, 0)
+    text = output.read_text()
+    assert os.waitstatus_to_exitcode(status) == 0, text
+    return text
+
+
 def python(code: str, cwd: Path, environment: Mapping[str, str] | None = None, seconds: int = 120) -> str:
     """What a fresh Python prints that plays a notebook; it must end well."""
     done = subprocess.run(
@@ -173,19 +217,14 @@ def python(code: str, cwd: Path, environment: Mapping[str, str] | None = None, s
         capture_output=True,
         text=True,
         cwd=cwd,
-        env=child_environment(cwd, environment),
+        env={
+            **os.environ,
+            "PJRT_DEVICE": "CPU",
+            "PYTHONPATH": str(ROOT),
+            "TPU_MAGICS_RUNS": str(cwd / "runs"),
+            **(environment or {}),
+        },
         timeout=seconds,
     )
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-6000:]}"
     return done.stdout
-
-
-def child_environment(cwd: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a fresh Python that finds the package and keeps its runs under `cwd`."""
-    return {
-        **os.environ,
-        "PJRT_DEVICE": "CPU",
-        "PYTHONPATH": str(ROOT),
-        "TPU_MAGICS_RUNS": str(cwd / "runs"),
-        **(more or {}),
-    }

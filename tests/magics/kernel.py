@@ -133,8 +133,8 @@ class Kernel:
 
     # -- cells --------------------------------------------------------------------------------------------------------
     def send(self, code: str) -> Cell:
-        """Send a cell and return at once."""
-        cell = Cell(self.client.execute(code, allow_stdin=False), time.monotonic())
+        """Send a cell and return at once. An error of a cell before does not abort it, as it would in "run all"."""
+        cell = Cell(self.client.execute(code, allow_stdin=False, stop_on_error=False), time.monotonic())
         self.cells[cell.id] = cell
         return cell
 

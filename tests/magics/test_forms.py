@@ -247,9 +247,11 @@ late = Late()
 y = 2
 """
     ).good()
-    for name in ("callback", "file", "late"):
-        assert f"tpu_magics: `{name}` stayed in the worker: " in cell.printed
-    assert "Define classes and functions at the top of the cell" in cell.printed
+    [told] = [line for line in cell.printed.splitlines() if "stayed in the worker" in line]
+    assert [name in told for name in ("`callback`", "`file`", "`late`", "`x`")] == [True, True, True, False]
+    left = notebook.value("_tpu.left")
+    assert sorted(left) == ["Late", "callback", "file", "late"]
+    assert "function" in left["callback"] and "Define classes and functions at the top of the cell" in left["late"]
     assert notebook.value("(x, y)") == (1, 2)
     assert notebook.run("late").error_type == "NameError"
 

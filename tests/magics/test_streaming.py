@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from .kernel import Kernel
+from .kernel import Kernel, without_colours
 from .samples import MODEL, TRAIN
 
 
@@ -241,3 +241,24 @@ def test_values_and_logs_of_a_run_that_streams(kernel: Kernel, tmp_path: Path) -
     logs = sorted((tmp_path / ".tpu_runs").glob("*-f*/rank-0.log"))
     assert [log.read_text() for log in logs] == ["kept\n"] * 3
     assert kernel.run("%tpu_logs").good().printed.strip() == "kept"
+
+
+def test_a_traceback_that_a_magic_shows_is_printed(kernel: Kernel) -> None:
+    """`%run` and, in IPython 7.34, `%%time` show an exception and go on."""
+    kernel.run("%%writefile broken.py\nmissing").good()
+    cell = kernel.run("%%tpu_train\ndef runs():\n    %run broken.py\n    print('goes on')\n").good()
+    assert "NameError" in cell.printed and "name 'missing' is not defined" in without_colours(cell.printed)
+    assert "goes on\n" in cell.printed
+    cell = kernel.run("%%tpu_train\n%%time\nprint('timed')\nmissing")
+    assert "timed" in cell.printed and "name 'missing' is not defined" in without_colours(cell.shown)
+
+
+def test_capture_and_time_above_the_magic(kernel: Kernel) -> None:
+    cell = kernel.run(
+        "%%capture caught\n%%tpu_train\nfrom IPython.display import HTML, display\n"
+        "def f():\n    print('text')\n    display(HTML('<b>x</b>'))\n    return 3\n"
+    ).good()
+    assert cell.shown == ""
+    assert kernel.value("(caught.stdout.splitlines()[0], len(caught.outputs), _tpu.value)") == ("text", 1, 3)
+    cell = kernel.run("%%time\n%%tpu_train\ndef f():\n    print('text')").good()
+    assert cell.printed.startswith("text\n") and "Wall time" in cell.printed

@@ -16,9 +16,9 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, free_disk
 from tpu_magics.host.memory import host_memory
 
-# Host memory that a worker takes besides models, measured on XLA:CPU with torch 2.9 (see docs/benchmarks.md): private
-# pages of a forked worker after its runtime is up.
-PER_WORKER = 60 * 1024 * 1024
+# Host memory that a worker takes besides models, in bytes: what it alone has written after 30 steps of a small net on
+# XLA:CPU with torch 2.9, the compiled programs included (median; docs/benchmarks.md, tests/benchmarks/bench_worker.py).
+PER_WORKER = 75_000_000
 PRECISION_NAMES = ("fp32", "bf16", "bf16-downcast")
 
 
@@ -96,11 +96,11 @@ class Plan:
 
 
 def make_plan(host: Host, options: Options, precision: str, workers: int) -> Plan:
-    """The plan for `workers` processes on this host."""
+    """The plan for `workers` processes on this host; a single one of several uses one device (v2, v3: of two)."""
     return Plan(
         device=host.device,
         workers=workers,
-        replicas=host.replicas,
+        replicas=host.replicas if workers == host.workers else 1,
         precision=precision,
         environment={**host.worker_environment, **options.environment},
         steps=options.steps,

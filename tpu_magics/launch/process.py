@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from tpu_magics.errors import TpuMagicsError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 STACK_SIGNAL = signal.SIGUSR1
+PARENT_EVERY = 0.5  # seconds between looks at a parent that no death signal tells of
 CRASHED = 70  # exit code: the worker's own machinery failed (sysexits.h EX_SOFTWARE)
 
 
@@ -133,13 +135,16 @@ def die_with_parent(parent: int) -> None:
 
 def close_sockets() -> None:
     """Close inherited sockets: while a worker holds the kernel's ports, a restart fails with "Address already in
-    use"."""
+    use". Their numbers stay taken: the notebook's socket objects live on here, and what they close some day must not
+    be a file that got the number."""
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for entry in list(Path("/proc/self/fd").iterdir()):
         try:
             if str(entry.readlink()).startswith("socket:"):
-                os.close(int(entry.name))
+                os.dup2(nothing, int(entry.name), inheritable=False)
         except OSError:
             pass
+    os.close(nothing)
 
 
 def dump_stacks_to(path: Path) -> None:
@@ -163,5 +168,15 @@ def _grandchild() -> None:
     parent, lasting = _forking[0]
     if lasting:
         die_with_parent(parent)
+    else:
+        threading.Thread(target=_die_after, args=(parent,), name="tpu_magics-parent", daemon=True).start()
     faulthandler.unregister(STACK_SIGNAL)
     signal.signal(STACK_SIGNAL, signal.SIG_IGN)
+
+
+def _die_after(parent: int) -> None:
+    """End this process when its parent has gone. For children of a thread that may end before its process: XLA's
+    loaders iterate over a DataLoader in a thread, and start its workers there."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_EVERY)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -83,6 +83,11 @@ def _helper(value: Any, space: Mapping[str, Any], done: set[int]) -> Iterator[tu
         yield from _read(value, done)
 
 
+def inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """`value` and what it holds, with names."""
+    yield from _inside(name, value, DEPTH, set())
+
+
 def _inside(name: str, value: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
     if id(value) in seen or len(seen) > MOST or isinstance(value, (types.ModuleType, type, str, bytes, int, float)):
         return

@@ -56,10 +56,11 @@ def _rewire(stream: Any, descriptor: int) -> None:
         for line in lines:
             write(line)
 
+    buffer = getattr(stream, "buffer", None)  # what is written to it goes to the descriptor, when it is flushed
     try:
         stream.write = write
         stream.writelines = writelines
-        stream.flush = lambda: None
+        stream.flush = buffer.flush if buffer is not None else lambda: None
         stream.fileno = lambda: descriptor
     except AttributeError:
         setattr(sys, "stdout" if descriptor == 1 else "stderr", os.fdopen(os.dup(descriptor), "w", buffering=1))
@@ -123,10 +124,16 @@ def redirect_displays(displays: Displays) -> None:
         return
     shell.display_pub.publish = displays.publish
     shell.display_pub.clear_output = displays.clear_output
+    shell._showtraceback = _print_traceback  # meant to be overridden (IPython 7.34 to 9); a kernel's would send it
     kernel = getattr(shell, "kernel", None)
     session = getattr(kernel, "session", None)
     if session is not None:
         session.send = lambda *_args, **_kwargs: None
+
+
+def _print_traceback(_kind: Any, _value: Any, lines: Any) -> None:
+    """What magics such as `%%time` show of an exception that they do not pass on."""
+    print("\n".join(lines), flush=True)
 
 
 def running_shell() -> Any:
@@ -158,7 +165,7 @@ def forbid_input() -> None:
 
     builtins.input = _refuse("input()")
     getpass.getpass = _refuse("getpass()")
-    bdb.Bdb.set_trace = _refuse("A debugger's set_trace()")  # type: ignore[method-assign]
+    bdb.Bdb.set_trace = _refuse("set_trace()")  # type: ignore[method-assign]
     sys.breakpointhook = _refuse("breakpoint()")
 
 

@@ -319,7 +319,7 @@ class Going:
 
     def _wait_unwatched(self) -> None:
         """Wait until nothing is watched any more. Not by Thread.join(): one that is interrupted marks the thread as
-        stopped while it runs (CPython 3.10 to 3.12)."""
+        stopped while it runs (seen in CPython 3.11)."""
         while self.thread is not None and not self.unwatched.wait(0.1):
             pass
 

@@ -10,7 +10,7 @@ and `left` {name: why it stayed}.
 
 from __future__ import annotations
 
-import copy
+import functools
 import pickle
 import sys
 import types
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tpu_magics.backends.base import Backend
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch.copies import Copies
 
 if TYPE_CHECKING:
     from tpu_magics.launch.hoist import HoistPlan
@@ -91,34 +92,34 @@ class FunctionWork:
     hoists: HoistPlan | None = None
     index_first: bool = False
 
+    calls: list[Callable[..., Any]] = field(default_factory=list)
+
     def install(self, note: Note, replicas: int) -> None:
         _install(self.hoists, self.models, note, replicas)
+        self.calls.append(functools.partial(_call, self.function, self.args, self.kwargs))
+        self.calls.extend(self._copied_call() for _ in range(1, replicas))
+
+    def _copied_call(self) -> Callable[..., Any]:
+        copies = _copies(self.models, self.hoists)
+        args = tuple(copies.argument(arg) for arg in self.args)
+        kwargs = {name: copies.argument(arg) for name, arg in self.kwargs.items()}
+        return functools.partial(_call, copies.function(self.function), args, kwargs)
 
     def run(self, ordinal: int, replica: int) -> Any:
-        function, args, kwargs = self._for_replica(replica)
-        first = (ordinal,) if self.index_first else ()
-        return function(*first, *args, **kwargs)
-
-    def _for_replica(self, replica: int) -> tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]:
-        """A second device of the same process (v2, v3) trains copies: two threads cannot move one model."""
-        if replica == 0:
-            return self.function, self.args, self.kwargs
-        memo: dict[int, Any] = {}
-        copy.deepcopy(list(self.models.values()), memo)
-        return _with_copies(self.function, memo), copy.deepcopy(self.args, memo), copy.deepcopy(dict(self.kwargs), memo)
+        return self.calls[replica](*((ordinal,) if self.index_first else ()))
 
     def results(self, ordinal: int, value: Any, backend: Backend) -> bytes:  # noqa: ARG002
         return packed(value, backend, models=list(self.models))
 
 
-def _with_copies(function: Callable[..., Any], memo: dict[int, Any]) -> Callable[..., Any]:
-    """The function, reading the copies in `memo` where it reads globals that were copied."""
-    if not isinstance(function, types.FunctionType):
-        return function
-    space = {name: memo.get(id(value), value) for name, value in function.__globals__.items()}
-    twin = types.FunctionType(function.__code__, space, function.__name__, function.__defaults__, function.__closure__)
-    twin.__kwdefaults__ = function.__kwdefaults__
-    return twin
+def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *first: Any) -> Any:
+    return function(*first, *args, **kwargs)
+
+
+def _copies(models: Mapping[str, Any], hoists: HoistPlan | None) -> Copies:
+    """Copies for one more device; of hoisted models each device is given its own by the plan."""
+    hoisted = {id(model) for model in hoists.models.values()} if hoists is not None else set()
+    return Copies({name: model for name, model in models.items() if id(model) not in hoisted})
 
 
 @dataclass(frozen=True)
@@ -133,12 +134,15 @@ class CellWork:
     models: dict[str, Any] = field(default_factory=dict)
     hoists: HoistPlan | None = None
     before: Mapping[str, Any] = field(default_factory=dict)
+    spaces: list[dict[str, Any]] = field(default_factory=list)
 
     def install(self, note: Note, replicas: int) -> None:
         _install(self.hoists, self.models, note, replicas)
+        self.spaces.append(self.namespace)
+        self.spaces.extend(_copies(self.models, self.hoists).space(self.namespace) for _ in range(1, replicas))
 
     def run(self, ordinal: int, replica: int) -> Any:
-        space = self.namespace if replica == 0 else dict(self.namespace)
+        space = self.spaces[replica]
         exec(self.code, space)
         if self.last is not None:
             value = eval(self.last, space)

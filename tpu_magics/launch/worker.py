@@ -6,7 +6,6 @@ itself (process.py), the work (work.py), and anything of the notebook's side.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 import time
@@ -161,19 +160,19 @@ class _Worker:
         return os.fstat(1).st_size
 
     def _end(self, status: str, **fields: Any) -> None:
-        ctypes.CDLL(None).fflush(None)
+        process.flush_everything()
         seconds = time.time() - self.started
-        fields = {"log_end": self._log_size(), **fields}
-        self._write(events.End, status=status, seconds=seconds, steps=self.steps, compiles=self.compiles, **fields)
+        totals = {"steps": self.steps, "compiles": self.compiles, "log_end": self._log_size()}
+        self._write(events.End, status=status, seconds=seconds, **totals, **fields)
         self.writer.close()
 
     def _end_failed(self, error: BaseException) -> None:
+        """The traceback goes to the log after the last record, which says where the user's output ends: so nobody who
+        follows the log takes it for output."""
         error_type, error_text = frames.describe(error)
-        ctypes.CDLL(None).fflush(None)
-        log_end = self._log_size()
-        os.write(2, "".join(traceback.format_exception(error)).encode("utf-8", "replace"))
         stack = frames.from_exception(error, self.task.cell_names)
-        self._end("failed", error_type=error_type, error_text=error_text, frames=stack, log_end=log_end)
+        self._end("failed", error_type=error_type, error_text=error_text, frames=stack)
+        os.write(2, "".join(traceback.format_exception(error)).encode("utf-8", "replace"))
 
 
 def _write_whole(files: RunFiles, ordinal: int, content: bytes) -> None:

@@ -61,6 +61,7 @@ def stop(name: str | None) -> None:
     going.stop()
     try:
         going.come_home()
-    except KeyboardInterrupt:
-        pass  # that is how a stopped run ends
-    print(f"tpu_magics: {going.folder.name!r} is stopped; the notebook's models are unchanged.", flush=True)
+    except KeyboardInterrupt:  # that is how a stopped run ends
+        print(f"tpu_magics: {going.folder.name!r} is stopped; the notebook's models are unchanged.", flush=True)
+    else:
+        print(f"tpu_magics: {going.folder.name!r} had ended already; its results are home.", flush=True)

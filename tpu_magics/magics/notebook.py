@@ -16,7 +16,7 @@ from tpu_magics.launch.cells import Source
 from tpu_magics.launch.relay import Screen
 
 LINES_KEPT = 200  # lines of a background run's output that its one display shows
-LINE_ENDS = ("", "\n", "\n\n")
+MOST_LINE_ENDS = 100  # at the end of a cell
 UPDATE_EVERY = 0.5  # seconds between updates of that display
 
 
@@ -57,23 +57,18 @@ class ShellNotebook:
         return history
 
     def cell_names(self) -> Mapping[str, str]:
-        """File names of the cells that ran -> "In [n]". IPython 8 and newer tell; 7.34 keeps no table."""
-        return {**self._names_of_history(), **self._names_told(), **self._own}
+        """File names of the cells that ran -> "In [n]".
 
-    def _names_told(self) -> Mapping[str, str]:
-        tell = getattr(self.shell.compile, "format_code_name", lambda _name: None)
-        told = ((name, tell(name)) for name in list(linecache.cache) if isinstance(name, str))
-        return {name: f"In [{label[1][3:-1]}]" for name, label in told if label and label[1].startswith("In[")}
-
-    def _names_of_history(self) -> Mapping[str, str]:
-        """A file is named after its cell's text. The history keeps that without the line ends behind it."""
-        names: dict[str, str] = {}
-        raw = self._history()
-        parsed = getattr(self.shell.history_manager, "input_hist_parsed", raw)
-        for number, (typed, code) in enumerate(zip(raw, parsed, strict=False)):
-            for end in LINE_ENDS if number else ():
-                names[self.shell.compile.get_code_name(typed + end, code + end, number)] = f"In [{number}]"
-        return names
+        IPython 7.34 keeps no such table, so a file's text is looked for in the history, which keeps cells without the
+        line ends behind them.
+        """
+        history: Sequence[str] = getattr(self.shell.history_manager, "input_hist_parsed", [])
+        numbers = {text.rstrip("\n"): number for number, text in enumerate(history) if number}
+        longest = max(map(len, numbers), default=0) + MOST_LINE_ENDS
+        cached = [(name, entry) for name, entry in list(linecache.cache.items()) if len(entry) == 4]
+        texts = ((name, "".join(entry[2])) for name, entry in cached if entry[0] <= longest)
+        found = ((name, numbers.get(text.rstrip("\n"))) for name, text in texts)
+        return {**{name: f"In [{number}]" for name, number in found if number}, **self._own}
 
     def source(self, magic_line: str, body: str) -> Source:
         """The body of a cell magic as Python, known to linecache under the cell's own file name."""

@@ -114,7 +114,8 @@ _TRAIN_TEXTS = {
 def train_parser(prog: str) -> MagicParser:
     """%%tpu_train and %tpu_train"""
     parser = MagicParser(prog, *_TRAIN_TEXTS[prog])
-    parser.add_argument("args", nargs="*", metavar="ARG", help="expressions, evaluated in the notebook; key=expr too")
+    metavar = "ARG" if prog == "%%tpu_train" else "FUNCTION ARG"
+    parser.add_argument("args", nargs="*", metavar=metavar, help="expressions, evaluated in the notebook; key=expr too")
     add_shared(parser)
     parser.add_argument(
         "--hoist",

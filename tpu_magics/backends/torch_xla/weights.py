@@ -19,7 +19,7 @@ from typing import Any
 from tpu_magics.backends.torch_xla import weights_check, weights_files, weights_load
 from tpu_magics.backends.torch_xla.sharded import full_weights
 from tpu_magics.backends.torch_xla.weights_check import Staged
-from tpu_magics.backends.torch_xla.weights_fetch import settle, to_cpu, unwrap
+from tpu_magics.backends.torch_xla.weights_fetch import settle, unwrap
 from tpu_magics.backends.torch_xla.weights_files import Entry
 from tpu_magics.backends.torch_xla.weights_match import layout_of, state_of
 from tpu_magics.backends.torch_xla.weights_slots import slots
@@ -39,8 +39,7 @@ def collect_weights(models: Mapping[str, Any], folder: Path) -> None:
     settle()
     found = _Found(tuple(models))
     entries = {name: found.entries(name, model, full_weights(name, model, folder)) for name, model in models.items()}
-    values = dict(zip(found.tensors, to_cpu(list(found.tensors.values())), strict=True))
-    weights_files.write_weights(folder, entries, values)
+    weights_files.write_weights(folder, entries, found.tensors)
 
 
 def check_weights(models: Mapping[str, Any], folder: Path) -> Staged:
@@ -59,8 +58,9 @@ def check_weights(models: Mapping[str, Any], folder: Path) -> Staged:
 def load_weights(staged: Staged, free_bytes: int | None = None) -> None:
     """In the notebook: put the checked weights into the models, in place. After any failure they are as before.
 
-    Tensors keep their identity, strides and `requires_grad`. `free_bytes`: host memory that may be used for the old
-    values until all is done (None: what the machine has available).
+    Tensors keep their identity, strides and `requires_grad`. The old values change places with the new ones in the
+    file, which is removed at the end; `free_bytes`: host memory that may be used for those that cannot, since they
+    have another form in it (None: what the machine has available).
 
     Raises:
         TpuMagicsError: something failed half-way, and all was put back.

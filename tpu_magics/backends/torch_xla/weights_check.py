@@ -46,11 +46,13 @@ class Put:
 
     `how`: "copy" into the tensor there; "rebind" it to new memory (another dtype); "materialise" a lazy one; "swap" its
     inside, where it has no values ("meta") or wraps other tensors; "replace" what is registered (None, or by None).
+    `key`: what the value has in the files.
     """
 
     how: str
     slot: Slot
     value: Any
+    key: str = ""
 
     @property
     def target(self) -> Any:
@@ -168,7 +170,7 @@ def _plan(pairs: Mapping[tuple[str, str], tuple[Slot, Entry]], values: Mapping[t
         home = state_of(slot.tensor)
         if home == entry.state != "data":
             continue
-        put = Put(_how(home, slot.tensor, values.get(name)), slot, values.get(name))
+        put = Put(_how(home, slot.tensor, values.get(name)), slot, values.get(name), entry.key)
         if put.how == "replace" or id(put.target) not in seen:
             yield put
         seen.add(id(put.target))

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-# A transfer needs its tensors twice for a moment; this bounds that moment.
-BATCH_BYTES = 64 * 2**20
+# What is fetched at once. A transfer needs its tensors twice for a moment; and memory that is soon used again comes
+# quicker than fresh memory.
+BATCH_BYTES = 16 * 2**20
 
 
 def settle() -> None:
@@ -40,11 +41,13 @@ def on_device(tensor: Any) -> bool:
 
 def to_cpu(tensors: Sequence[Any]) -> list[Any]:
     """The tensors on the CPU, detached, in order. Those that are on the CPU keep their memory; shards are gathered."""
-    result = [unwrap(tensor) for tensor in tensors]
-    for batch in _batches([index for index, tensor in enumerate(result) if on_device(tensor)], result):
-        for index, value in zip(batch, _transfer([result[index] for index in batch]), strict=True):
-            result[index] = value
-    return [tensor if tensor.device.type == "cpu" else tensor.cpu() for tensor in result]
+    return list(one_by_one(tensors))
+
+
+def one_by_one(tensors: Sequence[Any]) -> Iterator[Any]:
+    """The same as `to_cpu`, with no more than a batch of them fetched ahead."""
+    for batch in _batches([unwrap(tensor) for tensor in tensors]):
+        yield from _fetch(batch)
 
 
 def unwrap(tensor: Any) -> Any:
@@ -68,23 +71,25 @@ def tensor_bytes(tensor: Any) -> int:
     return int(count) * int(tensor.element_size())
 
 
-def _transfer(tensors: list[Any]) -> list[Any]:
+def _fetch(batch: list[Any]) -> list[Any]:
+    if not on_device(batch[0]):
+        return [tensor.cpu() for tensor in batch]
     # torch_xla 2.9.0: the call behind xm.save and torch_xla's own distributed checkpoints.
     import torch_xla
 
-    return list(torch_xla._XLAC._xla_get_cpu_tensors(tensors))
+    return list(torch_xla._XLAC._xla_get_cpu_tensors(batch))
 
 
-def _batches(indices: Sequence[int], tensors: Sequence[Any]) -> Iterator[list[int]]:
-    """`indices` in groups of at most BATCH_BYTES (or of one)."""
-    batch: list[int] = []
+def _batches(tensors: Sequence[Any]) -> Iterator[list[Any]]:
+    """`tensors` in order, in groups that are all on the device or all not, of at most BATCH_BYTES (or of one)."""
+    batch: list[Any] = []
     size = 0
-    for index in indices:
-        needed = tensor_bytes(tensors[index])
-        if batch and size + needed > BATCH_BYTES:
+    for tensor in tensors:
+        needed = tensor_bytes(tensor)
+        if batch and (size + needed > BATCH_BYTES or on_device(tensor) != on_device(batch[0])):
             yield batch
             batch, size = [], 0
-        batch.append(index)
+        batch.append(tensor)
         size += needed
     if batch:
         yield batch

@@ -1,9 +1,9 @@
 """The files in which weights travel: a safetensors file, one for what safetensors refuses, and a manifest.
 
 What lives here: writing them complete or not at all, reading them back, recognising a torn one. What does not: models;
-here are only names, records and CPU tensors.
+here are only names, records and tensors.
 
-The manifest is written last, so what has no manifest was never finished. It has the size and a checksum of the others:
+The manifest is written last, so what has no manifest was never finished. It has the sizes and checksums of the others:
 mapping a file that is shorter than its header says would kill the process that reads it (SIGBUS).
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,9 @@ from typing import Any
 
 import torch
 
-from tpu_magics.backends.torch_xla.weights_fetch import has_own_memory, tensor_bytes
+from tpu_magics.backends.torch_xla import weights_format
+from tpu_magics.backends.torch_xla.weights_fetch import has_own_memory, one_by_one, tensor_bytes, to_cpu
+from tpu_magics.backends.torch_xla.weights_format import Region
 from tpu_magics.errors import TpuMagicsError
 
 MANIFEST = "result-weights.json"
@@ -28,23 +29,6 @@ PLAIN = "result-weights.safetensors"
 ODD = "result-weights.pt"
 FILES = (MANIFEST, PLAIN, ODD)
 VERSION = 1
-_BLOCK = 4 * 2**20
-
-# What every release of safetensors can write; all else goes to the second file.
-PLAIN_DTYPES = frozenset(
-    {
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -68,96 +52,72 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All entries by model and name, and {file: {"bytes", "sum"}} of the files with values."""
+    """All entries by model and name; the bytes of each file with values; and checksums: of every tensor in the
+    safetensors file by key, of the whole second file by its name."""
 
     models: Mapping[str, Mapping[str, Entry]]
-    files: Mapping[str, Mapping[str, int]]
+    files: Mapping[str, int]
+    sums: Mapping[str, int]
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
 def write_weights(folder: Path, models: Mapping[str, Mapping[str, Entry]], tensors: Mapping[str, Any]) -> None:
-    """Write CPU tensors by key, and what the names of the models mean. Complete, or nothing is left.
+    """Write tensors by key, from wherever they are, and what the names of the models mean: all, or nothing is left.
 
     Raises:
         TpuMagicsError: the disk is full, or the folder cannot be written.
     """
-    plain = {key: tensor for key, tensor in tensors.items() if is_plain(tensor)}
-    odd = {key: tensor for key, tensor in tensors.items() if key not in plain}
     needed = sum(tensor_bytes(tensor) for tensor in tensors.values())
     try:
         _check_space(folder, needed)
-        _write(folder, models, _separate(plain), odd)
-    except Exception as error:  # safetensors and torch.save have errors of their own for a full disk
+        _write(folder, models, tensors)
+    except BaseException as error:
         _remove(folder)
-        if isinstance(error, (MemoryError, TpuMagicsError)):
-            raise
-        raise _not_written(folder, needed, str(error)) from error
-    except BaseException:
-        _remove(folder)
+        if isinstance(error, OSError):
+            raise _not_written(folder, needed, str(error)) from error
         raise
 
 
 def is_plain(tensor: Any) -> bool:
-    """Whether safetensors can write `tensor` (once it is contiguous)."""
+    """Whether safetensors can hold `tensor`."""
     strided = tensor.layout is torch.strided and not tensor.is_quantized
-    return strided and tensor.dtype in PLAIN_DTYPES and has_own_memory(tensor)
+    return strided and tensor.dtype in weights_format.DTYPES and has_own_memory(tensor)
 
 
-def checksum(path: Path) -> int:
-    """A number that tells a file's bytes from others: the 64-bit words of each block are added up, and the sums go
-    through CRC-32. As quick as reading; a changed, missing or zeroed part shows, words that changed places in a block
-    do not."""
-    import numpy as np
-
-    total = 0
-    block = memoryview(bytearray(_BLOCK))
-    words = np.frombuffer(block, dtype=np.uint64)
-    with open(path, "rb") as file:
-        while count := file.readinto(block):
-            block[count:] = bytes(_BLOCK - count)
-            total = zlib.crc32(int(words.sum(dtype=np.uint64)).to_bytes(8, "little"), total)
-    return total
-
-
-def _write(folder: Path, models: Mapping[str, Mapping[str, Entry]], plain: dict[str, Any], odd: dict[str, Any]) -> None:
-    from safetensors.torch import save_file
-
+def _write(folder: Path, models: Mapping[str, Mapping[str, Entry]], tensors: Mapping[str, Any]) -> None:
+    plain = {key: tensor for key, tensor in tensors.items() if is_plain(tensor)}
+    odd = {key: tensor for key, tensor in tensors.items() if key not in plain}
+    sums: dict[str, int] = {}
     written = []
     if plain:
-        save_file(plain, _temporary(folder, PLAIN), metadata={"format": "pt"})
+        order = weights_format.in_order(plain)
+        values = zip(order, one_by_one([plain[key] for key in order]), strict=True)
+        sums.update(weights_format.write(_temporary(folder, PLAIN), plain, values))
         written.append(PLAIN)
     if odd:
-        torch.save(odd, _temporary(folder, ODD))
+        _save(dict(zip(odd, to_cpu(list(odd.values())), strict=True)), _temporary(folder, ODD))
+        sums[ODD] = _whole_sum(_temporary(folder, ODD))
         written.append(ODD)
-    files = {name: _stamp(_temporary(folder, name)) for name in written}
-    record = {
-        "version": VERSION,
-        "files": files,
-        "models": {
-            model: {name: dataclasses.asdict(entry) for name, entry in entries.items()}
-            for model, entries in models.items()
-        },
+    files = {name: _temporary(folder, name).stat().st_size for name in written}
+    records = {
+        model: {name: dataclasses.asdict(entry) for name, entry in entries.items()} for model, entries in models.items()
     }
-    _temporary(folder, MANIFEST).write_text(json.dumps(record), encoding="utf-8")
+    text = json.dumps({"version": VERSION, "files": files, "sums": sums, "models": records})
+    _temporary(folder, MANIFEST).write_text(text, encoding="utf-8")
     for name in (*written, MANIFEST):
         _temporary(folder, name).replace(folder / name)
 
 
-def _stamp(path: Path) -> dict[str, int]:
-    return {"bytes": path.stat().st_size, "sum": checksum(path)}
+def _save(tensors: Mapping[str, Any], path: Path) -> None:
+    try:
+        torch.save(tensors, path)
+    except RuntimeError as error:  # torch 2.9.0 has no OSError for a disk that is full
+        raise OSError(str(error)) from error
 
 
-def _separate(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Contiguous tensors of which no two overlap in memory, which safetensors refuses; copied only where need be."""
-    result = {key: tensor.contiguous() for key, tensor in tensors.items()}
-    end = 0
-    for key in sorted(result, key=lambda key: int(result[key].data_ptr())):
-        tensor = result[key]
-        start = tensor.data_ptr()
-        if tensor.numel() and start < end:
-            result[key] = tensor.clone()
-        end = max(end, start + tensor.numel() * tensor.element_size())
-    return result
+def _whole_sum(path: Path) -> int:
+    with open(path, "rb") as file:
+        return weights_format.checksum(file.fileno(), Region(0, path.stat().st_size))
 
 
 def _check_space(folder: Path, needed: int) -> None:
@@ -205,20 +165,23 @@ def read_manifest(folder: Path) -> Manifest:
             model: {name: Entry(**{**entry, "shape": tuple(entry["shape"])}) for name, entry in entries.items()}
             for model, entries in record["models"].items()
         }
-        files = {name: {"bytes": stamp["bytes"], "sum": stamp["sum"]} for name, stamp in record["files"].items()}
+        manifest = Manifest(models, dict(record["files"]), dict(record["sums"]))
+        for name, size in manifest.files.items():
+            _check_whole(folder / name, size, manifest)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _torn(f"{folder / MANIFEST} could not be read: {error}") from error
-    for name, stamp in files.items():
-        _check_whole(folder / name, stamp)
-    return Manifest(models, files)
+        raise _torn(f"{folder / MANIFEST} and its files could not be read: {error}") from error
+    return manifest
 
 
-def _check_whole(path: Path, stamp: Mapping[str, int]) -> None:
-    size = path.stat().st_size if path.exists() else 0
-    if size != stamp["bytes"]:
-        raise _torn(f"{path} has {size} bytes instead of {stamp['bytes']}.")
-    if checksum(path) != stamp["sum"]:
-        raise _torn(f"The bytes of {path} are not those that were written (the checksum differs).")
+def _check_whole(path: Path, size: int, manifest: Manifest) -> None:
+    found = path.stat().st_size if path.exists() else 0
+    if found != size:
+        raise _torn(f"{path} has {found} bytes instead of {size}.")
+    with open(path, "rb") as file:
+        regions = {ODD: Region(0, size)} if path.name == ODD else weights_format.regions(file.fileno())
+        for key, region in regions.items():
+            if weights_format.checksum(file.fileno(), region) != manifest.sums[key]:
+                raise _torn(f"The bytes of {path} are not those that were written (the checksum of {key} differs).")
 
 
 def _torn(why: str) -> TpuMagicsError:

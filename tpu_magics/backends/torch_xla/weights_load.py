@@ -1,7 +1,7 @@
 """Putting checked weights into the notebook's models: all of them, or none.
 
-What lives here: the changes in place, how each is undone, and where the old values are kept meanwhile. What does not:
-whether the weights fit (weights_check.py).
+What lives here: the changes in place, how each is undone, and where old values are kept meanwhile. What does not:
+whether the weights fit (weights_check.py), and the way of most of them (weights_exchange.py).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from tpu_magics.backends.torch_xla import weights_files
 from tpu_magics.backends.torch_xla.ties import same_bits
 from tpu_magics.backends.torch_xla.weights_check import Put, Staged
+from tpu_magics.backends.torch_xla.weights_exchange import Exchange
 from tpu_magics.backends.torch_xla.weights_fetch import tensor_bytes
 from tpu_magics.backends.torch_xla.weights_match import layout_of
 from tpu_magics.errors import TpuMagicsError
@@ -36,37 +37,66 @@ def load(staged: Staged, free_bytes: int | None = None) -> None:
 
     Args:
         staged: what `check` returned.
-        free_bytes: host memory that may be used for the old values (None: what the machine has available). Where it
-            does not suffice they are kept in a file in the run folder.
+        free_bytes: host memory that may be used for the old values of tensors that have another form in the file
+            (None: what the machine has available). Where it does not suffice they are kept in the run folder.
 
     Raises:
         TpuMagicsError: something failed half-way, and all was put back; or there is no room for the old values.
     """
     with deferred_interrupts(), one_thread(), torch.no_grad():
-        puts = [_owned(put) for put in staged.puts if _changes(put)]
-        undo: list[Callable[[], None]] = []
+        exchange = Exchange(staged.folder, staged.puts)
         try:
-            with _old_values(puts, staged.folder, free_bytes) as keep:
-                _put_all(puts, keep, undo)
+            puts = [_owned(put) for put in staged.puts if _changes(put)]
+            with exchange:
+                copied = [put for put in puts if put.how == "copy" and not exchange.takes(put)]
+                with _old_values(copied, staged.folder, free_bytes) as keep:
+                    _put_all(puts, exchange, keep)
         except Exception as error:
-            raise TpuMagicsError(
-                "The trained weights could not be put into the notebook's models; they are as they were.",
-                f"{type(error).__name__}: {error}",
-                f"They are kept. To load them by hand: {weights_files.recipe(staged.folder, staged.models)}",
-            ) from error
+            raise _not_loaded(staged, error, exchange.kept) from error
 
 
-def _put_all(puts: Sequence[Put], keep: Callable[[Any], Any], undo: list[Callable[[], None]]) -> None:
+class _Damaged(Exception):
+    """A change could not be undone."""
+
+
+def _put_all(puts: Sequence[Put], exchange: Exchange, keep: Callable[[Any], Any]) -> None:
+    undo: list[tuple[Put, Callable[[], None]]] = []
     try:
         for put in puts:
-            prepare = _METHODS[put.how]
-            change, back = prepare(put, keep)
-            undo.append(back)
+            change, back = exchange.prepare(put) if exchange.takes(put) else _METHODS[put.how](put, keep)
+            undo.append((put, back))
             change()
-    except BaseException:
-        for back in reversed(undo):
-            back()
+    except BaseException as error:
+        if damaged := [put.slot.name for put, back in reversed(undo) if not _undone(back)]:
+            raise _Damaged(
+                f"{error}; then {', '.join(f'`{name}`' for name in damaged)} could not be put back"
+            ) from error
         raise
+
+
+def _undone(back: Callable[[], None]) -> bool:
+    """Undo one change; the others must be undone, too, if this fails."""
+    try:
+        back()
+    except Exception:
+        return False
+    return True
+
+
+def _not_loaded(staged: Staged, error: Exception, kept: bool) -> TpuMagicsError:
+    recipe = weights_files.recipe(staged.folder, staged.models)
+    kept_text = f"They are kept. To load them by hand: {recipe}" if kept else "They are lost with it: train again."
+    if isinstance(error, _Damaged):
+        return TpuMagicsError(
+            "The trained weights could not be put into the notebook's models, and the old ones not all put back.",
+            str(error),
+            f"Build the models again: run the cells that made them. The trained weights: {kept_text}",
+        )
+    return TpuMagicsError(
+        "The trained weights could not be put into the notebook's models; they are as they were.",
+        f"{type(error).__name__}: {error}",
+        f"The trained weights: {kept_text}",
+    )
 
 
 def _changes(put: Put) -> bool:
@@ -154,7 +184,7 @@ _METHODS = {"copy": _copy, "rebind": _rebind, "materialise": _materialise, "swap
 @contextlib.contextmanager
 def _old_values(puts: Sequence[Put], folder: Path, free_bytes: int | None) -> Iterator[Callable[[Any], Any]]:
     """Room for a copy of all that is copied over, found before the first copy; yields what makes a copy there."""
-    needed = sum(_room(put.target) for put in puts if put.how == "copy")
+    needed = sum(_room(put.target) for put in puts)
     free = _free_memory() if free_bytes is None else free_bytes
     if needed + _SPARE_BYTES <= free:
         yield _Arena(torch.frombuffer(_memory(needed), dtype=torch.uint8)).keep

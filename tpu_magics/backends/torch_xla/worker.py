@@ -63,11 +63,11 @@ def run_worker(
     """
     apply_environment(spec)
     outcome: dict[str, Any] = {}
-    modes = _thread_modes()
+    enter = _thread_modes()
 
     def body() -> None:
         try:
-            outcome["values"] = _on_each_device(spec, on_ready, function, modes)
+            outcome["values"] = _on_each_device(spec, on_ready, function, enter)
         except BaseException as error:
             outcome["error"] = error
 
@@ -84,38 +84,69 @@ def _on_each_device(
     spec: WorkerSpec,
     on_ready: Callable[[int, int, str], None],
     function: Callable[[int, int], Any],
-    modes: Callable[[], None],
+    enter: Callable[..., Any],
 ) -> Mapping[int, Any]:
     # torch_xla 2.9: _run_thread_per_device is what xmp.spawn runs in each of its processes.
     import torch_xla
-    import torch_xla.runtime as xr
     from torch_xla._internal import pjrt
 
-    from tpu_magics.backends.torch_xla import randomness, sharded, ties
+    from tpu_magics.backends.torch_xla import randomness
 
     use_up_autograds_start()
-    lock = threading.Lock()
-    started: list[int] = []
-    context = contextvars.copy_context()
+    first = _First(spec, on_ready)
 
-    def on_device() -> Any:
-        with lock:
-            replica = len(started)
-            ordinal = xr.global_ordinal() if spec.device == "TPU" else spec.index
-            started.append(ordinal)
-            if replica == 0:
-                ties.keep_ties()
-                sharded.watch_wrappers()
-                start_autograd_threads()
-                on_ready(ordinal, max(xr.world_size(), spec.count), str(torch_xla.device()))
-        modes()
+    def on_device() -> tuple[int, Any]:
+        replica = torch_xla.device().index or 0
+        ordinal = _ordinal(spec, replica)
+        if not first.prepared(ordinal, replica) or replica >= spec.replicas:
+            return ordinal, None
         randomness.replay_seed()
-        inner = context if replica == 0 else context.copy()
-        return ordinal, inner.run(_launched(function), ordinal, ordinal, replica)
+        return ordinal, enter(_launched(function), ordinal, ordinal, replica)
 
     start = _start_one_chip if spec.count == 1 and spec.device == "TPU" else pjrt.initialize_multiprocess
     by_device = pjrt._run_thread_per_device(spec.index, spec.count, on_device, start)
     return dict(by_device.values())
+
+
+def _ordinal(spec: WorkerSpec, replica: int) -> int:
+    """The rank of this thread's device. Processes on XLA:CPU do not know of each other."""
+    import torch_xla.runtime as xr
+
+    return xr.global_ordinal() if spec.device == "TPU" else spec.index * spec.replicas + replica
+
+
+class _First:
+    """What the first device's thread does for all of them, before any of them runs the user's code."""
+
+    def __init__(self, spec: WorkerSpec, on_ready: Callable[[int, int, str], None]) -> None:
+        self.spec = spec
+        self.on_ready = on_ready
+        self.done = threading.Event()
+        self.good = False
+
+    def prepared(self, ordinal: int, replica: int) -> bool:
+        """Prepare on the first device's thread, wait on the others; False where it failed."""
+        if replica:
+            self.done.wait()
+            return self.good
+        try:
+            self._prepare(ordinal)
+            self.good = True
+        finally:
+            self.done.set()
+        return True
+
+    def _prepare(self, ordinal: int) -> None:
+        import torch_xla
+        import torch_xla.runtime as xr
+
+        from tpu_magics.backends.torch_xla import sharded, ties
+
+        ties.keep_ties()
+        sharded.watch_wrappers()
+        start_autograd_threads()
+        world_size = max(xr.world_size(), self.spec.count * self.spec.replicas)
+        self.on_ready(ordinal, world_size, str(torch_xla.device()))
 
 
 def _launched(function: Callable[[int, int], Any]) -> Callable[[int, int, int], Any]:
@@ -142,22 +173,22 @@ def _start_one_chip(_local_rank: int, _local_world_size: int) -> None:
     pjrt.initialize_singleprocess()
 
 
-def _thread_modes() -> Callable[[], None]:
-    """Torch's thread-local modes of the notebook's main thread, to be set in the threads that run its code."""
+def _thread_modes() -> Callable[..., Any]:
+    """What belongs to the notebook's main thread (torch's grad mode and default device, context variables), as a way to
+    call a function with it in another thread."""
     import torch
 
     grad = torch.is_grad_enabled()
-    try:
-        device = torch.get_default_device()
-    except AttributeError:  # torch 2.9 after set_default_device(None)
-        device = torch.device("cpu")
+    device = torch.get_default_device()
+    context = contextvars.copy_context()
 
-    def apply() -> None:
+    def enter(function: Callable[..., Any], *args: Any) -> Any:
         torch.set_grad_enabled(grad)
         if device.type != "cpu":
             torch.set_default_device(device)
+        return context.copy().run(function, *args)
 
-    return apply
+    return enter
 
 
 def use_up_autograds_start() -> None:

@@ -81,7 +81,8 @@ class HoistPlan:
 
     def install(self, on_declined: OnDeclined, *, replicas: int = 1, on_built: OnBuilt | None = None) -> None:
         """In a worker: hand the models to the function. `on_declined(k, reason)` is called when `hoisted[k]` is built
-        there after all, `on_built(k, model)` with what is built; `replicas`: threads of this worker that run the function."""
+        there after all, `on_built(k, model)` with what is built; `replicas`: threads of this worker that run the
+        function."""
         if os.getpid() == self.pid:
             raise RuntimeError("a plan is installed in forked workers only: the notebook's function stays as it is")
         if not self.hoisted:

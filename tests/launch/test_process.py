@@ -1,0 +1,330 @@
+"""One worker process: forked safely, tied to its notebook, with nothing of the notebook's that it must not have."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from tests.launch.launching import alive, failed, forked_notebook, in_forked_notebook, run, said, wait_until
+from tpu_magics.launch import process
+
+pytestmark = pytest.mark.usefixtures("fresh_session")
+
+
+# -- interrupts -------------------------------------------------------------------------------------------------------
+
+
+def test_interrupts_are_held_in_a_process_with_threads() -> None:
+    """A signal mask would not do: another thread takes the signal, and the main thread is interrupted all the same."""
+    go, stop = threading.Event(), threading.Event()
+    others = [threading.Thread(target=stop.wait) for _ in range(3)]
+    sender = threading.Thread(target=lambda: (go.wait(), os.kill(os.getpid(), signal.SIGINT)))
+    for thread in (*others, sender):
+        thread.start()
+    inside: list[str] = []
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            with process.interrupts_held() as late:
+                go.set()
+                assert wait_until(lambda: late)
+                inside.append("went on")
+    finally:
+        stop.set()
+        for thread in (*others, sender):
+            thread.join()
+    assert inside == ["went on"]
+
+
+def test_interrupts_that_were_answered_are_not_raised_again() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with process.interrupts_held() as late:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert late == [signal.SIGINT]
+        late.clear()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_nested_blocks_hand_an_interrupt_outwards() -> None:
+    with process.interrupts_held() as outer:
+        with process.interrupts_held():
+            signal.raise_signal(signal.SIGINT)
+        assert outer == [signal.SIGINT]
+        outer.clear()
+
+
+def test_held_interrupts_in_another_thread_do_nothing() -> None:
+    found: list[Any] = []
+
+    def body() -> None:
+        with process.interrupts_held() as late:
+            found.append(late)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert found == [[]]
+
+
+# -- what a worker inherits -------------------------------------------------------------------------------------------
+
+
+def descriptors() -> dict[str, Any]:
+    links = {}
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            links[int(entry)] = os.readlink(f"/proc/self/fd/{entry}")
+        except OSError:
+            pass
+    return {
+        "sockets": [path for path in links.values() if path.startswith("socket:")],
+        "standard": [links.get(number, "") for number in range(3)],
+        "group": os.getpgid(0) == os.getpid(),
+        "interrupt": signal.getsignal(signal.SIGINT),
+        "terminate": signal.getsignal(signal.SIGTERM),
+        "masked": list(signal.pthread_sigmask(signal.SIG_BLOCK, set())),
+    }
+
+
+def test_a_worker_has_none_of_the_notebooks_sockets() -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    left, right = socket.socketpair()
+    try:
+        result = run(descriptors)
+    finally:
+        for one in (server, left, right):
+            one.close()
+    assert result.value["sockets"] == []
+    log = str(result.run.log_path(0))
+    assert result.value["standard"] == ["/dev/null", log, log]
+
+
+def test_signals_of_a_worker() -> None:
+    value = run(descriptors).value
+    assert value["group"]
+    assert value["interrupt"] == signal.SIG_IGN and value["terminate"] == signal.SIG_DFL
+    assert value["masked"] == []
+
+
+def test_a_socket_that_python_closes_later_closes_nothing_else() -> None:
+    """The notebook's socket objects live on in the worker. What they close must not be what has their number now."""
+    sockets = [socket.socketpair() for _ in range(20)]
+
+    def trains() -> str:
+        opened = [open(os.devnull) for _ in range(60)]
+        sockets_of_mine = [one for pair in sockets for one in pair]
+        for one in sockets_of_mine:
+            one.close()
+        for file in opened:
+            os.fstat(file.fileno())
+            file.close()
+        os.write(1, b"the log is open\n")
+        return "fine"
+
+    try:
+        result = run(trains)
+    finally:
+        for pair in sockets:
+            for one in pair:
+                one.close()
+    assert result.value == "fine" and "the log is open" in result.run.log(0)
+
+
+def test_the_port_is_free_while_a_worker_lives(tmp_path: Path) -> None:
+    """A kernel that is restarted binds its old ports again, while workers may still be dying."""
+    server = socket.create_server(("127.0.0.1", 0))
+    port = server.getsockname()[1]
+
+    def waits() -> None:
+        (tmp_path / "ready").touch()
+        while not (tmp_path / "go").exists():
+            time.sleep(0.02)
+
+    result = run(waits, background=True)
+    assert wait_until((tmp_path / "ready").exists)
+    server.close()
+    again = socket.socket()
+    again.bind(("127.0.0.1", port))  # no SO_REUSEADDR
+    again.listen()
+    again.close()
+    (tmp_path / "go").touch()
+    result.wait()
+
+
+def test_fork_from_the_main_thread_only() -> None:
+    process.require_main_thread()
+    caught: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            process.require_main_thread()
+        except BaseException as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert "Run %%tpu_train in a cell of its own" in said(caught[0])  # type: ignore[arg-type]
+
+
+def test_what_passes_the_fork_never_returns(tmp_path: Path) -> None:
+    """Whatever a worker's main raises, the child ends there and not in the notebook's code."""
+
+    def explodes() -> int:
+        raise SystemExit(0)
+
+    pid = process.fork_worker(explodes, tmp_path / "stacks")
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == process.CRASHED
+
+
+# -- text that is buffered at the fork --------------------------------------------------------------------------------
+
+
+def say_and_train() -> None:
+    print("before, in Python,", end=" ")
+    ctypes.CDLL(None).printf(b"and in C; ")
+    result = run(print, "in the worker", workers=2)
+    print("after")
+    assert "before" not in result.run.log(0) + result.run.log(1)
+    assert "in C" not in result.run.log(0) + result.run.log(1)
+    ctypes.CDLL(None).fflush(None)
+
+
+def test_unflushed_text_appears_once(tmp_path: Path) -> None:
+    out = in_forked_notebook(say_and_train, tmp_path / "out")
+    for text in ("before, in Python", "and in C", "after", "in the worker"):
+        assert out.count(text) == 1, out
+
+
+# -- the notebook dies ------------------------------------------------------------------------------------------------
+
+
+class Slow(torch.utils.data.Dataset[Any]):
+    """Data whose loaders tell that they are there, and then take their time."""
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        self.folder = folder
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, index: int) -> Any:
+        (self.folder / f"loader-{os.getpid()}").touch()
+        time.sleep(self.seconds)
+        return torch.zeros(2)
+
+
+def loads_for_long(folder: Path, on_device: bool, seconds: float) -> None:
+    import torch_xla
+    from torch_xla.distributed.parallel_loader import MpDeviceLoader
+
+    loader: Any = torch.utils.data.DataLoader(Slow(folder, seconds), batch_size=2, num_workers=2)
+    if on_device:
+        loader = MpDeviceLoader(loader, torch_xla.device())
+    (folder / f"worker-{os.getpid()}").touch()
+    for _ in loader:
+        torch_xla.sync()
+
+
+@pytest.mark.parametrize(("on_device", "seconds"), [(False, 0.01), (False, 1000), (True, 1000)])
+def test_workers_and_their_loaders_die_with_the_notebook(tmp_path: Path, on_device: bool, seconds: float) -> None:
+    """Killed by SIGKILL the notebook can do nothing any more; also loaders that are busy must go."""
+
+    def pids(kind: str) -> list[int]:
+        return [int(path.name.partition("-")[2]) for path in tmp_path.glob(f"{kind}-*")]
+
+    def train() -> None:
+        run(loads_for_long, tmp_path, on_device, seconds, workers=2)
+
+    with forked_notebook(train, tmp_path / "out"):
+        ready = wait_until(lambda: len(pids("worker")) == 2 and len(pids("loader")) == 4, 60)
+        assert ready, (tmp_path / "out").read_text()
+        born = pids("worker") + pids("loader")
+        assert all(alive(pid) for pid in born)
+    assert wait_until(lambda: not any(alive(pid) for pid in born), 5), [pid for pid in born if alive(pid)]
+
+
+def loads(model: Any, folder: Path, how: str) -> int:
+    """Train from DataLoader workers that are still there at the end."""
+    import torch_xla
+
+    model.to("xla")
+    data = torch.utils.data.TensorDataset(torch.arange(64.0).reshape(32, 2))
+    loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=2, persistent_workers=True)
+    seen = 0
+    for (batch,) in loader:
+        model(batch.to("xla")).sum().backward()
+        torch_xla.sync()
+        seen += len(batch)
+        if seen == 8:
+            children = psutil.Process().children()
+            (folder / "loaders").write_text(" ".join(str(child.pid) for child in children))
+            if how == "raise":
+                raise ValueError("half-way")
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if how == "hang":
+                time.sleep(1000)
+    return seen
+
+
+@pytest.mark.parametrize("how", ["succeed", "raise", "kill", "hang"])
+def test_loader_workers_go_with_their_rank(tmp_path: Path, how: str) -> None:
+    model = torch.nn.Linear(2, 2)
+    if how == "succeed":
+        assert run(loads, model, tmp_path, how).value == 32
+    else:
+        failed(loads, model, tmp_path, how, timeout=4.0 if how == "hang" else 60.0)
+    pids = [int(pid) for pid in (tmp_path / "loaders").read_text().split()]
+    assert len(pids) == 2
+    assert wait_until(lambda: not any(alive(pid) for pid in pids), 5)
+
+
+def loads_from_a_short_thread() -> list[int]:
+    """Loader workers that a thread started which has ended: the death signal follows threads, they must live on."""
+    data = torch.utils.data.TensorDataset(torch.arange(64.0).reshape(32, 2))
+    loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=2, persistent_workers=True)
+    counts: list[int] = []
+    for _ in range(2):
+        thread = threading.Thread(target=lambda: counts.append(sum(len(batch) for (batch,) in loader)))
+        thread.start()
+        thread.join()
+        time.sleep(0.3)
+    return counts
+
+
+def test_loader_workers_outlive_the_thread_that_started_them() -> None:
+    assert run(loads_from_a_short_thread).value == [32, 32]
+
+
+def starts_programs() -> str:
+    done = subprocess.run(["sh", "-c", "echo said by a program; exit 3"], capture_output=True, text=True)
+    subprocess.run(["sh", "-c", "echo to the log"], check=True)
+    return f"{done.returncode} {done.stdout.strip()}"
+
+
+def test_programs_can_be_started_in_a_worker() -> None:
+    result = run(starts_programs)
+    assert result.value == "3 said by a program" and "to the log" in result.run.log(0)
+
+
+def leaves_a_program(folder: Path) -> None:
+    program = subprocess.Popen(["sleep", "1000"])
+    (folder / "program").write_text(str(program.pid))
+
+
+def test_programs_that_a_worker_leaves_go_with_it(tmp_path: Path) -> None:
+    assert run(leaves_a_program, tmp_path).status == "done"
+    assert wait_until(lambda: not alive(int((tmp_path / "program").read_text())), 5)

@@ -1,0 +1,75 @@
+"""A second device of one worker (v2, v3) trains copies: two threads cannot move one model.
+
+What lives here: what is copied of what a function is given and reads, and what is shared. What does not: who runs it
+(work.py).
+
+Copied are the models, everything that holds one of them, and the arguments; tied weights stay tied among the copies.
+Functions that read a copied name are made anew, with the copies as their globals. What cannot be copied is shared.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tpu_magics.launch import reach
+
+
+class Copies:
+    """The copies for one device. Made before any device's thread runs: later the first one has moved its models."""
+
+    def __init__(self, models: Mapping[str, Any]) -> None:
+        self._memo: dict[int, Any] = {}
+        copy.deepcopy(list(models.values()), self._memo)
+        self._copied = frozenset(self._memo)
+        self._spaces: dict[int, dict[str, Any]] = {}
+
+    def argument(self, value: Any) -> Any:
+        """A copy, or the thing itself where it cannot be copied."""
+        if isinstance(value, (types.FunctionType, types.MethodType)):
+            return self.function(value)
+        try:
+            return copy.deepcopy(value, self._memo)
+        except Exception:
+            return value
+
+    def space(self, names: dict[str, Any]) -> dict[str, Any]:
+        """Names for a function or a cell: those that hold a model lead to copies, the others to what they did."""
+        if id(names) not in self._spaces:
+            self._spaces[id(names)] = space = dict(names)
+            space.update({name: self._named(name, value, names) for name, value in names.items()})
+        return self._spaces[id(names)]
+
+    def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, reading copies where it reads what was copied."""
+        if isinstance(function, types.MethodType):
+            return types.MethodType(function.__func__, self.argument(function.__self__))
+        if not isinstance(function, types.FunctionType):
+            return function
+        return self._twin(function)
+
+    def _named(self, name: str, value: Any, names: dict[str, Any]) -> Any:
+        if isinstance(value, types.FunctionType):
+            return self._twin(value) if value.__globals__ is names else value
+        return self.argument(value) if self._holds_a_model(name, value) else value
+
+    def _holds_a_model(self, name: str, value: Any) -> bool:
+        return any(id(part) in self._copied for _, part in reach.inside(name, value))
+
+    def _twin(self, function: types.FunctionType) -> types.FunctionType:
+        closure = tuple(self._cell(cell) for cell in function.__closure__ or ()) or None
+        defaults = tuple(self.argument(value) for value in function.__defaults__ or ()) or None
+        space = self.space(function.__globals__)
+        twin = types.FunctionType(function.__code__, space, function.__name__, defaults, closure)
+        twin.__kwdefaults__ = {k: self.argument(v) for k, v in (function.__kwdefaults__ or {}).items()} or None
+        twin.__dict__.update(function.__dict__)
+        return twin
+
+    def _cell(self, cell: types.CellType) -> types.CellType:
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            return cell
+        return types.CellType(self.argument(value)) if self._holds_a_model("", value) else cell
