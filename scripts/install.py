@@ -45,7 +45,11 @@ def main(arguments: list[str]) -> None:
     else:
         print(NOTICE.format(goal=os.environ.get("GOAL", "demo")), flush=True)
     install_uv()
-    run([PYTHON, "-m", "uv", "pip", "install", "--python", PYTHON, "-e", f".[{extras}]"], "the packages")
+    command = [PYTHON, "-m", "uv", "pip", "install", "--python", PYTHON, "-e", f".[{extras}]"]
+    if sys.dont_write_bytecode:
+        # Otherwise each process would compile PyTorch's modules anew, at several seconds a process.
+        command.append("--compile-bytecode")
+    run(command, "the packages")
     STAMP.write_text(wanted)
     say("installed")
 

@@ -174,6 +174,8 @@ def test_what_cannot_be_put_back_is_not_called_unchanged(tmp_path: Path, monkeyp
         load_weights(staged)
     assert "Input/output error; then `1.weight` could not be put back" in str(caught.value)
     assert "run the cells that made them" in caught.value.todo
+    assert "They are lost with it: train again." in caught.value.todo
+    assert not (tmp_path / weights_files.PLAIN).exists()
     assert describe(home[0].weight) == first
 
 

@@ -4,7 +4,8 @@ What lives here: what is copied of what a function is given and reads, and what 
 (work.py).
 
 Copied are the models, everything that holds one of them, and the arguments; tied weights stay tied among the copies.
-Functions that read a copied name are made anew, with the copies as their globals. What cannot be copied is shared.
+Functions that read a copied name are made anew, with the copies as their globals. What cannot be copied (a lock, a
+generator) is shared.
 """
 
 from __future__ import annotations
@@ -27,13 +28,32 @@ class Copies:
         self._spaces: dict[int, dict[str, Any]] = {}
 
     def argument(self, value: Any) -> Any:
-        """A copy, or the thing itself where it cannot be copied."""
+        """A copy; of what cannot be copied as a whole, its parts that can."""
         if isinstance(value, (types.FunctionType, types.MethodType)):
             return self.function(value)
+        trial = dict(self._memo)  # a copy that fails half-way leaves halves in its memo
         try:
-            return copy.deepcopy(value, self._memo)
+            made = copy.deepcopy(value, trial)
+        except Exception:
+            return self._in_parts(value)
+        self._memo.update(trial)
+        return made
+
+    def _in_parts(self, value: Any) -> Any:
+        if type(value) in (list, tuple):
+            return type(value)(self.argument(item) for item in value)
+        if type(value) is dict:
+            return {key: self.argument(item) for key, item in value.items()}
+        attributes = getattr(value, "__dict__", None)
+        if not isinstance(attributes, dict) or isinstance(value, (type, types.ModuleType)):
+            return value
+        try:
+            made = copy.copy(value)
         except Exception:
             return value
+        self._memo[id(value)] = made
+        vars(made).update({name: self.argument(item) for name, item in attributes.items()})
+        return made
 
     def space(self, names: dict[str, Any]) -> dict[str, Any]:
         """Names for a function or a cell: those that hold a model lead to copies, the others to what they did."""
@@ -45,7 +65,7 @@ class Copies:
     def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, reading copies where it reads what was copied."""
         if isinstance(function, types.MethodType):
-            return types.MethodType(function.__func__, self.argument(function.__self__))
+            return types.MethodType(self.function(function.__func__), self.argument(function.__self__))
         if not isinstance(function, types.FunctionType):
             return function
         return self._twin(function)

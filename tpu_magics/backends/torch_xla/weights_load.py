@@ -9,17 +9,15 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 
 from tpu_magics.backends.torch_xla import weights_files
 from tpu_magics.backends.torch_xla.ties import same_bits
+from tpu_magics.backends.torch_xla.weights_calm import deferred_interrupts, one_thread
 from tpu_magics.backends.torch_xla.weights_check import Put, Staged
 from tpu_magics.backends.torch_xla.weights_exchange import Exchange
 from tpu_magics.backends.torch_xla.weights_fetch import tensor_bytes
@@ -68,6 +66,7 @@ def _put_all(puts: Sequence[Put], exchange: Exchange, keep: Callable[[Any], Any]
             change()
     except BaseException as error:
         if damaged := [put.slot.name for put, back in reversed(undo) if not _undone(back)]:
+            exchange.kept = False
             raise _Damaged(
                 f"{error}; then {', '.join(f'`{name}`' for name in damaged)} could not be put back"
             ) from error
@@ -241,44 +240,3 @@ def _free_memory() -> int:
     import psutil
 
     return int(psutil.virtual_memory().available)
-
-
-# -- threads and interrupts --------------------------------------------------------------------------------------------
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch computes on one thread. A copy is as quick as memory is, and the threads of OpenMP wait for each other in
-    loops: on a busy machine copies with all of them took ten times as long."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def deferred_interrupts() -> Iterator[None]:
-    """SIGINT takes effect when the block is left.
-
-    The mask of this thread is not enough: a signal to the process is taken by any thread that does not block it, and
-    Python then raises KeyboardInterrupt in the main thread all the same. So there the handler is replaced as well.
-    """
-    arrived: list[int] = []
-
-    def remember(number: int, _frame: FrameType | None) -> None:
-        arrived.append(number)
-
-    handler = signal.getsignal(signal.SIGINT)
-    # A handler that was not installed from Python reads as None and could not be put back.
-    replaced = threading.current_thread() is threading.main_thread() and handler is not None
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        if replaced:
-            signal.signal(signal.SIGINT, remember)
-        yield
-    finally:
-        if replaced:
-            signal.signal(signal.SIGINT, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if arrived:
-            signal.raise_signal(signal.SIGINT)

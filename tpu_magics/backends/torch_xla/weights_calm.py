@@ -1,0 +1,54 @@
+"""Quiet while weights are loaded: no interrupt in the middle, no threads that wait for each other.
+
+What lives here: two context managers. What does not: what is done within them (weights_load.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+import torch
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch computes on one thread. A copy is as quick as memory is, and the threads of OpenMP wait for each other in
+    loops: on a busy machine copies with all of them took ten times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def deferred_interrupts() -> Iterator[None]:
+    """SIGINT takes effect when the block is left.
+
+    The mask of this thread is not enough: a signal to the process is taken by any thread that does not block it, and
+    Python then raises KeyboardInterrupt in the main thread all the same. So there the handler is replaced as well.
+    """
+    arrived: list[int] = []
+
+    def remember(number: int, _frame: FrameType | None) -> None:
+        arrived.append(number)
+
+    handler = signal.getsignal(signal.SIGINT)
+    # A handler that was not installed from Python reads as None and could not be put back.
+    replaced = threading.current_thread() is threading.main_thread() and handler is not None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        if replaced:
+            signal.signal(signal.SIGINT, remember)
+        yield
+    finally:
+        if replaced:
+            signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if arrived:
+            signal.raise_signal(signal.SIGINT)
