@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> None:
     else:
         print(NOTICE.format(goal=os.environ.get("GOAL", "demo")), flush=True)
     install_uv()
-    command = [PYTHON, "-m", "uv", "pip", "install", "--python", PYTHON, "-e", f".[{extras}]"]
+    command: list[str | Path] = [PYTHON, "-m", "uv", "pip", "install", "--python", PYTHON, "-e", f".[{extras}]"]
     if sys.dont_write_bytecode:
         # Otherwise each process would compile PyTorch's modules anew, at several seconds a process.
         command.append("--compile-bytecode")

@@ -143,8 +143,8 @@ def _is_prepared(name: str, source: str) -> bool:
 
 
 GUARDS: tuple[Callable[[Situation], None], ...] = (
+    no_accelerator,  # before the runtime, which it starts: its own words help more
     runtime_is_down,
-    no_accelerator,
     no_cuda,
     tpu_is_free,
     models_on_cpu,

@@ -49,6 +49,12 @@ class Session:
 
     def refuse_second(self) -> None:
         """Raise TpuMagicsError while a run is going on."""
+        if self.going is not None and self.going.folder.info["pid"] != os.getpid():
+            raise TpuMagicsError(
+                "Training was started inside a worker.",
+                "The training function runs on every rank already.",
+                "Take the call that trains out of the function.",
+            )
         if self.going is not None and self.going.busy:
             name = self.going.folder.name
             raise TpuMagicsError(

@@ -1,0 +1,107 @@
+"""How a `%%tpu_train` cell is read, from its text alone."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import cell
+
+
+def read(text: str, **namespace: Any) -> cell.Cell:
+    return cell.read_cell(text, "<cell>", namespace)
+
+
+DEF = "def f(x):\n    return x\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        (DEF, 1),
+        ("lr = 0.1\n" + DEF, 1),
+        ("async def f(): pass", 1),  # refused later, with the reason
+        ("@decorated\n" + DEF, 1),
+        (DEF + "f(1)", 3),
+        (DEF + "'a text behind it'", 3),
+        ("class A: pass", 3),
+        ("x = 1", 3),
+        ("f(1)", 3),
+        ("from accelerate import notebook_launcher\n" + DEF + "notebook_launcher(f, (1,))", 2),
+        ("from accelerate import notebook_launcher\nnotebook_launcher(f, (1,))\n" + DEF, 2),
+        ("import torch_xla\ntorch_xla.launch(f, args=())", 2),
+        ("import torch_xla as t\nt.launch(f)", 2),
+        ("from torch_xla import launch as go\ngo(f)", 2),
+        ("import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.spawn(f, args=(1,))", 2),
+        ("import torch_xla.distributed.xla_multiprocessing\ntorch_xla.distributed.xla_multiprocessing.spawn(f)", 2),
+        ("from torch_xla.distributed import xla_multiprocessing as x\nx.spawn(f)", 2),
+        ("from accelerate.launchers import notebook_launcher\nr = notebook_launcher(f)", 2),
+        ("import accelerate\nif __name__ == '__main__':\n    accelerate.notebook_launcher(f)", 2),
+        ("import accelerate\nwith x:\n    accelerate.notebook_launcher(f)", 2),
+        ("import accelerate\ntry:\n    accelerate.notebook_launcher(f)\nfinally:\n    pass", 2),
+        ("import accelerate\n" + "def g():\n    accelerate.notebook_launcher(f)\n", 1),  # not at the top level
+        ("import accelerate\nfor i in range(2):\n    accelerate.notebook_launcher(f)", 3),
+        ("def launch(f): pass\nlaunch(f)", 3),  # somebody's own
+        ("other.launch(f)", 3),
+        ("from elsewhere import notebook_launcher\nnotebook_launcher(f)", 3),
+    ],
+)
+def test_the_three_forms(text: str, form: int) -> None:
+    found = read(text)
+    assert found.form == form
+    assert found.function == ("f" if form == 1 and "def g" not in text else found.function)
+    assert bool(found.calls) == (form == 2)
+
+
+def test_launchers_are_known_by_what_they_are() -> None:
+    """A name of the notebook stands for what it holds, whatever it is called."""
+    spawn = types.FunctionType((lambda: 1).__code__, {}, "spawn")
+    spawn.__module__, spawn.__qualname__ = "torch_xla.distributed.xla_multiprocessing", "spawn"
+    module = types.ModuleType("accelerate")
+    assert read("anything(f)", anything=spawn).calls[0][1] == "xmp.spawn"
+    assert read("acc.notebook_launcher(f)", acc=module).calls[0][1] == "notebook_launcher"
+    assert read("acc.notebook_launcher(f)", acc=3).form == 3
+    assert "torch_xla" in sys.modules or read("torch_xla.launch(f)").form == 3
+
+
+def test_every_launcher_has_a_kind() -> None:
+    from tpu_magics.launch import cells
+
+    assert set(cell.LAUNCHERS.values()) == set(cells._INTERCEPTORS)
+
+
+def test_two_calls_are_both_found_and_replaced() -> None:
+    found = read("import torch_xla\ntorch_xla.launch(f, args=(1,))\nx = torch_xla.launch(g)\n")
+    assert [kind for _, kind in found.calls] == ["torch_xla.launch"] * 2
+    text = ast.unparse(ast.fix_missing_locations(cell.replace_calls(found, "__ours__")))
+    assert "__ours__(0, torch_xla.launch, f, args=(1,))" in text
+    assert "x = __ours__(1, torch_xla.launch, g)" in text
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n"])
+def test_an_empty_cell(text: str) -> None:
+    with pytest.raises(TpuMagicsError, match="is empty") as caught:
+        read(text)
+    assert "%tpu_train FUNCTION" in caught.value.todo
+
+
+def test_a_cell_that_is_not_python() -> None:
+    with pytest.raises(SyntaxError):
+        read("def f(:")
+
+
+def test_definitions_of_a_cell_of_statements_come_first() -> None:
+    text = '"text"\nimport os\nclass A: pass\ndef f(): pass\nx = 1\ndef g(): pass\nx + 1\n'
+    first, rest = cell.split_definitions(ast.parse(text))
+    assert len(first.body) == 4 and ast.unparse(rest).startswith("x = 1")
+    body, last = cell.split_last(rest)
+    assert len(body.body) == 2 and last is not None and ast.unparse(last) == "x + 1"
+    assert cell.split_last(ast.parse("x = 1"))[1] is None
+    before, final = cell.split_final(ast.parse("x = 1\nx"))
+    assert ast.unparse(before) == "x = 1" and ast.unparse(final) == "x"
+    assert cell.split_final(ast.parse("x = 1"))[1].body == []

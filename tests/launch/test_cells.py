@@ -1,0 +1,265 @@
+"""A cell that was read becomes a run: the three forms and scripts, without a shell."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.launch.launching import FakeNotebook, digest, fake_notebook
+from tpu_magics.errors import TpuMagicsError, TrainingFailed
+from tpu_magics.launch import cells, session
+from tpu_magics.launch.plan import Options
+from tpu_magics.launch.results import TrainResult
+
+OPTIONS = Options(hoist="off", timeout=60.0)
+
+
+@pytest.fixture
+def notebook(fresh_session: session.Session) -> Iterator[FakeNotebook]:
+    yield fake_notebook()
+
+
+def cell(text: str, *words: str, options: Options = OPTIONS) -> TrainResult | None:
+    """Run a cell; its first line stands for the magic's own."""
+    return cells.train_cell(cells.Source("\n" + text, "<cell>"), words, options)
+
+
+# -- form 1 -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_function_is_trained_with_the_args(notebook: FakeNotebook) -> None:
+    notebook.names["cfg"] = {"lr": 0.5}
+    result = cell(
+        "import os\nwhere = os.getpid()\ndef helper(): return where\ndef f(a, b, *, c=0): return helper(), a, b, c\n",
+        "1 + 1",
+        "cfg['lr']",
+        "c=len('abc')",
+    )
+    assert result is not None and result.value == (os.getpid(), 2, 0.5, 3)
+    assert notebook.names["where"] == os.getpid()  # statements before it ran in the notebook
+    assert callable(notebook.names["f"]) and result.run.name == "f"
+
+
+def test_models_are_known_by_the_text_of_their_arg(notebook: FakeNotebook) -> None:
+    model = notebook.names["net"] = torch.nn.Linear(2, 2)
+    notebook.names["many"] = [model]
+    before = digest(model)
+    text = "def f(m):\n    m.to('xla')\n    m.weight.data.fill_(4)\n"
+    result = cell(text, "net")
+    assert result is not None and list(result.models) == ["net"] and digest(model) != before
+    result = cell(text, "many[0]")
+    assert result is not None and list(result.models) == ["m"]
+
+
+def test_the_line_of_a_failure_is_that_of_the_cell(notebook: FakeNotebook) -> None:
+    with pytest.raises(TrainingFailed) as caught:
+        cell("\ndef f():\n    x = 1\n    raise ValueError(x)\n")
+    assert "<cell>, line 5, in f" in "\n".join(caught.value.details)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "word"),
+    [
+        ("def f(m): pass", [], "missing a required argument: 'm'"),
+        ("def f(): pass", ["1"], "too many positional arguments"),
+        ("def f(m): pass", ["nothing_of_this_name"], "NameError: name 'nothing_of_this_name'"),
+        ("def f(m): pass", ["1 +"], "is not a Python expression"),
+        ("def f(m): pass", ["1/0"], "ZeroDivisionError"),
+        ("def f(m): yield m", ["1"], "is a generator function"),
+        ("async def f(m): pass", ["1"], "is an async function"),
+        ("def f(:", [], "The cell is not valid Python"),
+        ("return 3", [], "The cell is not valid Python"),
+        ("x = 1", ["1"], "ARGs (1) have no place in this cell"),
+        ("import torch_xla\ntorch_xla.launch(print)", ["a=1"], "ARGs (a) have no place in this cell"),
+        ("", [], "is empty"),
+        ("class A: pass", [], "has nothing to train"),
+    ],
+)
+def test_bad_cells_are_refused(notebook: FakeNotebook, runs: Path, text: str, words: list[str], word: str) -> None:
+    with pytest.raises(TpuMagicsError) as caught:
+        cell(text, *words)
+    assert word in str(caught.value), caught.value
+    assert not runs.exists()
+
+
+# -- form 2 -----------------------------------------------------------------------------------------------------------
+
+
+def test_notebook_launcher_goes_through_us(notebook: FakeNotebook) -> None:
+    result = cell(
+        "from accelerate import notebook_launcher\n"
+        "def f(a, b):\n    import os\n    return a + b, os.environ.get('ACCELERATE_MIXED_PRECISION')\n"
+        "notebook_launcher(f, (1, 2), num_processes=8, mixed_precision='bf16')\n"
+        "after = True\n"
+    )
+    assert result is not None and result.value == (3, "bf16")
+    assert result.run.info["plan"]["precision"] == "bf16"
+    assert notebook.names["after"] is True and cells.INTERCEPT not in notebook.names
+    assert "The call asks for 8 processes; this host has no TPU, so one rank runs on XLA:CPU." in notebook.lines
+    assert "ACCELERATE_MIXED_PRECISION" not in os.environ
+
+
+def test_spawn_and_launch_give_the_rank_first(notebook: FakeNotebook) -> None:
+    for call in (
+        "import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.spawn(f, args=('x',), nprocs=1)",
+        "import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.spawn(f, args=('x',), start_method='fork')",
+        "import torch_xla\nif __name__ == '__main__':\n    torch_xla.launch(f, args=('x',))",
+        "import torch_xla\ntorch_xla.launch(f, args=('x',), debug_single_process=True)",
+    ):
+        result = cell("def f(index, a): return index, a\n" + call)
+        assert result is not None and result.value == (0, "x"), call
+
+
+def test_calls_with_wrong_arguments_are_refused(notebook: FakeNotebook) -> None:
+    for call, word in (
+        ("from accelerate import notebook_launcher\nnotebook_launcher(f, (1, 2, 3))", "too many positional arguments"),
+        ("from accelerate import notebook_launcher\nnotebook_launcher(f, (1,), num_nodes=2)", "num_nodes=2"),
+        ("import torch_xla\ntorch_xla.launch(f, args=(1, 2))", "after the process index"),
+    ):
+        with pytest.raises(TpuMagicsError) as caught:
+            cell("def f(a): return a\n" + call)
+        assert word in str(caught.value), caught.value
+        assert cells.INTERCEPT not in notebook.names
+
+
+def test_a_call_that_is_never_reached_trains_nothing(notebook: FakeNotebook, runs: Path) -> None:
+    assert cell("import torch_xla\nif False:\n    torch_xla.launch(print)\n") is None
+    assert not runs.exists()
+
+
+# -- form 3 -----------------------------------------------------------------------------------------------------------
+
+
+def test_statements_run_in_the_worker_and_their_names_come_home(notebook: FakeNotebook) -> None:
+    model = notebook.names["model"] = torch.nn.Linear(2, 2)
+    notebook.names["old"] = [1]
+    result = cell(
+        "import os, math\n"
+        "class Config:\n    width = 3\n"
+        "def helper(x): return x * 2\n"
+        "pid = os.getpid()\n"
+        "config = Config()\n"
+        "config.width = 8\n"
+        "made = helper(4)\n"
+        "old.append(2)\n"
+        "kept = old\n"
+        "model.to('xla')\n"
+        "model.weight.data.fill_(3)\n"
+        "loss = model.weight.sum()\n"
+        "alias = model\n"
+        "m = math\n"
+        "stuck = (i for i in range(3))\n"
+        "class Late: pass\n"
+        "late = Late()\n"
+        "_private = 1\n"
+    )
+    names = notebook.names
+    assert result is not None
+    assert names["pid"] != os.getpid() and names["made"] == 8 and names["kept"] == [1, 2]
+    assert names["config"].width == 8 and isinstance(names["config"], names["Config"])
+    assert names["loss"].device.type == "cpu" and float(names["loss"]) == 12.0
+    assert torch.equal(model.weight, torch.full((2, 2), 3.0)) and names["alias"] is model
+    import math
+
+    assert names["m"] is math
+    assert {"stuck", "late"} <= set(result.left) and "generator" in result.left["stuck"]
+    assert "_private" not in names and "stuck" not in names
+    told = "\n".join(notebook.lines)
+    assert "stuck" in told and "late" in told
+
+
+def test_the_last_expression_is_shown(notebook: FakeNotebook) -> None:
+    cell("x = 20\nx + 1\n")
+    assert notebook.printed.strip() == "21"
+    notebook.shown.clear()
+    cell("x = 20\nNone\n")
+    assert notebook.printed == ""
+
+
+def test_a_cell_that_fails_leaves_the_names_alone(notebook: FakeNotebook) -> None:
+    notebook.names["x"] = "as it was"
+    with pytest.raises(TrainingFailed):
+        cell("x = 2\ny = 3\nraise ValueError('no')\n")
+    assert notebook.names["x"] == "as it was" and "y" not in notebook.names
+
+
+def test_steps_brings_no_names_home(notebook: FakeNotebook) -> None:
+    options = Options(hoist="off", timeout=60.0, steps=1)
+    text = "import torch, torch_xla\nx = 1\nt = torch.ones(2, device='xla') + 1\ntorch_xla.sync()\ny = 2\n"
+    result = cell(text, options=options)
+    assert result is not None and result.status == "stopped" and "x" not in notebook.names
+
+
+# -- functions and scripts --------------------------------------------------------------------------------------------
+
+
+def test_a_function_that_exists_is_trained_by_name(notebook: FakeNotebook) -> None:
+    notebook.names["f"] = lambda a, b=1: (a, b)
+    assert cells.train_function(["f", "2", "b=3"], OPTIONS).value == (2, 3)
+    with pytest.raises(TpuMagicsError, match="does not say what to train"):
+        cells.train_function([], OPTIONS)
+    with pytest.raises(TpuMagicsError, match="NameError"):
+        cells.train_function(["missing"], OPTIONS)
+    notebook.names["n"] = 3
+    with pytest.raises(TpuMagicsError, match="is not a function"):
+        cells.train_function(["n"], OPTIONS)
+
+
+MP_FN = """
+import sys
+import argparse
+def _mp_fn(index):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int)
+    print("rank", index, parser.parse_args().epochs, __name__, sys.argv[0])
+    return index
+"""
+MAIN = """
+import sys, neighbour
+if __name__ == "__main__":
+    print("main", sys.argv[1:], neighbour.NAME)
+"""
+
+
+def test_scripts(notebook: FakeNotebook, tmp_path: Path) -> None:
+    (tmp_path / "mp.py").write_text(MP_FN)
+    (tmp_path / "main.py").write_text(MAIN)
+    (tmp_path / "neighbour.py").write_text("NAME = 'found'")
+    before = list(__import__("sys").argv)
+    result = cells.train_function(["mp.py", "--epochs", "2"], OPTIONS)
+    assert result.value == 0 and result.run.name == "mp"
+    assert f"rank 0 2 mp {tmp_path}/mp.py" in notebook.printed
+    cells.train_function([str(tmp_path / "main.py"), "--lr", "0.1"], OPTIONS)
+    assert "main ['--lr', '0.1'] found" in notebook.printed
+    assert __import__("sys").argv == before and "mp" not in __import__("sys").modules
+
+
+def test_a_script_that_fails_shows_its_line(notebook: FakeNotebook, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("x = 1\ndef _mp_fn(index):\n    raise ValueError('here')\n")
+    with pytest.raises(TrainingFailed) as caught:
+        cells.train_function(["bad.py"], OPTIONS)
+    assert "bad.py, line 3, in _mp_fn" in str(caught.value)
+
+
+def test_scripts_that_cannot_be_read(notebook: FakeNotebook, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("def f(:\n")
+    with pytest.raises(TpuMagicsError, match="bad.py is not valid Python"):
+        cells.train_function(["bad.py"], OPTIONS)
+    with pytest.raises(TpuMagicsError, match="missing.py cannot be read: No such file") as caught:
+        cells.train_function(["missing.py"], OPTIONS)
+    assert str(tmp_path) in caught.value.why
+    (tmp_path / "bytes.py").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(TpuMagicsError):
+        cells.train_function(["bytes.py"], OPTIONS)
+
+
+def test_values_of_cells_are_no_models(notebook: FakeNotebook) -> None:
+    result = cell("x: Any = 1\n" if False else "x = 1\n")
+    assert result is not None and result.models == {} and result.value is None
+    taken: Any = notebook.names["x"]
+    assert taken == 1
