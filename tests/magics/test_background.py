@@ -96,7 +96,8 @@ def test_statements_come_home_too(notebook: Kernel) -> None:
     assert notebook.run("loss").error_type == "NameError"
     notebook.wait_until(lambda: ended(notebook))
     time.sleep(0.3)
-    assert notebook.value("loss > 0") if not notebook.run("1").error else False
+    assert "its results are home" in notebook.run("1").good().printed
+    assert notebook.value("loss > 0")
 
 
 def test_a_failure_is_told_before_the_next_cell(notebook: Kernel) -> None:

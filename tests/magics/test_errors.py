@@ -199,7 +199,7 @@ def test_the_cells_that_started_the_runtime_and_built_an_accelerator_are_named(o
     assert own_kernel.descendants() == []
 
 
-def test_a_model_on_a_device_and_an_optimizer_of_the_notebook_are_refused(kernel: Kernel) -> None:
+def test_an_optimizer_of_the_notebook_is_refused(kernel: Kernel) -> None:
     kernel.run(MODEL + TRAIN + FORK).good()
     kernel.run("optimizer = torch.optim.SGD(model.parameters(), 0.1)\ndef uses(m): optimizer.step()").good()
     cell = kernel.run("%tpu_train uses model")

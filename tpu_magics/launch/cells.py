@@ -252,8 +252,7 @@ def _copy(tree: ast.Module) -> ast.Module:
 def _script(path: str, argv: Sequence[str]) -> train.Request:
     file = Path(path).expanduser()
     try:
-        text = file.read_text(encoding="utf-8")
-        tree = ast.parse(text, str(file))
+        tree = ast.parse(file.read_bytes(), str(file))
     except OSError as error:
         raise TpuMagicsError(
             f"The script {path} cannot be read: {error.strerror}.",
@@ -264,6 +263,8 @@ def _script(path: str, argv: Sequence[str]) -> train.Request:
         raise TpuMagicsError(
             f"The script {path} is not valid Python: {error.msg}, line {error.lineno}.", "", "Correct it."
         ) from error
+    except ValueError as error:  # null bytes, in Python 3.10 and 3.11
+        raise TpuMagicsError(f"The script {path} is not valid Python: {error}.", "", "Correct it.") from error
     has_mp_fn = any(isinstance(node, ast.FunctionDef) and node.name == "_mp_fn" for node in tree.body)
 
     def make(models: dict[str, Any], _hoists: hoist.HoistPlan | None) -> Work:

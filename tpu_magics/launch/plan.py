@@ -152,9 +152,9 @@ class Forecast:
 
 
 def forecast(plan: Plan, models: int) -> Forecast:
-    """What the run will add. Models are inherited copy-on-write; on XLA:CPU each device's copy lies in host memory, on
-    a TPU one copy is in transit at a time for each worker, and its second device (v2, v3) trains a copy; rank 0 makes one
-    more to bring the weights home."""
+    """What the run will add. Models are inherited copy-on-write; on XLA:CPU each device's copy lies in host memory; on
+    a TPU one copy is in transit at a time for each worker, and a second device of it (v2, v3) trains a copy; rank 0
+    makes one more to bring the weights home."""
     return Forecast(models=models, copies=plan.ranks + 1, workers=plan.workers)
 
 

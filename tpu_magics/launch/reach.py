@@ -52,7 +52,7 @@ def _read(function: Any, done: set[int]) -> Iterator[tuple[str, Any]]:
         yield from _read(function.__func__, done)
     elif isinstance(function, types.FunctionType):
         yield from _read_function(function, done)
-    wrapped = getattr(function, "__wrapped__", None)
+    wrapped = _attribute(function, "__wrapped__")
     if wrapped is not None:
         yield from _read(wrapped, done)
 
@@ -77,8 +77,8 @@ def _globals_of(code: types.CodeType, space: Mapping[str, Any], done: set[int]) 
 
 def _helper(value: Any, space: Mapping[str, Any], done: set[int]) -> Iterator[tuple[str, Any]]:
     """What a helper of the same notebook reads; functions of libraries are left alone."""
-    inner = getattr(value, "__func__", value)
-    inner = getattr(inner, "__wrapped__", inner)
+    inner = _attribute(value, "__func__") or value
+    inner = _attribute(inner, "__wrapped__") or inner
     if isinstance(inner, types.FunctionType) and inner.__globals__ is space:
         yield from _read(value, done)
 
@@ -104,13 +104,21 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, (list, tuple)):
         yield from ((f"{name}[{i}]", item) for i, item in enumerate(value[:WIDTH]))
     elif not isinstance(value, (types.FunctionType, types.MethodType)) and not _is_array(value):
-        attributes = getattr(value, "__dict__", None)
+        attributes = _attribute(value, "__dict__")
         if isinstance(attributes, dict):
             yield from ((f"{name}.{key}", item) for key, item in list(attributes.items())[:WIDTH])
 
 
 def _is_array(value: Any) -> bool:
-    return hasattr(value, "dtype") and hasattr(value, "shape")
+    return hasattr(type(value), "dtype") and hasattr(type(value), "shape")
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """An attribute, or None; also of objects whose own code raises something else when they are asked."""
+    try:
+        return getattr(value, name, None)
+    except Exception:
+        return None
 
 
 def models_of(items: Iterator[tuple[str, Any]], is_model: Callable[[object], bool]) -> dict[str, Any]:

@@ -349,17 +349,20 @@ class Going:
             return
         self._wait_unwatched()
         assert self.watch is not None
-        self.settled = True
-        session.current.going = None
-        try:
-            self._settle(self.watch)
-        except BaseException as error:
-            self.result.failure = error
-            if not isinstance(error, TrainingFailed):
-                self._close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
-            raise
+        # An interrupt that comes now is raised when all is home: half of it would be worse.
+        with process.interrupts_held():
+            self.settled = True
+            session.current.going = None
+            try:
+                home = self._settle(self.watch)
+            except BaseException as error:
+                self.result.failure = error
+                if not isinstance(error, TrainingFailed):
+                    self._close("failed")
+                raise
+            self._tell(home)
 
-    def _settle(self, watch: supervise.Watch) -> None:
+    def _settle(self, watch: supervise.Watch) -> results.Home:
         if watch.reason != "done" or not all(w.good for w in watch.workers):
             self._fail(failures.explain(self, watch))
         self.folder.update(status="collecting", workers=watch.table())
@@ -374,9 +377,12 @@ class Going:
             self._fail(failures.cannot_read_results(error, self.folder))
         self._close("stopped" if limited else "done", models=[] if limited else list(self.models))
         self.result.settle(home)
+        return home
 
     def _load(self) -> results.Home:
-        home = results.bring_home(self.folder, self.plan.ranks, self.models, session.current.backend)
+        return results.bring_home(self.folder, self.plan.ranks, self.models, session.current.backend)
+
+    def _tell(self, home: results.Home) -> None:
         session.current.notebook.namespace.update(home.names)
         if home.left:
             names = ", ".join(f"`{name}`" for name in home.left)
@@ -385,7 +391,6 @@ class Going:
             session.current.notebook.say(lost.reason)
         for note in home.notes:
             session.current.notebook.say(note)
-        return home
 
     def _fail(self, error: TrainingFailed) -> None:
         status = {"interrupt": "interrupted", "timeout": "timeout"}.get(

@@ -1,0 +1,193 @@
+"""Home again: values, names and weights from the run folder, all or nothing; what of a rank's results can travel."""
+
+from __future__ import annotations
+
+import json as json_module
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import results
+from tpu_magics.launch.results import Home, Lost, TrainResult, bring_home
+from tpu_magics.launch.work import CellWork, FunctionWork, ScriptWork, packed
+from tpu_magics.runs.files import RunFiles
+from tpu_magics.runs.folder import RunFolder
+from tpu_magics.runs.reader import Run
+
+
+class FakeBackend:
+    """Weights as a JSON file, so that what the launcher does with them is seen. `fails`: where it stops."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.fails = fails
+        self.calls: list[str] = []
+
+    def dumps(self, value: Any) -> bytes:
+        return pickle.dumps(value)
+
+    def check_weights(self, models: dict[str, Any], folder: Path) -> Any:
+        self.calls.append(f"check {sorted(models)}")
+        if self.fails == "check":
+            raise TpuMagicsError("They do not fit.")
+        return models
+
+    def load_weights(self, staged: Any) -> None:
+        self.calls.append("load")
+        if self.fails == "load":
+            raise TpuMagicsError("Half-way.")
+        for model in staged.values():
+            model["weight"] = "new"
+
+
+def put(files: RunFiles, rank: int, content: bytes) -> None:
+    files.value_path(rank).write_bytes(content)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> RunFiles:
+    return RunFiles(tmp_path)
+
+
+def test_values_names_and_weights(files: RunFiles) -> None:
+    backend = FakeBackend()
+    model = {"weight": "old"}
+    extra = {"names": {"x": pickle.dumps(1)}, "modules": {"json": "json"}, "same": {"alias": "m"}, "left": {"g": "why"}}
+    put(files, 0, packed("first", backend, models=["m"], **extra))  # type: ignore[arg-type]
+    put(files, 1, packed("second", backend))  # type: ignore[arg-type]
+    (files.path / "result-weights.json").write_text("{}")
+    home = bring_home(files, 2, {"m": model}, backend)  # type: ignore[arg-type]
+    assert home.values == ["first", "second"]
+    assert home.names == {"x": 1, "json": json_module, "alias": model} and home.left == {"g": "why"}
+    assert model == {"weight": "new"} and backend.calls == ["check ['m']", "load"]
+    assert list(files.path.glob("result-*")) == []
+
+
+def test_a_rank_that_wrote_nothing(files: RunFiles) -> None:
+    put(files, 0, packed(1, FakeBackend()))  # type: ignore[arg-type]
+    home = bring_home(files, 2, {}, FakeBackend())  # type: ignore[arg-type]
+    assert home.values[0] == 1 and isinstance(home.values[1], Lost)
+    assert "rank 1 wrote no result" in home.values[1].reason
+
+
+def test_what_cannot_be_loaded_holds_nothing_else_back(files: RunFiles) -> None:
+    gone = b"c__main__\nGone\n."  # a class that is not there
+    names = {"x": pickle.dumps(1), "late": gone, "torn": b"\x80\x04", "y": pickle.dumps(2)}
+    put(files, 0, pickle.dumps({"value": gone, "problem": "", "names": names, "modules": {"m": "no.such.module"}}))
+    home = bring_home(files, 1, {}, FakeBackend())  # type: ignore[arg-type]
+    assert home.names == {"x": 1, "y": 2} and set(home.left) == {"late", "torn", "m"}
+    assert "Gone" in home.left["late"] and "Define classes and functions at the top of the cell" in home.left["late"]
+    assert "no.such" in home.left["m"] or "No module named" in home.left["m"]
+    assert isinstance(home.values[0], Lost) and "could not be loaded here: AttributeError" in home.values[0].reason
+
+
+@pytest.mark.parametrize(("fails", "calls"), [("check", ["check ['m']"]), ("load", ["check ['m']", "load"])])
+def test_results_stay_where_the_weights_cannot_be_loaded(files: RunFiles, fails: str, calls: list[str]) -> None:
+    backend = FakeBackend(fails)
+    put(files, 0, packed(1, backend, names={"x": pickle.dumps(1)}, models=["m"]))  # type: ignore[arg-type]
+    model = {"weight": "old"}
+    with pytest.raises(TpuMagicsError):
+        bring_home(files, 1, {"m": model}, backend)  # type: ignore[arg-type]
+    assert model == {"weight": "old"} and backend.calls == calls
+    assert files.value_path(0).exists()
+
+
+def test_no_models_no_weights(files: RunFiles) -> None:
+    backend = FakeBackend()
+    put(files, 0, packed(1, backend, models=[]))  # type: ignore[arg-type]
+    bring_home(files, 1, {"m": {"weight": "old"}}, backend)  # type: ignore[arg-type]
+    assert backend.calls == []
+
+
+# -- what a rank packs ------------------------------------------------------------------------------------------------
+
+
+def unpacked(content: bytes) -> dict[str, Any]:
+    found = pickle.loads(content)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_value_that_cannot_be_pickled_is_named() -> None:
+    pack = unpacked(packed((i for i in range(2)), FakeBackend()))  # type: ignore[arg-type]
+    assert pack["value"] is None and "generator" in pack["problem"]
+    assert pickle.loads(unpacked(packed({"a": 1}, FakeBackend()))["value"]) == {"a": 1}  # type: ignore[arg-type]
+
+
+def note(code: str, text: str) -> None:
+    raise AssertionError(f"{code}: {text}")
+
+
+def test_a_function_is_called_as_it_was_asked_for() -> None:
+    seen: list[Any] = []
+    work = FunctionWork(lambda *args, **kwargs: seen.append((args, kwargs)), (1, 2), {"k": 3}, index_first=True)
+    work.install(note, 1)
+    work.run(5, 0)
+    assert seen == [((5, 1, 2), {"k": 3})]
+
+
+def test_a_second_device_is_given_copies() -> None:
+    model = {"weight": [1]}
+    seen: list[Any] = []
+    work = FunctionWork(lambda first, out: out.append(first), (model, seen), models={"m": model})
+    work.install(note, 2)
+    work.run(0, 0)
+    work.run(1, 1)
+    assert seen == [model] and seen[0] is model  # the second one wrote into its own copy of the list
+
+
+def test_only_the_first_rank_packs_a_cells_names() -> None:
+    space: dict[str, Any] = {"old": 1, "same": 2, "model": {"w": 1}}
+    work = CellWork(
+        compile("new = old + 1\nold = 5\nalias = model\n_hidden = 1\nimport json", "<cell>", "exec"),
+        compile("new", "<cell>", "eval"),
+        space,
+        {"m": space["model"]},
+        before=dict(space),
+    )
+    work.install(note, 1)
+    work.run(0, 0)
+    pack = unpacked(work.results(0, None, FakeBackend()))  # type: ignore[arg-type]
+    assert {name: pickle.loads(data) for name, data in pack["names"].items()} == {"new": 2, "old": 5}
+    assert pack["modules"] == {"json": "json"} and pack["same"] == {"alias": "m"} and pack["left"] == {}
+    assert "names" not in unpacked(work.results(1, None, FakeBackend()))  # type: ignore[arg-type]
+
+
+def test_the_last_expression_is_shown_on_the_first_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(ordinal: int, expression: str) -> str:
+        work = CellWork(compile("", "<cell>", "exec"), compile(expression, "<cell>", "eval"), {})
+        work.install(note, 1)
+        work.run(ordinal, 0)
+        return capsys.readouterr().out
+
+    assert shown(0, "1 + 1") == "2\n" and shown(1, "1 + 1") == "" and shown(0, "None") == ""
+
+
+def test_a_script_without_mp_fn_runs_as_main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["notebook"])
+    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint('never')\nassert __name__ == '__main__'\nassert sys.argv[1:] == ['--x']\n")
+    assert ScriptWork(str(script), ("--x",), False).run(0, 0) is None
+
+
+# -- what people hold -------------------------------------------------------------------------------------------------
+
+
+def test_a_result_before_and_after(runs: Path) -> None:
+    folder = RunFolder.create("named")
+    result = TrainResult(Run(folder.path), {"m": 1})
+    assert result.status == "starting" and result.steps == 0 and result.compiles is None
+    with pytest.raises(TpuMagicsError, match="'named' has no results: it is starting"):
+        _ = result.value
+    result.settle(Home(values=[1, Lost("because")]))
+    assert result.value == 1
+    with pytest.raises(TpuMagicsError, match="because"):
+        _ = result.values
+    assert result.wait() is result
+    result.failure = TpuMagicsError("it failed")
+    with pytest.raises(TpuMagicsError, match="it failed"):
+        result.wait()
+    assert isinstance(results.Lost("x"), Lost)

@@ -1,0 +1,86 @@
+"""What one notebook process remembers between cells."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launch.launching import FakeNotebook, fake_notebook, refused, run
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import session
+from tpu_magics.launch.notebook import PlainProgram
+
+pytestmark = pytest.mark.usefixtures("fresh_session")
+
+
+def test_without_init_the_first_run_sets_up_what_it_would() -> None:
+    assert not session.current.initialised
+    run(int)
+    assert session.current.initialised and session.current.host is not None
+    assert session.current.last is not None and session.current.going is None
+
+
+def test_the_host_is_looked_at_anew_for_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    original = session.inspect_host
+
+    def inspect_host() -> object:
+        looks.append(1)
+        return original()
+
+    monkeypatch.setattr(session, "inspect_host", inspect_host)
+    run(int)
+    run(int)
+    assert len(looks) == 2
+
+
+def test_init_keeps_what_a_person_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    session.initialise(precision="bf16", processes=1)
+    assert os.environ["PJRT_DEVICE"] == "CPU"
+    assert (session.current.precision, session.current.processes) == ("bf16", 1)
+    session.initialise()
+    assert (session.current.precision, session.current.processes) == ("", None)
+
+
+def test_a_second_run_is_refused_by_name(tmp_path: Path) -> None:
+    def waits() -> None:
+        while not (tmp_path / "go").exists():
+            import time
+
+            time.sleep(0.02)
+
+    first = run(waits, background=True, run_name="the first")
+    error = refused(int)
+    assert "'the first' is still going on" in error.what and "--background" in error.why
+    (tmp_path / "go").touch()
+    first.wait()
+    run(int)
+
+
+def test_the_notebook_is_a_plain_program_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert isinstance(session.Session().notebook, PlainProgram)
+    PlainProgram().say("a line")
+    assert capsys.readouterr().out == "a line\n"
+    assert PlainProgram().namespace is vars(sys.modules["__main__"]) and PlainProgram().cell_names() == {}
+    assert isinstance(fake_notebook(), FakeNotebook)
+
+
+def test_the_session_imports_no_framework() -> None:
+    code = """
+import sys
+from tpu_magics.launch import session
+session.current.backend
+assert not {"torch", "torch_xla", "accelerate", "jax", "tensorflow", "psutil", "ipywidgets"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], timeout=60)
+
+
+def test_errors_are_ours() -> None:
+    with pytest.raises(TpuMagicsError):
+        session.initialise(processes=0)
