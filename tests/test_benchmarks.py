@@ -140,7 +140,7 @@ def test_the_runner_shows_and_writes(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_the_runner_writes_nothing_without_being_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "run", lambda name: report.to_table(name, [{"fake": 1.0}]))
+    monkeypatch.setattr(runner, "run", lambda name: report.to_table(str(name), [{"fake": 1.0}]))
     assert runner.main(["load"], tmp_path / "none.md") == 0
     assert not (tmp_path / "none.md").exists()
 

@@ -37,8 +37,8 @@ def run(name: str) -> Table:
 
 
 def write(document: Path, name: str, table: Table, described: str) -> None:
-    """Put a table into the document."""
-    body = f"{described}\nCommand: `{COMMAND} {name}`\n\n{report.to_markdown(table)}"
+    """Put a table into the document, with how it was made above it."""
+    body = f"{described}\n\n{report.to_markdown(table)}"
     before = document.read_text(encoding="utf-8")
     document.write_text(report.replace_section(before, name, table.title, body), encoding="utf-8")
 
@@ -57,7 +57,8 @@ def main(words: Sequence[str], document: Path = DOCS) -> int:
             print(f"{name} could not be measured: {error}\n", flush=True)
             failed += 1
             continue
-        print(f"{to_text(table, width=120)}\n{described} ({time.monotonic() - start:.0f} s)\n", flush=True)
+        described += f"\nCommand: `{COMMAND} {name}`; it took {time.monotonic() - start:.0f} s."
+        print(f"{to_text(table, width=120)}\n{described}\n", flush=True)
         if found.write:
             write(document, name, table, described)
     return 1 if failed else 0

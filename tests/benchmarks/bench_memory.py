@@ -119,9 +119,13 @@ def _fork(function: Callable[[], None]) -> int:
     if pid:
         return pid
     done: list[bool] = []
+
+    def body() -> None:
+        function()
+        done.append(True)
+
     try:
-        # OpenMP's pool does not survive the fork; a new thread gets a new one.
-        thread = threading.Thread(target=lambda: done.append(function() is None))
+        thread = threading.Thread(target=body)  # OpenMP's pool does not survive the fork; a new thread gets a new one
         thread.start()
         thread.join()
     finally:

@@ -49,7 +49,15 @@ class Fresh:
         self._result = self.folder / "result.json"
         self._log = self.folder / "output.txt"
         self.name = f"{module}.{function}"
-        command = [sys.executable, "-m", "tests.benchmarks.fresh", module, function, json.dumps(args), self._result]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.benchmarks.fresh",
+            module,
+            function,
+            json.dumps(args),
+            str(self._result),
+        ]
         with open(self._log, "wb") as log:
             self.process = subprocess.Popen(
                 command,

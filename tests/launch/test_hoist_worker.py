@@ -279,11 +279,14 @@ def test_with_and_without_hoisting_in_a_real_step(notebook):
     plan = notebook.plan_of("""
         def train():
             import torch_xla
+            from tpu_magics.backends.torch_xla import worker
+            worker.use_up_autograds_start()  # another test may have done a backward here; before the runtime is up
             from accelerate.utils import set_seed
             set_seed(42)
             model = Net(8, depth=3)
             order = torch.utils.data.DataLoader(list(range(16)), batch_size=4, shuffle=True)
             device = torch_xla.device()
+            worker.start_autograd_threads()
             model = model.to(device)
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
             found = []

@@ -13,6 +13,7 @@ import ctypes
 import faulthandler
 import gc
 import os
+import random
 import signal
 import sys
 import threading
@@ -78,7 +79,7 @@ def fork_worker(main: Callable[[], int], stack_file: Path) -> int:
 
     Call it with interrupts held and buffers flushed, from the main thread.
     """
-    parent = os.getpid()
+    parent, numbers = os.getpid(), random.getstate()
     with warnings.catch_warnings():
         # Python 3.12+ warns about every fork of a process with threads. We fork knowingly: the child's work runs in
         # a new thread.
@@ -93,6 +94,7 @@ def fork_worker(main: Callable[[], int], stack_file: Path) -> int:
     code = CRASHED
     try:
         become_worker(parent, stack_file)
+        random.setstate(numbers)  # Python seeds it anew after a fork; NumPy and torch do not
         code = main()
     except BaseException:
         # Anything that passed this point would run the kernel's own loop a second time.

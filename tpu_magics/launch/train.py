@@ -401,7 +401,12 @@ class Going:
         raise error
 
     def _close(self, status: str, **fields: Any) -> None:
-        ended = time.time()
+        ended = self._ended_at()
         seconds = ended - (self.watch.started if self.watch else ended)
         workers = self.watch.table() if self.watch else []
         self.folder.update(status=status, ended=ended, seconds=seconds, workers=workers, **fields)
+
+    def _ended_at(self) -> float:
+        """When the last worker ended: a background run may be fetched long after."""
+        ends = [one.ended for one in self.watch.workers if one.ended is not None] if self.watch else []
+        return max(ends, default=time.time())

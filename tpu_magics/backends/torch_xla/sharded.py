@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from tpu_magics.backends.torch_xla.post_import import PostImport
 from tpu_magics.backends.torch_xla.weights_fetch import settle, tensor_bytes, to_cpu
 from tpu_magics.backends.torch_xla.weights_slots import named_modules, plain_name
 from tpu_magics.errors import TpuMagicsError
@@ -77,8 +78,10 @@ def watch_wrappers() -> None:
     The reference is strong: a wrapper is often a local variable of the training function, and with it the shards would
     be gone when the function returns. Module and wrapper refer to each other, so they still go together.
     """
-    from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel as Fsdp
+    PostImport().when_imported(_FSDP, lambda module: _watch(module.XlaFullyShardedDataParallel))
 
+
+def _watch(Fsdp: Any) -> None:
     original = Fsdp.__init__
     if getattr(original, "watched", False):
         return
