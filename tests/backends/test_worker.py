@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.launch.launching import digest, python, run
+from tests.launch.launching import digest, failed, in_forked_notebook, python, run
 from tpu_magics.backends.base import WorkerSpec
 from tpu_magics.backends.torch_xla import worker
 from tpu_magics.launch import plan, train
@@ -110,8 +110,6 @@ def raises(error: BaseException) -> None:
 
 @pytest.mark.parametrize("error", [ValueError("a"), KeyboardInterrupt(), SystemExit(3), GeneratorExit()])
 def test_whatever_a_thread_raises_is_raised(error: BaseException) -> None:
-    from tests.launch.launching import failed
-
     assert type(error).__name__ in str(failed(raises, error)) or "sys.exit(3)" in str(failed(raises, error))
 
 
@@ -290,3 +288,26 @@ def test_torch_xla_has_what_is_called() -> None:
     for name in ("_run_thread_per_device", "initialize_multiprocess", "initialize_singleprocess"):
         assert callable(getattr(pjrt, name))
     assert "torch_xla" in sys.modules
+
+
+def works_on_both() -> float:
+    import torch_xla
+
+    product = torch.randn(300, 300) @ torch.randn(300, 300)
+    x = torch.ones(3, device=torch_xla.device(), requires_grad=True)
+    (x * bool(product.isfinite().all())).sum().backward()
+    return float(x.grad.sum().item()) if x.grad is not None else 0.0
+
+
+def test_threads_that_the_notebook_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.set_num_threads() in the notebook makes each new thread of a worker ask for the pool."""
+    monkeypatch.setenv("CPU_NUM_DEVICES", "2")
+    made = plan.make_plan
+    monkeypatch.setattr(plan, "make_plan", lambda *args: replace(made(*args), replicas=2))
+
+    def cells() -> None:
+        torch.set_num_threads(2)
+        for _ in range(5):
+            assert run(works_on_both, workers=2).values == [3.0] * 4
+
+    in_forked_notebook(cells, tmp_path / "out")

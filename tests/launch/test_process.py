@@ -16,7 +16,17 @@ import psutil
 import pytest
 import torch
 
-from tests.launch.launching import alive, failed, forked_notebook, in_forked_notebook, run, said, wait_until
+import tpu_magics
+from tests.launch.launching import (
+    alive,
+    failed,
+    forked_notebook,
+    in_forked_notebook,
+    interrupt_when,
+    run,
+    said,
+    wait_until,
+)
 from tpu_magics.launch import process
 
 pytestmark = pytest.mark.usefixtures("fresh_session")
@@ -280,11 +290,14 @@ def loads(model: Any, folder: Path, how: str) -> int:
     return seen
 
 
-@pytest.mark.parametrize("how", ["succeed", "raise", "kill", "hang"])
+@pytest.mark.parametrize("how", ["succeed", "raise", "kill", "hang", "interrupt"])
 def test_loader_workers_go_with_their_rank(tmp_path: Path, how: str) -> None:
     model = torch.nn.Linear(2, 2)
     if how == "succeed":
         assert run(loads, model, tmp_path, how).value == 32
+    elif how == "interrupt":
+        with interrupt_when((tmp_path / "loaders").exists), pytest.raises(tpu_magics.TrainingInterrupted):
+            run(loads, model, tmp_path, "hang")
     else:
         failed(loads, model, tmp_path, how, timeout=4.0 if how == "hang" else 60.0)
     pids = [int(pid) for pid in (tmp_path / "loaders").read_text().split()]

@@ -152,7 +152,7 @@ def writes_in_place(model: Any, odd: Any) -> dict[str, Any]:
     maps = Path("/proc/self/maps").read_text()
     return {
         "shared": [parameter.is_shared() for parameter in model.parameters()],
-        "files": [line for line in maps.splitlines() if "/dev/shm" in line],
+        "files": [line for line in maps.splitlines() if "/dev/shm/torch" in line],
         "odd": [str(buffer.layout) for buffer in odd.buffers()],
     }
 
