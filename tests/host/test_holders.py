@@ -256,7 +256,7 @@ def test_looking_takes_no_lock(root):
 def test_a_stranger_is_named_with_the_way_to_stop_it(root):
     fake_hosts.add_process(root, 4321, ("python3", "train.py"), ("dev/accel0",))
     (problem,) = judge_holding(find_holding(root))
-    assert problem.what == "The TPU is held by process 4321: python3 train.py"
+    assert problem.what == "The TPU is held by process 4321 (accel0): python3 train.py"
     assert problem.command == "!kill 4321"
     assert (problem.about, problem.state) == ("holder", "broken")
 

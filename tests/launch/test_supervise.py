@@ -387,6 +387,32 @@ def test_what_failed_after_a_step_is_not_tried_again(monkeypatch: pytest.MonkeyP
     assert not [line for line in notebook.lines if "busy" in line]
 
 
+# -- the notebook's own troubles --------------------------------------------------------------------------------------
+
+
+def prints_for_ever() -> None:
+    while True:
+        print("more")
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_screen_that_breaks_leaves_no_worker(background: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A closed pipe behind `print`, a front end that has gone."""
+    notebook = fake_notebook()
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+
+    def gone(text: str) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    notebook.text = gone  # type: ignore[method-assign]
+    with pytest.raises((BrokenPipeError, tpu_magics.TrainingFailed)):
+        run(prints_for_ever, background=background, workers=2).wait()
+    assert session.current.last is not None and session.current.last.status == "failed"
+    fake_notebook()
+    assert run(nothing_unusual, 4).value == 4
+
+
 # -- what the watch measures and keeps --------------------------------------------------------------------------------
 
 

@@ -176,9 +176,10 @@ def _taken(holder: Holder) -> Problem:
             why="A chip is used by one process at a time, and workers need it.",
             then="restart the kernel, and do not use the XLA device outside of %%tpu_train",
         )
+    devices = ", ".join(Path(device).name for device in holder.devices)
     return Problem(
         about=HOLDER,
-        what=f"The TPU is held by process {holder.pid}: {holder.command}",
+        what=f"The TPU is held by process {holder.pid}{f' ({devices})' if devices else ''}: {holder.command}",
         why="A chip is used by one process at a time.",
         command=f"!kill {holder.pid}",
         then="run %tpu_init again; or wait until it has ended. In another notebook: shut its kernel down",

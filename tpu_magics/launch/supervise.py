@@ -231,11 +231,13 @@ class Watch:
 
     def _finish(self) -> None:
         self._read_events()
-        self.relay.pump()
-        for worker in self.workers:
-            if worker.meter is not None:
-                worker.meter.flush()
-        self.writer.close()
+        try:
+            self.relay.pump()
+        finally:
+            for worker in self.workers:
+                if worker.meter is not None:
+                    worker.meter.flush()
+            self.writer.close()
 
     def table(self) -> list[dict[str, int | None]]:
         """The workers for run.json."""

@@ -334,12 +334,14 @@ class Going:
         if self.settled:
             return
         with process.interrupts_held():
-            if self.watch is not None:
-                self.watch.end()
-            self.settled = True
-            session.current.going = None
-            self.result.failure = error
-            self._close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+            try:
+                if self.watch is not None:
+                    self.watch.end()
+            finally:
+                self.settled = True
+                session.current.going = None
+                self.result.failure = error
+                self._close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
 
     # -- the end --------------------------------------------------------------------------------------------------
     def come_home(self) -> None:
