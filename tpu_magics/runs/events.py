@@ -26,8 +26,32 @@ class Event:
     """What all events have. `t`: unix seconds, `rank`: the global rank it is about."""
 
     kind: ClassVar[str] = ""
+    terse: ClassVar[bool] = False  # whether fields that hold their default are left out of the line
     t: float
     rank: int
+
+
+@dataclass(frozen=True)
+class Site:
+    """The user's source line that triggered something. `id`: its number in this rank, from 0, in the order of first
+    sight; `path` is "In [n]" for a cell, else a path; `line` counts from 1 in the cell as the person sees it, the
+    `%%tpu_train` line included; `cell_id`: where the front end told it."""
+
+    id: int
+    path: str
+    line: int
+    function: str = ""
+    code: str = ""
+    cell_id: str = ""
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor that a step received from the host. `dtype`: torch's name without "torch."; `shape`: as in torch."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
 
 
 @dataclass(frozen=True)
@@ -53,13 +77,16 @@ class Steps(Event):
     """Steps done since the last record of this kind; never one record per step of a long run.
 
     `total`: steps so far; `n`: steps in this record; `seconds`: wall time from the previous record's last step (or the
-    start) to this one's.
+    start) to this one's. Of these, `compiled` steps compiled something, and took `compiled_seconds`.
     """
 
     kind: ClassVar[str] = "steps"
+    terse: ClassVar[bool] = True
     total: int = 0
     n: int = 0
     seconds: float = 0.0
+    compiled: int = 0
+    compiled_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -72,6 +99,7 @@ class Value(Event):
     """
 
     kind: ClassVar[str] = "value"
+    terse: ClassVar[bool] = True
     name: str = ""
     value: float | int | str = 0.0
     step: int = 0
@@ -82,11 +110,167 @@ class Value(Event):
 
 @dataclass(frozen=True)
 class Memory(Event):
-    """Host memory of one worker in bytes, as its parent saw it: resident, and proportional (None: not available)."""
+    """Memory of one rank in bytes. Host memory as the worker's parent saw it: resident (0: not in this record), and
+    proportional (None: not available). HBM as the rank's runtime told it (None: not available, or not in this
+    record)."""
 
     kind: ClassVar[str] = "memory"
+    terse: ClassVar[bool] = True
     rss: int = 0
     pss: int | None = None
+    hbm_used: int | None = None
+    hbm_total: int | None = None
+
+
+@dataclass(frozen=True)
+class Compile(Event):
+    """One XLA compile of a graph that was in no cache.
+
+    `seconds`: its time (None: not available); `graph`: torch_xla's hash of it, else of its text; `site`: the line that
+    triggered it; `nth`: which compile at this site, from 0; `recompile`: the site had compiled before; `inputs`: what
+    the step received from the host. For a recompile: `nearest`: the `nth` of the compile it was compared with;
+    `difference`: what differs, e.g. "input_ids now int64[32,129], before int64[32,128]"; `cause`: a code of CAUSES;
+    `text` and `fix`: one sentence each. A first compile has a `text` and a `fix` only where there is something to say.
+    `memory`: bytes of the compiled program by use ("arguments", "outputs", "aliased", "temporaries", "code"), None
+    where the runtime does not tell. `host_collective`: it is a piece of a step that a collective on the host cut.
+    `trigger`: what ran the graph ("sync", "loader", "read", "finish", "library"); `step`: steps done before it.
+    """
+
+    kind: ClassVar[str] = "compile"
+    seconds: float | None = None
+    graph: str = ""
+    site: Site = field(default_factory=lambda: Site(0, "", 0))
+    nth: int = 0
+    recompile: bool = False
+    inputs: tuple[Input, ...] = ()
+    nearest: int | None = None
+    difference: tuple[str, ...] = ()
+    cause: str = ""
+    text: str = ""
+    fix: str = ""
+    memory: dict[str, int] | None = None
+    host_collective: bool = False
+    trigger: str = ""
+    step: int = 0
+
+
+CAUSES = (
+    "input-shape",
+    "last-batch",
+    "input-dtype",
+    "data-shape",
+    "data-branch",
+    "python-number",
+    "mode-switch",
+    "optimizer-state",
+    "early-read",
+    "live-tensors",
+    "new-code",
+    "unknown",
+)
+
+
+@dataclass(frozen=True)
+class Transfer(Event):
+    """A value that the host read in the middle of a step, which cut the graph there. `count`: reads at this site so far
+    (a later record of the same site replaces the earlier); `seconds`: waited for them so far; `code`: the line."""
+
+    kind: ClassVar[str] = "transfer"
+    site: Site = field(default_factory=lambda: Site(0, "", 0))
+    count: int = 0
+    seconds: float = 0.0
+    code: str = ""
+    text: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Read(Event):
+    """A value that the host read from the device after its step had run: it waits, and cuts nothing. Fields as in
+    `Transfer`."""
+
+    kind: ClassVar[str] = "read"
+    site: Site = field(default_factory=lambda: Site(0, "", 0))
+    count: int = 0
+    seconds: float = 0.0
+    code: str = ""
+
+
+@dataclass(frozen=True)
+class Fallback(Event):
+    """An operation that XLA does not have and the host ran. `op`: e.g. "aten::nonzero"; `count`: so far."""
+
+    kind: ClassVar[str] = "fallback"
+    op: str = ""
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class Cache(Event):
+    """The persistent compile cache so far. `text`: why it is off, or ""."""
+
+    kind: ClassVar[str] = "cache"
+    hits: int = 0
+    misses: int = 0
+    path: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Times(Event):
+    """Where rank's time went so far, in seconds; None: not available. `compiling` and `executing` as the runtime
+    measured them (they overlap with the host's own work), `waiting`: the host waited for the device."""
+
+    kind: ClassVar[str] = "times"
+    terse: ClassVar[bool] = True
+    compiling: float | None = None
+    executing: float | None = None
+    waiting: float | None = None
+
+
+@dataclass(frozen=True)
+class Precision(Event):
+    """What was asked and what is true of the graph `graph`, read before XLA optimised it.
+
+    `asked`: "fp32", "bf16", "bf16-downcast", another name, or ""; `source`: who asked ("--precision",
+    "Accelerator(mixed_precision=...)", a variable's name, ...). `ops`: matrix multiplications and convolutions;
+    `share`: the part of them that is bf16, 0 to 1 (None: there is none, or not available). `parameters`: how many of
+    the graph's parameters have each element type ("f32": 12). `agrees`: request and truth do not contradict. `text`:
+    one sentence; `notes`: deprecations and advice.
+    """
+
+    kind: ClassVar[str] = "precision"
+    asked: str = ""
+    source: str = ""
+    ops: int = 0
+    share: float | None = None
+    parameters: dict[str, int] = field(default_factory=dict)
+    graph: str = ""
+    agrees: bool = True
+    text: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Batch(Event):
+    """The parts of the effective batch; None: not known. `per_device`: samples of one rank in one micro-batch."""
+
+    kind: ClassVar[str] = "batch"
+    per_device: int | None = None
+    accumulation: int | None = None
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
+class Divergence(Event):
+    """Ranks that compiled another graph than rank 0 as their compile number `nth`. `graphs`: rank -> hash ("" where it
+    compiled none). On a TPU such a run hangs."""
+
+    kind: ClassVar[str] = "divergence"
+    ranks: tuple[int, ...] = ()
+    nth: int = 0
+    graphs: dict[str, str] = field(default_factory=dict)
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,22 +312,31 @@ class Frame:
 @dataclass(frozen=True)
 class End(Event):
     """A worker's last record. `status`: "done", "failed" or "limit" (`--steps` reached). For "failed": the exception's
-    qualified type, its text, the stack (outermost first). `steps` and `compiles` (uncached compiles as the runtime
-    counts them; None: not available) are totals of this rank. `log_end`: bytes of the rank's log that are the user's
-    output; a traceback may follow them."""
+    qualified type, its text, the stack (outermost first). `steps`, `compiles` (uncached compiles as the runtime counts
+    them; None: not available) and `recompiles` (None: not observed to the end) are totals of this rank. `log_end`: bytes of
+    the rank's log that are the user's output; a traceback may follow them."""
 
     kind: ClassVar[str] = "end"
     status: str = "done"
     seconds: float = 0.0
     steps: int = 0
     compiles: int | None = None
+    recompiles: int | None = None
     error_type: str = ""
     error_text: str = ""
     frames: tuple[Frame, ...] = field(default_factory=tuple)
     log_end: int | None = None
 
 
-KINDS: dict[str, type[Event]] = {cls.kind: cls for cls in (Start, Phase, Steps, Value, Memory, Display, Warned, End)}
+KINDS: dict[str, type[Event]] = {
+    cls.kind: cls
+    for cls in (
+        *(Start, Phase, Steps, Value, Memory, Display, Warned, End),
+        *(Compile, Transfer, Read, Fallback, Cache, Times, Precision, Batch, Divergence),
+    )
+}
+# Fields that hold objects of their own: the class, and whether there are many.
+_NESTED: dict[str, tuple[type[Any], bool]] = {"frames": (Frame, True), "site": (Site, False), "inputs": (Input, True)}
 
 E = TypeVar("E", bound=Event)
 
@@ -154,13 +347,18 @@ _ACCEPTED: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "bool": (bool,),
     "None": (type(None),),
+    "dict[str, int]": (dict,),
+    "dict[str, str]": (dict,),
 }
 _LARGEST_INT = 2**63
 
 
 def to_line(event: Event) -> bytes:
     """One event as one line of UTF-8 JSON, newline included."""
-    return to_json({"v": VERSION, "kind": event.kind, **dataclasses.asdict(event)}) + b"\n"
+    fields = dataclasses.asdict(event)
+    if event.terse:
+        fields = {name: value for name, value in fields.items() if value != _DEFAULTS[event.kind].get(name, _NONE)}
+    return to_json({"v": VERSION, "kind": event.kind, **fields}) + b"\n"
 
 
 def to_json(record: Any, indent: int | None = None) -> bytes:
@@ -211,8 +409,23 @@ def _fields(cls: type[Event], record: dict[str, Any]) -> dict[str, Any]:
     fields = _checked(cls, record)
     if not math.isfinite(fields.get("t", math.nan)):
         raise ValueError("a record without a time")
-    if "frames" in fields:
-        fields["frames"] = tuple(Frame(**_checked(Frame, frame)) for frame in fields["frames"])
+    for name in fields.keys() & _NESTED.keys():
+        nested, many = _NESTED[name]
+        value = fields[name]
+        fields[name] = tuple(_nested(nested, one) for one in value) if many else _nested(nested, value)
+    return _tuples(cls, fields)
+
+
+def _nested(cls: type[Any], record: Any) -> Any:
+    return cls(**_tuples(cls, _checked(cls, record)))
+
+
+def _tuples(cls: type[Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """JSON has lists where the dataclasses have tuples. Raises TypeError where something else stands there."""
+    for name in fields.keys() & _TUPLES[cls.__name__]:
+        if not isinstance(fields[name], (list, tuple)):
+            raise TypeError(f"{name} is {fields[name]!r}")
+        fields[name] = tuple(fields[name])
     return fields
 
 
@@ -236,9 +449,13 @@ def _accepted(annotation: str) -> tuple[type, ...]:
     return () if None in parts else tuple(cls for part in parts if part for cls in part)
 
 
-_TYPES = {
-    cls.__name__: {f.name: _accepted(str(f.type)) for f in dataclasses.fields(cls)} for cls in (*KINDS.values(), Frame)
+_CLASSES = (*KINDS.values(), Frame, Site, Input)
+_TYPES = {cls.__name__: {f.name: _accepted(str(f.type)) for f in dataclasses.fields(cls)} for cls in _CLASSES}
+_TUPLES = {
+    cls.__name__: {f.name for f in dataclasses.fields(cls) if str(f.type).startswith("tuple[")} for cls in _CLASSES
 }
+_NONE = object()
+_DEFAULTS = {cls.kind: {f.name: f.default for f in dataclasses.fields(cls)} for cls in KINDS.values()}
 
 
 def _finite(value: Any) -> Any:
