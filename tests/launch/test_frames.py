@@ -15,6 +15,7 @@ import pytest
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import frames
+from tpu_magics.runs import origin
 from tpu_magics.runs.events import Frame
 
 STDLIB = sysconfig.get_path("stdlib")
@@ -65,8 +66,8 @@ def library(package: str = "torch", function: str = "f") -> Frame:
     ],
 )
 def test_library_code_is_known_by_its_package(path: str, package: str) -> None:
-    assert frames.is_library(path)
-    assert frames.package_of(path) == package
+    assert origin.is_library(path)
+    assert origin.package_of(path) == package
 
 
 @pytest.mark.parametrize(
@@ -83,8 +84,8 @@ def test_library_code_is_known_by_its_package(path: str, package: str) -> None:
     ],
 )
 def test_all_else_is_the_users(path: str) -> None:
-    assert not frames.is_library(path)
-    assert frames.package_of(path) == ""
+    assert not origin.is_library(path)
+    assert origin.package_of(path) == ""
 
 
 # -- exceptions ---------------------------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ def test_frames_through_torch_end_in_the_users_line() -> None:
     assert stack[-1].library
     assert frames.last_user_frame(stack) == Frame("In [12]", 3, "<module>", "net(torch.ones(3, 5))")
     assert frames.libraries_below(stack) == ["torch"]
-    count = sum(1 for frame in stack if "torch" in frames.package_of(frame.path))
+    count = sum(1 for frame in stack if "torch" in origin.package_of(frame.path))
     assert frames.fold(stack)[-2:] == [
         "In [12], line 3, in <module>: net(torch.ones(3, 5))",
         f"... {count} frames in torch ...",
@@ -169,7 +170,7 @@ def test_deep_recursion_is_bounded_and_counted() -> None:
     error = raised_by("def f(n):\n    return f(n + 1)\nf(0)\n")
     stack = frames.from_exception(error, CELLS)
     assert len(stack) == 101
-    left_out = next(frame for frame in stack if frame.path == frames.LEFT_OUT)
+    left_out = next(frame for frame in stack if frame.path == origin.LEFT_OUT)
     assert left_out.line > 700
     text = frames.fold(stack)
     assert any(f"... {left_out.line} frames ..." == line for line in text)

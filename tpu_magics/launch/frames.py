@@ -1,7 +1,7 @@
 """Stacks as the person knows them: cells and files instead of temporary names, frameworks folded away.
 
-What lives here: exceptions and faulthandler's dumps to `events.Frame`s, whose code a frame is, and stacks as text.
-What does not: what a stack means (see diagnose.py and explain/). All stacks here are outermost call first.
+What lives here: exceptions and faulthandler's dumps to `events.Frame`s, and stacks as text.
+What does not: whose code a line is (runs/origin.py), what a stack means (see diagnose.py and explain/). All stacks here are outermost call first.
 """
 
 from __future__ import annotations
@@ -9,57 +9,22 @@ from __future__ import annotations
 import linecache
 import os
 import re
-import sysconfig
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs.events import Frame
-
-LEFT_OUT = "<left out>"
-"""Path of a frame that stands for `line` frames which were not kept."""
+from tpu_magics.runs.origin import LEFT_OUT, OWN, is_library, package_of, under
 
 _OUTER, _INNER = 20, 80
 _CODE_LENGTH = 200
-_OWN = str(Path(__file__).parents[1])
-_LAUNCHING = tuple(f"{_OWN}{os.sep}{room}{os.sep}" for room in ("launch", "magics"))
-_STDLIB = tuple(sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "scripts")}))
-_SITE = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\]+)")
-# Code without a file that a person can have typed; all others (<frozen ...>, <decorator-gen-3>) are made by libraries.
-_TYPED = ("<ipython-input", "<stdin", "<string", "<cell")
+_LAUNCHING = tuple(f"{OWN}{os.sep}{room}{os.sep}" for room in ("launch", "magics"))
 # "Stack": what faulthandler writes when it was asked for one thread only.
 _THREAD = re.compile(r"^(Current thread|Thread|Stack)(?: (0x[0-9a-f]+).*)? \(most recent call first\):$")
 _DUMPED = re.compile(r'^\s*File (?:"(.*)"|\?\?\?), line (\d+|\?\?\?) in (.*)$')
 _ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
-
-
-# -- whose code ---------------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=4096)
-def is_library(path: str) -> bool:
-    """Whether code at `path` is not the user's: installed packages, the standard library, ourselves, generated code."""
-    if path.startswith("<"):
-        return not path.startswith(_TYPED)
-    return bool(_SITE.search(path)) or _under(path, _OWN) or any(_under(path, folder) for folder in _STDLIB)
-
-
-@lru_cache(maxsize=4096)
-def package_of(path: str) -> str:
-    """The name of the library that `path` belongs to, for people: "torch", "tpu_magics", "Python"; "" for none."""
-    if path == LEFT_OUT or not is_library(path):
-        return ""
-    found = _SITE.findall(path)
-    if found:
-        return str(found[-1]).removesuffix(".py")
-    return "tpu_magics" if _under(path, _OWN) else "Python"
-
-
-def _under(path: str, folder: str) -> bool:
-    return path.startswith(folder + os.sep)
 
 
 # -- stacks from Python -------------------------------------------------------------------------------------------
@@ -208,7 +173,7 @@ def libraries_below(frames: Sequence[Frame]) -> list[str]:
 
 def place(frame: Frame) -> str:
     """`In [12], line 14, in training_function`, files relative to the working directory."""
-    path = os.path.relpath(frame.path) if _under(frame.path, str(Path.cwd())) else frame.path
+    path = os.path.relpath(frame.path) if under(frame.path, str(Path.cwd())) else frame.path
     function = f", in {frame.function}" if frame.function else ""
     return f"{path}, line {frame.line or '?'}{function}"
 

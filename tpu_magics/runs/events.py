@@ -312,9 +312,9 @@ class Frame:
 @dataclass(frozen=True)
 class End(Event):
     """A worker's last record. `status`: "done", "failed" or "limit" (`--steps` reached). For "failed": the exception's
-    qualified type, its text, the stack (outermost first). `steps`, `compiles` (uncached compiles as the runtime counts
-    them; None: not available) and `recompiles` (None: not observed to the end) are totals of this rank. `log_end`: bytes of
-    the rank's log that are the user's output; a traceback may follow them."""
+    qualified type, its text, the stack (outermost first). Totals of this rank: `steps`, `compiles` (uncached compiles
+    as the runtime counts them; None: not available) and `recompiles` (None: not observed to the end). `log_end`: bytes
+    of the rank's log that are the user's output; a traceback may follow them."""
 
     kind: ClassVar[str] = "end"
     status: str = "done"

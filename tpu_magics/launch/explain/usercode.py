@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tpu_magics.launch import frames
 from tpu_magics.launch.explain import base
 from tpu_magics.launch.explain.base import Explanation
+from tpu_magics.runs import origin
 
 if TYPE_CHECKING:
     from tpu_magics.launch.diagnose import Failure, WorkerOutcome
@@ -183,7 +184,7 @@ def in_dataloader(failure: Failure, outcome: WorkerOutcome) -> Explanation | Non
 def _raised_at(text: str, failure: Failure) -> str:
     """The user's innermost line in a traceback that is text."""
     found = re.findall(r'^\s*File "(.+)", line (\d+), in (\S+)\n\s*(.*)$', text, re.MULTILINE)
-    own = [row for row in found if row[0] in failure.cell_names or not frames.is_library(row[0])]
+    own = [row for row in found if row[0] in failure.cell_names or not origin.is_library(row[0])]
     if not own:
         return "It was raised in the loading of the data."
     path, line, function, code = own[-1]

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.launch.frames import is_library
 from tpu_magics.launch.hoist.values import HoistBackend
+from tpu_magics.runs.origin import is_library
 
 SIMPLE = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), range)
 BY_IDENTITY = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)

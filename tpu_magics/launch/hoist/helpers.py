@@ -10,9 +10,9 @@ import ast
 from collections.abc import Iterator
 from types import FunctionType
 
-from tpu_magics.launch.frames import is_library
 from tpu_magics.launch.hoist.source import FunctionSource, function_source
 from tpu_magics.launch.hoist.values import HoistBackend, Source, function_scope, import_bindings
+from tpu_magics.runs.origin import is_library
 
 DEPTH = 4
 INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from tpu_magics.launch.frames import is_library
 from tpu_magics.launch.hoist.source import function_source
 from tpu_magics.launch.hoist.values import Scope, Source, Unknown, arguments_of, function_scope, import_bindings
+from tpu_magics.runs.origin import is_library
 
 # Switches of a framework that change no random number: left to the worker.
 SWITCHES = frozenset({"use_deterministic_algorithms", "set_float32_matmul_precision"})
