@@ -1,8 +1,8 @@
 """`make`'s first step: a virtual environment in .venv with this package and its extras, made once and kept.
 
-What lives here: making .venv with the standard library's venv, uv into it, and our extras through uv; a stamp that
-says when that is done, so that a second call costs a moment and an interrupted one is done again. What does not:
-anything that needs more than the Python that runs it, or that touches the system.
+What lives here: making .venv with the standard library's venv, uv into it, our extras through uv, and beside them the
+kernel that Colab has; a stamp that says when that is done, so that a second call costs a moment and an interrupted one
+is done again. What does not: anything that needs more than the Python that runs it, or that touches the system.
 
 Usage: python3 scripts/install.py EXTRA[,EXTRA...]
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,13 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / ".installed"
+# The kernel of Colab's TPU image (2026-08), for tests: a folder that goes before .venv's own packages on PYTHONPATH.
+# The unpinned ones are what these need besides what .venv has.
+OLD_KERNEL = VENV / "ipykernel6"
+OLD_KERNEL_PACKAGES = (
+    *("ipykernel==6.17.1", "ipython==7.34.0", "ipywidgets==7.7.1", "traitlets==5.7.1"),
+    *("backcall", "decorator", "ipython-genutils", "nest-asyncio", "pickleshare"),
+)
 INTERRUPTED = "an install began here and has not ended"
 
 # Measured on Linux x86-64 with CPython 3.11 and torch 2.9.0: the sizes of the wheels, and of .venv afterwards.
@@ -50,13 +58,15 @@ def main(arguments: list[str]) -> None:
         # Otherwise each process would compile PyTorch's modules anew, at several seconds a process.
         command.append("--compile-bytecode")
     run(command, "the packages")
+    install_old_kernel()
     STAMP.write_text(wanted)
     say("installed")
 
 
 def key(extras: str) -> str:
     """What the stamp holds: changes whenever .venv has to be brought up to date."""
-    parts = [(ROOT / "pyproject.toml").read_text(), extras, version_of(Path(sys.executable)) or "", str(ROOT)]
+    version = version_of(Path(sys.executable)) or ""
+    parts = [(ROOT / "pyproject.toml").read_text(), extras, version, str(ROOT), *OLD_KERNEL_PACKAGES]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -105,6 +115,13 @@ def install_uv() -> None:
     if not answers("pip", "--version"):
         run([PYTHON, "-m", "ensurepip"], "pip")
     run([PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "uv"], "uv")
+
+
+def install_old_kernel() -> None:
+    """ipykernel 6 into a folder of its own: 5 MB."""
+    shutil.rmtree(OLD_KERNEL, ignore_errors=True)
+    command: list[str | Path] = [PYTHON, "-m", "uv", "pip", "install", "--quiet", "--python", PYTHON]
+    run([*command, "--no-deps", "--target", OLD_KERNEL, *OLD_KERNEL_PACKAGES], "the older kernel")
 
 
 def answers(module: str, *arguments: str) -> bool:

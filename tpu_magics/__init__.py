@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tpu_magics.launch.results import TrainResult
     from tpu_magics.launch.session import initialise as init
     from tpu_magics.launch.train import train
+    from tpu_magics.magics.panel import show_run
     from tpu_magics.runs.live import log
     from tpu_magics.runs.reader import find_run, list_runs
 
@@ -25,6 +26,7 @@ _WHERE = {
     "log": ("tpu_magics.runs.live", "log"),
     "find_run": ("tpu_magics.runs.reader", "find_run"),
     "list_runs": ("tpu_magics.runs.reader", "list_runs"),
+    "show_run": ("tpu_magics.magics.panel", "show_run"),
     "TrainResult": ("tpu_magics.launch.results", "TrainResult"),
     "TpuMagicsError": ("tpu_magics.errors", "TpuMagicsError"),
     "TrainingFailed": ("tpu_magics.errors", "TrainingFailed"),
@@ -40,6 +42,7 @@ __all__ = [
     "init",
     "list_runs",
     "log",
+    "show_run",
     "train",
 ]
 

@@ -4,6 +4,7 @@ nothing. The numbers of compiles are those that torch_xla 2.9 counts without us 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,11 @@ import torch
 
 import tpu_magics
 from tests.launch.launching import run
-from tpu_magics.backends.torch_xla import observe
+from tpu_magics.backends.base import Watching
+from tpu_magics.backends.torch_xla.observe import counters, values
+from tpu_magics.backends.torch_xla.observe.observer import Observer
+from tpu_magics.backends.torch_xla.observe.told import Files
+from tpu_magics.backends.torch_xla.precision import PrecisionWatch
 from tpu_magics.runs import live
 from tpu_magics.runs.events import Event, Value, only
 from tpu_magics.runs.writer import EventWriter
@@ -386,7 +391,7 @@ def logs(what: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("read_every", [0.0, 0.25, 1000.0])
 def test_logging_tensors_changes_nothing(read_every: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observe, "READ_EVERY", read_every)
+    monkeypatch.setattr(values, "READ_EVERY", read_every)
     without, logged = run(logs, "nothing"), run(logs, "tensor")
     assert torch.equal(logged.value["losses"], without.value["losses"])
     assert torch.equal(logged.value["weight"], without.value["weight"])
@@ -514,36 +519,40 @@ def test_accelerators_log_reaches_the_records(trackers: str) -> None:
 # -- the observer by itself -------------------------------------------------------------------------------------------
 
 
+def alone(writer: EventWriter) -> Observer:
+    return Observer(writer, Watching(), Files(None), PrecisionWatch("", lambda *_args, **_fields: None))
+
+
 def test_an_observer_that_is_closed_counts_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executed = [0]
-    monkeypatch.setattr(observe, "graphs_executed", lambda: executed[0])
+    monkeypatch.setattr(counters, "graphs_executed", lambda: executed[0])
     writer = EventWriter(tmp_path / "rank-0.jsonl", 0)
-    watcher = observe.Observer(writer, None)
+    watcher = alone(writer)
     for _ in range(3):
         executed[0] += 1
-        watcher.after_sync()
-        watcher.after_sync()
+        watcher.after_sync(sys._getframe())
+        watcher.after_sync(sys._getframe())
     assert watcher.total_steps == 3
     watcher.close()
     executed[0] += 1
-    watcher.after_sync()
+    watcher.after_sync(sys._getframe())
     assert watcher.total_steps == 3
     writer.close()
 
 
 def test_a_loaders_batch_is_one_step_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executed = [0]
-    monkeypatch.setattr(observe, "graphs_executed", lambda: executed[0])
+    monkeypatch.setattr(counters, "graphs_executed", lambda: executed[0])
     writer = EventWriter(tmp_path / "rank-0.jsonl", 0)
-    watcher = observe.Observer(writer, None)
+    watcher = alone(writer)
     for _ in range(2):
-        watcher.next_batch()
+        watcher.next_batch({})
         for _ in range(4):
             executed[0] += 1
-            watcher.after_sync()
+            watcher.after_sync(sys._getframe())
     watcher.end_of_loader()
     executed[0] += 1
-    watcher.after_sync()
+    watcher.after_sync(sys._getframe())
     assert watcher.total_steps == 3
     writer.close()
 

@@ -296,6 +296,26 @@ def test_a_second_replica_gets_a_copy_of_the_untrained_model(notebook):
     assert on.declined == []
 
 
+def test_what_the_function_makes_on_the_device_is_not_made_to_look_at_it(notebook):
+    """Something is set on it: only on a module would that be no part of a value."""
+    notebook.run("""
+        import torch_xla
+        def train():
+            device = torch_xla.device()
+            drop = nn.Dropout(0.1)
+            model = nn.Sequential(nn.Linear(4, 4), drop).to(device)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            drop.p = 0.2
+            optimizer.param_groups[0]["lr"] = 0.2
+            device.anything = 1
+            last = nn.Linear(4, 2)
+            return last
+    """)
+    plan = notebook.plan("train")
+    assert plan.describe(1)
+    assert not BACKEND.runtime_initialized()
+
+
 def test_the_function_and_the_notebook_stay_as_they_are(notebook):
     notebook.run("""
         cfg = Config(width=4)

@@ -21,6 +21,8 @@ import psutil
 from jupyter_client import KernelManager
 
 ROOT = Path(__file__).resolve().parents[2]
+OLD_KERNEL = ROOT / ".venv" / "ipykernel6"  # made by scripts/install.py
+PANEL = "tpu_magics-"  # how the display ids of panels begin
 LOAD = "%load_ext tpu_magics"
 # The names a test leaves, a run that still goes on, and the folder of the runs before; the histories stay.
 FRESH = """
@@ -58,11 +60,14 @@ class Output:
 
 @dataclass
 class Cell:
-    """A cell that was sent, and what has come of it so far. `count`: its number, once it is known."""
+    """A cell that was sent, and what has come of it so far. `count`: its number, once it is known. What the panel shows
+    is kept apart, and so is what is said to widgets."""
 
     id: str
     sent: float
     outputs: list[Output] = field(default_factory=list)
+    panel: list[Output] = field(default_factory=list)
+    comms: list[Output] = field(default_factory=list)
     count: int | None = None
     seconds: float = 0.0
 
@@ -101,6 +106,12 @@ class Cell:
         """Itself; fails the test where the cell raised."""
         assert not self.of("error"), self.shown
         return self
+
+
+def with_old_kernel() -> dict[str, str]:
+    """The environment of a kernel as Colab has it: ipykernel 6.17, IPython 7.34, ipywidgets 7.7."""
+    assert OLD_KERNEL.is_dir(), "`make` installs the older kernel into .venv/ipykernel6"
+    return {"PYTHONPATH": os.pathsep.join([str(OLD_KERNEL), str(ROOT)])}
 
 
 def without_colours(text: str) -> str:
@@ -176,7 +187,9 @@ class Kernel:
             if content["execution_state"] == "idle":
                 cell.count, cell.seconds = self._reply(cell), now - cell.sent
         elif kind != "execute_input":
-            cell.outputs.append(Output(kind, now - cell.sent, content))
+            output = Output(kind, now - cell.sent, content)
+            kept = cell.comms if kind.startswith("comm_") else cell.outputs
+            (cell.panel if output.display_id.startswith(PANEL) else kept).append(output)
 
     def _reply(self, cell: Cell) -> int:
         while True:

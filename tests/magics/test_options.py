@@ -33,7 +33,8 @@ def test_help_and_docstring_come_from_one_place(kernel: Kernel, magic: str, told
 def test_options_may_stand_anywhere(kernel: Kernel) -> None:
     kernel.run(MODEL + TRAIN).good()
     cell = kernel.run("%tpu_train --run-name first train -o mine model --timeout 60 steps=2 --hoist=off").good()
-    assert "first: done, 1 rank on XLA:CPU, 2 steps" in cell.printed
+    assert "first: done; trained weights are home: model" in cell.printed
+    assert "Steps       2" in cell.panel[-1].text
     assert kernel.value(f"(mine.run.name, mine.run.info['plan']['timeout'], {TRAINED})") == ("first", 60.0, True)
     assert kernel.value("'_tpu' in globals()") is False
 

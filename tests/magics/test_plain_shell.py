@@ -57,6 +57,7 @@ def training_function(model):
     )
     assert "XLA:CPU rehearsal" in said[2] and "<" not in said[2]
     assert said[4].startswith("one\n<IPython.core.display.HTML object>\n") and "bar: 100%" in said[4]
+    assert "training_function: done, 1 rank on XLA:CPU, 6 steps in " in said[4]
     assert "trained weights are home: model" in said[4]
     assert said[5] == "7 False\n"
     assert "NameError: name 'boom' is not defined" in said[6] and "(In [6], line 4, in broken)" in said[6]

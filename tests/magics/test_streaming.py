@@ -87,7 +87,7 @@ def test_progress_bars_are_text_that_moves_and_no_comm_is_opened(kernel: Kernel)
     ).good()
     before = len(kernel.messages)
     cell = kernel.run(
-        """%%tpu_train
+        """%%tpu_train --plain
 def bars():
     import time
     import tqdm.notebook as notebook

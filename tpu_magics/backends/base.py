@@ -22,7 +22,9 @@ class WorkerSpec:
 
     `index`: which worker on this host, from 0; `count`: workers on this host; `device`: "CPU" or "TPU";
     `precision`: "", "fp32", "bf16" or "bf16-downcast"; `environment`: set (or, where None, unset) in the worker only;
-    `max_steps`: stop cleanly after so many steps (None: no limit); `replicas`: devices of one worker.
+    `max_steps`: stop cleanly after so many steps, `max_recompiles`: fail at the first recompile above it (None: no
+    limit); `replicas`: devices of one worker; `scratch`: a folder of this worker's own for what need not be kept;
+    `cache`: the folder of the persistent compile cache ("": none).
     """
 
     index: int
@@ -32,10 +34,36 @@ class WorkerSpec:
     environment: Mapping[str, str | None] = field(default_factory=dict)
     max_steps: int | None = None
     replicas: int = 1
+    max_recompiles: int | None = None
+    scratch: Path | None = None
+    cache: str = ""
 
 
 class StepLimit(BaseException):
     """Raised inside a worker when `--steps` is reached; a BaseException, so that `except Exception` lets it pass."""
+
+
+class RecompileLimit(BaseException):
+    """Raised inside a worker at recompile number `limit` + 1; a BaseException as `StepLimit` is."""
+
+    def __init__(self, recompiles: int, limit: int) -> None:
+        super().__init__(f"recompile {recompiles}, where --max-recompiles allows {limit}")
+        self.recompiles = recompiles
+        self.limit = limit
+
+
+@dataclass(frozen=True)
+class Watching:
+    """How a rank is watched. `device`: "CPU" or "TPU"; `ranks`: world size; `precision`: as in WorkerSpec;
+    `cell_names`: file names of cells -> "In [n]"; `cell_ids`: "In [n]" -> the front end's id of that cell."""
+
+    device: str = "CPU"
+    ranks: int = 1
+    precision: str = ""
+    max_steps: int | None = None
+    max_recompiles: int | None = None
+    cell_names: Mapping[str, str] = field(default_factory=dict)
+    cell_ids: Mapping[str, str] = field(default_factory=dict)
 
 
 class Backend(Protocol):
@@ -152,8 +180,8 @@ class Backend(Protocol):
         Returns {ordinal: value}; what a thread raises is raised here.
         """
 
-    def observing(self, writer: EventWriter, max_steps: int | None) -> AbstractContextManager[Watcher]:
-        """Count steps and record logged values of this process until the block ends."""
+    def observing(self, writer: EventWriter, watching: Watching) -> AbstractContextManager[Watcher]:
+        """Record steps, compiles, reads and logged values of this process until the block ends."""
 
     def compiles(self) -> int | None:
         """Graphs compiled so far in this process, as the runtime counts them."""
@@ -168,6 +196,13 @@ class Watcher(Protocol):
     @property
     def total_steps(self) -> int:
         """Steps so far."""
+
+    @property
+    def recompiles(self) -> int | None:
+        """Recompiles so far; None where that is not known."""
+
+    def ended(self) -> None:
+        """The user's function has ended: write what was counted."""
 
     def close(self, read: bool = True) -> None:
         """Write what is left; `read`: also the logged tensors that wait on the device."""

@@ -1,7 +1,7 @@
 """Stacks as the person knows them: cells and files instead of temporary names, frameworks folded away.
 
-What lives here: exceptions and faulthandler's dumps to `events.Frame`s, and stacks as text.
-What does not: whose code a line is (runs/origin.py), what a stack means (see diagnose.py and explain/). All stacks here are outermost call first.
+What lives here: exceptions and faulthandler's dumps to `events.Frame`s, and stacks as text. What does not: whose code a
+line is (runs/origin.py), what a stack means (see diagnose.py and explain/). All stacks here are outermost call first.
 """
 
 from __future__ import annotations

@@ -7,10 +7,12 @@ not: IPython's side of it (magics/notebook.py).
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from tpu_magics.launch.onlook import Onlooker
 from tpu_magics.launch.relay import PlainScreen, Screen
+from tpu_magics.runs.files import RunFiles
 
 
 class Notebook(Protocol):
@@ -26,8 +28,18 @@ class Notebook(Protocol):
     def background_screen(self, title: str) -> Screen:
         """Output of a run that goes on while other cells run: one display, updated."""
 
+    def panel(self, files: RunFiles, stop: Callable[[], None], background: bool) -> Onlooker | None:
+        """Show the run while it goes on; None where there is nothing to show it with. `stop` asks, from any thread,
+        that it be stopped."""
+
+    def show_again(self, files: RunFiles) -> bool:
+        """Show the panel of a run here, too; False where it has none."""
+
     def cell_names(self) -> Mapping[str, str]:
         """File names of cells -> "In [n]"."""
+
+    def cell_ids(self) -> Mapping[str, str]:
+        """ "In [n]" -> the front end's id of that cell, where it sends one."""
 
     def say(self, line: str) -> None:
         """Show one line of ours."""
@@ -46,7 +58,16 @@ class PlainProgram:
     def background_screen(self, title: str) -> Screen:  # noqa: ARG002
         return PlainScreen()
 
+    def panel(self, files: RunFiles, stop: Callable[[], None], background: bool) -> Onlooker | None:  # noqa: ARG002
+        return None
+
+    def show_again(self, files: RunFiles) -> bool:  # noqa: ARG002
+        return False
+
     def cell_names(self) -> Mapping[str, str]:
+        return {}
+
+    def cell_ids(self) -> Mapping[str, str]:
         return {}
 
     def say(self, line: str) -> None:

@@ -6,6 +6,7 @@ not: doing it (train.py).
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,7 @@ class Options:
     force: bool = False
     run_name: str | None = None
     plain: bool = False
+    max_recompiles: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -44,6 +46,12 @@ class Options:
                 raise TpuMagicsError(
                     f"{name} {value} is not possible.", "It counts from 1.", f"Give {name} 1 or more, or leave it away."
                 )
+        if self.max_recompiles is not None and self.max_recompiles < 0:
+            raise TpuMagicsError(
+                f"--max-recompiles {self.max_recompiles} is not possible.",
+                "It is how many recompiles a run may have.",
+                "Give --max-recompiles 0 or more, or leave it away for no limit.",
+            )
         if self.timeout is not None and not self.timeout > 0:
             raise TpuMagicsError(
                 f"--timeout {self.timeout:g} is not possible.",
@@ -74,10 +82,23 @@ class Plan:
     environment: Mapping[str, str | None]
     steps: int | None
     timeout: float | None
+    max_recompiles: int | None = None
+    cache: str = ""
 
-    def spec(self, index: int) -> WorkerSpec:
-        """What worker `index` is told."""
-        return WorkerSpec(index, self.workers, self.device, self.precision, self.environment, self.steps, self.replicas)
+    def spec(self, index: int, scratch: Path | None = None) -> WorkerSpec:
+        """What worker `index` is told; `scratch`: a folder for what the workers need for a moment."""
+        return WorkerSpec(
+            index=index,
+            count=self.workers,
+            device=self.device,
+            precision=self.precision,
+            environment=self.environment,
+            max_steps=self.steps,
+            replicas=self.replicas,
+            max_recompiles=self.max_recompiles,
+            scratch=None if scratch is None else scratch / f"worker-{index}",
+            cache=self.cache,
+        )
 
     @property
     def ranks(self) -> int:
@@ -92,10 +113,12 @@ class Plan:
             "precision": self.precision,
             "steps": self.steps,
             "timeout": self.timeout,
+            "max_recompiles": self.max_recompiles,
+            "cache": self.cache,
         }
 
 
-def make_plan(host: Host, options: Options, precision: str, workers: int) -> Plan:
+def make_plan(host: Host, options: Options, precision: str, workers: int, cache: str = "") -> Plan:
     """The plan for `workers` processes on this host; a single one of several uses one device (v2, v3: of two)."""
     return Plan(
         device=host.device,
@@ -105,7 +128,29 @@ def make_plan(host: Host, options: Options, precision: str, workers: int) -> Pla
         environment={**host.worker_environment, **options.environment},
         steps=options.steps,
         timeout=options.timeout,
+        max_recompiles=options.max_recompiles,
+        cache=cache,
     )
+
+
+def cache_folder(text: str) -> str:
+    """The folder of the persistent compile cache as an absolute path, made if need be; "" for "off".
+
+    Raises TpuMagicsError where it cannot be written.
+    """
+    if text == "off":
+        return ""
+    folder = Path(text).expanduser().absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return str(folder)
+    except OSError as error:
+        raise TpuMagicsError(
+            f"Compiled programs cannot be kept in {folder}.",
+            f"{error.strerror or error}.",
+            "Give --cache a folder that you can write, or leave it away.",
+        ) from None
 
 
 def count_workers(host: Host, asked: int | None) -> int:

@@ -162,6 +162,11 @@ class TrainResult:
         """Graphs that rank 0 compiled; None where the runtime did not tell."""
         return self.run.summary().compiles
 
+    @property
+    def recompiles(self) -> int | None:
+        """Graphs that rank 0 compiled at a line that had compiled before; None where observing stopped."""
+        return self.run.summary().recompiles
+
     def _arrived(self) -> Home:
         if self._home is None:
             raise TpuMagicsError(

@@ -29,6 +29,7 @@ class Session:
     notebook: Notebook = field(default_factory=PlainProgram)
     precision: str = ""
     processes: int | None = None
+    cache: str = ""
     framework: str = "torch"
     host: Host | None = None
     marks: Marks = field(default_factory=Marks)
@@ -67,16 +68,19 @@ class Session:
 current = Session()
 
 
-def initialise(precision: str | None = None, processes: int | None = None) -> Host:
+def initialise(precision: str | None = None, processes: int | None = None, cache: str | None = None) -> Host:
     """What `%tpu_init` does: look at the host, set the session's defaults, and this process's PJRT_DEVICE.
 
-    Never initialises a runtime. Returns the host as it was found.
+    Never initialises a runtime. Returns the host as it was found. `cache`: folder of the persistent compile cache, or
+    "off"; None leaves it as it is.
     """
-    from tpu_magics.launch.plan import Options, count_workers
+    from tpu_magics.launch.plan import Options, cache_folder, count_workers
 
     Options(precision=precision, processes=processes).check()
     host = inspect_host()
     count_workers(host, processes)
+    if cache is not None:
+        current.cache = cache_folder(cache)
     os.environ.update(notebook_environment(host))
     current.host = host
     current.precision = precision or ""
@@ -84,6 +88,18 @@ def initialise(precision: str | None = None, processes: int | None = None) -> Ho
     current.backend.quiet_seeds()
     current.initialised = True
     return host
+
+
+def cache_text(host: Host) -> str:
+    """What becomes of the persistent compile cache on this host, in a sentence."""
+    if not current.cache:
+        return "the persistent compile cache is off."
+    if host.device == "CPU":
+        return (
+            f"the persistent compile cache ({current.cache}) stays off here: on XLA:CPU torch_xla 2.9 cannot load what "
+            "it has stored. On a TPU the same line turns it on."
+        )
+    return f"compiled programs are kept in {current.cache}, and taken from there in later runs."
 
 
 def known_host() -> Host:

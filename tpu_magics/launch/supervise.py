@@ -10,6 +10,7 @@ looked at without reaping (WNOWAIT), the group is killed, and then the worker is
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch import process
+from tpu_magics.launch.onlook import Nobody, Onlooker
 from tpu_magics.launch.relay import Relay
 from tpu_magics.runs.events import End, Event, Start
 from tpu_magics.runs.files import RunFiles
@@ -63,6 +65,7 @@ class Watch:
     workers: list[Watched]
     relay: Relay
     timeout: float | None = None
+    onlooker: Onlooker = field(default_factory=Nobody)
     started: float = field(default_factory=time.time)
     reason: str = "done"
     memory_low: int = 0
@@ -86,6 +89,7 @@ class Watch:
                 while self.look():
                     if interrupts:
                         self.stop("interrupt")
+                    self.onlooker.look()
                     time.sleep(TICK)
             finally:
                 self.end()
@@ -238,6 +242,7 @@ class Watch:
                 if worker.meter is not None:
                     worker.meter.flush()
             self.writer.close()
+            shutil.rmtree(self.files.scratch_path, ignore_errors=True)
 
     def table(self) -> list[dict[str, int | None]]:
         """The workers for run.json."""

@@ -18,7 +18,7 @@ from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch import failure as failures
-from tpu_magics.launch import guards, hoist, plan, process, reach, results, session, supervise, worker
+from tpu_magics.launch import guards, hoist, onlook, plan, process, reach, results, session, supervise, worker
 from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.launch.relay import Relay, Screen
 from tpu_magics.launch.work import FunctionWork, Work
@@ -99,6 +99,7 @@ def train(
     force: bool = False,
     run_name: str | None = None,
     plain: bool = False,
+    max_recompiles: int | None = None,
 ) -> results.TrainResult:
     """Train `function(*args, **kwargs)` on every rank, as `%%tpu_train` does.
 
@@ -115,12 +116,13 @@ def train(
         force: run also where the forecast says that memory or disk will not do.
         run_name: name of the run folder (default: the function's).
         plain: end with a summary that has no times, ids or sizes.
+        max_recompiles: stop the run at the first recompile above this number, with the table of causes.
 
     Raises:
         TpuMagicsError: before anything is forked, where the run cannot work.
         TrainingFailed: a worker failed; the models here are unchanged.
     """
-    options = Options(processes, precision, hoist, background, steps, timeout, force, run_name, plain)
+    options = Options(processes, precision, hoist, background, steps, timeout, force, run_name, plain, max_recompiles)
     return start(function_request(function, args, kwargs), options)
 
 
@@ -135,6 +137,7 @@ def start(request: Request, options: Options, workers: int | None = None) -> res
     session.current.going = going
     session.current.last = going.result
     try:
+        going.open_panel()
         going.fork()
         if not options.background:
             going.watch_until_end()
@@ -153,7 +156,7 @@ def _prepare(request: Request, options: Options, workers: int | None) -> Going:
     host = session.known_host()
     backend = current.backend
     count = plan.count_workers(host, options.processes or current.processes) if workers is None else workers
-    made = plan.make_plan(host, options, options.precision or current.precision, count)
+    made = plan.make_plan(host, options, options.precision or current.precision, count, current.cache)
     backend.prepare()
     _say_where(host)
     models = reach.models_of(iter(request.items), backend.is_model)
@@ -208,6 +211,12 @@ def _hoisted(request: Request, options: Options, made: Plan) -> hoist.HoistPlan 
         backend=current.backend,
         source=request.source if isinstance(request.hoistable, ast.Module) else None,
     )
+    if current.backend.runtime_initialized():
+        raise TpuMagicsError(
+            "Looking for models to build once has started the XLA runtime in this notebook.",
+            "A forked worker cannot use a runtime that its parent has started. This is an error of tpu_magics.",
+            "Restart the kernel and train with --hoist off; please report the cell.",
+        )
     for line in (*hoists.describe(made.ranks), *hoists.warnings()):
         current.notebook.say(line)
     return hoists
@@ -229,6 +238,7 @@ class Going:
     watch: supervise.Watch | None = None
     thread: threading.Thread | None = None
     unwatched: threading.Event = field(default_factory=threading.Event)
+    onlooker: onlook.Onlooker = field(default_factory=onlook.Nobody)
     settled: bool = False
     result: results.TrainResult = None  # type: ignore[assignment]
 
@@ -254,7 +264,8 @@ class Going:
     def fork(self) -> None:
         """Fork the workers; on an error none is left."""
         current = session.current
-        task = worker.Task(current.backend, self.work, self.folder, self.cell_names)
+        cells = (self.cell_names, dict(current.notebook.cell_ids()))
+        task = worker.Task(current.backend, self.work, self.folder, *cells)
         children: list[supervise.Watched] = []
         screen = self._screen()
         process.flush_everything()
@@ -264,7 +275,7 @@ class Going:
                     children.append(self._fork_one(task, index))
             finally:
                 relay = Relay(self.folder, screen)
-                self.watch = supervise.Watch(self.folder, children, relay, self.plan.timeout)
+                self.watch = supervise.Watch(self.folder, children, relay, self.plan.timeout, self.onlooker)
                 if len(children) < self.plan.workers:
                     self.watch.stop("worker")
                     self.watch.run()
@@ -277,7 +288,7 @@ class Going:
             )
 
     def _fork_one(self, task: worker.Task, index: int) -> supervise.Watched:
-        spec = self.plan.spec(index)
+        spec = self.plan.spec(index, self.folder.scratch_path)
         pid = process.fork_worker(lambda: worker.main(task, spec), self.folder.stacks_path(index))
         return supervise.Watched(index, pid, index)
 
@@ -286,6 +297,29 @@ class Going:
         return notebook.background_screen(self.folder.name) if self.options.background else notebook.screen()
 
     # -- watching -------------------------------------------------------------------------------------------------
+    def open_panel(self) -> None:
+        """Show the run while it goes on, where the notebook can."""
+        if self.options.plain:
+            return
+        notebook = session.current.notebook
+        with process.interrupts_held():
+            self.be_seen_by(
+                onlook.opened(
+                    lambda: notebook.panel(self.folder, self.ask_to_stop, self.options.background), notebook.say
+                )
+            )
+
+    def be_seen_by(self, onlooker: onlook.Onlooker) -> None:
+        """Let somebody look on; a watch that goes on in a thread has them from its next look."""
+        self.onlooker = onlooker
+        if self.watch is not None:
+            self.watch.onlooker = onlooker
+
+    def ask_to_stop(self) -> None:
+        """From any thread: end the run as an interrupt would. Returns at once."""
+        if self.watch is not None:
+            self.watch.stop("interrupt")
+
     def watch_until_end(self) -> None:
         """Watch in this thread; a device that is still busy is tried again."""
         assert self.watch is not None
@@ -315,7 +349,10 @@ class Going:
         try:
             self.watch.run()
         finally:
-            self.unwatched.set()
+            try:
+                self.onlooker.settle()
+            finally:
+                self.unwatched.set()
 
     def _wait_unwatched(self) -> None:
         """Wait until nothing is watched any more. Not by Thread.join(): one that is interrupted marks the thread as
@@ -326,7 +363,7 @@ class Going:
     def stop(self) -> None:
         """Stop a background run; its models stay as they are."""
         if self.watch is not None and self.thread is not None:
-            self.watch.stop("interrupt")
+            self.ask_to_stop()
             self._wait_unwatched()
 
     def abandon(self, error: BaseException) -> None:
@@ -342,6 +379,7 @@ class Going:
                 session.current.going = None
                 self.result.failure = error
                 self._close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+                self.onlooker.settle()
 
     # -- the end --------------------------------------------------------------------------------------------------
     def come_home(self) -> None:
@@ -362,6 +400,8 @@ class Going:
                 if not isinstance(error, TrainingFailed):
                     self._close("failed")
                 raise
+            finally:
+                self.onlooker.settle()
             self._tell(home)
 
     def _settle(self, watch: supervise.Watch) -> results.Home:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpu_magics.backends.base import Backend, StepLimit, WorkerSpec
+from tpu_magics.backends.base import Backend, StepLimit, Watching, WorkerSpec
 from tpu_magics.launch import frames, process, streams
 from tpu_magics.launch.work import Work
 from tpu_magics.runs import events
@@ -30,12 +30,14 @@ NO_SYNC = (
 
 @dataclass(frozen=True)
 class Task:
-    """What all workers of a run share. `cell_names`: file names of cells -> "In [n]"."""
+    """What all workers of a run share. `cell_names`: file names of cells -> "In [n]"; `cell_ids`: "In [n]" -> the
+    front end's id of that cell."""
 
     backend: Backend
     work: Work
     files: RunFiles
     cell_names: Mapping[str, str] = field(default_factory=dict)
+    cell_ids: Mapping[str, str] = field(default_factory=dict)
 
 
 def main(task: Task, spec: WorkerSpec) -> int:
@@ -54,6 +56,8 @@ class _Worker:
         self.writer = EventWriter(task.files.events_path(spec.index), spec.index)
         self.steps = 0
         self.compiles: int | None = None
+        self.recompiles: int | None = None
+        self.ranks = 1
         self.status = "done"
         self.hoisted: dict[str, Any] = {}
 
@@ -80,6 +84,7 @@ class _Worker:
         process.lasting_threads.add(threading.get_ident())
         if ordinal != self.rank:
             self._adopt(ordinal)
+        self.ranks = world_size
         self.hoisted = self._structures()
         self.task.work.install(self._note, self.spec.replicas)
         self._write(events.Start, pid=os.getpid(), device=device, world_size=world_size)
@@ -105,7 +110,7 @@ class _Worker:
     def _observed(self, ordinal: int) -> Any:
         backend = self.task.backend
         value = None
-        with backend.observing(self.writer, self.spec.max_steps) as watcher:
+        with backend.observing(self.writer, self._watching()) as watcher:
             try:
                 value = self.task.work.run(ordinal, 0)
                 if ordinal == 0:
@@ -117,11 +122,18 @@ class _Worker:
                 raise
             finally:
                 self.steps = watcher.total_steps
-                self.compiles = backend.compiles()
+                self.compiles, self.recompiles = backend.compiles(), watcher.recompiles
+                watcher.ended()
         if backend.finish() and not self.steps:
             self._note("no-sync", NO_SYNC)
         watcher.close()
         return value
+
+    def _watching(self) -> Watching:
+        spec, task = self.spec, self.task
+        limits = {"max_steps": spec.max_steps, "max_recompiles": spec.max_recompiles}
+        cells = {"cell_names": task.cell_names, "cell_ids": task.cell_ids}
+        return Watching(spec.device, self.ranks, spec.precision, **limits, **cells)  # type: ignore[arg-type]
 
     def _bring_home(self, ordinal: int, replica: int, value: Any) -> None:
         if replica == 0:
@@ -162,7 +174,12 @@ class _Worker:
     def _end(self, status: str, **fields: Any) -> None:
         process.flush_everything()
         seconds = time.time() - self.started
-        totals = {"steps": self.steps, "compiles": self.compiles, "log_end": self._log_size()}
+        totals = {
+            "steps": self.steps,
+            "compiles": self.compiles,
+            "recompiles": self.recompiles,
+            "log_end": self._log_size(),
+        }
         self._write(events.End, status=status, seconds=seconds, **totals, **fields)
         self.writer.close()
 

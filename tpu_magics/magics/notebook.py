@@ -1,6 +1,7 @@
 """IPython as the launcher sees it: the person's names, the cells, and where output goes.
 
-What lives here: all that knows the shell. What does not: the launcher's side (launch/notebook.py).
+What lives here: all that knows the shell. What does not: the launcher's side (launch/notebook.py), and reading a busy
+kernel's messages (mailbox.py).
 """
 
 from __future__ import annotations
@@ -9,15 +10,22 @@ import linecache
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tpu_magics.launch.cells import Source
+from tpu_magics.launch.onlook import Onlooker
 from tpu_magics.launch.relay import Screen
+from tpu_magics.runs.files import RunFiles
+
+if TYPE_CHECKING:
+    from tpu_magics.panel.widget import LivePanel
 
 LINES_KEPT = 200  # lines of a background run's output that its one display shows
 MOST_LINE_ENDS = 100  # at the end of a cell
+CELL_IDS: dict[str, str] = {}  # of the cells that have run: "In [n]" -> the front end's id
 UPDATE_EVERY = 0.5  # seconds between updates of that display
+NO_STOP = "This kernel handles clicks between cells only: stop the run by interrupting the kernel (the square, or I, I)"
 
 
 class ShellNotebook:
@@ -26,6 +34,7 @@ class ShellNotebook:
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self._own: dict[str, str] = {}
+        self.live: LivePanel | None = None
 
     @property
     def namespace(self) -> dict[str, Any]:
@@ -33,13 +42,50 @@ class ShellNotebook:
         return space
 
     def screen(self) -> Screen:
-        return ShellScreen(self.shell)
+        return ShellScreen(self.shell, self._show_live)
 
     def background_screen(self, title: str) -> Screen:
         if getattr(self.shell, "kernel", None) is None:
             self.say("What it prints goes to its log: %tpu_logs")
             return NoScreen()
         return BackgroundScreen(title)
+
+    def panel(self, files: RunFiles, stop: Callable[[], None], background: bool) -> Onlooker | None:
+        """A kernel's main thread is free while a run goes on in the background, and handles clicks itself."""
+        from IPython.core.displaypub import CapturingDisplayPublisher
+
+        kernel = getattr(self.shell, "kernel", None)
+        if kernel is None or isinstance(self.shell.display_pub, CapturingDisplayPublisher):
+            return None
+        from tpu_magics.magics.mailbox import open_mailbox
+        from tpu_magics.panel.widget import LivePanel
+
+        mailbox = None if background else open_mailbox(kernel)
+        no_stop = "" if background or mailbox else NO_STOP
+        self.live = LivePanel(files, stop, self._publisher(files), mailbox.look if mailbox else None, no_stop)
+        return self.live
+
+    def _publisher(self, files: RunFiles) -> Callable[[Mapping[str, Any], bool], None]:
+        transient = {"display_id": f"tpu_magics-{files.id}"}
+
+        def publish(bundle: Mapping[str, Any], update: bool) -> None:
+            self.shell.display_pub.publish(data=dict(bundle), metadata={}, transient=transient, update=update)
+
+        return publish
+
+    def show_again(self, files: RunFiles) -> bool:
+        if not self.has_panel(files):
+            return False
+        self._show_live()
+        return True
+
+    def has_panel(self, files: RunFiles) -> bool:
+        """Whether the newest panel is that of this run."""
+        return self.live is not None and self.live.files.id == files.id
+
+    def _show_live(self) -> None:
+        if self.live is not None and not self.live.settled:
+            self.live.show()
 
     def say(self, line: str) -> None:
         print(f"tpu_magics: {line}", flush=True)
@@ -69,6 +115,13 @@ class ShellNotebook:
         texts = ((name, "".join(entry[2])) for name, entry in cached if entry[0] <= longest)
         found = ((name, numbers.get(text.rstrip("\n"))) for name, text in texts)
         return {**{name: f"In [{number}]" for name, number in found if number}, **self._own}
+
+    def cell_ids(self) -> Mapping[str, str]:
+        """JupyterLab and VS Code send a cell's id with the request to run it."""
+        get_parent = getattr(self.shell, "get_parent", None)
+        metadata = (get_parent() or {}).get("metadata", {}) if get_parent is not None else {}
+        current = metadata.get("cellId")
+        return {**CELL_IDS, **({f"In [{self.cell_number()}]": str(current)} if current else {})}
 
     def source(self, magic_line: str, body: str) -> Source:
         """The body of a cell magic as Python, known to linecache under the cell's own file name."""
@@ -117,19 +170,32 @@ def _lines_before(raw: str) -> str:
 class ShellScreen:
     """The output of the cell that is running."""
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: Any, show_again: Callable[[], None]) -> None:
         self.shell = shell
+        self._show_again = show_again
+        self._cleared = False
 
     def text(self, text: str) -> None:
+        self._bring_back()
         sys.stdout.write(text)
         sys.stdout.flush()
 
     def display(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str, update: bool) -> None:
+        self._bring_back()
         transient = {"display_id": display_id} if display_id else {}
         self.shell.display_pub.publish(data=data, metadata=metadata, transient=transient, update=update)
 
     def clear(self, wait: bool) -> None:
         self.shell.display_pub.clear_output(wait)
+        self._cleared = True
+        if not wait:
+            self._bring_back()
+
+    def _bring_back(self) -> None:
+        """A cell's clear_output() has taken the panel away with all the rest."""
+        if self._cleared:
+            self._cleared = False
+            self._show_again()
 
 
 class NoScreen:

@@ -94,6 +94,11 @@ def init_parser() -> MagicParser:
         "--framework", choices=("auto", "torch"), default="auto", help="the framework to train with (default: auto)"
     )
     add_shared(parser)
+    parser.add_argument(
+        "--cache",
+        metavar="DIR",
+        help='keep compiled programs in DIR and take them from there in later runs (on a TPU; "off" turns it off)',
+    )
     return parser
 
 
@@ -134,9 +139,17 @@ def train_parser(prog: str) -> MagicParser:
     parser.add_argument(
         "--force", action="store_true", help="run although the forecast says that memory or disk will not do"
     )
+    parser.add_argument(
+        "--max-recompiles",
+        type=_count,
+        metavar="N",
+        help="stop the run at recompile N+1, with the table of causes",
+    )
     parser.add_argument("--run-name", metavar="NAME", help="name of the run (default: the function's)")
     parser.add_argument(
-        "--plain", action="store_true", help="end with a summary without times, ids and sizes, for comparing"
+        "--plain",
+        action="store_true",
+        help="no panel; end with a summary without times, ids and sizes, for comparing",
     )
     return parser
 
@@ -146,6 +159,15 @@ def runs_parser() -> MagicParser:
     parser = MagicParser("%tpu_runs", "List the runs of this folder, or show some side by side.")
     parser.add_argument("runs", nargs="*", metavar="RUN", help="names or ids; `last` is the newest")
     parser.add_argument("--plain", action="store_true", help="without times, ids and sizes")
+    return parser
+
+
+def panel_parser() -> MagicParser:
+    """%tpu_panel"""
+    parser = MagicParser(
+        "%tpu_panel", "Show a run: its steps, compiles and their causes, precision, memory. Live while it goes on."
+    )
+    parser.add_argument("run", nargs="?", default="last", metavar="RUN", help="name or id (default: the newest)")
     return parser
 
 

@@ -75,12 +75,18 @@ class Listener:
                 f"tpu_magics: the background run {going.folder.name!r} has ended, and its results are home.", flush=True
             )
         except TpuMagicsError as error:
-            print(f"tpu_magics: the background run {going.folder.name!r} failed.\n{error}", flush=True)
+            ended = "was stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+            print(f"tpu_magics: the background run {going.folder.name!r} {ended}.\n{error}", flush=True)
 
     def post_run_cell(self, result: Any) -> None:
         """Remember the first cell after which the runtime was up."""
         import sys
 
+        from tpu_magics.magics.notebook import CELL_IDS
+
+        cell_id = getattr(getattr(result, "info", None), "cell_id", None)
+        if cell_id:
+            CELL_IDS[f"In [{result.execution_count}]"] = str(cell_id)
         if "torch" not in sys.modules and "accelerate" not in sys.modules:
             return
         from tpu_magics.launch import session
@@ -115,7 +121,7 @@ class TpuMagics(Magics):
             print(parser.format_help())
             return
         _notebook(self.shell)
-        init.initialise(found.precision, found.processes)
+        init.initialise(found.precision, found.processes, found.cache)
 
     @no_var_expand
     @cell_magic
@@ -152,6 +158,19 @@ class TpuMagics(Magics):
         print(parser.format_help()) if found.help else look.runs(found.runs, found.plain)
 
     @line_magic
+    def tpu_panel(self, line: str) -> None:
+        from tpu_magics.launch.arguments import split_words
+        from tpu_magics.magics import panel
+
+        parser = options.panel_parser()
+        found = parser.read(split_words(line))
+        if found.help:
+            print(parser.format_help())
+            return
+        _notebook(self.shell)
+        panel.show_run(found.run)
+
+    @line_magic
     def tpu_logs(self, line: str) -> None:
         from tpu_magics.launch.arguments import split_words
         from tpu_magics.magics import look
@@ -174,5 +193,6 @@ TpuMagics.tpu_init.__doc__ = options.init_parser().doc()
 TpuMagics.tpu_train.__doc__ = options.train_parser("%%tpu_train").doc()
 TpuMagics.tpu_train_line.__doc__ = options.train_parser("%tpu_train").doc()
 TpuMagics.tpu_runs.__doc__ = options.runs_parser().doc()
+TpuMagics.tpu_panel.__doc__ = options.panel_parser().doc()
 TpuMagics.tpu_logs.__doc__ = options.logs_parser().doc()
 TpuMagics.tpu_stop.__doc__ = options.stop_parser().doc()

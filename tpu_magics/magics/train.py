@@ -45,7 +45,7 @@ def run(notebook: ShellNotebook, found: argparse.Namespace, args: Sequence[str],
         if session.current.last is not before:
             notebook.namespace[found.output] = session.current.last
     if result is not None and not options.background:
-        outcome.show(result, notebook.say, plain=options.plain)
+        outcome.show(result, notebook.say, plain=options.plain, panel=notebook.has_panel(result.run))
 
 
 def _options(found: argparse.Namespace) -> Options:
@@ -59,6 +59,7 @@ def _options(found: argparse.Namespace) -> Options:
         force=found.force,
         run_name=found.run_name,
         plain=found.plain,
+        max_recompiles=found.max_recompiles,
     )
 
 

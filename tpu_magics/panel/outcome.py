@@ -11,12 +11,17 @@ from tpu_magics.launch.results import TrainResult
 from tpu_magics.panel.runs import plain_summary
 
 
-def show(result: TrainResult, say: Callable[[str], None], plain: bool) -> None:
-    """Say how the run ended."""
+def show(result: TrainResult, say: Callable[[str], None], plain: bool, panel: bool = False) -> None:
+    """Say how the run ended; below a panel, only what it means for the notebook."""
     if plain:
         print(plain_summary(result.run), flush=True)
     else:
-        say(one_line(result))
+        say(below_panel(result) if panel else one_line(result))
+
+
+def below_panel(result: TrainResult) -> str:
+    """E.g. "training_function: done; trained weights are home: model"."""
+    return f"{result.run.name}: {result.status}; {_home(result)}"
 
 
 def one_line(result: TrainResult) -> str:

@@ -47,6 +47,13 @@ class RunFiles:
         """Where faulthandler writes the stacks of a rank that hangs."""
         return self.path / f"rank-{rank}.stacks"
 
+    @property
+    def scratch_path(self) -> Path:
+        """What the workers need for a moment: not in the run folder, which may lie on a slow disk, and gone when the
+        run has ended."""
+        digest = hashlib.sha256(os.fsencode(self.path.absolute())).hexdigest()[:12]
+        return Path(tempfile.gettempdir()) / f"tpu_runs-{os.getuid()}" / f"scratch-{digest}"
+
     def value_path(self, rank: int) -> Path:
         """The pickled return value of a rank, while it travels home."""
         return self.path / f"result-value-{rank}.pkl"

@@ -59,17 +59,22 @@ class StepMeter:
         self._clock = clock
         self._pace = _Pace(clock(), 0.5, 1 / 500)
         self._pending = 0
-        self._last_step = 0.0
+        self._last_step = clock()
+        self._compiled = 0
+        self._compiled_seconds = 0.0
         self._lock = threading.RLock()
 
-    def step(self) -> int:
-        """One step was done. Returns the total."""
+    def step(self, compiled: bool = False) -> int:
+        """One step was done; `compiled`: something was compiled in it. Returns the total."""
         if not self._writer.mine:
             return self.total
         now = self._clock()
         with self._lock:
             self.total += 1
             self._pending += 1
+            if compiled:
+                self._compiled += 1
+                self._compiled_seconds += max(0.0, now - self._last_step)
             self._last_step = now
             if self._pace.due(now):
                 self._write()
@@ -85,8 +90,10 @@ class StepMeter:
         if self._pending:
             seconds = round(self._pace.done(self._last_step), 6)
             t = round(self._last_step, 3)
-            self._writer.write(Steps(t, self._writer.rank, total=self.total, n=self._pending, seconds=seconds))
-            self._pending = 0
+            slow = {"compiled": self._compiled, "compiled_seconds": round(self._compiled_seconds, 6)}
+            self._writer.write(Steps(t, self._writer.rank, self.total, self._pending, seconds, **slow))  # type: ignore[arg-type]
+            self._pending = self._compiled = 0
+            self._compiled_seconds = 0.0
 
 
 class MemoryMeter:

@@ -11,12 +11,13 @@ import contextlib
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tpu_magics.runs.alive import same_process
-from tpu_magics.runs.events import End, Event, Memory, Start, Steps, Value, Warned, only
+from tpu_magics.runs.events import Compile, End, Event, Memory, Start, Steps, Value, Warned, only
 from tpu_magics.runs.files import LIVE
 
 ID_PATTERN = re.compile(r"(\d{8}T\d{6}Z)-(.+)", re.DOTALL)
@@ -27,10 +28,11 @@ _LARGEST = 1e18
 class RunSummary:
     """What can be said of a run in a few lines; None where it is not known.
 
-    `created`: unix seconds; `seconds`: wall time, so far where it runs. `steps` and `compiles` are those of rank 0,
-    `steps_per_second` is over its whole training, the time of compiles included, `values` holds the last value of
-    each name it logged, and `complete` tells whether it wrote its last record. `peak_memory`: highest resident memory
-    of each rank that was seen, in bytes. `models`: names that came home. `warnings`: texts.
+    `created`: unix seconds; `seconds`: wall time, so far where it runs. `steps`, `compiles` and
+    `recompiles` are those of rank 0, `causes` counts its recompiles by cause, `compiling` is the time of its compiles
+    in seconds, `steps_per_second` is over its whole training, the time of compiles included, `values` holds the last
+    value of each name it logged, and `complete` tells whether it wrote its last record. `peak_memory`: highest
+    resident memory of each rank that was seen, in bytes. `models`: names that came home. `warnings`: texts.
     """
 
     id: str
@@ -42,6 +44,9 @@ class RunSummary:
     steps: int | None
     steps_per_second: float | None
     compiles: int | None
+    recompiles: int | None
+    causes: Mapping[str, int]
+    compiling: float | None
     complete: bool
     values: Mapping[str, float | int | str]
     peak_memory: Mapping[int, int]
@@ -64,7 +69,10 @@ def summarize(info: Mapping[str, Any], run_id: str, ranks: tuple[int, ...], even
         ranks=ranks,
         steps=_steps(first, ends, status),
         steps_per_second=_rate(only(first, Steps)),
-        compiles=ends[-1].compiles if ends else None,
+        compiles=_compiles(first, ends),
+        recompiles=_recompiles(first, ends),
+        causes=_causes(only(first, Compile)),
+        compiling=_compiling(first),
         complete=bool(ends),
         values={event.name: event.value for event in only(first, Value)},
         peak_memory=_peaks(info, events),
@@ -119,6 +127,29 @@ def _steps(first: list[Event], ends: list[End], status: str) -> int | None:
     if counted:
         return counted[-1].total
     return 0 if status in LIVE and only(first, Start) else None
+
+
+def _compiles(first: list[Event], ends: list[End]) -> int | None:
+    """As the runtime counted them; as they were recorded, where rank 0 did not come to its end."""
+    if ends:
+        return ends[-1].compiles
+    return len(only(first, Compile)) or None
+
+
+def _recompiles(first: list[Event], ends: list[End]) -> int | None:
+    if ends:
+        return ends[-1].recompiles
+    found = only(first, Compile)
+    return sum(event.recompile for event in found) if found else None
+
+
+def _causes(compiled: list[Compile]) -> dict[str, int]:
+    return dict(Counter(event.cause for event in compiled if event.recompile).most_common())
+
+
+def _compiling(first: list[Event]) -> float | None:
+    seconds = [event.seconds for event in only(first, Compile) if event.seconds is not None]
+    return sum(seconds) if seconds else None
 
 
 def _rate(counted: list[Steps]) -> float | None:

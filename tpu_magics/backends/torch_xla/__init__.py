@@ -36,7 +36,16 @@ class TorchXla:
             raise _cannot_import(error) from error
         for name in ("torch_xla.runtime", "torch_xla._internal.pjrt", "torch_xla.distributed.parallel_loader"):
             import_module(name)
-        for name in ("observe", "pickling", "randomness", "sharded", "ties", "weights", "worker"):
+        for name in (
+            "observe.hooks",
+            "observe.observer",
+            "pickling",
+            "randomness",
+            "sharded",
+            "ties",
+            "weights",
+            "worker",
+        ):
             import_module(f"{__name__}.{name}")
         if "tqdm" in sys.modules and "ipykernel" in sys.modules:
             import_module("tqdm.notebook")

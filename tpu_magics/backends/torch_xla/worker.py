@@ -18,18 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends.base import WorkerSpec
+from tpu_magics.backends.torch_xla import observe
+from tpu_magics.backends.torch_xla.precision_asked import variables
 from tpu_magics.errors import TpuMagicsError
 
 # Read in torch 2.9.0: torch/csrc/autograd/engine.h
 _DEFAULT_ENGINE = "_ZN5torch8autograd6Engine18get_default_engineEv"
 _START_DEVICE_THREADS = "_ZN5torch8autograd6Engine20start_device_threadsEv"
-
-PRECISIONS: Mapping[str, Mapping[str, str]] = {
-    "": {},
-    "fp32": {},
-    "bf16": {"XLA_USE_BF16": "1"},
-    "bf16-downcast": {"XLA_DOWNCAST_BF16": "1"},
-}
 
 
 def apply_environment(spec: WorkerSpec) -> None:
@@ -42,8 +37,9 @@ def apply_environment(spec: WorkerSpec) -> None:
         "FORK_LAUNCHED": "1",  # what accelerate's PrepareForLaunch sets
         **({"LOCAL_RANK": str(spec.index)} if spec.device == "CPU" else {}),
         **spec.environment,
-        **PRECISIONS[spec.precision],
     }
+    found = {**os.environ, **{name: value or "" for name, value in changes.items()}}
+    changes.update(variables(spec.precision, found))
     for name, value in changes.items():
         if value is None:
             os.environ.pop(name, None)
@@ -62,6 +58,8 @@ def run_worker(
     {ordinal: value}; an exception of any thread is raised here.
     """
     apply_environment(spec)
+    observe.arrange(spec.scratch)
+    _use_cache(spec)
     outcome: dict[str, Any] = {}
     enter = _thread_modes()
 
@@ -78,6 +76,15 @@ def run_worker(
         raise outcome["error"]
     values: Mapping[int, Any] = outcome["values"]
     return values
+
+
+def _use_cache(spec: WorkerSpec) -> None:
+    """Keep compiled programs from run to run. On XLA:CPU every load fails (torch_xla 2.9: counter
+    PersistentCacheDeserializeFailure), so there it stays off."""
+    if spec.cache and spec.device != "CPU":
+        import torch_xla.runtime as xr
+
+        xr.initialize_cache(spec.cache)
 
 
 def _on_each_device(

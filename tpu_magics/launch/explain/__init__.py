@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tpu_magics.launch.explain import device, results, signals, usercode, versions, waiting
+from tpu_magics.launch.explain import device, recompiles, results, signals, usercode, versions, waiting
 from tpu_magics.launch.explain.base import Explainer, Explanation
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 EXPLAINERS: tuple[Explainer, ...] = (
     *device.EXPLAINERS,
     *versions.EXPLAINERS,
+    *recompiles.EXPLAINERS,
     *usercode.EXPLAINERS,
     *waiting.EXPLAINERS,
     *signals.EXPLAINERS,

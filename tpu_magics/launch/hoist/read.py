@@ -363,7 +363,11 @@ def _first_name(node: ast.AST) -> Iterator[str]:
 
 
 def _is_module(name: str, scope: Scope) -> bool:
-    """Whether `name` is a module: what is set on one (`torch.backends...`, `os.environ[...]`) is no part of a value."""
+    """Whether `name` is a module: what is set on one (`torch.backends...`, `os.environ[...]`) is no part of a value.
+    What the function itself makes is none, and is not made here to find out: it may use the device."""
+    binding = scope.bindings.get(name)
+    if binding is not None and binding.expression is not None:
+        return False
     try:
         return isinstance(scope.lookup(name), ModuleType)
     except Unknown:

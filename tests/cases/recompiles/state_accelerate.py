@@ -1,0 +1,18 @@
+"""{"compiles": 2, "recompiles": [{"cause": "optimizer-state"}]}"""
+
+import torch
+from accelerate import Accelerator
+
+
+def train():
+    accelerator = Accelerator()
+    model = torch.nn.Linear(16, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    data = torch.utils.data.TensorDataset(torch.randn(64, 16), torch.randint(0, 4, (64,)))
+    loader = torch.utils.data.DataLoader(data, batch_size=8)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for x, y in loader:  # site
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()

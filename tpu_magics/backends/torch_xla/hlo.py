@@ -1,0 +1,47 @@
+"""What can be said of a graph that torch_xla compiles, from its text before XLA optimises it.
+
+What lives here: the door to reading (`parse`), comparing (`compare`, `distance`) and counting graphs. What does not:
+how they are read (hlo_text.py) and compared (hlo_compare.py), and where the text comes from. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tpu_magics.backends.torch_xla.hlo_compare import GraphChange, compare, distance
+from tpu_magics.backends.torch_xla.hlo_text import Graph, Op, Tensor, parse
+
+__all__ = [
+    "Graph",
+    "GraphChange",
+    "Op",
+    "Tensor",
+    "compare",
+    "distance",
+    "dtype_counts",
+    "multiplications",
+    "multiplied_types",
+    "parse",
+]
+
+
+def multiplications(graph: Graph) -> tuple[int, int]:
+    """How many matrix multiplications and convolutions of floating-point numbers there are, and how many of them
+    multiply in bf16: what counts are the operands, since sums may be kept wider."""
+    floating = [types for types in graph.multiplied if all(_is_floating(dtype) for dtype in types)]
+    return len(floating), sum(all(dtype == "bf16" for dtype in types) for types in floating)
+
+
+def multiplied_types(graph: Graph) -> dict[str, int]:
+    """How many of those multiplications there are of each element type; of two types, the wider one's name."""
+    floating = [types for types in graph.multiplied if all(_is_floating(dtype) for dtype in types)]
+    return dict(Counter(next((dtype for dtype in types if dtype != "bf16"), "bf16") for types in floating))
+
+
+def dtype_counts(graph: Graph) -> dict[str, int]:
+    """How many of the graph's parameters have each element type, the most frequent first."""
+    return dict(Counter(parameter.dtype for parameter in graph.parameters).most_common())
+
+
+def _is_floating(dtype: str) -> bool:
+    return dtype.startswith(("f", "bf", "c"))

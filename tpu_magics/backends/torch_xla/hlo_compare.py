@@ -1,0 +1,286 @@
+"""The difference of two graphs, as evidence for why one of them was compiled although the other had been.
+
+What lives here: `compare` and `distance`. What does not: reading the text (hlo_text.py), and what the difference means
+(that is a matter of the person's program, not of the graph alone).
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TypeVar
+
+from tpu_magics.backends.torch_xla.hlo_text import Graph, Op, Tensor
+
+AT_MOST = 32  # distinct differences of one kind that are kept
+RUN = 6  # instructions in a row that must be found once in both graphs to tie them to each other
+# Of different instructions in two graphs, the weight against one of different types.
+OTHER_OP = 10_000
+
+# A number in an attribute; not the digits of dim_labels=bf01_oi01->bf01.
+_NUMBER = re.compile(r"(?<![a-wyzA-Z\d.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+
+P = TypeVar("P")
+Numbers = tuple[str, str]
+Parameter = tuple[int, "Tensor | None", "Tensor | None"]
+
+
+@dataclass(frozen=True)
+class GraphChange:
+    """What is different in a graph from an earlier one; pairs are (old, new), each different pair once.
+
+    `same_ops`: the instructions are the same in the same order, and `same_wiring`: they work on each other's results as
+    before. `constants`: literals (also numbers with a fraction in attributes); `dims`: whole numbers in shapes and in
+    attributes (the limits of a slice, ...); `attributes`: others that changed; `parameters`: number, old, new (None:
+    there is none). `added` and `removed`: how many instructions more and fewer there are of each opcode.
+    """
+
+    same_ops: bool
+    same_wiring: bool = True
+    constants: tuple[Numbers, ...] = ()
+    dims: tuple[tuple[int, int], ...] = ()
+    attributes: tuple[Numbers, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
+    outputs_before: int = 0
+    outputs_after: int = 0
+    added: tuple[tuple[str, int], ...] = ()
+    removed: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def numbers(self) -> tuple[Numbers, ...]:
+        """The constants whose change does not follow from that of a dimension (a mean divides by the count)."""
+        return tuple(pair for pair in self.constants if not _follows(pair, self.dims))
+
+    def lines(self) -> tuple[str, ...]:
+        """At most six sentences of evidence."""
+        return tuple(
+            chain(
+                _parameter_lines(self.parameters),
+                _constant_lines(self.numbers),
+                _dims_lines(self.dims, self.parameters),
+                _attribute_lines(self.attributes),
+                _output_lines(self.outputs_before, self.outputs_after),
+                _op_lines(self),
+            )
+        )[:6]
+
+
+def compare(new: Graph, old: Graph) -> GraphChange:
+    """What is different in `new`. Where the instructions differ, only the pieces that both have are held together."""
+    new_ops, old_ops = new.ops, old.ops
+    same = len(new_ops) == len(old_ops) and all(a.opcode == b.opcode for a, b in zip(new_ops, old_ops, strict=False))
+    pairs = list(zip(new_ops, old_ops, strict=False) if same else _aligned(new_ops, old_ops))
+    found = _Differences()
+    for now, before in pairs:
+        if now != before:
+            found.add(now, before)
+    return GraphChange(
+        same_ops=same,
+        same_wiring=same and all(now.operands == before.operands for now, before in pairs),
+        constants=_first(found.constants),
+        dims=_first(found.dims),
+        attributes=_first(found.attributes),
+        parameters=tuple(_parameters(new.parameters, old.parameters)),
+        outputs_before=len(old.outputs),
+        outputs_after=len(new.outputs),
+        added=tuple((new.counts - old.counts).most_common()),
+        removed=tuple((old.counts - new.counts).most_common()),
+    )
+
+
+def distance(new: Graph, old: Graph) -> int:
+    """0 for the same graph, some for other shapes and constants, many for other instructions."""
+    if new.digest == old.digest:
+        return 0
+    return 1 + min(_apart(new.signature, old.signature), OTHER_OP - 2) + OTHER_OP * _apart(new.counts, old.counts)
+
+
+def _apart(a: Mapping[P, int], b: Mapping[P, int]) -> int:
+    return sum(abs(a.get(key, 0) - b.get(key, 0)) for key in a.keys() | b.keys())
+
+
+# -- what two instructions have that is not the same ------------------------------------------------------------
+class _Differences:
+    """Pairs (old, new) in the order of their first appearance."""
+
+    def __init__(self) -> None:
+        self.constants: dict[Numbers, None] = {}
+        self.dims: dict[tuple[int, int], None] = {}
+        self.attributes: dict[Numbers, None] = {}
+
+    def add(self, now: Op, before: Op) -> None:
+        if now.opcode == "constant" and now.value != before.value:
+            self.constants[before.value, now.value] = None
+        for one, other in zip(now.results, before.results, strict=False):
+            self._shape(one, other)
+        if now.attributes != before.attributes:
+            self._attributes(now.attributes, before.attributes)
+
+    def _shape(self, now: Tensor, before: Tensor) -> None:
+        if now.shape != before.shape and len(now.shape) == len(before.shape):
+            self.dims.update({(b, a): None for a, b in zip(now.shape, before.shape, strict=False) if a != b})
+
+    def _attributes(self, now: str, before: str) -> None:
+        if _NUMBER.sub("#", now) != _NUMBER.sub("#", before):
+            self.attributes[before, now] = None
+            return
+        for a, b in zip(_NUMBER.findall(now), _NUMBER.findall(before), strict=False):
+            if a != b and _is_whole(a) and _is_whole(b):
+                self.dims[int(b), int(a)] = None
+            elif a != b:
+                self.constants[b, a] = None
+
+
+def _is_whole(number: str) -> bool:
+    return number.lstrip("-").isdigit()
+
+
+def _first(pairs: dict[P, None]) -> tuple[P, ...]:
+    return tuple(pairs)[:AT_MOST]
+
+
+def _follows(pair: Numbers, dims: Sequence[tuple[int, int]]) -> bool:
+    """Whether a literal changed as a dimension did: by the same factor, its inverse, or by the same number."""
+    try:
+        old, new = float(pair[0]), float(pair[1])
+    except ValueError:
+        return False
+    return any(_close(new * a, old * b) or _close(new * b, old * a) or new - old == b - a for a, b in dims)
+
+
+def _close(a: float, b: float) -> bool:
+    return abs(a - b) <= 1e-5 * max(abs(a), abs(b))
+
+
+# -- which instructions belong together -------------------------------------------------------------------------
+def _aligned(new: Sequence[Op], old: Sequence[Op]) -> Iterator[tuple[Op, Op]]:
+    """Instructions of both graphs that stand in the same surroundings, in time that grows with the length only: runs
+    that each graph has once tie them to each other, and what is equal around such a run belongs to it."""
+    a, b = [op.opcode for op in new], [op.opcode for op in old]
+    done_a = done_b = 0
+    for at_a, at_b in _ties(a, b):
+        if at_a < done_a or at_b < done_b:
+            continue
+        while at_a > done_a and at_b > done_b and a[at_a - 1] == b[at_b - 1]:
+            at_a, at_b = at_a - 1, at_b - 1
+        while at_a < len(a) and at_b < len(b) and a[at_a] == b[at_b]:
+            yield new[at_a], old[at_b]
+            at_a, at_b = at_a + 1, at_b + 1
+        done_a, done_b = at_a, at_b
+
+
+def _ties(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Places of runs that occur once in each, in growing order of both."""
+    places_a, places_b = _lone_runs(a), _lone_runs(b)
+    common = sorted((places_a[run], places_b[run]) for run in places_a.keys() & places_b.keys())
+    return _growing(common)
+
+
+def _lone_runs(opcodes: Sequence[str]) -> dict[tuple[str, ...], int]:
+    places: dict[tuple[str, ...], int] = {}
+    twice = set()
+    padded = ["", *opcodes, ""]  # the beginning and the end are surroundings too
+    for place, run in enumerate(zip(*(padded[shift:] for shift in range(RUN)), strict=False)):
+        if run in places:
+            twice.add(run)
+        places[run] = max(place - 1, 0)
+    return {run: place for run, place in places.items() if run not in twice}
+
+
+def _growing(pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The longest part of the pairs, sorted by their first numbers, whose second numbers grow too."""
+    ends: list[int] = []
+    at: list[int] = []
+    before: list[int] = []
+    for index, (_, place) in enumerate(pairs):
+        slot = bisect_left(ends, place)
+        before.append(at[slot - 1] if slot else -1)
+        ends[slot : slot + 1] = [place]
+        at[slot : slot + 1] = [index]
+    chosen = []
+    index = at[-1] if at else -1
+    while index >= 0:
+        chosen.append(pairs[index])
+        index = before[index]
+    return reversed(chosen)
+
+
+def _parameters(new: Sequence[Tensor], old: Sequence[Tensor]) -> Iterator[Parameter]:
+    """The parameters that differ. Where their number does, those that the ends of both lists share are left out."""
+    if len(new) == len(old):
+        yield from ((n, before, now) for n, (now, before) in enumerate(zip(new, old, strict=False)) if now != before)
+        return
+    shorter = min(len(new), len(old))
+    start = next((n for n in range(shorter) if new[n] != old[n]), shorter)
+    end = next((n for n in range(shorter - start) if new[-1 - n] != old[-1 - n]), shorter - start)
+    now, before = new[start : len(new) - end], old[start : len(old) - end]
+    for n in range(max(len(now), len(before))):
+        one = now[n] if n < len(now) else None
+        other = before[n] if n < len(before) else None
+        if one != other:
+            yield start + n, other, one
+
+
+# -- in words ---------------------------------------------------------------------------------------------------
+def _parameter_lines(parameters: Sequence[Parameter]) -> Iterator[str]:
+    added = [one for one in parameters if one[1] is None]
+    removed = [one for one in parameters if one[2] is None]
+    changed = [one for one in parameters if one[1] is not None and one[2] is not None]
+    for number, before, now in changed[:2]:
+        yield f"parameter {number} is now {now}, before {before}"
+    if len(changed) > 2:
+        yield f"{_count(len(changed) - 2, 'other parameter')} changed too"
+    for label, some, place in (("new", added, 2), ("gone", removed, 1)):
+        if some:
+            which = _some([str(one[place]) for one in some])
+            yield f"{_count(len(some), 'parameter')} {'is' if len(some) == 1 else 'are'} {label}: {which}"
+
+
+def _constant_lines(constants: Sequence[Numbers]) -> Iterator[str]:
+    for before, now in constants[:2]:
+        yield f"a constant is now {_short(now)}, before {_short(before)}"
+
+
+def _dims_lines(dims: Sequence[tuple[int, int]], parameters: Sequence[Parameter]) -> Iterator[str]:
+    if dims and not parameters:
+        yield "sizes inside the graph changed: " + _some([f"{now}, before {before}" for before, now in dims], "; ")
+
+
+def _attribute_lines(attributes: Sequence[Numbers]) -> Iterator[str]:
+    for before, now in attributes[:1]:
+        yield f"an operation now has {_short(now)}, before {_short(before)}"
+
+
+def _output_lines(before: int, now: int) -> Iterator[str]:
+    if before != now:
+        more = "more" if now > before else "fewer"
+        yield f"{abs(now - before)} {more} output{'s' * (abs(now - before) > 1)} than before ({now}, before {before})"
+
+
+def _op_lines(change: GraphChange) -> Iterator[str]:
+    for label, ops in (("more", change.added), ("fewer", change.removed)):
+        if ops:
+            total = sum(count for _, count in ops)
+            yield f"{_count(total, 'operation')} {label}: {_some([f'{opcode} {count}' for opcode, count in ops])}"
+    if change.added or change.removed:
+        return
+    if not change.same_ops:
+        yield "the same operations stand in another order"
+    elif not change.same_wiring:
+        yield "the same operations work on other values"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _some(texts: Sequence[str], separator: str = ", ") -> str:
+    distinct = list(dict.fromkeys(texts))
+    return separator.join(distinct[:4]) + (", ..." if len(distinct) > 4 else "")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."

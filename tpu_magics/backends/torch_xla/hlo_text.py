@@ -1,0 +1,176 @@
+"""An HLO module as XLA writes it, read.
+
+What lives here: the text of an unoptimised module -> a `Graph`. What does not: what is thought about a graph
+(hlo.py) and the difference of two (hlo_compare.py). Standard library only.
+
+Read in the dumps of torch_xla 2.9.0 (`XLA_FLAGS="--xla_dump_to=DIR --xla_dump_hlo_as_text"`): one instruction per line,
+`%name = type opcode(operands), attributes`; computations are set apart by lines that begin in the first column.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+MULTIPLYING = frozenset({"dot", "convolution", "ragged-dot", "scaled-dot"})
+_MAY_MULTIPLY = MULTIPLYING | {"custom-call"}
+_MULTIPLYING_CALL = re.compile(r'custom_call_target="[^"]*(?:matmul|gemm|conv)[^"]*"', re.IGNORECASE)
+
+# name, type, opcode, operands or value, attributes
+_INSTRUCTION = re.compile(
+    r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\(([^()\n]*|.*?)\)(?:, (.*))?$", re.MULTILINE
+)
+_NAME = re.compile(r"%([\w.\-]+)")
+_NUMBERED = re.compile(r"(%[A-Za-z_][\w\-]*)(?:\.\d+)+")
+_TENSOR = re.compile(r"([a-z]\w*)\[([^\]]*)\]")
+_DONATED = re.compile(r"\((\d+), \{")
+# Where the person's code stands is noted with XLA_HLO_DEBUG=1; it is no part of what is computed.
+_METADATA = re.compile(r",? ?metadata=\{[^{}]*\}")
+_TABLES = re.compile(r"^(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d.*\n)*\n?", re.MULTILINE)
+
+
+class Tensor(NamedTuple):
+    """An element type as XLA names it ("f32", "bf16", "s64", "pred") and a shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+class Op(NamedTuple):
+    """One instruction. `results`: its tensors (more than one for a tuple); `operands`: how many instructions earlier
+    each was made (0: not in the text before it); `attributes`: what stands behind the operands, without the numbers of
+    computations; `value`: the literal of a constant, the number of a parameter, else ""."""
+
+    opcode: str
+    results: tuple[Tensor, ...]
+    operands: tuple[int, ...]
+    attributes: str
+    value: str
+
+    @property
+    def result(self) -> Tensor:
+        """The (first) tensor it makes."""
+        return self.results[0] if self.results else Tensor("tuple", ())
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What is known of one module. Two graphs are equal if their digests are.
+
+    `parameters`: of the entry computation, in the order of their numbers; `outputs`: what it returns; `donated`: the
+    numbers of parameters whose memory the results may take over; `digest`: of the text without the module's name.
+    `multiplied`: the element types of the operands of each matrix multiplication and convolution. `counts`: how many
+    instructions there are of each opcode; `signature`: of each opcode, result type and constant.
+    """
+
+    digest: str
+    parameters: tuple[Tensor, ...] = field(compare=False)
+    outputs: tuple[Tensor, ...] = field(compare=False)
+    donated: frozenset[int] = field(compare=False)
+    multiplied: tuple[tuple[str, ...], ...] = field(compare=False, repr=False)
+    counts: Counter[str] = field(compare=False, repr=False)
+    signature: Counter[str] = field(compare=False, repr=False)
+    packed: bytes = field(compare=False, repr=False)
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """All instructions of all computations. Read again from the packed text, so that many graphs can be kept."""
+        return _ops(self.packed)
+
+
+def parse(text: str) -> Graph:
+    """Read one module. A text that is none gives a graph without instructions."""
+    header, _, body = _without_places(text).partition("\n")
+    found = _INSTRUCTION.findall(body)
+    types = {name: type_ for name, type_, *_ in found}
+    nameless, entry = _without_name(header, body)
+    parameters, outputs = _interface(entry)
+    return Graph(
+        digest=hashlib.sha256(nameless.encode("utf-8", "surrogatepass")).hexdigest(),
+        parameters=parameters,
+        outputs=outputs,
+        donated=frozenset(int(number) for number in _DONATED.findall(header.partition("entry_computation_layout")[0])),
+        multiplied=tuple(
+            _operand_types(operands, types)
+            for _, _, opcode, operands, attributes in found
+            if opcode in _MAY_MULTIPLY and _multiplies(opcode, attributes)
+        ),
+        counts=Counter(row[2] for row in found),
+        signature=_signature(found),
+        packed=zlib.compress(body.encode("utf-8", "surrogatepass"), 1),
+    )
+
+
+def _without_places(text: str) -> str:
+    """Without the notes of source lines, which not every dump has."""
+    text = _METADATA.sub("", text) if "metadata={" in text else text
+    return _TABLES.sub("", text) if "\nFileNames\n" in text else text
+
+
+def _without_name(header: str, body: str) -> tuple[str, str]:
+    """The text without the module's name, which stands in the first line and in that of the entry computation; and the
+    text of that computation."""
+    before, _, entry = body.rpartition("\nENTRY ")
+    entry = entry.partition("(")[2]
+    return "\n".join((header.partition(",")[2], before, entry)), entry
+
+
+def _interface(entry: str) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Parameters and results of the entry computation, whose text begins here: "p0.1: s64[], ...) -> (f32[], ...) {". A
+    tuple counts as what is in it: with thousands of parameters torch_xla hands them over as one, on a TPU."""
+    parameters, _, outputs = entry.partition("\n")[0].rpartition(" -> ")
+    return _tensors(parameters), _tensors(outputs)
+
+
+def _tensors(type_: str) -> tuple[Tensor, ...]:
+    """The tensors of a type as HLO writes it: "f32[2,5]{1,0}" or "(u64[2]{0}, /*index=1*/f32[])"."""
+    return tuple(
+        Tensor(sys.intern(dtype), tuple(int(size.strip("<= ?") or 0) for size in shape.split(",") if size.strip()))
+        for dtype, shape in _TENSOR.findall(type_)
+    )
+
+
+def _multiplies(opcode: str, attributes: str) -> bool:
+    return opcode in MULTIPLYING or (opcode == "custom-call" and bool(_MULTIPLYING_CALL.search(attributes)))
+
+
+def _operand_types(operands: str, types: dict[str, str]) -> tuple[str, ...]:
+    return tuple(types.get(name, "").partition("[")[0] for name in _NAME.findall(operands)[:2])
+
+
+def _signature(found: Iterable[tuple[str, ...]]) -> Counter[str]:
+    counts = Counter(
+        (opcode, type_, operands if opcode == "constant" else "") for _, type_, opcode, operands, _ in found
+    )
+    return Counter({sys.intern(" ".join(key)[:200]): count for key, count in counts.items()})
+
+
+@functools.lru_cache(maxsize=2)
+def _ops(packed: bytes) -> tuple[Op, ...]:
+    return tuple(_read_ops(_INSTRUCTION.findall(zlib.decompress(packed).decode("utf-8", "surrogatepass"))))
+
+
+def _read_ops(found: Iterable[tuple[str, ...]]) -> Iterable[Op]:
+    places: dict[str, int] = {}
+    tensors = functools.lru_cache(maxsize=None)(_tensors)  # few types stand in many instructions
+    for place, (name, type_, opcode, operands, attributes) in enumerate(found):
+        literal = opcode in ("constant", "parameter", "iota")
+        earlier = () if literal else tuple(place - places.get(one, place) for one in _NAME.findall(operands))
+        places[name] = place
+        yield Op(
+            sys.intern(opcode),
+            tensors(type_),
+            earlier,
+            _NUMBERED.sub(r"\1", attributes) if "%" in attributes else attributes,
+            operands if literal else "",
+        )

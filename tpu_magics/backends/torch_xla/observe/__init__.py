@@ -1,0 +1,80 @@
+"""What a worker of torch_xla notes while it trains: steps, compiles with their causes, reads, values, precision.
+
+What lives here: the door for the launcher; the way of a compile is hooks.py (noticed) -> told.py (what the runtime
+wrote) -> snapshot.py and doing.py (what Python knew) -> causes.py (why) -> history.py (its record). What does not: the
+graph's text (hlo.py), precision (precision.py).
+
+Nothing is done per step but reading a few counters; compiles are rare, and looked at when they have happened.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpu_magics.backends.torch_xla.observe.counters import compiles, graphs_executed
+from tpu_magics.runs import events
+
+if TYPE_CHECKING:
+    from tpu_magics.backends.base import Watching
+    from tpu_magics.backends.torch_xla.observe.observer import Observer
+    from tpu_magics.backends.torch_xla.observe.told import Files
+    from tpu_magics.runs.writer import EventWriter
+
+__all__ = ["arrange", "compiles", "finish", "graphs_executed", "observing"]
+
+
+_files: list[Files] = []
+
+
+def arrange(folder: Path | None) -> None:
+    """Make the runtime of this process write about its compiles into `folder`; before it starts. Without a folder
+    compiles are noticed, but not explained."""
+    import os
+
+    from tpu_magics.backends.torch_xla.observe.told import Files
+
+    files = Files(folder)
+    if folder is not None:
+        files.arrange(os.environ)
+    _files[:] = [files]
+
+
+@contextmanager
+def observing(writer: EventWriter, watching: Watching) -> Iterator[Observer]:
+    """Watch this process until the block ends. Only for workers: it changes torch_xla's and accelerate's modules."""
+    from tpu_magics.backends.torch_xla.observe import hooks
+    from tpu_magics.backends.torch_xla.observe.observer import Observer
+    from tpu_magics.backends.torch_xla.observe.told import Files
+    from tpu_magics.backends.torch_xla.precision import PrecisionWatch
+    from tpu_magics.runs import live
+
+    def write(kind: type[events.Event], **fields: Any) -> None:
+        writer.write(kind(t=time.time(), rank=writer.rank, **fields))
+
+    files = _files[0] if _files else Files(None)
+    precision = PrecisionWatch(watching.precision, write)
+    observer = Observer(writer, watching, files, precision)
+    precision.install()
+    with hooks.installed(observer):
+        live.set_recorder(observer.log)
+        try:
+            yield observer
+        finally:
+            live.set_recorder(None)
+            observer.closed = True
+            files.remove()
+
+
+def finish() -> bool:
+    """Run what is pending and wait for it, once: fetching tensors one by one would cut the graph at each of them."""
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    before = graphs_executed()
+    torch_xla.sync()
+    xm.wait_device_ops()
+    return graphs_executed() > before

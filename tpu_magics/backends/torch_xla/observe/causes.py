@@ -1,0 +1,518 @@
+"""Why a site compiled again: the difference of two compiles, put into words.
+
+What lives here: one small rule per cause, asked in the order of RULES; each looks at the evidence and answers, or
+passes on. What does not: collecting the evidence (snapshot.py, steps.py, told.py), and choosing the earlier compile
+(history.py).
+
+A rule answers only where its evidence explains why the graph is another one; the last ones say what is seen and
+that the cause is not certain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from tpu_magics.backends.torch_xla import hlo
+from tpu_magics.backends.torch_xla.observe.compiled import Compiled, Number, Verdict
+from tpu_magics.backends.torch_xla.observe.snapshot import Seen
+from tpu_magics.runs.events import Input, Site
+
+T = TypeVar("T")
+_SHOWN = 6
+# torch_xla writes a Python number into the graph as data, except these, which become constants (special scalars).
+_BAKED = (0, 1)
+_PLAIN_OPS = frozenset({"constant", "parameter", "broadcast", "multiply", "add", "subtract", "convert", "reshape"})
+
+
+@dataclass
+class Pair:
+    """A compile and the nearest earlier one of its site. `change`: of their graphs, None where one is not known."""
+
+    new: Compiled
+    old: Compiled
+    change: hlo.GraphChange | None = None
+    dims: tuple[tuple[int, int], ...] = ()
+    inputs: list[tuple[str, Input, Input]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        new, old = self.new.told.graph, self.old.told.graph
+        if new is not None and old is not None:
+            self.change = hlo.compare(new, old)
+            self.dims = self.change.dims
+        self.inputs = list(_changed_inputs(self.new.inputs, self.old.inputs))
+
+    @property
+    def other_ops(self) -> bool:
+        """The graphs have other operations (True also where they are not known)."""
+        return self.change is None or not self.change.same_ops
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        return self.change.lines() if self.change is not None else ()
+
+    def numbers(self) -> dict[str, tuple[Number, Number]]:
+        """Numbers that both knew under the same name and that changed: name -> (old, new)."""
+        return _changed(self.new.snapshot.numbers, self.old.snapshot.numbers)
+
+
+def explain(new: Compiled, old: Compiled) -> Verdict:
+    """The cause of `new`, compared with `old`."""
+    pair = Pair(new, old)
+    return next(verdict for rule in RULES if (verdict := rule(pair)) is not None)
+
+
+# -- the rules --------------------------------------------------------------------------------------------------------
+
+
+def _other_place(pair: Pair) -> Verdict | None:
+    """The user's line is the same, but a library runs the graph from another place of it, for the first time."""
+    if pair.new.through == pair.old.through or not pair.other_ops:
+        return None
+    path, function = next(iter(_outer(pair)), ("", ""))
+    by = f"`{function}` of {_short_path(path)}" if function else "another function"
+    if pair.new.trigger == "read":
+        return Verdict(
+            "early-read",
+            f"Inside this line {by} reads a value in the middle of a step, which cuts the graph.",
+            "Let the library log less often (logging_steps), or not read in the step: each place costs one compile.",
+            pair.evidence,
+        )
+    return _new_code(
+        pair, f"This line runs more than one graph; this one is run by {by}", "Expected once for each of them"
+    )
+
+
+def _outer(pair: Pair) -> Iterator[tuple[str, str]]:
+    """The places of the new one that the old one does not have, the one nearest to the user's line first."""
+    return (place for place in reversed(pair.new.through) if place not in pair.old.through)
+
+
+def _short_path(path: str) -> str:
+    return "/".join(path.replace("\\", "/").split("/")[-2:])
+
+
+def _mode_switch(pair: Pair) -> Verdict | None:
+    differences = list(_modes(pair))
+    if not differences:
+        return None
+    batch = "".join(f"; {_input_change(*one)}" for one in pair.inputs[:1])
+    return Verdict(
+        "mode-switch",
+        f"This line runs the step in two modes: {differences[0]}{batch}.",
+        "Expected once for each mode; give evaluation a loop of its own, with the batch size of training.",
+        (*differences, *(_input_change(*one) for one in pair.inputs)),
+    )
+
+
+def _modes(pair: Pair) -> Iterator[str]:
+    """Modes that changed, where the graph shows that it matters."""
+    new, old = pair.new.facts, pair.old.facts
+    if not pair.other_ops:
+        return
+    for name, (before, now) in _changed(pair.new.snapshot.training, pair.old.snapshot.training).items():
+        yield f"{name} is now in {_mode(now)} mode, before in {_mode(before)} mode"
+    if new.autocast != old.autocast:
+        yield f"autocast is now {_kinds(new.autocast)}, before {_kinds(old.autocast)}"
+    if new.grad != old.grad or (new.backward != old.backward and new.stepped == old.stepped == False):  # noqa: E712
+        yield f"gradients are now {_on(new.grad and new.backward)}, before {_on(old.grad and old.backward)}"
+    elif new.backward != old.backward and new.stepped != old.stepped and pair.new.inputs and pair.old.inputs:
+        yield f"this step {_trains(new.backward)}, the one before {_trains(old.backward)}"
+
+
+def _mode(training: bool) -> str:
+    return "training" if training else "evaluation"
+
+
+def _kinds(kinds: frozenset[str]) -> str:
+    return " and ".join(sorted(kinds)) or "off"
+
+
+def _on(value: bool) -> str:
+    return "computed" if value else "not computed"
+
+
+def _trains(backward: bool) -> str:
+    return "has a backward pass and an optimizer step" if backward else "has neither backward pass nor optimizer step"
+
+
+def _input(pair: Pair) -> Verdict | None:
+    if not pair.inputs or not _in_graph(pair):
+        return None
+    lines = tuple(_input_change(*one) for one in pair.inputs)
+    short = _short(pair)
+    if short is not None:
+        full, last = short
+        return Verdict(
+            "last-batch",
+            f"The loader's last batch has {last} samples instead of {full}: {lines[0]}.",
+            "Give the DataLoader drop_last=True, or a batch size that divides the number of samples.",
+            lines,
+        )
+    if all(new.shape == old.shape for _name, new, old in pair.inputs):
+        return Verdict(
+            "input-dtype",
+            f"An input has another dtype: {lines[0]}.",
+            "Convert it once, in the dataset or collator, so that every batch has the same dtype.",
+            lines,
+        )
+    return Verdict("input-shape", f"An input has another shape: {lines[0]}.", _shape_fix(pair), lines)
+
+
+def _in_graph(pair: Pair) -> bool:
+    """Whether the graph's parameters changed with the inputs: an input that the graph does not use explains nothing."""
+    return pair.change is None or bool(pair.change.parameters)
+
+
+def _short(pair: Pair) -> tuple[int, int] | None:
+    """(full, last) where an input's first dimension became the size of a loader's short last batch, or back."""
+    for _name, new, old in pair.inputs:
+        if new.shape[1:] == old.shape[1:] and new.shape and old.shape:
+            sizes = (old.shape[0], new.shape[0])
+            for full, last in pair.new.facts.short | pair.old.facts.short:
+                if set(sizes) == {full, last}:
+                    return full, last
+    return None
+
+
+def _shape_fix(pair: Pair) -> str:
+    batch_only = all(n.shape[1:] == o.shape[1:] and n.shape[:1] != o.shape[:1] for _name, n, o in pair.inputs)
+    if batch_only:
+        return "Keep the batch size the same in every step: drop_last=True, and evaluate with the training batch size."
+    return (
+        "Pad to a multiple: pad_to_multiple_of=64 in the tokenizer or collator, or to one max_length, with a mask for "
+        "what was added."
+    )
+
+
+def _optimizer_state(pair: Pair) -> Verdict | None:
+    new, old = pair.new.facts, pair.old.facts
+    if new.state_made == old.state_made or new.stepped != old.stepped or not pair.other_ops:
+        return None
+    return Verdict(
+        "optimizer-state",
+        "The optimizer made its state in the first step; now it reads and updates it, which is another graph.",
+        "Nothing to change: expected once after the first step.",
+        pair.evidence,
+    )
+
+
+def _before_training(pair: Pair) -> Verdict | None:
+    """The earlier graph was no step at all: what a library sets up before the first one."""
+    new, old = pair.new.facts, pair.old.facts
+    if not pair.other_ops or not new.backward or old.backward or old.stepped or pair.old.inputs:
+        return None
+    return _new_code(
+        pair, "The earlier graph of this line was made before the first step", "Expected once for the first step"
+    )
+
+
+def _cut_elsewhere(pair: Pair) -> Verdict | None:
+    new, old = _by_id(pair.new.facts.cuts), _by_id(pair.old.facts.cuts)
+    only_new = [site for key, site in new.items() if key not in old]
+    only_old = [site for key, site in old.items() if key not in new]
+    if not only_new and not only_old:
+        return _read_again(pair)
+    site = (only_new or only_old)[0]
+    if site in (*pair.new.facts.deciding, *pair.old.facts.deciding) and pair.other_ops:
+        return _branch(pair, site)
+    if pair.inputs and _in_graph(pair):
+        return None
+    when = "in this step" if only_new else "in an earlier step but not in this one"
+    return Verdict(
+        "early-read",
+        f"{_where(site)} read a value {when}, which cut the graph at another place than before.",
+        "Read values after the step's sync, or every N steps: each new place of a read is one more compile.",
+        (f"{_where(site)}: {site.code}", *pair.evidence),
+    )
+
+
+def _read_again(pair: Pair) -> Verdict | None:
+    again = pair.new.trigger == "read" and pair.new.site.id in _by_id(pair.new.facts.cuts)
+    if not again or pair.new.facts.deciding or not pair.other_ops or pair.new.inputs != pair.old.inputs:
+        return None
+    return Verdict(
+        "early-read",
+        "This line reads more than one value in a step, and each has a graph of its own.",
+        "Collect the tensors, and read them together after the step's sync.",
+        pair.evidence,
+    )
+
+
+def _branch(pair: Pair, site: Site) -> Verdict:
+    return Verdict(
+        "data-branch",
+        f"Python took another way because of a tensor's value, read in {_where(site)}.",
+        "Compute both ways and choose with torch.where, or decide every N steps.",
+        (f"{_where(site)}: {site.code}", *pair.evidence),
+    )
+
+
+def _data_shape(pair: Pair) -> Verdict | None:
+    ops = pair.new.facts.data_ops or pair.old.facts.data_ops
+    shapes_changed = bool(pair.dims) or bool(pair.change and pair.change.parameters)
+    if ops and (shapes_changed or pair.change is None):
+        names = ", ".join(op.removeprefix("aten::").strip("_2") for op in ops)
+        return _data_shaped(pair, f"A shape inside the graph depends on values ({names})")
+    read = [(old, new) for old, new in pair.dims if new in pair.new.facts.values and old in pair.old.facts.values]
+    if read:
+        old, new = read[0]
+        return _data_shaped(pair, f"A size inside the graph was read from a tensor (now {new}, before {old})")
+    return None
+
+
+def _data_shaped(pair: Pair, what: str) -> Verdict:
+    return Verdict(
+        "data-shape",
+        f"{what}, so that other data need another graph.",
+        "Keep the full shape: multiply by the mask and divide by its sum, instead of selecting.",
+        (what, *pair.evidence),
+    )
+
+
+def _live_tensors(pair: Pair) -> Verdict | None:
+    grown = _changed(pair.new.snapshot.lengths, pair.old.snapshot.lengths)
+    change = pair.change
+    if change is None:
+        moved = (pair.new.told.inputs, pair.new.told.outputs) != (pair.old.told.inputs, pair.old.told.outputs)
+    else:
+        moved = change.outputs_after != change.outputs_before or any(None in one[1:] for one in change.parameters)
+    if grown and moved:
+        name, (old, new) = next(iter(grown.items()))
+        return _alive(pair, f"`{name}` now holds {new} tensors, before {old}")
+    if change is None or change.outputs_after == change.outputs_before:
+        return None
+    names = _alive_names(pair)
+    if not change.same_ops and (not names or _alien_ops(change)):
+        return None
+    more, fewer = change.outputs_after, change.outputs_before
+    kept = f" ({', '.join(f'`{name}`' for name in names)})" if names else ""
+    return _alive(pair, f"{more} tensors are alive at the end of the step, before {fewer}{kept}")
+
+
+def _alien_ops(change: hlo.GraphChange) -> bool:
+    """Whether operations were added and others removed: then it is not the same step with other tensors kept."""
+    added = {op for op, _ in change.added} - {"tuple"}
+    removed = {op for op, _ in change.removed} - {"tuple"}
+    return bool(added and removed)
+
+
+def _alive_names(pair: Pair) -> list[str]:
+    def alive(one: Compiled) -> set[str]:
+        return {name for name, seen in one.snapshot.tensors.items() if seen.where == "xla"}
+
+    return sorted(alive(pair.new) ^ alive(pair.old))[:_SHOWN]
+
+
+def _alive(pair: Pair, what: str) -> Verdict:
+    return Verdict(
+        "live-tensors",
+        f"{what}: the graph has another set of results.",
+        "Keep numbers instead of tensors: read them after the sync, or .detach() and drop what is not needed.",
+        (what, *pair.evidence),
+    )
+
+
+def _python_number(pair: Pair) -> Verdict | None:
+    change = pair.change
+    if change is None:
+        return None
+    numbers = pair.numbers()
+    named = [(name, old, new) for name, (old, new) in numbers.items() if _in_change(change, old, new)]
+    changed_ops = {op for op, _ in (*change.added, *change.removed)}
+    if not change.same_ops:  # a loop's counter changes in every step: it is believed only where little else did
+        plain = changed_ops <= _PLAIN_OPS and not pair.new.facts.cuts
+        named = [one for one in named if plain or "[" in one[0] or "." in one[0]]
+    if named:
+        exact = [one for one in named if one[1:] in change.dims]
+        return _number(pair, *_likeliest(exact or named))
+    if change.same_ops and (change.numbers or change.dims or change.attributes):
+        return _number_without_name(pair, change)
+    baked = [(name, old, new) for name, (old, new) in numbers.items() if _baked_now(change, old, new)]
+    sure = baked if changed_ops <= _PLAIN_OPS else [one for one in baked if isinstance(one[1], float) and _kept(one)]
+    return _number(pair, *_likeliest(sure)) if sure else None
+
+
+def _baked_now(change: hlo.GraphChange, old: Number, new: Number) -> bool:
+    """Whether the number went from a constant of the graph to its data, or back, as the graph did."""
+    if isinstance(new, bool) or _is_baked(old) == _is_baked(new):
+        return False
+    more, fewer = dict(change.added).get("parameter", 0), dict(change.removed).get("parameter", 0)
+    return more >= fewer if _is_baked(old) else fewer >= more
+
+
+def _kept(one: tuple[str, Number, Number]) -> bool:
+    """A setting, not a measured value: of an object, a module or an optimizer."""
+    return "." in one[0] or "[" in one[0]
+
+
+def _in_change(change: hlo.GraphChange, old: Number, new: Number) -> bool:
+    if isinstance(old, bool) or isinstance(new, bool):
+        return False
+    dims = (old, new) in change.dims or any(b - a == new - old and _derived(a, old) for a, b in change.dims)
+    return dims or any(
+        (_same(a, old) and _same(b, new)) or (_same(a, 1 - old) and _same(b, 1 - new)) for a, b in change.numbers
+    )  # a dropout writes 1 - p
+
+
+def _derived(size: int, number: Number) -> bool:
+    """A size that is the number, or one more or less (a slice's end, a padding)."""
+    return abs(size - number) <= 1
+
+
+def _same(literal: str, number: Number) -> bool:
+    """Whether a literal of the graph is this number, in the graph's precision (bf16 has 8 bits)."""
+    try:
+        value = float(literal)
+    except ValueError:
+        return False
+    return math.isclose(value, number, rel_tol=4e-3)
+
+
+def _is_baked(number: Number) -> bool:
+    return number in _BAKED
+
+
+def _likeliest(named: list[tuple[str, Number, Number]]) -> tuple[str, Number, Number]:
+    """An optimizer's or a module's number, or one with a fraction, before a loop's counter, which changes in every step
+    anyway."""
+    return min(named, key=lambda one: ("[" not in one[0]) + ("." not in one[0]) + (not isinstance(one[2], float)))
+
+
+def _number(pair: Pair, name: str, old: Number, new: Number) -> Verdict:
+    baked = " (torch_xla writes 0 and 1 into the graph, other numbers not)" if _is_baked(old) != _is_baked(new) else ""
+    return Verdict(
+        "python-number",
+        f"A Python number is part of the graph: {name} is now {new:g}, before {old:g}{baked}.",
+        "Make it a tensor on the device, or keep it the same in every step.",
+        (f"{name} now {new:g}, before {old:g}", *pair.evidence),
+    )
+
+
+def _number_without_name(pair: Pair, change: hlo.GraphChange) -> Verdict | None:
+    pairs: list[tuple[object, object]] = [*change.numbers, *change.dims, *change.attributes]
+    old, new = pairs[0]
+    if pair.new.facts.cuts:
+        return None
+    return Verdict(
+        "python-number",
+        f"A number that is part of the graph changed: now {new}, before {old}; its name in your code was not found.",
+        "Look for a Python number that this step uses; make it a tensor, or keep it the same in every step.",
+        pair.evidence,
+    )
+
+
+def _new_function(pair: Pair) -> Verdict | None:
+    functions = _changed(pair.new.snapshot.functions, pair.old.snapshot.functions)
+    if not functions or not pair.other_ops:
+        return None
+    name, (old, new) = next(iter(functions.items()))
+    return _new_code(pair, f"`{name}` is now {new}, before {old}", "Give each function a loop of its own")
+
+
+def _accumulation(pair: Pair) -> Verdict | None:
+    new, old = pair.new.facts, pair.old.facts
+    if new.stepped == old.stepped or not (new.backward and old.backward) or not pair.other_ops:
+        return None
+    which = ("runs", "did not") if new.stepped else ("does not run", "did")
+    what = f"The optimizer {which[0]} in this step and {which[1]} in the one compared with"
+    return _new_code(pair, what, "Expected with gradient accumulation: one graph for each kind of micro-step")
+
+
+def _data_branch(pair: Pair) -> Verdict | None:
+    if not pair.new.facts.deciding or not pair.other_ops:
+        return None
+    return _branch(pair, pair.new.facts.deciding[0])
+
+
+def _other_operations(pair: Pair) -> Verdict | None:
+    if pair.change is None or (pair.change.same_ops and pair.change.same_wiring):
+        return None
+    changed = ", ".join(f"{n} now {new}, before {old}" for n, (old, new) in list(_texts(pair).items())[:2])
+    why = f" ({changed})" if changed else ""
+    return _new_code(pair, f"The step has other operations than before{why}", "Look at the difference of the graphs")
+
+
+def _texts(pair: Pair) -> Mapping[str, tuple[object, object]]:
+    """Texts and flags of the user's that changed: a way to go on that Python chose."""
+    flags = {name: pairs for name, pairs in pair.numbers().items() if isinstance(pairs[1], bool)}
+    return {**flags, **_changed(pair.new.snapshot.texts, pair.old.snapshot.texts)}
+
+
+def _new_code(pair: Pair, what: str, fix: str) -> Verdict:
+    return Verdict("new-code", f"{what}.", f"{fix}; Python may take another way only a few times.", pair.evidence)
+
+
+def _unknown(pair: Pair) -> Verdict:
+    seen = [*pair.evidence, *(_input_change(*one) for one in pair.inputs)]
+    seen += [f"{name} now {new:g}, before {old:g}" for name, (old, new) in list(pair.numbers().items())[:_SHOWN]]
+    why = "the graphs could not be compared" if pair.change is None else "none of the known causes fits"
+    return Verdict(
+        "unknown",
+        f"The cause is not certain: {why}.",
+        "Compare the evidence with your code; if it is no cause of yours, please report it.",
+        tuple(seen[:_SHOWN]),
+    )
+
+
+RULES: tuple[Callable[[Pair], Verdict | None], ...] = (
+    _optimizer_state,
+    _other_place,
+    _before_training,
+    _mode_switch,
+    _input,
+    _accumulation,
+    _cut_elsewhere,
+    _data_shape,
+    _live_tensors,
+    _python_number,
+    _new_function,
+    _data_branch,
+    _other_operations,
+    _unknown,
+)
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def _changed(new: Mapping[str, T], old: Mapping[str, T]) -> dict[str, tuple[T, T]]:
+    """What both have under the same name and is not the same: name -> (old, new)."""
+    return {name: (old[name], value) for name, value in new.items() if name in old and _differs(old[name], value)}
+
+
+def _differs(old: object, new: object) -> bool:
+    return old != new and not (old != old and new != new)  # nan is nan
+
+
+def _changed_inputs(new: tuple[Input, ...], old: tuple[Input, ...]) -> Iterator[tuple[str, Input, Input]]:
+    """Inputs of the same name (the same place where they have none) that differ: (name, new, old)."""
+    before = {one.name: one for one in old}
+    for one in new:
+        other = before.get(one.name)
+        if other is not None and (one.shape, one.dtype) != (other.shape, other.dtype):
+            yield one.name, one, other
+
+
+def tensor_text(dtype: str, shape: tuple[int, ...]) -> str:
+    """int64[32,129]"""
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def _input_change(name: str, new: Input, old: Input) -> str:
+    return f"{name} now {tensor_text(new.dtype, new.shape)}, before {tensor_text(old.dtype, old.shape)}"
+
+
+def _by_id(sites: tuple[Site, ...]) -> dict[int, Site]:
+    return {site.id: site for site in sites}
+
+
+def _where(site: Site) -> str:
+    return f"line {site.line} of {site.path}" if site.path else f"line {site.line}"
+
+
+def seen_text(seen: Seen) -> str:
+    """A tensor as it is known to the person."""
+    return f"{seen.name} {tensor_text(seen.dtype, seen.shape)}"

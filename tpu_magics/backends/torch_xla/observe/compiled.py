@@ -1,0 +1,63 @@
+"""One compile with all that is known of it: what the runtime told, what the step had done, what Python knew.
+
+What lives here: the record that causes are found from. What does not: finding them (causes.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tpu_magics.backends.torch_xla.observe.snapshot import Snapshot
+from tpu_magics.backends.torch_xla.observe.told import Told
+from tpu_magics.runs.events import Input, Site
+
+Number = int | float | bool
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What had happened since the last step when a graph ran.
+
+    `cuts`: sites where the host read a value of this step; `deciding`: those of them that decide where Python goes on;
+    `values`: numbers that it read; `backward`, `stepped`: there was a backward pass, an optimizer step; `state_made`:
+    the optimizer made its state in it; `autocast`: the kinds of autocast that were entered; `grad`: grad mode when it
+    ran; `data_ops`: operations whose shape depends on values; `short`: (full, last) sizes of batches of loaders whose
+    last batch is short and has been handed out.
+    """
+
+    cuts: tuple[Site, ...] = ()
+    deciding: tuple[Site, ...] = ()
+    values: tuple[Number, ...] = ()
+    backward: bool = False
+    stepped: bool = False
+    state_made: bool = False
+    autocast: frozenset[str] = frozenset()
+    grad: bool = True
+    data_ops: tuple[str, ...] = ()
+    short: frozenset[tuple[int, int]] = frozenset()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One compile at a site. `nth`: from 0; `inputs`: what the step received from the host; `through`: (file, function)
+    of the libraries between the user's line and what ran the graph; `trigger`: see events.Compile."""
+
+    site: Site
+    nth: int
+    step: int
+    told: Told
+    trigger: str = ""
+    through: tuple[tuple[str, str], ...] = ()
+    inputs: tuple[Input, ...] = ()
+    facts: Facts = field(default_factory=Facts)
+    snapshot: Snapshot = field(default_factory=Snapshot)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why it was compiled: a code of events.CAUSES, a sentence, the fix in a sentence, and what differs."""
+
+    cause: str
+    text: str
+    fix: str
+    difference: tuple[str, ...] = ()

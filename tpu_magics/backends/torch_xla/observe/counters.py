@@ -1,0 +1,78 @@
+"""torch_xla's own counters and metrics, as numbers.
+
+What lives here: reading them; a read costs less than a microsecond. What does not: what they are used for.
+
+Read in torch_xla 2.9.0 (metrics.py): a counter appears with its first increment, until then the answer is None; a
+metric is (count, total, samples), times in nanoseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Operations whose result's shape depends on values: torch_xla runs the graph up to there to learn it.
+DATA_OPS = (
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::_unique2",
+    "aten::unique_consecutive",
+    "aten::unique_dim",
+    "aten::bincount",
+    "aten::repeat_interleave",
+)
+# Counted among the fallbacks, but it is the host reading a value.
+_READS = ("aten::_local_scalar_dense",)
+
+
+def counter(name: str) -> int:
+    """A counter's value, 0 before its first increment."""
+    import torch_xla
+
+    return torch_xla._XLAC._xla_counter_value(name) or 0
+
+
+def compiles() -> int:
+    """Graphs compiled so far in this process, as torch_xla counts them (`UncachedCompile`)."""
+    return counter("UncachedCompile")
+
+
+def graphs_executed() -> int:
+    """Graphs run so far in this process, compiled anew or found in the cache."""
+    return counter("UncachedCompile") + counter("CachedCompile")
+
+
+def tensors_alive() -> int:
+    """XLA tensors that exist now."""
+    return counter("CreateXlaTensor") - counter("DestroyXlaTensor")
+
+
+def data_ops() -> tuple[int, ...]:
+    """How often each of DATA_OPS has run."""
+    return tuple(counter(name) for name in DATA_OPS)
+
+
+def fallbacks() -> dict[str, int]:
+    """Operations that XLA does not have and the host ran, with their counts."""
+    import torch_xla
+
+    names = [name for name in torch_xla._XLAC._xla_counter_names() if name.startswith("aten::")]
+    return {name: counter(name) for name in names if name not in _READS}
+
+
+def seconds(metric: str) -> float | None:
+    """Total of a metric that is a time; None where it has not been measured."""
+    found = _metric(metric)
+    return found[1] / 1e9 if found else None
+
+
+def newest_seconds(metric: str, count: int) -> list[float | None]:
+    """The last `count` samples of a metric that is a time, oldest first; None for those that are not kept."""
+    found = _metric(metric)
+    samples: list[float | None] = [sample[1] / 1e9 for sample in found[2][-count:]] if found and count else []
+    return [None] * (count - len(samples)) + samples
+
+
+def _metric(name: str) -> Any:
+    import torch_xla
+
+    return torch_xla._XLAC._xla_metric_data(name)

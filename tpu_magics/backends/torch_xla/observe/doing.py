@@ -1,0 +1,145 @@
+"""What a step has done so far: what came from the host, what the host read, which modes it went through.
+
+What lives here: notes that cost next to nothing and are forgotten at the end of the step. What does not: the hooks that
+make them (hooks.py), and what they mean (causes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from tpu_magics.backends.torch_xla.observe import counters
+from tpu_magics.backends.torch_xla.observe.compiled import Facts, Number
+from tpu_magics.backends.torch_xla.observe.snapshot import Snapshot, dtype_name, is_tensor
+from tpu_magics.runs.events import Input, Site
+
+_KEPT = 256  # notes of one kind in one step
+_DEEP = 4
+_UNNAMED = "input"
+
+
+class Arrival(NamedTuple):
+    """A tensor that came from the host. `name`: where the batch told it; `key`: its id on the device."""
+
+    name: str
+    key: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Doing:
+    """The notes of the step that is going on."""
+
+    def __init__(self) -> None:
+        self.ops_before = counters.data_ops()
+        self.short: set[tuple[int, int]] = set()
+        self.forget()
+
+    def forget(self) -> None:
+        """A new step begins."""
+        self.arrivals: list[Arrival] = []
+        self.cuts: dict[int, Site] = {}
+        self.values: list[Number] = []
+        self.backward = False
+        self.stepped = False
+        self.state_made = False
+        self.autocast: set[str] = set()
+        self.rates: dict[str, Number] = {}
+
+    def step_ended(self) -> None:
+        self.forget()
+        self.ops_before = counters.data_ops()
+
+    # -- notes ------------------------------------------------------------------------------------------------------
+    def arrived(self, tensor: Any, name: str = "") -> None:
+        if len(self.arrivals) < _KEPT:
+            self.arrivals.append(Arrival(name, id(tensor), dtype_name(tensor), tuple(tensor.shape)))
+
+    def batch(self, batch: Any) -> None:
+        """A loader of XLA's own handed out a batch: it is what the step receives."""
+        self.arrivals = [Arrival(n, id(t), dtype_name(t), tuple(t.shape)) for n, t in leaves("", batch)][:_KEPT]
+
+    def read(self, value: Any) -> None:
+        """A number that the host read."""
+        if isinstance(value, (bool, int, float)) and len(self.values) < _KEPT:
+            self.values.append(value)
+
+    def optimizer_steps(self, optimizer: Any) -> None:
+        """With which numbers: a scheduler may have changed them by the time of the sync."""
+        kind = type(optimizer).__name__
+        for number, group in enumerate(optimizer.param_groups):
+            rate = group.get("lr")
+            if isinstance(rate, (int, float)):
+                self.rates[f"{kind}.param_groups[{number}]['lr']"] = rate
+
+    def optimizer_stepped(self, had_state: bool, has_state: bool) -> None:
+        self.stepped = True
+        self.state_made = self.state_made or (has_state and not had_state)
+
+    # -- what is made of them -----------------------------------------------------------------------------------------
+    def facts(self, grad: bool, deciding: Callable[[Site], bool]) -> Facts:
+        ran = zip(counters.DATA_OPS, counters.data_ops(), self.ops_before, strict=True)
+        return Facts(
+            cuts=tuple(self.cuts.values()),
+            deciding=tuple(site for site in self.cuts.values() if deciding(site)),
+            values=tuple(self.values),
+            backward=self.backward,
+            stepped=self.stepped,
+            state_made=self.state_made,
+            autocast=frozenset(self.autocast),
+            grad=grad,
+            data_ops=tuple(name for name, now, before in ran if now > before),
+            short=frozenset(self.short),
+        )
+
+    def inputs(self, snapshot: Snapshot, parameters: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[Input, ...]:
+        """What the step received, by name: what came from the host in it; and what the user's names hold on the device
+        and the graph takes in (`parameters`: type and shape)."""
+        inputs: dict[str, Input] = {}
+        for one in self.arrivals:
+            name = one.name or snapshot.name_of(one.key, one.dtype, one.shape) or f"{_UNNAMED} {len(inputs)}"
+            inputs.setdefault(name, Input(name, one.shape, one.dtype))
+        taken = {(dtype, shape) for dtype, shape in parameters}
+        for seen in snapshot.tensors.values():
+            named = seen.leaf and seen.shape and "[" not in seen.name  # not what the step computed and kept
+            if named and seen.where == "xla" and any((d, seen.shape) in taken for d in hlo_types(seen.dtype)):
+                inputs.setdefault(seen.name, Input(seen.name, seen.shape, seen.dtype))
+        return tuple(inputs.values())
+
+
+_TYPES: Mapping[str, tuple[str, ...]] = {
+    "float32": ("f32", "bf16"),
+    "float64": ("f64", "f32", "bf16"),
+    "bfloat16": ("bf16",),
+    "float16": ("f16",),
+    "int64": ("s64", "s32"),
+    "int32": ("s32",),
+    "int16": ("s16",),
+    "int8": ("s8",),
+    "uint8": ("u8",),
+    "bool": ("pred",),
+}
+
+
+def hlo_types(dtype: str) -> tuple[str, ...]:
+    """How XLA may name torch's type: with XLA_USE_BF16 a float32 is bf16."""
+    return _TYPES.get(dtype, ())
+
+
+def leaves(name: str, value: Any, depth: int = _DEEP) -> Iterator[tuple[str, Any]]:
+    """The tensors of a batch, under the names that people know them by."""
+    if is_tensor(value):
+        yield name, value
+    elif depth and isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from leaves(str(key), item, depth - 1)
+    elif depth and isinstance(value, (list, tuple)):
+        for item in value:
+            yield from leaves("", item, depth - 1)
+
+
+def batch_size(batch: Any) -> int | None:
+    """The first dimension of a batch's first tensor."""
+    first = next((tensor for _name, tensor in leaves("", batch) if tensor.dim()), None)
+    return None if first is None else int(first.shape[0])

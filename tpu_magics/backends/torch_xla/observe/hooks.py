@@ -1,0 +1,256 @@
+"""Where the observer listens: functions of torch, torch_xla and accelerate that are wrapped in the worker.
+
+What lives here: the wrapping, and taking it off again. What does not: what is noted (observer.py). A wrapper calls the
+original first or last and returns what it returned; whatever the observer does cannot reach the user's code
+(observer.py guards it).
+
+All of torch_xla's ways to end a step (torch_xla.sync, xm.mark_step, xm.optimizer_step(barrier=True), the loaders',
+torch_xla.step, torch_xla.compile) meet in one function of its C++ module, `_xla_step_marker` (read in 2.9.0).
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tpu_magics.backends.torch_xla.observe import told
+from tpu_magics.backends.torch_xla.post_import import PostImport
+
+if TYPE_CHECKING:
+    from tpu_magics.backends.torch_xla.observe.observer import Observer
+
+# Methods of a tensor with which the host reads it.
+READS = (
+    *("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__", "__array__"),
+    *("__repr__", "__format__"),
+)
+
+
+@contextmanager
+def installed(observer: Observer) -> Iterator[None]:
+    """Listen until the block ends. Only for workers."""
+    undo = [install(observer) for install in _HOOKS]
+    try:
+        yield
+    finally:
+        for take_off in reversed(undo):
+            take_off()
+
+
+def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
+    """Replace an attribute by what `make` makes of it. Returns how to put it back."""
+    original = getattr(owner, name)
+    own = name in vars(owner)
+    setattr(owner, name, make(original))
+
+    def undo() -> None:
+        if own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
+
+    return undo
+
+
+def _all(undo: list[Callable[[], None]]) -> Callable[[], None]:
+    def undo_all() -> None:
+        for one in reversed(undo):
+            one()
+
+    return undo_all
+
+
+# -- steps ----------------------------------------------------------------------------------------------------------
+
+
+def _syncs(observer: Observer) -> Callable[[], None]:
+    import torch_xla
+
+    def marker(original: Any) -> Any:
+        @functools.wraps(original)
+        def step_marker(*args: Any, **kwargs: Any) -> Any:
+            observer.before_sync(sys._getframe(1))
+            with told.on_every_rank():
+                result = original(*args, **kwargs)
+            observer.after_sync(sys._getframe(1))
+            return result
+
+        return step_marker
+
+    def part(original: Any) -> Any:
+        @functools.wraps(original)
+        def sync_part(*args: Any, **kwargs: Any) -> Any:
+            with told.on_every_rank():
+                result = original(*args, **kwargs)
+            observer.ran(sys._getframe(1), "library")
+            return result
+
+        return sync_part
+
+    extension = torch_xla._XLAC
+    parts = ("_xla_sync_multi", "_xla_sync_live_tensors", "_xla_warm_up_cache", "_run_cached_graph")
+    undo = [_replace(extension, name, part) for name in parts if hasattr(extension, name)]
+    return _all([_replace(extension, "_xla_step_marker", marker), *undo])
+
+
+def _xla_loaders(observer: Observer) -> Callable[[], None]:
+    from torch_xla.distributed import parallel_loader
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def next_batch(loader: Any) -> Any:
+            try:
+                batch = original(loader)
+            except StopIteration:
+                observer.end_of_loader()
+                raise
+            observer.next_batch(batch)
+            return batch
+
+        return next_batch
+
+    return _replace(parallel_loader.PerDeviceLoader, "next", make)
+
+
+# -- what a step does -----------------------------------------------------------------------------------------------
+
+
+def _reads(observer: Observer) -> Callable[[], None]:
+    import torch
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if observer.reading or not tensor.is_xla or not observer.mine():
+                return original(tensor, *args, **kwargs)
+            observer.reading = True
+            started = time.perf_counter()
+            try:
+                with told.on_every_rank():
+                    value = original(tensor, *args, **kwargs)
+            finally:
+                observer.reading = False
+            observer.was_read(sys._getframe(1), value, time.perf_counter() - started)
+            return value
+
+        return read
+
+    return _all([_replace(torch.Tensor, name, make) for name in READS])
+
+
+def _moves(observer: Observer) -> Callable[[], None]:
+    """`tensor.to(device)`, both ways; a module's own move is not what a step receives."""
+    import torch
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if observer.reading or not observer.mine():
+                return original(tensor, *args, **kwargs)
+            there = tensor.is_xla
+            started = time.perf_counter() if there else 0.0
+            result = original(tensor, *args, **kwargs)
+            if result.is_xla != there:
+                if there:
+                    observer.was_read(sys._getframe(1), None, time.perf_counter() - started)
+                else:
+                    observer.arrived(result)
+            return result
+
+        return to
+
+    def module_make(original: Any) -> Any:
+        @functools.wraps(original)
+        def apply(module: Any, *args: Any, **kwargs: Any) -> Any:
+            with observer.moving_module():
+                return original(module, *args, **kwargs)
+
+        return apply
+
+    return _all([_replace(torch.Tensor, "to", make), _replace(torch.nn.Module, "_apply", module_make)])
+
+
+def _training(observer: Observer) -> Callable[[], None]:
+    """Backward passes, optimizer steps, autocast."""
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    def backward(original: Any) -> Any:
+        @functools.wraps(original)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            frame = sys._getframe(1)
+            observer.goes_backward(frame)
+            result = original(*args, **kwargs)
+            observer.ran(frame, "library", "after backward")
+            return result
+
+        return noted
+
+    def enter(original: Any) -> Any:
+        @functools.wraps(original)
+        def entered(context: Any) -> Any:
+            observer.enters_autocast(context)
+            return original(context)
+
+        return entered
+
+    before = register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: observer.optimizer_steps(optimizer))
+    after = register_optimizer_step_post_hook(lambda optimizer, _args, _kwargs: observer.optimizer_stepped(optimizer))
+    return _all(
+        [
+            *(before.remove, after.remove),
+            _replace(torch.autograd, "backward", backward),
+            _replace(torch.amp.autocast_mode.autocast, "__enter__", enter),
+        ]
+    )
+
+
+def _host_loaders(observer: Observer) -> Callable[[], None]:
+    from torch.utils.data import dataloader
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def next_batch(iterator: Any) -> Any:
+            batch = original(iterator)
+            observer.loaded(iterator, batch)
+            return batch
+
+        return next_batch
+
+    return _replace(dataloader._BaseDataLoaderIter, "__next__", make)
+
+
+def _tracker(observer: Observer) -> Callable[[], None]:
+    """Make `accelerator.log(...)` reach the run's records through a tracker of accelerate's own kind (read in 1.15)."""
+    PostImport().when_imported(
+        "accelerate.accelerator", lambda module: _patch_accelerator(module.Accelerator, observer)
+    )
+    return lambda: None
+
+
+def _patch_accelerator(Accelerator: Any, observer: Observer) -> None:
+    from tpu_magics.backends.torch_xla.tracker import RunTracker
+
+    start = Accelerator.__init__
+    init_trackers = Accelerator.init_trackers
+
+    @functools.wraps(start)
+    def with_tracker(self: Any, *args: Any, **kwargs: Any) -> None:
+        start(self, *args, **kwargs)
+        self.trackers = [*getattr(self, "trackers", []), RunTracker(observer.log)]
+
+    @functools.wraps(init_trackers)
+    def keep_tracker(self: Any, *args: Any, **kwargs: Any) -> None:
+        init_trackers(self, *args, **kwargs)
+        if not any(isinstance(tracker, RunTracker) for tracker in self.trackers):
+            self.trackers.append(RunTracker(observer.log))
+
+    Accelerator.__init__ = with_tracker
+    Accelerator.init_trackers = keep_tracker
+
+
+_HOOKS = (_syncs, _xla_loaders, _reads, _moves, _training, _host_loaders, _tracker)

@@ -1,0 +1,351 @@
+"""The observer of one rank: it is told by the hooks what happens, and writes records.
+
+What lives here: what is done at each step, read and compile, and the guard around all of it: whatever fails here, the
+training goes on, and the record says that observing stopped and why. What does not: the wrapping of functions
+(hooks.py), causes (causes.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar, cast
+
+from tpu_magics.backends.base import RecompileLimit, StepLimit, Watching
+from tpu_magics.backends.torch_xla.observe import counters, doing, snapshot
+from tpu_magics.backends.torch_xla.observe.compiled import Compiled, Verdict
+from tpu_magics.backends.torch_xla.observe.history import History
+from tpu_magics.backends.torch_xla.observe.reads import Reads
+from tpu_magics.backends.torch_xla.observe.sites import Sites, outwards
+from tpu_magics.backends.torch_xla.observe.told import Files, Told
+from tpu_magics.backends.torch_xla.observe.values import Values
+from tpu_magics.backends.torch_xla.observe.vitals import Vitals
+from tpu_magics.backends.torch_xla.precision import PrecisionWatch
+from tpu_magics.runs import events
+from tpu_magics.runs.meter import StepMeter
+from tpu_magics.runs.writer import EventWriter
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def guarded(method: F) -> F:
+    """Whatever goes wrong in here ends the observing, not the training."""
+
+    @functools.wraps(method)
+    def call(self: Observer, *args: Any, **kwargs: Any) -> Any:
+        if self.stopped or self.closed:
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        except (StepLimit, RecompileLimit):
+            raise
+        except Exception as error:
+            self.stop(error)
+            return None
+
+    return cast(F, call)
+
+
+class Observer:
+    """Steps, compiles, reads and values of one rank; made in the thread that runs the user's function."""
+
+    def __init__(self, writer: EventWriter, watching: Watching, files: Files, precision: PrecisionWatch) -> None:
+        self.writer = writer
+        self.watching = watching
+        self.files = files
+        self.precision = precision
+        self.sites = Sites(watching.cell_names, watching.cell_ids)
+        self.steps = StepMeter(writer)
+        self.values = Values(writer, self._logged_type)
+        self.reads = Reads(writer.write, writer.rank)
+        self.history = History(writer.write, writer.rank)
+        self.vitals = Vitals(writer.write, writer.rank, watching.device, lambda: self.reads.seconds)
+        self.doing = doing.Doing()
+        self.thread = threading.get_ident()
+        self.pid = os.getpid()
+        self.closed = False
+        self.stopped = ""
+        self.reading = False
+        self.moving = 0
+        self.executed = counters.graphs_executed()
+        self.compiled = counters.compiles()
+        self.compiled_in_step = False
+        self.loading = False
+        self.counted_in_batch = False
+        self.batch_size: int | None = None
+        self.training_batch: int | None = None
+        self.backwards = 0
+        self.accumulation: int | None = None
+        self.batch_told: events.Batch | None = None
+        self.loaders: dict[int, tuple[int, int | None]] = {}
+        self.had_state = False
+        self.asked_at: dict[str, list[events.Site]] = {}
+
+    @property
+    def total_steps(self) -> int:
+        """Steps so far."""
+        return self.steps.total
+
+    @property
+    def recompiles(self) -> int | None:
+        """Recompiles so far; None where observing stopped."""
+        return None if self.stopped else self.history.recompiles
+
+    def mine(self) -> bool:
+        """Whether this is the thread that is watched, and it is."""
+        return not (self.closed or self.stopped) and threading.get_ident() == self.thread
+
+    def stop(self, error: Exception) -> None:
+        """Observing has failed: say so, once, and let the training go on."""
+        self.stopped = f"{type(error).__name__}: {error}"
+        place = _innermost(error)
+        text = f"Observing stopped ({self.stopped}{place}); the training goes on, but compiles are no longer explained."
+        self.writer.write(events.Warned(time.time(), self.writer.rank, code="observing-stopped", text=text))
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+    @guarded
+    def before_sync(self, frame: FrameType) -> None:
+        """What ran since the last hook was set off by something else, e.g. a shape that depends on values."""
+        if threading.get_ident() == self.thread:
+            self._ran(frame, "library")
+
+    def after_sync(self, frame: FrameType) -> None:
+        """A step, if anything was executed since the last one, and at most one for each batch of an XLA loader."""
+        if self.closed or threading.get_ident() != self.thread:
+            return
+        ran = self._after_sync(frame) if not self.stopped else self._executed()
+        if not ran:
+            return
+        self.values.synced()
+        if self.loading and self.counted_in_batch:
+            return
+        self.counted_in_batch = True
+        self.steps.step(compiled=self.compiled_in_step)
+        self.compiled_in_step = False
+        self.vitals_if_due()
+        if self.watching.max_steps is not None and self.steps.total >= self.watching.max_steps:
+            raise StepLimit
+
+    @guarded
+    def _after_sync(self, frame: FrameType) -> bool:
+        ran = self._ran(frame, "sync")
+        if ran:
+            self._note_batch()
+        self.doing.step_ended()
+        return ran
+
+    def _executed(self) -> bool:
+        executed = counters.graphs_executed()
+        ran = executed != self.executed
+        self.executed = executed
+        return ran
+
+    @guarded
+    def vitals_if_due(self) -> None:
+        self.vitals.look_if_due()
+
+    def next_batch(self, batch: Any) -> None:
+        """An XLA loader handed out a batch: the step that it begins has not been counted yet."""
+        if threading.get_ident() == self.thread:
+            self.loading = True
+            self.counted_in_batch = False
+            self._next_batch(batch)
+
+    @guarded
+    def _next_batch(self, batch: Any) -> None:
+        self.doing.batch(batch)
+        self.batch_size = doing.batch_size(batch) or self.batch_size
+
+    def end_of_loader(self) -> None:
+        """An XLA loader is exhausted: the next sync is the user's own again."""
+        self.loading = False
+
+    # -- what runs --------------------------------------------------------------------------------------------------
+    @guarded
+    def ran(self, frame: FrameType, trigger: str, when: str = "") -> None:
+        """Something may have run that is no step of its own."""
+        if threading.get_ident() == self.thread:
+            self._ran(frame, trigger, when)
+
+    def _ran(self, frame: FrameType, trigger: str, when: str = "") -> bool:
+        """Notice what was executed, and compiled, since the last look. Returns whether anything was."""
+        executed = counters.graphs_executed()
+        count, self.executed = executed - self.executed, executed
+        if not count:
+            return False
+        now = counters.compiles()
+        compiled, self.compiled = now - self.compiled, now
+        if compiled:
+            sites = self._compiled(compiled, frame, trigger)
+            if trigger == "library":
+                self.asked_at[when] = sites
+        if trigger == "library":
+            self._cut_by_library(self.asked_at.get(when, []), count)
+        return True
+
+    def _cut_by_library(self, sites: list[events.Site], count: int) -> None:
+        """Graphs ran in the middle of a step and nobody read a value: a shape was asked for, or a fallback ran. Where
+        that was is known from its first time, when it compiled."""
+        for site in dict.fromkeys(sites):
+            self.doing.cuts[site.id] = site
+            self.reads.add(site, 0.0, cut=True, asked=True, count=max(1, count // len(set(sites))))
+
+    def _compiled(self, count: int, frame: FrameType, trigger: str) -> list[events.Site]:
+        self.compiled_in_step = True
+        sites = [self._one_compile(told, frame, trigger) for told in self.files.read(count)]
+        limit = self.watching.max_recompiles
+        if limit is not None and self.history.recompiles > limit:
+            raise RecompileLimit(self.history.recompiles, limit)
+        return sites
+
+    def _one_compile(self, told: Told, frame: FrameType, trigger: str) -> events.Site:
+        import torch
+
+        site = (self.sites.of_places(told.frames) if told.frames else None) or self.sites.of_frame(frame)
+        seen = snapshot.take(frame, self.sites)
+        if self.doing.rates:
+            seen.numbers = {n: v for n, v in seen.numbers.items() if not n.endswith("['lr']")} | self.doing.rates
+        facts = self.doing.facts(torch.is_grad_enabled(), self.sites.decides)
+        known = told.graph is not None and not facts.data_ops  # what such an operation made is no input
+        inputs = self.doing.inputs(seen, told.graph.parameters if told.graph and known else ())
+        through = self.sites.through(told.frames) if told.frames else ()
+        new = Compiled(
+            *(site, self.history.nth(site), self.steps.total, told, _trigger(frame, trigger), through),
+            *(inputs, facts, seen),
+        )
+        self.history.add(new, self._first(facts.backward))
+        if told.graph is not None:
+            self.precision.graph_compiled(told.graph, told.hash or told.graph.digest[:32])
+        return site
+
+    def _first(self, backward: bool) -> Verdict | None:
+        """What there is to say of a first compile: an evaluation with another batch size than training."""
+        size, training = self.batch_size, self.training_batch
+        if backward or size is None or training is None or size == training:
+            return None
+        text = f"Evaluation with batches of {size} (training: {training}) compiles a graph of its own."
+        return Verdict("", text, "Keep the batch size of training in evaluation; one compile for the loop remains.")
+
+    # -- what a step does -------------------------------------------------------------------------------------------
+    @guarded
+    def was_read(self, frame: FrameType, value: Any, seconds: float) -> None:
+        """The host read a tensor."""
+        cut = self._ran(frame, "read")
+        site = self.sites.of_frame(frame)
+        if cut:
+            self.doing.cuts[site.id] = site
+        self.doing.read(value)
+        self.reads.add(site, seconds, cut)
+
+    @guarded
+    def arrived(self, tensor: Any) -> None:
+        """A tensor was moved to the device."""
+        if not self.moving:
+            self.doing.arrived(tensor)
+
+    @contextmanager
+    def moving_module(self) -> Iterator[None]:
+        """A module is moved: its parameters are not what a step receives."""
+        self.moving += 1
+        try:
+            yield
+        finally:
+            self.moving -= 1
+
+    def goes_backward(self, frame: FrameType) -> None:
+        self.doing.backward = True
+        self.backwards += 1
+        self.ran(frame, "library", "before backward")
+
+    @guarded
+    def optimizer_steps(self, optimizer: Any) -> None:
+        self.doing.optimizer_steps(optimizer)
+        self.had_state = any(optimizer.state.values())
+
+    @guarded
+    def optimizer_stepped(self, optimizer: Any) -> None:
+        if threading.get_ident() == self.thread:
+            self.doing.optimizer_stepped(self.had_state, self.had_state or any(optimizer.state.values()))
+            self.accumulation, self.backwards = (self.backwards or self.accumulation), 0
+
+    @guarded
+    def enters_autocast(self, context: Any) -> None:
+        if getattr(context, "_enabled", False):
+            self.doing.autocast.add(str(getattr(context, "fast_dtype", "")).removeprefix("torch."))
+
+    @guarded
+    def loaded(self, iterator: Any, batch: Any) -> None:
+        """A DataLoader's iterator handed out a batch; the last one of it may be short."""
+        number = getattr(iterator, "_num_yielded", 0)
+        if number == 1 or id(iterator) not in self.loaders:
+            self.loaders[id(iterator)] = (doing.batch_size(batch) or 0, _length(iterator))
+        full, length = self.loaders[id(iterator)]
+        if threading.get_ident() == self.thread and not self.loading:
+            self.batch_size = full or self.batch_size
+        if number == length:
+            last = doing.batch_size(batch) or full
+            if last < full:  # kept: accelerate and XLA's loaders fetch ahead of the step
+                self.doing.short.add((full, last))
+            self.loaders.pop(id(iterator), None)
+
+    def _note_batch(self) -> None:
+        """The parts of the effective batch, as measured: the batch of steps that go backward, and how many of these
+        make one step of the optimizer."""
+        if not self.doing.backward or self.batch_size is None:
+            return
+        self.training_batch = self.batch_size if self.training_batch is None else self.training_batch
+        batch = events.Batch(0.0, 0, self.training_batch, self.accumulation, self.watching.ranks)
+        if self.accumulation is not None and batch != self.batch_told:
+            self.batch_told = batch
+            told = events.Batch(time.time(), self.writer.rank, batch.per_device, batch.accumulation, batch.ranks)
+            self.writer.write(told)
+
+    # -- values -----------------------------------------------------------------------------------------------------
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Record numbers at once; keep a device's tensor until after the sync."""
+        self.values.log(values, self.steps.total)
+
+    def _logged_type(self, dtype: str) -> None:
+        self.precision.logged(dtype)
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+    @guarded
+    def ended(self) -> None:
+        """The user's function has ended: what comes now is our own doing."""
+        self.reads.flush()
+        self.vitals.look()
+
+    def close(self, read: bool = True) -> None:
+        """Write what is left. `read`: also the tensors logged last; only after a last sync."""
+        self.closed = True
+        self.reading = True
+        self.values.close(read)
+        self.steps.flush()
+        self.precision.close()
+
+
+def _length(iterator: Any) -> int | None:
+    """How many batches a DataLoader's iterator hands out; None where that is not known."""
+    try:
+        return len(iterator._index_sampler)
+    except (TypeError, AttributeError):
+        return None
+
+
+def _trigger(frame: FrameType, trigger: str) -> str:
+    if trigger == "sync" and any(one.f_code.co_filename.endswith("parallel_loader.py") for one in outwards(frame)):
+        return "loader"
+    return trigger
+
+
+def _innermost(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f" in {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace is not None else ""

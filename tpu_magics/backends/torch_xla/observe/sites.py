@@ -1,0 +1,76 @@
+"""The user's line behind what a library did.
+
+What lives here: finding it on a stack, and numbering sites in the order of first sight. What does not: whose code a
+line is (runs/origin.py).
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from itertools import takewhile
+from types import FrameType
+
+from tpu_magics.backends.torch_xla.observe.branches import decides
+from tpu_magics.runs.events import Site
+from tpu_magics.runs.origin import is_library
+
+_CODE_LENGTH = 200
+Place = tuple[str, str, int]  # function, path, line
+
+
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and its callers."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+class Sites:
+    """The sites of one rank. `cell_names`: file names of cells -> "In [n]"; `cell_ids`: "In [n]" -> the front end's."""
+
+    def __init__(self, cell_names: Mapping[str, str], cell_ids: Mapping[str, str]) -> None:
+        self.cell_names = cell_names
+        self.cell_ids = cell_ids
+        self._known: dict[tuple[str, int], Site] = {}
+        self._files: dict[int, str] = {}
+        self.is_users = lru_cache(maxsize=4096)(self._is_users)
+
+    def _is_users(self, path: str) -> bool:
+        return path in self.cell_names or not is_library(path)
+
+    def users_frame(self, frame: FrameType | None) -> FrameType | None:
+        """The innermost frame of the user's code."""
+        return next((one for one in outwards(frame) if self.is_users(one.f_code.co_filename)), None)
+
+    def of_frame(self, frame: FrameType | None) -> Site:
+        """The site of a running stack; the outermost line where none is the user's."""
+        found = self.users_frame(frame) or next(iter(list(outwards(frame))[-1:]), None)
+        if found is None:
+            return self._site("", "", 0)
+        return self._site(found.f_code.co_name, found.f_code.co_filename, found.f_lineno)
+
+    def of_places(self, places: Iterable[Place]) -> Site | None:
+        """The site of a stack that the runtime told, innermost first; None where no line of it is the user's."""
+        found = next((place for place in places if self.is_users(place[1])), None)
+        return self._site(*found) if found else None
+
+    def through(self, places: Iterable[Place]) -> tuple[tuple[str, str], ...]:
+        """What lies between what was triggered and the user's line: the functions of libraries, with their files."""
+        inside = takewhile(lambda place: not self.is_users(place[1]), places)
+        return tuple((path, function) for function, path, _line in inside)
+
+    def decides(self, site: Site) -> bool:
+        """Whether what is read there decides where Python goes on."""
+        return decides(self._files.get(site.id, site.path), site.line)
+
+    def _site(self, function: str, path: str, line: int) -> Site:
+        known = self._known.get((path, line))
+        if known is None:
+            shown = self.cell_names.get(path, path)
+            code = linecache.getline(path, line).strip()[:_CODE_LENGTH]
+            known = Site(len(self._known), shown, line, function, code, self.cell_ids.get(shown, ""))
+            self._known[path, line] = known
+            self._files[known.id] = path
+        return known

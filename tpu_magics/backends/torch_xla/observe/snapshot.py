@@ -1,0 +1,196 @@
+"""What the user's Python knew when a graph was compiled: tensors, numbers, modes, lengths, functions, by their names.
+
+What lives here: reading them from the frames that are on the stack. Compiles are rare, so nothing of this is recorded
+per step, and nothing is kept alive. What does not: what a change of them means (causes.py).
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from types import FrameType
+from typing import Any
+
+from tpu_magics.backends.torch_xla.observe.sites import Sites, outwards
+
+_FRAMES = 16  # looked into, from the innermost outwards
+_NAMES = 400  # looked at in one frame
+_ITEMS = 32  # of a container
+_ATTRIBUTES = 4000  # numbers of modules and objects, in all
+_LONGEST = 60
+_OURS = 3  # references to a frame's dict that only we have asked for: the frame's, ours, and getrefcount's
+
+Number = int | float | bool
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A tensor under a name. `where`: "xla" or "cpu"; `key`: its id while it lives; `leaf`: not made by autograd."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    where: str
+    key: int
+    leaf: bool = True
+
+
+@dataclass
+class Snapshot:
+    """By name; the innermost frame that knows a name counts. `numbers` holds ints, floats and bools of frames, of
+    objects' and modules' attributes and of optimizers' groups; `training`: the mode of each model; `lengths`: how many
+    tensors a list holds; `functions`: qualified names."""
+
+    tensors: dict[str, Seen] = field(default_factory=dict)
+    numbers: dict[str, Number] = field(default_factory=dict)
+    training: dict[str, bool] = field(default_factory=dict)
+    lengths: dict[str, int] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def name_of(self, key: int, dtype: str, shape: tuple[int, ...]) -> str:
+        """The name of a tensor: by identity, else of a tensor in host memory that looks the same; "" for none."""
+        by_key = next((one.name for one in self.tensors.values() if one.key == key), None)
+        if by_key is not None:
+            return by_key
+        alike = (one.name for one in self.tensors.values() if (one.dtype, one.shape) == (dtype, shape))
+        return next((name for name in alike if self.tensors[name].where == "cpu"), "")
+
+
+def take(frame: FrameType | None, sites: Sites) -> Snapshot:
+    """Look into the frames from `frame` outwards: all inside the user's innermost, and the user's own behind it."""
+    snapshot = Snapshot()
+    users = sites.users_frame(frame)
+    inside = True
+    looked = 0
+    for one in outwards(frame):
+        own = sites.is_users(one.f_code.co_filename)
+        if looked >= _FRAMES or (not own and not inside):
+            continue
+        inside = inside and one is not users
+        looked += 1
+        _Look(snapshot).frame(one, own)
+    return snapshot
+
+
+class _Look:
+    """Puts what it finds into a snapshot. Values are only looked at in ways that run no code of the user's."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+
+    def frame(self, frame: FrameType, own: bool) -> None:
+        names = locals_of(frame)
+        if own:
+            used = frame.f_code.co_names
+            names = {**{name: frame.f_globals[name] for name in used if name in frame.f_globals}, **names}
+            if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # a module or a cell: its names are all the globals
+                names = {name: names[name] for name in used if name in names}
+        for name, value in list(names.items())[:_NAMES]:
+            if not name.startswith(("__", "@")):
+                self.value(name, value, own)
+
+    def value(self, name: str, value: Any, own: bool) -> None:
+        if isinstance(value, (bool, int, float)):
+            if own:
+                self.snapshot.numbers.setdefault(name, value)
+        elif isinstance(value, str):
+            if own and len(value) <= _LONGEST:
+                self.snapshot.texts.setdefault(name, value)
+        elif is_tensor(value):
+            self.tensor(name, value)
+        elif isinstance(value, (types.FunctionType, types.MethodType, types.BuiltinFunctionType)):
+            if own:
+                self.snapshot.functions.setdefault(name, str(getattr(value, "__qualname__", name)))
+        elif not isinstance(value, (types.ModuleType, type, bytes)):
+            self.thing(name, value, own)
+
+    def thing(self, name: str, value: Any, own: bool) -> None:
+        import torch
+
+        if isinstance(value, torch.nn.Module):
+            self.module(name, value)
+        elif isinstance(value, torch.optim.Optimizer):
+            self.optimizer(name, value)
+        elif isinstance(value, (Mapping, list, tuple)) or type(value).__name__ == "deque":
+            self.container(name, value, own)
+        elif own:
+            self.attributes(name, vars(value) if hasattr(value, "__dict__") else {})
+
+    def tensor(self, name: str, value: Any) -> None:
+        if not (value.is_leaf and value.requires_grad):
+            where = "xla" if value.is_xla else "cpu"
+            seen = Seen(name, dtype_name(value), tuple(value.shape), where, id(value), value.is_leaf)
+            self.snapshot.tensors.setdefault(name, seen)
+
+    def container(self, name: str, value: Any, own: bool) -> None:
+        items = list(_items(name, value))
+        tensors = [(label, item) for label, item in items if is_tensor(item)]
+        if tensors and any(item.is_xla for _label, item in tensors):
+            self.snapshot.lengths.setdefault(name, len(value))
+        for label, item in tensors[:_ITEMS]:
+            self.tensor(label, item)
+        if not tensors and own:
+            for label, item in items[:_ITEMS]:
+                if isinstance(item, (bool, int, float)):
+                    self.snapshot.numbers.setdefault(label, item)
+                elif isinstance(item, (Mapping, list, tuple)):
+                    for inner, leaf in list(_items(label, item))[:_ITEMS]:
+                        if is_tensor(leaf):
+                            self.tensor(inner, leaf)
+
+    def module(self, name: str, module: Any) -> None:
+        self.snapshot.training.setdefault(name, module.training)
+        for path, one in module.named_modules():
+            if len(self.snapshot.numbers) > _ATTRIBUTES:
+                return
+            self.attributes(f"{name}.{path}" if path else name, vars(one))
+
+    def attributes(self, name: str, values: Mapping[str, Any]) -> None:
+        for key, value in list(values.items())[:_NAMES]:
+            if isinstance(value, (bool, int, float)) and not str(key).startswith("_") and key != "training":
+                self.snapshot.numbers.setdefault(f"{name}.{key}", value)
+            elif isinstance(value, list) and value and is_tensor(value[0]) and value[0].is_xla:
+                self.snapshot.lengths.setdefault(f"{name}.{key}", len(value))
+
+    def optimizer(self, name: str, optimizer: Any) -> None:
+        inner = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper keeps the real one there
+        for number, group in enumerate(getattr(inner, "param_groups", ())):
+            for key, value in group.items():
+                if isinstance(value, (bool, int, float)):
+                    self.snapshot.numbers.setdefault(f"{name}.param_groups[{number}][{key!r}]", value)
+
+
+def locals_of(frame: FrameType) -> dict[str, Any]:
+    """The local names of a frame. Until Python 3.12 a function's frame keeps the dict that is asked for, and with it
+    every tensor in it alive, which would change the next graph: so it is emptied, unless somebody else holds it."""
+    found = frame.f_locals
+    names = dict(found)
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(found) is dict and sys.getrefcount(found) <= _OURS:
+        found.clear()
+    return names
+
+
+def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The items of a container under the names that people know them by: a batch's keys, else `name[i]`."""
+    if isinstance(value, Mapping):
+        for key, item in islice(value.items(), 4 * _ITEMS):
+            yield (key if isinstance(key, str) else f"{name}[{key!r}]"), item
+    else:
+        for number, item in enumerate(islice(value, 4 * _ITEMS)):
+            yield f"{name}[{number}]", item
+
+
+def is_tensor(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor)
+
+
+def dtype_name(tensor: Any) -> str:
+    """ "int64" for torch.int64."""
+    return str(tensor.dtype).removeprefix("torch.")

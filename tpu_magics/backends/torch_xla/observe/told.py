@@ -1,0 +1,187 @@
+"""What torch_xla and XLA write about each compile, read back after it.
+
+What lives here: the environment that makes them write, and the way from their files to one record per compile. What
+does not: the graph itself (hlo.py), and what a compile means (causes.py).
+
+Two sources, both read in 2.9.0, both written only when something compiles, so that a step costs nothing:
+- `PT_XLA_DEBUG_LEVEL=1` with `PT_XLA_DEBUG_FILE` (debug_util.cpp): graph hash, number of inputs and outputs, Python
+  frames (innermost first), sizes of the compiled program in GiB with six decimals. It is written by the process whose
+  PJRT_LOCAL_PROCESS_RANK is 0 when it first compiles; `on_every_rank` sees to that.
+- `XLA_FLAGS=--xla_dump_to=DIR --xla_dump_hlo_as_text`: the graph before optimisation, among many files that are not
+  needed and are removed at once. torch_xla leaves these flags out of the key of its persistent cache (env_hash.cpp).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+
+from tpu_magics.backends.torch_xla import hlo
+from tpu_magics.backends.torch_xla.observe import counters
+
+_DEBUG = ("PT_XLA_DEBUG", "PT_XLA_DEBUG_LEVEL", "PT_XLA_DEBUG_FILE")
+_RANK = "PJRT_LOCAL_PROCESS_RANK"
+_MODULE = re.compile(r"module_(\d+)\..*before_optimizations\.txt$")
+_FRAME = re.compile(r"^Compilation Analysis:   (.*) \((.*):(\d+)\)$")
+_SIZES = {
+    "Graph input size": "arguments",
+    "Graph output size": "outputs",
+    "Aliased Input size": "aliased",
+    "Intermediate tensor size": "temporaries",
+    "Compiled program size": "code",
+}
+_FIELD = re.compile(r"^(?:Post )?Compilation Analysis:\s+([A-Za-z ]+): ([^:]+)$")
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Told:
+    """One compile as the runtime told it. `frames`: (function, path, line), innermost first; `graph`: before
+    optimisation. What was not told is empty or None."""
+
+    hash: str = ""
+    inputs: int | None = None
+    outputs: int | None = None
+    frames: tuple[tuple[str, str, int], ...] = ()
+    memory: dict[str, int] | None = None
+    seconds: float | None = None
+    graph: hlo.Graph | None = None
+
+
+@dataclass
+class Files:
+    """Where they write, for one worker (None: nowhere). `notes`: what is not told, and why."""
+
+    folder: Path | None
+    offset: int = 0
+    debugging: bool = False
+    dumping: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def debug_file(self) -> Path:
+        return (self.folder or Path()) / "compiles.txt"
+
+    @property
+    def graphs(self) -> Path:
+        return (self.folder or Path()) / "graphs"
+
+    def arrange(self, environment: MutableMapping[str, str]) -> None:
+        """Set the variables, before the runtime reads them. What the person set stays as it is."""
+        self.graphs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if any(environment.get(name) for name in _DEBUG):
+            self.notes.append("graph hashes and sizes are not available: PT_XLA_DEBUG is yours in this run")
+        else:
+            names = {"PT_XLA_DEBUG_LEVEL": "1", "PT_XLA_DEBUG_FILE": str(self.debug_file)}
+            environment.update(names, PT_XLA_DEBUG_MAX_FRAME="60")
+            self.debugging = True
+        flags = environment.get("XLA_FLAGS", "")
+        if "xla_dump_to" in flags:
+            self.notes.append("graphs are not compared: XLA_FLAGS already sends them to a folder of yours")
+        else:
+            environment["XLA_FLAGS"] = f'{flags} --xla_dump_to="{self.graphs}" --xla_dump_hlo_as_text'.strip()
+            self.dumping = True
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+    def read(self, count: int) -> list[Told]:
+        """The last `count` compiles, oldest first."""
+        told = self._debugged(count)
+        seconds = counters.newest_seconds("CompileTime", count)
+        graphs = self._dumped(count)
+        return [replace(one, seconds=s, graph=g) for one, s, g in zip(told, seconds, graphs, strict=True)]
+
+    def _debugged(self, count: int) -> list[Told]:
+        found: list[Told] = []
+        if self.debugging:
+            with contextlib.suppress(OSError), self.debug_file.open("rb") as file:
+                file.seek(self.offset)
+                text = file.read()
+                self.offset += len(text)
+                found = list(blocks(text.decode("utf-8", "replace")))
+        return found if len(found) == count else [Told() for _ in range(count)]
+
+    def _dumped(self, count: int) -> list[hlo.Graph | None]:
+        if not self.dumping:
+            return [None] * count
+        written = sorted((int(match[1]), path) for path in self._written() if (match := _MODULE.match(path.name)))
+        graphs: list[hlo.Graph | None] = [None] * count
+        if len(written) == count:
+            graphs = [_graph(path) for _number, path in written]
+        self.empty()
+        return graphs
+
+    def _written(self) -> list[Path]:
+        try:
+            return list(self.graphs.iterdir())
+        except OSError:
+            return []
+
+    def empty(self) -> None:
+        """Remove what XLA wrote: hundreds of files for each compile."""
+        for path in self._written():
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def remove(self) -> None:
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _graph(path: Path) -> hlo.Graph | None:
+    try:
+        return hlo.parse(path.read_text("utf-8", "replace"))
+    except (OSError, ValueError, LookupError):  # a form that hlo.py does not know: the compile is told without it
+        return None
+
+
+def blocks(text: str) -> Iterator[Told]:
+    """The compiles of a debug file: before each stands what ran it, then "Computation hash", then its sizes."""
+    parts = re.split(r"^Computation hash: .*$", text, flags=re.MULTILINE)
+    for before, after in pairwise(parts):
+        own = "\n".join(line for line in before.splitlines() if line.startswith("Compilation"))
+        yield replace(_told(own), memory=_memory(after))
+
+
+def _told(text: str) -> Told:
+    fields = _fields(text)
+    frames = [match.groups() for line in text.splitlines() if (match := _FRAME.match(line))]
+    return Told(
+        hash=fields.get("Graph Hash", ""),
+        inputs=_number(fields.get("Number of Graph Inputs")),
+        outputs=_number(fields.get("Number of Graph Outputs")),
+        frames=tuple((function, path, int(line)) for function, path, line in frames),
+    )
+
+
+def _memory(text: str) -> dict[str, int] | None:
+    fields = _fields(text)
+    sizes = {_SIZES[name]: round(float(fields[name].split()[0]) * GIB) for name in _SIZES if name in fields}
+    return sizes or None
+
+
+def _fields(text: str) -> dict[str, str]:
+    return {match[1].strip(): match[2].strip() for line in text.splitlines() if (match := _FIELD.match(line))}
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() else None
+
+
+@contextlib.contextmanager
+def on_every_rank() -> Iterator[None]:
+    """Around a sync until something has compiled: the rank is looked at once, by the first compile."""
+    rank = os.environ.get(_RANK)
+    if rank in (None, "0") or counters.compiles():
+        yield
+        return
+    os.environ[_RANK] = "0"
+    try:
+        yield
+    finally:
+        os.environ[_RANK] = rank

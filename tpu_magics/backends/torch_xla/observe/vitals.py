@@ -1,0 +1,95 @@
+"""What the runtime counts all the time: seconds of compiling and executing, fallbacks, the persistent cache, HBM.
+
+What lives here: looking at it now and then, and recording what changed. What does not: compiles (history.py).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tpu_magics.backends.torch_xla.observe import counters
+from tpu_magics.runs import events
+
+EVERY = 1.0  # seconds between looks, at least
+_SHARE = 1 / 200  # ... and this part of the time so far: a long run's records stay few
+
+
+class Vitals:
+    """The vital signs of one rank. `waited` tells how long the host has waited for reads so far."""
+
+    def __init__(
+        self, write: Callable[[events.Event], object], rank: int, device: str, waited: Callable[[], float]
+    ) -> None:
+        self.write = write
+        self.rank = rank
+        self.device = device
+        self.waited = waited
+        self.started = time.monotonic()
+        self.due = self.started + EVERY
+        self.last: dict[str, Any] = {}
+
+    def look_if_due(self) -> None:
+        """After each step."""
+        now = time.monotonic()
+        if now >= self.due:
+            self.due = now + max(EVERY, (now - self.started) * _SHARE)
+            self.look()
+
+    def look(self) -> None:
+        """Record what is new."""
+        self._times()
+        for op, count in counters.fallbacks().items():
+            self._if_new(f"fallback {op}", count, events.Fallback(self._now(), self.rank, op=op, count=count))
+        hits, misses = counters.counter("PersistentCacheHit"), counters.counter("PersistentCacheMiss")
+        if hits or misses:
+            self._if_new("cache", (hits, misses), events.Cache(self._now(), self.rank, hits=hits, misses=misses))
+        self._hbm()
+
+    def _now(self) -> float:
+        return round(time.time(), 3)
+
+    def _times(self) -> None:
+        times = {
+            "compiling": counters.seconds("CompileTime"),
+            "executing": counters.seconds("ExecuteTime"),
+            "waiting": self.waited(),
+        }
+        rounded = {name: None if value is None else round(value, 3) for name, value in times.items()}
+        self._if_new("times", rounded, events.Times(self._now(), self.rank, **rounded))
+
+    def _hbm(self) -> None:
+        if self.device == "CPU":
+            return  # it has no memory of its own: the runtime answers "UNIMPLEMENTED"
+        found = hbm()
+        if found is not None:
+            self._if_new("hbm", found, events.Memory(self._now(), self.rank, hbm_used=found[0], hbm_total=found[1]))
+
+    def _if_new(self, name: str, value: Any, event: events.Event) -> None:
+        if self.last.get(name) != value:
+            self.last[name] = value
+            self.write(event)
+
+
+def hbm() -> tuple[int, int] | None:
+    """(used, total) bytes of this rank's device; None where the runtime does not tell.
+
+    xm.get_memory_info of torch_xla 2.9 gives bytes_used and bytes_limit on a TPU.
+    """
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    try:
+        info: Any = xm.get_memory_info(str(torch_xla.device()))
+        return int(info["bytes_used"]), int(info["bytes_limit"])
+    except (RuntimeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def cache_off(device: str, environment: os._Environ[str] | dict[str, str]) -> str:
+    """Why the persistent cache is off in this worker, or ""."""
+    if device == "CPU" and environment.get("TPU_MAGICS_CACHE"):
+        return "the persistent compile cache is off on XLA:CPU: torch_xla 2.9 cannot load what it has stored there"
+    return ""

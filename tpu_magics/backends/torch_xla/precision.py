@@ -1,0 +1,251 @@
+"""Which precision was asked for, and which one the compiled graphs have.
+
+What lives here: the judgement of a graph against what was asked, and `PrecisionWatch`, which records it as it changes.
+What does not: who asks and whose word counts (precision_asked.py), how an Accelerator is made to follow
+(precision_accelerate.py), how a graph is read (hlo.py).
+
+torch_xla 2.9.0 reads XLA_USE_BF16 and XLA_DOWNCAST_BF16 once, when the first floating-point XLA tensor of the process
+is made (csrc/dtype.cpp). From then on its tensors are bf16 on the device, while `tensor.dtype` says float32.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import update_wrapper
+from typing import Any, Concatenate, ParamSpec
+
+from tpu_magics.backends.torch_xla import hlo, precision_accelerate
+from tpu_magics.backends.torch_xla import precision_asked as asking
+from tpu_magics.backends.torch_xla.held_output import HeldOutput
+from tpu_magics.backends.torch_xla.post_import import PostImport
+from tpu_magics.backends.torch_xla.precision_asked import Asked, variables
+from tpu_magics.runs import events
+
+__all__ = ["Asked", "PrecisionWatch", "judge", "variables"]
+
+# What torch_xla 2.9.0 prints about its variables (csrc/dtype.cpp).
+DEPRECATION = re.compile(rb"^XLA_(?:USE|DOWNCAST)_BF16 will be deprecated after [^\n]*\n", re.MULTILINE)
+
+_VARIABLE = {"bf16": asking.USE, "bf16-downcast": asking.DOWNCAST}
+_FLOATS = frozenset({"float32", "float64"})
+_XLA_FLOATS = frozenset({"f32", "f64", "bf16"})
+P = ParamSpec("P")
+Facts = dict[str, Any]  # the fields of events.Precision, less `t` and `rank`
+
+
+def judge(
+    asked: Asked, graph: hlo.Graph, digest: str, in_use: str = "", late: str = "", logged: frozenset[str] = frozenset()
+) -> Facts:
+    """What is to be recorded of a graph.
+
+    Args:
+        digest: what the compile's record calls the graph.
+        in_use: the precision that torch_xla's variables make ("" for none), as they stand now.
+        late: why they may have come too late; "" where they did not.
+        logged: names of the torch dtypes of the device's tensors that were logged.
+    """
+    total, bf16 = hlo.multiplications(graph)
+    types = hlo.multiplied_types(graph)
+    agrees = total == 0 or _agrees(asked.asked, bf16, types)
+    reason = "" if agrees else _reason(asked, in_use, late)
+    return {
+        "asked": asked.asked,
+        "source": asked.source,
+        "ops": total,
+        "share": bf16 / total if total else None,
+        "parameters": hlo.dtype_counts(graph),
+        "graph": digest,
+        "agrees": agrees,
+        "text": _text(asked, total, bf16, types) + reason,
+        "notes": (*asked.notes, *_notes(asked, graph, in_use, bf16, logged)),
+    }
+
+
+def _agrees(asked: str, bf16: int, types: Mapping[str, int]) -> bool:
+    others = {dtype for dtype in types if dtype != "bf16"}
+    if asked == "bf16":
+        return not others
+    if asked == "bf16-downcast":  # torch.double is f32 then
+        return bf16 > 0 and others <= {"f32"}
+    return asked != "fp32" or bf16 == 0
+
+
+def _text(asked: Asked, total: int, bf16: int, types: Mapping[str, int]) -> str:
+    request = f"{asked.asked} asked by {asked.source}" if asked.asked else "no precision asked"
+    if not total:
+        return f"{request}: the graph has no matrix multiplication and no convolution."
+    others = ", ".join(f"{count} {dtype}" for dtype, count in types.items() if dtype != "bf16")
+    rest = f" (the others: {others})" if 0 < bf16 < total else f" ({others})" if others else ""
+    are = "is" if total == 1 else "are"
+    noun = "matrix multiplication or convolution" if total == 1 else "matrix multiplications and convolutions"
+    return f"{request}: {bf16} of {total} {noun} {are} bf16{rest}, read from the graph before XLA optimises it."
+
+
+def _reason(asked: Asked, in_use: str, late: str) -> str:
+    """Why request and truth may differ, as a further sentence."""
+    if late:
+        return f" {late}"
+    if asked.asked == "fp32" and in_use:
+        return f" {_VARIABLE[in_use]} is set in the worker."
+    if asked.asked == "fp32":
+        return " The program itself uses bf16: autocast, or a model or tensors of torch.bfloat16."
+    if asked.asked in _VARIABLE and in_use != asked.asked:
+        return f" {_VARIABLE[asked.asked]} is not in force: the program or a library changed the variables."
+    if asked.asked in _VARIABLE:
+        return (
+            " torch_xla reads the variable once, at the first floating-point tensor of the process: one was made "
+            "before it was set, or the program asks for another type itself (half(), autocast)."
+        )
+    return ""
+
+
+def _notes(asked: Asked, graph: hlo.Graph, in_use: str, bf16: int, logged: frozenset[str]) -> Iterator[str]:
+    if in_use and (bf16 or not graph.multiplied):
+        advice = "model.to(torch.bfloat16)" if in_use == "bf16" else "converting the model itself"
+        yield (
+            f"{_VARIABLE[in_use]}, which makes this {in_use}, is deprecated since torch_xla 2.6 and works in 2.9; "
+            f"torch_xla advises {advice}."
+        )
+        yield from _hidden(hlo.dtype_counts(graph))
+    if bf16:
+        yield from _logging_advice(asked, in_use, logged)
+
+
+def _hidden(parameters: Mapping[str, int]) -> Iterator[str]:
+    count = parameters.get("bf16", 0)
+    if count:
+        inputs = "1 input of the compiled graph is" if count == 1 else f"{count} inputs of the compiled graph are"
+        yield f"{inputs} bf16, though tensor.dtype says float32 or float64."
+
+
+def _logging_advice(asked: Asked, in_use: str, logged: frozenset[str]) -> Iterator[str]:
+    """bf16 keeps 8 bits of a number: about three decimal digits, too few for a metric."""
+    digits = "are bf16, about three decimal digits"
+    if in_use == "bf16" and logged & _FLOATS:
+        downcast = (
+            "--precision bf16-downcast"
+            if asked.source == asking.OPTION
+            else 'downcast (--precision bf16-downcast, or Accelerator(mixed_precision="bf16", downcast_bf16=True))'
+        )
+        yield f"Logged values {digits}: with {downcast} those computed in torch.double stay float32."
+    elif in_use == "bf16-downcast" and "float32" in logged:
+        yield f"Logged values of torch.float {digits}: compute them in torch.double, which stays float32."
+    elif "bfloat16" in logged:
+        yield f"Logged values {digits}: convert what goes into them with .float()."
+
+
+def _guarded(method: Callable[Concatenate[PrecisionWatch, P], None]) -> Callable[Concatenate[PrecisionWatch, P], None]:
+    """Training goes on where watching fails; that is said once, and no more is recorded."""
+
+    def guarded(self: PrecisionWatch, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if self.stopped:
+            return
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            self.stopped = True
+            text = f"Precision is not watched any more: {type(error).__name__}: {error}"
+            with suppress(Exception):
+                self.write(events.Warned, code="precision-stopped", text=text[:500])
+
+    update_wrapper(guarded, method)
+    return guarded
+
+
+class PrecisionWatch:
+    """Records what was asked and what is true, in a worker; one for each rank, made before the user's code runs.
+
+    Args:
+        spec_precision: the option's or the session's default, as in WorkerSpec; "" where there is none.
+        write: called as `write(events.Precision, **fields)` (or `events.Warned`), without the fields `t` and `rank`.
+    """
+
+    def __init__(self, spec_precision: str, write: Callable[..., None]) -> None:
+        self.option = spec_precision
+        self.write = write
+        self.asked: Asked | None = None  # by an Accelerator
+        self.late = ""
+        self.types_logged: frozenset[str] = frozenset()
+        self.best: tuple[hlo.Graph, str] | None = None
+        self.last: Facts | None = None
+        self.output = HeldOutput()
+        self.stopped = False
+
+    def install(self) -> None:
+        """Put the changes in place. The worker's variables are set by then (see `variables`)."""
+        if self.option.startswith("bf16"):
+            self.output.hold()
+        PostImport().when_imported("accelerate.accelerator", self._patch)
+
+    def _patch(self, module: Any) -> None:
+        precision_accelerate.patch_accelerator(module.Accelerator, self.option, self.accelerator_made)
+
+    @_guarded
+    def accelerator_made(self, asked: Asked, before: str) -> None:
+        """An Accelerator was made that decides; `before`: the precision in force until then."""
+        self.asked = asked
+        now = asking.in_force(os.environ)
+        self.late = _too_late(_made(asked)) if now != before and _tensors_made() else ""
+        if now and asked.source not in _VARIABLE.values():
+            self.output.hold()
+        self._tell()
+
+    @_guarded
+    def graph_compiled(self, graph: hlo.Graph, digest: str) -> None:
+        """A graph was compiled. The one with the most multiplications so far speaks for the run."""
+        if hlo.dtype_counts(graph).keys() & _XLA_FLOATS:  # torch_xla has printed by now what it has to print
+            self.output.release(DEPRECATION)
+        if self.best is None or hlo.multiplications(graph)[0] > hlo.multiplications(self.best[0])[0]:
+            self.best = graph, digest
+            self._tell()
+
+    @_guarded
+    def logged(self, dtype_name: str) -> None:
+        """A tensor of the device was logged; `dtype_name`: torch's name ("float32", "torch.float32")."""
+        name = dtype_name.removeprefix("torch.")
+        if name not in self.types_logged:
+            self.types_logged |= {name}
+            self._tell()
+
+    @_guarded
+    def close(self) -> None:
+        """The user's function has ended: print what is still held back. Before C's buffers are emptied."""
+        self.output.release(DEPRECATION)
+
+    def _tell(self) -> None:
+        if self.best is None:
+            return
+        facts = judge(self._asked(), *self.best, asking.in_force(os.environ), self.late, self.types_logged)
+        if facts != self.last:
+            self.last = facts
+            self.write(events.Precision, **facts)
+
+    def _asked(self) -> Asked:
+        """Of the Accelerator; where it leaves that to others, what they say now."""
+        made = self.asked or Asked()
+        if made.asked:
+            return made
+        others = asking.without_accelerate(self.option, os.environ)
+        return replace(others, notes=(*made.notes, *others.notes))
+
+
+def _too_late(made: str) -> str:
+    return (
+        f"Tensors were put on the device before {made} was made: torch_xla reads its variables once, at the first "
+        f"floating-point one. Make {made} first."
+    )
+
+
+def _made(asked: Asked) -> str:
+    return "the Trainer" if asked.source.startswith("TrainingArguments") else "the Accelerator"
+
+
+def _tensors_made() -> bool:
+    # torch_xla 2.9: the counter stands for every tensor of the process, whatever its type.
+    import torch_xla
+
+    return bool(torch_xla._XLAC._xla_counter_value("CreateXlaTensor"))

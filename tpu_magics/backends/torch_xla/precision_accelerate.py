@@ -1,0 +1,147 @@
+"""Makes an Accelerator on XLA:CPU follow `mixed_precision` and `downcast_bf16` as one on a TPU does.
+
+What lives here: the change to `Accelerator.__init__` in a worker. What does not: whose word counts
+(precision_asked.py) and what is true of the graph (precision.py).
+
+Read in accelerate 1.15.0. state.py, AcceleratorState: with mixed_precision="bf16" it sets XLA_USE_BF16, or
+XLA_DOWNCAST_BF16 where ACCELERATE_DOWNCAST_BF16 is not empty, but on a TPU only. accelerator.py: on XLA:CPU, and only
+there, `native_amp` makes it run the model under autocast instead; fp16 raises ValueError on a TPU only.
+`downcast_bf16`, which its guide has, is no argument any more.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from tpu_magics.backends.torch_xla import precision_asked as asking
+from tpu_magics.backends.torch_xla.precision_asked import Asked
+
+Told = Callable[[Asked, str], None]
+
+
+def patch_accelerator(Accelerator: Any, option: str, told: Told) -> None:
+    """From now on every Accelerator sets torch_xla's variables. For each that decides anew `told(asked, before)` is
+    called, where `before` is the precision that the variables made until then."""
+    start = Accelerator.__init__
+    signature = inspect.signature(start)
+    if "mixed_precision" not in signature.parameters:
+        return
+
+    def with_precision(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = _Given(signature, args, kwargs)
+        if not given.decides() and _is_decided():
+            given.start(start, self)
+        else:
+            _start_first(start, self, given, option, told)
+        _as_on_a_tpu(self)
+
+    Accelerator.__init__ = with_precision
+
+
+def _start_first(start: Callable[..., None], accelerator: Any, given: _Given, option: str, told: Told) -> None:
+    """Make the Accelerator that decides the precision for all of them."""
+    asked = asking.with_accelerate(given.mixed, given.downcast, given.who(), option, os.environ)
+    if asked.asked == "fp16" and not given.kwargs.get("cpu"):
+        raise asking.no_fp16(asked.source)
+    if given.mixed is None and option and os.environ.get(asking.MIXED_VARIABLE):
+        given.say("no" if option == "fp32" else "bf16")  # else accelerate would follow its variable
+    before = asking.in_force(os.environ)
+    wide = asked.asked == "bf16-downcast"
+    with _variable(asking.DOWNCAST_VARIABLE, "1" if wide else ""):
+        given.start(start, accelerator)
+    if accelerator.device.type != "xla":
+        return
+    os.environ.update(asking.variables(asked.asked, os.environ))
+    if asked.asked.startswith("bf16"):
+        accelerator.state.downcast_bfloat = wide
+    told(asked, before)
+
+
+class _Given:
+    """The arguments of one call of `Accelerator(...)`."""
+
+    def __init__(self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        kwargs = dict(kwargs)
+        self.downcast: bool | None = None
+        if "downcast_bf16" in kwargs and "downcast_bf16" not in signature.parameters:
+            self.downcast = _is_yes(kwargs.pop("downcast_bf16"))
+        self.trainer = _trainer_arguments()
+        self.args, self.kwargs = args, kwargs
+        self.place = list(signature.parameters).index("mixed_precision") - 1  # without self
+        self.mixed = self._explicit()
+
+    def _explicit(self) -> str | None:
+        if self.trainer is not None:  # the Trainer always gives one: "no" where nobody asked
+            return next((name for name in ("fp16", "bf16") if getattr(self.trainer, name, False)), None)
+        value = self.args[self.place] if len(self.args) > self.place else self.kwargs.get("mixed_precision")
+        return None if value is None else str(value).lower()
+
+    def decides(self) -> bool:
+        """Whether the call itself says which precision it wants."""
+        return self.mixed is not None or self.downcast is not None
+
+    def say(self, mixed: str) -> None:
+        """Give this value instead."""
+        if len(self.args) > self.place:
+            self.args = (*self.args[: self.place], mixed, *self.args[self.place + 1 :])
+        else:
+            self.kwargs["mixed_precision"] = mixed
+
+    def who(self) -> str:
+        """The call as the person wrote it, as far as precision goes."""
+        if self.trainer is not None:
+            return f"TrainingArguments({self.mixed}=True)"
+        mixed = "" if self.mixed is None else f'mixed_precision="{self.mixed}"'
+        downcast = "" if self.downcast is None else f"downcast_bf16={self.downcast}"
+        return f"Accelerator({', '.join(one for one in (mixed, downcast) if one)})"
+
+    def start(self, start: Callable[..., None], accelerator: Any) -> None:
+        """Call the original."""
+        start(accelerator, *self.args, **self.kwargs)
+
+
+def _is_yes(value: object) -> bool:
+    return str(value).strip().lower() in ("true", "yes", "y", "on", "1", "t")
+
+
+def _trainer_arguments() -> Any:
+    """The TrainingArguments, where transformers' Trainer makes the Accelerator."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("tpu_magics."):
+        frame = frame.f_back
+    if frame is None or not str(frame.f_globals.get("__name__", "")).startswith("transformers."):
+        return None
+    return getattr(frame.f_locals.get("self"), "args", None)
+
+
+def _is_decided() -> bool:
+    """Whether an earlier Accelerator has fixed the precision: they share their state."""
+    from accelerate.state import AcceleratorState
+
+    return bool(AcceleratorState._shared_state)
+
+
+def _as_on_a_tpu(accelerator: Any) -> None:
+    """No autocast beside the variables: a TPU's Accelerator has none either."""
+    if accelerator.device.type == "xla" and accelerator.mixed_precision == "bf16":
+        accelerator.native_amp = False
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    """The variable with another value."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before

@@ -1,0 +1,62 @@
+"""`%tpu_panel`: one run, as the panel shows it.
+
+What lives here: which run is meant, and whether it is shown live or as it was. What does not: the panel (panel/).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from tpu_magics.launch import onlook, session
+from tpu_magics.panel.model import RunModel
+from tpu_magics.panel.page import to_html, to_text
+from tpu_magics.runs.files import RunFiles
+from tpu_magics.runs.reader import find_run
+
+
+def show_run(run: str = "last") -> None:
+    """Show a run: live where it goes on in the background of this notebook, else as its records tell it now.
+
+    Args:
+        run: a run's name or id, the beginning or end of an id, or "last".
+
+    Raises:
+        TpuMagicsError: there is no such run.
+    """
+    found = find_run(run)
+    if not _attached(found):
+        _show(found)
+
+
+def _attached(run: RunFiles) -> bool:
+    """Show the run that goes on here, live; False where it is another one, or nothing can show it so."""
+    going = session.current.going
+    if going is None or going.folder.id != run.id or not going.options.background or going.ended:
+        return False
+    notebook = session.current.notebook
+    if notebook.show_again(run):
+        return True
+    onlooker = onlook.opened(lambda: notebook.panel(going.folder, going.ask_to_stop, True), notebook.say)
+    if isinstance(onlooker, onlook.Nobody):
+        return False
+    going.be_seen_by(onlooker)
+    return True
+
+
+def _show(run: RunFiles) -> None:
+    if "ipykernel" not in sys.modules:
+        print(bundle(run)["text/plain"], flush=True)
+        return
+    from IPython.display import display
+
+    display(bundle(run), raw=True)
+
+
+def bundle(run: RunFiles) -> Mapping[str, Any]:
+    """The run as html and as text, from its records as they are now."""
+    model = RunModel(run)
+    model.refresh()
+    view = model.view()
+    return {"text/html": to_html(view), "text/plain": to_text(view)}

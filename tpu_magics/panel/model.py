@@ -1,0 +1,299 @@
+"""The run that a panel shows, kept up to date with its folder.
+
+What lives here: which files are read and when, and the view that follows from them. What does not: what is kept of each
+record (model_ranks.py), the fields of a view (model_view.py), and any wording of it but the reasons for a state.
+
+Only what is new is read, and nothing in the files is taken for granted: of other versions' records, torn lines and a
+half run.json, what cannot be used is left out.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tpu_magics.panel.model_info import device_name, told_count, told_object, told_seconds, told_text, told_texts
+from tpu_magics.panel.model_ranks import RankRecords
+from tpu_magics.panel.model_reasons import (
+    DETAILS,
+    OUTCOMES,
+    diverged,
+    exit_words,
+    failed_rank,
+    rank_state,
+    warming_up,
+    why_no_compiles,
+)
+from tpu_magics.panel.model_view import (
+    COMPILING,
+    HOME,
+    LIVE_STATES,
+    TRAINING,
+    CompileEntry,
+    Failure,
+    Notice,
+    RankView,
+    RunView,
+)
+from tpu_magics.runs.events import Divergence, Event, Warned
+from tpu_magics.runs.files import LIVE, RunFiles, read_info
+from tpu_magics.runs.reader import Tail
+from tpu_magics.runs.summary import run_created, run_name, run_status, run_workers
+
+__all__ = ["RunModel", "RunView"]
+
+MOST_RANKS = 1_024
+MOST_NOTICES = 100
+_RECORDS = re.compile(r"rank-\d{1,6}\.jsonl")
+
+
+class RunModel:
+    """A run as its folder tells it. `clock` gives unix seconds, for how long a run has been going on."""
+
+    def __init__(self, files: RunFiles, clock: Callable[[], float] = time.time) -> None:
+        self.files = files
+        self._clock = clock
+        self._forget()
+
+    def _forget(self) -> None:
+        self._info: dict[str, Any] = {}
+        self._info_mark: tuple[int, int, int] | None = None
+        self._status = "unknown"
+        self._tails: dict[Path, Tail] = {}
+        self._read_up_to: dict[Path, tuple[int, int]] = {}
+        self._ranks: dict[int, RankRecords] = {}
+        self._warned: dict[str, list[int]] = {}
+        self._divergences: list[Divergence] = []
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+    def refresh(self) -> bool:
+        """Read what is new. Whether anything changed; the time that goes by is no change."""
+        found = self._record_files()
+        if self._rewritten(found):
+            self._forget()
+        changed = self._read_info()
+        for path, mark in found.items():
+            changed = self._read_records(path, mark) or changed
+        return changed
+
+    def _record_files(self) -> dict[Path, tuple[int, int]]:
+        """The record files with their inode and size."""
+        try:
+            named = [path for path in self.files.path.iterdir() if _RECORDS.fullmatch(path.name)]
+        except OSError:
+            return {}
+        ordered = sorted(named, key=lambda path: (len(path.name), path.name))
+        marks = {path: _mark(path) for path in (*ordered, self.files.supervisor_path)}
+        return {path: (mark[0], mark[1]) for path, mark in marks.items() if mark is not None}
+
+    def _rewritten(self, found: Mapping[Path, tuple[int, int]]) -> bool:
+        """Whether what was read is not in the files any more: a device was busy, and the attempt was begun anew. The
+        files of a run whose folder was removed are remembered."""
+        if not self.files.path.is_dir():
+            return False
+        return any(
+            path not in found or found[path][0] != inode or found[path][1] < size
+            for path, (inode, size) in self._read_up_to.items()
+        )
+
+    def _read_info(self) -> bool:
+        mark = _mark(self.files.info_path)
+        if mark is not None and mark != self._info_mark:
+            self._info, self._info_mark = read_info(self.files.info_path), mark
+            self._status = run_status(self._info)
+            return True
+        status, self._status = self._status, run_status(self._info)  # "lost" comes without a change of any file
+        return status != self._status
+
+    def _read_records(self, path: Path, mark: tuple[int, int]) -> bool:
+        if self._read_up_to.get(path) == mark:
+            return False
+        self._read_up_to[path] = mark
+        events = self._tails.setdefault(path, Tail(path)).read()
+        for event in events:
+            self._take(event)
+        return bool(events)
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Warned):
+            self._note(event.text, event.rank)
+        elif isinstance(event, Divergence):
+            self._divergences = [*self._divergences, event][:20]
+        elif event.rank in self._ranks or len(self._ranks) < MOST_RANKS:
+            if event.rank not in self._ranks:
+                self._ranks[event.rank] = RankRecords(event.rank, lead=not self._ranks or event.rank < min(self._ranks))
+            self._ranks[event.rank].take(event)
+
+    def _note(self, text: str, rank: int) -> None:
+        if text in self._warned or len(self._warned) < MOST_NOTICES:
+            ranks = self._warned.setdefault(text, [])
+            if rank not in ranks and len(ranks) < MOST_RANKS:
+                ranks.append(rank)
+
+    # -- the view --------------------------------------------------------------------------------------------------
+    def view(self) -> RunView:
+        """Everything the panel shows, as it is now."""
+        info, plan, host = self._info, told_object(self._info.get("plan")), told_object(self._info.get("host"))
+        lead = self._lead()
+        state = self._state(lead)
+        live = state in LIVE_STATES
+        ended = self._status not in LIVE
+        compiles = lead.all_compiles
+        return RunView(
+            id=self.files.id,
+            name=run_name(info, self.files.id),
+            path=str(self.files.path),
+            state=state,
+            detail=self._detail(state, lead, plan),
+            live=live,
+            created=run_created(info, self.files.id),
+            elapsed=self._elapsed(live),
+            device=device_name(plan, host, lead),
+            lead=lead.rank,
+            ranks=tuple(self._rank(rank, live) for rank in self._all_ranks()),
+            steps=lead.steps,
+            max_steps=told_count(plan.get("steps")),
+            steps_per_second=lead.rate(recent=live),
+            rates=tuple(each.n / each.seconds for each in lead.rates.points if each.seconds > 0),
+            step_seconds=lead.step_seconds,
+            compiled_steps=lead.compiled_steps,
+            warming_up=warming_up(lead) if live and state in (COMPILING, TRAINING) else "",
+            compiles=compiles,
+            compiles_missing="" if compiles is not None else why_no_compiles(lead, ended),
+            recompiles=lead.all_recompiles,
+            at_least=lead.unseen,
+            pieces=lead.pieces,
+            compiling=lead.compiling,
+            compiling_share=lead.compiling_share,
+            executing=told_seconds(lead.times and lead.times.executing),
+            waiting=told_seconds(lead.times and lead.times.waiting),
+            compile_log=self._compile_log(lead, live),
+            causes=tuple(sorted(lead.causes.values(), key=lambda each: (-each.count, each.newest.cause))),
+            asked=told_text(plan.get("precision")),
+            precision=lead.precision,
+            batch=lead.batch,
+            memory_total=told_count(host.get("memory")),
+            memory_curve=tuple(lead.memory.points),
+            transfers=tuple(sorted(lead.transfers.values(), key=lambda each: -each.count)),
+            reads=tuple(sorted(lead.reads.values(), key=lambda each: -each.count)),
+            fallbacks=tuple(sorted(lead.fallbacks.values(), key=lambda each: (-each.count, each.op))),
+            cache=lead.cache,
+            values=tuple(curve.series() for curve in lead.curves.values()),
+            divergences=tuple(self._divergences),
+            notices=tuple(self._notices()),
+            failure=self._failure(),
+            models=told_texts(info.get("models")) if state == "done" else (),
+            plan=plan,
+        )
+
+    def _lead(self) -> RankRecords:
+        """The rank that speaks for the run: the lowest one that began."""
+        begun = [rank for rank, records in self._ranks.items() if records.start is not None]
+        lowest = min(begun or self._ranks, default=None)
+        return RankRecords(0, lead=True) if lowest is None else self._ranks[lowest]
+
+    def _all_ranks(self) -> list[int]:
+        named = (rank for rank in run_workers(self._info) if not isinstance(rank, bool))
+        return sorted({*named, *self._ranks})[:MOST_RANKS]
+
+    # -- its state ---------------------------------------------------------------------------------------------------
+    def _state(self, lead: RankRecords) -> str:
+        if self._status == "collecting":
+            return HOME
+        if self._status == "running":
+            return lead.state
+        if self._status == "unknown" and lead.end is not None:
+            return OUTCOMES.get(lead.end.status, "unknown")
+        return self._status
+
+    def _detail(self, state: str, lead: RankRecords, plan: Mapping[str, Any]) -> str:
+        failed = sorted(rank for rank, each in self._ranks.items() if each.end and each.end.status == "failed")
+        if state in LIVE_STATES and failed:
+            return f"rank {failed[0]} has failed; the run is being ended"
+        return DETAILS[state](lead, plan) if state in DETAILS else ""
+
+    def _elapsed(self, live: bool) -> float | None:
+        told, created = told_seconds(self._info.get("seconds")), told_seconds(self._info.get("created"))
+        if told is not None or created is None:
+            return told
+        newest = self._clock() if live else max((each.last_t for each in self._ranks.values()), default=None)
+        return None if newest is None else told_seconds(max(0.0, newest - created))
+
+    # -- its parts ---------------------------------------------------------------------------------------------------
+    def _rank(self, rank: int, live: bool) -> RankView:
+        records = self._ranks.get(rank) or RankRecords(rank, lead=False)
+        worker = run_workers(self._info).get(rank, {})
+        return RankView(
+            rank=rank,
+            state=rank_state(records, live),
+            steps=records.steps,
+            steps_per_second=records.rate(recent=live),
+            compiles=records.all_compiles,
+            recompiles=records.all_recompiles,
+            rss=records.rss,
+            pss=records.pss,
+            peak_rss=_highest(records.peak_rss, told_count(worker.get("peak_rss"))),
+            peak_pss=_highest(records.peak_pss, told_count(worker.get("peak_pss"))),
+            hbm_used=records.hbm_used,
+            hbm_total=records.hbm_total,
+            values={name: curve.last.value for name, curve in records.curves.items()},
+            exit=exit_words(worker),
+        )
+
+    def _compile_log(self, lead: RankRecords, live: bool) -> tuple[CompileEntry, ...]:
+        """The lead's compiles, and those of other ranks that it did not do, newest first. A rank that is merely ahead
+        of the lead is no news: its row would go away again."""
+        known = {_identity(entry) for entry in lead.log}
+        strange = [
+            entry
+            for rank, records in sorted(self._ranks.items())
+            if rank != lead.rank
+            for number, entry in enumerate(records.log, records.compiles - len(records.log))
+            if _identity(entry) not in known and (not live or number < lead.compiles)
+        ]
+        # A rank's own compiles stay in the order of its file, also where a clock was set back.
+        merged = sorted((*lead.log, *strange), key=lambda entry: entry.compile.t) if strange else lead.log
+        return tuple(reversed(merged))
+
+    def _notices(self) -> Iterable[Notice]:
+        by_rank = [records for _rank, records in sorted(self._ranks.items())]
+        for divergence in self._divergences:
+            yield Notice("broken", divergence.text or diverged(divergence))
+        for text in dict.fromkeys(text for records in by_rank for text in records.disagreeing):
+            whose = tuple(records.rank for records in by_rank if text in records.disagreeing)
+            yield Notice("warning", text or "The precision asked for and the true one differ.", whose)
+        for text, ranks in self._warned.items():
+            yield Notice("warning", text, tuple(sorted(ranks)))
+        for text in told_texts(self._info.get("warnings")):
+            if text not in self._warned:
+                yield Notice("warning", text)
+        for text in dict.fromkeys(text for records in by_rank for text in records.advice):
+            yield Notice("", text)
+
+    def _failure(self) -> Failure | None:
+        told = self._info.get("failure")
+        if isinstance(told, dict) and told:
+            what, why, todo = (told_text(told.get(key)) for key in ("what", "why", "todo"))
+            return Failure(what, why, todo, told_texts(told.get("details")))
+        ends = [(each.end.t, each.end) for _rank, each in sorted(self._ranks.items()) if each.end is not None]
+        failed = [end for _t, end in sorted(ends, key=lambda pair: pair[0]) if end.status == "failed"]
+        return failed_rank(failed[0]) if failed else None
+
+
+def _mark(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _identity(entry: CompileEntry) -> tuple[str, int, int]:
+    return entry.compile.site.path, entry.compile.site.line, entry.compile.nth
+
+
+def _highest(left: int | None, right: int | None) -> int | None:
+    return max((value for value in (left, right) if value is not None), default=None)

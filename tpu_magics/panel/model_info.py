@@ -1,0 +1,45 @@
+"""What run.json tells a panel, where it tells it.
+
+What lives here: its fields, read as what they should be; what is none of that counts as not told. What does not: the
+file (model.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tpu_magics.panel.model_ranks import RankRecords
+
+_LARGEST = 1e15  # seconds: more is no time
+
+
+def device_name(plan: Mapping[str, Any], host: Mapping[str, Any], lead: RankRecords) -> str:
+    """torch_xla's own name of a device ("xla:0") does not tell its kind; run.json does."""
+    told = told_text(plan.get("device")) or told_text(host.get("device"))
+    if not told and lead.start is not None and "cpu" in lead.start.device.lower():
+        told = "CPU"
+    return "XLA:CPU" if told == "CPU" else told
+
+
+def told_object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def told_text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def told_texts(value: object) -> tuple[str, ...]:
+    items = list(value) if isinstance(value, (list, tuple)) else []
+    return tuple(told_text(item.get("name") if isinstance(item, dict) else item) for item in items)
+
+
+def told_seconds(value: object) -> float | None:
+    known = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _LARGEST
+    return float(value) if known else None  # type: ignore[arg-type]
+
+
+def told_count(value: object) -> int | None:
+    known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+    return value if known else None  # type: ignore[return-value]

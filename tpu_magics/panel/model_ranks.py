@@ -1,0 +1,289 @@
+"""One rank, as its records tell it one after the other.
+
+What lives here: what is kept of each kind of event, and the figures of one rank that follow from it. What does not:
+files and run.json (model.py), wording (sections*.py). All that is kept is bounded: curves are thinned, logs have a
+length, and tables by line or name have a number of entries, above which only counts go on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tpu_magics.panel.model_series import Curve, Rates, Thinned, merge_rates
+from tpu_magics.panel.model_view import COMPILING, HOME, STARTING, TRAINING, CauseCount, CompileEntry
+from tpu_magics.runs.events import (
+    Batch,
+    Cache,
+    Compile,
+    End,
+    Event,
+    Fallback,
+    Memory,
+    Phase,
+    Precision,
+    Read,
+    Start,
+    Steps,
+    Times,
+    Transfer,
+    Value,
+)
+
+LEAD_LOG, OTHER_LOG = 1_000, 100  # compiles that are kept with all they say
+MOST_SITES = 500
+MOST_NAMES = 64  # as many as a rank records (runs/meter.py)
+RECENT = 10.0  # seconds over which "now" is measured
+WARM = 5  # so many steps after a compile the next ones are still unlike the later ones
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+class RankRecords:
+    """What is known of one rank. `lead`: its curves and its log are shown, so they are kept."""
+
+    def __init__(self, rank: int, lead: bool) -> None:
+        self.rank = rank
+        self.last_t = -math.inf
+        self.start: Start | None = None
+        self.phase = ""
+        self.training_at: float | None = None
+        self.end: End | None = None
+        # steps
+        self.total: int | None = None
+        self.counted = self.compiled_steps = 0
+        self.seconds = self.compiled_seconds = 0.0
+        self.rates: Thinned[Rates] = Thinned(merge_rates)
+        self.recent: deque[Rates] = deque(maxlen=64)
+        self.only_compiled = False  # whether all steps of the newest record compiled
+        self.compiled_since = False  # whether a compile came after the newest record of steps
+        # compiles
+        self.compiles = self.recompiles = self.pieces = 0
+        self.compile_seconds: float | None = None
+        self.log: deque[CompileEntry] = deque(maxlen=LEAD_LOG if lead else OTHER_LOG)
+        self.causes: dict[tuple[str, str, int], CauseCount] = {}
+        # the rest
+        self.transfers: dict[tuple[str, int], Transfer] = {}
+        self.reads: dict[tuple[str, int], Read] = {}
+        self.fallbacks: dict[str, Fallback] = {}
+        self.cache: Cache | None = None
+        self.times: Times | None = None
+        self.precision: Precision | None = None
+        self.disagreeing: dict[str, Precision] = {}
+        self.advice: dict[str, None] = {}
+        self.batch: Batch | None = None
+        self.rss: int | None = None
+        self.pss: int | None = None
+        self.peak_rss: int | None = None
+        self.peak_pss: int | None = None
+        self.memory: Thinned[float] = Thinned(max) if lead else Thinned(max, 1)
+        self.hbm_used: int | None = None
+        self.hbm_total: int | None = None
+        self.curves: dict[str, Curve] = {}
+        self._curve_limit = 200 if lead else 1
+
+    def take(self, event: Event) -> None:
+        """Learn from one event about this rank."""
+        self.last_t = max(self.last_t, event.t)
+        taker = _TAKERS.get(type(event))
+        if taker is not None:
+            taker(self, event)
+
+    # -- figures ---------------------------------------------------------------------------------------------------
+    @property
+    def steps(self) -> int | None:
+        """Steps so far; None where the rank told nothing, 0 where it runs and has done none."""
+        if self.end is not None:
+            return max(self.end.steps, self.total or 0)
+        return 0 if self.total is None and self.start is not None else self.total
+
+    @property
+    def state(self) -> str:
+        """What the rank is at while the run goes on, as far as its records show."""
+        if self.phase == "collecting" or self.end is not None:
+            return HOME
+        if self.phase != "training":
+            return STARTING
+        return COMPILING if self.total is None or self.only_compiled or self.compiled_since else TRAINING
+
+    def rate(self, recent: bool) -> float | None:
+        """Steps per second, of the last seconds or of all; None where there is none."""
+        if not recent:
+            return self.counted / self.seconds if self.seconds > 0 else None
+        n, seconds = 0, 0.0
+        for rates in reversed(self.recent):
+            n, seconds = n + rates.n, seconds + rates.seconds
+            if seconds >= RECENT:
+                break
+        return n / seconds if seconds > 0 else None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Seconds of a step that compiled nothing; None where there was none."""
+        clean = self.counted - self.compiled_steps
+        return max(0.0, self.seconds - self.compiled_seconds) / clean if clean > 0 else None
+
+    @property
+    def all_compiles(self) -> int | None:
+        """As the runtime counted them at the end, else as recorded; None where steps came without a record of one."""
+        if self.end is not None and self.end.compiles is not None:
+            return self.end.compiles
+        return self.compiles if self.compiles or not self.steps or self._cached else None
+
+    @property
+    def all_recompiles(self) -> int | None:
+        if self.end is not None and self.end.recompiles is not None:
+            return self.end.recompiles
+        return self.recompiles if self.compiles or self.all_compiles == 0 else None
+
+    @property
+    def unseen(self) -> bool:
+        """Whether recompiles may have gone unseen: the rank ended, and says that it was not observed to the end."""
+        return self.end is not None and self.end.recompiles is None and self.recompiles > 0
+
+    @property
+    def _cached(self) -> bool:
+        return self.cache is not None and self.cache.hits > 0
+
+    @property
+    def compiling(self) -> float | None:
+        """Seconds spent compiling: by the runtime's own count, which may be older than the newest compile."""
+        told = None if self.times is None else self.times.compiling
+        known = [seconds for seconds in (told, self.compile_seconds) if seconds is not None and _good(seconds)]
+        return max(known, default=None)
+
+    @property
+    def compiling_share(self) -> float | None:
+        """Of the time since the function was entered."""
+        began = self.training_at if self.training_at is not None else self.start.t if self.start else None
+        if self.compiling is None or began is None or self.last_t <= began:
+            return None
+        return min(1.0, self.compiling / (self.last_t - began))
+
+    @property
+    def warming(self) -> bool:
+        """Whether every step so far compiled, or the newest compile is only a few steps old."""
+        if not self.log:
+            return False
+        return self.counted <= self.compiled_steps or (self.total or 0) - self.log[-1].compile.step <= WARM
+
+
+def _good(number: object) -> bool:
+    """Whether a number can be reckoned with."""
+    return isinstance(number, (int, float)) and math.isfinite(number) and number >= 0
+
+
+def _keep(table: dict[K, T], key: K, value: T, most: int = MOST_SITES) -> None:
+    if key in table or len(table) < most:
+        table[key] = value
+
+
+def _highest(left: int | None, right: int | None) -> int | None:
+    return max((value for value in (left, right) if value is not None), default=None)
+
+
+# -- one function for each kind -----------------------------------------------------------------------------------
+
+
+def _take_start(self: RankRecords, event: Start) -> None:
+    self.start = event
+
+
+def _take_phase(self: RankRecords, event: Phase) -> None:
+    self.phase = event.name
+    if event.name == "training" and self.training_at is None:
+        self.training_at = event.t
+
+
+def _take_steps(self: RankRecords, event: Steps) -> None:
+    self.total = max(0, event.total)
+    n, seconds = max(0, event.n), event.seconds if _good(event.seconds) else 0.0
+    self.counted += n
+    self.seconds += seconds
+    self.compiled_steps += max(0, min(n, event.compiled))
+    self.compiled_seconds += min(seconds, event.compiled_seconds) if _good(event.compiled_seconds) else 0.0
+    self.only_compiled = 0 < n <= event.compiled
+    self.compiled_since = False
+    self.rates.add(Rates(n, seconds))
+    self.recent.append(Rates(n, seconds))
+
+
+def _take_compile(self: RankRecords, event: Compile) -> None:
+    self.log.append(CompileEntry(f"{self.rank}-{self.compiles}", self.rank, event))
+    self.compiles += 1
+    self.recompiles += event.recompile
+    self.pieces += event.host_collective
+    self.compiled_since = True
+    seconds = event.seconds if event.seconds is not None and _good(event.seconds) else None
+    if seconds is not None:
+        self.compile_seconds = (self.compile_seconds or 0.0) + seconds
+    if event.recompile:
+        key = (event.cause, event.site.path, event.site.line)
+        before = self.causes.get(key, CauseCount(0, 0.0, event))
+        _keep(self.causes, key, CauseCount(before.count + 1, before.seconds + (seconds or 0.0), event))
+
+
+def _take_transfer(self: RankRecords, event: Transfer) -> None:
+    _keep(self.transfers, (event.site.path, event.site.line), event)
+
+
+def _take_read(self: RankRecords, event: Read) -> None:
+    _keep(self.reads, (event.site.path, event.site.line), event)
+
+
+def _take_fallback(self: RankRecords, event: Fallback) -> None:
+    _keep(self.fallbacks, event.op, event)
+
+
+def _take_precision(self: RankRecords, event: Precision) -> None:
+    """The graph with the most multiplications speaks for the run; the others only where they contradict."""
+    if self.precision is None or event.ops >= self.precision.ops:
+        self.precision = event
+    if not event.agrees:
+        _keep(self.disagreeing, event.text, event, 20)
+    for note in event.notes:
+        _keep(self.advice, str(note), None, 20)
+
+
+def _take_memory(self: RankRecords, event: Memory) -> None:
+    if event.rss > 0:
+        self.rss, self.pss = event.rss, event.pss
+        self.peak_rss = _highest(self.peak_rss, event.rss)
+        self.peak_pss = _highest(self.peak_pss, event.pss)
+        self.memory.add(float(event.rss if event.pss is None else event.pss))
+    if event.hbm_used is not None:
+        self.hbm_used = event.hbm_used
+        self.hbm_total = self.hbm_total if event.hbm_total is None else event.hbm_total
+
+
+def _take_value(self: RankRecords, event: Value) -> None:
+    if event.name not in self.curves and len(self.curves) < MOST_NAMES:
+        self.curves[event.name] = Curve(self._curve_limit)
+    if event.name in self.curves:
+        self.curves[event.name].add(event)
+
+
+def _setter(name: str) -> Callable[[RankRecords, Any], None]:
+    """For the kinds of which the newest record says all."""
+    return lambda self, event: setattr(self, name, event)
+
+
+_TAKERS: dict[type[Event], Callable[[RankRecords, Any], None]] = {
+    Start: _take_start,
+    Phase: _take_phase,
+    Steps: _take_steps,
+    Compile: _take_compile,
+    Transfer: _take_transfer,
+    Read: _take_read,
+    Fallback: _take_fallback,
+    Precision: _take_precision,
+    Memory: _take_memory,
+    Value: _take_value,
+    Cache: _setter("cache"),
+    Times: _setter("times"),
+    Batch: _setter("batch"),
+    End: _setter("end"),
+}

@@ -1,0 +1,127 @@
+"""Curves that stay short however long the run is.
+
+What lives here: thinning of what comes as a stream. What does not: reading records (model_ranks.py), drawing
+(charts.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from tpu_magics.panel.model_view import Point, Series
+from tpu_magics.runs.events import Value
+
+LIMIT = 200  # points of a curve
+
+P = TypeVar("P")
+
+
+class Thinned(Generic[P]):
+    """At most `limit` points: where more came, neighbours were merged, the same number into each."""
+
+    def __init__(self, merge: Callable[[P, P], P], limit: int = LIMIT) -> None:
+        self.points: list[P] = []
+        self._merge = merge
+        self._limit = limit
+        self._each = 1  # how many a point stands for
+        self._in_last = 0
+
+    def add(self, point: P) -> None:
+        """Take the next one."""
+        if self.points and self._in_last < self._each:
+            self.points[-1] = self._merge(self.points[-1], point)
+            self._in_last += 1
+            return
+        if len(self.points) >= self._limit:
+            self._halve()
+        self.points.append(point)
+        self._in_last = 1
+
+    def _halve(self) -> None:
+        pairs = zip(self.points[::2], self.points[1::2], strict=False)
+        rest = self.points[len(self.points) // 2 * 2 :]
+        self.points = [self._merge(left, right) for left, right in pairs] + rest
+        self._each *= 2
+
+
+@dataclass
+class Rates:
+    """Steps and the seconds that they took."""
+
+    n: int
+    seconds: float
+
+
+def merge_rates(left: Rates, right: Rates) -> Rates:
+    return Rates(left.n + right.n, left.seconds + right.seconds)
+
+
+def merge_points(left: Point, right: Point) -> Point:
+    """The later value with the range of both."""
+    return Point(right.step, right.value, _least(left.low, right.low), _most(left.high, right.high))
+
+
+class Curve:
+    """The values of one name as they come. `limit`: points that are kept."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.n = 0
+        self.last: Value = Value(0.0, 0)
+        self.first: float | None = None
+        self.low, self.high = math.inf, -math.inf
+        self.not_finite_at: int | None = None
+        self.kept: Thinned[Point] = Thinned(merge_points, limit)
+
+    def add(self, event: Value) -> None:
+        """Take one record, which may stand for several values."""
+        self.n += max(1, event.n)
+        self.last = event
+        value = as_number(event.value)
+        if value is None:
+            return
+        low, high = _range(event, value)
+        finite = [number for number in (low, high, value) if math.isfinite(number)]
+        if finite:
+            self.first = value if self.first is None and math.isfinite(value) else self.first
+            self.low, self.high = min(self.low, *finite), max(self.high, *finite)
+        if self.not_finite_at is None and not all(map(math.isfinite, (low, high, value))):
+            self.not_finite_at = event.step
+        self.kept.add(Point(event.step, value, min(finite, default=math.nan), max(finite, default=math.nan)))
+
+    def series(self) -> Series:
+        """What is known by now."""
+        known = self.low <= self.high
+        return Series(
+            name=self.last.name,
+            last=self.last.value,
+            step=self.last.step,
+            n=self.n,
+            first=self.first,
+            low=self.low if known else None,
+            high=self.high if known else None,
+            not_finite_at=self.not_finite_at,
+            points=tuple(self.kept.points),
+        )
+
+
+def as_number(value: object) -> float | None:
+    """The number that a record's value is, "nan" and "inf" included; None for a text."""
+    if isinstance(value, str):
+        return float(value) if value in ("nan", "inf", "-inf") else None
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _range(event: Value, value: float) -> tuple[float, float]:
+    low, high = as_number(event.low), as_number(event.high)
+    return (value if low is None else low), (value if high is None else high)
+
+
+def _least(left: float, right: float) -> float:
+    return right if math.isnan(left) else left if math.isnan(right) else min(left, right)
+
+
+def _most(left: float, right: float) -> float:
+    return right if math.isnan(left) else left if math.isnan(right) else max(left, right)

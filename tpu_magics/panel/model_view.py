@@ -1,0 +1,164 @@
+"""What the panel shows of a run, as plain values.
+
+What lives here: the frozen dataclasses that go from the model to the renderers. What does not: reading records
+(model.py, model_ranks.py) and any wording (sections*.py). None stands for what is not known, never zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tpu_magics.runs.events import Batch, Cache, Compile, Divergence, Fallback, Precision, Read, Transfer
+
+STARTING, COMPILING, TRAINING, HOME = "starting", "compiling", "training", "bringing weights home"
+LIVE_STATES = (STARTING, COMPILING, TRAINING, HOME)
+# As run.json and runs/summary.py have them. "refused": nothing was forked; "unknown": there is no run.json.
+ENDED_STATES = ("done", "failed", "interrupted", "stopped", "timeout", "lost", "refused", "unknown")
+
+
+@dataclass(frozen=True)
+class CompileEntry:
+    """One compile. `key` stays the same as long as the run exists; `rank`: whose record it is."""
+
+    key: str
+    rank: int
+    compile: Compile
+
+
+@dataclass(frozen=True)
+class CauseCount:
+    """The recompiles of one cause at one line: how many, their seconds together, and the newest of them."""
+
+    count: int
+    seconds: float
+    newest: Compile
+
+
+@dataclass(frozen=True)
+class Point:
+    """A part of a curve: `value` is its last value at `step`, `low` and `high` are the range in it."""
+
+    step: int
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Series:
+    """What was logged under one name. `first`, `low` and `high`: of its finite numbers (None: there is none).
+    `not_finite_at`: the step of the first value that was "nan" or infinite. `points`: empty for texts."""
+
+    name: str
+    last: float | int | str
+    step: int
+    n: int
+    first: float | None
+    low: float | None
+    high: float | None
+    not_finite_at: int | None
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class RankView:
+    """One rank. `state`: its own, in the words of a run's states; `exit`: how its process ended, in words, or "".
+    Bytes: `rss`, `pss` newest, `peak_rss`, `peak_pss` highest. `values`: the last of each name."""
+
+    rank: int
+    state: str
+    steps: int | None
+    steps_per_second: float | None
+    compiles: int | None
+    recompiles: int | None
+    rss: int | None
+    pss: int | None
+    peak_rss: int | None
+    peak_pss: int | None
+    hbm_used: int | None
+    hbm_total: int | None
+    values: Mapping[str, float | int | str]
+    exit: str
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something the person should know, from `ranks` (empty: from the run itself). `state`: "warning", "broken" or ""
+    for advice."""
+
+    state: str
+    text: str
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What happened, why, what to do next, and lines to show as they are."""
+
+    what: str
+    why: str = ""
+    todo: str = ""
+    details: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunView:
+    """Everything the panel shows. Counts, rates, times, precision, charts and reads are those of rank `lead`, the
+    lowest rank that wrote records; `ranks` has the others.
+
+    `state`: one of LIVE_STATES or ENDED_STATES; `detail`: what else is known of it; `live`: the run goes on.
+    `device`: "XLA:CPU", "TPU", or "" where nothing tells. `steps_per_second`: over the last seconds while it is live,
+    over the whole training afterwards, compiles included; `rates`: the same over time. `step_seconds`: of the steps
+    that compiled nothing; `compiled_steps`: how many did. `warming_up`: in words, or "". `compiles`: None where
+    `compiles_missing` tells the reason; `at_least`: recompiles may have gone unseen. `pieces`: compiles of pieces of
+    steps that collectives on the host cut. `compiling`, `executing`, `waiting`: seconds; `compiling_share`: of the time
+    since the function was entered, 0 to 1. `compile_log`: newest first, the newest thousand. `memory_total`: bytes of
+    the machine; `memory_curve`: proportional (else resident) bytes of rank `lead` over time.
+    """
+
+    id: str
+    name: str
+    path: str
+    state: str
+    detail: str
+    live: bool
+    created: float | None
+    elapsed: float | None
+    device: str
+    lead: int
+    ranks: tuple[RankView, ...]
+    steps: int | None
+    max_steps: int | None
+    steps_per_second: float | None
+    rates: tuple[float, ...]
+    step_seconds: float | None
+    compiled_steps: int
+    warming_up: str
+    compiles: int | None
+    compiles_missing: str
+    recompiles: int | None
+    at_least: bool
+    pieces: int
+    compiling: float | None
+    compiling_share: float | None
+    executing: float | None
+    waiting: float | None
+    compile_log: tuple[CompileEntry, ...]
+    causes: tuple[CauseCount, ...]
+    asked: str
+    precision: Precision | None
+    batch: Batch | None
+    memory_total: int | None
+    memory_curve: tuple[float, ...]
+    transfers: tuple[Transfer, ...]
+    reads: tuple[Read, ...]
+    fallbacks: tuple[Fallback, ...]
+    cache: Cache | None
+    values: tuple[Series, ...]
+    divergences: tuple[Divergence, ...]
+    notices: tuple[Notice, ...]
+    failure: Failure | None
+    models: tuple[str, ...]
+    plan: Mapping[str, Any]

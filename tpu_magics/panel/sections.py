@@ -1,0 +1,35 @@
+"""A run as the parts of its panel, each a piece of HTML.
+
+What lives here: which parts there are, in which order. What does not: their words (sections_*.py), and who puts them
+where: a page (page.py) or widgets (widget.py). The same view always gives the same strings, so that only a part that
+changed need be sent.
+"""
+
+from __future__ import annotations
+
+from tpu_magics.panel.model_view import RunView
+from tpu_magics.panel.sections_compiles import compile_row, compiles_html, reads_html
+from tpu_magics.panel.sections_header import facts_html, header_html
+from tpu_magics.panel.sections_parts import charts_html, ranks_html, values_html, warnings_html
+
+_SECTIONS = (
+    ("header", header_html),
+    ("facts", facts_html),
+    ("warnings", warnings_html),
+    ("compiles", compiles_html),
+    ("reads", reads_html),
+    ("charts", charts_html),
+    ("values", values_html),
+    ("ranks", ranks_html),
+)
+
+
+def sections(view: RunView) -> dict[str, str]:
+    """The parts by name, in the order in which they are shown; "" for one that has nothing to say. The compiles
+    themselves (`compile_rows`) belong behind "compiles"."""
+    return {name: make(view) for name, make in _SECTIONS}
+
+
+def compile_rows(view: RunView, limit: int = 50) -> list[tuple[str, str]]:
+    """The newest compiles, each with a key that stays its own; a `<details>` unfolds to all that is known of it."""
+    return [(entry.key, compile_row(entry, view.lead)) for entry in view.compile_log[:limit]]
