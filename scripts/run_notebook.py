@@ -57,6 +57,7 @@ def main(source: Path, target: Path) -> int:
         kernel_name="python3",
         extra_arguments=["--log-level=ERROR"],  # not its warnings about the machine's network
         resources={"metadata": {"path": str(source.parent)}},
+        store_widget_state=False,  # a panel leaves html behind, and its widgets are closed
         on_cell_execute=narrator.before,
         on_cell_executed=narrator.after,
     )

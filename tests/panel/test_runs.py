@@ -12,7 +12,7 @@ import pytest
 
 from tpu_magics.panel.runs import compare_table, plain_summary, runs_table, summary_table
 from tpu_magics.panel.table import to_html, to_text
-from tpu_magics.runs.events import End, Event, Memory, Start, Steps, Value, Warned, to_line
+from tpu_magics.runs.events import Compile, End, Event, Memory, Start, Steps, Value, Warned, to_line
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.reader import Run
 
@@ -46,7 +46,11 @@ def trained(root: Path, name: str = "digits", loss: float = 0.125, compiles: int
         Value(CREATED + 2, 0, name="accuracy", value=0.987654321, step=10),
         Value(CREATED + 2, 0, name="loss", value=loss, step=10),
         Steps(CREATED + 3, 0, total=1200, n=1200, seconds=50.0),
-        End(CREATED + 4, 0, steps=1200, compiles=compiles),
+        Compile(CREATED + 2, 0, seconds=1.5),
+        Compile(CREATED + 3, 0, seconds=0.5, nth=1, recompile=True, cause="input-shape"),
+        Compile(CREATED + 3, 0, seconds=0.25, nth=2, recompile=True, cause="last-batch"),
+        Compile(CREATED + 3, 0, seconds=0.25, nth=3, recompile=True, cause="input-shape"),
+        End(CREATED + 4, 0, steps=1200, compiles=compiles, recompiles=3),
         memory=(Memory(CREATED + 2, 0, rss=3 * 2**30), Memory(CREATED + 2, 1, rss=512 * 2**20)),
         **{"seconds": 61.25, "models": ["model"], **fields},
     )
@@ -118,6 +122,8 @@ def test_two_runs_side_by_side(tmp_path: Path) -> None:
         "steps": ("1,200", "7", "≠"),
         "steps per second, compiles included": ("24", "not available (no step was recorded)", "≠"),
         "compiles": ("4", "not available (the runtime did not tell)", "≠"),
+        "recompiles": ("3 (input-shape 2, last-batch 1)", "not available (the runtime did not tell)", "≠"),
+        "seconds of compiling": ("2.5", "not available (no time was recorded)", "≠"),
         "peak memory, rank 0": ("3.0 GiB", "not available (no sample)", "≠"),
         "peak memory, rank 1": ("512 MiB", "no such rank", "≠"),
         "last accuracy": ("0.987654", "not logged", "≠"),
@@ -168,6 +174,8 @@ def test_the_summary_of_one_run(tmp_path: Path) -> None:
         ("steps", "1,200"),
         ("steps per second, compiles included", "24"),
         ("compiles", "4"),
+        ("recompiles", "3 (input-shape 2, last-batch 1)"),
+        ("seconds of compiling", "2.5"),
         ("peak memory", "rank 0: 3.0 GiB\nrank 1: 512 MiB"),
         ("last accuracy", "0.987654"),
         ("last loss", "0.125"),
@@ -204,6 +212,7 @@ def test_the_plain_summary_is_the_same_for_two_runs_of_one_notebook(tmp_path: Pa
         "ranks: 2",
         "steps: 1,200",
         "compiles: 4",
+        "recompiles: 3 (input-shape 2, last-batch 1)",
         "values: accuracy, loss",
         "models: model",
     ]
@@ -216,6 +225,7 @@ def test_the_plain_summary_of_a_run_cut_short_has_no_chance_numbers(tmp_path: Pa
         "ranks: 1",
         "steps: not available (rank 0 did not come to its end)",
         "compiles: not available (rank 0 did not come to its end)",
+        "recompiles: not available (rank 0 did not come to its end)",
         "values: none",
         "models: none",
     ]

@@ -20,9 +20,10 @@ from pathlib import Path
 
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch import process
+from tpu_magics.launch.divergence import Sequences
 from tpu_magics.launch.onlook import Nobody, Onlooker
 from tpu_magics.launch.relay import Relay
-from tpu_magics.runs.events import End, Event, Start
+from tpu_magics.runs.events import Compile, End, Event, Start
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.meter import MemoryMeter
 from tpu_magics.runs.reader import Tail
@@ -76,6 +77,7 @@ class Watch:
     def __post_init__(self) -> None:
         self.writer = EventWriter(self.files.supervisor_path, 0)
         self._tails: dict[int, Tail] = {}
+        self.sequences = Sequences()
         for worker in self.workers:
             worker.meter = MemoryMeter(self.writer, worker.rank)
         self.memory_low = available()
@@ -186,6 +188,12 @@ class Watch:
             for worker in self.workers:
                 if worker.rank == event.rank:
                     worker.end = event
+        elif isinstance(event, Compile):
+            self._write(self.sequences.add(event))
+
+    def _write(self, found: Event | None) -> None:
+        if found is not None:
+            self.writer.write(found)
 
     # -- memory -----------------------------------------------------------------------------------------------------
     def _measure(self) -> None:
@@ -235,6 +243,9 @@ class Watch:
 
     def _finish(self) -> None:
         self._read_events()
+        ranks = [worker.rank for worker in self.workers if worker.end is not None and worker.end.status == "done"]
+        if len(ranks) == len(self.workers):
+            self._write(self.sequences.ended(ranks))
         try:
             self.relay.pump()
         finally:

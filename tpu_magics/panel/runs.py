@@ -61,6 +61,7 @@ def plain_summary(run: Run) -> str:
         ("ranks", str(len(summary.ranks))),
         ("steps", cut_short or _steps(summary)),
         ("compiles", cut_short or _compiles(summary)),
+        ("recompiles", cut_short or _recompiles(summary)),
         ("values", ", ".join(sorted(summary.values)) or "none"),
         ("models", ", ".join(sorted(summary.models)) or "none"),
     )
@@ -191,6 +192,17 @@ def _compiles(summary: RunSummary) -> str:
     return f"{NOT_AVAILABLE} ({_why_no_compiles(summary)})"
 
 
+def _recompiles(summary: RunSummary) -> str:
+    if summary.recompiles is None:
+        return f"{NOT_AVAILABLE} (not observed to the end)" if summary.compiles is not None else _compiles(summary)
+    causes = ", ".join(f"{cause} {count}" for cause, count in summary.causes.items())
+    return f"{summary.recompiles:,}{f' ({causes})' if causes else ''}"
+
+
+def _compiling(summary: RunSummary) -> str:
+    return f"{NOT_AVAILABLE} (no time was recorded)" if summary.compiling is None else f"{summary.compiling:,.1f}"
+
+
 def _why_no_compiles(summary: RunSummary) -> str:
     if summary.complete:
         return "the runtime did not tell"
@@ -236,4 +248,6 @@ _FACTS: tuple[tuple[str, Fact], ...] = (
     ("steps", _steps),
     ("steps per second, compiles included", _rate),
     ("compiles", _compiles),
+    ("recompiles", _recompiles),
+    ("seconds of compiling", _compiling),
 )

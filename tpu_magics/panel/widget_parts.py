@@ -14,7 +14,7 @@ from typing import Any
 from tpu_magics.panel.widget_html import CLASS, Sheet, fixed_pieces
 from tpu_magics.panel.widget_rows import RowBox, Rows
 
-RATE = 1_900  # bytes a second that updates may send, on average
+RATE = 1_800  # bytes a second that updates may send, on average
 BURST = 12_000  # bytes that may be sent at once
 ENVELOPE = 700  # bytes of a message around its html, about
 LOOKED_AT = 4  # the state and the figures are sent so many times as soon as the rest

@@ -1,0 +1,284 @@
+"""Observing changes nothing, costs no results, and when it fails only itself; the limit of recompiles; what is told
+besides compiles. Real runs on XLA:CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("torch_xla")
+
+from tests.launch.launching import failed, of, run, said  # noqa: E402
+from tpu_magics.backends.torch_xla.observe import hooks, snapshot, told, vitals  # noqa: E402
+from tpu_magics.runs import events  # noqa: E402
+from tpu_magics.runs.events import Batch, Compile, Fallback, Precision, Read, Times, Transfer, Warned, only  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("fresh_session")
+
+
+def lengths(*, read: bool = True, steps: int = 12) -> list[float]:
+    """Many shapes, a read in the middle, dropout, Adam: whatever could be disturbed."""
+    import torch_xla
+
+    torch.manual_seed(3)
+    device = torch_xla.device()
+    model = torch.nn.Sequential(torch.nn.Embedding(50, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 4)).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    losses = []
+    for step in range(steps):
+        ids = torch.randint(0, 50, (4, 5 + step % 3)).to(device)
+        optimizer.zero_grad()
+        loss = model(ids).pow(2).mean()
+        loss.backward()
+        if read and step % 4 == 0:
+            losses.append(loss.item())
+        optimizer.step()
+        torch_xla.sync()
+        losses.append(loss.item())
+    return losses
+
+
+def unobserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker as it is without any hook, and without what the runtime writes for us."""
+    monkeypatch.setattr(hooks, "_HOOKS", ())
+    monkeypatch.setattr(told.Files, "arrange", lambda _self, _environment: None)
+
+
+# -- nothing changes --------------------------------------------------------------------------------------------------
+
+
+def test_losses_are_bit_equal_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_observer = run(lengths)
+    assert with_observer.recompiles
+    unobserved(monkeypatch)
+    without = run(lengths)
+    assert not without.run.events("compile")
+    assert with_observer.value == without.value
+    assert with_observer.compiles == without.compiles
+
+
+def keeps_nothing_alive() -> list[int]:
+    """Looking at a frame must not keep its tensors: one more that lives is one more result of the next graph."""
+    import torch_xla
+    from torch_xla import _XLAC
+
+    device = torch_xla.device()
+    alive = []
+    for step in range(4):
+        x = torch.ones(4, 4 + step).to(device)
+        names = {"a": (x * 2).sum(), "b": (x * 3).max()}
+        for value in names.values():
+            value.item()
+        del names, value, x
+        torch_xla.sync()
+        alive.append(_XLAC._xla_counter_value("CreateXlaTensor") - (_XLAC._xla_counter_value("DestroyXlaTensor") or 0))
+    return alive
+
+
+def test_looking_keeps_no_tensor_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    observed = run(keeps_nothing_alive).value
+    unobserved(monkeypatch)
+    assert observed == run(keeps_nothing_alive).value
+
+
+def test_a_dict_of_locals_that_the_user_holds_stays() -> None:
+    def holds() -> Any:
+        import torch_xla
+
+        first = torch.ones(3).to(torch_xla.device())
+        held = locals()
+        torch_xla.sync()
+        (first * 2).sum().item()
+        return sorted(held)
+
+    assert {"first", "torch_xla"} <= set(run(holds).value)
+
+
+# -- it fails by itself -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("broken", ["take", "blocks", "look"])
+def test_training_goes_on_when_observing_fails(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = run(lengths)
+
+    def fails(*_: Any) -> Any:
+        raise ZeroDivisionError("the observer is broken")
+
+    owner = {"take": snapshot, "blocks": told, "look": vitals.Vitals}[broken]
+    monkeypatch.setattr(owner, broken, fails)
+    result = run(lengths)
+    assert result.value == expected.value and result.steps == expected.steps == 12
+    assert result.recompiles is None or broken == "look"
+    (warned,) = [event for event in only(result.run.events(), Warned) if event.code == "observing-stopped"]
+    assert "ZeroDivisionError: the observer is broken" in warned.text and "training goes on" in warned.text
+    assert warned.text in result.run.summary().warnings
+
+
+# -- the limit --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [0, 2])
+def test_the_run_stops_at_one_recompile_too_many(limit: int) -> None:
+    error = failed(lengths, max_recompiles=limit)
+    text = said(error)
+    assert f"stopped at recompile {limit + 1}: --max-recompiles allows {limit}" in text
+    assert "Recompiles:" in text and text.count("[") >= limit + 1
+    again = [event for event in only(of(error).events(), Compile) if event.recompile]
+    assert len(again) == limit + 1
+    assert all(event.cause in text for event in again)
+
+
+def test_a_run_below_its_limit_is_not_stopped() -> None:
+    unlimited = run(lengths)
+    assert unlimited.recompiles is not None
+    assert run(lengths, max_recompiles=unlimited.recompiles).recompiles == unlimited.recompiles
+
+
+# -- what else is told ------------------------------------------------------------------------------------------------
+
+
+def test_all_that_a_compile_tells() -> None:
+    found = only(run(lengths).run.events(), Compile)
+    assert all(event.seconds and event.graph and event.memory for event in found)
+    assert len({event.graph for event in found}) == len(found)
+    first = next(event for event in found if event.site.code == "torch_xla.sync()")
+    assert first.site.path == __file__ and first.site.function == "lengths"
+    assert [(one.name, one.shape, one.dtype) for one in first.inputs] == [("ids", (4, 5), "int64")]
+    assert set(first.memory or {}) == {"arguments", "outputs", "aliased", "temporaries", "code"}
+    for event in found:
+        assert events.from_line(events.to_line(event)) == event
+
+
+def test_reads_in_the_middle_and_after_a_step() -> None:
+    result = run(lengths)
+    cut = {event.site.line: event for event in only(result.run.events(), Transfer)}
+    after = {event.site.line: event for event in only(result.run.events(), Read)}
+    assert [(event.count, event.code) for event in cut.values()] == [(3, "losses.append(loss.item())")]
+    assert [event.count for event in after.values()] == [12]
+    assert set(cut).isdisjoint(after)
+    times = only(result.run.events(), Times)[-1]
+    assert times.compiling and times.waiting is not None and times.waiting > 0
+
+
+def counts_fallbacks() -> None:
+    import torch_xla
+
+    x = torch.arange(6).to(torch_xla.device())
+    for _ in range(3):
+        x[x > 2].sum()
+        torch_xla.sync()
+
+
+def test_fallbacks_are_counted() -> None:
+    found = {event.op: event.count for event in only(run(counts_fallbacks).run.events(), Fallback)}
+    assert found == {"aten::nonzero": 3}
+
+
+def trains_with_batches(accumulate: int) -> None:
+    import torch_xla
+
+    device = torch_xla.device()
+    model = torch.nn.Linear(4, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(96, 4)), batch_size=8)
+    for step, (x,) in enumerate(loader):
+        model(x.to(device)).mean().backward()
+        if (step + 1) % accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        torch_xla.sync()
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_the_effective_batch_is_measured(accumulate: int) -> None:
+    batch = only(run(trains_with_batches, accumulate, workers=2).run.events(rank=0), Batch)[-1]
+    assert (batch.per_device, batch.accumulation) == (8, accumulate)
+
+
+def evaluates() -> None:
+    import torch_xla
+
+    device = torch_xla.device()
+    model = torch.nn.Linear(4, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.TensorDataset(torch.ones(96, 4))
+    for (x,) in torch.utils.data.DataLoader(data, batch_size=8):
+        optimizer.zero_grad()
+        model(x.to(device)).mean().backward()
+        optimizer.step()
+        torch_xla.sync()
+    for (x,) in torch.utils.data.DataLoader(data, batch_size=32):
+        with torch.no_grad():
+            loss = model(x.to(device)).mean()
+        torch_xla.sync()
+    assert loss.item() == loss.item()
+
+
+def test_an_evaluation_with_another_batch_size_is_named() -> None:
+    first, second = only(run(evaluates).run.events(), Compile)
+    assert first.text == "" and not second.recompile
+    assert "batches of 32 (training: 8)" in second.text and "batch size of training" in second.fix
+
+
+@pytest.mark.parametrize(("precision", "share"), [("fp32", 0.0), ("bf16", 1.0), ("bf16-downcast", 1.0)])
+def test_precision_asked_and_true(precision: str, share: float) -> None:
+    told_last = only(run(evaluates, precision=precision).run.events(), Precision)[-1]
+    assert (told_last.asked, told_last.share, told_last.agrees) == (precision, share, True)
+    assert told_last.source == "--precision" and told_last.ops > 0
+
+
+def test_precision_that_differs_from_what_was_asked() -> None:
+    def plain_loop_asks_too_late() -> None:
+        import os
+
+        torch.ones(2).to("xla").sum().item()
+        os.environ["XLA_USE_BF16"] = "1"
+        evaluates()
+
+    told_last = only(run(plain_loop_asks_too_late).run.events(), Precision)[-1]
+    assert told_last.share == 0.0 and not told_last.agrees, told_last
+
+
+# -- hooks come off again ---------------------------------------------------------------------------------------------
+
+
+def test_torch_has_what_is_wrapped() -> None:
+    """Private names, read in torch 2.9 and torch_xla 2.9: this fails clearly when one of them goes away."""
+    import torch_xla
+    from torch.optim import optimizer
+    from torch.utils.data import dataloader
+    from torch_xla.distributed import parallel_loader
+
+    needed: list[tuple[Any, str]] = [
+        *((torch_xla._XLAC, name) for name in ("_xla_step_marker", "_xla_sync_multi", "_xla_counter_value")),
+        *((torch_xla._XLAC, name) for name in ("_xla_metric_data", "_xla_counter_names")),
+        (parallel_loader.PerDeviceLoader, "next"),
+        (dataloader._BaseDataLoaderIter, "__next__"),
+        (optimizer, "register_optimizer_step_pre_hook"),
+        (torch.amp.autocast_mode.autocast, "__enter__"),
+        (torch.autograd, "backward"),
+        *((torch.Tensor, name) for name in hooks.READS),
+    ]
+    assert [name for owner, name in needed if not callable(getattr(owner, name, None))] == []
+
+
+def test_the_hooks_come_off() -> None:
+    import torch_xla
+
+    def names() -> tuple[Any, ...]:
+        return (torch_xla._XLAC._xla_step_marker, torch.Tensor.item, torch.Tensor.to, torch.autograd.backward)
+
+    def inside(observe: Callable[..., Any]) -> None:
+        before = names()
+        with observe():
+            assert all(one is not other for one, other in zip(names(), before, strict=True))
+        assert names() == before
+
+    class Nobody:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_args, **_fields: None
+
+    inside(lambda: hooks.installed(Nobody()))  # type: ignore[arg-type]

@@ -1,0 +1,54 @@
+"""Ranks that compile other graphs than rank 0: on a TPU such a run hangs in its first collective.
+
+What lives here: comparing the sequences of graphs as the records come in. What does not: reading them (supervise.py),
+and how a graph is named (backends/).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+
+from tpu_magics.runs.events import Compile, Divergence
+
+
+class Sequences:
+    """The graphs that each rank compiled, in their order."""
+
+    def __init__(self) -> None:
+        self.graphs: defaultdict[int, list[str]] = defaultdict(list)
+        self.told = False
+
+    def add(self, event: Compile) -> Divergence | None:
+        """Take a compile in. The first divergence is told, once: what follows from it is no news."""
+        own = self.graphs[event.rank]
+        own.append(event.graph)
+        return self._at(len(own) - 1)
+
+    def ended(self, ranks: list[int]) -> Divergence | None:
+        """All these ranks came to their end: one that compiled fewer graphs than the others differs, too."""
+        most = max((len(self.graphs[rank]) for rank in ranks), default=0)
+        return self._at(most - 1, ranks) if most else None
+
+    def _at(self, nth: int, ranks: list[int] | None = None) -> Divergence | None:
+        graphs = {rank: self._graph(rank, nth) for rank in sorted(ranks if ranks is not None else self.graphs)}
+        known = {rank: graph for rank, graph in graphs.items() if graph is not None or ranks is not None}
+        if self.told or len(set(known.values())) < 2 or "" in known.values():
+            return None  # a graph without a name cannot be compared
+        self.told = True
+        first = min(known)
+        others = tuple(rank for rank in known if known[rank] != known[first])
+        named = {str(rank): graph or "" for rank, graph in known.items()}
+        return Divergence(round(time.time(), 3), others[0], others, nth, named, _text(others, first, nth))
+
+    def _graph(self, rank: int, nth: int) -> str | None:
+        graphs = self.graphs[rank]
+        return graphs[nth] if nth < len(graphs) else None
+
+
+def _text(others: tuple[int, ...], first: int, nth: int) -> str:
+    who = f"Rank {others[0]} compiles" if len(others) == 1 else f"Ranks {', '.join(map(str, others))} compile"
+    return (
+        f"{who} another graph than rank {first} (compile {nth + 1}): the ranks do not run the same program. On a TPU "
+        "they would wait for each other for ever. Look for code or shapes that depend on the rank."
+    )
