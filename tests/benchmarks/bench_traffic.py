@@ -65,7 +65,7 @@ class Wire:
         import zmq
 
         told = kernel.manager.get_connection_info()
-        self._socket = zmq.Context.instance().socket(zmq.SUB)
+        self._socket: Any = zmq.Context.instance().socket(zmq.SUB)
         self._socket.connect(f"{told['transport']}://{told['ip']}:{told['iopub_port']}")
         self._socket.subscribe(b"")
         time.sleep(0.5)  # a subscription takes a moment to reach the kernel

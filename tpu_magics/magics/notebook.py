@@ -10,6 +10,7 @@ import linecache
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,7 @@ class ShellNotebook:
         return self.live
 
     def _publisher(self, files: RunFiles) -> Callable[[Mapping[str, Any], bool], None]:
-        transient = {"display_id": f"tpu_magics-{files.id}"}
+        transient = {"display_id": f"tpu_magics-{files.id}-{uuid.uuid4().hex[:8]}"}
 
         def publish(bundle: Mapping[str, Any], update: bool) -> None:
             self.shell.display_pub.publish(data=dict(bundle), metadata={}, transient=transient, update=update)
@@ -81,7 +82,7 @@ class ShellNotebook:
 
     def has_panel(self, files: RunFiles) -> bool:
         """Whether the newest panel is that of this run."""
-        return self.live is not None and self.live.files.id == files.id
+        return self.live is not None and self.live.files.path == files.path
 
     def _show_live(self) -> None:
         if self.live is not None and not self.live.settled:

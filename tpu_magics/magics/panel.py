@@ -33,7 +33,7 @@ def show_run(run: str = "last") -> None:
 def _attached(run: RunFiles) -> bool:
     """Show the run that goes on here, live; False where it is another one, or nothing can show it so."""
     going = session.current.going
-    if going is None or going.folder.id != run.id or not going.options.background or going.ended:
+    if going is None or going.folder.path != run.path or not going.options.background or going.ended:
         return False
     notebook = session.current.notebook
     if notebook.show_again(run):

@@ -18,7 +18,8 @@ RATE = 1_800  # bytes a second that updates may send, on average
 BURST = 12_000  # bytes that may be sent at once
 ENVELOPE = 700  # bytes of a message around its html, about
 LOOKED_AT = 4  # the state and the figures are sent so many times as soon as the rest
-HEAD = 3  # pieces of the header: title, figures, facts
+HEAD = 2  # pieces of the header: title, figures
+FACTS = "facts"  # the section that tells why it compiled again
 URGENT = 1_000  # times as soon: a compile, and the facts after it
 LEAN = 2.5  # html with styles in its tags is so many times as long as what is sent
 ROWS_AFTER = "compiles"  # the section below which the rows of compiles stand
@@ -78,7 +79,6 @@ class Widgets:
         self._parts = {
             name: Part(HTML(self._sheet.lean(html), **shared), html, _weight(name)) for name, html in divided.items()
         }
-        self._facts = list(self._parts.values())[HEAD - 1]
         self._rows = RowBox(wide, self._style.style, self._sheet)
         self._stop = _stop_button(no_stop, clicked)
         title, *others = self._parts
@@ -99,7 +99,7 @@ class Widgets:
         turns: list[tuple[float, Callable[[], bool]]] = []
         if self._rows.due(rows, now):
             turns.append((URGENT, partial(self._send_rows, rows, budget)))
-            self._facts.weight = URGENT
+            self._parts[FACTS].weight = URGENT
         for name, html in _divided(sections).items():
             part = self._parts[name]
             turns.append((part.waits(html, now), partial(self._send, part, html, budget)))

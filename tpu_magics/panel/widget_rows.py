@@ -20,7 +20,7 @@ from tpu_magics.panel.widget_html import Sheet
 LIMIT = 50  # rows that are shown, at least where there are so many
 GROUP = 8  # widgets in a group
 EVERY = 2.0  # seconds between new widgets: each costs about as much as two rows
-TOGETHER = 6_000  # characters of html after which further rows get a widget of their own
+TOGETHER = 12_000  # characters of html, styles and all, after which further rows get a widget of their own
 OPENING = 1_900  # bytes that a new widget needs besides its html and the message around it, about
 
 Rows = Sequence[tuple[str, str]]

@@ -1,4 +1,6 @@
-"""{"compiles": 4, "recompiles": [{"cause": "data-shape"}, {"cause": "data-shape"}], "reads": [{"mentions": ["where"]}]}"""
+"""{"compiles": 4, "recompiles": [
+  {"cause": "data-shape"}, {"cause": "data-shape"}
+], "reads": [{"mentions": ["where"]}]}"""
 
 import torch
 import torch_xla

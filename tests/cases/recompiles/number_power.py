@@ -1,4 +1,6 @@
-"""{"compiles": 4, "recompiles": [{"cause": "python-number"}, {"cause": "python-number"}, {"cause": "python-number"}]}"""
+"""{"compiles": 4, "recompiles": [
+  {"cause": "python-number", "mentions": ["3", "2"]}, {"cause": "python-number"}, {"cause": "python-number"}
+]}"""
 
 import torch
 import torch_xla

@@ -76,7 +76,7 @@ def _other_place(pair: Pair) -> Verdict | None:
     if pair.new.trigger == "read":
         return Verdict(
             "early-read",
-            f"Inside this line {by} reads a value in the middle of a step, which cuts the graph.",
+            f"Inside this line {by} reads a value in the middle of a step: what leads to it is run by itself.",
             "Let the library log less often (logging_steps), or not read in the step: each place costs one compile.",
             pair.evidence,
         )
@@ -223,7 +223,7 @@ def _cut_elsewhere(pair: Pair) -> Verdict | None:
     when = "in this step" if only_new else "in an earlier step but not in this one"
     return Verdict(
         "early-read",
-        f"{_where(site)} read a value {when}, which cut the graph at another place than before.",
+        f"{_where(site)} read a value {when}: what is run by itself before it has changed.",
         "Read values after the step's sync, or every N steps: each new place of a read is one more compile.",
         (f"{_where(site)}: {site.code}", *pair.evidence),
     )
@@ -416,6 +416,8 @@ def _accumulation(pair: Pair) -> Verdict | None:
     new, old = pair.new.facts, pair.old.facts
     if new.stepped == old.stepped or not (new.backward and old.backward) or not pair.other_ops:
         return None
+    if new.deciding:
+        return _branch(pair, new.deciding[0])
     which = ("runs", "did not") if new.stepped else ("does not run", "did")
     what = f"The optimizer {which[0]} in this step and {which[1]} in the one compared with"
     return _new_code(pair, what, "Expected with gradient accumulation: one graph for each kind of micro-step")

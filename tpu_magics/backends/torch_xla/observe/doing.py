@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tpu_magics.backends.torch_xla.observe import counters
 from tpu_magics.backends.torch_xla.observe.compiled import Facts, Number
-from tpu_magics.backends.torch_xla.observe.snapshot import Snapshot, dtype_name, is_tensor
+from tpu_magics.backends.torch_xla.observe.snapshot import Snapshot, is_tensor
 from tpu_magics.runs.events import Input, Site
 
 _KEPT = 256  # notes of one kind in one step
@@ -24,8 +24,8 @@ class Arrival(NamedTuple):
 
     name: str
     key: int
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: Any
+    shape: Any
 
 
 class Doing:
@@ -54,11 +54,11 @@ class Doing:
     # -- notes ------------------------------------------------------------------------------------------------------
     def arrived(self, tensor: Any, name: str = "") -> None:
         if len(self.arrivals) < _KEPT:
-            self.arrivals.append(Arrival(name, id(tensor), dtype_name(tensor), tuple(tensor.shape)))
+            self.arrivals.append(Arrival(name, id(tensor), tensor.dtype, tensor.shape))
 
     def batch(self, batch: Any) -> None:
         """A loader of XLA's own handed out a batch: it is what the step receives."""
-        self.arrivals = [Arrival(n, id(t), dtype_name(t), tuple(t.shape)) for n, t in leaves("", batch)][:_KEPT]
+        self.arrivals = [Arrival(name, id(tensor), tensor.dtype, tensor.shape) for name, tensor in leaves("", batch)]
 
     def read(self, value: Any) -> None:
         """A number that the host read."""
@@ -98,8 +98,9 @@ class Doing:
         and the graph takes in (`parameters`: type and shape)."""
         inputs: dict[str, Input] = {}
         for one in self.arrivals:
-            name = one.name or snapshot.name_of(one.key, one.dtype, one.shape) or f"{_UNNAMED} {len(inputs)}"
-            inputs.setdefault(name, Input(name, one.shape, one.dtype))
+            dtype, shape = str(one.dtype).removeprefix("torch."), tuple(one.shape)
+            name = one.name or snapshot.name_of(one.key, dtype, shape) or f"{_UNNAMED} {len(inputs)}"
+            inputs.setdefault(name, Input(name, shape, dtype))
         taken = {(dtype, shape) for dtype, shape in parameters}
         for seen in snapshot.tensors.values():
             named = seen.leaf and seen.shape and "[" not in seen.name  # not what the step computed and kept

@@ -74,8 +74,7 @@ def _syncs(observer: Observer) -> Callable[[], None]:
         @functools.wraps(original)
         def step_marker(*args: Any, **kwargs: Any) -> Any:
             observer.before_sync(sys._getframe(1))
-            with told.on_every_rank():
-                result = original(*args, **kwargs)
+            result = told.run(original, *args, **kwargs)
             observer.after_sync(sys._getframe(1))
             return result
 
@@ -84,8 +83,7 @@ def _syncs(observer: Observer) -> Callable[[], None]:
     def part(original: Any) -> Any:
         @functools.wraps(original)
         def sync_part(*args: Any, **kwargs: Any) -> Any:
-            with told.on_every_rank():
-                result = original(*args, **kwargs)
+            result = told.run(original, *args, **kwargs)
             observer.ran(sys._getframe(1), "library")
             return result
 
@@ -130,8 +128,7 @@ def _reads(observer: Observer) -> Callable[[], None]:
             observer.reading = True
             started = time.perf_counter()
             try:
-                with told.on_every_rank():
-                    value = original(tensor, *args, **kwargs)
+                value = told.run(original, tensor, *args, **kwargs)
             finally:
                 observer.reading = False
             observer.was_read(sys._getframe(1), value, time.perf_counter() - started)

@@ -82,7 +82,7 @@ class Observer:
         self.training_batch: int | None = None
         self.backwards = 0
         self.accumulation: int | None = None
-        self.batch_told: events.Batch | None = None
+        self.batch_told: tuple[int, int | None] | None = None
         self.loaders: dict[int, tuple[int, int | None]] = {}
         self.had_state = False
         self.asked_at: dict[str, list[events.Site]] = {}
@@ -122,7 +122,9 @@ class Observer:
         ran = self._after_sync(frame) if not self.stopped else self._executed()
         if not ran:
             return
+        self.reading = True  # what is logged is read by us
         self.values.synced()
+        self.reading = False
         if self.loading and self.counted_in_batch:
             return
         self.counted_in_batch = True
@@ -300,11 +302,10 @@ class Observer:
         if not self.doing.backward or self.batch_size is None:
             return
         self.training_batch = self.batch_size if self.training_batch is None else self.training_batch
-        batch = events.Batch(0.0, 0, self.training_batch, self.accumulation, self.watching.ranks)
+        batch = (self.training_batch, self.accumulation)
         if self.accumulation is not None and batch != self.batch_told:
             self.batch_told = batch
-            told = events.Batch(time.time(), self.writer.rank, batch.per_device, batch.accumulation, batch.ranks)
-            self.writer.write(told)
+            self.writer.write(events.Batch(time.time(), self.writer.rank, *batch, self.watching.ranks))
 
     # -- values -----------------------------------------------------------------------------------------------------
     def log(self, values: Mapping[str, Any]) -> None:

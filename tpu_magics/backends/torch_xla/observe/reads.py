@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from tpu_magics.runs import events
 
 _SITES = 100  # of each kind that are recorded
-_TEXT = "The host reads a value in the middle of a step: the graph is cut there and both sides run by themselves."
+_TEXT = "The host reads a value in the middle of a step: what leads to it is compiled and run by itself, once more."
 _ASKED_TEXT = (
-    "The graph is cut here in the middle of a step: a shape that depends on values is asked for, or an operation "
-    "that XLA does not have runs on the host."
+    "What leads to this line is compiled and run by itself in the middle of a step: a shape that depends on values is "
+    "asked for, or an operation that XLA does not have runs on the host."
 )
 _FIX = "Read it after the step's sync, or every N steps; for records use tpu_magics.log(), which reads after the sync."
 _ASKED_FIX = "Keep the full shape (multiply by the mask, divide by its sum), or use an operation that XLA has."

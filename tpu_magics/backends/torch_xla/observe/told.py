@@ -6,7 +6,7 @@ does not: the graph itself (hlo.py), and what a compile means (causes.py).
 Two sources, both read in 2.9.0, both written only when something compiles, so that a step costs nothing:
 - `PT_XLA_DEBUG_LEVEL=1` with `PT_XLA_DEBUG_FILE` (debug_util.cpp): graph hash, number of inputs and outputs, Python
   frames (innermost first), sizes of the compiled program in GiB with six decimals. It is written by the process whose
-  PJRT_LOCAL_PROCESS_RANK is 0 when it first compiles; `on_every_rank` sees to that.
+  PJRT_LOCAL_PROCESS_RANK is 0 when it first compiles; `run` sees to that.
 - `XLA_FLAGS=--xla_dump_to=DIR --xla_dump_hlo_as_text`: the graph before optimisation, among many files that are not
   needed and are removed at once. torch_xla leaves these flags out of the key of its persistent cache (env_hash.cpp).
 """
@@ -17,10 +17,11 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from tpu_magics.backends.torch_xla import hlo
 from tpu_magics.backends.torch_xla.observe import counters
@@ -173,15 +174,23 @@ def _number(text: str | None) -> int | None:
     return int(text) if text and text.isdigit() else None
 
 
-@contextlib.contextmanager
-def on_every_rank() -> Iterator[None]:
-    """Around a sync until something has compiled: the rank is looked at once, by the first compile."""
-    rank = os.environ.get(_RANK)
-    if rank in (None, "0") or counters.compiles():
-        yield
-        return
+def run(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call what may compile. The rank is looked at once, by the first compile: until then it is said to be 0."""
+    if _settled or _compiled_or_first():
+        return original(*args, **kwargs)
+    rank = os.environ[_RANK]
     os.environ[_RANK] = "0"
     try:
-        yield
+        return original(*args, **kwargs)
     finally:
         os.environ[_RANK] = rank
+
+
+_settled: list[bool] = []  # holds something from the first compile on
+
+
+def _compiled_or_first() -> bool:
+    compiled = bool(counters.compiles())
+    if compiled:
+        _settled.append(True)
+    return compiled or os.environ.get(_RANK) in (None, "0")

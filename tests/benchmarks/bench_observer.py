@@ -1,0 +1,154 @@
+"""What observing costs: the time of a step with the observer's hooks on against off, and the size of the records.
+
+What lives here: a training loop on XLA:CPU whose steps alternate between hooks on and off, in one process; and the
+records of a long run. What does not: the panel's own work (bench_panel.py, bench_traffic.py).
+
+Short blocks of steps with and without hooks follow each other, in an order that changes; what is compared are the
+medians over all steps. The loop moves a batch to the device, goes forward and backward, steps Adam, waits for the
+step, and reads the loss after it, as people do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tests.benchmarks import fresh
+from tests.benchmarks.report import met
+
+TITLE = "The observer: time of a step, size of the records"
+# Width and depth of the network, samples of a batch: chosen for steps of about 5 and 50 ms on two cores.
+SIZES = {"about 5 ms": (128, 4, 64), "about 50 ms": (768, 6, 128)}
+TARGETS = {"about 5 ms": 2.0, "about 50 ms": 0.5}
+BLOCK, LEFT_OUT = 12, 2
+STEPS = 100_000
+MOST = 1_000_000
+
+
+def loop(width: int, depth: int, samples: int, rounds: int) -> dict[str, list[float]]:
+    """In a fresh process: seconds of each step, on and off."""
+    import os
+
+    os.environ["PJRT_DEVICE"] = "CPU"
+    import torch
+    import torch_xla
+
+    from tpu_magics.backends.base import Watching
+    from tpu_magics.backends.torch_xla import observe
+    from tpu_magics.backends.torch_xla.observe import counters, hooks
+    from tpu_magics.backends.torch_xla.observe.observer import Observer
+    from tpu_magics.backends.torch_xla.observe.told import Files
+    from tpu_magics.backends.torch_xla.precision import PrecisionWatch
+    from tpu_magics.runs.writer import EventWriter
+
+    folder = Path(tempfile.mkdtemp())
+    observe.arrange(folder / "told")
+    torch.manual_seed(0)
+    device = torch_xla.device()
+    layers = [layer for _ in range(depth) for layer in (torch.nn.Linear(width, width), torch.nn.GELU())]
+    model = torch.nn.Sequential(*layers).to(device)
+    optimizer = torch.optim.Adam(model.parameters())
+    data = torch.utils.data.TensorDataset(torch.randn(samples * 16, width))
+    loader = itertools.chain.from_iterable(
+        itertools.repeat(torch.utils.data.DataLoader(data, batch_size=samples, drop_last=True))
+    )
+    writer = EventWriter(folder / "rank-0.jsonl", 0)
+    observer = Observer(writer, Watching(), Files(None), PrecisionWatch("", lambda *_a, **_k: None))
+
+    def step() -> float:
+        started = time.perf_counter()
+        (x,) = next(loader)
+        optimizer.zero_grad()
+        loss = model(x.to(device)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        torch_xla.sync(wait=True)
+        loss.item()
+        return time.perf_counter() - started
+
+    def block(on: bool) -> list[float]:
+        """Some steps in a row; the first ones are left out: putting hooks on and off empties Python's own caches."""
+        observer.executed, observer.compiled = counters.graphs_executed(), counters.compiles()
+        with hooks.installed(observer) if on else nullcontext():
+            return [step() for _ in range(BLOCK)][LEFT_OUT:]
+
+    block(True), block(False)
+    seconds: dict[str, list[float]] = {"on": [], "off": []}
+    for _ in range(rounds // (BLOCK - LEFT_OUT)):
+        order = ["on", "off"]
+        random.shuffle(order)
+        for name in order:
+            seconds[name] += block(name == "on")
+    if observer.stopped or observer.total_steps < rounds:
+        raise RuntimeError(f"the observer did not observe: {observer.stopped or observer.total_steps}")
+    return seconds
+
+
+def records(steps: int = STEPS, compiles: int = 100) -> int:
+    """Bytes that one rank writes: `steps` steps of 10 ms with three logged values each, and `compiles` compiles."""
+    from tpu_magics.runs import events
+    from tpu_magics.runs.meter import StepMeter, ValueMeter
+    from tpu_magics.runs.writer import EventWriter
+
+    now = [1_790_000_000.0]
+    with fresh.scratch_folder() as folder:
+        writer = EventWriter(folder / "rank-0.jsonl", 0)
+        counted, values = StepMeter(writer, lambda: now[0]), ValueMeter(writer, lambda: now[0])
+        site = events.Site(0, "In [12]", 14, "training_function", "torch_xla.sync()")
+        for number in range(compiles):
+            inputs = tuple(events.Input(name, (32, 64 + number), "int64") for name in ("input_ids", "attention_mask"))
+            line = f"input_ids now int64[32,{64 + number}], before int64[32,{63 + number}]"
+            memory = {"arguments": 438_000_000, "outputs": 1_300_000_000, "temporaries": 1_900_000_000, "code": 9_000}
+            told = (
+                now[0],
+                0,
+                1.93,
+                "1202564f" * 4,
+                site,
+                number,
+                number > 0,
+                inputs,
+                number - 1,
+                (line,),
+                "input-shape",
+            )
+            writer.write(events.Compile(*told, f"An input has another shape: {line}.", "Pad. " * 20, memory))
+        for number in range(steps):
+            now[0] += 0.01
+            total = counted.step()
+            for name in ("loss", "learning_rate", "accuracy"):
+                values.log(name, random.random() / (1 + number), total)
+        counted.flush()
+        values.flush()
+        writer.close()
+        return writer.path.stat().st_size
+
+
+def measure(rounds: int = 2000) -> list[dict[str, Any]]:
+    """A row for each size of step, and one for the records."""
+    rows: list[dict[str, Any]] = []
+    for name, size in SIZES.items():
+        seconds = fresh.call(__name__, "loop", *size, rounds if "50" not in name else rounds // 5)
+        on, off = median(seconds["on"]) * 1e3, median(seconds["off"]) * 1e3
+        more = 100 * (on / off - 1)
+        target = f"at most {TARGETS[name]} % more: {met(more <= TARGETS[name])}"
+        rows.append({"what": f"a step of {name}, median ms", "off": off, "on": on, "more, %": more, "target": target})
+    written = records()
+    kept = f"at most 1 MB: {met(written <= MOST)}"
+    rows.append({"what": f"records of {STEPS:,} steps, 100 compiles, kB", "on": written / 1e3, "target": kept})
+    return rows
+
+
+def notes(_rows: list[dict[str, Any]]) -> list[str]:
+    """What stands below the table."""
+    return [
+        "Blocks of steps with and without hooks alternate in one process, in random order; medians over 2,000 steps of "
+        "each kind (400 of the slow ones).",
+        "Records: steps of 10 ms on a clock that is set forward, three values logged in each step.",
+    ]
