@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks import __main__ as runner
-from tests.benchmarks import bench_launch, bench_load, bench_memory, bench_worker, fresh, report
+from tests.benchmarks import bench_launch, bench_load, bench_memory, bench_traffic, bench_worker, fresh, report
 from tpu_magics.panel.table import to_text
 
 
@@ -272,3 +272,23 @@ def test_a_workers_own_memory_is_told_at_each_moment() -> None:
     assert all(most >= middle > 1 and alone > 1 for middle, most, alone in values)
     assert values[0][0] < values[2][0], "compiling and training takes memory"
     assert re.search(r"counts \d+ MB for each worker", bench_worker.notes(rows)[0])
+
+
+# -- what the panel sends ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_traffic_counts_what_goes_over_the_wire() -> None:
+    found = fresh.call("tests.benchmarks.bench_traffic", "traffic", 2, 10)
+    assert found["steps"] > 10 and found["compiles"] > 1 and found["updates"] > 1
+    sizes = found["sizes"]
+    assert set(sizes) >= {"opening", "updates", "static", "closing"} and all(size > 500 for size in sizes.values())
+    row = bench_traffic._row("this", found)
+    assert row["while it trains, kB"] == pytest.approx((sizes["opening"] + sizes["updates"]) / 1000)
+    assert row["after the end, kB"] == pytest.approx((sizes["static"] + sizes["closing"]) / 1000)
+
+
+def test_traffic_is_judged_by_the_worst_run() -> None:
+    rows = [{"while it trains, kB": 100.0}, {"while it trains, kB": 200.1}]
+    assert "MISSED (at most 200 kB)" in bench_traffic.notes(rows)[0]
+    assert ": met (at most 100 kB)" in bench_traffic.notes(rows[:1])[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -48,6 +49,21 @@ def test_every_precision_of_the_options_is_known() -> None:
     told = {name: tuple(sorted(precision_asked.variables(name, on).items())) for name in plan.PRECISION_NAMES}
     assert len(set(told.values())) == len(told), told  # each turns on and off what it means
     assert precision_asked.variables("", on) == {}
+
+
+@pytest.mark.parametrize("device", ["CPU", "TPU"])
+def test_compiled_programs_are_kept_on_a_tpu_only(device: str, tmp_path: Path) -> None:
+    """torch_xla 2.9 reads the variables when it compiles for the first time."""
+    code = f"""
+import os
+from pathlib import Path
+from tpu_magics.backends.base import WorkerSpec
+from tpu_magics.backends.torch_xla import worker
+worker._use_cache(WorkerSpec(0, 1, {device!r}, cache={str(tmp_path)!r}))
+print(os.environ.get("XLA_PERSISTENT_CACHE_PATH"), os.environ.get("XLA_PERSISTENT_CACHE_READ_ONLY"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ([str(tmp_path), "0"] if device == "TPU" else ["None", "None"])
 
 
 def multiplies() -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from .kernel import Kernel
 
 DOWN = "torch_xla._XLAC._xla_runtime_is_initialized()"
@@ -45,4 +47,15 @@ def test_options_are_checked_before_anything_is_looked_at(kernel: Kernel) -> Non
     assert "fp16" in cell.error and "bf16-downcast" in cell.error
     cell = kernel.run("%tpu_init -n 0")
     assert "-n 0 is not possible" in cell.error
+    cell = kernel.run("%tpu_init --cache /proc/none")
+    assert cell.error.startswith("TpuMagicsError: Compiled programs cannot be kept in /proc/none")
     assert kernel.run("%tpu_init -h").good().printed.startswith("usage: %tpu_init")
+
+
+def test_the_cache_says_why_it_is_off_here(kernel: Kernel, tmp_path: Path) -> None:
+    cell = kernel.run(f"%tpu_init --cache {tmp_path / 'programs'}").good()
+    assert f"the persistent compile cache ({tmp_path / 'programs'}) stays off here: on XLA:CPU" in cell.printed
+    kernel.run("%tpu_init").good()
+    kernel.run("import tpu_magics.launch.session as s; assert s.current.cache").good()
+    assert "stays off" not in kernel.run("%tpu_init --cache off").good().printed
+    kernel.run("assert not s.current.cache").good()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from tpu_magics.magics.mailbox import open_mailbox
 
 from .kernel import LOAD, PANEL, Cell, Kernel, running_kernel, with_old_kernel
 from .samples import MODEL, TRAIN, TRAINED
@@ -48,6 +51,7 @@ def notebook(either_kernel: Kernel, tmp_path: Path) -> Iterator[Kernel]:
     if either_kernel.descendants():
         either_kernel.run("%tpu_stop")
     assert either_kernel.descendants() == []
+    time.sleep(0.3)  # a background run's page comes before the last of its widgets is closed
     assert either_kernel.run(WIDGETS_LEFT).good().printed.splitlines()[-1] == "0"
 
 
@@ -174,6 +178,13 @@ def test_nonsense_on_the_shell_channel_does_no_harm(notebook: Kernel) -> None:
     ended_as_stopped(notebook, cell)
 
 
+def test_a_kernel_that_is_built_otherwise_has_no_mailbox() -> None:
+    """Then the button is disabled and says why (tests/panel/test_widget.py)."""
+    assert open_mailbox(object()) is None
+    assert open_mailbox(SimpleNamespace(shell_channel_thread=None, shell_stream=None, session=None)) is None
+    assert open_mailbox(SimpleNamespace(shell_channel_thread=object())) is None
+
+
 # -- live, then a page -------------------------------------------------------------------------------------------------
 
 
@@ -274,6 +285,7 @@ def test_a_click_stops_a_run_in_the_background(notebook: Kernel) -> None:
     click(notebook, button_of(cell))
     notebook.wait_until(lambda: set(shown_in(notebook, live.display_id)) == PAGE, WITHIN)
     assert notebook.descendants() == []
+    time.sleep(0.3)
     told = notebook.run("print(_tpu.status)").good().printed
     assert told.startswith("tpu_magics: the background run 'forever' was stopped.") and told.endswith("interrupted\n")
     assert "interrupted" in shown_in(notebook, live.display_id)["text/plain"]

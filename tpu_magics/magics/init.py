@@ -6,6 +6,8 @@ What lives here: the order of it. What does not: looking (host/), the defaults (
 
 from __future__ import annotations
 
+import sys
+
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host
 from tpu_magics.launch import session
@@ -20,6 +22,8 @@ def initialise(precision: str | None, processes: int | None, cache: str | None =
     if cache:
         print(f"tpu_magics: {session.cache_text(host)}", flush=True)
     if host.versions.get("torch_xla"):
+        if "torch_xla" not in sys.modules:
+            print("tpu_magics: importing torch_xla, so that the first run need not wait for it ...", flush=True)
         try:
             session.current.backend.prepare()
         except TpuMagicsError as error:
