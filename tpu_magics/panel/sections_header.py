@@ -239,7 +239,7 @@ def precision_fact(view: RunView) -> Fact:
         return Fact("Precision", (f"asked {view.asked or 'nothing'} · true: {not_available(reason)}",))
     source = f" ({short(found.source, 60)})" if found.source else ""
     asked = f"asked {short(found.asked, 40) or 'nothing'}{source}"
-    lines = (f"{asked} · true: {_true(found)}", short(found.text, 300))
+    lines = (f"{asked} · true: {_true(found)}", "" if found.agrees else short(found.text, 300))  # why they differ
     state, mark = ("warning", "differs") if not found.agrees else ("ok", "as asked") if found.asked else ("", "")
     return Fact("Precision", tuple(line for line in lines if line), state, mark)
 
