@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,7 @@ def bare(html: str) -> str:
 def test_strings_of_people_stay_text(tmp_path: Path, shown: Shown) -> None:
     run = recorded.running(tmp_path, name="plain")
     run.update(name=HOSTILE)
-    hostile = {"difference": (HOSTILE,), "text": HOSTILE, "fix": HOSTILE, "cause": "unknown"}
+    hostile: dict[str, Any] = {"difference": (HOSTILE,), "text": HOSTILE, "fix": HOSTILE, "cause": "unknown"}
     run.write(recompile(CREATED + 30, 9, **hostile), Value(CREATED + 31, 0, name=HOSTILE, value=HOSTILE, step=1))
     panel = shown.panel(run)
     panel.look()
@@ -236,7 +237,7 @@ def test_it_is_not_updated_more_often_than_twice_a_second(
 ) -> None:
     monkeypatch.setattr(widget, "UPDATE_EVERY", 0.5)
     clock = [1000.0]
-    monkeypatch.setattr(widget.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     panel = shown.panel(recorded.running(tmp_path))
     looked: list[float] = []
     monkeypatch.setattr(panel, "_update", lambda: looked.append(clock[0]))
@@ -252,7 +253,7 @@ def test_it_is_not_updated_more_often_than_twice_a_second(
 
 def test_the_budget_is_kept_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(widget_parts.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     budget, sent = Budget(), 0
     for _ in range(120):
         clock[0] += 0.5

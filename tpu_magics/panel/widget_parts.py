@@ -14,13 +14,13 @@ from typing import Any
 from tpu_magics.panel.widget_html import CLASS, Sheet, fixed_pieces
 from tpu_magics.panel.widget_rows import RowBox, Rows
 
-RATE = 1_800  # bytes a second that updates may send, on average
+RATE = 2_400  # bytes a second that updates may send, on average
 BURST = 12_000  # bytes that may be sent at once
 ENVELOPE = 700  # bytes of a message around its html, about
 LOOKED_AT = 4  # the state and the figures are sent so many times as soon as the rest
 HEAD = 2  # pieces of the header: title, figures
 FACTS = "facts"  # the section that tells why it compiled again
-URGENT = 1_000  # times as soon: a compile, and the facts after it
+URGENT = 1_000  # times as soon: a compile, and what is said of it
 LEAN = 2.5  # html with styles in its tags is so many times as long as what is sent
 ROWS_AFTER = "compiles"  # the section below which the rows of compiles stand
 
@@ -99,7 +99,8 @@ class Widgets:
         turns: list[tuple[float, Callable[[], bool]]] = []
         if self._rows.due(rows, now):
             turns.append((URGENT, partial(self._send_rows, rows, budget)))
-            self._parts[FACTS].weight = URGENT
+            for name in (*list(self._parts)[:HEAD], FACTS, ROWS_AFTER):  # what is said of rows must not contradict them
+                self._parts[name].weight = URGENT
         for name, html in _divided(sections).items():
             part = self._parts[name]
             turns.append((part.waits(html, now), partial(self._send, part, html, budget)))

@@ -22,6 +22,10 @@ from tpu_magics.runs.events import Input, Site
 
 T = TypeVar("T")
 _SHOWN = 6
+_STATE = {
+    False: "the optimizer's state is an input now, before it was made in the step",
+    True: "the optimizer's state is made in this step, before it was an input",
+}
 # torch_xla writes a Python number into the graph as data, except these, which become constants (special scalars).
 _BAKED = (0, 1)
 _PLAIN_OPS = frozenset({"constant", "parameter", "broadcast", "multiply", "add", "subtract", "convert", "reshape"})
@@ -195,7 +199,7 @@ def _optimizer_state(pair: Pair) -> Verdict | None:
         "optimizer-state",
         "The optimizer made its state in the first step; now it reads and updates it, which is another graph.",
         "Nothing to change: expected once after the first step.",
-        pair.evidence,
+        (_STATE[new.state_made], *pair.evidence),
     )
 
 
