@@ -20,7 +20,8 @@ ENVELOPE = 700  # bytes of a message around its html, about
 LOOKED_AT = 4  # the state and the figures are sent so many times as soon as the rest
 HEAD = 2  # pieces of the header: title, figures
 FACTS = "facts"  # the section that tells why it compiled again
-URGENT = 1_000  # times as soon: a compile, and what is said of it
+URGENT = 1_000  # times as soon: new compiles, and what is said of them
+ROWS = 4_000  # bytes that new compiles take, about
 LEAN = 2.5  # html with styles in its tags is so many times as long as what is sent
 ROWS_AFTER = "compiles"  # the section below which the rows of compiles stand
 
@@ -97,8 +98,8 @@ class Widgets:
         """Send what has changed, as far as the budget goes; what has waited longest goes first."""
         now = time.monotonic()
         turns: list[tuple[float, Callable[[], bool]]] = []
-        if self._rows.due(rows, now):
-            turns.append((URGENT, partial(self._send_rows, rows, budget)))
+        if waited := self._rows.waits(rows, now):
+            turns.append((URGENT * waited / ROWS, partial(self._send_rows, rows, budget)))
             for name in (*list(self._parts)[:HEAD], FACTS, ROWS_AFTER):  # what is said of rows must not contradict them
                 self._parts[name].weight = URGENT
         for name, html in _divided(sections).items():

@@ -50,11 +50,12 @@ class RowBox:
         self.box = VBox(layout=self._reverse)
         self._groups: list[tuple[Any, list[Batch]]] = []
         self._batches: dict[str, Batch | None] = {}  # None: its group was emptied
-        self._next = 0.0
+        self._sent = time.monotonic() - 2 * EVERY
 
-    def due(self, rows: Rows, now: float) -> bool:
-        """Whether there is something new to show, and it is time."""
-        return now >= self._next and bool(self._fresh(rows) or self._changed(rows))
+    def waits(self, rows: Rows, now: float) -> float:
+        """How long it was not sent; 0 where there is nothing new to show, or it is too early for that."""
+        waited = now - self._sent
+        return waited if waited >= EVERY and (self._fresh(rows) or self._changed(rows)) else 0.0
 
     def send(self, rows: Rows, take: Callable[[str], bool]) -> bool:
         """Show what is new, oldest first, as far as it may be sent. False where something may not."""
@@ -65,6 +66,7 @@ class RowBox:
                 return False
             batch.widget.value = lean
             batch.rows = {key: now.get(key, html) for key, html in batch.rows.items()}
+            self._sent = time.monotonic()
         fresh = self._fresh(rows)
         while fresh:
             batch = Batch(_first(fresh))
@@ -72,8 +74,8 @@ class RowBox:
             if not take(lean + " " * OPENING):
                 return False
             self._add(batch, lean)
+            self._sent = time.monotonic()
             fresh = fresh[len(batch.rows) :]
-        self._next = time.monotonic() + EVERY
         return True
 
     def _fresh(self, rows: Rows) -> Rows:

@@ -8,6 +8,8 @@ metric is (count, total, samples), times in nanoseconds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 # Operations whose result's shape depends on values: torch_xla runs the graph up to there to learn it.
@@ -26,16 +28,16 @@ _READS = ("aten::_local_scalar_dense",)
 
 def counter(name: str) -> int:
     """A counter's value, 0 before its first increment."""
-    return _value(name) or 0
+    return native()(name) or 0
 
 
-def _value(name: str) -> int | None:
-    """The C++ function takes this one's place at the first call: an import statement costs as much as it does."""
-    global _value
+@lru_cache(maxsize=1)
+def native() -> Callable[[str], int | None]:
+    """The function of torch_xla that reads a counter; for what is called in every step."""
     import torch_xla
 
-    _value = torch_xla._XLAC._xla_counter_value
-    return _value(name)
+    value: Callable[[str], int | None] = torch_xla._XLAC._xla_counter_value
+    return value
 
 
 def compiles() -> int:

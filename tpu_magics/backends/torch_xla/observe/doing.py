@@ -32,7 +32,7 @@ class Doing:
     """The notes of the step that is going on."""
 
     def __init__(self) -> None:
-        self.ops_before = counters.data_ops()
+        self.ops_counted = counters.data_ops()
         self.short: set[tuple[int, int]] = set()
         self.forget()
 
@@ -46,10 +46,7 @@ class Doing:
         self.state_made = False
         self.autocast: set[str] = set()
         self.rates: dict[str, Number] = {}
-
-    def step_ended(self) -> None:
-        self.forget()
-        self.ops_before = counters.data_ops()
+        self.data_ops: set[str] = set()
 
     # -- notes ------------------------------------------------------------------------------------------------------
     def arrived(self, tensor: Any, name: str = "") -> None:
@@ -59,6 +56,13 @@ class Doing:
     def batch(self, batch: Any) -> None:
         """A loader of XLA's own handed out a batch: it is what the step receives."""
         self.arrivals = [Arrival(name, id(tensor), tensor.dtype, tensor.shape) for name, tensor in leaves("", batch)]
+
+    def look_at_data_ops(self) -> None:
+        """Which of them have run since the last look; each runs a graph, so this is looked at when one has run."""
+        counted, before = counters.data_ops(), self.ops_counted
+        self.ops_counted = counted
+        ran = zip(counters.DATA_OPS, counted, before, strict=True)
+        self.data_ops.update(name for name, now, earlier in ran if now > earlier)
 
     def read(self, value: Any) -> None:
         """A number that the host read."""
@@ -79,7 +83,6 @@ class Doing:
 
     # -- what is made of them -----------------------------------------------------------------------------------------
     def facts(self, grad: bool, deciding: Callable[[Site], bool]) -> Facts:
-        ran = zip(counters.DATA_OPS, counters.data_ops(), self.ops_before, strict=True)
         return Facts(
             cuts=tuple(self.cuts.values()),
             deciding=tuple(site for site in self.cuts.values() if deciding(site)),
@@ -89,7 +92,7 @@ class Doing:
             state_made=self.state_made,
             autocast=frozenset(self.autocast),
             grad=grad,
-            data_ops=tuple(name for name, now, before in ran if now > before),
+            data_ops=tuple(sorted(self.data_ops)),
             short=frozenset(self.short),
         )
 

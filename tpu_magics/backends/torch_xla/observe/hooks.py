@@ -223,31 +223,42 @@ def _host_loaders(observer: Observer) -> Callable[[], None]:
 
 def _tracker(observer: Observer) -> Callable[[], None]:
     """Make `accelerator.log(...)` reach the run's records through a tracker of accelerate's own kind (read in 1.15)."""
-    PostImport().when_imported(
-        "accelerate.accelerator", lambda module: _patch_accelerator(module.Accelerator, observer)
-    )
-    return lambda: None
+    undo: list[Callable[[], None]] = []
+    wanted = [True]
+
+    def imported(module: Any) -> None:
+        if wanted:
+            undo.append(_track(module.Accelerator, observer))
+
+    def stop() -> None:
+        wanted.clear()
+        _all(undo)()
+
+    PostImport().when_imported("accelerate.accelerator", imported)
+    return stop
 
 
-def _patch_accelerator(Accelerator: Any, observer: Observer) -> None:
+def _track(accelerator: Any, observer: Observer) -> Callable[[], None]:
     from tpu_magics.backends.torch_xla.tracker import RunTracker
 
-    start = Accelerator.__init__
-    init_trackers = Accelerator.init_trackers
+    def start(original: Any) -> Any:
+        @functools.wraps(original)
+        def with_tracker(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            self.trackers = [*getattr(self, "trackers", []), RunTracker(observer.log)]
 
-    @functools.wraps(start)
-    def with_tracker(self: Any, *args: Any, **kwargs: Any) -> None:
-        start(self, *args, **kwargs)
-        self.trackers = [*getattr(self, "trackers", []), RunTracker(observer.log)]
+        return with_tracker
 
-    @functools.wraps(init_trackers)
-    def keep_tracker(self: Any, *args: Any, **kwargs: Any) -> None:
-        init_trackers(self, *args, **kwargs)
-        if not any(isinstance(tracker, RunTracker) for tracker in self.trackers):
-            self.trackers.append(RunTracker(observer.log))
+    def init_trackers(original: Any) -> Any:
+        @functools.wraps(original)
+        def keep_tracker(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            if not any(isinstance(tracker, RunTracker) for tracker in self.trackers):
+                self.trackers.append(RunTracker(observer.log))
 
-    Accelerator.__init__ = with_tracker
-    Accelerator.init_trackers = keep_tracker
+        return keep_tracker
+
+    return _all([_replace(accelerator, "__init__", start), _replace(accelerator, "init_trackers", init_trackers)])
 
 
 _HOOKS = (_syncs, _xla_loaders, _reads, _moves, _training, _host_loaders, _tracker)

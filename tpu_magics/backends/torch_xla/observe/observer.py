@@ -73,6 +73,7 @@ class Observer:
         self.stopped = ""
         self.reading = False
         self.moving = 0
+        self.value = counters.native()
         self.executed = counters.graphs_executed()
         self.compiled = counters.compiles()
         self.compiled_in_step = False
@@ -130,7 +131,8 @@ class Observer:
         self.counted_in_batch = True
         self.steps.step(compiled=self.compiled_in_step)
         self.compiled_in_step = False
-        self.vitals_if_due()
+        if time.monotonic() >= self.vitals.due:
+            self.look_at_vitals()
         if self.watching.max_steps is not None and self.steps.total >= self.watching.max_steps:
             raise StepLimit
 
@@ -139,18 +141,18 @@ class Observer:
         ran = self._ran(frame, "sync")
         if ran:
             self._note_batch()
-        self.doing.step_ended()
+        self.doing.forget()
         return ran
 
     def _executed(self) -> bool:
-        executed = counters.graphs_executed()
+        executed = (self.value("UncachedCompile") or 0) + (self.value("CachedCompile") or 0)
         ran = executed != self.executed
         self.executed = executed
         return ran
 
     @guarded
-    def vitals_if_due(self) -> None:
-        self.vitals.look_if_due()
+    def look_at_vitals(self) -> None:
+        self.vitals.look_now_and_then()
 
     def next_batch(self, batch: Any) -> None:
         """An XLA loader handed out a batch: the step that it begins has not been counted yet."""
@@ -177,12 +179,14 @@ class Observer:
 
     def _ran(self, frame: FrameType, trigger: str, when: str = "") -> bool:
         """Notice what was executed, and compiled, since the last look. Returns whether anything was."""
-        executed = counters.graphs_executed()
+        now = self.value("UncachedCompile") or 0
+        executed = now + (self.value("CachedCompile") or 0)
         count, self.executed = executed - self.executed, executed
         if not count:
             return False
-        now = counters.compiles()
         compiled, self.compiled = now - self.compiled, now
+        if trigger != "sync" or compiled:
+            self.doing.look_at_data_ops()
         if compiled:
             sites = self._compiled(compiled, frame, trigger)
             if trigger == "library":

@@ -31,12 +31,11 @@ class Vitals:
         self.due = self.started + EVERY
         self.last: dict[str, Any] = {}
 
-    def look_if_due(self) -> None:
-        """After each step."""
+    def look_now_and_then(self) -> None:
+        """After a step that is `due`."""
         now = time.monotonic()
-        if now >= self.due:
-            self.due = now + max(EVERY, (now - self.started) * _SHARE)
-            self.look()
+        self.due = now + max(EVERY, (now - self.started) * _SHARE)
+        self.look()
 
     def look(self) -> None:
         """Record what is new."""
