@@ -4,6 +4,7 @@ besides compiles. Real runs on XLA:CPU."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ pytest.importorskip("torch_xla")
 
 from tests.launch.launching import failed, of, run, said  # noqa: E402
 from tpu_magics.backends.torch_xla.observe import hooks, snapshot, told, vitals  # noqa: E402
+from tpu_magics.launch import session  # noqa: E402
 from tpu_magics.runs import events  # noqa: E402
-from tpu_magics.runs.events import Batch, Compile, Fallback, Precision, Read, Times, Transfer, Warned, only  # noqa: E402
+from tpu_magics.runs.events import Batch, Cache, Compile, Fallback, Precision, Read, Times, Transfer, Warned, only  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_session")
 
@@ -240,6 +242,26 @@ def test_precision_that_differs_from_what_was_asked() -> None:
 
     told_last = only(run(plain_loop_asks_too_late).run.events(), Precision)[-1]
     assert told_last.share == 0.0 and not told_last.agrees, told_last
+
+
+def test_what_the_user_lets_xla_write_stays_theirs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mine = tmp_path / "my graphs"
+    monkeypatch.setenv("XLA_FLAGS", f'--xla_dump_to="{mine}" --xla_dump_hlo_as_text')
+    monkeypatch.setenv("PT_XLA_DEBUG_LEVEL", "1")
+    monkeypatch.setenv("PT_XLA_DEBUG_FILE", str(tmp_path / "mine.txt"))
+    result = run(lengths)
+    found = only(result.run.events(), Compile)
+    assert len(found) == result.compiles and list(mine.glob("*before_optimizations.txt"))
+    assert "Graph Hash" in (tmp_path / "mine.txt").read_text()
+    assert "input-shape" in {event.cause for event in found}  # what Python knew is enough for that
+    told_why = [event.text for event in only(result.run.events(), Warned) if event.code == "not-observed"]
+    assert len(told_why) == 2 and any("PT_XLA_DEBUG is yours" in text for text in told_why)
+
+
+def test_the_cache_says_why_it_is_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(session.current, "cache", str(tmp_path))
+    (cache,) = only(run(lengths).run.events(), Cache)
+    assert (cache.hits, cache.path) == (0, str(tmp_path)) and "off on XLA:CPU" in cache.text
 
 
 # -- hooks come off again ---------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ class RecompileLimit(BaseException):
 
 @dataclass(frozen=True)
 class Watching:
-    """How a rank is watched. `device`: "CPU" or "TPU"; `ranks`: world size; `precision`: as in WorkerSpec;
+    """How a rank is watched. `device`: "CPU" or "TPU"; `ranks`: world size; `precision`, `cache`: as in WorkerSpec;
     `cell_names`: file names of cells -> "In [n]"; `cell_ids`: "In [n]" -> the front end's id of that cell."""
 
     device: str = "CPU"
@@ -62,6 +62,7 @@ class Watching:
     precision: str = ""
     max_steps: int | None = None
     max_recompiles: int | None = None
+    cache: str = ""
     cell_names: Mapping[str, str] = field(default_factory=dict)
     cell_ids: Mapping[str, str] = field(default_factory=dict)
 

@@ -131,7 +131,7 @@ class _Worker:
 
     def _watching(self) -> Watching:
         spec, task = self.spec, self.task
-        limits = {"max_steps": spec.max_steps, "max_recompiles": spec.max_recompiles}
+        limits = {"cache": spec.cache, "max_steps": spec.max_steps, "max_recompiles": spec.max_recompiles}
         cells = {"cell_names": task.cell_names, "cell_ids": task.cell_ids}
         return Watching(spec.device, self.ranks, spec.precision, **limits, **cells)  # type: ignore[arg-type]
 

@@ -59,6 +59,8 @@ def observing(writer: EventWriter, watching: Watching) -> Iterator[Observer]:
     precision = PrecisionWatch(watching.precision, write)
     observer = Observer(writer, watching, files, precision)
     precision.install()
+    for note in files.notes:
+        write(events.Warned, code="not-observed", text=f"Of compiles, {note}.")
     with hooks.installed(observer):
         live.set_recorder(observer.log)
         try:

@@ -17,7 +17,6 @@ from typing import TypeVar
 
 from tpu_magics.backends.torch_xla import hlo
 from tpu_magics.backends.torch_xla.observe.compiled import Compiled, Number, Verdict
-from tpu_magics.backends.torch_xla.observe.snapshot import Seen
 from tpu_magics.runs.events import Input, Site
 
 T = TypeVar("T")
@@ -517,8 +516,3 @@ def _by_id(sites: tuple[Site, ...]) -> dict[int, Site]:
 
 def _where(site: Site) -> str:
     return f"line {site.line} of {site.path}" if site.path else f"line {site.line}"
-
-
-def seen_text(seen: Seen) -> str:
-    """A tensor as it is known to the person."""
-    return f"{seen.name} {tensor_text(seen.dtype, seen.shape)}"

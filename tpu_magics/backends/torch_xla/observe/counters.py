@@ -50,11 +50,6 @@ def graphs_executed() -> int:
     return counter("UncachedCompile") + counter("CachedCompile")
 
 
-def tensors_alive() -> int:
-    """XLA tensors that exist now."""
-    return counter("CreateXlaTensor") - counter("DestroyXlaTensor")
-
-
 def data_ops() -> tuple[int, ...]:
     """How often each of DATA_OPS has run."""
     return tuple(counter(name) for name in DATA_OPS)

@@ -65,7 +65,7 @@ class Observer:
         self.values = Values(writer, self._logged_type)
         self.reads = Reads(writer.write, writer.rank)
         self.history = History(writer.write, writer.rank)
-        self.vitals = Vitals(writer.write, writer.rank, watching.device, lambda: self.reads.seconds)
+        self.vitals = Vitals(writer.write, writer.rank, watching, lambda: self.reads.seconds)
         self.doing = doing.Doing()
         self.thread = threading.get_ident()
         self.pid = os.getpid()

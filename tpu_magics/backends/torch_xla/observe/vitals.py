@@ -5,15 +5,16 @@ What lives here: looking at it now and then, and recording what changed. What do
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Any
 
+from tpu_magics.backends.base import Watching
 from tpu_magics.backends.torch_xla.observe import counters
 from tpu_magics.runs import events
 
 EVERY = 1.0  # seconds between looks, at least
+OFF_ON_CPU = "off on XLA:CPU: torch_xla 2.9 cannot load there what it has stored"
 _SHARE = 1 / 200  # ... and this part of the time so far: a long run's records stay few
 
 
@@ -21,11 +22,11 @@ class Vitals:
     """The vital signs of one rank. `waited` tells how long the host has waited for reads so far."""
 
     def __init__(
-        self, write: Callable[[events.Event], object], rank: int, device: str, waited: Callable[[], float]
+        self, write: Callable[[events.Event], object], rank: int, watching: Watching, waited: Callable[[], float]
     ) -> None:
         self.write = write
         self.rank = rank
-        self.device = device
+        self.watching = watching
         self.waited = waited
         self.started = time.monotonic()
         self.due = self.started + EVERY
@@ -42,10 +43,15 @@ class Vitals:
         self._times()
         for op, count in counters.fallbacks().items():
             self._if_new(f"fallback {op}", count, events.Fallback(self._now(), self.rank, op=op, count=count))
-        hits, misses = counters.counter("PersistentCacheHit"), counters.counter("PersistentCacheMiss")
-        if hits or misses:
-            self._if_new("cache", (hits, misses), events.Cache(self._now(), self.rank, hits=hits, misses=misses))
+        self._cache()
         self._hbm()
+
+    def _cache(self) -> None:
+        hits, misses = counters.counter("PersistentCacheHit"), counters.counter("PersistentCacheMiss")
+        if hits or misses or self.watching.cache:
+            text = OFF_ON_CPU if self.watching.device == "CPU" else ""
+            fields = (hits, misses, self.watching.cache, text)
+            self._if_new("cache", fields, events.Cache(self._now(), self.rank, *fields))
 
     def _now(self) -> float:
         return round(time.time(), 3)
@@ -60,7 +66,7 @@ class Vitals:
         self._if_new("times", rounded, events.Times(self._now(), self.rank, **rounded))
 
     def _hbm(self) -> None:
-        if self.device == "CPU":
+        if self.watching.device == "CPU":
             return  # it has no memory of its own: the runtime answers "UNIMPLEMENTED"
         found = hbm()
         if found is not None:
@@ -85,10 +91,3 @@ def hbm() -> tuple[int, int] | None:
         return int(info["bytes_used"]), int(info["bytes_limit"])
     except (RuntimeError, KeyError, TypeError, ValueError):
         return None
-
-
-def cache_off(device: str, environment: os._Environ[str] | dict[str, str]) -> str:
-    """Why the persistent cache is off in this worker, or ""."""
-    if device == "CPU" and environment.get("TPU_MAGICS_CACHE"):
-        return "the persistent compile cache is off on XLA:CPU: torch_xla 2.9 cannot load what it has stored there"
-    return ""
