@@ -46,6 +46,7 @@ def lengths(*, read: bool = True, steps: int = 12) -> list[float]:
 def unobserved(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker as it is without any hook, and without what the runtime writes for us."""
     monkeypatch.setattr(hooks, "_HOOKS", ())
+    monkeypatch.setattr(hooks, "_TENSOR_HOOKS", ())
     monkeypatch.setattr(told.Files, "arrange", lambda _self, _environment: None)
 
 
@@ -97,6 +98,32 @@ def test_a_dict_of_locals_that_the_user_holds_stays() -> None:
         return sorted(held)
 
     assert {"first", "torch_xla"} <= set(run(holds).value)
+
+
+def compiled_by_dynamo() -> Any:
+    import warnings
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).to("xla")
+
+    @torch.compile(backend="openxla")
+    def forward(x: Any) -> Any:
+        y = model(x)
+        return y.to(torch.float32)[:, :1] * 2
+
+    with warnings.catch_warnings(record=True) as warned, torch.no_grad():
+        warnings.simplefilter("always")
+        values = [forward(torch.ones(4, 8, device="xla") * step).sum().item() for step in range(3)]
+    return values, sorted({str(one.message)[:80] for one in warned if "ynamo" in str(one.message)})
+
+
+@pytest.mark.slow
+def test_torch_compile_does_not_trace_through_the_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    observed = run(compiled_by_dynamo)
+    unobserved(monkeypatch)
+    without = run(compiled_by_dynamo)
+    assert observed.value == without.value and observed.value[1] == []
+    assert observed.compiles == without.compiles
 
 
 # -- it fails by itself -----------------------------------------------------------------------------------------------

@@ -34,11 +34,35 @@ READS = (
 def installed(observer: Observer) -> Iterator[None]:
     """Listen until the block ends. Only for workers."""
     undo = [install(observer) for install in _HOOKS]
+    tensors = [_once(install(observer)) for install in _TENSOR_HOOKS]
+    undo += [*tensors, _before_dynamo(_all(tensors))]
     try:
         yield
     finally:
         for take_off in reversed(undo):
             take_off()
+
+
+def _once(undo: Callable[[], None]) -> Callable[[], None]:
+    left = [undo]
+    return lambda: left.pop()() if left else None
+
+
+def _before_dynamo(take_off: Callable[[], None]) -> Callable[[], None]:
+    """torch.compile traces through a tensor's methods, ours too: they come off for good before it begins (torch 2.9:
+    torch/_dynamo/callback.py). Reads are then known by what they run only."""
+    registered: list[Callable[[], None]] = []
+
+    def imported(module: Any) -> None:
+        def start(*_args: Any) -> None:
+            take_off()
+
+        handler = module.callback_handler
+        handler.register_start_callback(start)
+        registered.append(lambda: handler.remove_start_callback(start))
+
+    PostImport().when_imported("torch._dynamo.callback", imported)
+    return lambda: _all(registered)()
 
 
 def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
@@ -261,4 +285,5 @@ def _track(accelerator: Any, observer: Observer) -> Callable[[], None]:
     return _all([_replace(accelerator, "__init__", start), _replace(accelerator, "init_trackers", init_trackers)])
 
 
-_HOOKS = (_syncs, _xla_loaders, _reads, _moves, _training, _host_loaders, _tracker)
+_HOOKS = (_syncs, _xla_loaders, _training, _host_loaders, _tracker)
+_TENSOR_HOOKS = (_reads, _moves)
