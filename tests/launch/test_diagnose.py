@@ -226,6 +226,12 @@ EXCEPTIONS: list[tuple[str, str, str, tuple[str, ...]]] = [
         "fp16 mixed precision requires a device in ('xpu', 'cuda', 'npu', 'xla') (not 'xla').",
         ("--precision bf16", 'mixed_precision="bf16"'),
     ),
+    (
+        "too_many",
+        "tpu_magics.backends.base.RecompileLimit",
+        "recompile 4, where --max-recompiles allows 3",
+        ("stopped at recompile 4: --max-recompiles allows 3", "causes were not recorded", "%tpu_panel"),
+    ),
     ("fused_optimizer", "RuntimeError", FUSED.format("xla"), ('optim="adamw_torch_xla"', "In [12], line 14")),
     ("asked_for_input", "EOFError", "EOF when reading a line", ("asked for input", "%%tpu_train answer")),
     (

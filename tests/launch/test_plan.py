@@ -142,6 +142,8 @@ def test_the_plan_is_recorded() -> None:
         "precision": "bf16",
         "steps": None,
         "timeout": 33.0,
+        "max_recompiles": None,
+        "cache": "",
     }
     assert result.run.info["host"]["device"] == "CPU" and result.run.info["versions"]["torch"]
 

@@ -123,7 +123,7 @@ def test_steps_stops_cleanly_with_the_models_as_they_were(notebook: Kernel) -> N
 
 def test_plain_ends_with_a_summary_that_is_the_same_each_time(notebook: Kernel) -> None:
     told = [notebook.run("%tpu_train train model --plain").good().printed for _ in range(2)]
-    assert told == ["status: done\nranks: 1\nsteps: 3\ncompiles: 1\nvalues: none\nmodels: model\n"] * 2
+    assert told == ["status: done\nranks: 1\nsteps: 3\ncompiles: 1\nrecompiles: 0\nvalues: none\nmodels: model\n"] * 2
 
 
 # -- form 2 -----------------------------------------------------------------------------------------------------------
