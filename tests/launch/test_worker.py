@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.launch.launching import failed, of, run, said
-from tpu_magics.backends.base import StepLimit, WorkerSpec
+from tpu_magics.backends.base import StepLimit, Watching, WorkerSpec
 from tpu_magics.launch import process, worker
 from tpu_magics.launch.work import FunctionWork
 from tpu_magics.runs.events import End, Phase, Start, only
@@ -41,8 +41,9 @@ class FakeBackend:
         return {ordinal: function(ordinal, replica) for replica, ordinal in enumerate(self.ordinals)}
 
     @contextmanager
-    def observing(self, writer: EventWriter, max_steps: int | None) -> Iterator[Any]:
-        yield types.SimpleNamespace(total_steps=7, close=lambda read=True: None)
+    def observing(self, writer: EventWriter, watching: Watching) -> Iterator[Any]:
+        assert (watching.device, watching.ranks) == ("TPU", 8)
+        yield types.SimpleNamespace(total_steps=7, recompiles=1, ended=lambda: None, close=lambda read=True: None)
 
     def compiles(self) -> int:
         return 3
