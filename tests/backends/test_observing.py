@@ -15,7 +15,7 @@ pytest.importorskip("torch_xla")
 from tests.launch.launching import failed, of, run, said  # noqa: E402
 from tpu_magics.backends.torch_xla.observe import hooks, snapshot, told, vitals  # noqa: E402
 from tpu_magics.launch import session  # noqa: E402
-from tpu_magics.runs import events  # noqa: E402
+from tpu_magics.runs import events, files  # noqa: E402
 from tpu_magics.runs.events import Batch, Cache, Compile, Fallback, Precision, Read, Times, Transfer, Warned, only  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_session")
@@ -283,6 +283,39 @@ def test_what_the_user_lets_xla_write_stays_theirs(monkeypatch: pytest.MonkeyPat
     assert "input-shape" in {event.cause for event in found}  # what Python knew is enough for that
     told_why = [event.text for event in only(result.run.events(), Warned) if event.code == "not-observed"]
     assert len(told_why) == 2 and any("PT_XLA_DEBUG is yours" in text for text in told_why)
+
+
+def started_programs_see() -> list[str | None]:
+    import os
+
+    import torch_xla
+
+    names = ("XLA_FLAGS", "PT_XLA_DEBUG_LEVEL", "PT_XLA_DEBUG_FILE", "PT_XLA_DEBUG_MAX_FRAME")
+    torch.ones(2).to("xla").mul(2)
+    y = torch.ones(3, device="xla") * 2
+    torch_xla.sync()
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --mine"
+    z = torch.ones(4, device="xla") * 3
+    torch_xla.sync()
+    assert y is not z
+    return [os.environ.get(name) for name in names]
+
+
+def test_the_variables_are_put_back_once_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    result = run(started_programs_see)
+    assert result.value == ["--xla_cpu_enable_fast_math=false --mine", None, None, None]
+    found = only(result.run.events(), Compile)
+    assert len(found) == result.compiles == 2 and all(event.memory and event.graph for event in found)
+
+
+def test_without_a_folder_to_write_into_training_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(files.RunFiles, "scratch_path", property(lambda _self: tmp_path / "file" / "scratch"))
+    result = run(lengths)
+    assert len(result.run.events("compile")) == result.compiles
+    (text,) = [event.text for event in only(result.run.events(), Warned) if event.code == "not-observed"]
+    assert "graphs, hashes and sizes are not available" in text and "Not a directory" in text
 
 
 def test_the_cache_says_why_it_is_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.panel.recorded import CREATED, Recorded, agreed, began, first_compile
 from tpu_magics.panel.charts import sparkline, svg
 from tpu_magics.panel.model_view import ENDED_STATES, LIVE_STATES, Point, RunView
 from tpu_magics.panel.sections import compile_rows, sections
-from tpu_magics.panel.sections_header import facts, figures
+from tpu_magics.panel.sections_header import facts, failure_facts, figures
 from tpu_magics.panel.sections_words import clock, percent, seconds, short, size
 from tpu_magics.runs.events import (
     Batch,
@@ -640,3 +640,12 @@ def test_numbers_in_words() -> None:
         *("0 %", "less than 1 %", "50 %", "more than 99 %", "100 %")
     ]
     assert short("a\n  b" + "c" * 50, 10) == "a bcccccc…"
+
+
+@pytest.mark.parametrize(("status", "said"), [("failed", "✗ failed It ended."), ("interrupted", "It ended.")])
+def test_a_run_that_was_stopped_has_not_failed(tmp_path: Path, status: str, said: str) -> None:
+    failure = {"what": "It ended.", "why": "", "todo": "Run it again.", "details": []}
+    view = recorded.Recorded(tmp_path, status=status, failure=failure).view()
+    assert view.failure is not None
+    [told] = [each for each in failure_facts(view.failure, view.state) if each.label == "What happened"]
+    assert " ".join(part for part in (told.marked, *told.lines) if part) == said

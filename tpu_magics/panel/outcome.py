@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from tpu_magics.launch.results import TrainResult
 from tpu_magics.panel.runs import plain_summary
+from tpu_magics.panel.sections_words import count
 
 
 def show(result: TrainResult, say: Callable[[str], None], plain: bool, panel: bool = False) -> None:
@@ -28,11 +29,11 @@ def one_line(result: TrainResult) -> str:
     """E.g. "training_function: done, 1 rank on CPU, 57 steps in 8.2 s, 4 compiles; home: model"."""
     summary = result.run.summary()
     device = str(result.run.info.get("plan", {}).get("device", ""))
-    parts = [f"{_count(len(summary.ranks), 'rank')} on {'XLA:CPU' if device == 'CPU' else device}"]
+    parts = [f"{count(len(summary.ranks), 'rank')} on {'XLA:CPU' if device == 'CPU' else device}"]
     if summary.steps is not None:
-        parts.append(f"{_count(summary.steps, 'step')} in {summary.seconds or 0:.1f} s")
+        parts.append(f"{count(summary.steps, 'step')} in {summary.seconds or 0:.1f} s")
     if summary.compiles is not None:
-        parts.append(_count(summary.compiles, "compile"))
+        parts.append(count(summary.compiles, "compile"))
     return f"{summary.name}: {summary.status}, {', '.join(parts)}; {_home(result)}"
 
 
@@ -41,7 +42,3 @@ def _home(result: TrainResult) -> str:
         return "stopped by --steps, the notebook's models are unchanged"
     names = result.run.summary().models
     return f"trained weights are home: {', '.join(names)}" if names else "no model to bring home"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -49,8 +49,8 @@ from tpu_magics.panel.sections_parts import (
     shown_ranks,
     value_cells,
 )
-from tpu_magics.panel.sections_words import Fact, label, place, printable, say, short
-from tpu_magics.panel.table import Row, Table
+from tpu_magics.panel.sections_words import Fact, label, place, say, short
+from tpu_magics.panel.table import Row, Table, printable
 from tpu_magics.runs.events import Read, Transfer
 
 ROWS, TEXT_ROWS, OPEN_ROWS = 50, 20, 8
@@ -121,7 +121,7 @@ def _failure(view: RunView) -> Iterator[str]:
     """What happened, and the lines that belong to it with their blanks, which a table would take away."""
     if view.failure is None:
         return
-    told = plain.to_text(Table("Failure", None, tuple(map(_row, failure_facts(view.failure)))))
+    told = plain.to_text(Table("Failure", None, tuple(map(_row, failure_facts(view.failure, view.state)))))
     lines = [part for line in failure_lines(view.failure) for part in printable(line).splitlines()]
     yield "\n".join([told, *(part for line in lines for part in textwrap.wrap(line, plain.WIDTH) or [""])])
 

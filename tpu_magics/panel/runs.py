@@ -9,13 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from tpu_magics.panel.sections_words import NOT_AVAILABLE, short, size
 from tpu_magics.panel.table import Row, Table
 from tpu_magics.runs.files import LIVE
 from tpu_magics.runs.reader import Run
 from tpu_magics.runs.summary import RunSummary
 
-NOT_AVAILABLE = "not available"
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _MAX_TEXT = 40
 _NOT_LOGGED = "not logged"
 
@@ -211,7 +210,7 @@ def _why_no_compiles(summary: RunSummary) -> str:
 
 def _peak(summary: RunSummary, rank: int) -> str:
     if rank in summary.peak_memory:
-        return _size(summary.peak_memory[rank])
+        return size(summary.peak_memory[rank])
     return f"{NOT_AVAILABLE} (no sample)" if rank in summary.ranks else "no such rank"
 
 
@@ -229,16 +228,8 @@ def _value(value: Value) -> str:
 
 
 def _short(text: str) -> str:
-    """One line of at most 40 characters: logged names and texts may be of any kind."""
-    line = " ".join(text.split())
-    return line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…"
-
-
-def _size(count: float) -> str:
-    value, unit = float(count), 0
-    while value >= 1024 and unit < len(_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{value:.{1 if unit >= 3 else 0}f} {_UNITS[unit]}"
+    """Logged names and texts may be of any kind."""
+    return short(text, _MAX_TEXT)
 
 
 _FACTS: tuple[tuple[str, Fact], ...] = (

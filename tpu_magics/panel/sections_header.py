@@ -75,7 +75,7 @@ class Figure:
 
 def header_html(view: RunView) -> str:
     """State and figures, which change with every step; a failure."""
-    return _title(view) + _failure(view.failure) + _figures(view)
+    return _title(view) + _failure(view) + _figures(view)
 
 
 def facts_html(view: RunView) -> str:
@@ -356,9 +356,10 @@ def _batch(view: RunView) -> str:
 # -- a failure -------------------------------------------------------------------------------------------------------
 
 
-def failure_facts(failure: Failure) -> Iterator[Fact]:
-    """What happened, why, what to do."""
-    yield Fact("What happened", (cut(failure.what, 1_000),), "broken", "failed")
+def failure_facts(failure: Failure, state: str) -> Iterator[Fact]:
+    """What happened, why, what to do. A run that somebody stopped has not failed."""
+    mark = ("", "") if state in ("interrupted", "stopped") else ("broken", "failed")
+    yield Fact("What happened", (cut(failure.what, 1_000),), *mark)
     for name, text in (("Why", failure.why), ("What to do", failure.todo)):
         if text:
             yield Fact(name, (cut(text, 1_000),))
@@ -371,8 +372,10 @@ def failure_lines(failure: Failure) -> list[str]:
     return [*lines, f"… and {left:,} more lines"] if left > 0 else lines
 
 
-def _failure(failure: Failure | None) -> str:
-    if failure is None:
+def _failure(view: RunView) -> str:
+    if view.failure is None:
         return ""
-    lines = failure_lines(failure)
-    return facts_table(failure_facts(failure)) + (lines_as_they_are(lines) + "<br>" if lines else "<br>")
+    lines = failure_lines(view.failure)
+    return facts_table(failure_facts(view.failure, view.state)) + (
+        lines_as_they_are(lines) + "<br>" if lines else "<br>"
+    )

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from tpu_magics.panel.table import SYMBOLS
+from tpu_magics.panel.table import SYMBOLS, printable
 from tpu_magics.runs.events import Compile, Input, Site
 
 NOT_AVAILABLE = "not available"
@@ -155,14 +155,9 @@ def several(items: Sequence[str], most: int) -> str:
 # -- HTML ------------------------------------------------------------------------------------------------------------
 
 
-def printable(text: object) -> str:
-    """Without control characters, lone surrogates and marks that turn the direction of writing."""
-    return "".join(ch if ch == "\n" or ch.isprintable() else " " if ch == "\t" else "�" for ch in str(text))
-
-
 def say(text: object) -> str:
     """Anything as text of an HTML page."""
-    return escape(printable(text), quote=True)
+    return escape(printable(str(text)), quote=True)
 
 
 def whole(text: str) -> str:

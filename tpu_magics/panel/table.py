@@ -52,15 +52,15 @@ def state_text(state: str) -> str:
 
 def to_text(table: Table, width: int = WIDTH) -> str:
     """The table in aligned plain text, at most `width` columns wide where its words allow."""
-    grid = [[_printable(cell) for cell in line] for line in _grid(table)]
+    grid = [[printable(cell) for cell in line] for line in _grid(table)]
     widths = _fit([_natural(column) for column in zip(*grid, strict=True)], width)
-    lines = [_printable(table.title)] if table.title else []
+    lines = [printable(table.title)] if table.title else []
     for number, cells in enumerate(grid):
         lines += _text_row(cells, widths)
         if number == 0 and table.columns:
             lines.append(GAP.join("─" * each for each in widths))
     for note in table.notes:
-        lines += _wrap(_printable(note), width)
+        lines += _wrap(printable(note), width)
     return "\n".join(lines)
 
 
@@ -73,7 +73,7 @@ def _grid(table: Table) -> list[list[str]]:
     return [line + [""] * (count - len(line)) for line in lines]
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Without control characters: a command line or a run's name could carry a terminal's escape codes."""
     return "".join(ch if ch == "\n" or ch.isprintable() else " " if ch == "\t" else "�" for ch in text)
 
@@ -178,4 +178,4 @@ def _html_row(line: Sequence[str], tag: str, styles: Sequence[str]) -> str:
 
 
 def _escape(text: str) -> str:
-    return escape(_printable(text), quote=True)
+    return escape(printable(text), quote=True)

@@ -51,8 +51,7 @@ class RunFiles:
     def scratch_path(self) -> Path:
         """What the workers need for a moment: not in the run folder, which may lie on a slow disk, and gone when the
         run has ended."""
-        digest = hashlib.sha256(os.fsencode(self.path.absolute())).hexdigest()[:12]
-        return Path(tempfile.gettempdir()) / f"tpu_runs-{os.getuid()}" / f"scratch-{digest}"
+        return _temporary(self.path, "scratch-")
 
     def value_path(self, rank: int) -> Path:
         """The pickled return value of a rank, while it travels home."""
@@ -85,8 +84,13 @@ def _cwd() -> Path:
 
 def fallback_root(root: Path | str) -> Path:
     """Where the runs of `root` go when it cannot be written: the same folder each time, to be found again."""
-    digest = hashlib.sha256(os.fsencode(Path(root).absolute())).hexdigest()[:12]
-    return Path(tempfile.gettempdir()) / f"tpu_runs-{os.getuid()}" / digest
+    return _temporary(Path(root))
+
+
+def _temporary(path: Path, prefix: str = "") -> Path:
+    """A folder of this account's in the temporary one that belongs to `path`."""
+    digest = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:12]
+    return Path(tempfile.gettempdir()) / f"tpu_runs-{os.getuid()}" / f"{prefix}{digest}"
 
 
 def read_info(path: Path) -> dict[str, Any]:

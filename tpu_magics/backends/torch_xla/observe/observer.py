@@ -8,7 +8,6 @@ training goes on, and the record says that observing stopped and why. What does 
 from __future__ import annotations
 
 import functools
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -68,7 +67,6 @@ class Observer:
         self.vitals = Vitals(writer.write, writer.rank, watching, lambda: self.reads.seconds)
         self.doing = doing.Doing()
         self.thread = threading.get_ident()
-        self.pid = os.getpid()
         self.closed = False
         self.stopped = ""
         self.reading = False
@@ -124,8 +122,10 @@ class Observer:
         if not ran:
             return
         self.reading = True  # what is logged is read by us
-        self.values.synced()
-        self.reading = False
+        try:
+            self.values.synced()
+        finally:
+            self.reading = False
         if self.loading and self.counted_in_batch:
             return
         self.counted_in_batch = True

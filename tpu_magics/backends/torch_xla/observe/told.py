@@ -27,6 +27,7 @@ from tpu_magics.backends.torch_xla import hlo
 from tpu_magics.backends.torch_xla.observe import counters
 
 _DEBUG = ("PT_XLA_DEBUG", "PT_XLA_DEBUG_LEVEL", "PT_XLA_DEBUG_FILE")
+_OURS = (*_DEBUG, "PT_XLA_DEBUG_MAX_FRAME", "XLA_FLAGS")
 _RANK = "PJRT_LOCAL_PROCESS_RANK"
 _MODULE = re.compile(r"module_(\d+)\..*before_optimizations\.txt$")
 _FRAME = re.compile(r"^Compilation Analysis:   (.*) \((.*):(\d+)\)$")
@@ -64,6 +65,7 @@ class Files:
     debugging: bool = False
     dumping: bool = False
     notes: list[str] = field(default_factory=list)
+    _set: dict[str, tuple[str | None, str]] = field(default_factory=dict)
 
     @property
     def debug_file(self) -> Path:
@@ -75,7 +77,12 @@ class Files:
 
     def arrange(self, environment: MutableMapping[str, str]) -> None:
         """Set the variables, before the runtime reads them. What the person set stays as it is."""
-        self.graphs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self.graphs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            self.notes.append(f"graphs, hashes and sizes are not available: {self.graphs}: {error.strerror or error}")
+            return
+        before = {name: environment.get(name) for name in _OURS}
         if any(environment.get(name) for name in _DEBUG):
             self.notes.append("graph hashes and sizes are not available: PT_XLA_DEBUG is yours in this run")
         else:
@@ -88,10 +95,21 @@ class Files:
         else:
             environment["XLA_FLAGS"] = f'{flags} --xla_dump_to="{self.graphs}" --xla_dump_hlo_as_text'.strip()
             self.dumping = True
+        self._set = {name: (old, environment[name]) for name, old in before.items() if environment.get(name) != old}
+
+    def put_back(self, environment: MutableMapping[str, str]) -> None:
+        """The variables as they were, once they have been read: programs that the user's code starts are none of ours.
+        Both libraries read them when they first compile, and never again."""
+        for name, (before, ours) in self._set.items():
+            if environment.get(name) == ours:
+                environment.pop(name)
+                environment.update({name: before} if before is not None else {})
+        self._set = {}
 
     # -- reading ----------------------------------------------------------------------------------------------------
     def read(self, count: int) -> list[Told]:
         """The last `count` compiles, oldest first."""
+        self.put_back(os.environ)
         told = self._debugged(count)
         seconds = counters.newest_seconds("CompileTime", count)
         graphs = self._dumped(count)
