@@ -172,7 +172,7 @@ CAUSES = (
 
 @dataclass(frozen=True)
 class Transfer(Event):
-    """A value that the host read in the middle of a step, which cut the graph there. `count`: reads at this site so far
+    """A value that the host read in the middle of a step, which ran a part of it by itself. `count`: reads here so far
     (a later record of the same site replaces the earlier); `seconds`: waited for them so far; `code`: the line."""
 
     kind: ClassVar[str] = "transfer"

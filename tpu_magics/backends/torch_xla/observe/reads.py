@@ -1,4 +1,4 @@
-"""Values that the host reads from the device: where, how often, how long it waited, and whether that cut a step.
+"""Values that the host reads from the device: where, how often, how long it waited, and whether it ran a graph.
 
 What lives here: counting them by site, and their records. What does not: noticing them (hooks.py).
 """
