@@ -99,13 +99,14 @@ def test_notebook_launcher_goes_through_us(notebook: FakeNotebook) -> None:
     result = cell(
         "from accelerate import notebook_launcher\n"
         "def f(a, b):\n    import os\n    return a + b, os.environ.get('ACCELERATE_MIXED_PRECISION')\n"
-        "notebook_launcher(f, (1, 2), num_processes=8, mixed_precision='bf16')\n"
+        "notebook_launcher(f, (1, 2), num_processes=3, mixed_precision='bf16')\n"
         "after = True\n"
     )
     assert result is not None and result.value == (3, "bf16")
     assert result.run.info["plan"]["precision"] == "bf16"
     assert notebook.names["after"] is True and cells.INTERCEPT not in notebook.names
-    assert "The call asks for 8 processes; this host has no TPU, so one rank runs on XLA:CPU." in notebook.lines
+    asked = "The call asks for 3 processes: 3 ranks are rehearsed on XLA:CPU (-n 1 trains with one)."
+    assert asked in notebook.lines and result.values == [(3, "bf16")] * 3
     assert "ACCELERATE_MIXED_PRECISION" not in os.environ
 
 

@@ -232,6 +232,39 @@ EXCEPTIONS: list[tuple[str, str, str, tuple[str, ...]]] = [
         "recompile 4, where --max-recompiles allows 3",
         ("stopped at recompile 4: --max-recompiles allows 3", "causes were not recorded", "%tpu_panel"),
     ),
+    (
+        "split_batches",
+        "ValueError",
+        (
+            "To use a `DataLoader` in `split_batches` mode, the batch size (6) needs to be a round multiple of the "
+            "number of processes (4)."
+        ),
+        ("6 cannot be split over 4 ranks", "a multiple of 4 (4 or 8)", "split_batches=False", "In [12], line 14"),
+    ),
+    (
+        "split_batches",
+        "ValueError",
+        (
+            "To use `BatchSamplerShard` in `split_batches` mode, the batch size (2) needs to be a round multiple of "
+            "the number of processes (8)."
+        ),
+        ("2 cannot be split over 8 ranks", "a multiple of 8 (8)"),
+    ),
+    (
+        "no_batch_fits",
+        "RuntimeError",
+        "No executable batch size found, reached zero.",
+        ("no batch size that fits", "gradient checkpointing"),
+    ),
+    (
+        "evaluation_does_not_fit",
+        "RuntimeError",
+        (
+            "Evaluation hit an out-of-memory error. `auto_find_batch_size` only adjusts the training batch size, "
+            f"reduce `per_device_eval_batch_size` instead. (caused by RuntimeError: {HBM_USED})"
+        ),
+        ("in an evaluation", "smaller per_device_eval_batch_size"),
+    ),
     ("fused_optimizer", "RuntimeError", FUSED.format("xla"), ('optim="adamw_torch_xla"', "In [12], line 14")),
     ("asked_for_input", "EOFError", "EOF when reading a line", ("asked for input", "%%tpu_train answer")),
     (

@@ -73,9 +73,8 @@ def test_numbers_that_cannot_be_had(tmp_path: Path, asked: int) -> None:
         plan.count_workers(inspect(fake_hosts.tpu_vm_v2(tmp_path / "v2")), asked)
     assert f"-n {asked} is not possible on this host: it has 4 TPU chips." in caught.value.what
     assert "Leave -n away for 8 ranks, or use -n 1." in caught.value.todo
-    with pytest.raises(TpuMagicsError) as caught:
-        plan.count_workers(inspect(fake_hosts.plain(tmp_path / "plain")), asked)
-    assert "is not available on this machine yet" in caught.value.what
+    made = planned(inspect(fake_hosts.plain(tmp_path / "plain")), asked)
+    assert (made.workers, made.rehearsed) == (asked, True)
 
 
 # -- the workers' environment -----------------------------------------------------------------------------------------
@@ -128,8 +127,8 @@ def test_defaults_of_the_session_hold_and_options_win(monkeypatch: pytest.Monkey
     assert run(shown).run.info["plan"]["precision"] == "bf16"
     with pytest.raises(TpuMagicsError, match="--precision half"):
         session.initialise(precision="half")
-    with pytest.raises(TpuMagicsError, match="-n 9"):
-        session.initialise(processes=9)
+    with pytest.raises(TpuMagicsError, match="-n 9 and --spmd"):
+        session.initialise(processes=9, spmd=8)
     assert session.current.precision == "bf16"
 
 
@@ -144,6 +143,9 @@ def test_the_plan_is_recorded() -> None:
         "timeout": 33.0,
         "max_recompiles": None,
         "cache": "",
+        "rehearsed": False,
+        "spmd": None,
+        "collective_timeout": None,
     }
     assert result.run.info["host"]["device"] == "CPU" and result.run.info["versions"]["torch"]
 

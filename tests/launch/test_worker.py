@@ -43,10 +43,8 @@ class FakeBackend:
     @contextmanager
     def observing(self, writer: EventWriter, watching: Watching) -> Iterator[Any]:
         assert (watching.device, watching.ranks) == ("TPU", 8)
-        yield types.SimpleNamespace(total_steps=7, recompiles=1, ended=lambda: None, close=lambda read=True: None)
-
-    def compiles(self) -> int:
-        return 3
+        counts = {"total_steps": 7, "compiles": 3, "recompiles": 1}
+        yield types.SimpleNamespace(**counts, ended=lambda: None, close=lambda read=True: None)
 
     def finish(self) -> bool:
         return False

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from tpu_magics.runs.writer import EventWriter
 
 
+COLLECTIVE_TIMEOUT = 60.0  # seconds
+
+
 @dataclass(frozen=True)
 class WorkerSpec:
     """What one worker needs to become a rank.
@@ -25,6 +28,9 @@ class WorkerSpec:
     `max_steps`: stop cleanly after so many steps, `max_recompiles`: fail at the first recompile above it (None: no
     limit); `replicas`: devices of one worker; `scratch`: a folder of this worker's own for what need not be kept;
     `cache`: the folder of the persistent compile cache ("": none).
+    `meeting`: where the ranks of a rehearsal find each other, a folder they share (None: no rehearsal);
+    `collective_timeout`: seconds that a rank of a rehearsal waits in a collective for the others;
+    `spmd`: devices of one SPMD worker (None: not SPMD; 0: all that the host has).
     """
 
     index: int
@@ -37,6 +43,9 @@ class WorkerSpec:
     max_recompiles: int | None = None
     scratch: Path | None = None
     cache: str = ""
+    meeting: Path | None = None
+    collective_timeout: float = COLLECTIVE_TIMEOUT
+    spmd: int | None = None
 
 
 class StepLimit(BaseException):
@@ -55,7 +64,8 @@ class RecompileLimit(BaseException):
 @dataclass(frozen=True)
 class Watching:
     """How a rank is watched. `device`: "CPU" or "TPU"; `ranks`: world size; `precision`, `cache`: as in WorkerSpec;
-    `cell_names`: file names of cells -> "In [n]"; `cell_ids`: "In [n]" -> the front end's id of that cell."""
+    `cell_names`: file names of cells -> "In [n]"; `cell_ids`: "In [n]" -> the front end's id of that cell; `rehearsed`:
+    collectives are carried by the host, and cut the graphs; `spmd`: one worker drives several devices."""
 
     device: str = "CPU"
     ranks: int = 1
@@ -65,6 +75,16 @@ class Watching:
     cache: str = ""
     cell_names: Mapping[str, str] = field(default_factory=dict)
     cell_ids: Mapping[str, str] = field(default_factory=dict)
+    rehearsed: bool = False
+    spmd: bool = False
+
+
+class CollectiveTimeout(BaseException):
+    """A rank of a rehearsal has waited too long for another one; a BaseException as `StepLimit` is."""
+
+
+class CollectiveBroken(BaseException):
+    """A collective of a rehearsal has come to nothing: another rank has left, or does something else."""
 
 
 class Backend(Protocol):
@@ -75,6 +95,9 @@ class Backend(Protocol):
     # -- the notebook's process -----------------------------------------------------------------------------------
     def prepare(self) -> None:
         """Import what the workers need, before the fork. Raises TpuMagicsError where it cannot be imported."""
+
+    def rehearsal_problem(self) -> str:
+        """Why several ranks cannot be rehearsed on XLA:CPU with what is installed; "" where they can."""
 
     def runtime_initialized(self) -> bool:
         """Whether the accelerator's runtime is up in this process. Never brings it up, imports nothing."""
@@ -184,9 +207,6 @@ class Backend(Protocol):
     def observing(self, writer: EventWriter, watching: Watching) -> AbstractContextManager[Watcher]:
         """Record steps, compiles, reads and logged values of this process until the block ends."""
 
-    def compiles(self) -> int | None:
-        """Graphs compiled so far in this process, as the runtime counts them."""
-
     def finish(self) -> bool:
         """Run what is pending on the device and wait for it. Returns whether anything was."""
 
@@ -197,6 +217,10 @@ class Watcher(Protocol):
     @property
     def total_steps(self) -> int:
         """Steps so far."""
+
+    @property
+    def compiles(self) -> int | None:
+        """Compiles so far, of logical graphs in a rehearsal; None where that is not known."""
 
     @property
     def recompiles(self) -> int | None:

@@ -203,13 +203,13 @@ def _possible(asked: Any, options: Options) -> int | None:
     ranks = host.workers * host.replicas
     if asked in (1, ranks):
         return int(asked)
-    session.current.notebook.say(
-        f"The call asks for {asked} processes; this host has "
-        + (
-            f"{len(host.chips)} TPU chips, so {ranks} ranks are started."
-            if host.device == "TPU"
-            else "no TPU, so one rank runs on XLA:CPU."
+    if host.device == "CPU" and isinstance(asked, int):
+        session.current.notebook.say(
+            f"The call asks for {asked} processes: {asked} ranks are rehearsed on XLA:CPU (-n 1 trains with one)."
         )
+        return asked
+    session.current.notebook.say(
+        f"The call asks for {asked} processes; this host has {len(host.chips)} TPU chips, so {ranks} ranks are started."
     )
     return None
 

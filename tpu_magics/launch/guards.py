@@ -54,6 +54,17 @@ class Situation:
     source: str = ""
 
 
+def require_rehearsal(backend: Backend, ranks: int) -> None:
+    """Raise TpuMagicsError where several ranks cannot be rehearsed."""
+    problem = backend.rehearsal_problem()
+    if problem:
+        raise TpuMagicsError(
+            f"{ranks} ranks cannot be rehearsed on this machine.",
+            problem,
+            "Install PyTorch's own build for Linux (pip install torch==2.9.0), or train with -n 1.",
+        )
+
+
 def check(situation: Situation) -> None:
     """Raise TpuMagicsError for the first thing that would break the workers."""
     for guard in GUARDS:

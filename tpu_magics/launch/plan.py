@@ -6,13 +6,15 @@ not: doing it (train.py).
 
 from __future__ import annotations
 
+import os
+import socket
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.backends.base import WorkerSpec
+from tpu_magics.backends.base import COLLECTIVE_TIMEOUT, WorkerSpec
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, free_disk
 from tpu_magics.host.memory import host_memory
@@ -20,6 +22,8 @@ from tpu_magics.host.memory import host_memory
 # Host memory that a worker takes besides models, in bytes: what it alone has written after 30 steps of a small net on
 # XLA:CPU with torch 2.9, the compiled programs included (median; docs/benchmarks.md, tests/benchmarks/bench_worker.py).
 PER_WORKER = 75_000_000
+LONGEST = 1e9  # seconds
+SPMD_DEVICES = 8  # virtual devices of an SPMD worker on XLA:CPU where no number was given
 PRECISION_NAMES = ("fp32", "bf16", "bf16-downcast")
 
 
@@ -38,10 +42,12 @@ class Options:
     plain: bool = False
     max_recompiles: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    spmd: int | None = None
+    collective_timeout: float | None = None
 
     def check(self) -> None:
         """Raise TpuMagicsError for values that no run can have."""
-        for name, value in (("-n", self.processes), ("--steps", self.steps)):
+        for name, value in (("-n", self.processes), ("--steps", self.steps), ("--spmd", self.spmd or None)):
             if value is not None and value < 1:
                 raise TpuMagicsError(
                     f"{name} {value} is not possible.", "It counts from 1.", f"Give {name} 1 or more, or leave it away."
@@ -52,11 +58,18 @@ class Options:
                 "It is how many recompiles a run may have.",
                 "Give --max-recompiles 0 or more, or leave it away for no limit.",
             )
-        if self.timeout is not None and not self.timeout > 0:
+        for name, seconds in (("--timeout", self.timeout), ("--collective-timeout", self.collective_timeout)):
+            if seconds is not None and not 0 < seconds < LONGEST:
+                raise TpuMagicsError(
+                    f"{name} {seconds:g} is not possible.",
+                    f"It is a number of seconds above 0 and below {LONGEST:.0e}.",
+                    f"Give {name} a number of seconds, or leave it away.",
+                )
+        if self.spmd is not None and self.processes is not None:
             raise TpuMagicsError(
-                f"--timeout {self.timeout:g} is not possible.",
-                "It is a number of seconds above 0.",
-                "Give --timeout a number of seconds, or leave it away for no limit.",
+                f"-n {self.processes} and --spmd cannot be had together.",
+                "-n starts a process for each rank; --spmd drives all devices from a single process.",
+                "Leave one of them away.",
             )
         _choice("--precision", self.precision, PRECISION_NAMES)
         _choice("--hoist", self.hoist, ("auto", "off"))
@@ -84,6 +97,13 @@ class Plan:
     timeout: float | None
     max_recompiles: int | None = None
     cache: str = ""
+    spmd: int | None = None
+    collective_timeout: float = COLLECTIVE_TIMEOUT
+
+    @property
+    def rehearsed(self) -> bool:
+        """Whether workers on XLA:CPU act as the ranks of a TPU."""
+        return self.device == "CPU" and self.workers > 1
 
     def spec(self, index: int, scratch: Path | None = None) -> WorkerSpec:
         """What worker `index` is told; `scratch`: a folder for what the workers need for a moment."""
@@ -98,6 +118,9 @@ class Plan:
             max_recompiles=self.max_recompiles,
             scratch=None if scratch is None else scratch / f"worker-{index}",
             cache=self.cache,
+            meeting=scratch if self.rehearsed else None,
+            collective_timeout=self.collective_timeout,
+            spmd=self.spmd,
         )
 
     @property
@@ -115,22 +138,72 @@ class Plan:
             "timeout": self.timeout,
             "max_recompiles": self.max_recompiles,
             "cache": self.cache,
+            "rehearsed": self.rehearsed,
+            "spmd": self.spmd,
+            "collective_timeout": self.collective_timeout if self.rehearsed else None,
         }
 
 
-def make_plan(host: Host, options: Options, precision: str, workers: int, cache: str = "") -> Plan:
-    """The plan for `workers` processes on this host; a single one of several uses one device (v2, v3: of two)."""
+def make_plan(
+    host: Host,
+    options: Options,
+    precision: str,
+    workers: int,
+    cache: str = "",
+    collective_timeout: float | None = None,
+) -> Plan:
+    """The plan for `workers` processes on this host; a single one of several uses one device (v2, v3: of two). The
+    session's `cache` and `collective_timeout` hold where the options have none."""
+    rehearsed = host.device == "CPU" and workers > 1
+    meeting = meeting_environment() if rehearsed else {}
     return Plan(
         device=host.device,
         workers=workers,
         replicas=host.replicas if workers == host.workers else 1,
         precision=precision,
-        environment={**host.worker_environment, **options.environment},
+        environment={**host.worker_environment, **meeting, **options.environment},
         steps=options.steps,
         timeout=options.timeout,
         max_recompiles=options.max_recompiles,
         cache=cache,
+        spmd=options.spmd,
+        collective_timeout=options.collective_timeout or collective_timeout or COLLECTIVE_TIMEOUT,
     )
+
+
+def spmd_devices(host: Host, asked: int | None, session: int | None) -> int | None:
+    """How many devices an SPMD worker drives: `asked` by the cell (0: no number, None: not SPMD), else the session's
+    number; on a TPU 0 for all of them."""
+    if asked is None:
+        return None
+    return asked or session or (SPMD_DEVICES if host.device == "CPU" else 0)
+
+
+def meeting_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Where torch.distributed's own store of a rehearsal listens: torch_xla's default port may be taken.
+
+    Raises TpuMagicsError where the person's own MASTER_PORT is in use.
+    """
+    own = environ.get("MASTER_PORT", "")
+    if own and _free_port(own) is None:
+        raise TpuMagicsError(
+            f"Port {own} is in use, and MASTER_PORT names it.",
+            "torch.distributed's rank 0 has to listen there for the other ranks.",
+            "Unset it (`%env -u MASTER_PORT`, or del os.environ['MASTER_PORT']): a free port is then chosen; or end "
+            f"the program that holds it (`ss -ltnp | grep :{own}` names it).",
+        )
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": own or str(_free_port("0"))}
+
+
+def _free_port(text: str) -> int | None:
+    """The port where it can be listened on (for "0" one that the system chooses), else None."""
+    with socket.socket() as probe:
+        try:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", int(text)))
+        except (OSError, ValueError, OverflowError):
+            return None
+        return int(probe.getsockname()[1])
 
 
 def cache_folder(text: str) -> str:
@@ -153,27 +226,34 @@ def cache_folder(text: str) -> str:
         ) from None
 
 
-def count_workers(host: Host, asked: int | None) -> int:
-    """How many processes to start: one for each chip; one on XLA:CPU.
+def count_workers(host: Host, asked: int | None, spmd: int | None = None) -> int:
+    """How many processes to start: one for each chip; one on XLA:CPU, where more are a rehearsal; one for SPMD.
 
-    Raises TpuMagicsError where `asked` cannot be had.
+    Raises TpuMagicsError where `asked` or so many devices cannot be had.
     """
+    if spmd is not None:
+        return _one_for_all(host, spmd)
     if asked is None or asked == host.workers * host.replicas:
         return host.workers
-    if asked == 1:
-        return 1
-    if host.device == "CPU":
-        raise TpuMagicsError(
-            f"-n {asked} is not available on this machine yet.",
-            "There is no TPU here. Rehearsing several ranks on XLA:CPU is the next thing that is being built.",
-            "Leave -n away: one worker runs the same notebook.",
-        )
+    if asked == 1 or host.device == "CPU":
+        return asked
     ranks = host.workers * host.replicas
     raise TpuMagicsError(
         f"-n {asked} is not possible on this host: it has {len(host.chips)} TPU chips.",
         "torch_xla starts one process for each chip, or a single one.",
         f"Leave -n away for {ranks} ranks, or use -n 1.",
     )
+
+
+def _one_for_all(host: Host, spmd: int) -> int:
+    ranks = host.workers * host.replicas
+    if host.device != "CPU" and spmd not in (0, ranks):
+        raise TpuMagicsError(
+            f"--spmd {spmd} is not possible on this host: it has {ranks} TPU devices.",
+            "An SPMD worker drives all devices of its host.",
+            f"Give --spmd {ranks}.",
+        )
+    return 1
 
 
 # -- what must fit ----------------------------------------------------------------------------------------------------

@@ -30,6 +30,8 @@ class Session:
     precision: str = ""
     processes: int | None = None
     cache: str = ""
+    spmd: int | None = None
+    collective_timeout: float | None = None
     framework: str = "torch"
     host: Host | None = None
     marks: Marks = field(default_factory=Marks)
@@ -68,23 +70,31 @@ class Session:
 current = Session()
 
 
-def initialise(precision: str | None = None, processes: int | None = None, cache: str | None = None) -> Host:
+def initialise(
+    precision: str | None = None,
+    processes: int | None = None,
+    cache: str | None = None,
+    spmd: int | None = None,
+    collective_timeout: float | None = None,
+) -> Host:
     """What `%tpu_init` does: look at the host, set the session's defaults, and this process's PJRT_DEVICE.
 
     Never initialises a runtime. Returns the host as it was found. `cache`: folder of the persistent compile cache, or
-    "off"; None leaves it as it is.
+    "off"; None leaves it as it is. `spmd`: runs have one SPMD worker with so many devices.
     """
     from tpu_magics.launch.plan import Options, cache_folder, count_workers
 
-    Options(precision=precision, processes=processes).check()
+    Options(precision=precision, processes=processes, spmd=spmd, collective_timeout=collective_timeout).check()
     host = inspect_host()
-    count_workers(host, processes)
+    count_workers(host, processes, spmd)
     if cache is not None:
         current.cache = cache_folder(cache)
     os.environ.update(notebook_environment(host))
     current.host = host
     current.precision = precision or ""
     current.processes = processes
+    current.spmd = spmd
+    current.collective_timeout = collective_timeout
     current.backend.quiet_seeds()
     current.initialised = True
     return host

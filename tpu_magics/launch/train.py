@@ -10,7 +10,7 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,8 @@ def train(
     run_name: str | None = None,
     plain: bool = False,
     max_recompiles: int | None = None,
+    spmd: int | bool | None = None,
+    collective_timeout: float | None = None,
 ) -> results.TrainResult:
     """Train `function(*args, **kwargs)` on every rank, as `%%tpu_train` does.
 
@@ -107,7 +109,7 @@ def train(
         function: the training function; models among its arguments and globals come home trained.
         args: its arguments, evaluated here and inherited by the workers.
         kwargs: its keyword arguments.
-        processes: number of ranks (default: one for each TPU device; one on XLA:CPU).
+        processes: number of ranks (default: one for each TPU device; one on XLA:CPU, where more are a rehearsal).
         precision: "fp32", "bf16" or "bf16-downcast" (default: the session's).
         hoist: "auto" builds models of the function once, here; "off" leaves the function alone.
         background: return at once; results come home with `.wait()`.
@@ -117,12 +119,16 @@ def train(
         run_name: name of the run folder (default: the function's).
         plain: end with a summary that has no times, ids or sizes.
         max_recompiles: stop the run at the first recompile above this number, with the table of causes.
+        spmd: one worker that drives so many devices as a mesh (True: all, or the session's number).
+        collective_timeout: seconds that a rank of a rehearsal waits in a collective for the others (default: 60).
 
     Raises:
         TpuMagicsError: before anything is forked, where the run cannot work.
         TrainingFailed: a worker failed; the models here are unchanged.
     """
     options = Options(processes, precision, hoist, background, steps, timeout, force, run_name, plain, max_recompiles)
+    devices = {None: None, False: None, True: 0}.get(spmd, spmd) if isinstance(spmd, bool) or spmd is None else spmd
+    options = replace(options, spmd=devices, collective_timeout=collective_timeout)
     return start(function_request(function, args, kwargs), options)
 
 
@@ -155,9 +161,13 @@ def _prepare(request: Request, options: Options, workers: int | None) -> Going:
     current = session.current
     host = session.known_host()
     backend = current.backend
-    count = plan.count_workers(host, options.processes or current.processes) if workers is None else workers
-    made = plan.make_plan(host, options, options.precision or current.precision, count, current.cache)
+    options = _with_session(options, host)
+    count = plan.count_workers(host, options.processes, options.spmd) if workers is None else workers
+    precision = options.precision or current.precision
+    made = plan.make_plan(host, options, precision, count, current.cache, current.collective_timeout)
     backend.prepare()
+    if made.rehearsed:
+        guards.require_rehearsal(backend, made.ranks)
     _say_where(host)
     models = reach.models_of(iter(request.items), backend.is_model)
     guards.check(guards.Situation(backend, host, current.marks, request.items, models, request.source))
@@ -181,6 +191,14 @@ def _prepare(request: Request, options: Options, workers: int | None) -> Going:
         current.notebook.say(folder.warning)
     work = request.make(models, hoists)
     return Going(request, options, made, host, folder, work, models, size, hoists)
+
+
+def _with_session(options: Options, host: Host) -> Options:
+    """The options with the session's ranks or devices where the cell has neither."""
+    current = session.current
+    if options.processes is None and options.spmd is None:
+        options = replace(options, processes=current.processes, spmd=current.spmd)
+    return replace(options, spmd=plan.spmd_devices(host, options.spmd, current.spmd))
 
 
 def _free(name: str, taken: set[str]) -> str:

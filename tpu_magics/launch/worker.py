@@ -122,7 +122,7 @@ class _Worker:
                 raise
             finally:
                 self.steps = watcher.total_steps
-                self.compiles, self.recompiles = backend.compiles(), watcher.recompiles
+                self.compiles, self.recompiles = watcher.compiles, watcher.recompiles
                 watcher.ended()
         if backend.finish() and not self.steps:
             self._note("no-sync", NO_SYNC)
@@ -133,7 +133,8 @@ class _Worker:
         spec, task = self.spec, self.task
         limits = {"cache": spec.cache, "max_steps": spec.max_steps, "max_recompiles": spec.max_recompiles}
         cells = {"cell_names": task.cell_names, "cell_ids": task.cell_ids}
-        return Watching(spec.device, self.ranks, spec.precision, **limits, **cells)  # type: ignore[arg-type]
+        kind = {"rehearsed": spec.meeting is not None, "spmd": spec.spmd is not None}
+        return Watching(spec.device, self.ranks, spec.precision, **limits, **cells, **kind)  # type: ignore[arg-type]
 
     def _bring_home(self, ordinal: int, replica: int, value: Any) -> None:
         if replica == 0:

@@ -15,9 +15,15 @@ from tpu_magics.magics.show import show_table
 from tpu_magics.panel.host import host_table
 
 
-def initialise(precision: str | None, processes: int | None, cache: str | None = None) -> Host:
+def initialise(
+    precision: str | None,
+    processes: int | None,
+    cache: str | None = None,
+    spmd: int | None = None,
+    collective_timeout: float | None = None,
+) -> Host:
     """Set the session up and show the table; then import the framework, so that the first run does not wait for it."""
-    host = session.initialise(precision, processes, cache)
+    host = session.initialise(precision, processes, cache, spmd, collective_timeout)
     show_table(host_table(host))
     if cache:
         print(f"tpu_magics: {session.cache_text(host)}", flush=True)

@@ -74,7 +74,17 @@ def _seconds(text: str) -> float:
 def add_shared(parser: MagicParser) -> None:
     """What %tpu_init sets for the session and %%tpu_train for one run."""
     parser.add_argument(
-        "-n", "--processes", type=_count, metavar="N", help="number of ranks (default: all TPU devices; 1 on XLA:CPU)"
+        "-n",
+        "--processes",
+        type=_count,
+        metavar="N",
+        help="number of ranks (default: all TPU devices; 1 on XLA:CPU, where more are a rehearsal)",
+    )
+    parser.add_argument(
+        "--collective-timeout",
+        type=_seconds,
+        metavar="S",
+        help="in a rehearsal, stop the run when a rank has waited S seconds in a collective (default: 60)",
     )
     parser.add_argument(
         "--precision",
@@ -94,6 +104,12 @@ def init_parser() -> MagicParser:
         "--framework", choices=("auto", "torch"), default="auto", help="the framework to train with (default: auto)"
     )
     add_shared(parser)
+    parser.add_argument(
+        "--spmd",
+        type=_count,
+        metavar="N",
+        help="one worker that drives N devices as a mesh (N, 1) with the axes data and model; on XLA:CPU virtual ones",
+    )
     parser.add_argument(
         "--cache",
         metavar="DIR",
@@ -122,6 +138,11 @@ def train_parser(prog: str) -> MagicParser:
     metavar = "ARG" if prog == "%%tpu_train" else "FUNCTION ARG"
     parser.add_argument("args", nargs="*", metavar=metavar, help="expressions, evaluated in the notebook; key=expr too")
     add_shared(parser)
+    parser.add_argument(
+        "--spmd",
+        action="store_true",
+        help="one worker that drives all devices as a mesh; on XLA:CPU 8 virtual ones, or those of %%tpu_init --spmd N",
+    )
     parser.add_argument(
         "--hoist",
         choices=("auto", "off"),

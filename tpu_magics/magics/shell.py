@@ -121,7 +121,9 @@ class TpuMagics(Magics):
             print(parser.format_help())
             return
         _notebook(self.shell)
-        init.initialise(found.precision, found.processes, found.cache)
+        init.initialise(
+            found.precision, found.processes, found.cache, found.spmd, found.collective_timeout
+        )
 
     @no_var_expand
     @cell_magic

@@ -60,6 +60,8 @@ def _options(found: argparse.Namespace) -> Options:
         run_name=found.run_name,
         plain=found.plain,
         max_recompiles=found.max_recompiles,
+        spmd=0 if found.spmd else None,
+        collective_timeout=found.collective_timeout,
     )
 
 

@@ -132,7 +132,8 @@ class Compile(Event):
     `difference`: what differs, e.g. "input_ids now int64[32,129], before int64[32,128]"; `cause`: a code of CAUSES;
     `text` and `fix`: one sentence each. A first compile has a `text` and a `fix` only where there is something to say.
     `memory`: bytes of the compiled program by use ("arguments", "outputs", "aliased", "temporaries", "code"), None
-    where the runtime does not tell. `host_collective`: it is a piece of a step that a collective on the host cut.
+    where the runtime does not tell. `host_collective`: in a rehearsal, collectives on the host cut this graph in
+    `pieces` that were compiled one by one; together they are one logical graph (`graph`: of all their hashes).
     `trigger`: what ran the graph ("sync", "loader", "read", "finish", "library"); `step`: steps done before it.
     """
 
@@ -152,6 +153,7 @@ class Compile(Event):
     host_collective: bool = False
     trigger: str = ""
     step: int = 0
+    pieces: int = 1
 
 
 CAUSES = (
@@ -219,13 +221,35 @@ class Cache(Event):
 @dataclass(frozen=True)
 class Times(Event):
     """Where rank's time went so far, in seconds; None: not available. `compiling` and `executing` as the runtime
-    measured them (they overlap with the host's own work), `waiting`: the host waited for the device."""
+    measured them (they overlap with the host's own work), `waiting`: the host waited for the device; in a rehearsal
+    `collectives`: in `n_collectives` collectives that the host carried, waiting for other ranks included."""
 
     kind: ClassVar[str] = "times"
     terse: ClassVar[bool] = True
     compiling: float | None = None
     executing: float | None = None
     waiting: float | None = None
+    collectives: float | None = None
+    n_collectives: int = 0
+
+
+@dataclass(frozen=True)
+class Mesh(Event):
+    """The devices of an SPMD run, and what lies on them. `shape` and `axes`: of the global mesh, e.g. (8, 1) and
+    ("data", "model"); `devices`: how many; `virtual`: they are parts of one host's CPU. Of the model's parameters,
+    `sharded` are split over devices, `replicated` lie whole on each; None: not available; `sharded_bytes` and
+    `replicated_bytes`: their sizes, whole. `text`: why something is not available, or ""."""
+
+    kind: ClassVar[str] = "mesh"
+    shape: tuple[int, ...] = ()
+    axes: tuple[str, ...] = ()
+    devices: int = 0
+    virtual: bool = False
+    sharded: int | None = None
+    replicated: int | None = None
+    sharded_bytes: int = 0
+    replicated_bytes: int = 0
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -289,6 +313,22 @@ class Display(Event):
 
 
 @dataclass(frozen=True)
+class Metrics(Event):
+    """A report of the runtime's metrics was made (TrainingArguments(debug="tpu_metrics_debug")), the report `number` of
+    this rank, from 0. `file`: text in the run folder ("": it could not be written), of which the newest 16 are kept; the
+    counts are of the whole process so far, so the last report says it all. `compiles` and `executions`: of graphs, as
+    the runtime counts them (in a rehearsal of their pieces), with their seconds; None: none was measured yet."""
+
+    kind: ClassVar[str] = "metrics"
+    file: str = ""
+    number: int = 0
+    compiles: int | None = None
+    compile_seconds: float | None = None
+    executions: int | None = None
+    execute_seconds: float | None = None
+
+
+@dataclass(frozen=True)
 class Warned(Event):
     """Something the person should know; `code` is stable, `text` is one sentence."""
 
@@ -313,8 +353,8 @@ class Frame:
 class End(Event):
     """A worker's last record. `status`: "done", "failed" or "limit" (`--steps` reached). For "failed": the exception's
     qualified type, its text, the stack (outermost first). Totals of this rank: `steps`, `compiles` (uncached compiles
-    as the runtime counts them; None: not available) and `recompiles` (None: not observed to the end). `log_end`: bytes
-    of the rank's log that are the user's output; a traceback may follow them."""
+    as the runtime counts them, in a rehearsal those of logical graphs; None: not available) and `recompiles` (None:
+    not observed to the end). `log_end`: bytes of the rank's log that are the user's output; a traceback may follow them."""
 
     kind: ClassVar[str] = "end"
     status: str = "done"
@@ -332,7 +372,7 @@ KINDS: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
         *(Start, Phase, Steps, Value, Memory, Display, Warned, End),
-        *(Compile, Transfer, Read, Fallback, Cache, Times, Precision, Batch, Divergence),
+        *(Compile, Transfer, Read, Fallback, Cache, Times, Precision, Batch, Divergence, Mesh, Metrics),
     )
 }
 # Fields that hold objects of their own: the class, and whether there are many.

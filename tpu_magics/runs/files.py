@@ -47,6 +47,10 @@ class RunFiles:
         """Where faulthandler writes the stacks of a rank that hangs."""
         return self.path / f"rank-{rank}.stacks"
 
+    def metrics_path(self, rank: int, number: int) -> Path:
+        """A report of the runtime's metrics that a rank made, by its number."""
+        return self.path / f"rank-{rank}-metrics-{number}.txt"
+
     @property
     def scratch_path(self) -> Path:
         """What the workers need for a moment: not in the run folder, which may lie on a slow disk, and gone when the

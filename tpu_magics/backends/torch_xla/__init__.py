@@ -41,14 +41,18 @@ class TorchXla:
             "observe.observer",
             "pickling",
             "randomness",
+            "rehearse.join",
             "sharded",
             "ties",
+            "trainer",
             "weights",
             "worker",
         ):
             import_module(f"{__name__}.{name}")
         if "tqdm" in sys.modules and "ipykernel" in sys.modules:
             import_module("tqdm.notebook")
+
+    rehearsal_problem = _from("rehearse", "problem")
 
     def runtime_initialized(self) -> bool:
         # torch_xla 2.9: torch_xla/_internal/pjrt.py asks the same before it spawns.
@@ -112,7 +116,6 @@ class TorchXla:
     # -- the worker -----------------------------------------------------------------------------------------------
     run_worker = _from("worker", "run_worker")
     observing = _from("observe", "observing")
-    compiles = _from("observe", "compiles")
     finish = _from("observe", "finish")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from tpu_magics.backends.torch_xla.hlo_compare import GraphChange, compare, distance
-from tpu_magics.backends.torch_xla.hlo_text import Graph, Op, Tensor, parse
+from tpu_magics.backends.torch_xla.hlo_text import Graph, Op, Tensor, join, parse
 
 __all__ = [
     "Graph",
@@ -19,6 +19,7 @@ __all__ = [
     "compare",
     "distance",
     "dtype_counts",
+    "join",
     "multiplications",
     "multiplied_types",
     "parse",

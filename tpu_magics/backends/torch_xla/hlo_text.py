@@ -15,8 +15,9 @@ import re
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 MULTIPLYING = frozenset({"dot", "convolution", "ragged-dot", "scaled-dot"})
@@ -108,6 +109,21 @@ def parse(text: str) -> Graph:
         counts=Counter(row[2] for row in found),
         signature=_signature(found),
         packed=zlib.compress(body.encode("utf-8", "surrogatepass"), 1),
+    )
+
+
+def join(graphs: Sequence[Graph]) -> Graph:
+    """Pieces of one graph, in the order in which they run, as one: all that they have, one after the other."""
+    starts = list(accumulate((len(one.parameters) for one in graphs), initial=0))
+    return Graph(
+        digest=hashlib.sha256(" ".join(one.digest for one in graphs).encode()).hexdigest(),
+        parameters=tuple(chain.from_iterable(one.parameters for one in graphs)),
+        outputs=tuple(chain.from_iterable(one.outputs for one in graphs)),
+        donated=frozenset(start + n for start, one in zip(starts, graphs, strict=False) for n in one.donated),
+        multiplied=tuple(chain.from_iterable(one.multiplied for one in graphs)),
+        counts=sum((one.counts for one in graphs), Counter()),
+        signature=sum((one.signature for one in graphs), Counter()),
+        packed=zlib.compress(b"\n".join(zlib.decompress(one.packed) for one in graphs), 1),
     )
 
 

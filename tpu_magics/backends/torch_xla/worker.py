@@ -58,7 +58,7 @@ def run_worker(
     {ordinal: value}; an exception of any thread is raised here.
     """
     apply_environment(spec)
-    observe.arrange(spec.scratch)
+    observe.arrange(spec.scratch, spec.meeting is not None)
     _use_cache(spec)
     outcome: dict[str, Any] = {}
     enter = _thread_modes()
@@ -147,11 +147,16 @@ class _First:
         import torch_xla
         import torch_xla.runtime as xr
 
-        from tpu_magics.backends.torch_xla import sharded, ties
+        from tpu_magics.backends.torch_xla import sharded, ties, trainer
 
         ties.keep_ties()
         sharded.watch_wrappers()
+        trainer.arrange()
         start_autograd_threads()
+        if self.spec.meeting is not None:
+            from tpu_magics.backends.torch_xla.rehearse.join import join
+
+            join(self.spec, ordinal)
         world_size = max(xr.world_size(), self.spec.count * self.spec.replicas)
         self.on_ready(ordinal, world_size, str(torch_xla.device()))
 

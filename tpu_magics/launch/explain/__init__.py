@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tpu_magics.launch.explain import device, recompiles, results, signals, usercode, versions, waiting
+from tpu_magics.launch.explain import device, recompiles, results, signals, trainer, usercode, versions, waiting
 from tpu_magics.launch.explain.base import Explainer, Explanation
 
 if TYPE_CHECKING:
     from tpu_magics.launch.diagnose import Failure, WorkerOutcome
 
 EXPLAINERS: tuple[Explainer, ...] = (
+    *trainer.EXPLAINERS,  # before the device, whose text stands there as the cause
     *device.EXPLAINERS,
     *versions.EXPLAINERS,
     *recompiles.EXPLAINERS,

@@ -30,14 +30,14 @@ __all__ = ["arrange", "compiles", "finish", "graphs_executed", "observing"]
 _files: list[Files] = []
 
 
-def arrange(folder: Path | None) -> None:
+def arrange(folder: Path | None, rehearsed: bool = False) -> None:
     """Make the runtime of this process write about its compiles into `folder`; before it starts. Without a folder
-    compiles are noticed, but not explained."""
+    compiles are noticed, but not explained. `rehearsed`: collectives will cut the graphs."""
     import os
 
     from tpu_magics.backends.torch_xla.observe.told import Files
 
-    files = Files(folder)
+    files = Files(folder, executions=rehearsed)
     if folder is not None:
         files.arrange(os.environ)
     _files[:] = [files]
@@ -46,6 +46,7 @@ def arrange(folder: Path | None) -> None:
 @contextmanager
 def observing(writer: EventWriter, watching: Watching) -> Iterator[Observer]:
     """Watch this process until the block ends. Only for workers: it changes torch_xla's and accelerate's modules."""
+    from tpu_magics.backends.torch_xla import trainer
     from tpu_magics.backends.torch_xla.observe import hooks
     from tpu_magics.backends.torch_xla.observe.observer import Observer
     from tpu_magics.backends.torch_xla.observe.told import Files
@@ -61,7 +62,7 @@ def observing(writer: EventWriter, watching: Watching) -> Iterator[Observer]:
     precision.install()
     for note in files.notes:
         write(events.Warned, code="not-observed", text=f"Of compiles, {note}.")
-    with hooks.installed(observer):
+    with hooks.installed(observer), trainer.recording(writer):
         live.set_recorder(observer.log)
         try:
             yield observer

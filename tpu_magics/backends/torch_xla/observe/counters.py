@@ -50,6 +50,25 @@ def graphs_executed() -> int:
     return counter("UncachedCompile") + counter("CachedCompile")
 
 
+def tensor_id(tensor: Any) -> int:
+    """torch_xla's number of a tensor on the device: younger ones have higher numbers. 0 for one that a loader put
+    there: it has none for Python ("Expected XLA tensor. Got: XLAFloatType"), and nothing leads to it."""
+    import torch_xla
+
+    try:
+        return int(torch_xla._XLAC._xla_get_tensor_id(tensor))
+    except RuntimeError:
+        return 0
+
+
+def newest_tensor() -> int:
+    """The highest number so far: that of a tensor made now, which is gone before anything could run it."""
+    import torch
+    import torch_xla
+
+    return tensor_id(torch.empty((), device=torch_xla.device()))
+
+
 def data_ops() -> tuple[int, ...]:
     """How often each of DATA_OPS has run."""
     return tuple(counter(name) for name in DATA_OPS)

@@ -67,6 +67,8 @@ class History:
             fix=said.fix[:_LONGEST] if full else "",
             memory=new.told.memory if full else None,
             trigger=new.trigger,
+            host_collective=new.told.pieces > 1,
+            pieces=new.told.pieces,
             step=new.step,
         )
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.torch_xla.observe import told
 from tpu_magics.backends.torch_xla.post_import import PostImport
+from tpu_magics.backends.torch_xla.rehearse import graph
 
 if TYPE_CHECKING:
     from tpu_magics.backends.torch_xla.observe.observer import Observer
@@ -107,8 +108,14 @@ def _syncs(observer: Observer) -> Callable[[], None]:
     def part(original: Any) -> Any:
         @functools.wraps(original)
         def sync_part(*args: Any, **kwargs: Any) -> Any:
+            cut = graph.cutting()
+            if cut:
+                observer.ran(sys._getframe(1), "library", "before a collective")
             result = told.run(original, *args, **kwargs)
-            observer.ran(sys._getframe(1), "library")
+            if cut:
+                observer.cut()
+            else:
+                observer.ran(sys._getframe(1), "library")
             return result
 
         return sync_part
@@ -155,7 +162,7 @@ def _reads(observer: Observer) -> Callable[[], None]:
                 value = told.run(original, tensor, *args, **kwargs)
             finally:
                 observer.reading = False
-            observer.was_read(sys._getframe(1), value, time.perf_counter() - started)
+            observer.was_read(sys._getframe(1), tensor, value, time.perf_counter() - started)
             return value
 
         return read
@@ -177,7 +184,7 @@ def _moves(observer: Observer) -> Callable[[], None]:
             result = original(tensor, *args, **kwargs)
             if result.is_xla != there:
                 if there:
-                    observer.was_read(sys._getframe(1), None, time.perf_counter() - started)
+                    observer.was_read(sys._getframe(1), tensor, None, time.perf_counter() - started)
                 else:
                     observer.arrived(result)
             return result

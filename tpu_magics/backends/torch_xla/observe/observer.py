@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar, cast
@@ -20,6 +21,7 @@ from tpu_magics.backends.base import RecompileLimit, StepLimit, Watching
 from tpu_magics.backends.torch_xla.observe import counters, doing, snapshot
 from tpu_magics.backends.torch_xla.observe.compiled import Compiled, Verdict
 from tpu_magics.backends.torch_xla.observe.history import History
+from tpu_magics.backends.torch_xla.observe.pieces import Pieces
 from tpu_magics.backends.torch_xla.observe.reads import Reads
 from tpu_magics.backends.torch_xla.observe.sites import Sites, outwards
 from tpu_magics.backends.torch_xla.observe.told import Files, Told
@@ -64,6 +66,8 @@ class Observer:
         self.values = Values(writer, self._logged_type)
         self.reads = Reads(writer.write, writer.rank)
         self.history = History(writer.write, writer.rank)
+        self.pieces = Pieces(files) if watching.rehearsed else None
+        self.youngest = 0
         self.vitals = Vitals(writer.write, writer.rank, watching, lambda: self.reads.seconds)
         self.doing = doing.Doing()
         self.thread = threading.get_ident()
@@ -90,6 +94,13 @@ class Observer:
     def total_steps(self) -> int:
         """Steps so far."""
         return self.steps.total
+
+    @property
+    def compiles(self) -> int | None:
+        """Compiles so far as torch_xla counts them, in a rehearsal those of logical graphs; None where not known."""
+        if self.pieces is None:
+            return counters.compiles()
+        return None if self.stopped else self.history.total
 
     @property
     def recompiles(self) -> int | None:
@@ -142,6 +153,8 @@ class Observer:
         if ran:
             self._note_batch()
         self.doing.forget()
+        if self.pieces is not None:
+            self.youngest = counters.newest_tensor()
         return ran
 
     def _executed(self) -> bool:
@@ -177,18 +190,39 @@ class Observer:
         if threading.get_ident() == self.thread:
             self._ran(frame, trigger, when)
 
-    def _ran(self, frame: FrameType, trigger: str, when: str = "") -> bool:
-        """Notice what was executed, and compiled, since the last look. Returns whether anything was."""
+    @guarded
+    def cut(self) -> None:
+        """A collective on the host, in whichever thread, has run what was pending."""
+        executed, compiled = self._counted()
+        if self.pieces is not None and executed:
+            self.compiled_in_step = self.compiled_in_step or bool(compiled)
+            self.pieces.cut(executed, compiled)
+
+    def _counted(self) -> tuple[int, int]:
+        """How many graphs ran since the last look, and how many of them were compiled."""
         now = self.value("UncachedCompile") or 0
         executed = now + (self.value("CachedCompile") or 0)
         count, self.executed = executed - self.executed, executed
-        if not count:
-            return False
         compiled, self.compiled = now - self.compiled, now
+        return count, compiled
+
+    def _told(self, count: int, compiled: int, trigger: str) -> list[Told]:
+        """What was compiled, as the person's program has it."""
+        if self.pieces is None:
+            return self.files.read(compiled) if compiled else []
+        return (self.pieces.synced if trigger == "sync" else self.pieces.run)(count, compiled)
+
+    def _ran(self, frame: FrameType, trigger: str, when: str = "") -> bool:
+        """Notice what was executed, and compiled, since the last look. Returns whether anything was."""
+        count, compiled = self._counted()
+        if not count and not (trigger == "sync" and self.pieces is not None and self.pieces.going):
+            return False
         if trigger != "sync" or compiled:
             self.doing.look_at_data_ops()
-        if compiled:
-            sites = self._compiled(compiled, frame, trigger)
+        self.compiled_in_step = self.compiled_in_step or bool(compiled)
+        told = self._told(count, compiled, trigger)
+        if told:
+            sites = self._compiled(told, frame, trigger)
             if trigger == "library":
                 self.asked_at[when] = sites
         if trigger == "library":
@@ -202,9 +236,8 @@ class Observer:
             self.doing.cuts[site.id] = site
             self.reads.add(site, 0.0, cut=True, asked=True, count=max(1, count // len(set(sites))))
 
-    def _compiled(self, count: int, frame: FrameType, trigger: str) -> list[events.Site]:
-        self.compiled_in_step = True
-        sites = [self._one_compile(told, frame, trigger) for told in self.files.read(count)]
+    def _compiled(self, told: list[Told], frame: FrameType, trigger: str) -> list[events.Site]:
+        sites = [self._one_compile(one, frame, trigger) for one in told]
         limit = self.watching.max_recompiles
         if limit is not None and self.history.recompiles > limit:
             raise RecompileLimit(self.history.recompiles, limit)
@@ -240,14 +273,24 @@ class Observer:
 
     # -- what a step does -------------------------------------------------------------------------------------------
     @guarded
-    def was_read(self, frame: FrameType, value: Any, seconds: float) -> None:
+    def was_read(self, frame: FrameType, tensor: Any, value: Any, seconds: float) -> None:
         """The host read a tensor."""
         cut = self._ran(frame, "read")
         site = self.sites.of_frame(frame)
+        cut = cut or self._read_after_cut(frame, tensor, site)
         if cut:
             self.doing.cuts[site.id] = site
         self.doing.read(value)
         self.reads.add(site, seconds, cut)
+
+    def _read_after_cut(self, frame: FrameType, tensor: Any, site: events.Site) -> bool:
+        """Whether the tensor was made in this step, and a collective's cut has run what leads to it."""
+        if self.pieces is None or not self.pieces.going or counters.tensor_id(tensor) <= self.youngest:
+            return False
+        told = self.pieces.read(counters.tensor_id(tensor), site.id)
+        if told:
+            self._compiled([replace(one, frames=()) for one in told], frame, "read")
+        return True
 
     @guarded
     def arrived(self, tensor: Any) -> None:

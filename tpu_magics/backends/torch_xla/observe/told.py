@@ -7,6 +7,8 @@ Two sources, both read in 2.9.0, both written only when something compiles, so t
 - `PT_XLA_DEBUG_LEVEL=1` with `PT_XLA_DEBUG_FILE` (debug_util.cpp): graph hash, number of inputs and outputs, Python
   frames (innermost first), sizes of the compiled program in GiB with six decimals. It is written by the process whose
   PJRT_LOCAL_PROCESS_RANK is 0 when it first compiles; `run` sees to that.
+  In a rehearsal level 2 adds each execution, so that the pieces of a step have names also when they are found in the
+  cache.
 - `XLA_FLAGS=--xla_dump_to=DIR --xla_dump_hlo_as_text`: the graph before optimisation, among many files that are not
   needed and are removed at once. torch_xla leaves these flags out of the key of its persistent cache (env_hash.cpp).
 """
@@ -39,13 +41,15 @@ _SIZES = {
     "Compiled program size": "code",
 }
 _FIELD = re.compile(r"^(?:Post )?Compilation Analysis:\s+([A-Za-z ]+): ([^:]+)$")
+_EXECUTED = re.compile(r"^Execution Analysis:   Graph Hash: (\w+)$", re.MULTILINE)
+_LARGE = 1 << 20  # bytes
 GIB = 1 << 30
 
 
 @dataclass(frozen=True)
 class Told:
     """One compile as the runtime told it. `frames`: (function, path, line), innermost first; `graph`: before
-    optimisation. What was not told is empty or None."""
+    optimisation; `pieces`: see events.Compile. What was not told is empty or None."""
 
     hash: str = ""
     inputs: int | None = None
@@ -54,13 +58,16 @@ class Told:
     memory: dict[str, int] | None = None
     seconds: float | None = None
     graph: hlo.Graph | None = None
+    pieces: int = 1
 
 
 @dataclass
 class Files:
-    """Where they write, for one worker (None: nowhere). `notes`: what is not told, and why."""
+    """Where they write, for one worker (None: nowhere). `executions`: what is found in the cache is told too; `notes`:
+    what is not told, and why."""
 
     folder: Path | None
+    executions: bool = False
     offset: int = 0
     debugging: bool = False
     dumping: bool = False
@@ -86,7 +93,8 @@ class Files:
         if any(environment.get(name) for name in _DEBUG):
             self.notes.append("graph hashes and sizes are not available: PT_XLA_DEBUG is yours in this run")
         else:
-            names = {"PT_XLA_DEBUG_LEVEL": "1", "PT_XLA_DEBUG_FILE": str(self.debug_file)}
+            level = "2" if self.executions else "1"
+            names = {"PT_XLA_DEBUG_LEVEL": level, "PT_XLA_DEBUG_FILE": str(self.debug_file)}
             environment.update(names, PT_XLA_DEBUG_MAX_FRAME="60")
             self.debugging = True
         flags = environment.get("XLA_FLAGS", "")
@@ -109,21 +117,39 @@ class Files:
     # -- reading ----------------------------------------------------------------------------------------------------
     def read(self, count: int) -> list[Told]:
         """The last `count` compiles, oldest first."""
+        return self._compiles(count, self._new_text())
+
+    def read_executions(self, count: int, compiled: int) -> tuple[list[str], list[Told]]:
+        """The hashes of the last `count` graphs that ran, oldest first ("": not told), and the `compiled` compiles
+        among them."""
+        text = self._new_text()
+        told = self._compiles(compiled, text) if compiled else []
+        hashes = _EXECUTED.findall(text)
+        return (hashes if len(hashes) == count else [""] * count), told
+
+    def _compiles(self, count: int, text: str) -> list[Told]:
         self.put_back(os.environ)
-        told = self._debugged(count)
+        found = list(blocks(text))
+        told = found if len(found) == count else [Told() for _ in range(count)]
         seconds = counters.newest_seconds("CompileTime", count)
         graphs = self._dumped(count)
         return [replace(one, seconds=s, graph=g) for one, s, g in zip(told, seconds, graphs, strict=True)]
 
-    def _debugged(self, count: int) -> list[Told]:
-        found: list[Told] = []
-        if self.debugging:
-            with contextlib.suppress(OSError), self.debug_file.open("rb") as file:
+    def _new_text(self) -> str:
+        """What has been written since the last look; the file is emptied when it has grown, as it is appended to."""
+        if not self.debugging:
+            return ""
+        try:
+            with self.debug_file.open("rb") as file:
                 file.seek(self.offset)
                 text = file.read()
-                self.offset += len(text)
-                found = list(blocks(text.decode("utf-8", "replace")))
-        return found if len(found) == count else [Told() for _ in range(count)]
+        except OSError:
+            return ""
+        self.offset += len(text)
+        if self.offset > _LARGE:
+            os.truncate(self.debug_file, 0)
+            self.offset = 0
+        return text.decode("utf-8", "replace")
 
     def _dumped(self, count: int) -> list[hlo.Graph | None]:
         if not self.dumping:

@@ -11,6 +11,7 @@ from typing import Any
 
 from tpu_magics.backends.base import Watching
 from tpu_magics.backends.torch_xla.observe import counters
+from tpu_magics.backends.torch_xla.rehearse.join import carried
 from tpu_magics.runs import events
 
 EVERY = 1.0  # seconds between looks, at least
@@ -62,8 +63,10 @@ class Vitals:
             "executing": counters.seconds("ExecuteTime"),
             "waiting": self.waited(),
         }
+        count, seconds = carried() if self.watching.rehearsed else (0, None)
+        times["collectives"] = seconds
         rounded = {name: None if value is None else round(value, 3) for name, value in times.items()}
-        self._if_new("times", rounded, events.Times(self._now(), self.rank, **rounded))
+        self._if_new("times", rounded, events.Times(self._now(), self.rank, **rounded, n_collectives=count))
 
     def _hbm(self) -> None:
         if self.watching.device == "CPU":

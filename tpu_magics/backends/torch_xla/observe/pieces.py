@@ -1,0 +1,124 @@
+"""The graphs of a rank whose collectives are carried by the host.
+
+What lives here: which pieces make one logical graph, and whether it is new. What does not: cutting (rehearse/), and
+what a compile means (causes.py).
+
+A collective on the host cuts the graph that a TPU would compile as one. The pieces between two
+syncs of the user's are one logical graph, known by the tuple of their hashes. It is compiled when the tuple is new:
+also where each piece had been compiled before, in another company. A value that is read in the middle of a step has a
+graph of its own, as it has without cuts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from tpu_magics.backends.torch_xla import hlo
+from tpu_magics.backends.torch_xla.observe.told import Files, Told
+
+KEPT = 512  # pieces whose graphs are kept for comparing
+_READ = "read at "
+
+
+@dataclass
+class Pieces:
+    """The pieces of the step that is going on, and all logical graphs so far."""
+
+    files: Files
+    going: list[str] = field(default_factory=list)
+    _read: set[int] = field(default_factory=set)
+    _fresh: dict[str, Told] = field(default_factory=dict)
+    _known: set[tuple[str, ...]] = field(default_factory=set)
+    _told: dict[str, Told] = field(default_factory=dict)
+    _unnamed: int = 0
+
+    def cut(self, executed: int, compiled: int) -> None:
+        """A collective ran what was pending: a piece of the step's graph."""
+        self.going += self._names(executed, compiled)
+
+    def synced(self, executed: int, compiled: int) -> list[Told]:
+        """The step's graph has run to its end, in so many last pieces (0: the collective was the end of it). Returns
+        the logical graphs that are new."""
+        going = self.going
+        told = self.run(executed, compiled) if executed else self._new([tuple(going)] if going else [])
+        self.going = []
+        self._read.clear()
+        return told
+
+    def run(self, executed: int, compiled: int) -> list[Told]:
+        """Something else ran what it needed of the step, which goes on: without the cuts it would have been one graph
+        with all that leads to it, and the step's graph none the less whole."""
+        return self._new([(*self.going, name) for name in self._names(executed, compiled)])
+
+    def read(self, tensor: int, site: int) -> list[Told]:
+        """A tensor that this step made was read, and a cut had run what leads to it already. Without the cut this read
+        would have run a graph, once for each tensor."""
+        if not self.going or tensor in self._read:
+            return []
+        self._read.add(tensor)
+        return self._new([(*self.going, f"{_READ}{site}")])
+
+    def _new(self, keys: Sequence[tuple[str, ...]]) -> list[Told]:
+        new = [key for key in dict.fromkeys(keys) if key not in self._known]
+        self._known.update(new)
+        told = [self._joined([name for name in key if not name.startswith(_READ)]) for key in new]
+        self._fresh = {name: one for name, one in self._fresh.items() if name in self.going}
+        return told
+
+    def _joined(self, names: Sequence[str]) -> Told:
+        return joined(names, [self._told.get(name, Told(name)) for name in names], self._fresh)
+
+    def _names(self, executed: int, compiled: int) -> list[str]:
+        hashes, told = self.files.read_executions(executed, compiled)
+        told = [one if one.hash else replace(one, hash=self._name(one)) for one in told]
+        for one in told:
+            self._keep(one)
+        if all(hashes):
+            return hashes
+        return [one.hash for one in told] or [self._name(Told())]
+
+    def _keep(self, told: Told) -> None:
+        self._fresh[told.hash] = told
+        self._told[told.hash] = told
+        if len(self._told) > KEPT:
+            self._told.pop(next(iter(self._told)))
+
+    def _name(self, told: Told) -> str:
+        """A name for a graph whose hash was not told: that of its text, else a number."""
+        if told.graph is not None:
+            return told.graph.digest[:32]
+        self._unnamed += 1
+        return f"not-told-{self._unnamed}"
+
+
+def joined(key: Sequence[str], parts: Sequence[Told], fresh: dict[str, Told]) -> Told:
+    """The pieces of a logical graph as one; `fresh`: those that were compiled now, whose seconds count (0 where all had
+    been compiled before)."""
+    if len(parts) == 1:
+        return parts[0] if key[0] in fresh else replace(parts[0], seconds=0.0)
+    now = [fresh[name] for name in key if name in fresh]
+    seconds = [one.seconds for one in now if one.seconds is not None]
+    graphs = [one.graph for one in parts if one.graph is not None]
+    return Told(
+        hash=hashlib.sha256(" ".join(key).encode()).hexdigest()[:32],
+        inputs=_sum([one.inputs for one in parts]),
+        outputs=_sum([one.outputs for one in parts]),
+        frames=parts[-1].frames,
+        memory=_largest([one.memory for one in parts if one.memory]),
+        seconds=sum(seconds) if seconds or not now else None,
+        graph=hlo.join(graphs) if len(graphs) == len(parts) else None,
+        pieces=len(parts),
+    )
+
+
+def _sum(numbers: Sequence[int | None]) -> int | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) if len(known) == len(numbers) else None
+
+
+def _largest(memories: Sequence[dict[str, int]]) -> dict[str, int] | None:
+    """Of each use the most that a piece needs: they do not run at the same time."""
+    uses = {use for memory in memories for use in memory}
+    return {use: max(memory.get(use, 0) for memory in memories) for use in sorted(uses)} or None

@@ -1,0 +1,361 @@
+"""torch_xla's collectives, carried by the host.
+
+What lives here: one function for each of those that torch_xla's C++ module has, with the same arguments and results.
+What does not: what they are made of (graph.py, group.py, reduction.py).
+
+Signatures were read in torch_xla 2.9.0 (init_python_bindings.cpp, and core/xla_model.py, which calls them). The
+`token` orders collectives within a graph; here they run in the order of the calls, and it is handed back as it came.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tpu_magics.backends.torch_xla.rehearse import graph, reduction
+from tpu_magics.backends.torch_xla.rehearse.group import Group
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Groups = Sequence[Sequence[int]]
+_library: list[Any] = []  # torch.library forgets what it registered when the library is collected
+
+
+def install(group: Group) -> None:
+    """Put them in the places of torch_xla's own. For good: the process ends with its rank."""
+    import torch
+    import torch_xla
+    from torch_xla.distributed import xla_backend
+
+    ours = Collectives(group)
+    for name in _NAMES:
+        setattr(torch_xla._XLAC, f"_xla_{name}", getattr(ours, name))
+    library = torch.library.Library("_c10d_functional", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "Overriding a previously registered kernel": that is the intention
+        for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"):
+            library.impl(name, getattr(ours, f"functional_{name}"), "XLA", allow_override=True)
+    _library.append(library)
+    # torch_xla's own does nothing; a person who calls it means to wait.
+    xla_backend.ProcessGroupXla.barrier = lambda _self, opts: ours.barrier()  # noqa: ARG005 (its name is given)
+
+
+class Collectives:
+    """The collectives of one rank."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    # -- reductions -----------------------------------------------------------------------------------------------
+    def all_reduce(self, kind: str, tensor: Tensor, scale: float, groups: Groups, _pin: bool) -> Tensor:
+        """A new tensor of the same shape: the reduction over the members of this rank's group."""
+        reduced, _ = self._reduced("all_reduce", kind, [tensor], scale, groups)
+        return graph.put(reduced, [tensor])[0]
+
+    def all_reduce_inplace(
+        self, kind: str, tensors: Sequence[Tensor], scale: float, groups: Groups, _pin: bool
+    ) -> None:
+        """The same for many, in their own places."""
+        reduced, _ = self._reduced("all_reduce", kind, tensors, scale, groups)
+        graph.put_into(reduced, tensors)
+
+    def reduce_scatter(
+        self,
+        kind: str,
+        tensor: Tensor,
+        token: Any,
+        scale: float,
+        dim: int,
+        shards: int,
+        groups: Groups,
+        _pin: bool,
+        _channel: int | None = None,
+        _global_ids: bool | None = None,
+    ) -> tuple[Tensor, Any]:
+        """This rank's part of the reduction: one of `shards` along dimension `dim`."""
+        parts = self._scattered(kind, [tensor], scale, dim, shards, groups)
+        return graph.put(parts, [tensor])[0], token
+
+    def reduce_scatter_out(
+        self,
+        kind: str,
+        output: Tensor,
+        tensor: Tensor,
+        token: Any,
+        scale: float,
+        dim: int,
+        shards: int,
+        groups: Groups,
+        _pin: bool,
+    ) -> Any:
+        """The same into `output`."""
+        graph.put_into(self._scattered(kind, [tensor], scale, dim, shards, groups), [output])
+        return token
+
+    def reduce_scatter_coalesced(
+        self,
+        kind: str,
+        tensors: Sequence[Tensor],
+        token: Any,
+        scale: float,
+        dim: int,
+        shards: int,
+        groups: Groups,
+        _pin: bool,
+    ) -> list[Any]:
+        """The same for many; the token comes last."""
+        return [*graph.put(self._scattered(kind, tensors, scale, dim, shards, groups), tensors), token]
+
+    def reduce_scatter_coalesced_out(
+        self,
+        kind: str,
+        outputs: Sequence[Tensor],
+        tensors: Sequence[Tensor],
+        token: Any,
+        scale: float,
+        dim: int,
+        shards: int,
+        groups: Groups,
+        _pin: bool,
+    ) -> Any:
+        """The same for many into `outputs`."""
+        graph.put_into(self._scattered(kind, tensors, scale, dim, shards, groups), outputs)
+        return token
+
+    # -- what is only moved -----------------------------------------------------------------------------------------
+    def all_gather(
+        self,
+        tensor: Tensor,
+        dim: int,
+        shards: int,
+        groups: Groups,
+        _pin: bool,
+        _channel: int | None = None,
+        _global_ids: bool | None = None,
+    ) -> Tensor:
+        """The members' tensors, one after the other along dimension `dim`."""
+        return graph.put(self._gathered([tensor], dim, shards, groups), [tensor])[0]
+
+    def all_gather_out(
+        self, output: Tensor, tensor: Tensor, token: Any, dim: int, shards: int, groups: Groups, _pin: bool
+    ) -> Any:
+        """The same into `output`."""
+        graph.put_into(self._gathered([tensor], dim, shards, groups), [output])
+        return token
+
+    def all_gather_coalesced(
+        self, tensors: Sequence[Tensor], token: Any, dim: int, shards: int, groups: Groups, _pin: bool
+    ) -> list[Any]:
+        """The same for many; the token comes last."""
+        return [*graph.put(self._gathered(tensors, dim, shards, groups), tensors), token]
+
+    def all_gather_coalesced_out(
+        self,
+        outputs: Sequence[Tensor],
+        tensors: Sequence[Tensor],
+        token: Any,
+        dim: int,
+        shards: int,
+        groups: Groups,
+        _pin: bool,
+    ) -> Any:
+        """The same for many into `outputs`."""
+        graph.put_into(self._gathered(tensors, dim, shards, groups), outputs)
+        return token
+
+    def all_to_all(
+        self, tensor: Tensor, token: Any, split: int, concat: int, count: int, groups: Groups, _pin: bool
+    ) -> tuple[Tensor, Any]:
+        """Part i along dimension `split` goes to member i; what comes is put together along dimension `concat`."""
+        import torch
+
+        members = self._members(groups)
+        _require_members("all_to_all", "split_count", count, members)
+        _require_even("all_to_all", tensor, split, count)
+        [host] = graph.fetch([tensor])
+        with self._carrying(members, _doing("all_to_all", [host], split, concat, groups)) as doing:
+            parts = [part.contiguous() for part in host.chunk(count, split)]
+            received = self.group.exchange(members, parts, doing) if count > 1 else parts
+        return graph.put([torch.cat(received, concat)], [tensor])[0], token
+
+    def collective_permute(self, tensor: Tensor, token: Any, pairs: Groups) -> tuple[Tensor, Any]:
+        """What the rank that has this one as its target gives; zeros where there is none."""
+        import torch
+
+        members = tuple(sorted({int(rank) for pair in pairs for rank in pair}))
+        [host] = graph.fetch([tensor])
+        result = torch.zeros_like(host)
+        if self.group.rank in members:
+            with self._carrying(members, _doing("collective_permute", [host], pairs)) as doing:
+                parts = self.group.gather(members, host, doing)
+            source = {int(target): int(source) for source, target in pairs}.get(self.group.rank)
+            result = parts[members.index(source)] if source is not None else result
+        return graph.put([result], [tensor])[0], token
+
+    def send(self, *_args: Any) -> Any:
+        """Not rehearsed: a channel of XLA's joins two programs, and here each rank compiles its own."""
+        raise RuntimeError(
+            "xm.send and xm.recv cannot be rehearsed on XLA:CPU: their channels join the programs of two TPU cores. "
+            "xm.collective_permute with the pairs of ranks does the same, here and on a TPU."
+        )
+
+    recv = send
+
+    # -- torch.distributed's -----------------------------------------------------------------------------------------
+    def barrier(self) -> Any:
+        """Wait for all ranks."""
+        from torch_xla.distributed import xla_backend
+
+        with self._carrying(self.group.everyone, "barrier"):
+            return xla_backend._ret_work([])
+
+    def functional_all_reduce(self, tensor: Tensor, kind: str, group_name: str) -> Tensor:
+        groups, kind = self._named(group_name), kind.lower()
+        scale = 1.0 / len(self._members(groups)) if kind == "avg" else 1.0
+        kind = "sum" if kind == "avg" else reduction.SPELLINGS.get(kind, kind)
+        return self.all_reduce(kind, tensor, scale, groups, False)
+
+    def functional_all_gather_into_tensor(self, tensor: Tensor, size: int, group_name: str) -> Tensor:
+        return self.all_gather(tensor, 0, size, self._named(group_name), False)
+
+    def functional_reduce_scatter_tensor(self, tensor: Tensor, kind: str, size: int, group_name: str) -> Tensor:
+        kind = kind.lower()
+        scale = 1.0 / size if kind == "avg" else 1.0
+        kind = "sum" if kind == "avg" else reduction.SPELLINGS.get(kind, kind)
+        return self.reduce_scatter(kind, tensor, None, scale, 0, size, self._named(group_name), False)[0]
+
+    def functional_all_to_all_single(
+        self, tensor: Tensor, _out: Sequence[int], _in: Sequence[int], group_name: str
+    ) -> Tensor:
+        groups = self._named(group_name)
+        return self.all_to_all(tensor, None, 0, 0, len(self._members(groups)), groups, False)[0]
+
+    # -- what they are made of ---------------------------------------------------------------------------------------
+    def _reduced(
+        self, name: str, kind: str, tensors: Sequence[Tensor], scale: float, groups: Groups
+    ) -> tuple[list[Tensor], tuple[int, ...]]:
+        members = self._members(groups)
+        for tensor in tensors:
+            reduction.check(kind, tensor.dtype)
+        host = graph.fetch(tensors)
+        with self._carrying(members, _doing(f"{name} {kind}", host, scale, groups)) as doing:
+            if len(members) > 1:
+                host = self._reduce(members, host, kind, doing)
+            return [reduction.scaled(one, scale) for one in host], members
+
+    def _reduce(self, members: tuple[int, ...], host: Sequence[Tensor], kind: str, doing: str) -> list[Tensor]:
+        """All tensors of a type travel as one."""
+        import torch
+
+        results = list(host)
+        by_type = defaultdict(list)
+        for place, tensor in enumerate(host):
+            by_type[tensor.dtype].append(place)
+        for dtype, places in by_type.items():
+            flat = torch.cat([host[place].reshape(-1).to(reduction.travelling(dtype)) for place in places])
+            real = torch.view_as_real(flat) if dtype.is_complex else flat
+            if flat.numel():
+                self.group.reduce(members, real, reduction.kind_of(kind, dtype), doing)
+            sizes = [host[place].numel() for place in places]
+            for place, part in zip(places, flat.split(sizes), strict=True):
+                results[place] = part.to(dtype).reshape(host[place].shape)
+        return results
+
+    def _scattered(
+        self, kind: str, tensors: Sequence[Tensor], scale: float, dim: int, shards: int, groups: Groups
+    ) -> list[Tensor]:
+        _require_members("reduce_scatter", "shard_count", shards, self._members(groups))
+        for tensor in tensors:
+            _require_even("reduce_scatter", tensor, dim, shards)
+        reduced, members = self._reduced("reduce_scatter", kind, tensors, scale, groups)
+        mine = members.index(self.group.rank)
+        return [one.chunk(shards, dim)[mine].contiguous() for one in reduced]
+
+    def _gathered(self, tensors: Sequence[Tensor], dim: int, shards: int, groups: Groups) -> list[Tensor]:
+        import torch
+
+        members = self._members(groups)
+        _require_members("all_gather", "shard_count", shards, members)
+        host = graph.fetch(tensors)
+        with self._carrying(members, _doing("all_gather", host, dim, groups)) as doing:
+            return [torch.cat(self.group.gather(members, one, doing), dim) for one in host]
+
+    def _members(self, groups: Groups) -> tuple[int, ...]:
+        """The ranks of this rank's group, in the group's order."""
+        if not groups:
+            return self.group.everyone
+        for group in groups:
+            members = tuple(int(rank) for rank in group)
+            if self.group.rank in members:
+                return members
+        raise RuntimeError(
+            f"Rank {self.group.rank} is in none of the groups {[list(group) for group in groups]}, and has entered the "
+            "collective. XLA wants every rank of the world in exactly one group."
+        )
+
+    def _named(self, name: str) -> Groups:
+        """The groups of a process group of torch.distributed; "" is the world."""
+        if not name:
+            return []
+        from torch.distributed import distributed_c10d
+
+        group = distributed_c10d._resolve_process_group(name)
+        return [distributed_c10d.get_process_group_ranks(group)]
+
+    def _carrying(self, members: tuple[int, ...], doing: str) -> _Carrying:
+        return _Carrying(self.group, members, doing)
+
+
+class _Carrying:
+    """A collective that is carried: its ranks agree on it first, and its time is counted."""
+
+    def __init__(self, group: Group, members: tuple[int, ...], doing: str) -> None:
+        self.group = group
+        self.members = members
+        self.doing = doing
+
+    def __enter__(self) -> str:
+        self.started = time.perf_counter()
+        if len(self.members) > 1:
+            self.group.agree(self.members, self.doing)
+        return self.doing
+
+    def __exit__(self, *_error: object) -> None:
+        self.group.count += 1
+        self.group.seconds += time.perf_counter() - self.started
+
+
+def _doing(name: str, tensors: Sequence[Tensor], *more: object) -> str:
+    """What a rank is about to do, so that two that do not do the same have different texts: the first tensor in words,
+    the others and the arguments as a checksum."""
+    said = [f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}".replace(" ", "") for one in tensors]
+    first = f" of {said[0]}" if said else " of nothing"
+    others = f" and {len(said) - 1} more" if len(said) > 1 else ""
+    checksum = zlib.crc32(repr((said, more)).encode())
+    return f"{name}{first}{others} [{checksum:08x}]"
+
+
+def _require_members(name: str, argument: str, count: int, members: Sequence[int]) -> None:
+    if count != len(members):
+        raise RuntimeError(f"{name} was given {argument}={count}, and its group has {len(members)} ranks.")
+
+
+def _require_even(name: str, tensor: Tensor, dim: int, count: int) -> None:
+    size = tensor.shape[dim]
+    if size % count:
+        raise RuntimeError(
+            f"{name} splits dimension {dim} of {list(tensor.shape)} over {count} ranks, and {size} is no multiple of "
+            f"{count}. Pad that dimension to {-(-size // count) * count}."
+        )
+
+
+_NAMES = (
+    *("all_reduce", "all_reduce_inplace", "all_gather", "all_gather_out", "all_gather_coalesced"),
+    *("all_gather_coalesced_out", "all_to_all", "collective_permute", "send", "recv", "reduce_scatter"),
+    *("reduce_scatter_out", "reduce_scatter_coalesced", "reduce_scatter_coalesced_out"),
+)

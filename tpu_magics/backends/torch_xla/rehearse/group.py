@@ -1,0 +1,182 @@
+"""The ranks of a rehearsal, connected by torch.distributed's gloo.
+
+What lives here: process groups for all ranks and for some, and what they carry: tensors in host memory. What does not:
+XLA (graph.py), torch_xla's collectives (collectives.py).
+
+Before it moves anything, a collective's ranks tell each other what they are about to do: ranks that do different things
+would hang on a TPU, and give nonsense here.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpu_magics.backends.base import CollectiveBroken, CollectiveTimeout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TOLD = 240  # bytes that a rank tells of what it is about to do
+_SHOWN = 3  # different doings that an error lists
+
+
+class Group:
+    """All ranks, as one of them sees it. `folder`: shared by them; `timeout`: seconds to wait in a collective."""
+
+    def __init__(self, folder: Path, rank: int, size: int, timeout: float) -> None:
+        import torch.distributed as dist
+
+        self.rank = rank
+        self.size = size
+        self.timeout = timeout
+        self.seconds = 0.0
+        self.count = 0
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._store = dist.FileStore(str(folder / "ranks"), size)
+        self._groups: dict[tuple[int, ...], Any] = {}
+
+    @property
+    def everyone(self) -> tuple[int, ...]:
+        return tuple(range(self.size))
+
+    def meet(self) -> None:
+        """Connect all ranks."""
+        self.agree(self.everyone, "the start")
+
+    # -- what is carried ------------------------------------------------------------------------------------------
+    def agree(self, members: Sequence[int], doing: str) -> None:
+        """Wait for the members, and see that all do the same.
+
+        Raises CollectiveTimeout where one does not come, CollectiveBroken where one does something else or has left.
+        """
+        import torch
+
+        told = torch.zeros(TOLD, dtype=torch.uint8)
+        text = doing.encode("utf-8", "replace")[:TOLD]
+        told[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else told[:0]
+        texts = [bytes(one.tolist()).rstrip(b"\0") for one in self._gather(members, told, doing)]
+        if any(one != text for one in texts):
+            raise CollectiveBroken(_differ(members, [one.decode("utf-8", "replace") for one in texts]))
+
+    def reduce(self, members: Sequence[int], flat: Tensor, kind: str, doing: str) -> None:
+        """Reduce in place: `kind` is "sum", "mul", "min", "max", "and" or "or"; of a type that gloo knows."""
+        import torch.distributed as dist
+
+        kinds = {"sum": "SUM", "mul": "PRODUCT", "min": "MIN", "max": "MAX", "and": "BAND", "or": "BOR"}
+        options = dist.AllreduceOptions()
+        options.reduceOp = getattr(dist.ReduceOp, kinds[kind])
+        self._wait(members, lambda group: group.allreduce([flat], options), doing)
+
+    def gather(self, members: Sequence[int], tensor: Tensor, doing: str) -> list[Tensor]:
+        """The tensors of all members, in their order; all have the same shape and type."""
+        import torch
+
+        flat = _bytes(tensor)
+        parts = self._gather(members, flat, doing)
+        return [
+            part.view(tensor.dtype).reshape(tensor.shape) if part.numel() else torch.empty_like(tensor)
+            for part in parts
+        ]
+
+    def from_first(self, tensor: Tensor, doing: str) -> Tensor:
+        """Rank 0's tensor; all ranks' have the same shape and type."""
+        self.agree(self.everyone, doing)
+        return self.gather(self.everyone, tensor, doing)[0]
+
+    def exchange(self, members: Sequence[int], parts: Sequence[Tensor], doing: str) -> list[Tensor]:
+        """Give each member its part, and get one from each; all parts have the same shape and type."""
+        import torch
+        import torch.distributed as dist
+
+        flat = torch.cat([_bytes(part) for part in parts])
+        received = torch.empty_like(flat)
+        self._wait(members, lambda group: group.alltoall_base(received, flat, [], [], dist.AllToAllOptions()), doing)
+        chunks = received.chunk(len(members)) if flat.numel() else [received] * len(members)
+        return [
+            chunk.view(part.dtype).reshape(part.shape) if part.numel() else part.clone()
+            for chunk, part in zip(chunks, parts, strict=True)
+        ]
+
+    # -- how ------------------------------------------------------------------------------------------------------
+    def _gather(self, members: Sequence[int], flat: Tensor, doing: str) -> list[Tensor]:
+        import torch
+
+        parts = [torch.empty_like(flat) for _ in members]
+        if flat.numel():
+            self._wait(members, lambda group: group.allgather([parts], [flat]), doing)
+        return parts
+
+    def _wait(self, members: Sequence[int], start: Any, doing: str) -> None:
+        started = time.monotonic()
+        try:
+            start(self._connected(tuple(members))).wait()
+        except RuntimeError as error:
+            raise _said(error, doing, time.monotonic() - started, self.timeout) from error
+
+    def _connected(self, members: tuple[int, ...]) -> Any:
+        if members not in self._groups:
+            self._groups[members] = self._connect(members)
+        return self._groups[members]
+
+    def _connect(self, members: tuple[int, ...]) -> Any:
+        """A group of gloo's own, over the loopback interface: a host's name need not lead to an address."""
+        import torch.distributed as dist
+
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._timeout = datetime.timedelta(seconds=self.timeout)
+        self._store.set_timeout(options._timeout)
+        store = dist.PrefixStore(f"ranks-{'-'.join(map(str, members))}", self._store)
+        with _quiet():
+            return dist.ProcessGroupGloo(store, members.index(self.rank), len(members), options)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without gloo's greeting ("[Gloo] Rank 0 is connected to 1 peer ranks"), which has no switch and goes to one of
+    the process's descriptors."""
+    saved, nowhere = [os.dup(number) for number in (1, 2)], os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        for number, old in zip((1, 2), saved, strict=True):
+            os.dup2(old, number)
+            os.close(old)
+        os.close(nowhere)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """A tensor as bytes, which any type is."""
+    import torch
+
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _said(error: RuntimeError, doing: str, waited: float, timeout: float) -> BaseException:
+    """What a failed collective means. Gloo's texts were read in torch 2.9.0."""
+    text = str(error).strip()
+    if waited >= timeout * 0.9 or "imed out" in text or "imeout" in text:
+        return CollectiveTimeout(f"waited {timeout:g} s in {doing}, which not every rank entered")
+    return CollectiveBroken(f"in {doing}: {text}")
+
+
+def _differ(members: Sequence[int], texts: Sequence[str]) -> str:
+    """Who does what, the commonest first."""
+    groups: dict[str, list[int]] = {}
+    for rank, text in zip(members, texts, strict=True):
+        groups.setdefault(text, []).append(rank)
+    ordered = sorted(groups.items(), key=lambda one: -len(one[1]))
+    said = "; ".join(f"{_names(ranks)}: {text}" for text, ranks in ordered[:_SHOWN])
+    return f"the ranks are in different collectives: {said}"
+
+
+def _names(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

@@ -1,0 +1,28 @@
+"""How a worker joins a rehearsal.
+
+What lives here: the order of it. What does not: its parts (world.py, group.py, collectives.py).
+"""
+
+from __future__ import annotations
+
+from tpu_magics.backends.base import WorkerSpec
+from tpu_magics.backends.torch_xla.rehearse import collectives, random_states, world
+from tpu_magics.backends.torch_xla.rehearse.group import Group
+
+_joined: list[Group] = []
+
+
+def join(spec: WorkerSpec, rank: int) -> None:
+    """Make this process a rank of the world that `spec` tells of, once its runtime is up; waits for the others."""
+    assert spec.meeting is not None
+    world.enter(rank, spec.count)
+    group = Group(spec.meeting, rank, spec.count, spec.collective_timeout)
+    collectives.install(group)
+    random_states.install(group)
+    group.meet()
+    _joined[:] = [group]
+
+
+def carried() -> tuple[int, float]:
+    """How many collectives the host has carried for this rank, and their seconds (waiting for others included)."""
+    return (_joined[0].count, _joined[0].seconds) if _joined else (0, 0.0)

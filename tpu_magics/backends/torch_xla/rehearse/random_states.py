@@ -1,0 +1,76 @@
+"""accelerate's random states, made the same on all ranks without a graph.
+
+What lives here: what stands in the place of accelerate's `synchronize_rng_state` in a rehearsal. What does not: other
+collectives.
+
+At the beginning of each epoch accelerate (read in 1.15, utils/random.py) moves a generator's state to the device,
+broadcasts it there and ends a step for it. It does so only where there are several ranks: these steps and compiles are
+none of the program's, and would be counted as if they were. Here the host carries the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tpu_magics.backends.torch_xla.post_import import PostImport
+from tpu_magics.backends.torch_xla.rehearse.group import Group
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def install(group: Group) -> None:
+    """From the moment when accelerate is imported; for good, as the process ends with its rank."""
+    PostImport().when_imported("accelerate.utils.random", lambda module: _replace(module, group))
+
+
+def _replace(module: Any, group: Group) -> None:
+    original: Callable[..., None] = module.synchronize_rng_state
+
+    def synchronize_rng_state(rng_type: Any = None, generator: Any = None) -> None:
+        places = {"torch": _Torch(), "xla": _Xla(), "generator": _Generator(generator)}
+        place = places.get(str(getattr(rng_type, "value", rng_type)))
+        if place is None:
+            original(rng_type, generator)
+        else:
+            place.put(group.from_first(place.get(), "accelerate's synchronize_rng_state"))
+
+    module.synchronize_rng_state = synchronize_rng_state
+
+
+class _Torch:
+    def get(self) -> Tensor:
+        import torch
+
+        return torch.get_rng_state()
+
+    def put(self, state: Tensor) -> None:
+        import torch
+
+        torch.set_rng_state(state)
+
+
+class _Generator:
+    def __init__(self, generator: Any) -> None:
+        self.generator = generator
+
+    def get(self) -> Tensor:
+        state: Tensor = self.generator.get_state()
+        return state
+
+    def put(self, state: Tensor) -> None:
+        self.generator.set_state(state)
+
+
+class _Xla:
+    def get(self) -> Tensor:
+        import torch
+        import torch_xla.core.xla_model as xm
+
+        return torch.tensor(xm.get_rng_state())
+
+    def put(self, state: Tensor) -> None:
+        import torch_xla.core.xla_model as xm
+
+        xm.set_rng_state(int(state.item()))

@@ -1,0 +1,64 @@
+"""What a reduction over ranks gives for each element type, as XLA defines it.
+
+What lives here: which type a tensor travels as, which operation that is there, and how a result is scaled. What does
+not: the travelling (group.py).
+
+XLA adds truth values as "or" and multiplies them as "and"; a scale is converted to the element type first, so that
+0.125 is 0 for integers (read in torch_xla 2.9.0, cross_replica_reduces.cpp: ScalarValue(scale, type)).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+KINDS = ("sum", "mul", "min", "max", "and", "or")
+# As torch.distributed's functional collectives spell them.
+SPELLINGS = {"product": "mul", "band": "and", "bor": "or"}
+_OF_TRUTH = {"sum": "max", "or": "max", "max": "max", "mul": "min", "and": "min", "min": "min"}
+
+
+def check(kind: str, dtype: torch.dtype) -> None:
+    """Raise RuntimeError for what XLA refuses."""
+    if kind not in KINDS:
+        raise RuntimeError(f"{kind!r} is no reduction of XLA's: it has {', '.join(KINDS)}.")
+    if kind in ("and", "or") and (dtype.is_floating_point or dtype.is_complex):
+        raise RuntimeError(
+            f"XLA has no {kind!r} for {str(dtype).removeprefix('torch.')}: it takes bool and whole numbers. "
+            "Convert the tensor, or reduce with xm.REDUCE_MIN or xm.REDUCE_MAX."
+        )
+    if dtype.is_complex and kind != "sum":
+        raise RuntimeError(f"XLA has no {kind!r} of complex numbers over ranks: only their sum.")
+
+
+def travelling(dtype: torch.dtype) -> torch.dtype:
+    """The type in which gloo reduces it: half-precision sums are rounded once, at the end."""
+    import torch
+
+    wider = {
+        torch.bfloat16: torch.float32,
+        torch.float16: torch.float32,
+        torch.bool: torch.uint8,
+        torch.int16: torch.int32,
+    }
+    return wider.get(dtype, dtype)
+
+
+def kind_of(kind: str, dtype: torch.dtype) -> str:
+    """The operation in the travelling type."""
+    import torch
+
+    return _OF_TRUTH[kind] if dtype == torch.bool else kind
+
+
+def scaled(tensor: Tensor, scale: float) -> Tensor:
+    """The result times the scale, in the result's own type."""
+    import torch
+
+    if scale == 1.0:
+        return tensor
+    factor = torch.tensor(scale).to(tensor.dtype)
+    return tensor & factor if tensor.dtype == torch.bool else tensor * factor

@@ -1,0 +1,33 @@
+"""What torch_xla tells of the world in a rehearsal: N processes with one device each.
+
+What lives here: the places where torch_xla 2.9.0 keeps or asks for rank and size. What does not: collectives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def enter(rank: int, size: int) -> None:
+    """Make this worker rank `rank` of `size` for torch_xla.runtime, and for all that asks it (xm, torch.distributed's
+    backend "xla", accelerate, transformers). For good: the process ends with its rank."""
+    import torch_xla
+    import torch_xla.runtime as xr
+
+    xr._WORLD_SIZE = size
+    xr._ORDINAL = rank
+    told: dict[str, Any] = {"global_device_count": size, "global_runtime_device_count": size}
+    for name, value in told.items():
+        setattr(xr, name, _always(value))
+    # The C++ module knows of this process only: xr.process_index() and process_count() ask it.
+    counted = {
+        "_xla_get_process_index": rank,
+        "_xla_get_num_processes": size,
+        "_xla_get_default_device_ordinal": rank,
+    }
+    for name, value in counted.items():
+        setattr(torch_xla._XLAC, name, _always(value))
+
+
+def _always(value: int) -> Any:
+    return lambda *_args, **_kwargs: value

@@ -1,0 +1,158 @@
+"""One worker that drives many devices as a mesh (SPMD).
+
+What lives here: the worker's start as an SPMD process, the global mesh that it begins with, and what lies on the
+devices, for the record. What does not: how tensors are split, which is the person's or a library's business
+(`xs.mark_sharding`, FSDP v2), and transformers' Trainer (trainer_fsdp.py).
+
+On XLA:CPU the devices are parts of one host's CPU. The collectives between them are in the graph, as on a TPU.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tpu_magics.backends.base import WorkerSpec
+from tpu_magics.errors import TpuMagicsError
+
+AXES = ("data", "model")
+# A tensor's sharding as torch_xla 2.9.0 writes it, e.g. "{devices=[8,1]0,1,2,3,4,5,6,7}" or, where each part lies on
+# several devices, "{devices=[4,1,2]0,1,... last_tile_dim_replicate}".
+_TILES = re.compile(r"\{devices=\[([\d,]+)\]([^}]*(?:\{[^}]*\})?)")
+_WHOLE = re.compile(r"|\{replicated\}|\{maximal device=\d+\}")
+_QUIET, _TORCH_XLAS_OWN = "2", "1"
+
+
+# -- the start ---------------------------------------------------------------------------------------------------------
+def arrange(spec: WorkerSpec) -> None:
+    """Make this process an SPMD one, before its runtime starts (for a worker with `spec.spmd`)."""
+    import torch_xla.runtime as xr
+
+    if spec.device == "CPU":
+        os.environ["CPU_NUM_DEVICES"] = str(spec.spmd)
+    # The partitioner warns at each compile that it will be replaced one day. torch_xla sets this variable as it is
+    # imported; another value is the person's own.
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == _TORCH_XLAS_OWN:
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = _QUIET
+    os.environ.pop("XLA_USE_SPMD", None)  # else use_spmd(), which sets it, warns that the notebook has set it
+    xr.use_spmd()
+
+
+def start(local_rank: int, local_world_size: int) -> None:
+    """The start of the runtime for `_run_thread_per_device`: all devices stay visible to this one process.
+
+    torch_xla 2.9.0 has it for its own threads (pjrt.spawn_threads). Its other two starts would leave one chip of a TPU
+    to each process.
+    """
+    from torch_xla._internal import pjrt
+
+    pjrt._initialize_single_process(local_rank, local_world_size)
+
+
+def make_mesh(spec: WorkerSpec) -> None:
+    """Put a mesh (devices, 1) named ("data", "model") where `xs.get_global_mesh()` finds it, once the runtime is up.
+
+    Raises:
+        TpuMagicsError: the runtime has not the devices that were asked for.
+    """
+    import torch_xla.distributed.spmd as xs
+    import torch_xla.runtime as xr
+
+    found = xr.global_runtime_device_count()
+    if spec.spmd and spec.spmd != found:
+        raise TpuMagicsError(
+            f"--spmd {spec.spmd} was asked for, and the runtime has {found} devices.",
+            "An SPMD worker drives all devices that it sees; a variable such as TPU_VISIBLE_CHIPS hides some.",
+            f"Take that variable out of the notebook's environment, or give --spmd {found}.",
+        )
+    xs.set_global_mesh(xs.Mesh(list(range(found)), (found, 1), AXES))
+
+
+# -- what lies on the devices ------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Spread:
+    """How parameters lie on the devices: how many are split and how many lie whole on each, with their bytes as whole
+    tensors; `unknown`: a sharding that could not be read, or ""."""
+
+    sharded: int = 0
+    replicated: int = 0
+    sharded_bytes: int = 0
+    replicated_bytes: int = 0
+    unknown: str = ""
+
+
+def mesh_fields(device: str) -> dict[str, Any]:
+    """The fields of events.Mesh as they are now, between two steps; `device`: "CPU" or "TPU"."""
+    import torch_xla.distributed.spmd as xs
+    import torch_xla.runtime as xr
+
+    mesh = xs.get_global_mesh()
+    found = spread(parameters_on_device())
+    counts = {} if found.unknown else {"sharded": found.sharded, "replicated": found.replicated}
+    sizes = {} if found.unknown else {n: getattr(found, n) for n in ("sharded_bytes", "replicated_bytes")}
+    return {
+        "shape": tuple(int(size) for size in mesh.mesh_shape) if mesh is not None else (),
+        "axes": tuple(map(str, mesh.axis_names or ())) if mesh is not None else (),
+        "devices": xr.global_runtime_device_count(),
+        "virtual": device == "CPU",
+        **counts,
+        **sizes,
+        "text": f"a parameter's sharding could not be read: {found.unknown}" if found.unknown else "",
+    }
+
+
+def parameters_on_device() -> Iterator[Any]:
+    """Every parameter that lies on the devices as part of a module, each once.
+
+    Modules are found among all that lives in this process: the function may have built its models itself, frozen parts
+    included, and no optimizer and no argument knows of those.
+    """
+    import torch
+
+    seen: set[int] = set()
+    for thing in gc.get_objects():
+        if not issubclass(type(thing), torch.nn.Module):  # isinstance() would run the code of lazy objects
+            continue
+        for parameter in vars(thing).get("_parameters", {}).values():
+            if parameter is not None and parameter.device.type == "xla" and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield parameter
+
+
+def spread(parameters: Iterable[Any]) -> Spread:
+    """How these parameters lie on the devices."""
+    import torch_xla
+
+    counts, sizes = {True: 0, False: 0}, {True: 0, False: 0}
+    for parameter in parameters:
+        text = torch_xla._XLAC._get_xla_sharding_spec(parameter)  # 2.9.0; "" where nothing was said
+        split = is_split(text)
+        if split is None:
+            return Spread(unknown=text)
+        counts[split] += 1
+        sizes[split] += parameter.numel() * parameter.element_size()
+    return Spread(counts[True], counts[False], sizes[True], sizes[False])
+
+
+def is_split(sharding: str) -> bool | None:
+    """Whether a tensor with this sharding is split over devices; None where the text is not known."""
+    if _WHOLE.fullmatch(sharding):
+        return False
+    found = _TILES.match(sharding)
+    if not found:
+        return None
+    tiles = [int(size) for size in found[1].split(",")]
+    if "last_tile_dim_replicate" in found[2]:
+        tiles.pop()
+    return max(tiles, default=1) > 1
+
+
+def anything_marked() -> bool:
+    """Whether a sharding was asked for in this process, of a tensor or of a loader's batches."""
+    from tpu_magics.backends.torch_xla.observe import counters
+
+    return any(counters.counter(name) for name in ("XlaMarkSharding", "SetShardingSpec"))

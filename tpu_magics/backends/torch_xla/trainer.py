@@ -1,0 +1,250 @@
+"""transformers' Trainer in a worker: its values and metrics reports recorded, its search for a batch size made to work.
+
+What lives here: what is changed in transformers and accelerate, in a worker only and once they are imported. What does
+not: TrainingArguments made in the notebook (quiet_arguments.py), precision (precision_accelerate.py), the way of a
+value into the records (runs/live.py, observe/).
+
+Read in transformers 5.23.0 (trainer.py) and accelerate 1.15.0 (utils/memory.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from tpu_magics.backends.torch_xla.post_import import PostImport
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.runs import events, live
+from tpu_magics.runs.files import RunFiles
+from tpu_magics.runs.writer import EventWriter
+
+REPORTS_KEPT = 16  # the newest; each holds what the earlier ones counted
+REPORT_BYTES = 256 << 10
+_SUMMED = (("CompileTime", "compiles", "compile_seconds"), ("ExecuteTime", "executions", "execute_seconds"))
+
+# What XLA says when memory does not suffice: a TPU's compiler and runtime (texts in tests/launch/test_diagnose.py), and
+# XLA:CPU ("Out of memory allocating 70368744177664 bytes.", seen in torch_xla 2.9.0). A kernel's own memory (vmem,
+# smem) depends on its tiles, not on the batch.
+_OUT_OF_MEMORY = re.compile(
+    r"(?:RESOURCE_EXHAUSTED|Resource exhausted)\b.*"
+    r"(?:(?:ran )?out of memory(?! in memory space [vs]mem)|HbmOom|attempting to (?:reserve|allocate) )"
+    r"|ran out of memory (?:in memory space|on) hbm"
+    r"|\bout of memory allocating \d+ bytes",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def arrange() -> None:
+    """Change transformers and accelerate in this process as they are imported. Only for workers."""
+    hook = PostImport()
+    hook.when_imported("accelerate.utils.memory", _know_out_of_memory)
+    hook.when_imported("transformers.trainer", _change_trainer)
+
+
+def _change_trainer(module: ModuleType) -> None:
+    for change in (_know_out_of_memory, _record_values, _keep_reports, _start_again_whole):
+        with suppress(AttributeError):  # another version, which has not this piece: the others are changed all the same
+            change(module)
+
+
+# -- the records -------------------------------------------------------------------------------------------------------
+_writers: list[EventWriter] = []
+
+
+@contextmanager
+def recording(writer: EventWriter) -> Iterator[None]:
+    """Until the block ends, what is told here goes to this writer and into the run folder around it."""
+    _writers[:] = [writer]
+    try:
+        yield
+    finally:
+        _writers.clear()
+
+
+def _write(kind: type[events.Event], **fields: Any) -> None:
+    for writer in _writers:
+        writer.write(kind(t=time.time(), rank=writer.rank, **fields))
+
+
+def _record_values(module: Any) -> None:
+    """Every Trainer gets a callback by which its logged values (loss, learning_rate, eval_loss, ...) reach the records.
+    They are numbers by then: nothing is read from the device for it."""
+
+    class RecordValues(module.TrainerCallback):
+        """Passes on what a Trainer logs, on the process that logs."""
+
+        def on_log(self, _args: Any, state: Any, _control: Any, logs: Any = None, **_: Any) -> None:
+            if logs and state.is_world_process_zero:
+                live.log(**logs)
+
+    module.DEFAULT_CALLBACKS = [*module.DEFAULT_CALLBACKS, RecordValues]
+
+
+# -- metrics reports (debug="tpu_metrics_debug") -----------------------------------------------------------------------
+class Report(str):
+    """A metrics report on its way from where the Trainer makes it to where it prints it."""
+
+
+def _keep_reports(module: Any) -> None:
+    """The Trainer's `xm.master_print(met.metrics_report())` writes a file of the run; other prints print."""
+    xm, met = module.xm, module.met
+    original = xm.master_print
+    reported = functools.partial(_report, met.metrics_report)
+    module.met = SimpleNamespace(**{**vars(met), "metrics_report": reported})
+
+    @functools.wraps(original)
+    def master_print(*args: Any, **kwargs: Any) -> None:
+        if not (_writers and args and isinstance(args[0], Report)):
+            original(*args, **kwargs)
+        elif xm.is_master_ordinal(local=bool(kwargs.get("local", False))):
+            keep_report(args[0])
+
+    xm.master_print = master_print
+
+
+def _report(original: Callable[[], str]) -> Report:
+    return Report(original())
+
+
+def keep_report(text: str) -> None:
+    """Write a metrics report beside this rank's records, and a record that names it."""
+    writer = _writers[0]
+    number = _reports.get(writer.path, 0)
+    _reports[writer.path] = number + 1
+    files = RunFiles(writer.path.parent)
+    path = files.metrics_path(writer.rank, number)
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(text.encode("utf-8", "replace")[:REPORT_BYTES])
+        files.metrics_path(writer.rank, number - REPORTS_KEPT).unlink(missing_ok=True)
+        name = path.name
+    except OSError:  # a full disk ends no training
+        name = ""
+    _write(events.Metrics, file=name, number=number, **_summary())
+
+
+_reports: dict[Any, int] = {}  # the record file of a rank -> reports so far
+
+
+def _summary() -> dict[str, Any]:
+    import torch_xla.debug.metrics as met
+
+    found: dict[str, Any] = {}
+    for metric, count, seconds in _SUMMED:
+        data = met.metric_data(metric)  # (samples, their sum in nanoseconds, the last of them), or None
+        found.update({count: data[0], seconds: data[1] / 1e9} if data else {})
+    return found
+
+
+# -- the search for a batch size (auto_find_batch_size, find_executable_batch_size) ------------------------------------
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether this is XLA saying that memory does not suffice, when it compiled or when it ran."""
+    return _OUT_OF_MEMORY.search(" ".join(map(str, error.args))) is not None
+
+
+def _know_out_of_memory(module: Any) -> None:
+    """Wherever accelerate's judgement stands under its name: accelerate knows CUDA's texts, not XLA's."""
+    original = module.should_reduce_batch_size
+    if getattr(original, "knows_xla", False):
+        return
+
+    @functools.wraps(original)
+    def should_reduce_batch_size(exception: Exception) -> bool:
+        return bool(original(exception)) or is_out_of_memory(exception)
+
+    should_reduce_batch_size.knows_xla = True  # type: ignore[attr-defined]
+    module.should_reduce_batch_size = should_reduce_batch_size
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a Trainer began with: its tensors by name, in host memory, and XLA's seed."""
+
+    tensors: Mapping[str, Any]
+    seed: int
+
+
+def _start_again_whole(module: Any) -> None:
+    """Each new batch size starts from the weights that the first one started from.
+
+    After a step for which memory did not suffice, XLA has lost every tensor that this step was to write, weights and
+    the optimizer's state among them ("Trying to access XLA data for tensor ... while an async operation is in flight").
+    So a copy is kept in host memory while a batch size is searched for: only then, and once.
+    """
+    cls = module.Trainer
+    original = cls._inner_training_loop
+
+    @functools.wraps(original)
+    def one_attempt(trainer: Any, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
+        if trainer.args.auto_find_batch_size and batch_size is not None:
+            _prepare_attempt(trainer, batch_size)
+        result = original(trainer, batch_size, *args, **kwargs)
+        trainer._tpu_magics_beginning = None
+        return result
+
+    cls._inner_training_loop = one_attempt
+
+
+def _prepare_attempt(trainer: Any, batch_size: int) -> None:
+    before = trainer._train_batch_size
+    if batch_size >= before:  # the first
+        trainer._tpu_magics_beginning = _beginning(trainer.model)
+        return
+    _write(events.Warned, code="smaller-batch", text=_smaller(before, batch_size))
+    gc.collect()  # what is left of the failed attempt would be run with the next one
+    _begin_again(trainer, trainer._tpu_magics_beginning)
+
+
+def _smaller(before: int, now: int) -> str:
+    return (
+        f"Memory did not suffice for a batch size of {before}: training starts again with {now}, from the weights it "
+        "began with. Each batch size compiles its own graphs."
+    )
+
+
+def _beginning(model: Any) -> Beginning:
+    import torch_xla.core.xla_model as xm
+
+    from tpu_magics.backends.torch_xla.weights_fetch import settle, to_cpu
+
+    settle()
+    named = dict(_named_tensors(model))
+    return Beginning(dict(zip(named, to_cpu(list(named.values())), strict=True)), xm.get_rng_state())
+
+
+def _begin_again(trainer: Any, beginning: Beginning) -> None:
+    import torch_xla.core.xla_model as xm
+
+    lost = {name: tensor for name, tensor in _named_tensors(trainer.model) if tensor.device.type == "xla"}
+    if not lost.keys() <= beginning.tensors.keys():
+        raise _cannot_begin_again()
+    for name, tensor in lost.items():
+        tensor.data = beginning.tensors[name].to(tensor.device)
+        tensor.grad = None
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # inside accelerate's
+    if optimizer is not None:
+        optimizer.state.clear()
+    xm.set_rng_state(beginning.seed)
+
+
+def _cannot_begin_again() -> TpuMagicsError:
+    return TpuMagicsError(
+        "The device ran out of memory, and a smaller batch size cannot be tried.",
+        "XLA lost the weights in the step that failed, and this model was wrapped (FSDP) or changed after training had "
+        "begun, so they cannot be put back.",
+        "Leave auto_find_batch_size away and set a smaller per_device_train_batch_size (raise "
+        "gradient_accumulation_steps to keep the product).",
+    )
+
+
+def _named_tensors(model: Any) -> Iterator[tuple[str, Any]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
