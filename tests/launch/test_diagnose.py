@@ -117,6 +117,51 @@ NOSPACE = "[Errno 28] No space left on device"
 # name of the explainer, exception type, recorded text, parts of the message
 EXCEPTIONS: list[tuple[str, str, str, tuple[str, ...]]] = [
     (
+        "no_mesh",
+        "AttributeError",
+        "'NoneType' object has no attribute 'get_op_sharding'",
+        ("this run is not an SPMD one", "line 14", "%%tpu_train --spmd", "%tpu_init --spmd 8"),
+    ),
+    (
+        "no_mesh",
+        "RuntimeError",
+        "Check failed: UseVirtualDevice(): Please enable SPMD via `torch_xla.runtime.use_spmd()`",
+        ("this run is not an SPMD one", "xla_fsdp_v2"),
+    ),
+    (
+        "no_mesh",
+        "ValueError",
+        "No mesh is provided and no global mesh is set. Please provide a mesh.",
+        ("this run is not an SPMD one",),
+    ),
+    (
+        "uneven_minibatch",
+        "RuntimeError",
+        (
+            "When minibatch is configured, the per-host batch size must be divisible by local runtime device count. "
+            "Per host input data shape = torch.Size([12, 4]), local_runtime_device_count = 8"
+        ),
+        ("a batch of 12, which 8 devices do not divide", "line 14", "e.g. 16", "drop_last=True"),
+    ),
+    (
+        "unknown_axis",
+        "ValueError",
+        "Axis name batch is not defined in the given mesh",
+        ("names the mesh's axis 'batch'", "line 14", '"data" and "model"', '"fsdp" and "tensor"'),
+    ),
+    (
+        "unknown_axis",
+        "ValueError",
+        "The mesh must have an axis named 'fsdp'.",
+        ("names the mesh's axis 'fsdp'", "set another mesh first", '("fsdp", "tensor")'),
+    ),
+    (
+        "spmd_process_group",
+        "AssertionError",
+        "XLA backend is not supported with SPMD. Please use a CPU process group instead.",
+        ("backend xla in an SPMD run", "one process with all devices", "line 14", "-n instead of --spmd"),
+    ),
+    (
         "in_use",
         "RuntimeError",
         (
@@ -444,6 +489,19 @@ EXCEPTIONS: list[tuple[str, str, str, tuple[str, ...]]] = [
         ("waited 2 s", "did not all arrive"),
     ),
     (
+        "never_entered",
+        "tpu_magics.backends.base.CollectiveTimeout",
+        "waited 60 s in all_reduce sum of float32[3] [794c02fc], which not every rank entered",
+        ("Rank 0 waited 60 s in all_reduce sum of float32[3] at `loss.backward()`", "after the others' patience"),
+    ),
+    (
+        "different",
+        "tpu_magics.backends.base.CollectiveBroken",
+        "the ranks are in different collectives: rank 0: all_reduce sum of float32[3] [794c02fc]; rank 1: all_reduce "
+        "sum of float32[4] [0bf1a5b2]",
+        ("in different collectives", "Rank 0: all_reduce sum of float32[3]; rank 1: all_reduce sum of float32[4]"),
+    ),
+    (
         "exception",
         "ValueError",
         "bad shape",
@@ -480,9 +538,20 @@ def test_a_recorded_exception_is_explained(name: str, kind: str, text: str, part
         assert "  In [12], line 14, in training_function: loss.backward()\n  ... 1 frame in torch ..." in str(error)
 
 
+def test_a_rank_that_waits_for_ones_that_have_returned() -> None:
+    text = f"in barrier [794c02fc]: {GLOO}pair.cc:547] Connection closed by peer [127.0.0.1]:4311"
+    waits = raising(text, "tpu_magics.backends.base.CollectiveBroken")
+    case = failure(waits, finished(1), finished(2))
+    assert name_of(case, waits) == "left"
+    error = str(diagnose(case))
+    assert "Rank 0 waited in barrier at `loss.backward()`" in error
+    assert "that ranks 1 and 2 never entered: they had returned already." in error
+
+
 def test_every_explainer_of_exceptions_has_a_recorded_text() -> None:
     by_signal = {"signalled", "crashed", "killed", "silent_exit", "late_death"}
-    assert {name for name, *_ in EXCEPTIONS} | by_signal == {one.__name__ for one in EXPLAINERS}
+    by_the_others = {"left"}
+    assert {name for name, *_ in EXCEPTIONS} | by_signal | by_the_others == {one.__name__ for one in EXPLAINERS}
 
 
 # texts that look alike and must be left to the plain exception

@@ -157,7 +157,7 @@ GB = 10**9
 
 @pytest.mark.parametrize(
     ("device", "workers", "replicas", "copies"),
-    [("CPU", 1, 1, 2), ("CPU", 4, 1, 5), ("TPU", 8, 1, 9), ("TPU", 4, 2, 9)],
+    [("CPU", 1, 1, 2), ("CPU", 4, 1, 9), ("TPU", 8, 1, 9), ("TPU", 4, 2, 9)],
 )
 def test_the_forecast_counts_copies(device: str, workers: int, replicas: int, copies: int) -> None:
     expected = plan.forecast(Plan(device, workers, replicas, "", {}, None, None), 3 * GB)

@@ -26,6 +26,8 @@ from tpu_magics.runs.events import (
     Frame,
     Input,
     Memory,
+    Mesh,
+    Metrics,
     Phase,
     Precision,
     Read,
@@ -328,6 +330,59 @@ def on_tpu(root: Path, ranks: int = 8) -> Recorded:
     return run.write(Cache(CREATED + 20, 0, hits=3, misses=1, path="/home/me/cache"))
 
 
+# Seconds of compiling and in collectives, by rank, as they were recorded (8 ranks on 2 cores, accelerate, 25 steps):
+# once with all ranks alike, once with rank 3 asleep for 0.2 s in each step.
+ALIKE = (
+    *((7.478, 3.624), (8.806, 2.232), (8.487, 2.722), (6.485, 4.243)),
+    *((7.984, 2.998), (8.667, 2.552), (9.276, 1.894), (8.259, 2.543)),
+)
+ASLEEP = (
+    *((20.464, 6.283), (20.163, 6.48), (17.776, 8.494), (19.512, 1.753)),
+    *((19.392, 6.842), (20.075, 6.609), (20.245, 6.003), (19.684, 6.689)),
+)
+
+
+def rehearsed(
+    root: Path, times: tuple[tuple[float, float], ...] = ALIKE, seconds: float = 13.3, name: str = "rehearsal"
+) -> Recorded:
+    """Eight ranks on XLA:CPU, in training, whose collectives the host carries."""
+    run = Recorded(root, name, **myself())
+    run.update(plan=rehearsal_plan(len(times)))
+    for rank, (compiling, waited) in enumerate(times):
+        began_at = CREATED + 1.01
+        run.write(*began(CREATED + 1, rank, len(times)), agreed(CREATED + 6, rank))
+        run.write(first_compile(CREATED + 5, rank, graph="feed", **CUT))
+        run.write(dataclasses.replace(optimizer_state(CREATED + 9, 1), rank=rank, graph="beef", **CUT))
+        run.write(*_steps(began_at, 20, seconds * 0.7, rank, compiled=2), *losses(CREATED + 4, 25, 0.3, rank))
+        run.write(
+            Batch(CREATED + 5, rank, per_device=8, accumulation=1, ranks=len(times)), *_memory(CREATED + 1, 8, rank)
+        )
+        run.write(Times(began_at + seconds, rank, compiling, 0.429, 0.0, collectives=waited, n_collectives=25))
+    return run
+
+
+def rehearsal_plan(ranks: int) -> dict[str, Any]:
+    plan = {"device": "CPU", "workers": ranks, "replicas": 1, "precision": "bf16", "steps": None, "timeout": None}
+    return {**plan, "rehearsed": ranks > 1, "spmd": None, "collective_timeout": 60.0}
+
+
+CUT: dict[str, Any] = {"host_collective": True, "pieces": 2}
+
+
+def meshed(root: Path, **fields: Any) -> Recorded:
+    """One SPMD worker that drives eight virtual devices; Trainer made a report of the runtime's metrics."""
+    run = Recorded(root, "sharded", **myself())
+    run.update(plan={**rehearsal_plan(1), "spmd": 8})
+    known = {"shape": (8, 1), "axes": ("data", "model"), "devices": 8, "virtual": True, "sharded": 12, "replicated": 4}
+    sizes = {"sharded_bytes": 1_258_291, "replicated_bytes": 2_704}
+    report: dict[str, Any] = {"compiles": 2, "compile_seconds": 3.92, "executions": 200, "execute_seconds": 0.626}
+    run.write(*began(CREATED + 1), first_compile(CREATED + 3), Mesh(CREATED + 4, 0, **{**known, **sizes, **fields}))
+    return run.write(
+        *_steps(CREATED + 2, 200, 6.5, compiled=2),
+        Metrics(CREATED + 8, 0, file="rank-0-metrics-1.txt", number=1, **report),
+    )
+
+
 def long_run(root: Path, steps: int = 100_000, compiles: int = 1_000, records: int = 3_000) -> Recorded:
     """As a run of a day leaves it: records of steps and values as the meters thin them, and every compile."""
     run = Recorded(root, "long", **myself()).write(*began(CREATED + 1))
@@ -373,4 +428,6 @@ RUNS: dict[str, Callable[[Path], Recorded]] = {
     "failing": failing,
     "failed": failed,
     "on-tpu": on_tpu,
+    "rehearsed": rehearsed,
+    "meshed": meshed,
 }

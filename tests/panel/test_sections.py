@@ -38,7 +38,7 @@ from tpu_magics.runs.events import (
 )
 
 VOID = {"br"}
-NAMES = ["header", "facts", "warnings", "compiles", "reads", "charts", "values", "ranks"]
+NAMES = ["header", "facts", "rehearsal", "warnings", "compiles", "reads", "charts", "values", "ranks"]
 
 
 class Parsed(HTMLParser):
@@ -337,11 +337,6 @@ def test_the_effective_batch_where_all_three_are_known(tmp_path: Path, batch: Ba
 )
 def test_where_the_time_went(tmp_path: Path, times: tuple[Times, ...], said: str) -> None:
     assert fact(started(tmp_path, *times).view(), "Time") == said
-
-
-def test_pieces_of_steps_are_told_apart(tmp_path: Path) -> None:
-    run = started(tmp_path, first_compile(CREATED + 2, host_collective=True), first_compile(CREATED + 3))
-    assert "1 compiles were pieces of steps" in fact(run.view(), "Time")
 
 
 def test_figures_that_are_not_available_say_so(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tpu_magics.errors import TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import frames
-from tpu_magics.launch.explain import base, explain, waiting
+from tpu_magics.launch.explain import base, explain, rehearsal, waiting
 from tpu_magics.launch.explain.base import Explanation
 from tpu_magics.runs import events
 
@@ -164,14 +164,14 @@ def _others(failure: Failure, culprit: WorkerOutcome) -> list[str]:
     """One line about the others that died, each with its own short text."""
     groups: dict[str, list[int]] = {}
     for one in failure.outcomes:
-        if one is not culprit and _failed(one):
+        if one is not culprit and _failed(one) and not (rehearsal.short(one) and rehearsal.short(culprit)):
             groups.setdefault(_short(one, culprit), []).append(one.rank)
     lines = [f"{base.ranks(who)} {how}" for how, who in groups.items()]
     return [f"Also died: {'; '.join(lines)}"] if lines else []
 
 
 def _short(outcome: WorkerOutcome, culprit: WorkerOutcome) -> str:
-    text = base.one_line(base.without_addresses(base.error_text(outcome)), 120)
+    text = rehearsal.short(outcome) or base.one_line(base.without_addresses(base.error_text(outcome)), 120)
     if waiting.is_consequence(outcome):
         verdict = ": a consequence" if not waiting.is_consequence(culprit) else ""
         return f"({text or 'in a collective'}){verdict}"

@@ -185,6 +185,12 @@ def meeting_environment(environ: Mapping[str, str] = os.environ) -> dict[str, st
     Raises TpuMagicsError where the person's own MASTER_PORT is in use.
     """
     own = environ.get("MASTER_PORT", "")
+    if own and not (own.isdigit() and 0 < int(own) < 65536):
+        raise TpuMagicsError(
+            f"MASTER_PORT is {own!r}, which is no port.",
+            "torch.distributed's rank 0 listens there for the other ranks.",
+            "Unset it (del os.environ['MASTER_PORT']): a free port is then chosen.",
+        )
     if own and _free_port(own) is None:
         raise TpuMagicsError(
             f"Port {own} is in use, and MASTER_PORT names it.",
@@ -201,7 +207,7 @@ def _free_port(text: str) -> int | None:
         try:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", int(text)))
-        except (OSError, ValueError, OverflowError):
+        except OSError:
             return None
         return int(probe.getsockname()[1])
 
@@ -279,8 +285,10 @@ class Forecast:
 def forecast(plan: Plan, models: int) -> Forecast:
     """What the run will add. Models are inherited copy-on-write; on XLA:CPU each device's copy lies in host memory; on
     a TPU one copy is in transit at a time for each worker, and a second device of it (v2, v3) trains a copy; rank 0
-    makes one more to bring the weights home."""
-    return Forecast(models=models, copies=plan.ranks + 1, workers=plan.workers)
+    makes one more to bring the weights home. In a rehearsal each rank's gradients lie in host memory too; what an
+    optimizer keeps is not known beforehand (Adam: two copies more for each rank)."""
+    each = 2 if plan.rehearsed else 1
+    return Forecast(models=models, copies=each * plan.ranks + 1, workers=plan.workers)
 
 
 def require_memory(plan: Plan, models: int, force: bool, root: Path = Path("/")) -> None:

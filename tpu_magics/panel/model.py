@@ -187,6 +187,13 @@ class RunModel:
             failure=self._failure(),
             models=told_texts(info.get("models")) if state == "done" else (),
             plan=plan,
+            rehearsed=plan.get("rehearsed") is True,
+            spmd=told_count(plan.get("spmd")) is not None,
+            mesh=lead.mesh,
+            collectives=told_seconds(lead.times and lead.times.collectives),
+            collectives_share=lead.collectives_share,
+            n_collectives=lead.times.n_collectives if lead.times else 0,
+            metrics=lead.metrics,
         )
 
     def _lead(self) -> RankRecords:
@@ -241,6 +248,9 @@ class RunModel:
             hbm_total=records.hbm_total,
             values={name: curve.last.value for name, curve in records.curves.items()},
             exit=exit_words(worker),
+            collectives=told_seconds(records.times and records.times.collectives),
+            collectives_share=records.collectives_share,
+            busy_share=records.busy_share,
         )
 
     def _compile_log(self, lead: RankRecords, live: bool) -> tuple[CompileEntry, ...]:

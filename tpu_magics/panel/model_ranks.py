@@ -22,6 +22,8 @@ from tpu_magics.runs.events import (
     Event,
     Fallback,
     Memory,
+    Mesh,
+    Metrics,
     Phase,
     Precision,
     Read,
@@ -75,6 +77,8 @@ class RankRecords:
         self.disagreeing: dict[str, Precision] = {}
         self.advice: dict[str, None] = {}
         self.batch: Batch | None = None
+        self.mesh: Mesh | None = None
+        self.metrics: Metrics | None = None
         self.rss: int | None = None
         self.pss: int | None = None
         self.peak_rss: int | None = None
@@ -158,10 +162,27 @@ class RankRecords:
     @property
     def compiling_share(self) -> float | None:
         """Of the time since the function was entered."""
-        began = self.training_at if self.training_at is not None else self.start.t if self.start else None
-        if self.compiling is None or began is None or self.last_t <= began:
+        return None if self.compiling is None else self._share(self.compiling, self.last_t)
+
+    @property
+    def collectives_share(self) -> float | None:
+        """The part of the time since the function was entered that the rank spent in collectives on the host."""
+        if self.times is None or not _good(self.times.collectives):
             return None
-        return min(1.0, self.compiling / (self.last_t - began))
+        return self._share(self.times.collectives or 0.0, self.times.t)
+
+    @property
+    def busy_share(self) -> float | None:
+        """The part of the same time in neither collectives nor compiling."""
+        if self.times is None or self.collectives_share is None or not _good(self.times.compiling):
+            return None
+        compiling = self._share(self.times.compiling or 0.0, self.times.t) or 0.0
+        return max(0.0, 1.0 - self.collectives_share - compiling)
+
+    def _share(self, seconds: float, until: float) -> float | None:
+        """Of the time since the function was entered."""
+        began = self.training_at if self.training_at is not None else self.start.t if self.start else None
+        return None if began is None or until <= began else min(1.0, seconds / (until - began))
 
     @property
     def warming(self) -> bool:
@@ -215,7 +236,7 @@ def _take_compile(self: RankRecords, event: Compile) -> None:
     self.log.append(CompileEntry(f"{self.rank}-{self.compiles}", self.rank, event))
     self.compiles += 1
     self.recompiles += event.recompile
-    self.pieces += event.host_collective
+    self.pieces += max(0, event.pieces) if event.host_collective else 0
     self.compiled_since = True
     seconds = event.seconds if event.seconds is not None and _good(event.seconds) else None
     if seconds is not None:
@@ -285,5 +306,7 @@ _TAKERS: dict[type[Event], Callable[[RankRecords, Any], None]] = {
     Cache: _setter("cache"),
     Times: _setter("times"),
     Batch: _setter("batch"),
+    Mesh: _setter("mesh"),
+    Metrics: _setter("metrics"),
     End: _setter("end"),
 }

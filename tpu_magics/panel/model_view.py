@@ -10,7 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tpu_magics.runs.events import Batch, Cache, Compile, Divergence, Fallback, Precision, Read, Transfer
+from tpu_magics.runs.events import (
+    Batch,
+    Cache,
+    Compile,
+    Divergence,
+    Fallback,
+    Mesh,
+    Metrics,
+    Precision,
+    Read,
+    Transfer,
+)
 
 STARTING, COMPILING, TRAINING, HOME = "starting", "compiling", "training", "bringing weights home"
 LIVE_STATES = (STARTING, COMPILING, TRAINING, HOME)
@@ -65,7 +76,9 @@ class Series:
 @dataclass(frozen=True)
 class RankView:
     """One rank. `state`: its own, in the words of a run's states; `exit`: how its process ended, in words, or "".
-    Bytes: `rss`, `pss` newest, `peak_rss`, `peak_pss` highest. `values`: the last of each name."""
+    Bytes: `rss`, `pss` newest, `peak_rss`, `peak_pss` highest. `values`: the last of each name. `collectives`: seconds
+    in collectives that the host carried, `collectives_share`: their part of the time since the function was entered, 0
+    to 1; `busy_share`: the part of that time in neither these nor compiling, for which the others may have to wait."""
 
     rank: int
     state: str
@@ -81,6 +94,9 @@ class RankView:
     hbm_total: int | None
     values: Mapping[str, float | int | str]
     exit: str
+    collectives: float | None = None
+    collectives_share: float | None = None
+    busy_share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -108,14 +124,17 @@ class RunView:
     """Everything the panel shows. Counts, rates, times, precision, charts and reads are those of rank `lead`, the
     lowest rank that wrote records; `ranks` has the others.
 
-    `state`: one of LIVE_STATES or ENDED_STATES; `detail`: what else is known of it; `live`: the run goes on.
-    `device`: "XLA:CPU", "TPU", or "" where nothing tells. `steps_per_second`: over the last seconds while it is live,
-    over the whole training afterwards, compiles included; `rates`: the same over time. `step_seconds`: of the steps
-    that compiled nothing; `compiled_steps`: how many did. `warming_up`: in words, or "". `compiles`: None where
-    `compiles_missing` tells the reason; `at_least`: recompiles may have gone unseen. `pieces`: compiles of pieces of
-    steps that collectives on the host cut. `compiling`, `executing`, `waiting`: seconds; `compiling_share`: of the time
-    since the function was entered, 0 to 1. `compile_log`: newest first, the newest thousand. `memory_total`: bytes of
-    the machine; `memory_curve`: proportional (else resident) bytes of rank `lead` over time.
+    `state`: one of LIVE_STATES or ENDED_STATES; `detail`: what else is known of it; `live`: the run goes on. `device`:
+    "XLA:CPU", "TPU", or "" where nothing tells. `steps_per_second`: over the last seconds while it is live, over the
+    whole training afterwards, compiles included; `rates`: the same over time. `step_seconds`: of the steps that
+    compiled nothing; `compiled_steps`: how many did. `warming_up`: in words, or "". `compiles`: None where
+    `compiles_missing` tells the reason; `at_least`: recompiles may have gone unseen. `pieces`: in how many pieces
+    collectives on the host cut the graphs that they cut, together. `compiling`, `executing`, `waiting`: seconds;
+    `compiling_share`: of the time since the function was entered, 0 to 1. `compile_log`: newest first, the newest
+    thousand. `memory_total`: bytes of the machine; `memory_curve`: proportional (else resident) bytes of rank `lead`
+    over time. `rehearsed`: workers on XLA:CPU act as ranks; `spmd`: one worker drives several devices, `mesh`: which
+    (None: no record of it); `collectives`, `n_collectives`: of rank `lead`, as in `RankView`; `metrics`: its newest
+    report of the runtime's.
     """
 
     id: str
@@ -162,3 +181,10 @@ class RunView:
     failure: Failure | None
     models: tuple[str, ...]
     plan: Mapping[str, Any]
+    rehearsed: bool = False
+    spmd: bool = False
+    mesh: Mesh | None = None
+    collectives: float | None = None
+    collectives_share: float | None = None
+    n_collectives: int = 0
+    metrics: Metrics | None = None

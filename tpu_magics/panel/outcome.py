@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from tpu_magics.launch.results import TrainResult
 from tpu_magics.panel.runs import plain_summary
+from tpu_magics.panel.sections_rehearsal import rehearsal
 from tpu_magics.panel.sections_words import count
 
 
@@ -26,10 +27,11 @@ def below_panel(result: TrainResult) -> str:
 
 
 def one_line(result: TrainResult) -> str:
-    """E.g. "training_function: done, 1 rank on CPU, 57 steps in 8.2 s, 4 compiles; home: model"."""
+    """E.g. "training_function: done, rehearsal of 8 ranks on XLA:CPU, 57 steps in 8.2 s, 4 compiles; ...".."""
     summary = result.run.summary()
     device = str(result.run.info.get("plan", {}).get("device", ""))
-    parts = [f"{count(len(summary.ranks), 'rank')} on {'XLA:CPU' if device == 'CPU' else device}"]
+    kind = {"rehearsal": "rehearsal of ", "SPMD": "SPMD, "}.get(rehearsal(result.run.info), "")
+    parts = [f"{kind}{count(len(summary.ranks), 'rank')} on {'XLA:CPU' if device == 'CPU' else device}"]
     if summary.steps is not None:
         parts.append(f"{count(summary.steps, 'step')} in {summary.seconds or 0:.1f} s")
     if summary.compiles is not None:

@@ -49,6 +49,7 @@ from tpu_magics.panel.sections_parts import (
     shown_ranks,
     value_cells,
 )
+from tpu_magics.panel.sections_rehearsal import likeness, likeness_facts, straggler_note
 from tpu_magics.panel.sections_words import Fact, label, place, say, short
 from tpu_magics.panel.table import Row, Table, printable
 from tpu_magics.runs.events import Read, Transfer
@@ -114,7 +115,10 @@ def _tables(view: RunView) -> Iterator[Table]:
     yield from _reads(view)
     yield from _values(view)
     rows = (Row(rank_cells(view, rank)) for rank in shown_ranks(view))
-    yield Table("Ranks", rank_columns(view) if view.ranks else None, tuple(rows), tuple(rank_notes(view)))
+    notes = (*(f"! {slow}" for slow in [straggler_note(view)] if slow), *rank_notes(view))
+    yield Table("Ranks", rank_columns(view) if view.ranks else None, tuple(rows), notes)
+    if (like := likeness(view)) is not None:
+        yield Table("Rehearsal", None, tuple(map(_row, likeness_facts(view))), (like.short,))
 
 
 def _failure(view: RunView) -> Iterator[str]:

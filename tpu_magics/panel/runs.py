@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from tpu_magics.panel.sections_rehearsal import rehearsal
 from tpu_magics.panel.sections_words import NOT_AVAILABLE, short, size
 from tpu_magics.panel.table import Row, Table
 from tpu_magics.runs.files import LIVE
@@ -44,7 +45,7 @@ def summary_table(run: Run) -> Table:
     """One run, in two columns; failure and warnings last."""
     summary = run.summary()
     rows = (
-        *_summary_rows(summary),
+        *_summary_rows(summary, _kind(run)),
         *_failure_rows(summary),
         *(Row(("warning", w), "warning") for w in summary.warnings),
     )
@@ -57,7 +58,7 @@ def plain_summary(run: Run) -> str:
     cut_short = "" if summary.complete else f"{NOT_AVAILABLE} (rank 0 did not come to its end)"
     lines = (
         ("status", summary.status),
-        ("ranks", str(len(summary.ranks))),
+        ("ranks", " ".join([str(len(summary.ranks)), *_kind(run)])),
         ("steps", cut_short or _steps(summary)),
         ("compiles", cut_short or _compiles(summary)),
         ("recompiles", cut_short or _recompiles(summary)),
@@ -65,6 +66,12 @@ def plain_summary(run: Run) -> str:
         ("models", ", ".join(sorted(summary.models)) or "none"),
     )
     return "\n".join(f"{name}: {text}" for name, text in lines)
+
+
+def _kind(run: Run) -> list[str]:
+    """Whether the ranks were rehearsed, in a word."""
+    kind = rehearsal(run.info)
+    return [f"({kind})"] if kind else []
 
 
 # -- many runs ----------------------------------------------------------------------------------------------------
@@ -128,10 +135,11 @@ def _distinct(values: Sequence[Value | None]) -> list[str]:
 # -- one run ------------------------------------------------------------------------------------------------------
 
 
-def _summary_rows(summary: RunSummary) -> Iterator[Row]:
+def _summary_rows(summary: RunSummary, kind: Sequence[str]) -> Iterator[Row]:
     yield Row(("started", _when(summary)))
     for label, fact in _FACTS[1:]:  # the status stands in the title
-        yield Row((label, fact(summary)))
+        more = kind if fact is _ranks else ()
+        yield Row((label, " ".join([fact(summary), *more])))
     yield Row(("peak memory", _peaks(summary)))
     for name, value in summary.values.items():
         yield Row((f"last {_short(name)}", _value(value)))

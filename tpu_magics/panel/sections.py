@@ -11,10 +11,12 @@ from tpu_magics.panel.model_view import RunView
 from tpu_magics.panel.sections_compiles import compile_row, compiles_html, reads_html
 from tpu_magics.panel.sections_header import facts_html, header_html
 from tpu_magics.panel.sections_parts import charts_html, ranks_html, values_html, warnings_html
+from tpu_magics.panel.sections_rehearsal import rehearsal_html
 
 _SECTIONS = (
     ("header", header_html),
     ("facts", facts_html),
+    ("rehearsal", rehearsal_html),
     ("warnings", warnings_html),
     ("compiles", compiles_html),
     ("reads", reads_html),

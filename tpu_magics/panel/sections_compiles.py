@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tpu_magics.panel.model_view import CauseCount, CompileEntry, RunView
 from tpu_magics.panel.sections_header import cause_name, why
+from tpu_magics.panel.sections_rehearsal import counted_as
 from tpu_magics.panel.sections_words import (
     AMBER,
     GREY,
@@ -33,7 +34,7 @@ from tpu_magics.panel.sections_words import (
     title,
     whole,
 )
-from tpu_magics.runs.events import Compile, Read, Transfer
+from tpu_magics.runs.events import Compile, Metrics, Read, Transfer
 
 TRIGGERS = {
     "sync": "the end of a step",
@@ -63,7 +64,8 @@ def compiles_summary(view: RunView) -> str:
         by_cause[name] = by_cause.get(name, 0) + each.count
     ordered = sorted(by_cause.items(), key=lambda item: (-item[1], item[0]))
     causes = ", ".join(f"{short(name, 30)} {number:,}" for name, number in ordered[:_CAUSES])
-    return f"{', '.join(parts)}{f': {causes}' if causes else ''}."
+    text = f"{', '.join(parts)}{f': {causes}' if causes else ''}."
+    return " ".join(filter(None, [text, counted_as(view)]))
 
 
 def cause_cells(each: CauseCount) -> tuple[str, ...]:
@@ -159,7 +161,7 @@ def _rest(entry: CompileEntry) -> Iterator[str]:
     if graph.trigger:
         yield f"run by {TRIGGERS.get(graph.trigger, short(graph.trigger, 40))}"
     if graph.host_collective:
-        yield "a piece of a step that a collective on the host cut"
+        yield f"cut in {count(graph.pieces, 'piece')} by collectives on the host; a TPU compiles it as one graph"
     if graph.graph:
         yield f"graph {short(graph.graph, 40)}"
 
@@ -202,7 +204,7 @@ def _read_row(one: Transfer | Read) -> tuple[str, ...]:
 
 
 def runtime_facts(view: RunView) -> Iterator[Fact]:
-    """Operations that the host ran because XLA has none, and the persistent cache."""
+    """Operations that the host ran because XLA has none, the persistent cache, reports of the runtime's metrics."""
     if view.fallbacks:
         ops = [f"{short(each.op, 60)} ({each.count:,})" for each in view.fallbacks[:_READS]]
         left = len(view.fallbacks) - _READS
@@ -215,3 +217,23 @@ def runtime_facts(view: RunView) -> Iterator[Fact]:
         )
         text = short(cache.text, 300)
         yield Fact("Compile cache", tuple(line for line in (text, found if cache.path or not text else "") if line))
+    if view.metrics is not None:
+        yield _report(view.metrics, view.rehearsed)
+
+
+def _report(metrics: Metrics, rehearsed: bool) -> Fact:
+    """The newest report that a library asked of the runtime (debug="tpu_metrics_debug")."""
+    counted = (
+        ("compiles", metrics.compiles, metrics.compile_seconds),
+        ("executions", metrics.executions, metrics.execute_seconds),
+    )
+    told = [
+        f"{name} {number:,}{f' ({seconds(spent)})' if spent is not None else ''}"
+        if number is not None
+        else f"{name} {not_available('none was measured')}"
+        for name, number, spent in counted
+    ]
+    made = count(metrics.number + 1, "report")
+    file = f"{made}, the newest in {short(metrics.file, 200)}" if metrics.file else f"{made}, which could not be kept"
+    pieces = ", each piece for itself" if rehearsed else ""
+    return Fact("Metrics report", (f"{file}: {', '.join(told)}, as the runtime counts them{pieces}.",))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from tpu_magics.panel.charts import sparkline
 from tpu_magics.panel.model_view import COMPILING, HOME, STARTING, TRAINING, Failure, RankView, RunView
+from tpu_magics.panel.sections_rehearsal import collectives, mesh_fact, where
 from tpu_magics.panel.sections_words import (
     AMBER,
     BLUE,
@@ -93,9 +94,7 @@ def state_text(view: RunView) -> str:
 
 def title_notes(view: RunView) -> str:
     """What stands behind the state: warming up, a reason, where it runs."""
-    ranks = count(len(view.ranks), "rank") if view.ranks else ""
-    where = " on ".join(part for part in (ranks, view.device) if part)
-    return " · ".join(part for part in (view.warming_up, view.detail, where) if part)
+    return " · ".join(part for part in (view.warming_up, view.detail, where(view)) if part)
 
 
 def _title(view: RunView) -> str:
@@ -196,6 +195,8 @@ def facts(view: RunView) -> Iterator[Fact]:
     yield memory_fact(view)
     yield hbm_fact(view)
     yield Fact("Time", (_time(view),))
+    if (mesh := mesh_fact(view)) is not None:
+        yield mesh
     if view.batch is not None:
         yield Fact("Effective batch", (_batch(view),))
     if view.models:
@@ -337,9 +338,9 @@ def _time(view: RunView) -> str:
     missing = [name for name, value in parts if value is None]
     if not known:
         return not_available("no record of it yet" if view.live else "no record of it")
-    pieces = f"; {view.pieces:,} compiles were pieces of steps that collectives on the host cut" if view.pieces else ""
+    known += filter(None, [collectives(view)])
     rest = f"; {' and '.join(missing)} {not_available('not told yet' if view.live else 'not told')}" if missing else ""
-    return ", ".join(known) + rest + pieces
+    return ", ".join(known) + rest
 
 
 def _batch(view: RunView) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from tpu_magics.panel.charts import sparkline, svg
 from tpu_magics.panel.model_view import Notice, RankView, RunView, Series
 from tpu_magics.panel.sections_header import STATES, no_hbm
+from tpu_magics.panel.sections_rehearsal import straggler, straggler_note, waited
 from tpu_magics.panel.sections_words import (
     AMBER,
     BLUE,
@@ -31,6 +32,7 @@ from tpu_magics.panel.sections_words import (
     title,
 )
 
+WAITED = "in collectives"
 _CHARTS, _RANKS, _NOTICES = 4, 64, 50
 _LINE_COLOURS = (BLUE, GREEN, VIOLET, AMBER)
 _WORDS = {"": "note", "warning": "! warning", "broken": "✗ broken"}
@@ -43,7 +45,8 @@ _COLOURS = {"": GREY, "warning": AMBER, "broken": RED}
 def rank_columns(view: RunView) -> tuple[str, ...]:
     """The headings; what no rank has gets no column."""
     loss = [short(name, 20)] if (name := _loss(view)) else []
-    columns = ["rank", "state", "steps", "steps/s", *loss, "compiles", "recompiles", "resident", "proportional"]
+    waits = [WAITED] if view.rehearsed else []
+    columns = ["rank", "state", "steps", "steps/s", *waits, *loss, "compiles", "recompiles", "resident", "proportional"]
     return (*columns, "HBM") if _any_hbm(view) else tuple(columns)
 
 
@@ -52,6 +55,8 @@ def rank_cells(view: RunView, rank: RankView) -> tuple[str, ...]:
     state = f"{rank.state} ({rank.exit})" if rank.exit not in ("", "exit code 0") else rank.state
     cells = [str(rank.rank), state, _told(rank.steps)]
     cells.append(NOT_AVAILABLE if rank.steps_per_second is None else rate(rank.steps_per_second))
+    if view.rehearsed:
+        cells.append(waited(rank))
     if name := _loss(view):
         cells.append(number(rank.values[name]) if name in rank.values else "not logged")
     cells += [_told(rank.compiles), _told(rank.recompiles)]
@@ -81,6 +86,8 @@ def ranks_html(view: RunView) -> str:
     html = title("Ranks")
     if view.ranks:
         html += table(rank_columns(view), (_rank_row(view, rank) for rank in shown_ranks(view)))
+    if slow := straggler_note(view):
+        html += f'<p style="margin:.3em 0">{chip("! waited for", AMBER)} {say(slow)}</p>'
     return html + small(" ".join(rank_notes(view)))
 
 
@@ -89,6 +96,10 @@ def _rank_row(view: RunView, rank: RankView) -> list[str]:
     if rank.state in ("failed", "cut short") or rank.exit.startswith("signal"):
         mark, colour = STATES["failed"] if rank.state != "cut short" else STATES["lost"]
         cells[1] = chip(f"{mark} {rank_cells(view, rank)[1]}", colour)
+    slow = straggler(view)
+    if slow is not None and slow.rank == rank.rank:
+        at = rank_columns(view).index(WAITED)
+        cells[at] = chip(f"! {rank_cells(view, rank)[at]}", AMBER)
     return cells
 
 

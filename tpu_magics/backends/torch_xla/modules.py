@@ -18,6 +18,8 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tpu_magics.backends.torch_xla.weights_slots import plain_name
+
 # classmethods of models that yield a model
 BUILDERS = frozenset({"from_pretrained", "from_config", "_from_config", "load_from_checkpoint"})
 # classmethods of configs that yield a config
@@ -144,9 +146,10 @@ def tensor_content(value: object) -> tuple[Any, ...] | None:
 
 
 def structure(model: Any) -> tuple[Any, ...]:
-    """Names and shapes of a model's parameters and buffers, for comparing (None: not materialised yet)."""
+    """Names and shapes of a model's parameters and buffers, for comparing (None: not materialised yet); wrappers around
+    its parts, such as FSDP v2, change no name."""
     tensors = (*model.named_parameters(), *model.named_buffers())
-    return tuple((name, None if _is_lazy(tensor) else tuple(tensor.shape)) for name, tensor in tensors)
+    return tuple((plain_name(name), None if _is_lazy(tensor) else tuple(tensor.shape)) for name, tensor in tensors)
 
 
 def replace_reference(model: Any, old: object, new: object) -> None:

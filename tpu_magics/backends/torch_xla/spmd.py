@@ -24,10 +24,24 @@ AXES = ("data", "model")
 # several devices, "{devices=[4,1,2]0,1,... last_tile_dim_replicate}".
 _TILES = re.compile(r"\{devices=\[([\d,]+)\]([^}]*(?:\{[^}]*\})?)")
 _WHOLE = re.compile(r"|\{replicated\}|\{maximal device=\d+\}")
+_VARIABLE = "XLA_USE_SPMD"
 _QUIET, _TORCH_XLAS_OWN = "2", "1"
 
 
 # -- the start ---------------------------------------------------------------------------------------------------------
+def refuse_leftover(spec: WorkerSpec) -> None:
+    """Raise TpuMagicsError where a worker that is to be no SPMD one has inherited the variable that makes it one."""
+    import torch_xla.runtime as xr
+
+    if spec.spmd is None and xr.is_spmd():
+        raise TpuMagicsError(
+            f"{_VARIABLE} is set in the notebook, and this run is not an SPMD one.",
+            "xr.use_spmd() sets it, and workers inherit it: torch_xla would take each of them for an SPMD process with "
+            "all devices.",
+            f"Train with --spmd, or take it out of the notebook: os.environ.pop({_VARIABLE!r}, None)",
+        )
+
+
 def arrange(spec: WorkerSpec) -> None:
     """Make this process an SPMD one, before its runtime starts (for a worker with `spec.spmd`)."""
     import torch_xla.runtime as xr
@@ -38,7 +52,7 @@ def arrange(spec: WorkerSpec) -> None:
     # imported; another value is the person's own.
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == _TORCH_XLAS_OWN:
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = _QUIET
-    os.environ.pop("XLA_USE_SPMD", None)  # else use_spmd(), which sets it, warns that the notebook has set it
+    os.environ.pop(_VARIABLE, None)  # else use_spmd(), which sets it, warns that the notebook has set it
     xr.use_spmd()
 
 
@@ -106,21 +120,18 @@ def mesh_fields(device: str) -> dict[str, Any]:
 
 
 def parameters_on_device() -> Iterator[Any]:
-    """Every parameter that lies on the devices as part of a module, each once.
+    """Every parameter that lies on the devices.
 
-    Modules are found among all that lives in this process: the function may have built its models itself, frozen parts
-    included, and no optimizer and no argument knows of those.
+    They are found among all that lives in this process: the function may have built its models itself, frozen parts
+    included, and no optimizer and no argument knows of those. What was there before the fork is not looked through
+    (process.py freezes it), and holds none: a move to the device makes a new parameter.
     """
     import torch
 
-    seen: set[int] = set()
     for thing in gc.get_objects():
-        if not issubclass(type(thing), torch.nn.Module):  # isinstance() would run the code of lazy objects
-            continue
-        for parameter in vars(thing).get("_parameters", {}).values():
-            if parameter is not None and parameter.device.type == "xla" and id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield parameter
+        # Only tensors are asked for more: isinstance() runs code of other objects, e.g. of proxies.
+        if issubclass(type(thing), torch.Tensor) and isinstance(thing, torch.nn.Parameter) and thing.is_xla:
+            yield thing
 
 
 def spread(parameters: Iterable[Any]) -> Spread:
@@ -151,8 +162,16 @@ def is_split(sharding: str) -> bool | None:
     return max(tiles, default=1) > 1
 
 
-def anything_marked() -> bool:
-    """Whether a sharding was asked for in this process, of a tensor or of a loader's batches."""
+def nothing_split() -> str:
+    """Where no sharding was asked for in this process, of no tensor and no loader's batches: what that means; else ""."""
+    import torch_xla.runtime as xr
+
     from tpu_magics.backends.torch_xla.observe import counters
 
-    return any(counters.counter(name) for name in ("XlaMarkSharding", "SetShardingSpec"))
+    devices = xr.global_runtime_device_count()
+    if devices == 1 or counters.counter("CreateOpSharding"):
+        return ""
+    return (
+        f"Nothing was split over the {devices} devices: each of them has done all of the work. Say what is to be split, "
+        'e.g. xs.mark_sharding(batch, xs.get_global_mesh(), ("data", None)), or give the loader an input_sharding.'
+    )

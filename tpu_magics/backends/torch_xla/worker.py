@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends.base import WorkerSpec
-from tpu_magics.backends.torch_xla import observe
+from tpu_magics.backends.torch_xla import observe, spmd
 from tpu_magics.backends.torch_xla.precision_asked import variables
 from tpu_magics.errors import TpuMagicsError
 
@@ -60,6 +60,9 @@ def run_worker(
     apply_environment(spec)
     observe.arrange(spec.scratch, spec.meeting is not None)
     _use_cache(spec)
+    spmd.refuse_leftover(spec)
+    if spec.spmd is not None:
+        spmd.arrange(spec)
     outcome: dict[str, Any] = {}
     enter = _thread_modes()
 
@@ -110,9 +113,18 @@ def _on_each_device(
         randomness.replay_seed()
         return ordinal, enter(_launched(function), ordinal, ordinal, replica)
 
-    start = _start_one_chip if spec.count == 1 and spec.device == "TPU" else pjrt.initialize_multiprocess
-    by_device = pjrt._run_thread_per_device(spec.index, spec.count, on_device, start)
+    by_device = pjrt._run_thread_per_device(spec.index, spec.count, on_device, _start(spec))
     return dict(by_device.values())
+
+
+def _start(spec: WorkerSpec) -> Callable[[int, int], None]:
+    """How the runtime starts: over all chips for SPMD, on one chip for a single worker of several, else as torch_xla's
+    launcher does."""
+    from torch_xla._internal import pjrt
+
+    if spec.spmd is not None:
+        return spmd.start
+    return _start_one_chip if spec.count == 1 and spec.device == "TPU" else pjrt.initialize_multiprocess
 
 
 def _ordinal(spec: WorkerSpec, replica: int) -> int:
@@ -147,12 +159,15 @@ class _First:
         import torch_xla
         import torch_xla.runtime as xr
 
-        from tpu_magics.backends.torch_xla import sharded, ties, trainer
+        from tpu_magics.backends.torch_xla import sharded, ties, trainer, trainer_fsdp
 
         ties.keep_ties()
         sharded.watch_wrappers()
         trainer.arrange()
+        trainer_fsdp.arrange()
         start_autograd_threads()
+        if self.spec.spmd is not None:
+            spmd.make_mesh(self.spec)
         if self.spec.meeting is not None:
             from tpu_magics.backends.torch_xla.rehearse.join import join
 

@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tpu_magics.launch.explain import device, recompiles, results, signals, trainer, usercode, versions, waiting
+from tpu_magics.launch.explain import (
+    device,
+    recompiles,
+    rehearsal,
+    results,
+    signals,
+    spmd,
+    trainer,
+    usercode,
+    versions,
+    waiting,
+)
 from tpu_magics.launch.explain.base import Explainer, Explanation
 
 if TYPE_CHECKING:
@@ -19,7 +30,9 @@ EXPLAINERS: tuple[Explainer, ...] = (
     *device.EXPLAINERS,
     *versions.EXPLAINERS,
     *recompiles.EXPLAINERS,
+    *spmd.EXPLAINERS,
     *usercode.EXPLAINERS,
+    *rehearsal.EXPLAINERS,
     *waiting.EXPLAINERS,
     *signals.EXPLAINERS,
     *results.EXPLAINERS,

@@ -50,6 +50,8 @@ def is_consequence(outcome: WorkerOutcome) -> bool:
         return outcome.signal == signal.SIGABRT and bool(
             _COLLECTIVE.search(_LIBRARY_TALK.sub("", base.evidence(outcome)))
         )
+    if base.error_type(outcome) in ("CollectiveTimeout", "CollectiveBroken"):  # a rehearsal's own (backends/base.py)
+        return "different collectives" not in base.error_text(outcome)
     known = _COLLECTIVE_TYPES.match(base.error_type(outcome))
     return bool(known and _COLLECTIVE.search(base.error_text(outcome)))
 
@@ -165,12 +167,13 @@ def _positions(failure: Failure) -> str:
     """One sentence for each place where ranks were, the commonest first."""
     groups: dict[str, list[int]] = {}
     for one in failure.outcomes:
-        groups.setdefault(_position(failure, one), []).append(one.rank)
+        groups.setdefault(position(failure, one), []).append(one.rank)
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
     return " ".join(f"{base.ranks(who).capitalize()}: {where}." for where, who in ordered)
 
 
-def _position(failure: Failure, outcome: WorkerOutcome) -> str:
+def position(failure: Failure, outcome: WorkerOutcome) -> str:
+    """Where a rank was, in words."""
     if _returned(outcome):
         return "had returned already"
     stack = base.stack_of(failure, outcome)

@@ -141,6 +141,8 @@ class Observer:
             return
         self.counted_in_batch = True
         self.steps.step(compiled=self.compiled_in_step)
+        if self.compiled_in_step:
+            self.look_at_mesh()
         self.compiled_in_step = False
         if time.monotonic() >= self.vitals.due:
             self.look_at_vitals()
@@ -166,6 +168,17 @@ class Observer:
     @guarded
     def look_at_vitals(self) -> None:
         self.vitals.look_now_and_then()
+
+    @guarded
+    def look_at_mesh(self) -> None:
+        """Another sharding, or another model, is another graph: so this is done where one was compiled."""
+        self.vitals.look_at_mesh()
+
+    def _last_look_at_mesh(self) -> None:
+        try:
+            self.vitals.last_look_at_mesh(self.steps.total)
+        except Exception as error:
+            self.stop(error)
 
     def next_batch(self, batch: Any) -> None:
         """An XLA loader handed out a batch: the step that it begins has not been counted yet."""
@@ -371,6 +384,8 @@ class Observer:
 
     def close(self, read: bool = True) -> None:
         """Write what is left. `read`: also the tensors logged last; only after a last sync."""
+        if read:
+            self._last_look_at_mesh()
         self.closed = True
         self.reading = True
         self.values.close(read)

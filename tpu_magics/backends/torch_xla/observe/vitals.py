@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tpu_magics.backends.base import Watching
+from tpu_magics.backends.torch_xla import spmd
 from tpu_magics.backends.torch_xla.observe import counters
 from tpu_magics.backends.torch_xla.rehearse.join import carried
 from tpu_magics.runs import events
@@ -60,7 +61,7 @@ class Vitals:
     def _times(self) -> None:
         times = {
             "compiling": counters.seconds("CompileTime"),
-            "executing": counters.seconds("ExecuteTime"),
+            "executing": counters.seconds("ExecuteReplicatedTime" if self.watching.spmd else "ExecuteTime"),
             "waiting": self.waited(),
         }
         count, seconds = carried() if self.watching.rehearsed else (0, None)
@@ -74,6 +75,20 @@ class Vitals:
         found = hbm()
         if found is not None:
             self._if_new("hbm", found, events.Memory(self._now(), self.rank, hbm_used=found[0], hbm_total=found[1]))
+
+    def look_at_mesh(self) -> None:
+        """In an SPMD run, between two steps: what lies on the devices, where that is new."""
+        if self.watching.spmd:
+            fields = spmd.mesh_fields(self.watching.device)
+            self._if_new("mesh", fields, events.Mesh(self._now(), self.rank, **fields))
+
+    def last_look_at_mesh(self, steps: int) -> None:
+        """When the function has ended, after so many steps. The models that it built itself are gone then, so what was
+        seen while it ran stands."""
+        if "mesh" not in self.last:
+            self.look_at_mesh()
+        if self.watching.spmd and steps and (text := spmd.nothing_split()):
+            self.write(events.Warned(self._now(), self.rank, code="nothing-split", text=text))
 
     def _if_new(self, name: str, value: Any, event: events.Event) -> None:
         if self.last.get(name) != value:

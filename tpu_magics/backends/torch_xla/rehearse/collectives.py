@@ -12,8 +12,7 @@ from __future__ import annotations
 import time
 import warnings
 import zlib
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.torch_xla.rehearse import graph, reduction
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Groups = Sequence[Sequence[int]]
+BUCKET = 16 << 20  # bytes
 _library: list[Any] = []  # torch.library forgets what it registered when the library is collected
 
 
@@ -54,15 +54,15 @@ class Collectives:
     # -- reductions -----------------------------------------------------------------------------------------------
     def all_reduce(self, kind: str, tensor: Tensor, scale: float, groups: Groups, _pin: bool) -> Tensor:
         """A new tensor of the same shape: the reduction over the members of this rank's group."""
-        reduced, _ = self._reduced("all_reduce", kind, [tensor], scale, groups)
+        [(_, reduced)] = self._reduced("all_reduce", kind, [tensor], scale, groups)
         return graph.put(reduced, [tensor])[0]
 
     def all_reduce_inplace(
         self, kind: str, tensors: Sequence[Tensor], scale: float, groups: Groups, _pin: bool
     ) -> None:
         """The same for many, in their own places."""
-        reduced, _ = self._reduced("all_reduce", kind, tensors, scale, groups)
-        graph.put_into(reduced, tensors)
+        for places, reduced in self._reduced("all_reduce", kind, tensors, scale, groups):
+            graph.put_into(reduced, [tensors[place] for place in places])
 
     def reduce_scatter(
         self,
@@ -177,8 +177,9 @@ class Collectives:
         members = self._members(groups)
         _require_members("all_to_all", "split_count", count, members)
         _require_even("all_to_all", tensor, split, count)
-        [host] = graph.fetch([tensor])
-        with self._carrying(members, _doing("all_to_all", [host], split, concat, groups)) as doing:
+        graph.cut()
+        with self._carrying(members, _doing("all_to_all", [tensor], split, concat, groups)) as doing:
+            [host] = graph.copies([tensor])
             parts = [part.contiguous() for part in host.chunk(count, split)]
             received = self.group.exchange(members, parts, doing) if count > 1 else parts
         return graph.put([torch.cat(received, concat)], [tensor])[0], token
@@ -188,7 +189,8 @@ class Collectives:
         import torch
 
         members = tuple(sorted({int(rank) for pair in pairs for rank in pair}))
-        [host] = graph.fetch([tensor])
+        graph.cut()
+        [host] = graph.copies([tensor])
         result = torch.zeros_like(host)
         if self.group.rank in members:
             with self._carrying(members, _doing("collective_permute", [host], pairs)) as doing:
@@ -238,52 +240,55 @@ class Collectives:
     # -- what they are made of ---------------------------------------------------------------------------------------
     def _reduced(
         self, name: str, kind: str, tensors: Sequence[Tensor], scale: float, groups: Groups
-    ) -> tuple[list[Tensor], tuple[int, ...]]:
+    ) -> Iterator[tuple[list[int], list[Tensor]]]:
+        """The results in host memory with their places, bucket by bucket: a model's gradients at once would take
+        several times its memory."""
         members = self._members(groups)
         for tensor in tensors:
             reduction.check(kind, tensor.dtype)
-        host = graph.fetch(tensors)
-        with self._carrying(members, _doing(f"{name} {kind}", host, scale, groups)) as doing:
-            if len(members) > 1:
-                host = self._reduce(members, host, kind, doing)
-            return [reduction.scaled(one, scale) for one in host], members
+        graph.cut()
+        with self._carrying(members, _doing(f"{name} {kind}", tensors, scale, groups)) as doing:
+            for places in _buckets(tensors):
+                host = graph.copies([tensors[place] for place in places])
+                if len(members) > 1:
+                    host = self._reduce(members, host, kind, doing)
+                yield places, [reduction.scaled(one, scale) for one in host]
 
     def _reduce(self, members: tuple[int, ...], host: Sequence[Tensor], kind: str, doing: str) -> list[Tensor]:
-        """All tensors of a type travel as one."""
+        """Tensors of one type, which travel as one."""
         import torch
 
-        results = list(host)
-        by_type = defaultdict(list)
-        for place, tensor in enumerate(host):
-            by_type[tensor.dtype].append(place)
-        for dtype, places in by_type.items():
-            flat = torch.cat([host[place].reshape(-1).to(reduction.travelling(dtype)) for place in places])
+        dtype = host[0].dtype
+        parts = [one.reshape(-1).to(reduction.travelling(dtype)) for one in host]
+        flat = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if flat.numel():
             real = torch.view_as_real(flat) if dtype.is_complex else flat
-            if flat.numel():
-                self.group.reduce(members, real, reduction.kind_of(kind, dtype), doing)
-            sizes = [host[place].numel() for place in places]
-            for place, part in zip(places, flat.split(sizes), strict=True):
-                results[place] = part.to(dtype).reshape(host[place].shape)
-        return results
+            self.group.reduce(members, real, reduction.kind_of(kind, dtype), doing)
+        sizes = [one.numel() for one in host]
+        return [part.to(dtype).reshape(one.shape) for part, one in zip(flat.split(sizes), host, strict=True)]
 
     def _scattered(
         self, kind: str, tensors: Sequence[Tensor], scale: float, dim: int, shards: int, groups: Groups
     ) -> list[Tensor]:
-        _require_members("reduce_scatter", "shard_count", shards, self._members(groups))
+        members = self._members(groups)
+        _require_members("reduce_scatter", "shard_count", shards, members)
         for tensor in tensors:
             _require_even("reduce_scatter", tensor, dim, shards)
-        reduced, members = self._reduced("reduce_scatter", kind, tensors, scale, groups)
         mine = members.index(self.group.rank)
-        return [one.chunk(shards, dim)[mine].contiguous() for one in reduced]
+        return [
+            one.chunk(shards, dim)[mine].contiguous().clone()
+            for _, reduced in self._reduced("reduce_scatter", kind, tensors, scale, groups)
+            for one in reduced
+        ]
 
     def _gathered(self, tensors: Sequence[Tensor], dim: int, shards: int, groups: Groups) -> list[Tensor]:
         import torch
 
         members = self._members(groups)
         _require_members("all_gather", "shard_count", shards, members)
-        host = graph.fetch(tensors)
-        with self._carrying(members, _doing("all_gather", host, dim, groups)) as doing:
-            return [torch.cat(self.group.gather(members, one, doing), dim) for one in host]
+        graph.cut()
+        with self._carrying(members, _doing("all_gather", tensors, dim, groups)) as doing:
+            return [torch.cat(self.group.gather(members, graph.copies([one])[0], doing), dim) for one in tensors]
 
     def _members(self, groups: Groups) -> tuple[int, ...]:
         """The ranks of this rank's group, in the group's order."""
@@ -328,6 +333,20 @@ class _Carrying:
     def __exit__(self, *_error: object) -> None:
         self.group.count += 1
         self.group.seconds += time.perf_counter() - self.started
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
+    """Places of tensors that travel together: neighbours of one type, up to BUCKET bytes; a larger one by itself."""
+    places: list[int] = []
+    size = 0
+    for place, tensor in enumerate(tensors):
+        own = tensor.numel() * tensor.element_size()
+        if places and (size + own > BUCKET or tensor.dtype != tensors[places[0]].dtype):
+            yield places
+            places, size = [], 0
+        places, size = [*places, place], size + own
+    if places:
+        yield places
 
 
 def _doing(name: str, tensors: Sequence[Tensor], *more: object) -> str:

@@ -21,9 +21,9 @@ def cutting() -> bool:
     return bool(getattr(_here, "cutting", False))
 
 
-def fetch(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Run all that is pending, and copy `tensors` to the host. Everything alive becomes a result of the piece that is
-    run: were it these tensors alone, the rest of the step would compute again what leads to them."""
+def cut() -> None:
+    """Run all that is pending, and wait for it. Everything alive becomes a result of the piece that is run: were it the
+    collective's tensors alone, the rest of the step would compute again what leads to them."""
     import torch_xla
 
     extension: Any = torch_xla._XLAC
@@ -32,6 +32,13 @@ def fetch(tensors: Sequence[Tensor]) -> list[Tensor]:
         extension._xla_sync_live_tensors("", [], True)
     finally:
         _here.cutting = False
+
+
+def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies in host memory of what is on the device, after a cut."""
+    import torch_xla
+
+    extension: Any = torch_xla._XLAC
     return list(extension._xla_get_cpu_tensors(list(tensors)))
 
 

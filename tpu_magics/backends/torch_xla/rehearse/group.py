@@ -117,7 +117,7 @@ class Group:
         try:
             start(self._connected(tuple(members))).wait()
         except RuntimeError as error:
-            raise _said(error, doing, time.monotonic() - started, self.timeout) from error
+            raise _said(error, doing, time.monotonic() - started, self.timeout) from None
 
     def _connected(self, members: tuple[int, ...]) -> Any:
         if members not in self._groups:

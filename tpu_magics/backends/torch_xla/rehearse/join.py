@@ -5,22 +5,36 @@ What lives here: the order of it. What does not: its parts (world.py, group.py, 
 
 from __future__ import annotations
 
+import ctypes
+
 from tpu_magics.backends.base import WorkerSpec
 from tpu_magics.backends.torch_xla.rehearse import collectives, random_states, world
 from tpu_magics.backends.torch_xla.rehearse.group import Group
 
+_M_MMAP_THRESHOLD = -3  # malloc.h of glibc
+_LARGE = 1 << 20  # bytes
 _joined: list[Group] = []
 
 
 def join(spec: WorkerSpec, rank: int) -> None:
     """Make this process a rank of the world that `spec` tells of, once its runtime is up; waits for the others."""
     assert spec.meeting is not None
+    _return_freed_memory()
     world.enter(rank, spec.count)
     group = Group(spec.meeting, rank, spec.count, spec.collective_timeout)
     collectives.install(group)
     random_states.install(group)
     group.meet()
     _joined[:] = [group]
+
+
+def _return_freed_memory() -> None:
+    """Large pieces of memory go back to the system as soon as they are free. glibc keeps them by default, once it has
+    seen that they come again: with a piece for each graph and copy, a rank then holds about twice what it needs (seen
+    with a model of 200 MB), and N of them share one machine."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE)
 
 
 def carried() -> tuple[int, float]:

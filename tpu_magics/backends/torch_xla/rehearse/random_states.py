@@ -11,7 +11,7 @@ none of the program's, and would be counted as if they were. Here the host carri
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tpu_magics.backends.torch_xla.post_import import PostImport
 from tpu_magics.backends.torch_xla.rehearse.group import Group
@@ -29,7 +29,7 @@ def _replace(module: Any, group: Group) -> None:
     original: Callable[..., None] = module.synchronize_rng_state
 
     def synchronize_rng_state(rng_type: Any = None, generator: Any = None) -> None:
-        places = {"torch": _Torch(), "xla": _Xla(), "generator": _Generator(generator)}
+        places: dict[str, _Place] = {"torch": _Torch(), "xla": _Xla(), "generator": _Generator(generator)}
         place = places.get(str(getattr(rng_type, "value", rng_type)))
         if place is None:
             original(rng_type, generator)
@@ -37,6 +37,12 @@ def _replace(module: Any, group: Group) -> None:
             place.put(group.from_first(place.get(), "accelerate's synchronize_rng_state"))
 
     module.synchronize_rng_state = synchronize_rng_state
+
+
+class _Place(Protocol):
+    def get(self) -> Tensor: ...
+
+    def put(self, state: Tensor) -> None: ...
 
 
 class _Torch:

@@ -55,10 +55,10 @@ def kind_of(kind: str, dtype: torch.dtype) -> str:
 
 
 def scaled(tensor: Tensor, scale: float) -> Tensor:
-    """The result times the scale, in the result's own type."""
+    """The result times the scale, in the result's own type and memory."""
     import torch
 
     if scale == 1.0:
         return tensor
     factor = torch.tensor(scale).to(tensor.dtype)
-    return tensor & factor if tensor.dtype == torch.bool else tensor * factor
+    return tensor.logical_and_(factor) if tensor.dtype == torch.bool else tensor.mul_(factor)

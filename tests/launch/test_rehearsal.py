@@ -1,0 +1,258 @@
+"""Several ranks on XLA:CPU: the world they see, collectives that come to nothing, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.launching import failed, refused, run, said
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import plan, session
+from tpu_magics.launch.plan import Options, Plan
+from tpu_magics.runs.events import Start, only
+
+pytestmark = pytest.mark.usefixtures("fresh_session")
+
+HERE = Path(__file__).name
+
+
+def line_of(text: str) -> int:
+    """The number of the line of this file that ends with the comment `# text`."""
+    lines = Path(__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.endswith(f"# {text}"))
+
+
+# -- the world --------------------------------------------------------------------------------------------------------
+
+
+def the_world() -> dict[str, Any]:
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+    import torch_xla.runtime as xr
+
+    return {
+        "rank": (xr.global_ordinal(), xr.local_ordinal(), xr.process_index(), xm.get_local_ordinal()),
+        "size": (xr.world_size(), xr.global_device_count(), xr.process_count(), xr.local_process_count()),
+        "devices": (xr.addressable_device_count(), str(torch_xla.device())),
+        "master": xm.is_master_ordinal(),
+        "local_rank": os.environ["LOCAL_RANK"],
+        "pid": os.getpid(),
+    }
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_each_worker_is_a_rank_of_the_world(ranks: int) -> None:
+    result = run(the_world, processes=ranks)
+    for rank, told in enumerate(result.values):
+        assert told["rank"] == (rank,) * 4 and told["size"] == (ranks,) * 4
+        assert told["devices"] == (1, "xla:0") and told["master"] == (rank == 0) and told["local_rank"] == str(rank)
+    assert len({told["pid"] for told in result.values}) == ranks
+    assert [start.world_size for start in only(result.run.events(), Start)] == [ranks] * ranks
+    assert result.run.info["plan"]["rehearsed"] is True and result.run.info["plan"]["collective_timeout"] == 60.0
+
+
+def accelerates() -> tuple[Any, ...]:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator()
+    state = accelerator.state
+    return state.distributed_type.value, state.num_processes, state.process_index, accelerator.is_main_process
+
+
+def test_accelerate_sees_it_too() -> None:
+    assert run(accelerates, processes=3).values == [("XLA", 3, rank, rank == 0) for rank in range(3)]
+
+
+def test_one_worker_is_no_rehearsal() -> None:
+    result = run(the_world)
+    assert result.value["size"] == (1, 1, 1, 1) and result.run.info["plan"]["rehearsed"] is False
+
+
+def test_the_session_sets_the_number_of_ranks_and_a_cell_overrides_it() -> None:
+    session.initialise(processes=2, collective_timeout=7.0)
+    result = run(the_world)
+    assert len(result.values) == 2 and result.run.info["plan"]["collective_timeout"] == 7.0
+    assert len(run(the_world, processes=1).values) == 1
+    assert run(the_world, collective_timeout=9.0).run.info["plan"]["collective_timeout"] == 9.0
+
+
+def test_gloo_does_not_greet() -> None:
+    result = run(the_world, processes=2)
+    assert [result.run.log(rank) for rank in (0, 1)] == ["", ""]
+
+
+# -- collectives that come to nothing ---------------------------------------------------------------------------------
+
+
+def reduce_late(late: int, seconds: float) -> None:
+    import torch
+    import torch_xla.core.xla_model as xm
+    import torch_xla.runtime as xr
+
+    ones = torch.ones(3, device="xla")
+    if xr.global_ordinal() == late:
+        time.sleep(seconds)  # elsewhere
+    xm.all_reduce("sum", [ones])  # waits
+
+
+def test_a_rank_that_never_comes_is_named_with_its_line() -> None:
+    started = time.monotonic()
+    error = failed(reduce_late, 2, 100.0, processes=4, collective_timeout=3.0)
+    text = said(error)
+    assert "Ranks 0, 1 and 3 waited 3 s in all_reduce sum of float32[3] at `xm.all_reduce" in text
+    assert f"{HERE}, line {line_of('waits')}, in reduce_late): rank 2 never entered it." in text
+    assert "Rank 2: at `time.sleep(seconds)" in text and f"{HERE}, line {line_of('elsewhere')}, in reduce_late" in text
+    assert "On a TPU the run would hang" in text and "--collective-timeout" in text
+    assert "Also died" not in text
+    assert time.monotonic() - started < 30
+
+
+def test_a_rank_that_comes_in_time_is_waited_for() -> None:
+    assert run(reduce_late, 1, 1.0, processes=2, collective_timeout=30.0).values == [None, None]
+
+
+def reduce_on_one() -> None:
+    import torch
+    import torch_xla.core.xla_model as xm
+    import torch_xla.runtime as xr
+
+    if xr.global_ordinal() == 0:
+        xm.all_reduce("sum", [torch.ones(3, device="xla")])
+
+
+def test_ranks_that_have_returned_are_named() -> None:
+    text = said(failed(reduce_on_one, processes=3))
+    assert "Rank 0 waited in all_reduce sum of float32[3]" in text
+    assert "that ranks 1 and 2 never entered: they had returned already." in text
+
+
+def reduce_shapes_of_rank() -> None:
+    import torch
+    import torch_xla.core.xla_model as xm
+    import torch_xla.runtime as xr
+
+    xm.all_reduce("sum", [torch.ones(3 + xr.global_ordinal() // 2, device="xla")])
+
+
+def test_shapes_that_differ_are_told_by_rank() -> None:
+    text = said(failed(reduce_shapes_of_rank, processes=3))
+    assert "The ranks are in different collectives at the same time." in text
+    assert "Ranks 0, 1: all_reduce sum of float32[3]; rank 2: all_reduce sum of float32[4]" in text
+    assert "accelerator.pad_across_processes" in text
+
+
+def two_ways() -> None:
+    import torch
+    import torch_xla.core.xla_model as xm
+    import torch_xla.runtime as xr
+
+    if xr.global_ordinal() == 1:
+        xm.rendezvous("saved")  # meets
+    else:
+        xm.all_reduce("sum", [torch.ones(3, device="xla")])  # reduces
+
+
+def test_ranks_that_went_different_ways_are_told_with_their_lines() -> None:
+    text = said(failed(two_ways, processes=3))
+    assert "The ranks are in different collectives at the same time." in text
+    assert f"{HERE}, line {line_of('reduces')}" in text and f"{HERE}, line {line_of('meets')}" in text
+
+
+def raises_on(rank: int) -> None:
+    import torch
+    import torch_xla.core.xla_model as xm
+    import torch_xla.runtime as xr
+
+    if xr.global_ordinal() == rank:
+        raise ValueError("mine")
+    xm.all_reduce("sum", [torch.ones(3, device="xla")])
+
+
+def test_an_exception_is_to_blame_and_not_the_collective_that_it_broke() -> None:
+    error = failed(raises_on, 1, processes=3)
+    assert error.rank == 1 and "Rank 1 raised ValueError: mine" in said(error)
+    assert "Also died: ranks 0 and 2 (in all_reduce sum of float32[3]): a consequence" in said(error)
+
+
+def test_what_stops_a_run_is_no_exception_that_a_function_could_swallow() -> None:
+    def swallows() -> str:
+        try:
+            reduce_late(1, 100.0)
+        except Exception:
+            return "swallowed"
+        return "done"
+
+    assert "waited 2 s" in said(failed(swallows, processes=2, collective_timeout=2.0))
+
+
+# -- what is refused ----------------------------------------------------------------------------------------------------
+
+
+def test_ranks_and_spmd_exclude_each_other() -> None:
+    text = said(refused(the_world, processes=2, spmd=8))
+    assert "-n 2 and --spmd cannot be had together" in text and "Leave one of them away" in text
+    session.initialise(processes=2)
+    assert plan.spmd_devices(session.known_host(), None, None) is None
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_time_out_must_be_a_time(seconds: float) -> None:
+    with pytest.raises(TpuMagicsError, match="--collective-timeout"):
+        Options(collective_timeout=seconds).check()
+
+
+def test_a_port_that_is_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        text = said(refused(the_world, processes=2))
+        assert f"Port {port} is in use, and MASTER_PORT names it." in text and "del os.environ['MASTER_PORT']" in text
+        assert run(the_world).value["size"][0] == 1  # one rank needs none
+    monkeypatch.delenv("MASTER_PORT")
+    ports = {plan.meeting_environment()["MASTER_PORT"] for _ in range(3)}
+    assert all(0 < int(port) < 65536 for port in ports)
+
+
+def test_a_port_of_the_persons_own_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = plan.meeting_environment({})["MASTER_PORT"]
+    monkeypatch.setenv("MASTER_PORT", free)
+    assert plan.meeting_environment()["MASTER_PORT"] == free
+    monkeypatch.setenv("MASTER_PORT", "many")
+    assert "MASTER_PORT is 'many', which is no port." in said(refused(the_world, processes=2))
+
+
+def test_a_pytorch_without_gloo_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed
+
+    monkeypatch.setattr(torch.distributed, "is_gloo_available", lambda: False)
+    text = said(refused(the_world, processes=2))
+    assert "2 ranks cannot be rehearsed on this machine." in text and "no gloo" in text and "-n 1" in text
+    assert run(the_world).value["size"][0] == 1
+
+
+def test_more_ranks_than_memory_has_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    found = replace(plan.host_memory(Path("/")), available=1_000_000_000)
+    monkeypatch.setattr(plan, "host_memory", lambda _root: found)
+    text = said(refused(the_world_of, torch.nn.Linear(5000, 5000), processes=8))
+    assert "This run does not fit in host memory: it needs 2,300 MB, and 1,000 MB are free." in text
+    assert "8 x 75 MB for the workers and 17 x 100 MB for copies of the models" in text and "-n 1" in text
+
+
+def the_world_of(_model: Any) -> None: ...
+
+
+def test_the_plan_of_a_rehearsal_gives_the_workers_a_place_to_meet(tmp_path: Path) -> None:
+    made = Plan("CPU", 3, 1, "", {}, None, None)
+    assert made.rehearsed and made.spec(1, tmp_path).meeting == tmp_path
+    assert Plan("CPU", 1, 1, "", {}, None, None).spec(0, tmp_path).meeting is None
+    assert Plan("TPU", 8, 1, "", {}, None, None).spec(0, tmp_path).meeting is None

@@ -1,0 +1,202 @@
+"""What is rehearsed: ranks on XLA:CPU, or a mesh of devices, and how far that is like a TPU.
+
+What lives here: the words for it, the time in collectives on the host, and which rank the others wait for. What does
+not: the head that shows them (sections_header.py), the table of ranks (sections_parts.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tpu_magics.panel.model_view import RankView, RunView
+from tpu_magics.panel.sections_words import (
+    Fact,
+    count,
+    not_available,
+    percent,
+    say,
+    seconds,
+    short,
+    size,
+    table,
+)
+from tpu_magics.runs.events import Mesh
+
+APART = 0.1  # of the training time: a rank that is so much busier than the next one keeps the others waiting
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """How far a run is like one on a TPU. `short`: in one line; `same`, `other`: one line for each thing."""
+
+    short: str
+    same: tuple[str, ...]
+    other: tuple[str, ...]
+
+
+RANKS = Likeness(
+    "Data, values, weights and compiles are those of a TPU; speed and HBM are not.",
+    (
+        "which rank gets which part of the data, and code that depends on the rank",
+        "the values that collectives give, up to rounding, and so the weights",
+        "barriers: no rank passes before all have come",
+        "how many graphs are compiled, and why: counted as the graphs that a TPU would compile",
+    ),
+    (
+        "speed, and with it all times: the ranks share this machine's cores",
+        "HBM: what lies on a rank's device lies in host memory",
+        "collectives: the host carries them (gloo), outside the graph, which they cut in pieces",
+        "dist.barrier() waits here; torch_xla's does nothing",
+        "accelerate makes the ranks' random states alike on the host; on a TPU it runs a graph for that",
+    ),
+)
+DEVICES = Likeness(
+    "Shards and collectives are in the graph as on a TPU; speed and HBM are not those of a TPU.",
+    (
+        "which part of a tensor lies on which device",
+        "collectives: XLA puts them into the graph",
+        "how many graphs are compiled, and why",
+    ),
+    (
+        "speed, and with it all times: the devices are parts of this machine's CPU",
+        "HBM: what lies on the devices lies in host memory",
+    ),
+)
+
+
+# -- where it runs ---------------------------------------------------------------------------------------------------
+
+
+def where(view: RunView) -> str:
+    """E.g. "rehearsal of 8 ranks on XLA:CPU"; "" where nothing is known."""
+    ranks = count(len(view.ranks), "rank") if view.ranks else ""
+    if view.rehearsed:
+        ranks = f"rehearsal of {ranks}" if ranks else "rehearsal"
+    elif view.spmd:
+        ranks = f"{_devices(view.mesh)} in one SPMD worker" if view.mesh else "one SPMD worker"
+    return " on ".join(part for part in (ranks, view.device) if part)
+
+
+def _devices(mesh: Mesh) -> str:
+    return count(mesh.devices, "virtual device" if mesh.virtual else "device")
+
+
+def rehearsal(info: object) -> str:
+    """What run.json's plan says of a rehearsal: "rehearsal", "SPMD", or ""."""
+    plan = info.get("plan") if isinstance(info, dict) else None
+    if not isinstance(plan, dict):
+        return ""
+    return "rehearsal" if plan.get("rehearsed") is True else "SPMD" if isinstance(plan.get("spmd"), int) else ""
+
+
+# -- what is like a TPU, and what is not -----------------------------------------------------------------------------
+
+
+def likeness(view: RunView) -> Likeness | None:
+    """None where nothing is rehearsed."""
+    if view.rehearsed:
+        return RANKS
+    return DEVICES if view.spmd and view.mesh is not None and view.mesh.virtual else None
+
+
+def likeness_facts(view: RunView) -> Iterator[Fact]:
+    """The same as on a TPU, and what is not."""
+    found = likeness(view)
+    if found is not None:
+        yield Fact("As on a TPU", found.same)
+        yield Fact("Not as on a TPU", found.other)
+
+
+def rehearsal_html(view: RunView) -> str:
+    """One line that unfolds; "" where nothing is rehearsed."""
+    found = likeness(view)
+    if found is None:
+        return ""
+    rows = ((f"<b>{say(fact.label)}</b>", _list(fact.lines)) for fact in likeness_facts(view))
+    summary = f'<summary style="cursor:pointer"><b>Rehearsal</b> {say(found.short)}</summary>'
+    return (
+        f'<details style="margin:.4em 0">{summary}<div style="margin:.3em 0 0 .6em">{table((), rows)}</div></details>'
+    )
+
+
+def _list(lines: tuple[str, ...]) -> str:
+    return "<br>".join(f"· {say(line)}" for line in lines)
+
+
+# -- the mesh --------------------------------------------------------------------------------------------------------
+
+
+def mesh_fact(view: RunView) -> Fact | None:
+    """The devices of an SPMD run, and how the parameters lie on them; None where it is none."""
+    if view.mesh is None:
+        missing = not_available("no record of it yet" if view.live else "no record of it")
+        return Fact("Mesh", (missing,)) if view.spmd else None
+    return Fact("Mesh", (f"{_devices(view.mesh)}, {_shape(view.mesh)}; parameters: {_parameters(view.mesh)}",))
+
+
+def _shape(mesh: Mesh) -> str:
+    """E.g. "data=8, model=1"."""
+    names = [*mesh.axes, *(f"axis {number}" for number in range(len(mesh.axes), len(mesh.shape)))]
+    axes = [f"{short(name, 40)}={short(length, 20)}" for name, length in zip(names, mesh.shape, strict=False)]
+    return ", ".join(axes[:8]) if axes else "no global mesh"
+
+
+def _parameters(mesh: Mesh) -> str:
+    if mesh.sharded is None or mesh.replicated is None:
+        return not_available(short(mesh.text, 200) or "not told")
+    if not mesh.sharded and not mesh.replicated:
+        return "none on the devices"
+    kinds = (("sharded", mesh.sharded, mesh.sharded_bytes), ("replicated", mesh.replicated, mesh.replicated_bytes))
+    return ", ".join(f"{number:,} {kind}{f' ({size(bytes_)})' if number else ''}" for kind, number, bytes_ in kinds)
+
+
+# -- compiles and times ----------------------------------------------------------------------------------------------
+
+
+def counted_as(view: RunView) -> str:
+    """What the counts of compiles are counts of, in a rehearsal; else ""."""
+    if not view.rehearsed:
+        return ""
+    pieces = f"; here collectives on the host cut them in {count(view.pieces, 'piece')}" if view.pieces else ""
+    return f"Counted as the graphs that a TPU would compile{pieces}."
+
+
+def collectives(view: RunView) -> str:
+    """E.g. "collectives on the host 2.2 s in 25 of them (17 % of the training time)"; "" where there can be none."""
+    if not view.rehearsed:
+        return ""
+    if view.collectives is None:
+        return f"collectives on the host {not_available('not told yet' if view.live else 'not told')}"
+    share = "" if view.collectives_share is None else f", {percent(view.collectives_share)} of the training time"
+    return f"collectives on the host {seconds(view.collectives)} ({view.n_collectives:,} of them{share})"
+
+
+def waited(rank: RankView) -> str:
+    """The time of a rank in collectives."""
+    if rank.collectives is None:
+        return not_available("not told")
+    share = "" if rank.collectives_share is None else f" ({percent(rank.collectives_share)})"
+    return f"{seconds(rank.collectives)}{share}"
+
+
+def straggler(view: RunView) -> RankView | None:
+    """The rank that the others wait for, where one stands apart. What it compiled is not counted: each rank compiles
+    what the others do, and on few cores one after the other."""
+    known = sorted((rank for rank in view.ranks if rank.busy_share is not None), key=lambda one: one.busy_share or 0.0)
+    if len(known) < 2:
+        return None
+    *_, second, first = known
+    return first if (first.busy_share or 0.0) - (second.busy_share or 0.0) >= APART else None
+
+
+def straggler_note(view: RunView) -> str:
+    """That a rank keeps the others waiting, or ""."""
+    slow = straggler(view)
+    if slow is None:
+        return ""
+    others = [rank.busy_share for rank in view.ranks if rank is not slow and rank.busy_share is not None]
+    return (
+        f"The others wait for rank {slow.rank}: {percent(slow.busy_share or 0.0)} of its time went neither into "
+        f"compiling nor into collectives, of the others' at most {percent(max(others))}."
+    )
