@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.launch.launching import run
@@ -33,6 +35,12 @@ def test_a_rank_that_compiles_less_is_named_when_all_have_ended() -> None:
         assert sequences.add(compiled(rank, graph)) is None
     found = sequences.ended([0, 1])
     assert found is not None and found.ranks == (1,) and found.graphs == {"0": "b", "1": ""}
+
+
+def test_graphs_that_torch_xla_makes_for_each_rank_are_not_compared() -> None:
+    sequences = Sequences()
+    for rank, graph in ((0, "a"), (1, "b")):
+        assert sequences.add(replace(compiled(rank, graph), by_rank=True)) is None
 
 
 def test_graphs_without_a_name_are_not_compared() -> None:

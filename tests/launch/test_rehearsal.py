@@ -191,7 +191,7 @@ def test_what_stops_a_run_is_no_exception_that_a_function_could_swallow() -> Non
     assert "waited 2 s" in said(failed(swallows, processes=2, collective_timeout=2.0))
 
 
-# -- what is refused ----------------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------------------------
 
 
 def test_ranks_and_spmd_exclude_each_other() -> None:

@@ -22,7 +22,7 @@ class Sequences:
     def add(self, event: Compile) -> Divergence | None:
         """Take a compile in. The first divergence is told, once: what follows from it is no news."""
         own = self.graphs[event.rank]
-        own.append(event.graph)
+        own.append("" if event.by_rank else event.graph)
         return self._at(len(own) - 1)
 
     def ended(self, ranks: list[int]) -> Divergence | None:

@@ -20,6 +20,7 @@ from tpu_magics.panel.sections_words import (
     short,
     size,
     table,
+    whole,
 )
 from tpu_magics.runs.events import Mesh
 
@@ -113,8 +114,8 @@ def rehearsal_html(view: RunView) -> str:
     found = likeness(view)
     if found is None:
         return ""
-    rows = ((f"<b>{say(fact.label)}</b>", _list(fact.lines)) for fact in likeness_facts(view))
-    summary = f'<summary style="cursor:pointer"><b>Rehearsal</b> {say(found.short)}</summary>'
+    rows = ((f"<b>{whole(fact.label)}</b>", _list(fact.lines)) for fact in likeness_facts(view))
+    summary = f'<summary style="cursor:pointer"><b>Rehearsal:</b> {say(found.short)}</summary>'
     return (
         f'<details style="margin:.4em 0">{summary}<div style="margin:.3em 0 0 .6em">{table((), rows)}</div></details>'
     )

@@ -134,6 +134,7 @@ class Compile(Event):
     `memory`: bytes of the compiled program by use ("arguments", "outputs", "aliased", "temporaries", "code"), None
     where the runtime does not tell. `host_collective`: in a rehearsal, collectives on the host cut this graph in
     `pieces` that were compiled one by one; together they are one logical graph (`graph`: of all their hashes).
+    `by_rank`: torch_xla itself made it another one for each rank (an all_gather pads by the rank).
     `trigger`: what ran the graph ("sync", "loader", "read", "finish", "library"); `step`: steps done before it.
     """
 
@@ -154,6 +155,7 @@ class Compile(Event):
     trigger: str = ""
     step: int = 0
     pieces: int = 1
+    by_rank: bool = False
 
 
 CAUSES = (
@@ -354,7 +356,8 @@ class End(Event):
     """A worker's last record. `status`: "done", "failed" or "limit" (`--steps` reached). For "failed": the exception's
     qualified type, its text, the stack (outermost first). Totals of this rank: `steps`, `compiles` (uncached compiles
     as the runtime counts them, in a rehearsal those of logical graphs; None: not available) and `recompiles` (None:
-    not observed to the end). `log_end`: bytes of the rank's log that are the user's output; a traceback may follow them."""
+    not observed to the end). `log_end`: bytes of the rank's log that are the user's output; a traceback may follow
+    them."""
 
     kind: ClassVar[str] = "end"
     status: str = "done"

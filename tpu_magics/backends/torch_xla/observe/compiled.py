@@ -22,7 +22,7 @@ class Facts:
     `values`: numbers that it read; `backward`, `stepped`: there was a backward pass, an optimizer step; `state_made`:
     the optimizer made its state in it; `autocast`: the kinds of autocast that were entered; `grad`: grad mode when it
     ran; `data_ops`: operations whose shape depends on values; `short`: (full, last) sizes of batches of loaders whose
-    last batch is short and has been handed out.
+    last batch is short and has been handed out; `by_rank`: an all_gather padded by the rank.
     """
 
     cuts: tuple[Site, ...] = ()
@@ -35,6 +35,7 @@ class Facts:
     grad: bool = True
     data_ops: tuple[str, ...] = ()
     short: frozenset[tuple[int, int]] = frozenset()
+    by_rank: bool = False
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ class Doing:
         self.autocast: set[str] = set()
         self.rates: dict[str, Number] = {}
         self.data_ops: set[str] = set()
+        self.by_rank = False
 
     # -- notes ------------------------------------------------------------------------------------------------------
     def arrived(self, tensor: Any, name: str = "") -> None:
@@ -94,6 +95,7 @@ class Doing:
             grad=grad,
             data_ops=tuple(sorted(self.data_ops)),
             short=frozenset(self.short),
+            by_rank=self.by_rank,
         )
 
     def inputs(self, snapshot: Snapshot, parameters: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[Input, ...]:

@@ -69,6 +69,7 @@ class History:
             trigger=new.trigger,
             host_collective=new.told.pieces > 1,
             pieces=new.told.pieces,
+            by_rank=new.facts.by_rank,
             step=new.step,
         )
 

@@ -252,6 +252,21 @@ def _host_loaders(observer: Observer) -> Callable[[], None]:
     return _replace(dataloader._BaseDataLoaderIter, "__next__", make)
 
 
+def _gathers(observer: Observer) -> Callable[[], None]:
+    """xm.all_gather with a pinned layout pads by the rank (torch_xla 2.9): another graph for each rank."""
+    from torch_xla.core import xla_model
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def gather(*args: Any, **kwargs: Any) -> Any:
+            observer.doing.by_rank = observer.watching.ranks > 1 and not observer.watching.rehearsed
+            return original(*args, **kwargs)
+
+        return gather
+
+    return _replace(xla_model, "_all_gather_using_all_reduce", make)
+
+
 def _tracker(observer: Observer) -> Callable[[], None]:
     """Make `accelerator.log(...)` reach the run's records through a tracker of accelerate's own kind (read in 1.15)."""
     undo: list[Callable[[], None]] = []
@@ -292,5 +307,5 @@ def _track(accelerator: Any, observer: Observer) -> Callable[[], None]:
     return _all([_replace(accelerator, "__init__", start), _replace(accelerator, "init_trackers", init_trackers)])
 
 
-_HOOKS = (_syncs, _xla_loaders, _training, _host_loaders, _tracker)
+_HOOKS = (_syncs, _xla_loaders, _training, _host_loaders, _gathers, _tracker)
 _TENSOR_HOOKS = (_reads, _moves)

@@ -30,11 +30,13 @@ def install(group: Group) -> None:
     """Put them in the places of torch_xla's own. For good: the process ends with its rank."""
     import torch
     import torch_xla
+    from torch_xla.core import xla_model
     from torch_xla.distributed import xla_backend
 
     ours = Collectives(group)
     for name in _NAMES:
         setattr(torch_xla._XLAC, f"_xla_{name}", getattr(ours, name))
+    xla_model._all_gather_using_all_reduce = ours.gather_padded
     library = torch.library.Library("_c10d_functional", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "Overriding a previously registered kernel": that is the intention
@@ -55,7 +57,7 @@ class Collectives:
     def all_reduce(self, kind: str, tensor: Tensor, scale: float, groups: Groups, _pin: bool) -> Tensor:
         """A new tensor of the same shape: the reduction over the members of this rank's group."""
         [(_, reduced)] = self._reduced("all_reduce", kind, [tensor], scale, groups)
-        return graph.put(reduced, [tensor])[0]
+        return _put_one(reduced[0], tensor)
 
     def all_reduce_inplace(
         self, kind: str, tensors: Sequence[Tensor], scale: float, groups: Groups, _pin: bool
@@ -78,8 +80,8 @@ class Collectives:
         _global_ids: bool | None = None,
     ) -> tuple[Tensor, Any]:
         """This rank's part of the reduction: one of `shards` along dimension `dim`."""
-        parts = self._scattered(kind, [tensor], scale, dim, shards, groups)
-        return graph.put(parts, [tensor])[0], token
+        [part] = self._scattered(kind, [tensor], scale, dim, shards, groups)
+        return _put_one(part, tensor), token
 
     def reduce_scatter_out(
         self,
@@ -141,6 +143,15 @@ class Collectives:
         """The members' tensors, one after the other along dimension `dim`."""
         return graph.put(self._gathered([tensor], dim, shards, groups), [tensor])[0]
 
+    def gather_padded(
+        self, value: Tensor, dim: int = 0, groups: Groups | None = None, pin_layout: bool = True
+    ) -> Tensor:
+        """What torch_xla makes of an all_gather with a pinned layout: each rank pads its tensor with zeros, and all add
+        them up. Here they are gathered as they are: ranks that pad differently have different graphs, as if they ran
+        different programs."""
+        members = self._members(groups or [])
+        return self.all_gather(value, dim % max(value.dim(), 1), len(members), groups or [], pin_layout)
+
     def all_gather_out(
         self, output: Tensor, tensor: Tensor, token: Any, dim: int, shards: int, groups: Groups, _pin: bool
     ) -> Any:
@@ -177,12 +188,13 @@ class Collectives:
         members = self._members(groups)
         _require_members("all_to_all", "split_count", count, members)
         _require_even("all_to_all", tensor, split, count)
+        _require_dimension("all_to_all", tensor, concat)
         graph.cut()
         with self._carrying(members, _doing("all_to_all", [tensor], split, concat, groups)) as doing:
             [host] = graph.copies([tensor])
             parts = [part.contiguous() for part in host.chunk(count, split)]
             received = self.group.exchange(members, parts, doing) if count > 1 else parts
-        return graph.put([torch.cat(received, concat)], [tensor])[0], token
+        return _put_one(torch.cat(received, concat), tensor), token
 
     def collective_permute(self, tensor: Tensor, token: Any, pairs: Groups) -> tuple[Tensor, Any]:
         """What the rank that has this one as its target gives; zeros where there is none."""
@@ -197,7 +209,7 @@ class Collectives:
                 parts = self.group.gather(members, host, doing)
             source = {int(target): int(source) for source, target in pairs}.get(self.group.rank)
             result = parts[members.index(source)] if source is not None else result
-        return graph.put([result], [tensor])[0], token
+        return _put_one(result, tensor), token
 
     def send(self, *_args: Any) -> Any:
         """Not rehearsed: a channel of XLA's joins two programs, and here each rank compiles its own."""
@@ -217,19 +229,13 @@ class Collectives:
             return xla_backend._ret_work([])
 
     def functional_all_reduce(self, tensor: Tensor, kind: str, group_name: str) -> Tensor:
-        groups, kind = self._named(group_name), kind.lower()
-        scale = 1.0 / len(self._members(groups)) if kind == "avg" else 1.0
-        kind = "sum" if kind == "avg" else reduction.SPELLINGS.get(kind, kind)
-        return self.all_reduce(kind, tensor, scale, groups, False)
+        return self.all_reduce(kind, tensor, 1.0, self._named(group_name), False)
 
     def functional_all_gather_into_tensor(self, tensor: Tensor, size: int, group_name: str) -> Tensor:
         return self.all_gather(tensor, 0, size, self._named(group_name), False)
 
     def functional_reduce_scatter_tensor(self, tensor: Tensor, kind: str, size: int, group_name: str) -> Tensor:
-        kind = kind.lower()
-        scale = 1.0 / size if kind == "avg" else 1.0
-        kind = "sum" if kind == "avg" else reduction.SPELLINGS.get(kind, kind)
-        return self.reduce_scatter(kind, tensor, None, scale, 0, size, self._named(group_name), False)[0]
+        return self.reduce_scatter(kind, tensor, None, 1.0, 0, size, self._named(group_name), False)[0]
 
     def functional_all_to_all_single(
         self, tensor: Tensor, _out: Sequence[int], _in: Sequence[int], group_name: str
@@ -249,7 +255,7 @@ class Collectives:
         graph.cut()
         with self._carrying(members, _doing(f"{name} {kind}", tensors, scale, groups)) as doing:
             for places in _buckets(tensors):
-                host = graph.copies([tensors[place] for place in places])
+                host = [one.detach() for one in graph.copies([tensors[place] for place in places])]
                 if len(members) > 1:
                     host = self._reduce(members, host, kind, doing)
                 yield places, [reduction.scaled(one, scale) for one in host]
@@ -286,6 +292,8 @@ class Collectives:
 
         members = self._members(groups)
         _require_members("all_gather", "shard_count", shards, members)
+        for tensor in tensors:
+            _require_dimension("all_gather", tensor, dim)
         graph.cut()
         with self._carrying(members, _doing("all_gather", tensors, dim, groups)) as doing:
             return [torch.cat(self.group.gather(members, graph.copies([one])[0], doing), dim) for one in tensors]
@@ -349,6 +357,11 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
         yield places
 
 
+def _put_one(result: Tensor, like: Tensor) -> Tensor:
+    """Needs a gradient where `like` does, as torch_xla's own result; none flows through it."""
+    return graph.put([result.detach()], [like])[0].requires_grad_(like.requires_grad)
+
+
 def _doing(name: str, tensors: Sequence[Tensor], *more: object) -> str:
     """What a rank is about to do, so that two that do not do the same have different texts: the first tensor in words,
     the others and the arguments as a checksum."""
@@ -364,7 +377,13 @@ def _require_members(name: str, argument: str, count: int, members: Sequence[int
         raise RuntimeError(f"{name} was given {argument}={count}, and its group has {len(members)} ranks.")
 
 
+def _require_dimension(name: str, tensor: Tensor, dim: int) -> None:
+    if not 0 <= dim < tensor.dim():
+        raise RuntimeError(f"{name} of {list(tensor.shape)} has no dimension {dim}: XLA counts them from 0.")
+
+
 def _require_even(name: str, tensor: Tensor, dim: int, count: int) -> None:
+    _require_dimension(name, tensor, dim)
     size = tensor.shape[dim]
     if size % count:
         raise RuntimeError(

@@ -57,7 +57,7 @@ class Group:
         """
         import torch
 
-        told = torch.zeros(TOLD, dtype=torch.uint8)
+        told = torch.zeros(TOLD, dtype=torch.uint8, device="cpu")  # a default device may be set
         text = doing.encode("utf-8", "replace")[:TOLD]
         told[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else told[:0]
         texts = [bytes(one.tolist()).rstrip(b"\0") for one in self._gather(members, told, doing)]

@@ -4,7 +4,8 @@ What lives here: which type a tensor travels as, which operation that is there, 
 not: the travelling (group.py).
 
 XLA adds truth values as "or" and multiplies them as "and"; a scale is converted to the element type first, so that
-0.125 is 0 for integers (read in torch_xla 2.9.0, cross_replica_reduces.cpp: ScalarValue(scale, type)).
+0.125 is 0 for integers, and 1/3 has a float32's digits also for float64 (read in torch_xla 2.9.0,
+cross_replica_reduces.cpp: ScalarValue(scale, type)).
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 KINDS = ("sum", "mul", "min", "max", "and", "or")
-# As torch.distributed's functional collectives spell them.
-SPELLINGS = {"product": "mul", "band": "and", "bor": "or"}
 _OF_TRUTH = {"sum": "max", "or": "max", "max": "max", "mul": "min", "and": "min", "min": "min"}
 
 
 def check(kind: str, dtype: torch.dtype) -> None:
     """Raise RuntimeError for what XLA refuses."""
     if kind not in KINDS:
-        raise RuntimeError(f"{kind!r} is no reduction of XLA's: it has {', '.join(KINDS)}.")
+        raise RuntimeError(
+            f'{kind!r} is no reduction of XLA\'s: it has {", ".join(KINDS)}. For an average reduce with "sum" and '
+            "divide by the number of ranks."
+        )
     if kind in ("and", "or") and (dtype.is_floating_point or dtype.is_complex):
         raise RuntimeError(
             f"XLA has no {kind!r} for {str(dtype).removeprefix('torch.')}: it takes bool and whole numbers. "
@@ -60,5 +62,5 @@ def scaled(tensor: Tensor, scale: float) -> Tensor:
 
     if scale == 1.0:
         return tensor
-    factor = torch.tensor(scale).to(tensor.dtype)
+    factor = torch.tensor(scale, dtype=torch.float32, device="cpu").to(tensor.dtype)
     return tensor.logical_and_(factor) if tensor.dtype == torch.bool else tensor.mul_(factor)
