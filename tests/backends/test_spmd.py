@@ -125,7 +125,7 @@ def test_transformers_has_what_is_mended() -> None:
 
 
 def test_wrappers_change_no_structure() -> None:
-    class Wrapper(torch.nn.Module):  # type: ignore[misc]
+    class Wrapper(torch.nn.Module):  # type: ignore[name-defined,misc]
         def __init__(self, module: Any) -> None:
             super().__init__()
             self._orig_module = module

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.launching import failed, refused, run, said
+from tests.launch.launching import failed, fake_notebook, refused, run, said
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import plan, session
 from tpu_magics.launch.plan import Options, Plan
@@ -85,6 +85,38 @@ def test_the_session_sets_the_number_of_ranks_and_a_cell_overrides_it() -> None:
 def test_gloo_does_not_greet() -> None:
     result = run(the_world, processes=2)
     assert [result.run.log(rank) for rank in (0, 1)] == ["", ""]
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+def trains(model: Any, reduce: bool) -> None:
+    import torch
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+    import torch_xla.runtime as xr
+
+    optimizer = torch.optim.SGD(model.to("xla").parameters(), lr=0.1)
+    for _ in range(2):
+        model(torch.full((2, 4), 1.0 + xr.global_ordinal(), device="xla")).sum().backward()
+        xm.optimizer_step(optimizer) if reduce else optimizer.step()
+        torch_xla.sync()
+
+
+@pytest.mark.parametrize("reduce", [True, False])
+def test_ranks_that_trained_alone_are_named(reduce: bool) -> None:
+    import torch
+
+    notebook = fake_notebook()
+    result = run(trains, torch.nn.Linear(4, 2), reduce, processes=3)
+    [model] = result.models
+    said_so = (
+        f"The ranks ended with different weights than rank 0, whose come home: `{model}` (ranks 1, 2). Each has "
+        "trained alone"
+    )
+    shown = "".join(str(one) for _, _, one in notebook.shown)
+    assert [said_so in text for text in result.run.summary().warnings] == ([] if reduce else [True])
+    assert (said_so in shown) is not reduce
 
 
 # -- collectives that come to nothing ---------------------------------------------------------------------------------

@@ -378,7 +378,8 @@ def test_options_are_checked_before_anything_forks(runs: Path) -> None:
         ({"hoist": "on"}, "--hoist on"),
         ({"run_name": "a/b"}, "a/b"),
         ({"run_name": ""}, "cannot be named"),
-        ({"processes": 8}, "-n 8"),
+        ({"processes": 8, "spmd": 8}, "-n 8 and --spmd"),
+        ({"collective_timeout": -1.0}, "--collective-timeout -1"),
     ):
         error = refused(who, **options)
         assert word in error.what and error.todo, error

@@ -117,6 +117,22 @@ def test_where_we_are(tmp_path, build, place, tpu, training, sets):
     assert "Problem" not in found and "Warning" not in found
 
 
+@pytest.mark.parametrize(
+    ("build", "asked", "training"),
+    [
+        ("colab_gpu", (8, None), "CPU: 8 workers, a rehearsal of 8 ranks"),
+        ("colab_gpu", (1, None), "CPU: 1 worker"),
+        ("colab_gpu", (None, 8), "CPU: 1 worker (SPMD), which drives 8 virtual devices"),
+        ("kaggle_v5e_8", (8, None), "TPU: 8 workers, one per chip"),
+        ("kaggle_v5e_8", (1, None), "TPU: 1 worker"),
+        ("kaggle_v5e_8", (None, 8), "TPU: 1 worker (SPMD), which drives 8 devices"),
+    ],
+)
+def test_what_was_asked_of_the_cells_to_come(tmp_path, build, asked, training):
+    host = inspect(getattr(fake_hosts, build)(tmp_path))
+    assert cells(host_table(host, *asked))["Cells train on"] == training
+
+
 def test_versions_and_that_they_fit(tmp_path):
     table = table_of(fake_hosts.colab_v5e_1(tmp_path))
     found = cells(table)

@@ -97,7 +97,15 @@ def test_compiles_are_said_to_be_those_of_whole_graphs(tmp_path: Path) -> None:
     assert view.compiles == 2 and view.pieces == 4
     told = "Counted as the graphs that a TPU would compile; here collectives on the host cut them in 4 pieces."
     assert told in text_of(view, "compiles") and told.split(";")[0] in to_text(view)
-    assert "cut in 2 pieces by collectives on the host; a TPU compiles it as one graph" in text_of(view)
+    assert "cut by collectives on the host in 2 pieces; a TPU compiles it as one graph" in text_of(view)
+
+
+def test_a_graph_whose_pieces_are_all_known_costs_nothing_and_says_why(tmp_path: Path) -> None:
+    run = recorded.rehearsed(tmp_path)
+    run.write(recorded.recompile(CREATED + 10, 2, seconds=0.0, **recorded.CUT))
+    told = text_of(run.view())
+    assert "in 2 pieces, all of them compiled before; a TPU compiles it as one graph" in told
+    assert "[0/2] In [12], line 14 · 0 s ·" in told
 
 
 def test_graphs_without_a_collective_are_not_cut(tmp_path: Path) -> None:

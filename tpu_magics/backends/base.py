@@ -181,6 +181,10 @@ class Backend(Protocol):
         """In every worker, after the function: rank 0 writes the weights of `models` into `folder`, complete or not at
         all; other ranks give their shards, where there are any."""
 
+    def digests(self, models: Mapping[str, Any]) -> Mapping[str, str]:
+        """In every worker of a rehearsal, after the function: a checksum of each model's trained parameters, for
+        comparing the ranks; without those that are split over the ranks."""
+
     def check_weights(self, models: Mapping[str, Any], folder: Path) -> Any:
         """In the notebook: read what `collect_weights` wrote and check that it fits. Returns what `load_weights`
         takes."""

@@ -1,13 +1,14 @@
 """Ranks that compile other graphs than rank 0: on a TPU such a run hangs in its first collective.
 
-What lives here: comparing the sequences of graphs as the records come in. What does not: reading them (supervise.py),
-and how a graph is named (backends/).
+What lives here: comparing the sequences of graphs as the records come in, and the weights at the end. What does not:
+reading them (supervise.py), and how a graph is named (backends/).
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 
 from tpu_magics.runs.events import Compile, Divergence
 
@@ -44,6 +45,22 @@ class Sequences:
     def _graph(self, rank: int, nth: int) -> str | None:
         graphs = self.graphs[rank]
         return graphs[nth] if nth < len(graphs) else None
+
+
+def unequal(digests: Mapping[int, Mapping[str, str]]) -> str:
+    """What is to be said where ranks ended with other weights than rank 0, whose come home; "" where none did.
+    `digests`: of each rank, model -> checksum."""
+    found = []
+    for name, own in digests.get(0, {}).items():
+        others = [rank for rank, models in sorted(digests.items()) if models.get(name, own) != own]
+        if others:
+            found.append(f"`{name}` (rank{'s' * (len(others) > 1)} {', '.join(map(str, others))})")
+    if not found:
+        return ""
+    return (
+        f"The ranks ended with different weights than rank 0, whose come home: {', '.join(found)}. Each has trained "
+        "alone: average the gradients, with accelerator.backward() and a prepared optimizer, or xm.optimizer_step()."
+    )
 
 
 def _text(others: tuple[int, ...], first: int, nth: int) -> str:

@@ -103,7 +103,7 @@ class Plan:
     @property
     def rehearsed(self) -> bool:
         """Whether workers on XLA:CPU act as the ranks of a TPU."""
-        return self.device == "CPU" and self.workers > 1
+        return self.device == "CPU" and self.workers > 1 and self.replicas == 1
 
     def spec(self, index: int, scratch: Path | None = None) -> WorkerSpec:
         """What worker `index` is told; `scratch`: a folder for what the workers need for a moment."""
@@ -154,12 +154,11 @@ def make_plan(
 ) -> Plan:
     """The plan for `workers` processes on this host; a single one of several uses one device (v2, v3: of two). The
     session's `cache` and `collective_timeout` hold where the options have none."""
-    rehearsed = host.device == "CPU" and workers > 1
-    meeting = meeting_environment() if rehearsed else {}
+    meeting = meeting_environment() if host.device == "CPU" and workers > 1 else {}
     return Plan(
         device=host.device,
         workers=workers,
-        replicas=host.replicas if workers == host.workers else 1,
+        replicas=host.replicas if workers == host.workers and options.spmd is None else 1,
         precision=precision,
         environment={**host.worker_environment, **meeting, **options.environment},
         steps=options.steps,
@@ -285,10 +284,15 @@ class Forecast:
 def forecast(plan: Plan, models: int) -> Forecast:
     """What the run will add. Models are inherited copy-on-write; on XLA:CPU each device's copy lies in host memory; on
     a TPU one copy is in transit at a time for each worker, and a second device of it (v2, v3) trains a copy; rank 0
-    makes one more to bring the weights home. In a rehearsal each rank's gradients lie in host memory too; what an
-    optimizer keeps is not known beforehand (Adam: two copies more for each rank)."""
+    makes one more to bring the weights home. Where several ranks or virtual devices share the host's memory, each has
+    the gradients there too (an SPMD worker's devices only what is not split over them, which is not known beforehand,
+    as little as what an optimizer keeps: Adam two copies more)."""
+    devices = max(plan.ranks, plan.spmd or 1) if plan.device == "CPU" else plan.ranks
     each = 2 if plan.rehearsed else 1
-    return Forecast(models=models, copies=each * plan.ranks + 1, workers=plan.workers)
+    return Forecast(models=models, copies=each * devices + 1, workers=plan.workers)
+
+
+_SPLIT = ": a model that is split over the devices (FSDP) takes less"
 
 
 def require_memory(plan: Plan, models: int, force: bool, root: Path = Path("/")) -> None:
@@ -301,7 +305,7 @@ def require_memory(plan: Plan, models: int, force: bool, root: Path = Path("/"))
         f"This run does not fit in host memory: it needs {mb(expected.needed)}, and {mb(available)} are free.",
         f"Needed: {expected.text()}.",
         "Close what holds memory (other notebooks, large variables: del them), use a smaller model or fewer workers "
-        "(-n 1), or try all the same with --force.",
+        f"(-n 1), or try all the same with --force{_SPLIT if plan.spmd else ''}.",
     )
 
 

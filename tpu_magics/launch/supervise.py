@@ -20,10 +20,10 @@ from pathlib import Path
 
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch import process
-from tpu_magics.launch.divergence import Sequences
+from tpu_magics.launch.divergence import Sequences, unequal
 from tpu_magics.launch.onlook import Nobody, Onlooker
 from tpu_magics.launch.relay import Relay
-from tpu_magics.runs.events import Compile, End, Event, Start
+from tpu_magics.runs.events import Compile, Digest, End, Event, Start, Warned
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.meter import MemoryMeter
 from tpu_magics.runs.reader import Tail
@@ -78,6 +78,7 @@ class Watch:
         self.writer = EventWriter(self.files.supervisor_path, 0)
         self._tails: dict[int, Tail] = {}
         self.sequences = Sequences()
+        self.digests: dict[int, dict[str, str]] = {}
         for worker in self.workers:
             worker.meter = MemoryMeter(self.writer, worker.rank)
         self.memory_low = available()
@@ -190,6 +191,8 @@ class Watch:
                     worker.end = event
         elif isinstance(event, Compile):
             self._write(self.sequences.add(event))
+        elif isinstance(event, Digest):
+            self.digests[event.rank] = event.models
 
     def _write(self, found: Event | None) -> None:
         if found is not None:
@@ -246,8 +249,13 @@ class Watch:
         ranks = [worker.rank for worker in self.workers if worker.end is not None and worker.end.status == "done"]
         if len(ranks) == len(self.workers):
             self._write(self.sequences.ended(ranks))
+        differ = unequal(self.digests) if len(ranks) == len(self.workers) else ""
+        if differ:
+            self._write(Warned(time.time(), 0, code="ranks-differ", text=differ))
         try:
             self.relay.pump()
+            if differ:
+                self.relay.screen.text(f"tpu_magics: {differ}\n")
         finally:
             for worker in self.workers:
                 if worker.meter is not None:

@@ -144,6 +144,8 @@ class _Worker:
         _write_whole(self.task.files, ordinal, results)
         models = self.task.work.models
         if replica == 0 and models:
+            if self.spec.meeting is not None:
+                self._write(events.Digest, models=dict(self.task.backend.digests(models)))
             self.task.backend.collect_weights(models, self.task.files.path, ordinal)
 
     def _leave_changed(self) -> None:

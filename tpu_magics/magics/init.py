@@ -24,7 +24,7 @@ def initialise(
 ) -> Host:
     """Set the session up and show the table; then import the framework, so that the first run does not wait for it."""
     host = session.initialise(precision, processes, cache, spmd, collective_timeout)
-    show_table(host_table(host))
+    show_table(host_table(host, processes, spmd))
     if cache:
         print(f"tpu_magics: {session.cache_text(host)}", flush=True)
     if host.versions.get("torch_xla"):

@@ -27,15 +27,16 @@ FRAMEWORK = (
 )
 
 
-def host_table(host: Host) -> Table:
-    """One table of two columns, problems last with the command that mends each."""
-    return Table("tpu_magics: this host", None, tuple(_rows(host)), host.notes)
+def host_table(host: Host, processes: int | None = None, spmd: int | None = None) -> Table:
+    """One table of two columns, problems last with the command that mends each. `processes`, `spmd`: what was asked of
+    the cells to come (`-n`, `--spmd`)."""
+    return Table("tpu_magics: this host", None, tuple(_rows(host, processes, spmd)), host.notes)
 
 
-def _rows(host: Host) -> Iterator[Row]:
+def _rows(host: Host, processes: int | None, spmd: int | None) -> Iterator[Row]:
     yield Row(("Place", host.place.name))
     yield Row(("TPU", _tpu(host)), _state(host, TPU) if host.chips or host.place.promise else "")
-    yield Row(("Cells train on", _training(host)), _state(host, ENVIRONMENT))
+    yield Row(("Cells train on", _training(host, processes, spmd)), _state(host, ENVIRONMENT))
     yield Row(("Notebook", _versions(host, NOTEBOOK)))
     yield Row(("Framework", _framework(host)), _state(host, VERSIONS))
     yield Row(("Host memory", _memory(host)))
@@ -66,12 +67,21 @@ def _tpu(host: Host) -> str:
     return f"{kind.name}, {chips} ({kind.type_string(count)}), {kind.hbm_gib} GiB of memory per chip"
 
 
-def _training(host: Host) -> str:
-    workers = plural(host.workers, "worker")
+def _training(host: Host, processes: int | None, spmd: int | None) -> str:
+    if spmd is not None:
+        return f"{host.device}: 1 worker (SPMD), which drives {plural(spmd, _kind(host))}"
     if host.device == "CPU":
-        return f"CPU: {workers}"
+        ranks = processes or host.workers
+        return f"CPU: {plural(ranks, 'worker')}{f', a rehearsal of {ranks} ranks' if ranks > 1 else ''}"
+    if processes == 1:
+        return "TPU: 1 worker"
+    workers = plural(host.workers, "worker")
     replicas = f", {host.replicas} replicas in each" if host.replicas > 1 else ""
     return f"TPU: {workers}, one per chip{replicas}"
+
+
+def _kind(host: Host) -> str:
+    return "virtual device" if host.device == "CPU" else "device"
 
 
 def _versions(host: Host, names: tuple[str, ...]) -> str:

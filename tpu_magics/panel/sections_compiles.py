@@ -161,7 +161,9 @@ def _rest(entry: CompileEntry) -> Iterator[str]:
     if graph.trigger:
         yield f"run by {TRIGGERS.get(graph.trigger, short(graph.trigger, 40))}"
     if graph.host_collective:
-        yield f"cut in {count(graph.pieces, 'piece')} by collectives on the host; a TPU compiles it as one graph"
+        before = ", all of them compiled before" if graph.seconds == 0 else ""
+        pieces = f"{count(graph.pieces, 'piece')}{before}"
+        yield f"cut by collectives on the host in {pieces}; a TPU compiles it as one graph"
     if graph.graph:
         yield f"graph {short(graph.graph, 40)}"
 

@@ -37,7 +37,7 @@ class Likeness:
 
 
 RANKS = Likeness(
-    "Data, values, weights and compiles are those of a TPU; speed and HBM are not.",
+    "Shards, collectives' values, weights and compiles are as on a TPU; speed and HBM are not.",
     (
         "which rank gets which part of the data, and code that depends on the rank",
         "the values that collectives give, up to rounding, and so the weights",
@@ -53,7 +53,7 @@ RANKS = Likeness(
     ),
 )
 DEVICES = Likeness(
-    "Shards and collectives are in the graph as on a TPU; speed and HBM are not those of a TPU.",
+    "Shards, and collectives in the graph, are as on a TPU; speed and HBM are not.",
     (
         "which part of a tensor lies on which device",
         "collectives: XLA puts them into the graph",

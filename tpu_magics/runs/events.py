@@ -300,6 +300,15 @@ class Divergence(Event):
 
 
 @dataclass(frozen=True)
+class Digest(Event):
+    """Checksums of the trained parameters of each model on this rank of a rehearsal, at the end: name -> hexadecimal.
+    Models whose parameters are split over the ranks are left out."""
+
+    kind: ClassVar[str] = "digest"
+    models: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Display(Event):
     """Rank 0 displayed something. `file`: JSON in the run folder with "data" and "metadata"; `offset`: bytes of
     rank-0.log that had been written before; `update`: replaces the display with the same `display_id`;
@@ -375,7 +384,7 @@ KINDS: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
         *(Start, Phase, Steps, Value, Memory, Display, Warned, End),
-        *(Compile, Transfer, Read, Fallback, Cache, Times, Precision, Batch, Divergence, Mesh, Metrics),
+        *(Compile, Transfer, Read, Fallback, Cache, Times, Precision, Batch, Divergence, Digest, Mesh, Metrics),
     )
 }
 # Fields that hold objects of their own: the class, and whether there are many.

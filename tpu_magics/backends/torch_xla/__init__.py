@@ -101,6 +101,7 @@ class TorchXla:
     check_weights = _from("weights", "check_weights")
     load_weights = _from("weights", "load_weights")
     dumps = _from("pickling", "dumps")
+    digests = _from("rehearse.digests", "digests")
 
     def collect_weights(self, models: Mapping[str, Any], folder: Path, rank: int) -> None:
         from tpu_magics.backends.torch_xla import sharded, weights

@@ -81,7 +81,8 @@ def make_mesh(spec: WorkerSpec) -> None:
         raise TpuMagicsError(
             f"--spmd {spec.spmd} was asked for, and the runtime has {found} devices.",
             "An SPMD worker drives all devices that it sees; a variable such as TPU_VISIBLE_CHIPS hides some.",
-            f"Take that variable out of the notebook's environment, or give --spmd {found}.",
+            "Take that variable out of the notebook's environment; or give no number (%%tpu_train --spmd alone): all "
+            "devices that are seen are then driven.",
         )
     xs.set_global_mesh(xs.Mesh(list(range(found)), (found, 1), AXES))
 
@@ -163,7 +164,7 @@ def is_split(sharding: str) -> bool | None:
 
 
 def nothing_split() -> str:
-    """Where no sharding was asked for in this process, of no tensor and no loader's batches: what that means; else ""."""
+    """What it means that nobody asked for a sharding in this process; "" where somebody did, or there is one device."""
     import torch_xla.runtime as xr
 
     from tpu_magics.backends.torch_xla.observe import counters
@@ -172,6 +173,6 @@ def nothing_split() -> str:
     if devices == 1 or counters.counter("CreateOpSharding"):
         return ""
     return (
-        f"Nothing was split over the {devices} devices: each of them has done all of the work. Say what is to be split, "
-        'e.g. xs.mark_sharding(batch, xs.get_global_mesh(), ("data", None)), or give the loader an input_sharding.'
+        f"Nothing was split over the {devices} devices: each of them has done all of the work. Say what to split, e.g. "
+        'xs.mark_sharding(batch, xs.get_global_mesh(), ("data", None)), or give the loader an input_sharding.'
     )

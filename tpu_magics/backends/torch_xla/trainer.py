@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from tpu_magics.backends.torch_xla import fsdp_gradients
 from tpu_magics.backends.torch_xla.post_import import PostImport
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs import events, live
@@ -47,6 +48,7 @@ def arrange() -> None:
     hook = PostImport()
     hook.when_imported("accelerate.utils.memory", _know_out_of_memory)
     hook.when_imported("transformers.trainer", _change_trainer)
+    fsdp_gradients.arrange()
 
 
 def _change_trainer(module: ModuleType) -> None:

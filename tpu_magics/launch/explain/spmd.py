@@ -27,7 +27,7 @@ _UNEVEN = re.compile(
     r"Per host input data shape = torch\.Size\(\[(\d+)[^\]]*\]\), local_runtime_device_count = (\d+)"
 )
 _AXIS = re.compile(r"Axis name (\S+) is not defined in the given mesh|mesh must have an axis named '(fsdp)'")
-_FSDP_MESH = 'xs.set_global_mesh(xs.Mesh(range(n), (n, 1), ("fsdp", "tensor"))) with n = xr.global_runtime_device_count()'
+_FSDP_MESH = 'n = xr.global_runtime_device_count(); xs.set_global_mesh(xs.Mesh(range(n), (n, 1), ("fsdp", "tensor")))'
 
 
 def no_mesh(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
@@ -50,7 +50,8 @@ def uneven_minibatch(failure: Failure, outcome: WorkerOutcome) -> Explanation | 
     batch, devices = int(found[1]), int(found[2])
     larger = -(-batch // devices) * devices
     return Explanation(
-        f"Rank {outcome.rank} has a batch of {batch}, which {devices} devices do not divide{base.at(failure, outcome)}.",
+        f"Rank {outcome.rank} has a batch of {batch}, which {devices} devices do not divide"
+        f"{base.at(failure, outcome)}.",
         "With ShardingSpec(..., minibatch=True) each device is sent its own part of the batch, and the parts must be "
         "equal. A last batch that is short has this effect as well.",
         f"Use a batch size that {devices} divides, e.g. {larger}, with drop_last=True in the DataLoader; or leave out "
@@ -68,7 +69,7 @@ def unknown_axis(failure: Failure, outcome: WorkerOutcome) -> Explanation | None
         f"{base.at(failure, outcome)}.",
         'The mesh of --spmd has the axes "data" and "model"; transformers\' Trainer with xla_fsdp_v2 puts one with '
         '"fsdp" and "tensor" in its place.',
-        f"Use one of the mesh's own names, or set another mesh first: {_FSDP_MESH}.",
+        f"Use one of the mesh's own names, or set another mesh first: {_FSDP_MESH}",
     )
 
 
@@ -80,8 +81,8 @@ def spmd_process_group(failure: Failure, outcome: WorkerOutcome) -> Explanation 
         f"Rank {outcome.rank} made a process group with the backend xla in an SPMD run{base.at(failure, outcome)}.",
         "An SPMD run is one process with all devices: there are no ranks to join. XLA puts the collectives into the "
         "graph by itself, where tensors are split.",
-        "Leave dist.init_process_group out (Accelerator() and Trainer need none). Code that must have a group gets one "
-        'of one process with dist.init_process_group("gloo", init_method="xla://"). For ranks use -n instead of --spmd.',
+        "Leave dist.init_process_group out (Accelerator() and Trainer need none). Code that must have a group gets "
+        'one with dist.init_process_group("gloo", init_method="xla://"). For ranks use -n instead of --spmd.',
     )
 
 

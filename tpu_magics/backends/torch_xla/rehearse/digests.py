@@ -1,0 +1,29 @@
+"""Whether the ranks have the same weights at the end.
+
+What lives here: a checksum of a model's trained parameters on one rank. What does not: comparing the ranks
+(launch/divergence.py). Buffers are left aside: the statistics of a BatchNorm are each rank's own, on a TPU as well.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+
+def digests(models: Mapping[str, Any]) -> dict[str, str]:
+    """Of each model whose parameters lie whole on every rank. One tensor at a time comes to the host."""
+    from tpu_magics.backends.torch_xla import sharded
+
+    return {name: _digest(model) for name, model in models.items() if not sharded.spread({name: model})}
+
+
+def _digest(model: Any) -> str:
+    import torch
+
+    found = 0
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.numel():
+            content = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            found = zlib.crc32(memoryview(content), found)
+    return f"{found:08x}"
