@@ -30,6 +30,7 @@ from tpu_magics.panel.sections_words import (
     small,
     table,
     title,
+    whole,
 )
 
 WAITED = "in collectives"
@@ -92,14 +93,14 @@ def ranks_html(view: RunView) -> str:
 
 
 def _rank_row(view: RunView, rank: RankView) -> list[str]:
-    cells = [say(cell) for cell in rank_cells(view, rank)]
+    texts = rank_cells(view, rank)
+    cells = [say(text) for text in texts]
     if rank.state in ("failed", "cut short") or rank.exit.startswith("signal"):
         mark, colour = STATES["failed"] if rank.state != "cut short" else STATES["lost"]
-        cells[1] = chip(f"{mark} {rank_cells(view, rank)[1]}", colour)
-    slow = straggler(view)
-    if slow is not None and slow.rank == rank.rank:
-        at = rank_columns(view).index(WAITED)
-        cells[at] = chip(f"! {rank_cells(view, rank)[at]}", AMBER)
+        cells[1] = chip(f"{mark} {texts[1]}", colour)
+    if view.rehearsed:
+        at, slow = rank_columns(view).index(WAITED), straggler(view)
+        cells[at] = chip(f"! {texts[at]}", AMBER) if slow is not None and slow.rank == rank.rank else whole(texts[at])
     return cells
 
 

@@ -326,9 +326,9 @@ class Display(Event):
 @dataclass(frozen=True)
 class Metrics(Event):
     """A report of the runtime's metrics was made (TrainingArguments(debug="tpu_metrics_debug")), the report `number` of
-    this rank, from 0. `file`: text in the run folder ("": it could not be written), of which the newest 16 are kept; the
-    counts are of the whole process so far, so the last report says it all. `compiles` and `executions`: of graphs, as
-    the runtime counts them (in a rehearsal of their pieces), with their seconds; None: none was measured yet."""
+    this rank, from 0. `file`: text in the run folder ("": it could not be written), of which the newest 16 are kept;
+    the counts are of the whole process so far, so the last report says it all. `compiles` and `executions`: of graphs,
+    as the runtime counts them (in a rehearsal of their pieces), with their seconds; None: none was measured yet."""
 
     kind: ClassVar[str] = "metrics"
     file: str = ""

@@ -7,13 +7,26 @@ tensors on the host (group.py, collectives.py).
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _here = threading.local()
+_listeners: list[Callable[[], None]] = []
+
+
+def listen(listener: Callable[[], None]) -> Callable[[], None]:
+    """Have `listener` called when a collective may have run a graph, in the collective's thread. Returns how to end
+    that."""
+    _listeners.append(listener)
+    return lambda: _listeners.remove(listener)
+
+
+def _may_have_run() -> None:
+    for listener in list(_listeners):
+        listener()
 
 
 def cutting() -> bool:
@@ -32,14 +45,17 @@ def cut() -> None:
         extension._xla_sync_live_tensors("", [], True)
     finally:
         _here.cutting = False
+    _may_have_run()
 
 
 def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies in host memory of what is on the device, after a cut."""
+    """Copies in host memory of what is on the device, after a cut. A view runs a small graph of its own for it."""
     import torch_xla
 
     extension: Any = torch_xla._XLAC
-    return list(extension._xla_get_cpu_tensors(list(tensors)))
+    found = list(extension._xla_get_cpu_tensors(list(tensors)))
+    _may_have_run()
+    return found
 
 
 def put(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
