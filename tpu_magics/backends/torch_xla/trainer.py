@@ -29,7 +29,11 @@ from tpu_magics.runs.writer import EventWriter
 
 REPORTS_KEPT = 16  # the newest; each holds what the earlier ones counted
 REPORT_BYTES = 256 << 10
-_SUMMED = (("CompileTime", "compiles", "compile_seconds"), ("ExecuteTime", "executions", "execute_seconds"))
+_SUMMED = (
+    ("CompileTime", "compiles", "compile_seconds"),
+    ("ExecuteTime", "executions", "execute_seconds"),
+    ("ExecuteReplicatedTime", "executions", "execute_seconds"),  # under SPMD, instead of the one before
+)
 
 # What XLA says when memory does not suffice: a TPU's compiler and runtime (texts in tests/launch/test_diagnose.py), and
 # XLA:CPU ("Out of memory allocating 70368744177664 bytes.", seen in torch_xla 2.9.0). A kernel's own memory (vmem,
