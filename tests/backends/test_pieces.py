@@ -133,6 +133,14 @@ def test_a_long_file_is_emptied_and_read_on(runtime: FakeRuntime) -> None:
     assert runtime.step("399", "update") == []
 
 
+def test_seconds_count_once(runtime: FakeRuntime) -> None:
+    """A piece that was compiled in one step and comes again in the next one with another rest."""
+    runtime.step("forward", "first")
+    runtime.pieces.cut(*runtime.runs("forward"))
+    assert [one.seconds for one in runtime.pieces.read(1, site=0)] == [0.0]
+    assert [one.pieces for one in runtime.pieces.synced(*runtime.runs("second"))] == [2]
+
+
 def test_seconds_are_of_what_was_compiled_now() -> None:
     first, second = Told("a", seconds=2.0), Told("b", seconds=0.5)
     assert joined(("a", "b"), (first, second), {"a": first, "b": second}).seconds == 2.5

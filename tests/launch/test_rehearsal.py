@@ -212,6 +212,49 @@ def test_an_exception_is_to_blame_and_not_the_collective_that_it_broke() -> None
     assert "Also died: ranks 0 and 2 (in all_reduce sum of float32[3]): a consequence" in said(error)
 
 
+def compiles_a_collective() -> None:
+    import torch
+    import torch_xla.core.xla_model as xm
+
+    layer = torch.nn.Linear(4, 4).to("xla")
+    function = torch.compile(lambda x: xm.all_reduce("sum", layer(x)).sum(), backend="openxla")
+    with torch.no_grad():
+        function(torch.ones(2, 4, device="xla"))
+
+
+@pytest.mark.slow
+def test_a_collective_inside_torch_compile_is_refused() -> None:
+    text = said(failed(compiles_a_collective, processes=2, timeout=120.0))
+    assert 'A collective inside a function of torch.compile(backend="openxla") cannot be rehearsed' in text
+
+
+def compiles_a_step() -> list[float]:
+    import torch
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+    import torch_xla.runtime as xr
+
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(4, 1).to("xla")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def step(x: Any) -> Any:
+        loss = layer(x).pow(2).sum()
+        loss.backward()
+        xm.optimizer_step(optimizer)
+        optimizer.zero_grad()
+        return loss
+
+    whole = torch_xla.compile(step, full_graph=True)
+    losses = [float(whole(torch.full((2, 4), 1.0 + xr.global_ordinal(), device="xla")).item()) for _ in range(3)]
+    return [*losses, float(layer.weight.sum().item())]
+
+
+def test_a_step_of_torch_xla_compile_may_have_collectives() -> None:
+    first, second = run(compiles_a_step, processes=2).values
+    assert first[3] == second[3] and first[:3] != second[:3]
+
+
 def test_what_stops_a_run_is_no_exception_that_a_function_could_swallow() -> None:
     def swallows() -> str:
         try:

@@ -44,6 +44,7 @@ class Pieces:
         going = self.going
         told = self.run(executed, compiled) if executed else self._new([tuple(going)] if going else [])
         self.going = []
+        self._fresh.clear()
         self._read.clear()
         return told
 

@@ -6,9 +6,13 @@ tensors on the host (group.py, collectives.py).
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from tpu_magics.backends.torch_xla.post_import import PostImport
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +33,33 @@ def _may_have_run() -> None:
         listener()
 
 
+_CAPTURED = (
+    'A collective inside a function of torch.compile(backend="openxla") cannot be rehearsed on XLA:CPU: the function '
+    "becomes one graph, and its collective, which the host would have to carry, would be left out of it. Take the "
+    "collective out of the function (e.g. xm.optimizer_step after it), or use torch_xla.compile(step)."
+)
+
+
+def refuse_captured() -> None:
+    """In this process, have collectives refused while torch.compile makes a graph of the function around them
+    (torch_xla 2.9.0: _dynamo/dynamo_bridge.py runs it once with XLA tensors): the graph would keep the first values."""
+    PostImport().when_imported("torch_xla._dynamo.dynamo_bridge", _mark_capture)
+
+
+def _mark_capture(module: Any) -> None:
+    original = module.extract_compiled_graph
+
+    @functools.wraps(original)
+    def extract_compiled_graph(*args: Any, **kwargs: Any) -> Any:
+        _here.captured = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _here.captured = False
+
+    module.extract_compiled_graph = extract_compiled_graph
+
+
 def cutting() -> bool:
     """Whether this thread runs a graph because a collective needs its results."""
     return bool(getattr(_here, "cutting", False))
@@ -39,13 +70,30 @@ def cut() -> None:
     collective's tensors alone, the rest of the step would compute again what leads to them."""
     import torch_xla
 
+    if getattr(_here, "captured", False):
+        raise RuntimeError(_CAPTURED)
     extension: Any = torch_xla._XLAC
     _here.cutting = True
     try:
-        extension._xla_sync_live_tensors("", [], True)
+        with _execution_allowed():
+            extension._xla_sync_live_tensors("", [], True)
     finally:
         _here.cutting = False
     _may_have_run()
+
+
+@contextmanager
+def _execution_allowed() -> Iterator[None]:
+    """torch_xla.compile(full_graph=True) forbids to run graphs in its function: those that the person would run."""
+    import torch_xla
+
+    extension: Any = torch_xla._XLAC
+    allowed = extension._get_allow_execution()  # 2.9.0
+    extension._set_allow_execution(True)
+    try:
+        yield
+    finally:
+        extension._set_allow_execution(allowed)
 
 
 def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -53,7 +101,8 @@ def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
     import torch_xla
 
     extension: Any = torch_xla._XLAC
-    found = list(extension._xla_get_cpu_tensors(list(tensors)))
+    with _execution_allowed():
+        found = list(extension._xla_get_cpu_tensors(list(tensors)))
     _may_have_run()
     return found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 
 from tpu_magics.backends.base import WorkerSpec
-from tpu_magics.backends.torch_xla.rehearse import collectives, random_states, world
+from tpu_magics.backends.torch_xla.rehearse import collectives, graph, random_states, world
 from tpu_magics.backends.torch_xla.rehearse.group import Group
 
 _M_MMAP_THRESHOLD = -3  # malloc.h of glibc
@@ -24,6 +24,7 @@ def join(spec: WorkerSpec, rank: int) -> None:
     group = Group(spec.meeting, rank, spec.count, spec.collective_timeout)
     collectives.install(group)
     random_states.install(group)
+    graph.refuse_captured()
     group.meet()
     _joined[:] = [group]
 
