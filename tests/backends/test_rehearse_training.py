@@ -269,7 +269,7 @@ def test_a_program_counts_the_same_on_one_rank_and_on_several(function: Callable
 # and another last batch.
 SHARED_DATA = {
     *("code_accumulation_accelerate", "last_batch_accelerate", "last_batch_evaluation"),
-    *("nothing_accelerate_evaluation", "state_accelerate", "shape_trainer", "trainer_default"),
+    *("nothing_accelerate_evaluation", "state_accelerate", "state_and_warmup", "shape_trainer", "trainer_default"),
 }
 
 

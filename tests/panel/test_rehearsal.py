@@ -18,7 +18,7 @@ from tpu_magics.panel.sections_header import facts, title_notes
 from tpu_magics.panel.sections_parts import rank_cells, rank_columns
 from tpu_magics.panel.sections_rehearsal import rehearsal, straggler
 from tpu_magics.panel.table import to_text as table_text
-from tpu_magics.runs.events import End, Mesh, Metrics, Times
+from tpu_magics.runs.events import Batch, End, Mesh, Metrics, Times
 from tpu_magics.runs.reader import Run
 
 
@@ -228,6 +228,11 @@ def test_a_mesh_that_was_not_told_yet(tmp_path: Path) -> None:
 def test_names_of_axes_stay_text(tmp_path: Path) -> None:
     html = to_html(recorded.meshed(tmp_path, axes=("<b>data", "model"), text="<i>").view())
     assert "&lt;b&gt;data=8" in html and "<b>data" not in html
+
+
+def test_the_batch_of_an_spmd_worker_is_that_of_all_its_devices(tmp_path: Path) -> None:
+    run = recorded.meshed(tmp_path).write(Batch(CREATED + 5, 0, per_device=32, accumulation=2, ranks=1))
+    assert fact(run.view(), "Effective batch") == "64 = 32 for all devices together x 2 accumulated"
 
 
 # -- reports of the runtime's metrics ---------------------------------------------------------------------------------

@@ -350,6 +350,8 @@ def _batch(view: RunView) -> str:
         unknown = "the batch of a device" if batch.per_device is None else "the number of accumulated batches"
         return not_available(f"{unknown} is not known")
     total = batch.per_device * batch.accumulation * batch.ranks
+    if view.spmd:  # one worker's batch is that of all its devices
+        return f"{total:,} = {batch.per_device:,} for all devices together x {batch.accumulation:,} accumulated"
     ranks = count(batch.ranks, "rank")
     return f"{total:,} = {batch.per_device:,} per device x {batch.accumulation:,} accumulated x {ranks}"
 
