@@ -54,7 +54,7 @@ class FakeRuntime:
     """Writes what the runtime writes when graphs run: each is compiled at its first time."""
 
     def __init__(self, folder: Path) -> None:
-        self.files = Files(folder, executions=True)
+        self.files = Files(folder, rank=1)
         self.files.arrange({})
         self.pieces = Pieces(self.files)
         self.compiled: set[str] = set()

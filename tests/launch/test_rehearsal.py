@@ -196,6 +196,104 @@ def test_ranks_that_went_different_ways_are_told_with_their_lines() -> None:
     assert f"{HERE}, line {line_of('reduces')}" in text and f"{HERE}, line {line_of('meets')}" in text
 
 
+def groups_of_rank() -> None:
+    import torch
+    import torch_xla.core.xla_model as xm
+    import torch_xla.runtime as xr
+
+    groups = [[0, 1], [2, 3]] if xr.global_ordinal() == 0 else None
+    xm.all_reduce("sum", [torch.ones(3, device="xla")], groups=groups)
+
+
+def test_ranks_that_wait_in_different_groups_are_told_so() -> None:
+    text = said(failed(groups_of_rank, processes=4, collective_timeout=3.0))
+    assert "All ranks waited for each other for 3 s, in collectives of different groups of ranks." in text
+    assert "Rank 0 in all_reduce sum of float32[3] among the ranks 0, 1" in text
+    assert "Give `groups=` the same list of lists on every rank" in text
+
+
+def a_barrier_of_some() -> int:
+    import torch.distributed as dist
+    import torch_xla.runtime as xr
+
+    dist.init_process_group("xla", init_method="xla://")
+    some = dist.new_group([0, 1])
+    if xr.global_ordinal() < 2:
+        dist.barrier(group=some)
+    return xr.global_ordinal()
+
+
+def test_a_barrier_waits_for_its_own_group() -> None:
+    assert run(a_barrier_of_some, processes=3, collective_timeout=10.0).values == [0, 1, 2]
+
+
+def changes_in_place() -> tuple[list[float], list[float], list[float]]:
+    import torch
+    import torch_xla.core.xla_model as xm
+
+    twice = torch.ones(2, device="xla")
+    xm.all_reduce("sum", [twice, twice])
+    y, z = torch.ones(2, device="xla", requires_grad=True), torch.full((2,), 3.0, device="xla")
+    product = y * z
+    xm.all_reduce("sum", [z])
+    product.sum().backward()  # torch_xla does not tell autograd that z has changed
+    gathered = xm.all_gather(y)
+    assert gathered.requires_grad and y.grad is not None
+    return twice.tolist(), z.tolist(), y.grad.tolist()
+
+
+def test_tensors_are_reduced_once_and_autograd_does_not_mind() -> None:
+    for twice, z, gradient in run(changes_in_place, processes=3).values:
+        assert (twice, z) == ([3.0, 3.0], [9.0, 9.0]) and gradient == [9.0, 9.0]
+
+
+def reads_without_a_sync(times: int) -> None:
+    import torch
+    import torch_xla.core.xla_model as xm
+
+    layer = torch.nn.Linear(4, 2).to("xla")
+    with torch.no_grad():
+        for _ in range(times):
+            xm.all_gather(layer(torch.ones(3, 4).to("xla"))).sum().item()
+
+
+def test_a_loop_that_only_reads_compiles_no_more_at_several_ranks() -> None:
+    one, two = (run(reads_without_a_sync, 12, processes=ranks) for ranks in (1, 2))
+    assert one.compiles == two.compiles and one.recompiles == two.recompiles == 0
+
+
+def test_what_cannot_be_counted_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setenv("PT_XLA_DEBUG_LEVEL", "1")
+    result = run(trains, torch.nn.Linear(4, 2), True, processes=2)
+    assert result.compiles is None and result.recompiles is None and result.steps == 2
+    assert any("their number is not available" in text for text in result.run.summary().warnings)
+
+
+def compiles_a_forward() -> None:
+    import torch
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    layer = torch.nn.Linear(4, 2).to("xla")
+    function = torch.compile(layer, backend="openxla")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(4):
+        with torch.no_grad():
+            function(torch.ones(3, 4).to("xla"))
+        layer(torch.ones(3, 4).to("xla")).sum().backward()
+        xm.optimizer_step(optimizer)
+        optimizer.zero_grad()
+        torch_xla.sync()
+
+
+@pytest.mark.slow
+def test_what_dynamo_runs_is_no_piece() -> None:
+    one, two = (run(compiles_a_forward, processes=ranks, timeout=200.0) for ranks in (1, 2))
+    assert one.compiles == two.compiles and one.recompiles == two.recompiles
+
+
 def raises_on(rank: int) -> None:
     import torch
     import torch_xla.core.xla_model as xm
@@ -274,6 +372,15 @@ def test_ranks_and_spmd_exclude_each_other() -> None:
     assert "-n 2 and --spmd cannot be had together" in text and "Leave one of them away" in text
     session.initialise(processes=2)
     assert plan.spmd_devices(session.known_host(), None, None) is None
+
+
+def test_spmd_as_it_may_be_given() -> None:
+    assert [plan.spmd_option(one) for one in (None, True, False, 4)] == [None, plan.ALL_DEVICES, plan.NO_SPMD, 4]
+    with pytest.raises(TpuMagicsError, match="--spmd 0 is not possible"):
+        plan.spmd_option(0)
+    session.initialise(spmd=4)
+    assert run(the_world, spmd=plan.NO_SPMD).run.info["plan"]["spmd"] is None
+    assert run(the_world, processes=2).run.info["plan"]["spmd"] is None
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])

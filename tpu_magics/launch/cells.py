@@ -199,6 +199,9 @@ def _possible(asked: Any, options: Options) -> int | None:
     about it."""
     if options.processes is not None or asked is None:
         return options.processes
+    if options.spmd is not None:
+        session.current.notebook.say(f"The call asks for {asked} processes; with --spmd one drives all devices.")
+        return None
     host = session.known_host()
     ranks = host.workers * host.replicas
     if asked in (1, ranks):

@@ -23,6 +23,7 @@ from tpu_magics.host.memory import host_memory
 # XLA:CPU with torch 2.9, the compiled programs included (median; docs/benchmarks.md, tests/benchmarks/bench_worker.py).
 PER_WORKER = 75_000_000
 LONGEST = 1e9  # seconds
+ALL_DEVICES, NO_SPMD = 0, -1  # as Options.spmd: all devices, or the session's number; none, whatever the session has
 SPMD_DEVICES = 8  # virtual devices of an SPMD worker on XLA:CPU where no number was given
 PRECISION_NAMES = ("fp32", "bf16", "bf16-downcast")
 
@@ -47,7 +48,8 @@ class Options:
 
     def check(self) -> None:
         """Raise TpuMagicsError for values that no run can have."""
-        for name, value in (("-n", self.processes), ("--steps", self.steps), ("--spmd", self.spmd or None)):
+        devices = self.spmd if self.spmd not in (NO_SPMD, ALL_DEVICES) else None
+        for name, value in (("-n", self.processes), ("--steps", self.steps), ("--spmd", devices)):
             if value is not None and value < 1:
                 raise TpuMagicsError(
                     f"{name} {value} is not possible.", "It counts from 1.", f"Give {name} 1 or more, or leave it away."
@@ -65,7 +67,7 @@ class Options:
                     f"It is a number of seconds above 0 and below {LONGEST:.0e}.",
                     f"Give {name} a number of seconds, or leave it away.",
                 )
-        if self.spmd is not None and self.processes is not None:
+        if self.spmd not in (None, NO_SPMD) and self.processes is not None:
             raise TpuMagicsError(
                 f"-n {self.processes} and --spmd cannot be had together.",
                 "-n starts a process for each rank; --spmd drives all devices from a single process.",
@@ -168,6 +170,17 @@ def make_plan(
         spmd=options.spmd,
         collective_timeout=options.collective_timeout or collective_timeout or COLLECTIVE_TIMEOUT,
     )
+
+
+def spmd_option(spmd: int | bool | None) -> int | None:
+    """What `tpu_magics.train(spmd=...)` was given, as Options has it. Raises TpuMagicsError for numbers below 1."""
+    if spmd is None or isinstance(spmd, bool):
+        return None if spmd is None else ALL_DEVICES if spmd else NO_SPMD
+    if spmd < 1:
+        raise TpuMagicsError(
+            f"--spmd {spmd} is not possible.", "It counts from 1.", "Give --spmd 1 or more, or leave it away."
+        )
+    return spmd
 
 
 def spmd_devices(host: Host, asked: int | None, session: int | None) -> int | None:

@@ -119,7 +119,8 @@ def train(
         run_name: name of the run folder (default: the function's).
         plain: end with a summary that has no times, ids or sizes.
         max_recompiles: stop the run at the first recompile above this number, with the table of causes.
-        spmd: one worker that drives so many devices as a mesh (True: all, or the session's number).
+        spmd: one worker that drives so many devices as a mesh (True: all, or the session's number; False: not so,
+            whatever the session has).
         collective_timeout: seconds that a rank of a rehearsal waits in a collective for the others (default: 60).
 
     Raises:
@@ -127,8 +128,7 @@ def train(
         TrainingFailed: a worker failed; the models here are unchanged.
     """
     options = Options(processes, precision, hoist, background, steps, timeout, force, run_name, plain, max_recompiles)
-    devices = {None: None, False: None, True: 0}.get(spmd, spmd) if isinstance(spmd, bool) or spmd is None else spmd
-    options = replace(options, spmd=devices, collective_timeout=collective_timeout)
+    options = replace(options, spmd=plan.spmd_option(spmd), collective_timeout=collective_timeout)
     return start(function_request(function, args, kwargs), options)
 
 
@@ -196,6 +196,8 @@ def _prepare(request: Request, options: Options, workers: int | None) -> Going:
 def _with_session(options: Options, host: Host) -> Options:
     """The options with the session's ranks or devices where the cell has neither."""
     current = session.current
+    if options.spmd == plan.NO_SPMD:
+        return replace(options, spmd=None, processes=options.processes or current.processes)
     if options.processes is None and options.spmd is None:
         options = replace(options, processes=current.processes, spmd=current.spmd)
     return replace(options, spmd=plan.spmd_devices(host, options.spmd, current.spmd))

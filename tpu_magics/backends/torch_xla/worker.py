@@ -58,7 +58,7 @@ def run_worker(
     {ordinal: value}; an exception of any thread is raised here.
     """
     apply_environment(spec)
-    observe.arrange(spec.scratch, spec.meeting is not None)
+    observe.arrange(spec.scratch, None if spec.meeting is None else spec.index)
     _use_cache(spec)
     spmd.refuse_leftover(spec)
     if spec.spmd is not None:

@@ -18,8 +18,8 @@ from tpu_magics.launch.explain.base import Explanation
 if TYPE_CHECKING:
     from tpu_magics.launch.diagnose import Failure, WorkerOutcome
 
-_WAITED = re.compile(r"waited ([\d.e+]+) s in (.*?)(?: \[\w+\])?, which not every rank entered")
-_DOING = re.compile(r"in (.*?)(?: \[\w+\])?: ")
+_WAITED = re.compile(r"waited ([\d.e+]+) s in (.*?), which not every rank entered")
+_DOING = re.compile(r"in (.*?): ")
 _CHECKSUM = re.compile(r" \[[0-9a-f]{8}\]")
 _NOWHERE = "where in your code is not available"
 _ON_TPU = "On a TPU the run would hang here."
@@ -31,12 +31,16 @@ _SAME = (
 
 def never_entered(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """A rank has waited for the time-out of collectives."""
-    if base.error_type(outcome) != "CollectiveTimeout":
+    if not _waited(outcome) or not any(base.error_type(one) == "CollectiveTimeout" for one in failure.outcomes):
         return None
+    outcome = next(one for one in failure.outcomes if base.error_type(one) == "CollectiveTimeout")
     found = _WAITED.search(base.error_text(outcome))
-    seconds, doing = (f"{found[1]} s", found[2]) if found else ("too long", "a collective")
+    seconds = f"{found[1]} s" if found else "too long"
+    doing = short(outcome).removeprefix("in ")
     waiting_ones = [one for one in failure.outcomes if _waited(one)]
     missing = [one for one in failure.outcomes if not _waited(one)]
+    if not missing and len({short(one) for one in waiting_ones}) > 1:
+        return _apart(failure, waiting_ones, seconds)
     who = base.ranks([one.rank for one in waiting_ones])
     late = f": {base.ranks([one.rank for one in missing])} never entered it" if missing else ""
     return Explanation(
@@ -45,6 +49,19 @@ def never_entered(failure: Failure, outcome: WorkerOutcome) -> Explanation | Non
         f"{_SAME} If that rank only needs longer (it compiles, or saves), give --collective-timeout more seconds."
         if missing
         else "Give --collective-timeout more seconds.",
+    )
+
+
+def _apart(failure: Failure, outcomes: Sequence[WorkerOutcome], seconds: str) -> Explanation:
+    """All ranks wait, in collectives of different groups of ranks."""
+    groups: dict[str, list[int]] = {}
+    for one in outcomes:
+        groups.setdefault(short(one), []).append(one.rank)
+    said = "; ".join(f"{base.ranks(ranks)} {doing}" for doing, ranks in groups.items())
+    return Explanation(
+        f"All ranks waited for each other for {seconds}, in collectives of different groups of ranks.",
+        f"{said[:1].upper()}{said[1:]}. {' '.join(_grouped(failure, outcomes))} {_ON_TPU}",
+        "Give `groups=` the same list of lists on every rank, with the ranks in the same order.",
     )
 
 
@@ -60,7 +77,7 @@ def _positions(failure: Failure, waiting_ones: Sequence[WorkerOutcome], missing:
     """Where the missing ranks are; then where the others wait, unless it has been said (all at one line)."""
     told = list(_grouped(failure, missing))
     at = list(_grouped(failure, waiting_ones))
-    return " ".join([*told, *(at if len(at) > 1 else [])])
+    return " ".join([*told, *(at if len(at) > 1 else [])]).strip()
 
 
 def _grouped(failure: Failure, outcomes: Sequence[WorkerOutcome]) -> Sequence[str]:
@@ -90,16 +107,14 @@ def different(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
 
 def left(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """A rank had returned when the others entered a collective."""
-    text = base.error_text(outcome)
     gone = [one.rank for one in failure.outcomes if one.end and one.end.status in ("done", "limit")]
     if base.error_type(outcome) != "CollectiveBroken" or not gone:
         return None
-    found = _DOING.search(text)
     others = [one for one in failure.outcomes if _waited(one)]
     who = base.ranks([one.rank for one in others])
     had = "it had returned already" if len(gone) == 1 else "they had returned already"
     return Explanation(
-        f"{who.capitalize()} waited in {found[1] if found else 'a collective'}{base.at(failure, outcome)} that "
+        f"{who.capitalize()} waited {short(outcome)}{base.at(failure, outcome)} that "
         f"{base.ranks(gone)} never entered: {had}.",
         f"The ranks made different numbers of steps, or only some of them reach that line. {_ON_TPU}",
         _SAME,
@@ -110,8 +125,10 @@ def short(outcome: WorkerOutcome) -> str:
     """How a rank died in a collective of a rehearsal, in a few words; "" for other ends."""
     if base.error_type(outcome) not in ("CollectiveTimeout", "CollectiveBroken"):
         return ""
-    found = _DOING.search(f"{base.error_text(outcome)}: ")
-    return f"in {found[1]}" if found else "in a collective"
+    text = base.error_text(outcome)
+    waited, found = _WAITED.search(text), _DOING.search(text)
+    doing = waited[2] if waited else found[1] if found else "a collective"
+    return f"in {_CHECKSUM.sub('', doing)}"
 
 
 EXPLAINERS = (never_entered, different, left)

@@ -4,7 +4,8 @@ What lives here: the door for the launcher; the way of a compile is hooks.py (no
 wrote) -> snapshot.py and doing.py (what Python knew) -> causes.py (why) -> history.py (its record). What does not: the
 graph's text (hlo.py), precision (precision.py).
 
-Nothing is done per step but reading a few counters; compiles are rare, and looked at when they have happened.
+Nothing is done per step but reading a few counters; compiles are rare, and looked at when they have happened. In a
+rehearsal each piece of a step is looked at, too (pieces.py).
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ __all__ = ["arrange", "compiles", "finish", "graphs_executed", "observing"]
 _files: list[Files] = []
 
 
-def arrange(folder: Path | None, rehearsed: bool = False) -> None:
+def arrange(folder: Path | None, rank: int | None = None) -> None:
     """Make the runtime of this process write about its compiles into `folder`; before it starts. Without a folder
-    compiles are noticed, but not explained. `rehearsed`: collectives will cut the graphs."""
+    compiles are noticed, but not explained. `rank`: of a rehearsal, where collectives cut the graphs."""
     import os
 
     from tpu_magics.backends.torch_xla.observe.told import Files
 
-    files = Files(folder, executions=rehearsed)
+    files = Files(folder, rank)
     if folder is not None:
         files.arrange(os.environ)
     _files[:] = [files]
@@ -60,6 +61,8 @@ def observing(writer: EventWriter, watching: Watching) -> Iterator[Observer]:
     precision = PrecisionWatch(watching.precision, write)
     observer = Observer(writer, watching, files, precision)
     precision.install()
+    if watching.rehearsed and not files.debugging:
+        files.notes.append("the pieces that collectives cut cannot be put together, so their number is not available")
     for note in files.notes:
         write(events.Warned, code="not-observed", text=f"Of compiles, {note}.")
     with hooks.installed(observer), trainer.recording(writer):

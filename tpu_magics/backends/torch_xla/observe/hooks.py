@@ -121,7 +121,7 @@ def _syncs(observer: Observer) -> Callable[[], None]:
     extension = torch_xla._XLAC
     parts = ("_xla_sync_multi", "_xla_sync_live_tensors", "_xla_warm_up_cache", "_run_cached_graph")
     undo = [_replace(extension, name, part) for name in parts if hasattr(extension, name)]
-    return _all([_replace(extension, "_xla_step_marker", marker), *undo, graph.listen(observer.cut)])
+    return _all([_replace(extension, "_xla_step_marker", marker), *undo, graph.listen(observer.cut, observer.made)])
 
 
 def _xla_loaders(observer: Observer) -> Callable[[], None]:

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar, cast
@@ -32,6 +31,7 @@ from tpu_magics.runs import events
 from tpu_magics.runs.meter import StepMeter
 from tpu_magics.runs.writer import EventWriter
 
+_DROP_EVERY = 256  # steps
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -66,7 +66,7 @@ class Observer:
         self.values = Values(writer, self._logged_type)
         self.reads = Reads(writer.write, writer.rank)
         self.history = History(writer.write, writer.rank)
-        self.pieces = Pieces(files) if watching.rehearsed else None
+        self.pieces = Pieces(files) if watching.rehearsed and files.debugging else None
         self.youngest = 0
         self.vitals = Vitals(writer.write, writer.rank, watching, lambda: self.reads.seconds)
         self.doing = doing.Doing()
@@ -98,14 +98,15 @@ class Observer:
     @property
     def compiles(self) -> int | None:
         """Compiles so far as torch_xla counts them, in a rehearsal those of logical graphs; None where not known."""
-        if self.pieces is None:
+        if not self.watching.rehearsed:
             return counters.compiles()
-        return None if self.stopped else self.history.total
+        return None if self.stopped or self.pieces is None else self.history.total
 
     @property
     def recompiles(self) -> int | None:
         """Recompiles so far; None where observing stopped."""
-        return None if self.stopped else self.history.recompiles
+        uncounted = self.watching.rehearsed and self.pieces is None
+        return None if self.stopped or uncounted else self.history.recompiles
 
     def mine(self) -> bool:
         """Whether this is the thread that is watched, and it is."""
@@ -163,6 +164,8 @@ class Observer:
         executed = (self.value("UncachedCompile") or 0) + (self.value("CachedCompile") or 0)
         ran = executed != self.executed
         self.executed = executed
+        if ran and self.watching.rehearsed and not self.steps.total % _DROP_EVERY:
+            self.files.drop()
         return ran
 
     @guarded
@@ -206,10 +209,18 @@ class Observer:
     @guarded
     def cut(self) -> None:
         """A collective on the host, in whichever thread, has run what was pending."""
+        if self.pieces is None:
+            return  # it is noticed at the next look, as a graph of its own
         executed, compiled = self._counted()
-        if self.pieces is not None and executed:
+        if executed:
             self.compiled_in_step = self.compiled_in_step or bool(compiled)
             self.pieces.cut(executed, compiled)
+
+    @guarded
+    def made(self) -> None:
+        """A collective on the host has given a tensor."""
+        if self.pieces is not None:
+            self.pieces.made()
 
     def _counted(self) -> tuple[int, int]:
         """How many graphs ran since the last look, and how many of them were compiled."""
@@ -259,14 +270,15 @@ class Observer:
     def _one_compile(self, told: Told, frame: FrameType, trigger: str) -> events.Site:
         import torch
 
-        site = (self.sites.of_places(told.frames) if told.frames else None) or self.sites.of_frame(frame)
+        places = told.frames or self.sites.places(frame)
+        site = self.sites.of_places(places) or self.sites.of_frame(frame)
         seen = snapshot.take(frame, self.sites)
         if self.doing.rates:
             seen.numbers = {n: v for n, v in seen.numbers.items() if not n.endswith("['lr']")} | self.doing.rates
         facts = self.doing.facts(torch.is_grad_enabled(), self.sites.decides)
         known = told.graph is not None and not facts.data_ops  # what such an operation made is no input
         inputs = self.doing.inputs(seen, told.graph.parameters if told.graph and known else ())
-        through = self.sites.through(told.frames) if told.frames else ()
+        through = self.sites.through(places)
         new = Compiled(
             *(site, self.history.nth(site), self.steps.total, told, _trigger(frame, trigger), through),
             *(inputs, facts, seen),
@@ -300,9 +312,11 @@ class Observer:
         """Whether the tensor was made in this step, and a collective's cut has run what leads to it."""
         if self.pieces is None or not self.pieces.going or counters.tensor_id(tensor) <= self.youngest:
             return False
+        if any(one.key == id(tensor) for one in self.doing.arrivals):
+            return False  # it came from the host in this step: nothing leads to it
         told = self.pieces.read(counters.tensor_id(tensor), site.id)
         if told:
-            self._compiled([replace(one, frames=()) for one in told], frame, "read")
+            self._compiled(told, frame, "read")
         return True
 
     @guarded

@@ -19,7 +19,9 @@ from tpu_magics.backends.torch_xla import hlo
 from tpu_magics.backends.torch_xla.observe.told import Files, Told
 
 KEPT = 512  # pieces whose graphs are kept for comparing
+LONGEST = 4096  # pieces of a step
 _READ = "read at "
+_MADE = "made by a collective"
 
 
 @dataclass
@@ -37,12 +39,22 @@ class Pieces:
     def cut(self, executed: int, compiled: int) -> None:
         """A collective ran what was pending: a piece of the step's graph."""
         self.going += self._names(executed, compiled)
+        if len(self.going) > LONGEST:  # no sync for very long
+            self.going = list(dict.fromkeys(self.going))
+
+    def made(self) -> None:
+        """A collective gave a tensor. Without the host it would be a part of the graph, also where no other is."""
+        self.going.append(_MADE)
 
     def synced(self, executed: int, compiled: int) -> list[Told]:
         """The step's graph has run to its end, in so many last pieces (0: the collective was the end of it). Returns
         the logical graphs that are new."""
         going = self.going
-        told = self.run(executed, compiled) if executed else self._new([tuple(going)] if going else [])
+        if executed:
+            told = self._new([(*going, name) for name in self._names(executed, compiled)])
+            told = told if compiled else _elsewhere(told)
+        else:
+            told = _elsewhere(self._new([tuple(going)] if going else []))
         self.going = []
         self._fresh.clear()
         self._read.clear()
@@ -51,7 +63,9 @@ class Pieces:
     def run(self, executed: int, compiled: int) -> list[Told]:
         """Something else ran what it needed of the step, which goes on: without the cuts it would have been one graph
         with all that leads to it, and the step's graph none the less whole."""
-        return self._new([(*self.going, name) for name in self._names(executed, compiled)])
+        before = tuple(dict.fromkeys(self.going))  # a loop of reads without a sync repeats itself
+        told = self._new([(*before, name) for name in self._names(executed, compiled)])
+        return told if compiled else _elsewhere(told)
 
     def read(self, tensor: int, site: int) -> list[Told]:
         """A tensor that this step made was read, and a cut had run what leads to it already. Without the cut this read
@@ -59,16 +73,21 @@ class Pieces:
         if not self.going or tensor in self._read:
             return []
         self._read.add(tensor)
-        return self._new([(*self.going, f"{_READ}{site}")])
+        before = tuple(dict.fromkeys(self.going))
+        told = _elsewhere(self._new([(*before, f"{_READ}{site}")]))
+        if all(name == _MADE for name in self.going):
+            self.going = []  # the read has run all that there was
+        return told
 
     def _new(self, keys: Sequence[tuple[str, ...]]) -> list[Told]:
         new = [key for key in dict.fromkeys(keys) if key not in self._known]
         self._known.update(new)
-        told = [self._joined([name for name in key if not name.startswith(_READ)]) for key in new]
+        told = [self._joined([name for name in key if not name.startswith((_READ, _MADE))]) for key in new]
         self._fresh = {name: one for name, one in self._fresh.items() if name in self.going}
         return told
 
     def _joined(self, names: Sequence[str]) -> Told:
+        names = list(dict.fromkeys(names))
         return joined(names, [self._told.get(name, Told(name)) for name in names], self._fresh)
 
     def _names(self, executed: int, compiled: int) -> list[str]:
@@ -78,7 +97,7 @@ class Pieces:
             self._keep(one)
         if all(hashes):
             return hashes
-        return [one.hash for one in told] or [self._name(Told())]
+        return [one.hash for one in told]  # what came from the cache without a name is nothing new
 
     def _keep(self, told: Told) -> None:
         self._fresh[told.hash] = told
@@ -94,9 +113,16 @@ class Pieces:
         return f"not-told-{self._unnamed}"
 
 
+def _elsewhere(told: list[Told]) -> list[Told]:
+    """Of pieces that were compiled earlier, or by a collective: their frames are not those of what ran the whole."""
+    return [replace(one, frames=()) for one in told]
+
+
 def joined(key: Sequence[str], parts: Sequence[Told], fresh: dict[str, Told]) -> Told:
     """The pieces of a logical graph as one; `fresh`: those that were compiled now, whose seconds count (0 where all had
     been compiled before)."""
+    if not parts:
+        return Told(hash=hashlib.sha256(_MADE.encode()).hexdigest()[:32], seconds=0.0)
     if len(parts) == 1:
         return parts[0] if key[0] in fresh else replace(parts[0], seconds=0.0)
     now = [fresh[name] for name in key if name in fresh]

@@ -14,7 +14,7 @@ from types import FrameType
 
 from tpu_magics.backends.torch_xla.observe.branches import decides
 from tpu_magics.runs.events import Site
-from tpu_magics.runs.origin import is_library
+from tpu_magics.runs.origin import OWN, is_library, under
 
 _CODE_LENGTH = 200
 Place = tuple[str, str, int]  # function, path, line
@@ -57,9 +57,14 @@ class Sites:
         return self._site(*found) if found else None
 
     def through(self, places: Iterable[Place]) -> tuple[tuple[str, str], ...]:
-        """What lies between what was triggered and the user's line: the functions of libraries, with their files."""
+        """What lies between what was triggered and the user's line: the functions of libraries, with their files. Ours
+        are left out: which of them are there depends on how it was noticed."""
         inside = takewhile(lambda place: not self.is_users(place[1]), places)
-        return tuple((path, function) for function, path, _line in inside)
+        return tuple((path, function) for function, path, _line in inside if not under(path, OWN))
+
+    def places(self, frame: FrameType | None) -> tuple[Place, ...]:
+        """A running stack in the form in which the runtime tells one, innermost first."""
+        return tuple((one.f_code.co_name, one.f_code.co_filename, one.f_lineno) for one in outwards(frame))
 
     def decides(self, site: Site) -> bool:
         """Whether what is read there decides where Python goes on."""

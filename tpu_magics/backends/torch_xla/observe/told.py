@@ -41,7 +41,12 @@ _SIZES = {
     "Compiled program size": "code",
 }
 _FIELD = re.compile(r"^(?:Post )?Compilation Analysis:\s+([A-Za-z ]+): ([^:]+)$")
-_EXECUTED = re.compile(r"^Execution Analysis:   Graph Hash: (\w+)$", re.MULTILINE)
+_EXECUTED = re.compile(
+    r"^Execution Analysis: Execution Cause\n((?:Execution Analysis:   .*\n)+)Execution Analysis: Graph Info: ?\n"
+    r"Execution Analysis:   Graph Hash: (\w+)$",
+    re.MULTILINE,
+)
+_DYNAMO = "dynamo"  # what it runs is compiled beforehand, and moves no counter
 _LARGE = 1 << 20  # bytes
 GIB = 1 << 30
 
@@ -63,11 +68,11 @@ class Told:
 
 @dataclass
 class Files:
-    """Where they write, for one worker (None: nowhere). `executions`: what is found in the cache is told too; `notes`:
-    what is not told, and why."""
+    """Where they write, for one worker (None: nowhere). `rank`: of a rehearsal, where what is found in the cache is
+    told too; None otherwise. `notes`: what is not told, and why."""
 
     folder: Path | None
-    executions: bool = False
+    rank: int | None = None
     offset: int = 0
     debugging: bool = False
     dumping: bool = False
@@ -93,7 +98,10 @@ class Files:
         if any(environment.get(name) for name in _DEBUG):
             self.notes.append("graph hashes and sizes are not available: PT_XLA_DEBUG is yours in this run")
         else:
-            level = "2" if self.executions else "1"
+            level = "1" if self.rank is None else "2"
+            if self.rank is not None:  # the first compile need not come through `run`; rehearse/world.py tells the rank
+                self._set[_RANK] = (environment.get(_RANK, str(self.rank)), "0")
+                environment[_RANK] = "0"
             names = {"PT_XLA_DEBUG_LEVEL": level, "PT_XLA_DEBUG_FILE": str(self.debug_file)}
             environment.update(names, PT_XLA_DEBUG_MAX_FRAME="60")
             self.debugging = True
@@ -103,7 +111,7 @@ class Files:
         else:
             environment["XLA_FLAGS"] = f'{flags} --xla_dump_to="{self.graphs}" --xla_dump_hlo_as_text'.strip()
             self.dumping = True
-        self._set = {name: (old, environment[name]) for name, old in before.items() if environment.get(name) != old}
+        self._set |= {name: (old, environment[name]) for name, old in before.items() if environment.get(name) != old}
 
     def put_back(self, environment: MutableMapping[str, str]) -> None:
         """The variables as they were, once they have been read: programs that the user's code starts are none of ours.
@@ -124,8 +132,14 @@ class Files:
         among them."""
         text = self._new_text()
         told = self._compiles(compiled, text) if compiled else []
-        hashes = _EXECUTED.findall(text)
+        hashes = [found for cause, found in _EXECUTED.findall(text) if _DYNAMO not in cause]
         return (hashes if len(hashes) == count else [""] * count), told
+
+    def drop(self) -> None:
+        """Nobody reads any more: do not let the file grow."""
+        with contextlib.suppress(OSError):
+            os.truncate(self.debug_file, 0)
+            self.offset = 0
 
     def _compiles(self, count: int, text: str) -> list[Told]:
         self.put_back(os.environ)

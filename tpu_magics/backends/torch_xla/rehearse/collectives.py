@@ -44,7 +44,7 @@ def install(group: Group) -> None:
             library.impl(name, getattr(ours, f"functional_{name}"), "XLA", allow_override=True)
     _library.append(library)
     # torch_xla's own does nothing; a person who calls it means to wait.
-    xla_backend.ProcessGroupXla.barrier = lambda _self, opts: ours.barrier()  # noqa: ARG005 (its name is given)
+    xla_backend.ProcessGroupXla.barrier = lambda group, opts: ours.barrier(group)  # noqa: ARG005 (its name is given)
 
 
 class Collectives:
@@ -63,6 +63,7 @@ class Collectives:
         self, kind: str, tensors: Sequence[Tensor], scale: float, groups: Groups, _pin: bool
     ) -> None:
         """The same for many, in their own places."""
+        tensors = list({id(tensor): tensor for tensor in tensors}.values())  # one that is there twice is reduced once
         for places, reduced in self._reduced("all_reduce", kind, tensors, scale, groups):
             graph.put_into(reduced, [tensors[place] for place in places])
 
@@ -150,12 +151,14 @@ class Collectives:
         them up. Here they are gathered as they are: ranks that pad differently have different graphs, as if they ran
         different programs."""
         members = self._members(groups or [])
-        return self.all_gather(value, dim % max(value.dim(), 1), len(members), groups or [], pin_layout)
+        place = dim + value.dim() if dim < 0 else dim
+        gathered = self.all_gather(value, place, len(members), groups or [], pin_layout)
+        return gathered.requires_grad_(value.requires_grad)  # as that sum does
 
     def all_gather_out(
         self, output: Tensor, tensor: Tensor, token: Any, dim: int, shards: int, groups: Groups, _pin: bool
     ) -> Any:
-        """The same into `output`."""
+        """`all_gather` into `output`."""
         graph.put_into(self._gathered([tensor], dim, shards, groups), [output])
         return token
 
@@ -221,11 +224,12 @@ class Collectives:
     recv = send
 
     # -- torch.distributed's -----------------------------------------------------------------------------------------
-    def barrier(self) -> Any:
-        """Wait for all ranks."""
+    def barrier(self, group: Any) -> Any:
+        """Wait for all ranks of a process group."""
+        from torch.distributed import distributed_c10d
         from torch_xla.distributed import xla_backend
 
-        with self._carrying(self.group.everyone, "barrier"):
+        with self._carrying(tuple(distributed_c10d.get_process_group_ranks(group)), "barrier"):
             return xla_backend._ret_work([])
 
     def functional_all_reduce(self, tensor: Tensor, kind: str, group_name: str) -> Tensor:
@@ -312,16 +316,23 @@ class Collectives:
         )
 
     def _named(self, name: str) -> Groups:
-        """The groups of a process group of torch.distributed; "" is the world."""
+        """The groups for a process group of torch.distributed, which must be the world: torch_xla's functional
+        collectives do not look at it (cross_replica_reduces.cpp)."""
         if not name:
             return []
         from torch.distributed import distributed_c10d
 
-        group = distributed_c10d._resolve_process_group(name)
-        return [distributed_c10d.get_process_group_ranks(group)]
+        ranks = distributed_c10d.get_process_group_ranks(distributed_c10d._resolve_process_group(name))
+        if sorted(ranks) != list(self.group.everyone):
+            raise RuntimeError(
+                f"A functional collective over the ranks {ranks} would be one over all ranks on a TPU: "
+                "torch_xla 2.9 does not look at its process group. Use xm's with groups=[...]."
+            )
+        return []
 
     def _carrying(self, members: tuple[int, ...], doing: str) -> _Carrying:
-        return _Carrying(self.group, members, doing)
+        some = "" if members == self.group.everyone else f" among the ranks {', '.join(map(str, members))}"
+        return _Carrying(self.group, members, f"{doing}{some}")
 
 
 class _Carrying:

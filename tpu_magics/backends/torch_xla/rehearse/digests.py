@@ -15,14 +15,18 @@ def digests(models: Mapping[str, Any]) -> dict[str, str]:
     """Of each model whose parameters lie whole on every rank. One tensor at a time comes to the host."""
     from tpu_magics.backends.torch_xla import sharded
 
-    return {name: _digest(model) for name, model in models.items() if not sharded.spread({name: model})}
+    whole = {name: model for name, model in models.items() if not sharded.spread({name: model})}
+    return {name: found for name, model in whole.items() if (found := _digest(model))}
 
 
 def _digest(model: Any) -> str:
+    """ "" for a model with parameters that hold no numbers (of a lazy layer, or on "meta")."""
     import torch
 
     found = 0
     for parameter in model.parameters():
+        if torch.nn.parameter.is_lazy(parameter) or parameter.is_meta:
+            return ""
         if parameter.requires_grad and parameter.numel():
             content = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             found = zlib.crc32(memoryview(content), found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,21 +19,26 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _here = threading.local()
-_listeners: list[Callable[[], None]] = []
+_listeners: list[tuple[Callable[[], None], Callable[[], None]]] = []
 
 
-def listen(listener: Callable[[], None]) -> Callable[[], None]:
-    """Have `listener` called when a collective may have run a graph, in the collective's thread. Returns how to end
-    that."""
+def listen(cut: Callable[[], None], made: Callable[[], None]) -> Callable[[], None]:
+    """Have `cut` called when a collective may have run a graph, and `made` when it has given a tensor, in the
+    collective's thread. Returns how to end that."""
+    listener = cut, made
     _listeners.append(listener)
     return lambda: _listeners.remove(listener)
 
 
 def _may_have_run() -> None:
-    for listener in list(_listeners):
-        listener()
+    for cut, _made in list(_listeners):
+        cut()
 
 
+_VIEW = (
+    "A collective changes a view of a tensor (a slice) in its place. Here the whole tensor changes with it; on a TPU "
+    "torch_xla 2.9 changes the view only. Reduce the whole tensor, or assign what xm.all_reduce(tensor) returns."
+)
 _CAPTURED = (
     'A collective inside a function of torch.compile(backend="openxla") cannot be rehearsed on XLA:CPU: the function '
     "becomes one graph, and its collective, which the host would have to carry, would be left out of it. Take the "
@@ -108,7 +114,13 @@ def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def put(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of `tensors` on the devices where `like` are."""
+    """What a collective gives: copies of `tensors` on the devices where `like` are."""
+    for _cut, made in list(_listeners):
+        made()
+    return _on_device(tensors, like)
+
+
+def _on_device(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
     import torch_xla
 
     extension: Any = torch_xla._XLAC
@@ -119,6 +131,9 @@ def put_into(tensors: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
     """Give `targets`, on the device, the values of `tensors`; in the graph they become data, no operation is added."""
     import torch
 
-    with torch.no_grad():
-        for target, new in zip(targets, put(tensors, targets), strict=True):
+    for target, new in zip(targets, _on_device(tensors, targets), strict=True):
+        if target._is_view():
+            warnings.warn(_VIEW, stacklevel=2)
+        # As torch_xla does it: what autograd has saved of the tensor is not thought to have changed.
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(target):
             target.copy_(new)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from tpu_magics.backends.base import CollectiveBroken, CollectiveTimeout
 if TYPE_CHECKING:
     from torch import Tensor
 
+_START = 60.0  # seconds
 TOLD = 240  # bytes that a rank tells of what it is about to do
 _SHOWN = 3  # different doings that an error lists
 
@@ -46,7 +48,10 @@ class Group:
         return tuple(range(self.size))
 
     def meet(self) -> None:
-        """Connect all ranks."""
+        """Connect all ranks. They start at different times: for that there is time enough, whatever the time-out."""
+        group = self._connect(self.everyone, max(self.timeout, _START))
+        group._set_default_timeout(datetime.timedelta(seconds=self.timeout))
+        self._groups[self.everyone] = group
         self.agree(self.everyone, "the start")
 
     # -- what is carried ------------------------------------------------------------------------------------------
@@ -117,20 +122,23 @@ class Group:
         try:
             start(self._connected(tuple(members))).wait()
         except RuntimeError as error:
-            raise _said(error, doing, time.monotonic() - started, self.timeout) from None
+            said = _said(error, doing, time.monotonic() - started, self.timeout)
+            if said is None:
+                raise
+            raise said from None
 
     def _connected(self, members: tuple[int, ...]) -> Any:
         if members not in self._groups:
-            self._groups[members] = self._connect(members)
+            self._groups[members] = self._connect(members, self.timeout)
         return self._groups[members]
 
-    def _connect(self, members: tuple[int, ...]) -> Any:
+    def _connect(self, members: tuple[int, ...], timeout: float) -> Any:
         """A group of gloo's own, over the loopback interface: a host's name need not lead to an address."""
         import torch.distributed as dist
 
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        options._timeout = datetime.timedelta(seconds=self.timeout)
+        options._timeout = datetime.timedelta(seconds=timeout)
         self._store.set_timeout(options._timeout)
         store = dist.PrefixStore(f"ranks-{'-'.join(map(str, members))}", self._store)
         with _quiet():
@@ -160,12 +168,15 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _said(error: RuntimeError, doing: str, waited: float, timeout: float) -> BaseException:
-    """What a failed collective means. Gloo's texts were read in torch 2.9.0."""
+_BROKEN = re.compile(r"Connection|Socket|socket|peer|Broken pipe|pair\.cc|[Ss]tore")
+
+
+def _said(error: RuntimeError, doing: str, waited: float, timeout: float) -> BaseException | None:
+    """What a failed collective means; None for what gloo refuses. Gloo's texts were read in torch 2.9.0."""
     text = str(error).strip()
     if waited >= timeout * 0.9 or "imed out" in text or "imeout" in text:
         return CollectiveTimeout(f"waited {timeout:g} s in {doing}, which not every rank entered")
-    return CollectiveBroken(f"in {doing}: {text}")
+    return CollectiveBroken(f"in {doing}: {text}") if _BROKEN.search(text) else None
 
 
 def _differ(members: Sequence[int], texts: Sequence[str]) -> str:

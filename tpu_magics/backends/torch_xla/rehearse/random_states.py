@@ -62,6 +62,7 @@ class _Generator:
         self.generator = generator
 
     def get(self) -> Tensor:
+        assert self.generator is not None, "Need a generator to synchronize its seed."  # accelerate's own words
         state: Tensor = self.generator.get_state()
         return state
 
@@ -74,7 +75,7 @@ class _Xla:
         import torch
         import torch_xla.core.xla_model as xm
 
-        return torch.tensor(xm.get_rng_state())
+        return torch.tensor(xm.get_rng_state(), device="cpu")
 
     def put(self, state: Tensor) -> None:
         import torch_xla.core.xla_model as xm

@@ -45,6 +45,10 @@ def travelling(dtype: torch.dtype) -> torch.dtype:
         torch.float16: torch.float32,
         torch.bool: torch.uint8,
         torch.int16: torch.int32,
+        torch.uint16: torch.int32,
+        torch.uint32: torch.int64,
+        torch.float8_e4m3fn: torch.float32,
+        torch.float8_e5m2: torch.float32,
     }
     return wider.get(dtype, dtype)
 

@@ -16,7 +16,8 @@ def enter(rank: int, size: int) -> None:
 
     xr._WORLD_SIZE = size
     xr._ORDINAL = rank
-    told: dict[str, Any] = {"global_device_count": size, "global_runtime_device_count": size}
+    # local_ordinal() would ask a variable that says 0 until the first compile (observe/told.py).
+    told = {"global_device_count": size, "global_runtime_device_count": size, "local_ordinal": rank}
     for name, value in told.items():
         setattr(xr, name, _always(value))
     # The C++ module knows of this process only: xr.process_index() and process_count() ask it.
