@@ -68,6 +68,7 @@ class Observer:
         self.history = History(writer.write, writer.rank)
         self.pieces = Pieces(files) if watching.rehearsed and files.debugging else None
         self.youngest = 0
+        self.sent: set[int] = set()
         self.vitals = Vitals(writer.write, writer.rank, watching, lambda: self.reads.seconds)
         self.doing = doing.Doing()
         self.thread = threading.get_ident()
@@ -158,6 +159,7 @@ class Observer:
         self.doing.forget()
         if self.pieces is not None:
             self.youngest = counters.newest_tensor()
+            self.sent.clear()
         return ran
 
     def _executed(self) -> bool:
@@ -234,7 +236,9 @@ class Observer:
         """What was compiled, as the person's program has it."""
         if self.pieces is None:
             return self.files.read(compiled) if compiled else []
-        return (self.pieces.synced if trigger == "sync" else self.pieces.run)(count, compiled)
+        if trigger == "sync":
+            return self.pieces.synced(count, compiled)
+        return self.pieces.run(count, compiled, grows=self.doing.backward)
 
     def _ran(self, frame: FrameType, trigger: str, when: str = "") -> bool:
         """Notice what was executed, and compiled, since the last look. Returns whether anything was."""
@@ -312,9 +316,9 @@ class Observer:
         """Whether the tensor was made in this step, and a collective's cut has run what leads to it."""
         if self.pieces is None or not self.pieces.going or counters.tensor_id(tensor) <= self.youngest:
             return False
-        if any(one.key == id(tensor) for one in self.doing.arrivals):
+        if counters.tensor_id(tensor) in self.sent:
             return False  # it came from the host in this step: nothing leads to it
-        told = self.pieces.read(counters.tensor_id(tensor), site.id)
+        told = self.pieces.read(counters.tensor_id(tensor), site.id, grows=self.doing.backward)
         if told:
             self._compiled(told, frame, "read")
         return True
@@ -324,6 +328,8 @@ class Observer:
         """A tensor was moved to the device."""
         if not self.moving:
             self.doing.arrived(tensor)
+            if self.pieces is not None:
+                self.sent.add(counters.tensor_id(tensor))
 
     @contextmanager
     def moving_module(self) -> Iterator[None]:

@@ -60,21 +60,24 @@ class Pieces:
         self._read.clear()
         return told
 
-    def run(self, executed: int, compiled: int) -> list[Told]:
+    def run(self, executed: int, compiled: int, grows: bool = False) -> list[Told]:
         """Something else ran what it needed of the step, which goes on: without the cuts it would have been one graph
-        with all that leads to it, and the step's graph none the less whole."""
-        before = tuple(dict.fromkeys(self.going))  # a loop of reads without a sync repeats itself
+        with all that leads to it, and the step's graph none the less whole. `grows`: what is read depends on all that
+        went before without a sync (weights that were updated); else a loop of reads repeats itself."""
+        before = self._before(grows)
         told = self._new([(*before, name) for name in self._names(executed, compiled)])
         return told if compiled else _elsewhere(told)
 
-    def read(self, tensor: int, site: int) -> list[Told]:
+    def _before(self, grows: bool) -> tuple[str, ...]:
+        return tuple(self.going if grows else dict.fromkeys(self.going))
+
+    def read(self, tensor: int, site: int, grows: bool = False) -> list[Told]:
         """A tensor that this step made was read, and a cut had run what leads to it already. Without the cut this read
         would have run a graph, once for each tensor."""
         if not self.going or tensor in self._read:
             return []
         self._read.add(tensor)
-        before = tuple(dict.fromkeys(self.going))
-        told = _elsewhere(self._new([(*before, f"{_READ}{site}")]))
+        told = _elsewhere(self._new([(*self._before(grows), f"{_READ}{site}")]))
         if all(name == _MADE for name in self.going):
             self.going = []  # the read has run all that there was
         return told

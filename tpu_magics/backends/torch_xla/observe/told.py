@@ -43,7 +43,7 @@ _SIZES = {
 _FIELD = re.compile(r"^(?:Post )?Compilation Analysis:\s+([A-Za-z ]+): ([^:]+)$")
 _EXECUTED = re.compile(
     r"^Execution Analysis: Execution Cause\n((?:Execution Analysis:   .*\n)+)Execution Analysis: Graph Info: ?\n"
-    r"Execution Analysis:   Graph Hash: (\w+)$",
+    r"(?:Execution Analysis:   Graph Name: .*\n)?Execution Analysis:   Graph Hash: (\w+)$",
     re.MULTILINE,
 )
 _DYNAMO = "dynamo"  # what it runs is compiled beforehand, and moves no counter

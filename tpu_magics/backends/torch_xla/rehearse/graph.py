@@ -10,7 +10,7 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.torch_xla.post_import import PostImport
@@ -135,5 +135,6 @@ def put_into(tensors: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
         if target._is_view():
             warnings.warn(_VIEW, stacklevel=2)
         # As torch_xla does it: what autograd has saved of the tensor is not thought to have changed.
-        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(target):
+        saved = nullcontext() if target.is_inference() else torch.autograd._unsafe_preserve_version_counter(target)
+        with torch.no_grad(), saved:
             target.copy_(new)
