@@ -20,6 +20,7 @@ from tpu_magics.backends.torch_xla.observe.told import Files, Told
 
 KEPT = 512  # pieces whose graphs are kept for comparing
 LONGEST = 4096  # pieces of a step
+COMPARED = 64  # pieces of which each counts where two graphs are compared
 _READ = "read at "
 _MADE = "made by a collective"
 
@@ -90,7 +91,7 @@ class Pieces:
         return told
 
     def _joined(self, names: Sequence[str]) -> Told:
-        names = list(dict.fromkeys(names))
+        names = names if len(names) <= COMPARED else list(dict.fromkeys(names))
         return joined(names, [self._told.get(name, Told(name)) for name in names], self._fresh)
 
     def _names(self, executed: int, compiled: int) -> list[str]:
