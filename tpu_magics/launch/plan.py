@@ -64,7 +64,7 @@ class Options:
             if seconds is not None and not 0 < seconds < LONGEST:
                 raise TpuMagicsError(
                     f"{name} {seconds:g} is not possible.",
-                    f"It is a number of seconds above 0 and below {LONGEST:.0e}.",
+                    f"It is a number of seconds above 0 and below {LONGEST:,.0f}.",
                     f"Give {name} a number of seconds, or leave it away.",
                 )
         if self.spmd not in (None, NO_SPMD) and self.processes is not None:
@@ -207,7 +207,7 @@ def meeting_environment(environ: Mapping[str, str] = os.environ) -> dict[str, st
         raise TpuMagicsError(
             f"Port {own} is in use, and MASTER_PORT names it.",
             "torch.distributed's rank 0 has to listen there for the other ranks.",
-            "Unset it (`%env -u MASTER_PORT`, or del os.environ['MASTER_PORT']): a free port is then chosen; or end "
+            "Unset it (del os.environ['MASTER_PORT']): a free port is then chosen; or end "
             f"the program that holds it (`ss -ltnp | grep :{own}` names it).",
         )
     return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": own or str(_free_port("0"))}
@@ -297,9 +297,9 @@ class Forecast:
 def forecast(plan: Plan, models: int) -> Forecast:
     """What the run will add. Models are inherited copy-on-write; on XLA:CPU each device's copy lies in host memory; on
     a TPU one copy is in transit at a time for each worker, and a second device of it (v2, v3) trains a copy; rank 0
-    makes one more to bring the weights home. Where several ranks or virtual devices share the host's memory, each has
-    the gradients there too (an SPMD worker's devices only what is not split over them, which is not known beforehand,
-    as little as what an optimizer keeps: Adam two copies more)."""
+    makes one more to bring the weights home. In a rehearsal each rank's gradients lie in host memory, too. Not known
+    beforehand is what an optimizer keeps (Adam: two copies more), and how much of a model an SPMD worker splits over
+    its virtual devices: it is taken to lie whole on each."""
     devices = max(plan.ranks, plan.spmd or 1) if plan.device == "CPU" else plan.ranks
     each = 2 if plan.rehearsed else 1
     return Forecast(models=models, copies=each * devices + 1, workers=plan.workers)

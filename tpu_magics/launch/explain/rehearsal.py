@@ -23,6 +23,7 @@ _DOING = re.compile(r"in (.*?): ")
 _CHECKSUM = re.compile(r" \[[0-9a-f]{8}\]")
 _NOWHERE = "where in your code is not available"
 _ON_TPU = "On a TPU the run would hang here."
+_NO_BARRIER = "On a TPU the run would go on: torch_xla 2.9's own dist.barrier() does not wait."
 _SAME = (
     "Have every rank call the same collectives the same number of times: take them out of `if rank == 0:`, and give "
     "all ranks equally many batches (drop_last=True, accelerator.prepare for the loader)."
@@ -45,7 +46,7 @@ def never_entered(failure: Failure, outcome: WorkerOutcome) -> Explanation | Non
     late = f": {base.ranks([one.rank for one in missing])} never entered it" if missing else ""
     return Explanation(
         f"{who.capitalize()} waited {seconds} in {doing}{base.at(failure, outcome)}{late}.",
-        f"{_positions(failure, waiting_ones, missing)} {_ON_TPU if missing else _LATE}",
+        f"{_positions(failure, waiting_ones, missing)} {_on_tpu(outcome) if missing else _LATE}",
         f"{_SAME} If that rank only needs longer (it compiles, or saves), give --collective-timeout more seconds."
         if missing
         else "Give --collective-timeout more seconds.",
@@ -66,6 +67,10 @@ def _apart(failure: Failure, outcomes: Sequence[WorkerOutcome], seconds: str) ->
 
 
 _LATE = "All came in the end, the last of them after the others' patience."
+
+
+def _on_tpu(outcome: WorkerOutcome) -> str:
+    return _NO_BARRIER if short(outcome).startswith("in barrier") else _ON_TPU
 
 
 def _waited(outcome: WorkerOutcome) -> bool:
@@ -116,7 +121,7 @@ def left(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     return Explanation(
         f"{who.capitalize()} waited {short(outcome)}{base.at(failure, outcome)} that "
         f"{base.ranks(gone)} never entered: {had}.",
-        f"The ranks made different numbers of steps, or only some of them reach that line. {_ON_TPU}",
+        f"The ranks made different numbers of steps, or only some of them reach that line. {_on_tpu(outcome)}",
         _SAME,
     )
 

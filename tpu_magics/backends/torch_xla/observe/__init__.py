@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.torch_xla.observe.counters import compiles, graphs_executed
+from tpu_magics.backends.torch_xla.observe.counters import graphs_executed
 from tpu_magics.runs import events
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tpu_magics.backends.torch_xla.observe.told import Files
     from tpu_magics.runs.writer import EventWriter
 
-__all__ = ["arrange", "compiles", "finish", "graphs_executed", "observing"]
+__all__ = ["arrange", "finish", "observing"]
 
 
 _files: list[Files] = []
