@@ -76,6 +76,13 @@ def _other_place(pair: Pair) -> Verdict | None:
         return None
     path, function = next(iter(_outer(pair)), ("", ""))
     by = f"`{function}` of {_short_path(path)}" if function else "another function"
+    if pair.new.trigger == "read" and not function:
+        return Verdict(
+            "early-read",
+            "This line itself reads a value in the middle of a step, besides the graph that a library runs in it.",
+            "Read it after the step's sync, or every N steps: each place of a read costs one compile.",
+            pair.evidence,
+        )
     if pair.new.trigger == "read":
         return Verdict(
             "early-read",
