@@ -1,4 +1,4 @@
-"""`python -m tpu_magics ...`: the command line, for looking at runs outside a notebook.
+"""`python -m tpu_magics ...`: the command line, for looking at runs and checking code outside a notebook.
 
 What lives here: parsing and printing. What does not: anything a notebook needs.
 """
@@ -11,12 +11,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tpu_magics.check.command import add_arguments as add_check_arguments
+from tpu_magics.check.command import run as run_check
 from tpu_magics.errors import TpuMagicsError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="tpu-magics", description="Look at runs, and at this host, from a shell.")
+    parser = argparse.ArgumentParser(
+        prog="tpu-magics", description="Look at runs, check code, and look at this host, from a shell."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     host = commands.add_parser("host", help="where this is, which TPU, which versions: the table of %%tpu_init")
     host.set_defaults(run=_host)
@@ -34,9 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.set_defaults(run=run)
     sanitize = commands.add_parser("nbval-sanitize", help="print the path of the sanitize file for nbval")
     sanitize.set_defaults(run=lambda _: print(Path(__file__).parent / "nbval_sanitize.cfg"))
+    check = commands.add_parser("check", help="look for code that breaks XLA's rules, in Python files and notebooks")
+    add_check_arguments(check)
+    check.set_defaults(run=run_check)
     found = parser.parse_args(argv)
     try:
-        found.run(found)
+        return found.run(found) or 0
     except TpuMagicsError as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,0 +1,52 @@
+"""What the sample files say of themselves.
+
+What lives here: reading `# TPU101: part of the message` and `# ok: TPU101` at line ends. What does not: checking.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpu_magics.check.cells import Cell, read_file
+
+FOLDER = Path(__file__).parent / "samples"
+_FOUND = re.compile(r"# (TPU\d{3}): ([^#]*)")
+_OK = re.compile(r"# ok: (TPU\d{3}(?:, TPU\d{3})*)")
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A line that must be found, and what its message must contain."""
+
+    cell: int | None
+    line: int
+    code: str
+    part: str
+
+
+def files() -> list[Path]:
+    """All samples."""
+    return sorted(path for path in FOLDER.iterdir() if path.suffix in (".py", ".ipynb"))
+
+
+def expected(cells: list[Cell]) -> Iterator[Expected]:
+    """What must be found in these cells."""
+    for cell in cells:
+        for number, line in enumerate(cell.lines, 1):
+            for code, part in _FOUND.findall(line):
+                yield Expected(cell.number, number, code, part.strip())
+
+
+def silent(cells: list[Cell]) -> Iterator[tuple[int | None, int, str]]:
+    """(cell, line, code) of lines that look alike and must not be found."""
+    for cell in cells:
+        for number, line in enumerate(cell.lines, 1):
+            for codes in _OK.findall(line):
+                yield from ((cell.number, number, code) for code in codes.split(", "))
+
+
+def cells_of(path: Path) -> list[Cell]:
+    return list(read_file(path))

@@ -1,0 +1,137 @@
+"""Comments that silence findings."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.check.own_rules import finding
+from tpu_magics.check.cells import cell_of
+from tpu_magics.check.noqa import Noqa, unsilenced
+
+
+def silenced(text: str, line: int = 1, end_line: int = 0, code: str = "TPU901") -> bool:
+    found = finding(line, 1, end_line=end_line or line, code=code)
+    return not unsilenced([found], [cell_of(text, "a.py")])
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        "# noqa",
+        "#noqa",
+        "# NoQA",
+        "#  noqa  ",
+        "# noqa: TPU901",
+        "# noqa:TPU901",
+        "# noqa : TPU901",
+        "# noqa: tpu901",
+        "# noqa: E501, TPU901",
+        "# noqa: E501,TPU901",
+        "# noqa: E501 TPU901 W1",
+        "# noqa: TPU901 - the loss is read on purpose",
+        "# type: ignore # noqa: TPU901",
+        "# see below  # noqa",
+        "# noqa because",
+    ],
+)
+def test_a_line_is_silenced(comment: str) -> None:
+    assert silenced(f"x = red(1)  {comment}")
+    assert silenced(f"y = 1\nx = '#' + red('''a\n''')  {comment}", 3)
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        "",
+        "# noqa: E501",
+        "# noqa: TPU90",
+        "# noqa: TPU9",
+        "# noqa: TPU9011",
+        "# noqa-not",
+        "# noqafy",
+        "# no qa",
+        "# see noqa",
+        "# ruff: noqa",
+        "; y = '# noqa'",
+        '; y = """# noqa"""',
+        "; y = f'# noqa: {TPU901}'",
+        "; y = 'it\\'s # noqa'",
+    ],
+)
+def test_a_line_is_not_silenced(comment: str) -> None:
+    assert not silenced(f"x = red(1)  {comment}")
+
+
+def test_a_noqa_inside_a_string_of_several_lines_is_none() -> None:
+    text = "x = red('''\n# noqa\n''')\ny = red(1)\n"
+    assert not silenced(text, 1, 3)
+    assert not silenced(text, 4)
+    assert silenced(text.replace("(1)", "(1)  # noqa"), 4)
+
+
+STATEMENT = """\
+x = red(
+    a,  # noqa: E501
+    b(
+        c
+    ),
+)  # noqa: TPU901
+y = 1  # noqa
+"""
+
+
+def test_a_statement_of_several_lines_is_silenced_on_its_last_line() -> None:
+    assert silenced(STATEMENT, 1, 6)
+    assert silenced(STATEMENT, 3, 5)
+    assert silenced(STATEMENT, 4, 4)
+    assert not silenced(STATEMENT, 1, 6, "TPU902")
+    assert not silenced(STATEMENT.replace(")  # noqa: TPU901", ")"), 1, 6)
+
+
+def test_an_expression_of_several_lines_is_silenced_on_its_last_line() -> None:
+    text = "x = [\n  red(\n    1,\n  ),  # noqa\n  2,\n]\n"
+    assert silenced(text, 2, 4)
+    assert not silenced(text, 1, 6)
+    assert not silenced(text, 5, 5)
+
+
+def test_a_statement_that_goes_on_after_a_backslash() -> None:
+    text = "x = a + \\\n  red(1) + \\\n  2  # noqa\ny = red(1)\n"
+    assert silenced(text, 1, 3)
+    assert silenced(text, 2, 2)
+    assert not silenced(text, 4)
+
+
+def test_a_compound_statement_is_silenced_where_it_is_headed() -> None:
+    text = "if (red(1) and\n      b):  # noqa\n    x = 1\n    y = 2\n"
+    assert silenced(text, 1, 4)
+    assert not silenced("if red(1):\n    x = 1\n    y = 2  # noqa\n", 1, 3)
+
+
+@pytest.mark.parametrize("comment", ["# tpu_magics: skip-file", "#tpu-magics:skip-file", "# TPU_MAGICS: skip-file (old)"])
+def test_a_whole_file_is_skipped(comment: str) -> None:
+    assert silenced(f"x = 1\n{comment}\ny = red(1)", 3)
+    cells = [cell_of(text, "a.ipynb", number) for number, text in enumerate(("red(1)", comment, "red(2)"), start=1)]
+    assert not unsilenced([finding(cell=1), finding(cell=3)], cells)
+
+
+@pytest.mark.parametrize("comment", ["'# tpu_magics: skip-file'", "# tpu_magics: skip", "# other: skip-file"])
+def test_a_whole_file_is_not_skipped(comment: str) -> None:
+    assert not silenced(f"x = 1\n{comment}\ny = red(1)", 3)
+
+
+def test_a_comment_speaks_for_its_own_cell() -> None:
+    cells = [cell_of(text, "a.ipynb", number) for number, text in enumerate(("red(1)", "red(1)  # noqa"), start=1)]
+    findings = [finding(cell=1), finding(cell=2), finding(cell=None)]
+    assert unsilenced(findings, cells) == [findings[0], findings[2]]
+
+
+def test_comments_of_a_cell_with_magics() -> None:
+    text = "!echo it's fine\nx = red(1)  # noqa\n"
+    assert Noqa(text).lines == {2: frozenset()}
+
+
+def test_what_does_not_parse_can_be_silenced_too() -> None:
+    (cell,) = [cell_of("print 'x'  # noqa: TPU001\n", "a.py")]
+    assert cell.problem is not None
+    assert not unsilenced([cell.problem], [cell])

@@ -1,0 +1,54 @@
+"""Every rule against its samples: what must be found is found, and nothing else.
+
+What lives here: the comparison, for all samples with all rules at once. What does not: the samples (samples/), and what
+they cannot say (test_values.py and the other groups).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.check import sampled
+from tpu_magics.check import check_cells
+from tpu_magics.check.rules import RULES
+
+ENOUGH = 8  # lines that must be found, and lines that must not, for each rule
+
+
+@pytest.mark.parametrize("path", sampled.files(), ids=lambda path: path.name)
+def test_a_sample_is_told_what_it_says_and_nothing_else(path: Path) -> None:
+    cells = sampled.cells_of(path)
+    said = list(sampled.expected(cells))
+    findings = check_cells(cells)
+    found = {(one.cell, one.line, one.code): one for one in findings}
+    wanted = {(one.cell, one.line, one.code) for one in said}
+    missed = [f"{key}: not found" for key in sorted(wanted - set(found), key=str)]
+    false = [f"{key}: {found[key].message}" for key in sorted(set(found) - wanted, key=str)]
+    assert not missed + false, "\n".join([str(path), *missed, *false])
+    for one in said:
+        message = found[one.cell, one.line, one.code].message
+        assert one.part in message, f"{path.name}:{one.line} says {message!r}, not {one.part!r}"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.CODE)
+def test_each_rule_has_lines_that_must_be_found_and_lines_that_must_not(rule: object) -> None:
+    found: Counter[str] = Counter()
+    silent: Counter[str] = Counter()
+    for path in sampled.files():
+        cells = sampled.cells_of(path)
+        found.update(one.code for one in sampled.expected(cells))
+        silent.update(code for _, _, code in sampled.silent(cells))
+    code = rule.CODE  # type: ignore[attr-defined]
+    assert found[code] >= ENOUGH, f"{code} has {found[code]} lines that must be found"
+    assert silent[code] >= ENOUGH, f"{code} has {silent[code]} lines that must not be found"
+
+
+def test_every_finding_says_what_why_and_how_to_mend_it() -> None:
+    findings = [one for path in sampled.files() for one in check_cells(sampled.cells_of(path))]
+    assert findings
+    for one in findings:
+        assert one.message.endswith((".", "?")) and one.why.endswith(".") and one.fix.endswith("."), one
+        assert one.line >= 1 and one.column >= 1 and (one.end_line, one.end_column) >= (one.line, one.column), one

@@ -1,0 +1,166 @@
+"""Files, notebooks and cells as the checker reads them.
+
+What lives here: the cell, and how text becomes one. What does not: IPython's syntax (ipython.py), the JSON of notebooks
+(notebook.py), and what is found in a cell (rules/). Nothing is ever imported or run.
+"""
+
+from __future__ import annotations
+
+import ast
+import codecs
+import io
+import re
+import tokenize
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tpu_magics.check import ipython, notebook, syntax
+from tpu_magics.check.finding import Finding
+from tpu_magics.check.ipython import LineMagic
+from tpu_magics.check.syntax import NotPython
+
+Note = Callable[[str], None]
+
+_LINE_END = re.compile("\r\n?")
+
+
+@dataclass(eq=False)
+class Cell:
+    """One cell, or a whole Python file.
+
+    Attributes:
+        path: the file, or `In [n]` for a cell of a running notebook.
+        number: of a code cell in its notebook file, from 1; None for anything else.
+        text: as the person sees it; lines end in a line feed whatever the file has.
+        tree: its lines are the lines of `text`, its columns (in UTF-8 bytes, as everywhere in `ast`) those of `text`.
+            Empty for a cell in another language, None for one that does not parse.
+        magic: the name of the cell magic ("tpu_train", "time", "bash"), "" where there is none.
+        magic_line: the words after it.
+        line_magics: `%name words` on its lines.
+        problem: TPU001 where it does not parse.
+    """
+
+    path: str
+    number: int | None
+    text: str
+    tree: ast.Module | None
+    magic: str = ""
+    magic_line: str = ""
+    line_magics: tuple[LineMagic, ...] = ()
+    problem: Finding | None = None
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines, as Python counts them (a form feed ends none)."""
+        return self.text.split("\n")
+
+    def column(self, line: int, offset: int) -> int:
+        """The column in characters, from 0, of an offset in UTF-8 bytes on a line (from 1)."""
+        text = self.lines[line - 1]
+        return offset if text.isascii() else len(text.encode("utf-8", "replace")[:offset].decode("utf-8", "ignore"))
+
+    def segment(self, node: ast.AST) -> str:
+        """The code of a node as written; "" for a node without a place."""
+        first: int = getattr(node, "lineno", 0)
+        last: int = getattr(node, "end_lineno", None) or first
+        if not 0 < first <= last <= len(self.lines):
+            return ""
+        start = self.column(first, getattr(node, "col_offset", 0))
+        end = self.column(last, getattr(node, "end_col_offset", None) or 0)
+        if first == last:
+            return self.lines[first - 1][start:end]
+        return "\n".join([self.lines[first - 1][start:], *self.lines[first : last - 1], self.lines[last - 1][:end]])
+
+
+def cell_of(text: str, path: str = "<text>", number: int | None = None) -> Cell:
+    """Text as a cell. IPython's syntax is understood in cells of notebooks (a `number`, or a path `In [n]`) and in
+    `.ipy` files; in any other file its lines are a problem, and the rest is read."""
+    text = _LINE_END.sub("\n", text)
+    try:
+        return Cell(path, number, text, syntax.parse(text))
+    except NotPython as error:
+        interactive = number is not None or path.startswith("In [") or path.endswith(".ipy")
+        return _interactive(text, path, number) if interactive else _exported(text, path, error)
+
+
+def _interactive(text: str, path: str, number: int | None) -> Cell:
+    masked = ipython.mask(text)
+    cell = Cell(path, number, text, None, masked.magic, masked.magic_line, tuple(masked.line_magics))
+    try:
+        cell.tree = _parse_masked(masked.lines) if masked.is_python else ast.Module(body=[], type_ignores=[])
+    except NotPython as left:
+        cell.problem = syntax.problem(path, number, text, left)
+    return cell
+
+
+def _parse_masked(lines: list[str]) -> ast.Module:
+    """IPython takes away the indentation that all lines share; here the lines become the body of an `if`."""
+    first = next((line for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
+    text = "\n".join(lines)
+    if not first[:1].isspace():
+        return syntax.parse(text)
+    try:
+        tree = syntax.parse("if 1:\n" + text)
+    except NotPython as error:
+        raise NotPython(error.said, max(error.line - 1, 1), error.column) from None
+    ast.increment_lineno(tree, -1)
+    around = tree.body[0]
+    if not isinstance(around, ast.If) or around.orelse:
+        raise NotPython("unexpected indent", lines.index(first) + 1)
+    return ast.Module(body=[*around.body, *tree.body[1:]], type_ignores=[])
+
+
+def _exported(text: str, path: str, error: NotPython) -> Cell:
+    """A Python file that does not parse. Colab writes the `!` lines of a notebook into one as they are."""
+    masked = ipython.mask(text, cell_magics=False)
+    try:
+        tree = syntax.parse(masked.python)
+    except NotPython:
+        return Cell(path, None, text, None, problem=syntax.problem(path, None, text, error))
+    problem = syntax.ipython_in_python(path, text, error)
+    return Cell(path, None, text, tree, line_magics=tuple(masked.line_magics), problem=problem)
+
+
+# -- files ----------------------------------------------------------------------------------------------------------
+
+
+def read_file(path: str | Path, note: Note = lambda _: None) -> list[Cell]:
+    """The cells of a notebook, or the one of any other file; raises OSError. What is skipped is told to `note`."""
+    return cells_of(Path(path).read_bytes(), str(path), note)
+
+
+def cells_of(data: bytes, path: str, note: Note = lambda _: None) -> list[Cell]:
+    """The same for a file's bytes."""
+    try:
+        if path.lower().endswith(".ipynb"):
+            found = notebook.read(data)
+            if found.language:
+                note(f"{path}: not checked, a notebook in {found.language}")
+                return []
+            return [cell_of(text, path, number) for number, text in enumerate(found.sources, start=1)]
+        return [cell_of(decode(data)[0], path)]
+    except notebook.NotANotebook as error:
+        return [_unreadable(path, NotPython(str(error), error.line), "This notebook")]
+    except NotPython as error:
+        return [_unreadable(path, error, "This file")]
+
+
+def _unreadable(path: str, error: NotPython, what: str) -> Cell:
+    lines = "\n" * (error.line - 1)
+    return Cell(path, None, lines, None, problem=syntax.problem(path, None, lines, error, what))
+
+
+def decode(data: bytes) -> tuple[str, str]:
+    """The text of a Python file and its encoding (PEP 263; "utf-8-sig" with a byte order mark); raises NotPython."""
+    encoding = "utf-8"
+    try:
+        if data.startswith(codecs.BOM_UTF8) or b"coding" in b"\n".join(data.split(b"\n", 2)[:2]):
+            encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        return data.decode(encoding), encoding
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise NotPython(f"a byte is not {encoding}: 0x{data[error.start]:02x}", line) from None
+    except (SyntaxError, LookupError, ValueError) as error:
+        raise NotPython(str(error)) from None

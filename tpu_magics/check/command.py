@@ -1,0 +1,244 @@
+"""`python -m tpu_magics check PATH ...`.
+
+What lives here: the options, and the way of a file from its bytes to the shown report. What does not: any of the steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from tpu_magics.check import explain, fixing, formats, notebook
+from tpu_magics.check.cells import Cell, cells_of
+from tpu_magics.check.config import Config, Configs, Rules, WrongUsage
+from tpu_magics.check.files import files_of
+from tpu_magics.check.finding import Finding, in_order
+from tpu_magics.check.noqa import unsilenced
+from tpu_magics.errors import TpuMagicsError
+
+CLEAN, FOUND, WRONG = 0, 1, 2
+STDIN = "-"
+
+Checker = Callable[[Sequence[Cell], Sequence[ModuleType]], Sequence[Finding]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument(
+        "paths", nargs="*", metavar="PATH", help="files and folders (default: .); - reads standard input"
+    )
+    parser.add_argument("--format", choices=tuple(formats.FORMATS), default="text", help="default: text")
+    choice = "codes (TPU101, TPU1), groups (values) or names (branch-on-value), with commas"
+    parser.add_argument("--select", action="append", metavar="RULES", help=f"only these: {choice}")
+    parser.add_argument("--ignore", action="append", metavar="RULES", help="not these")
+    parser.add_argument("--fix", action="store_true", help="write the fixes that are mechanical; shows what is left")
+    parser.add_argument("--diff", action="store_true", help="show what --fix would change, and write nothing")
+    parser.add_argument("--explain", metavar="RULE", help="what a rule is about, by its code or name")
+    parser.add_argument("--list-rules", action="store_true", help="all rules, one on a line")
+    parser.add_argument("--exit-zero", action="store_true", help="exit with 0 although something was found")
+    parser.add_argument("--stdin-filename", metavar="NAME", help="what standard input is called; .ipynb is a notebook")
+    parser.add_argument("--write-docs", type=Path, metavar="FILE", help=argparse.SUPPRESS)
+
+
+def run(found: argparse.Namespace, modules: Sequence[ModuleType] | None = None) -> int:
+    """Run the command; gives the exit code: 0 nothing found, 1 something, 2 it could not do what was asked."""
+    try:
+        if modules is None:
+            from tpu_magics.check.rules import RULES
+
+            modules = RULES
+        return _run(found, Rules(tuple(modules)))
+    except WrongUsage as error:
+        print(error, file=sys.stderr)
+        return WRONG
+
+
+def _run(found: argparse.Namespace, rules: Rules) -> int:
+    if found.explain is not None:
+        return _explain(found.explain, rules)
+    if found.list_rules:
+        return _say(explain.overview(rules.all))
+    if found.write_docs is not None:
+        found.write_docs.write_text(explain.page(rules.all), encoding="utf-8")
+        return CLEAN
+    select, ignore = (
+        rules.checked(_split(words), f"--{name}")
+        for name, words in (("select", found.select), ("ignore", found.ignore))
+    )
+    check = _Check(found, Configs(rules, select, ignore))
+    return check.stdin() if _reads_stdin(found) else check.files(found.paths or ["."])
+
+
+def _split(options: Sequence[str] | None) -> list[str]:
+    return [word.strip() for option in options or () for word in option.split(",") if word.strip()]
+
+
+def _reads_stdin(found: argparse.Namespace) -> bool:
+    if STDIN in found.paths and len(found.paths) > 1:
+        raise WrongUsage("Standard input (-) cannot be checked together with files.")
+    if found.stdin_filename and found.paths not in ([], [STDIN]):
+        raise WrongUsage("--stdin-filename goes with - only.")
+    return bool(found.paths == [STDIN] or found.stdin_filename)
+
+
+def _explain(word: str, rules: Rules) -> int:
+    rule = rules.find(word)
+    if rule is None:
+        raise WrongUsage(
+            f"There is no rule {word!r}.", "", "See `python -m tpu_magics check --list-rules` for all of them."
+        )
+    return _say(explain.as_text(rule))
+
+
+def _say(text: str, stream: str = "stdout") -> int:
+    """Print what the stream's encoding can hold, and the rest as escapes."""
+    file = getattr(sys, stream)
+    encoding = getattr(file, "encoding", None) or "utf-8"
+    file.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    file.flush()
+    return CLEAN
+
+
+@dataclass
+class _Check:
+    """One run of the command over files."""
+
+    options: argparse.Namespace
+    configs: Configs
+    findings: list[Finding] = field(default_factory=list)
+    count: int = 0
+    fixed: int = 0
+    failed: bool = False
+    changed: bool = False
+
+    def files(self, paths: Sequence[str]) -> int:
+        missing: list[str] = []
+        for path in files_of(paths, self.configs, missing):
+            data = self._bytes(path)
+            if data is not None:
+                self._file(path, data)
+        for path in missing:
+            self._fail(f"{path}: no such file or folder")
+        return self._end()
+
+    def stdin(self) -> int:
+        """Standard input as one file; with --fix its new text goes to standard output and the report beside it."""
+        name = self.options.stdin_filename or "<stdin>"
+        self._file(name, sys.stdin.buffer.read())
+        return self._end()
+
+    def _bytes(self, path: str) -> bytes | None:
+        try:
+            return Path(path).read_bytes()
+        except OSError as error:
+            self._fail(f"{path}: {error.strerror or error}")
+            return None
+
+    def _file(self, path: str, data: bytes) -> None:
+        self.count += 1
+        config = self.configs.of(path)
+        try:
+            cells: Sequence[Cell] = cells_of(data, path, self._note)
+            found = check_cells_of_file(cells, config)
+            if self.options.fix or self.options.diff:
+                fixed = fixing.fix(cells, lambda now: check_cells_of_file(now, config), found)
+                found = self._mended(path, data, fixed, found, config)
+            self.findings += found
+        except Exception as error:  # a fault of ours in one file: it is said, and the other files are checked
+            self._fail(f"{path}: the check broke off with {type(error).__name__}: {error}. Please report this.")
+
+    def _mended(
+        self, path: str, data: bytes, fixed: fixing.Fixed, found: list[Finding], config: Config
+    ) -> list[Finding]:
+        """Show or write what was mended; gives what is left to show."""
+        self.changed = self.changed or bool(fixed.changes)
+        if self.options.diff:
+            _say(fixing.diff(fixed))
+            return found
+        try:
+            if _reads_stdin(self.options):
+                _write_bytes(fixing.new_bytes(path, data, fixed))
+            elif fixed.changes:
+                fixing.write(path, data, fixed)
+        except TpuMagicsError as error:
+            self._fail(str(error))
+            return found
+        self.fixed += fixed.count
+        return check_cells_of_file(fixed.cells, config) if fixed.changes else found
+
+    def _end(self) -> int:
+        if self.options.diff:
+            code = FOUND if self.changed else CLEAN
+        else:
+            self._show()
+            code = FOUND if any(not finding.advice for finding in self.findings) else CLEAN
+        if self.failed:
+            return WRONG
+        return CLEAN if self.options.exit_zero else code
+
+    def _show(self) -> None:
+        from tpu_magics import __version__
+
+        lines = cache(_file_lines)
+        report = formats.Report(
+            in_order(self.findings), self.count, self.fixed, self.configs.rules.all, __version__,
+            lambda finding: _line(lines(finding.path), finding),
+        )  # fmt: skip
+        stream = "stderr" if self.options.fix and _reads_stdin(self.options) else "stdout"
+        if self.options.format == "text":
+            _say(formats.text(report, _coloured(stream)), stream)
+        else:
+            _say(formats.FORMATS[self.options.format](report), stream)
+
+    def _fail(self, said: str) -> None:
+        self.failed = True
+        self._note(said)
+
+    def _note(self, said: str) -> None:
+        _say(said + "\n", "stderr")
+
+
+def check_cells_of_file(cells: Sequence[Cell], config: Config) -> list[Finding]:
+    """What is to be shown of one file: what its rules find, less what comments and the configuration silence."""
+    from tpu_magics.check import check_cells
+
+    found = [*check_cells(cells, config.rules.modules), *(cell.problem for cell in cells if cell.problem)]
+    return in_order([finding for finding in unsilenced(found, cells) if config.wants(finding)])
+
+
+def _file_lines(path: str) -> list[list[int]]:
+    try:
+        return notebook.line_numbers(Path(path).read_bytes().decode("utf-8-sig"))
+    except (OSError, ValueError, IndexError, RecursionError):
+        return []
+
+
+def _line(lines: list[list[int]], finding: Finding) -> int:
+    """The line of the notebook's file; 1 where it cannot be known, as for standard input."""
+    number = (finding.cell or 0) - 1
+    if not 0 <= number < len(lines):
+        return 1
+    return lines[number][min(finding.line, len(lines[number])) - 1]
+
+
+def _write_bytes(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.flush()
+
+
+def _coloured(stream: str) -> bool:
+    """Colours only where a person looks (https://no-color.org)."""
+    return bool(getattr(sys, stream).isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def main(argv: Sequence[str] | None = None, modules: Sequence[ModuleType] | None = None) -> int:
+    """The command by itself, with its own rules where `modules` are given."""
+    parser = argparse.ArgumentParser(prog="tpu-magics check")
+    add_arguments(parser)
+    return run(parser.parse_args(argv), modules)

@@ -1,0 +1,116 @@
+"""A rule's docstring, for people.
+
+What lives here: taking a docstring apart, and showing it in a terminal, in docs/rules.md and in SARIF. What does not:
+the texts; each stands in its rule's module.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+
+SECTIONS = ("What it does", "Why it is bad", "Example", "Use instead", "What it cannot see")
+CODE = ("Example", "Use instead")
+
+GROUPS = {
+    "syntax": "What cannot be read.",
+    "values": "XLA's first rule: no branch on data, and no value read in the middle of a step.",
+    "shapes": "XLA's second rule: no shape that depends on data.",
+    "recompiles": "XLA's third rule: few distinct shapes.",
+    "launch": "What goes wrong between the notebook and the processes that train.",
+    "precision": "Number formats.",
+    "trainer": "Arguments of the transformers Trainer.",
+    "tensorflow": "What TensorFlow needs on a TPU.",
+}
+
+_HEAD = """\
+# Rules
+
+Made from the rules' docstrings by `python -m tpu_magics check --write-docs docs/rules.md`; do not edit.
+
+`python -m tpu_magics check PATH ...` looks at Python files and notebooks, `%tpu_check` at the notebook it runs in. No
+file is ever imported or run. `# noqa: CODE` at the end of a line silences a rule there, `# tpu_magics: skip-file` a
+whole file, and `[tool.tpu_magics]` in pyproject.toml chooses rules by `select`, `ignore`, `exclude` and
+`per-file-ignores`: by code (`TPU101`), by the beginning of codes (`TPU1`), by name (`branch-on-value`) or by group
+(`values`).
+
+"""
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A rule in words. `sections` are those of its docstring, in order."""
+
+    code: str
+    name: str
+    group: str
+    title: str
+    why: str
+    sections: dict[str, str]
+
+    def section(self, name: str) -> str:
+        return self.sections.get(name, "")
+
+
+@cache
+def explained(rule: ModuleType) -> Explained:
+    """A rule's docstring taken apart: the title is its first line, a section begins at the margin."""
+    lines = textwrap.dedent(rule.__doc__ or "").strip("\n").split("\n")
+    sections: dict[str, list[str]] = {}
+    for line in lines[1:]:
+        if line.strip() in SECTIONS and line == line.strip():
+            sections[line] = []
+        elif sections:
+            sections[list(sections)[-1]].append(line)
+    texts = {name: textwrap.dedent("\n".join(said)).strip("\n") for name, said in sections.items()}
+    return Explained(rule.CODE, rule.NAME, rule.GROUP, lines[0].strip(), rule.WHY, texts)
+
+
+def as_text(rule: ModuleType) -> str:
+    """For a terminal."""
+    found = explained(rule)
+    parts = [f"{found.code} {found.name} (group {found.group})", found.title]
+    parts += [f"{name}\n{textwrap.indent(text, '    ')}" for name, text in found.sections.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def as_markdown(rule: ModuleType, level: int = 3) -> str:
+    """For the docs, and for the help of a SARIF viewer."""
+    found = explained(rule)
+    parts = [f"{'#' * level} {found.code} {found.name}", found.title]
+    for name, text in found.sections.items():
+        parts.append(f"**{name}**")
+        parts.append(f"```python\n{text}\n```" if name in CODE else text)
+    return "\n\n".join(parts) + "\n"
+
+
+def overview(rules: Iterable[ModuleType]) -> str:
+    """One line for each rule."""
+    return "".join(
+        f"{rule.CODE}  {rule.GROUP:<11} {rule.NAME:<34} {explained(rule).title}\n" for rule in _sorted(rules)
+    )
+
+
+def page(rules: Iterable[ModuleType]) -> str:
+    """docs/rules.md."""
+    ordered = _sorted(rules)
+    parts = [_HEAD, "| code | name | group | what |\n|---|---|---|---|\n"]
+    parts += [
+        f"| [{rule.CODE}](#{rule.CODE.lower()}-{rule.NAME}) | {rule.NAME} | {rule.GROUP} | {_cell(rule)} |\n"
+        for rule in ordered
+    ]
+    for group in dict.fromkeys(rule.GROUP for rule in ordered):
+        parts.append(f"\n## {group}\n\n{GROUPS.get(group, '')}\n")
+        parts += ["\n" + as_markdown(rule) for rule in ordered if group == rule.GROUP]
+    return "".join(parts)
+
+
+def _cell(rule: ModuleType) -> str:
+    return explained(rule).title.replace("|", "\\|")
+
+
+def _sorted(rules: Iterable[ModuleType]) -> list[ModuleType]:
+    return sorted(rules, key=lambda rule: str(rule.CODE))

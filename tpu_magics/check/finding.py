@@ -1,0 +1,69 @@
+"""What the checker says of one place in a program.
+
+What lives here: the finding, and the edits that mend it. What does not: how it is found (rules/), shown (formats.py) or
+written (fixing.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace what stands between two places of one cell or file by `text`.
+
+    `start` and `end` are (line from 1, column from 0, in characters); `end` is exclusive. Equal ones insert.
+    """
+
+    start: tuple[int, int]
+    end: tuple[int, int]
+    text: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One broken rule at one place.
+
+    `path` is the file, or `In [n]` for a cell of a running notebook; `cell` counts the code cells of a notebook file
+    from 1 (None: no notebook file). `line` and `column` count from 1, in the cell as the person sees it. `message` says
+    what, `why` in one sentence why it is bad, `fix` what to write instead; `edits` are that fix where it is mechanical
+    (all of them or none are applied). `advice` findings are shown and do not fail a check.
+    """
+
+    code: str
+    group: str
+    path: str
+    cell: int | None
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    message: str
+    why: str
+    fix: str
+    source: str = ""  # the line of code
+    advice: bool = False
+    edits: tuple[Edit, ...] = field(default=(), compare=False)
+
+    @property
+    def place(self) -> str:
+        """As a person reads it: `train.py:12:5`, `notebook.ipynb, cell 3, line 12`, `In [3], line 12`."""
+        if self.cell is not None:
+            return f"{self.path}, cell {self.cell}, line {self.line}"
+        if self.path.startswith("In ["):
+            return f"{self.path}, line {self.line}"
+        return f"{self.path}:{self.line}:{self.column}"
+
+    def as_record(self) -> dict[str, Any]:
+        """Everything but the edits, as JSON has it; `fixable` tells whether there are any."""
+        record = asdict(self)
+        del record["edits"]
+        return {**record, "fixable": bool(self.edits)}
+
+
+def in_order(findings: Sequence[Finding]) -> list[Finding]:
+    """By file, cell, place and code; the same thing said twice stays once."""
+    return sorted(set(findings), key=lambda one: (one.path, one.cell or 0, one.line, one.column, one.code))

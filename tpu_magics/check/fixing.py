@@ -1,0 +1,204 @@
+"""Writing the fixes that are mechanical.
+
+What lives here: applying edits to cells until nothing is left to mend, and putting the result into the file so that
+every other byte stays. What does not: which edits mend a finding (rules/).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpu_magics.check import notebook
+from tpu_magics.check.cells import Cell, cell_of, decode
+from tpu_magics.check.finding import Edit, Finding, in_order
+from tpu_magics.errors import TpuMagicsError
+
+ROUNDS = 10  # an edit can make place for another; more rounds than this are edits that undo each other
+
+Check = Callable[[Sequence[Cell]], Sequence[Finding]]
+
+_LINE_END = re.compile("\r\n|\r|\n")
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The cells of a file after mending, and how many findings that mended."""
+
+    before: Sequence[Cell]
+    cells: Sequence[Cell]
+    count: int
+
+    @property
+    def changes(self) -> dict[int, str]:
+        """The new text of the cells that changed, by their index."""
+        pairs = enumerate(zip(self.before, self.cells, strict=True))
+        return {index: new.text for index, (old, new) in pairs if old.text != new.text}
+
+
+def fix(cells: Sequence[Cell], check: Check, findings: Sequence[Finding] | None = None) -> Fixed:
+    """Apply the edits of all findings, look again, and so on. `check` gives the findings that may be mended;
+    `findings` are those of the first look, where there was one."""
+    now, count = list(cells), 0
+    for _ in range(ROUNDS):
+        found = check(now) if findings is None else findings
+        findings = None
+        done = 0
+        for index, cell in enumerate(now):
+            mendable = [one for one in in_order(found) if one.edits and one.cell == cell.number]
+            now[index], mended = _mended(cell, mendable)
+            done += mended
+        count += done
+        if not done:
+            break
+    return Fixed(cells, now, count)
+
+
+def _mended(cell: Cell, findings: Sequence[Finding]) -> tuple[Cell, int]:
+    """The cell with the edits of as many findings as fit beside each other, and still parse."""
+    chosen = _beside_each_other(findings)
+    new = _with_edits(cell, chosen)
+    if new is not None:
+        return new, len(chosen)
+    kept: list[Finding] = []
+    for finding in chosen:
+        if _with_edits(cell, [*kept, finding]) is not None:
+            kept.append(finding)
+    return _with_edits(cell, kept) or cell, len(kept)
+
+
+def _beside_each_other(findings: Sequence[Finding]) -> list[Finding]:
+    """Those whose edits lie apart from those of all before them; the same edit may serve two."""
+    taken: set[Edit] = set()
+    chosen = []
+    for finding in findings:
+        new = set(finding.edits) - taken
+        if all(_apart(one, other) for one in new for other in taken | new if one != other):
+            taken |= new
+            chosen.append(finding)
+    return chosen
+
+
+def _apart(one: Edit, other: Edit) -> bool:
+    first, second = sorted((one, other), key=lambda edit: (edit.start, edit.end))
+    return first.end <= second.start and first.start != second.start
+
+
+def _with_edits(cell: Cell, findings: Iterable[Finding]) -> Cell | None:
+    """The cell after the edits; None where nothing changes or where it no longer parses."""
+    text = applied(cell.text, {edit for finding in findings for edit in finding.edits})
+    if text == cell.text:
+        return None
+    new = cell_of(text, cell.path, cell.number)
+    return new if new.tree is not None else None
+
+
+def applied(text: str, edits: Iterable[Edit]) -> str:
+    """The text after edits that lie apart."""
+    starts = [0]
+    for line in text.split("\n"):
+        starts.append(starts[-1] + len(line) + 1)
+    for edit in sorted(edits, key=lambda edit: (edit.start, edit.end), reverse=True):
+        start, end = (min(starts[line - 1] + column, len(text)) for line, column in (edit.start, edit.end))
+        text = text[:start] + edit.text + text[end:]
+    return text
+
+
+# -- diffs ----------------------------------------------------------------------------------------------------------
+
+
+def diff(fixed: Fixed) -> str:
+    """A unified diff of what changed; of a notebook one for each cell."""
+    return "".join(_diff(fixed.before[index], text) for index, text in fixed.changes.items())
+
+
+def _diff(old: Cell, text: str) -> str:
+    name = old.path if old.number is None else f"{old.path}, cell {old.number}"
+    lines = difflib.unified_diff(_lines(old.text), _lines(text), f"{name} (before)", f"{name} (after)")
+    return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in re.split(r"(?<=\n)", text) if line]
+
+
+# -- writing --------------------------------------------------------------------------------------------------------
+
+
+def write(path: str, data: bytes, fixed: Fixed) -> None:
+    """Put the changed cells into the file whose bytes were `data`; raises TpuMagicsError, and then it is as it was."""
+    new = new_bytes(path, data, fixed)
+    if new != data:
+        _write(Path(path).resolve(), data, new)
+
+
+def new_bytes(path: str, data: bytes, fixed: Fixed) -> bytes:
+    """The file with its changes; raises TpuMagicsError where its encoding lacks a character."""
+    if path.lower().endswith(".ipynb"):
+        mark = b"\xef\xbb\xbf" if data.startswith(b"\xef\xbb\xbf") else b""
+        text = data.decode("utf-8-sig")
+        sources = notebook.read(data).sources
+        changes = {index + 1: _like(sources[index], code) for index, code in fixed.changes.items()}
+        return mark + notebook.rewritten(text, changes).encode()
+    text, encoding = decode(data)
+    try:
+        return _like(text, fixed.cells[0].text).encode(encoding)
+    except UnicodeEncodeError as error:
+        raise TpuMagicsError(
+            f"{path} was not changed.", f"Its encoding, {encoding}, has no {error.object[error.start]!r}."
+        ) from None
+
+
+def _like(old: str, new: str) -> str:
+    """The new text with the line ends of the old one; `new` has line feeds only."""
+    ends = _LINE_END.findall(old)
+    kinds = set(ends)
+    if kinds <= {"\n"}:
+        return new
+    usual = max(kinds, key=ends.count)
+    if len(kinds) == 1:
+        return new.replace("\n", usual)
+    return _line_by_line(old, new, usual)
+
+
+def _line_by_line(old: str, new: str, usual: str) -> str:
+    """Where a file mixes line ends: lines that stay keep theirs."""
+    old_lines = _LINE_END.split(old)
+    ends = [*_LINE_END.findall(old), ""]
+    new_lines = new.split("\n")
+    kept: dict[int, str] = {}
+    for block in difflib.SequenceMatcher(None, old_lines, new_lines, autojunk=False).get_matching_blocks():
+        kept.update((block.b + step, ends[block.a + step] or usual) for step in range(block.size))
+    last = len(new_lines) - 1
+    return "".join(line + ("" if n == last else kept.get(n, usual)) for n, line in enumerate(new_lines))
+
+
+def _write(path: Path, old: bytes, new: bytes) -> None:
+    """All or nothing, with the file's mode; a file that changed meanwhile, or that may not be written, stays."""
+    try:
+        if not os.access(path, os.W_OK):
+            raise PermissionError(13, "it may not be written")
+        if path.read_bytes() != old:
+            raise TpuMagicsError(f"{path} was not changed.", "It changed while it was checked.", "Run the check again.")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(new)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.chmod(stat.S_IMODE(path.stat().st_mode))
+            temporary.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+    except OSError as error:
+        raise TpuMagicsError(f"{path} was not changed.", f"{error.strerror or error}.") from error

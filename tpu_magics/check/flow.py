@@ -1,0 +1,709 @@
+"""The walk: every statement of a program in order, twice.
+
+What lives here: statements, scopes, loops, functions and classes. What does not: expressions (evaluate.py, calls.py).
+The first pass finds what functions return and are given and what loops carry from one round to the next; the second uses
+that, notes the values on the nodes and records the nodes that rules want. Nothing is ever imported or run.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tpu_magics.check import known
+from tpu_magics.check.evaluate import (
+    EVERY_N,
+    Evaluator,
+    attribute,
+    binary,
+    element,
+    module,
+    names_in,
+    subscript,
+)
+from tpu_magics.check.names import canonical
+from tpu_magics.check.parameters import evidence_of, guess
+from tpu_magics.check.place import Loop, Place
+from tpu_magics.check.program import Class, Function, Program
+from tpu_magics.check.values import (
+    BATCH,
+    CLASS,
+    FUNCTION,
+    INSTANCE,
+    LIST,
+    LOADER,
+    MODEL,
+    MODULE,
+    NO_IDEA,
+    NOTHING,
+    NUMBER,
+    TENSOR,
+    UNKNOWN,
+    Value,
+    join,
+)
+
+if TYPE_CHECKING:
+    from tpu_magics.check.cells import Cell
+
+_TORCH_MODULES = ("torch.nn.Module", "torch.nn.Sequential", "torch.nn.ModuleList", "torch.nn.ModuleDict")
+_LIGHTNING = ("LightningModule", "PreTrainedModel", "PyTorchModelHubMixin")
+_KERAS_MODULES = ("keras.Model", "keras.models.Model", "keras.layers.Layer", "keras.Layer", "keras.Sequential",
+    "keras.models.Sequential", "keras.losses.Loss", "keras.metrics.Metric", "tensorflow.Module")  # fmt: skip
+_MISSING: Any = object()
+
+
+class Walker(Evaluator):
+    """One walk over a program. `recorded` holds (node, place) of the nodes in `interests`."""
+
+    def __init__(self, program: Program, interests: frozenset[type]) -> None:
+        self.program = program
+        self.interests = interests
+        self.recorded: list[tuple[ast.AST, Place]] = []
+        self.recording = False
+        self.env: dict[str, Value] = {}
+        self.stars: list[str] = []
+        self._journal: dict[str, Any] | None = None
+        self._functions: dict[int, Function] = {}
+        self._classes: dict[int, Class] = {}
+        self._loops: dict[int, Loop] = {}
+        self._carried: dict[int, dict[str, Value]] = {}
+        self._waiting: list[Function] = []
+        self._class: Class | None = None
+        self._numeric = False
+
+    # -- both passes --------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Walk everything."""
+        self._pass()
+        # Between the passes, from the callers down: what functions return for what they are given.
+        for function in [one for one in reversed(self.program.functions) if one.outer is None and _told(one)]:
+            self._function_body(function)
+        self.recording = True
+        for function in self.program.functions:
+            function.given_before, function.given = function.given, {}
+        self._pass()
+
+    def _pass(self) -> None:
+        self.program.globals = self.env = {}
+        for index, cell in enumerate(self.program.cells):
+            if cell.tree is not None:
+                self._cell(index, cell)
+        self._numeric = self.program.uses("numpy") or self.program.uses("pandas")
+        waiting, self._waiting = self._waiting, []
+        # First upwards from the callees, for what they return; then downwards from the callers, for what they give.
+        for function in reversed(waiting) if self.recording else waiting:
+            self._function_body(function)
+
+    def _cell(self, index: int, cell: Cell) -> None:
+        self.at = Place(self.program, cell, index, None, (), False)
+        assert cell.tree is not None
+        self._block(cell.tree.body)
+        if cell.magic == "tpu_train":
+            self._launched_by_cell(cell)
+        for magic in cell.line_magics:
+            if magic.name == "tpu_train" and magic.words.split():
+                self._launch(magic.words.split()[0])
+
+    def _launched_by_cell(self, cell: Cell) -> None:
+        """`%%tpu_train` trains the cell's last function (design: three ways to write a cell)."""
+        assert cell.tree is not None
+        last = cell.tree.body[-1] if cell.tree.body else None
+        if isinstance(last, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            self._launch(last.name)
+
+    def _launch(self, name: str) -> None:
+        value = self.env.get(name)
+        if value is not None and value.kind == FUNCTION:
+            value.ref.launched = True
+
+    # -- names --------------------------------------------------------------------------------------------------------
+
+    def bind(self, name: str, value: Value) -> None:
+        if self._journal is not None and name not in self._journal:
+            self._journal[name] = self.env.get(name, _MISSING)
+        self.env[name] = value
+
+    def unbind(self, name: str) -> None:
+        if self._journal is not None and name not in self._journal:
+            self._journal[name] = self.env.get(name, _MISSING)
+        self.env.pop(name, None)
+
+    def lookup_outer(self, name: str) -> Value | None:
+        function = self.at.function
+        if function is None:
+            return None
+        outer = function.outer
+        while outer is not None:
+            if name in outer.env:
+                return outer.env[name]
+            outer = outer.outer
+        found = self.program.globals.get(name)
+        if found is not None:
+            function.reads.add(name)
+        return found
+
+    def star_import(self, name: str) -> Value | None:
+        for star in self.stars:
+            full = canonical(f"{star}.{name}")
+            if known.call(full) is not NO_IDEA:
+                return module(full)
+        return None
+
+    def assign(self, target: ast.expr, value: Value) -> None:
+        target._value = value  # type: ignore[attr-defined]
+        if isinstance(target, ast.Name):
+            self.bind(target.id, value)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            self._unpack(target.elts, value)
+        elif isinstance(target, ast.Starred):
+            self.assign(target.value, Value(LIST, item=element(value)))
+        elif isinstance(target, ast.Attribute):
+            self._assign_attribute(target, value)
+        elif isinstance(target, ast.Subscript):
+            self._assign_item(target, value)
+
+    def _unpack(self, targets: Sequence[ast.expr], value: Value) -> None:
+        items = value.items
+        plain = not any(isinstance(one, ast.Starred) for one in targets)
+        for number, target in enumerate(targets):
+            if items is not None and plain and number < len(items):
+                self.assign(target, items[number])
+            elif isinstance(target, ast.Starred):
+                self.assign(target.value, Value(LIST, item=element(value)))
+            else:
+                self.assign(target, element(value))
+
+    def _assign_attribute(self, target: ast.Attribute, value: Value) -> None:
+        owner = self.value(target.value)
+        cls = owner.ref if owner.kind in (INSTANCE, MODEL) else None
+        if isinstance(cls, Class):
+            before = cls.attributes.get(target.attr)
+            cls.attributes[target.attr] = value if before is None else join(before, value)
+
+    def _assign_item(self, target: ast.Subscript, value: Value) -> None:
+        owner = self.value(target.value)
+        self.value(target.slice)
+        if self.recording and ast.Subscript in self.interests:
+            self.recorded.append((target, self.at))
+        if owner.kind == LIST:
+            item = value if owner.item is None else join(owner.item, value)
+            self.assign_again(target.value, owner.with_(item=item, items=None, const=NOTHING, made=None))
+
+    def assign_again(self, node: ast.expr, value: Value) -> None:
+        """What a name or attribute stands for has changed in place."""
+        if isinstance(node, ast.Name) and node.id in self.env:
+            self.bind(node.id, value)
+        elif isinstance(node, ast.Attribute):
+            self._assign_attribute(node, value)
+
+    # -- statements ---------------------------------------------------------------------------------------------------
+
+    def _block(self, body: Sequence[ast.stmt]) -> bool:
+        """Walk statements; True where the end is not reached (return, raise, continue, break)."""
+        place = self.at
+        ended = False
+        for statement in body:
+            handler = _STATEMENTS.get(statement.__class__)
+            ended = (handler(self, statement) if handler is not None else self._other(statement)) or ended
+        self.at = place
+        return ended
+
+    def record(self, node: ast.AST) -> None:
+        if self.recording and node.__class__ in self.interests:
+            self.recorded.append((node, self.at))
+
+    def _other(self, node: ast.stmt) -> bool:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                self.value(child)
+            elif isinstance(child, ast.stmt):
+                self._block([child])
+        self.record(node)
+        return False
+
+    def _expression(self, node: ast.Expr) -> bool:
+        self.value(node.value)
+        self.record(node)
+        return False
+
+    def _assignment(self, node: ast.Assign) -> bool:
+        value = self.value(node.value)
+        self.record(node)
+        for target in node.targets:
+            self.assign(target, value)
+        return False
+
+    def _annotated(self, node: ast.AnnAssign) -> bool:
+        value = self.value(node.value)
+        self.record(node)
+        if node.value is not None:
+            self.assign(node.target, value)
+        return False
+
+    def _augmented(self, node: ast.AugAssign) -> bool:
+        target = node.target
+        if isinstance(target, ast.Name):
+            before = self.name_of(target.id)
+        elif isinstance(target, ast.Attribute):
+            before = attribute(self.value(target.value), target.attr)
+        else:
+            before = subscript(self.value(target.value), self.value(target.slice), target.slice)
+        target._value = before  # type: ignore[attr-defined]
+        value = self.value(node.value)
+        self.record(node)
+        if isinstance(target, ast.Subscript):
+            self.record(target)
+        after = binary(before, node.op, value)
+        if after.kind == NUMBER and self.at.loops:
+            after = after.with_(varies=True, const=NOTHING)
+        if isinstance(target, ast.Name):
+            self.bind(target.id, after)
+        elif isinstance(target, ast.Attribute):
+            self._assign_attribute(target, after)
+        return False
+
+    def _return(self, node: ast.Return) -> bool:
+        value = self.value(node.value)
+        self.record(node)
+        function = self.at.function
+        if function is not None and node.value is not None:
+            before = function.returns
+            function.returns = value if before is None else join(before, value)
+        return True
+
+    def _leave(self, node: ast.stmt) -> bool:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                self.value(child)
+        self.record(node)
+        return True
+
+    def _if(self, node: ast.If) -> bool:
+        test = self.value(node.test)
+        self.record(node)
+        place = self.at
+        if test.name == EVERY_N and not place.every_n:
+            self.at = self._place(every_n=True)
+        then, ended = self._branch(node.body)
+        self.at = place
+        if test.name == "%modulo" and ended and place.loops and not node.orelse:
+            self.at = self._place(every_n=True)  # `if step % 100: continue`: what follows in the block runs now and then
+            return False
+        if test.name == "%modulo" and node.orelse and not place.every_n:
+            self.at = self._place(every_n=True)
+        other, other_ended = self._branch(node.orelse) if node.orelse else ({}, False)
+        self.at = place
+        self._merge(then, ended, other, other_ended)
+        return ended and other_ended and bool(node.orelse)
+
+    def _replay(self, changes: dict[str, Value], ended: bool) -> None:
+        if not ended:
+            for name, value in changes.items():
+                self.bind(name, value)
+
+    def _branch(self, body: Sequence[ast.stmt]) -> tuple[dict[str, Value], bool]:
+        """Walk a branch and undo what it bound: (name -> value at its end, whether its end is not reached)."""
+        outer, self._journal = self._journal, {}
+        ended = self._block(body)
+        journal, self._journal = self._journal, outer
+        changes: dict[str, Value] = {}
+        for name, before in journal.items():
+            if name in self.env:
+                changes[name] = self.env[name]
+            if before is _MISSING:
+                self.env.pop(name, None)
+            else:
+                self.env[name] = before
+        return changes, ended
+
+    def _merge(self, then: dict[str, Value], ended: bool, other: dict[str, Value], other_ended: bool) -> None:
+        if ended and other_ended:
+            # Neither goes on: what follows is dead code, or in a loop; the names are kept known.
+            other_ended = ended = False
+        if ended or other_ended:
+            self._replay(other if ended else then, False)
+            return
+        for name in {**then, **other}:
+            before = self.env.get(name)
+            one, two = then.get(name, before), other.get(name, before)
+            if one is None or two is None:
+                found = one or two
+                assert found is not None
+                self.bind(name, found)
+            else:
+                self.bind(name, join(one, two))
+
+    # -- loops --------------------------------------------------------------------------------------------------------
+
+    def _for(self, node: ast.For | ast.AsyncFor) -> bool:
+        over = self.value(node.iter)
+        loop = self._loops.get(id(node))
+        if loop is None:
+            loop = self._loops[id(node)] = Loop(node, over)
+        loop.loader = over
+        self.record(node)
+        item = element(over)
+        if over.kind == LOADER or over.ref.__class__ is Value:
+            item = self._host_before_move(node, item, over)
+        if item.kind == NUMBER and not item.varies and over.name != "builtins.range":
+            # `for length in (7, 9, 12)`: another number each round.
+            several = over.items is not None and len({str(one.const) for one in over.items}) > 1
+            item = item.with_(varies=several, const=NOTHING)
+        self._carry(node)
+        self.assign(node.target, item)
+        self._loop_body(node, loop)
+        return False
+
+    def _while(self, node: ast.While) -> bool:
+        loop = self._loops.get(id(node))
+        if loop is None:
+            loop = self._loops[id(node)] = Loop(node, NO_IDEA)
+        self._carry(node)
+        place = self.at
+        self.at = self._place(loops=(*place.loops, loop))
+        self.value(node.test)
+        self.record(node)
+        self.at = place
+        self._loop_body(node, loop)
+        return False
+
+    def _carry(self, node: ast.stmt) -> None:
+        """At a loop's head a name is what it was before, or what the round before left."""
+        for name, value in self._carried.get(id(node), {}).items():
+            before = self.env.get(name)
+            self.bind(name, value if before is None else join(before, value))
+
+    def _loop_body(self, node: ast.For | ast.AsyncFor | ast.While, loop: Loop) -> None:
+        place = self.at
+        self.at = self._place(loops=(*place.loops, loop), every_n=False if loop.is_step else place.every_n)
+        before = {name: self.env.get(name) for name in _assigned(node)}
+        self._block(node.body)
+        self._carried[id(node)] = {
+            name: self.env[name] for name, value in before.items() if name in self.env and self.env[name] is not value
+        }
+        self.at = place
+        for name, value in before.items():  # the body may not have run
+            if value is not None and name in self.env and self.env[name] is not value:
+                self.bind(name, join(value, self.env[name]))
+        if node.orelse:
+            self._block(node.orelse)
+
+    def _host_before_move(self, node: ast.For | ast.AsyncFor, item: Value, over: Value) -> Value:
+        """What a plain DataLoader gives is on the host until the loop's body moves it."""
+        loader = over if over.kind == LOADER else over.ref
+        if loader.kind != LOADER or loader.prepared or not loader.made:
+            return item
+        names = set(names_in(node.target))
+        moved = any(_moves(one, names) for statement in node.body for one in ast.walk(statement))
+        return _on_host(item) if moved else item
+
+    # -- with, try, match ---------------------------------------------------------------------------------------------
+
+    def _with(self, node: ast.With | ast.AsyncWith) -> bool:
+        place = self.at
+        entered = []
+        for item in node.items:
+            value = self.value(item.context_expr)
+            entered.append(value)
+            if item.optional_vars is not None:
+                self.assign(item.optional_vars, value)
+        self.record(node)
+        self.at = self._place(withs=(*place.withs, *entered))
+        ended = self._block(node.body)
+        self.at = place
+        return ended
+
+    def _try(self, node: Any) -> bool:
+        ended = self._block(node.body)
+        self.record(node)
+        for handler in node.handlers:
+            self.value(handler.type)
+            if handler.name:
+                self.bind(handler.name, NO_IDEA)
+            then, _ = self._branch(handler.body)
+            self._merge(then, _, {}, False)
+        self._block(node.orelse)
+        ended_finally = self._block(node.finalbody)
+        return (ended and not node.handlers) or ended_finally
+
+    def _match(self, node: Any) -> bool:
+        subject = self.value(node.subject)
+        self.record(node)
+        for case in node.cases:
+            for pattern in ast.walk(case.pattern):
+                name = getattr(pattern, "name", None) or getattr(pattern, "rest", None)
+                if isinstance(name, str):
+                    self.bind(name, subject if pattern is case.pattern else NO_IDEA)
+            self.value(case.guard)
+            then, ended = self._branch(case.body)
+            self._merge(then, ended, {}, False)
+        return False
+
+    # -- imports ------------------------------------------------------------------------------------------------------
+
+    def _import(self, node: ast.Import) -> bool:
+        for alias in node.names:
+            full = canonical(alias.name)
+            self.program.imported.add(full)
+            if alias.asname:
+                self.bind(alias.asname, module(full))
+            else:
+                self.bind(alias.name.partition(".")[0], module(canonical(alias.name.partition(".")[0])))
+        self.record(node)
+        return False
+
+    def _import_from(self, node: ast.ImportFrom) -> bool:
+        package = "." * node.level + (node.module or "")
+        for alias in node.names:
+            if alias.name == "*":
+                self.stars.append(package)
+                self.program.imported.add(canonical(package))
+                continue
+            full = canonical(f"{package}.{alias.name}")
+            self.program.imported.add(full)
+            self.bind(alias.asname or alias.name, module(full))
+        self.record(node)
+        return False
+
+    # -- definitions --------------------------------------------------------------------------------------------------
+
+    def _define(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+        decorators = self.values(node.decorator_list)
+        self.values(one for one in (*node.args.defaults, *node.args.kw_defaults) if one is not None)
+        function = self._functions.get(id(node))
+        if function is None:
+            function = self._new_function(node, node.name)
+        function.at, function.outer = self.at, self.at.function
+        self._decorated(function, node.decorator_list, decorators)
+        self._waiting.append(function)
+        if self._class is None or self.at.function is not None:
+            self.bind(node.name, Value(FUNCTION, ref=function))
+        self.record(node)
+        return False
+
+    def _new_function(self, node: Any, name: str) -> Function:
+        cls = self._class if self.at.function is None else None
+        function = self._functions[id(node)] = Function(node, name, cls, self.at)
+        self.program.functions.append(function)
+        if cls is not None:
+            cls.methods.setdefault(name, function)
+        return function
+
+    def define_lambda(self, node: ast.Lambda) -> Function:
+        function = self._functions.get(id(node))
+        if function is None:
+            function = Function(node, "<lambda>", None, self.at)
+            self._functions[id(node)] = function
+            self.program.functions.append(function)
+        function.at, function.outer = self.at, self.at.function
+        self._waiting.append(function)
+        return function
+
+    def _decorated(self, function: Function, nodes: Sequence[ast.expr], values: Sequence[Value]) -> None:
+        function.decorators = tuple(self._decorator(node) for node in nodes)
+        for node in nodes:
+            if isinstance(node, ast.Call) and self._decorator(node) in ("tensorflow.function", "functools.partial"):
+                jit = any(one.arg == "jit_compile" and self.at.constant(one.value) is True for one in node.keywords)
+                function.compiled = function.compiled or jit
+
+    def _decorator(self, node: ast.expr) -> str:
+        name = self.at.name(node)
+        return name.removeprefix("builtins.") if name else ""
+
+    def _class_definition(self, node: ast.ClassDef) -> bool:
+        bases = self.values(node.bases)
+        for keyword in node.keywords:
+            self.value(keyword.value)
+        self.values(node.decorator_list)
+        cls = self._classes.get(id(node))
+        if cls is None:
+            cls = self._classes[id(node)] = _new_class(node, bases)
+            self.program.classes.append(cls)
+        outer_class, self._class = self._class, cls
+        outer, self.env = self.env, dict(self.env)
+        journal, self._journal = self._journal, None
+        self._block(node.body)
+        for name, value in self.env.items():
+            if outer.get(name) is not value:
+                cls.attributes.setdefault(name, value)
+        self.env, self._journal, self._class = outer, journal, outer_class
+        self.bind(node.name, Value(CLASS, ref=cls, name=node.name))
+        self.record(node)
+        return False
+
+    def _place(
+        self,
+        loops: tuple[Loop, ...] | None = None,
+        every_n: bool | None = None,
+        withs: tuple[Value, ...] | None = None,
+    ) -> Place:
+        """The place that is now, with some of its surroundings changed."""
+        at = self.at
+        return Place(
+            at.program,
+            at.cell,
+            at.cell_index,
+            at.function,
+            at.loops if loops is None else loops,
+            at.every_n if every_n is None else every_n,
+            at.withs if withs is None else withs,
+        )
+
+    # -- bodies -------------------------------------------------------------------------------------------------------
+
+    def _function_body(self, function: Function) -> None:
+        node = function.node
+        outer_env, outer_at, outer_class = self.env, self.at, self._class
+        self.env, self._journal, self._class = {}, None, None
+        at = function.at
+        self.at = Place(self.program, at.cell, at.cell_index, function, (), False)
+        self._parameters(function)
+        waiting, self._waiting = self._waiting, []
+        if isinstance(node, ast.Lambda):
+            function.returns = self.value(node.body)
+        else:
+            function.returns = None
+            self._block(node.body)
+        function.env = self.env
+        inner, self._waiting = self._waiting, waiting
+        self.env, self.at, self._class = outer_env, outer_at, outer_class
+        for one in reversed(inner) if self.recording else inner:
+            self._function_body(one)
+
+    def _parameters(self, function: Function) -> None:
+        spec = function.node.args
+        defaults = _defaults(spec)
+        evidence: dict[str, int] | None = None
+        for number, argument in enumerate(function.parameters):
+            name = argument.arg
+            if number == 0 and function.cls is not None and "staticmethod" not in function.decorators:
+                self.env[name] = Value(INSTANCE, ref=function.cls)
+                continue
+            if evidence is None:
+                body: Any = function.node.body
+                evidence = evidence_of(body, self._numeric)
+            guessed = guess(function, argument, defaults.get(name), evidence)
+            self.env[name] = self._given(function, name, guessed, defaults.get(name))
+        if spec.vararg is not None:
+            self.env[spec.vararg.arg] = Value(LIST)
+        if spec.kwarg is not None:
+            self.env[spec.kwarg.arg] = Value(LIST)
+
+    def _given(self, function: Function, name: str, guessed: Value, default: ast.expr | None) -> Value:
+        """What call sites give wins over a guess, where they say anything."""
+        given = function.given.get(name) or function.given_before.get(name)
+        if given is None or given.kind == UNKNOWN:
+            return guessed
+        given = given.with_(made=None, name="") if given.kind == TENSOR and given.name else given
+        if default is None:
+            return given if given.kind != NUMBER or given.const is not None else join(given, guessed)
+        before = getattr(default, "_value", NO_IDEA)
+        return join(given, before)
+
+
+def _told(function: Function) -> bool:
+    return any(value.kind != UNKNOWN for value in function.given.values())
+
+
+def _defaults(spec: ast.arguments) -> dict[str, ast.expr]:
+    positional = [*spec.posonlyargs, *spec.args]
+    found = dict(zip([one.arg for one in positional][len(positional) - len(spec.defaults) :], spec.defaults, strict=True))
+    pairs = zip(spec.kwonlyargs, spec.kw_defaults, strict=True)
+    return {**found, **{one.arg: default for one, default in pairs if default is not None}}
+
+
+def _new_class(node: ast.ClassDef, bases: Sequence[Value]) -> Class:
+    names = tuple(base.name for base in bases if base.kind in (MODULE, CLASS) and base.name)
+    parents = tuple(base.ref for base in bases if base.kind == CLASS)
+    lib = next((found for name in names if (found := _module_lib(name))), "")
+    lib = lib or next((parent.lib for parent in parents if parent.is_module), "")
+    return Class(node, node.name, names, parents, bool(lib), lib)
+
+
+def _module_lib(name: str) -> str:
+    last = name.rpartition(".")[2]
+    if name in _TORCH_MODULES or last in _LIGHTNING or last.endswith("PreTrainedModel") or last == "GradientCheckpointingLayer":
+        return "torch"
+    if name in _KERAS_MODULES:
+        return "tf"
+    value = known.call(name)
+    return value.lib if value.kind == MODEL else ""
+
+
+def _assigned(node: ast.stmt) -> Iterable[str]:
+    """Names that a loop's body may bind (cached on the node)."""
+    found: set[str] | None = getattr(node, "_assigned", None)
+    if found is None:
+        found = {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load)}
+        found |= {one.func.value.id for one in ast.walk(node) if _appends(one)}  # type: ignore[attr-defined]
+        node._assigned = found  # type: ignore[attr-defined]
+    return found
+
+
+def _appends(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    return isinstance(node.func.value, ast.Name) and node.func.attr in ("append", "extend", "add", "insert")
+
+
+_MOVES = frozenset(("to", "cuda", "send_to_device", "items"))
+
+
+def _moves(node: ast.AST, names: set[str]) -> bool:
+    """`x.to(device)`, `{k: v.to(device) for k, v in batch.items()}`, `send_to_device(batch, device)`."""
+    if not isinstance(node, ast.Call):
+        return False
+    func = node.func
+    if isinstance(func, ast.Attribute) and func.attr in ("to", "cuda"):
+        return _root(func.value) in names
+    if isinstance(node, ast.Call) and isinstance(func, (ast.Name, ast.Attribute)):
+        last = func.id if isinstance(func, ast.Name) else func.attr
+        if last in ("send_to_device", "to_device", "move_to_device", "move_to"):
+            return any(_root(one) in names for one in node.args)
+        return last == "items" and isinstance(func, ast.Attribute) and _root(func.value) in names
+    return False
+
+
+def _root(node: ast.AST) -> str:
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _on_host(value: Value) -> Value:
+    if value.kind in (TENSOR, BATCH):
+        return value.with_(where="host")
+    if value.kind == LIST:
+        items = tuple(map(_on_host, value.items)) if value.items is not None else None
+        return value.with_(items=items, item=_on_host(value.item) if value.item is not None else None)
+    return value
+
+
+_STATEMENTS: dict[type, Callable[[Any, Any], bool]] = {
+    ast.Expr: Walker._expression,
+    ast.Assign: Walker._assignment,
+    ast.AnnAssign: Walker._annotated,
+    ast.AugAssign: Walker._augmented,
+    ast.Return: Walker._return,
+    ast.Raise: Walker._leave,
+    ast.Continue: Walker._leave,
+    ast.Break: Walker._leave,
+    ast.If: Walker._if,
+    ast.For: Walker._for,
+    ast.AsyncFor: Walker._for,
+    ast.While: Walker._while,
+    ast.With: Walker._with,
+    ast.AsyncWith: Walker._with,
+    ast.Try: Walker._try,
+    ast.Import: Walker._import,
+    ast.ImportFrom: Walker._import_from,
+    ast.FunctionDef: Walker._define,
+    ast.AsyncFunctionDef: Walker._define,
+    ast.ClassDef: Walker._class_definition,
+}
+for _optional, _handler in (("TryStar", Walker._try), ("Match", Walker._match)):
+    if hasattr(ast, _optional):  # newer than the oldest Python we run on
+        _STATEMENTS[getattr(ast, _optional)] = _handler

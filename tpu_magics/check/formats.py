@@ -1,0 +1,236 @@
+"""Findings as text, JSON, GitHub annotations and SARIF.
+
+What lives here: a report goes in, a string comes out. What does not: how findings look in a notebook (panel/), and
+where the string goes (command.py).
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import quote
+
+from tpu_magics.check.explain import as_markdown, as_text, explained
+from tpu_magics.check.finding import Finding
+
+WIDTH = 110  # columns of a shown line of code
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+_RED, _YELLOW, _CYAN, _BOLD, _PLAIN = "\033[31m", "\033[33m", "\033[36m", "\033[1m", "\033[0m"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a check found in `files` files. `file_lines` gives the line of the file on which a finding in a notebook
+    stands, `fixed` how many findings were mended before this."""
+
+    findings: Sequence[Finding]
+    files: int
+    fixed: int = 0
+    rules: Sequence[ModuleType] = ()
+    version: str = ""
+    file_lines: Callable[[Finding], int] = field(default=lambda finding: finding.line)
+
+
+# -- text -----------------------------------------------------------------------------------------------------------
+
+
+def text(report: Report, colour: bool = False) -> str:
+    """For people: by file, each finding with its code, the reason and the cure."""
+    parts = []
+    for path, found in groupby(report.findings, key=lambda finding: finding.path):
+        mine = list(found)
+        parts.append(_painted(f"{_printable(path)}: {_counted(mine)}", _BOLD, colour))
+        parts += [_block(finding, colour) for finding in mine]
+    return "\n".join([*parts, summary(report), ""])
+
+
+def summary(report: Report) -> str:
+    """The last line: how many, and what `--fix` can do."""
+    files = _plural(len({finding.path for finding in report.findings}), "file")
+    checked = _plural(report.files, "file")
+    done = f"{_plural(report.fixed, 'finding')} mended. " if report.fixed else ""
+    if not report.findings:
+        return f"{done}Nothing found in {checked}." if report.files else f"{done}No Python files or notebooks found."
+    mendable = sum(bool(finding.edits) for finding in report.findings)
+    rest = f" `--fix` can mend {mendable}." if mendable else ""
+    return f"{done}{_counted(report.findings)[0].upper()}{_counted(report.findings)[1:]} in {files} of {checked}.{rest}"
+
+
+def _counted(findings: Iterable[Finding]) -> str:
+    advice = [finding.advice for finding in findings]
+    count, said = len(advice) - sum(advice), []
+    if count:
+        said.append(_plural(count, "finding"))
+    if any(advice):
+        said.append(f"{sum(advice)} advice")
+    return ", ".join(said)
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}" + ("" if count == 1 else "s")
+
+
+def _block(finding: Finding, colour: bool) -> str:
+    code = _painted(finding.code, _YELLOW if finding.advice else _RED, colour)
+    label = " (advice)" if finding.advice else ""
+    lines = [f"{_printable(finding.place)}: {code}{label} {_printable(finding.message)}"]
+    if finding.source.strip():
+        shown, caret = _with_caret(finding)
+        lines += [f"    {shown}", "    " + _painted(caret, _RED, colour)]
+    for name, said in (("why", finding.why), ("fix", finding.fix)):
+        if said:
+            lines.append(f"    {_painted(name + ':', _CYAN, colour)} {_printable(said)}")
+    return "\n".join([*lines, ""])
+
+
+def _with_caret(finding: Finding) -> tuple[str, str]:
+    """The line of code without its indentation, and marks under the place; of a long line the part around it."""
+    source = finding.source.rstrip()
+    start = min(max(finding.column - 1, 0), len(source))
+    end = min(finding.end_column - 1, len(source)) if finding.end_line == finding.line else len(source)
+    first = len(source) - len(source.lstrip())
+    if end - first > WIDTH:
+        first = max(first, min(start, max(start - WIDTH // 4, end - WIDTH)))
+    last = first + WIDTH
+    before, marked = source[first : max(start, first)], source[max(start, first) : min(max(end, start + 1), last)]
+    return _printable(source[first:last]), " " * _width(before) + "^" * max(1, _width(marked))
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal."""
+    return sum(2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in _printable(text))
+
+
+def _printable(text: str) -> str:
+    """Without what would move a terminal's cursor; a tab becomes a space."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else " " if one == "\t" else "\N{REPLACEMENT CHARACTER}" for one in text)
+
+
+def _painted(text: str, code: str, colour: bool) -> str:
+    return f"{code}{text}{_PLAIN}" if colour else text
+
+
+# -- json, github ---------------------------------------------------------------------------------------------------
+
+
+def as_json(report: Report) -> str:
+    """A list of objects, one for each finding."""
+    return json.dumps([finding.as_record() for finding in report.findings], indent=2) + "\n"
+
+
+def github(report: Report) -> str:
+    """Workflow commands, which GitHub shows beside the line. In a notebook that is the line of the file, and the cell
+    is named."""
+    return "".join(_annotation(finding, report) + "\n" for finding in report.findings)
+
+
+def _annotation(finding: Finding, report: Report) -> str:
+    said = [finding.message, finding.why, f"Fix: {finding.fix}" if finding.fix else ""]
+    where: dict[str, Any] = {"file": finding.path}
+    if finding.cell is None:
+        where |= {"line": finding.line, "endLine": finding.end_line, "col": finding.column}
+    else:
+        where["line"] = report.file_lines(finding)
+        said.insert(0, f"Cell {finding.cell}, line {finding.line}:")
+    where["title"] = finding.code
+    level = "notice" if finding.advice else "error"
+    properties = ",".join(f"{key}={_escaped(str(value), ':,')}" for key, value in where.items())
+    return f"::{level} {properties}::{_escaped(' '.join(part for part in said if part))}"
+
+
+def _escaped(text: str, more: str = "") -> str:
+    for one in "%\r\n" + more:
+        text = text.replace(one, f"%{ord(one):02X}")
+    return text
+
+
+# -- SARIF ----------------------------------------------------------------------------------------------------------
+
+
+def sarif(report: Report) -> str:
+    """SARIF 2.1.0, for code scanning."""
+    driver: dict[str, Any] = {"name": "tpu_magics", "rules": [_rule(rule) for rule in report.rules]}
+    if report.version:
+        driver["version"] = report.version
+    index = {rule.CODE: number for number, rule in enumerate(report.rules)}
+    run = {
+        "tool": {"driver": driver},
+        "columnKind": "unicodeCodePoints",
+        "results": [_result(finding, report, index) for finding in report.findings],
+    }
+    return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2) + "\n"
+
+
+def _rule(rule: ModuleType) -> dict[str, Any]:
+    found = explained(rule)
+    return {
+        "id": found.code,
+        "name": "".join(word.capitalize() for word in found.name.split("-")),
+        "shortDescription": {"text": found.title},
+        "fullDescription": {"text": found.section("What it does") or found.title},
+        "help": {"text": as_text(rule), "markdown": as_markdown(rule)},
+        "defaultConfiguration": {"level": "error"},
+        "properties": {"tags": [found.group]},
+    }
+
+
+def _result(finding: Finding, report: Report, index: dict[str, int]) -> dict[str, Any]:
+    said = " ".join(part for part in (finding.message, finding.why, finding.fix) if part)
+    result: dict[str, Any] = {
+        "ruleId": finding.code,
+        "level": "note" if finding.advice else "error",
+        "message": {"text": said},
+        "locations": [_location(finding, report)],
+    }
+    if finding.code in index:
+        result["ruleIndex"] = index[finding.code]
+    if finding.edits and finding.cell is None:
+        result["fixes"] = [_sarif_fix(finding)]
+    return result
+
+
+def _location(finding: Finding, report: Report) -> dict[str, Any]:
+    """In a notebook the line of the file; the cell, and the line in it, are the logical location."""
+    physical: dict[str, Any] = {"artifactLocation": _artifact(finding)}
+    if finding.cell is None:
+        physical["region"] = _region((finding.line, finding.column), (finding.end_line, finding.end_column))
+        return {"physicalLocation": physical}
+    physical["region"] = {"startLine": report.file_lines(finding)}
+    name = f"cell {finding.cell}"
+    logical = {"name": name, "fullyQualifiedName": f"{finding.path}, {name}, line {finding.line}", "kind": "module"}
+    return {"physicalLocation": physical, "logicalLocations": [logical]}
+
+
+def _artifact(finding: Finding) -> dict[str, str]:
+    path = Path(finding.path)
+    if path.is_absolute():
+        return {"uri": "file://" + quote(path.as_posix(), errors="replace")}
+    return {"uri": quote(path.as_posix(), errors="replace")}
+
+
+def _region(start: tuple[int, int], end: tuple[int, int]) -> dict[str, int]:
+    return {"startLine": start[0], "startColumn": start[1], "endLine": end[0], "endColumn": end[1]}
+
+
+def _sarif_fix(finding: Finding) -> dict[str, Any]:
+    replacements = [
+        {
+            "deletedRegion": _region((edit.start[0], edit.start[1] + 1), (edit.end[0], edit.end[1] + 1)),
+            "insertedContent": {"text": edit.text},
+        }
+        for edit in finding.edits
+    ]
+    change = {"artifactLocation": _artifact(finding), "replacements": replacements}
+    return {"description": {"text": finding.fix}, "artifactChanges": [change]}
+
+
+FORMATS: dict[str, Callable[[Report], str]] = {"text": text, "json": as_json, "github": github, "sarif": sarif}

@@ -1,0 +1,259 @@
+"""IPython's syntax, made into Python of the same lines and columns.
+
+What lives here: finding the magics, shell lines and questions of a cell, and putting Python in their place. What does
+not: reading files (cells.py) and notebooks (notebook.py). IPython itself is not needed.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+# Cell magics whose body is Python that runs here. Every other one is some other language, or runs elsewhere.
+PYTHON_MAGICS = frozenset((
+    "time", "timeit", "capture", "prun", "memit", "mprun", "lprun", "scalene", "snakeviz", "pyinstrument", "debug",
+    "px", "notify", "wandb", "heat",
+))  # fmt: skip
+# Line magics whose words are a Python statement, after options.
+STATEMENT_MAGICS = frozenset((
+    "time", "timeit", "prun", "memit", "mprun", "lprun", "scalene", "snakeviz", "pyinstrument",
+))  # fmt: skip
+# What runs without its % where it is a cell's only line. Everyday names of variables are not here.
+AUTOMAGICS = frozenset((
+    "pip", "conda", "mamba", "uv", "cd", "ls", "ll", "mkdir", "rm", "rmdir", "cp", "mv", "cat", "load_ext",
+    "reload_ext", "env", "matplotlib",
+))  # fmt: skip
+
+_PROMPT = re.compile(r"(\s*(?:>>>|\.\.\.|In \[\d+\]:|\.{3,}:)(?: |$))")
+_CELL_MAGIC = re.compile(r"\s*%%([A-Za-z_][\w.]*)(.*)")
+_LINE_MAGIC = re.compile(r"(\s*)%{1,2}([A-Za-z_][\w.]*)(.*)")
+_SHELL_OR_HELP = re.compile(r"(\s*)(?:!|\?{1,2}\s*[%\w])")
+_ENDS_IN_HELP = re.compile(r"(\s*)[^#'\"]*[\w\])*]\s*\?{1,2}\s*(?:#.*)?$")
+_OPTIONS = re.compile(r"(?:\s+-(?:[nrNRpslTDf]\s*\S+|[a-zA-Z]+))*\s+")
+_TOKEN = re.compile(
+    r"""(?P<triple>\"\"\"|''')|(?P<string>"(?:\\.|[^"\\])*(?P<end1>"?)|'(?:\\.|[^'\\])*(?P<end2>'?))|(?P<comment>\#.*)"""
+    r"""|(?P<open>[(\[{])|(?P<close>[)\]}])|(?P<assigned>(?<![=!<>:+\-*/%&|^@])=\s*[!%](?!=))|(?P<continued>\\$)""",
+)
+_CLOSING = {mark: re.compile(rf"(?:[^\\]|\\.)*?{mark}") for mark in ('"""', "'''", '"', "'")}
+
+
+class LineMagic(NamedTuple):
+    """`%name words` on a line (from 1)."""
+
+    line: int
+    name: str
+    words: str
+
+
+@dataclass
+class Masked:
+    """A cell as Python: `lines` of the same number as the cell's, in which only what IPython understands is replaced.
+
+    `magic` and `magic_line` are those of the cell magic; of two (`%%time` above `%%tpu_train`), ours. `is_python` is
+    False where the body is another language.
+    """
+
+    lines: list[str]
+    magic: str = ""
+    magic_line: str = ""
+    is_python: bool = True
+    line_magics: list[LineMagic] = field(default_factory=list)
+
+    @property
+    def python(self) -> str:
+        return "\n".join(self.lines)
+
+
+def mask(text: str, cell_magics: bool = True) -> Masked:
+    """The cell with Python in place of IPython's syntax."""
+    masked = Masked(text.split("\n"))
+    if cell_magics:
+        _take_prompts(masked.lines)
+        _take_cell_magics(masked)
+        _take_automagic(masked)
+    if masked.is_python:
+        _take_lines(masked)
+    return masked
+
+
+def _take_prompts(lines: list[str]) -> None:
+    """A pasted session: `>>> ` and `In [1]: ` become as many spaces."""
+    first = next((line for line in lines if line.strip()), "")
+    if _PROMPT.match(first):
+        lines[:] = [_PROMPT.sub(lambda found: " " * len(found.group()), line, count=1) for line in lines]
+
+
+def _take_cell_magics(masked: Masked) -> None:
+    """The `%%` lines on top, also below comments, and one below another."""
+    for index, line in enumerate(masked.lines):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        found = _CELL_MAGIC.match(line)
+        if found is None:
+            return
+        name, words = found.groups()
+        if not masked.magic or name.startswith("tpu_"):
+            masked.magic, masked.magic_line = name, words.strip()
+        if name not in PYTHON_MAGICS and not name.startswith("tpu_"):
+            masked.is_python = False
+            return
+        masked.lines[index] = _statement(line, words) if name == "timeit" else ""
+
+
+def _take_automagic(masked: Masked) -> None:
+    """`pip install x` as the only line of a cell."""
+    code = [index for index, line in enumerate(masked.lines) if line.strip() and not line.lstrip().startswith("#")]
+    if len(code) != 1:
+        return
+    line = masked.lines[code[0]]
+    name, _, words = line.strip().partition(" ")
+    if name in AUTOMAGICS and words and words.lstrip()[0] not in "=(.,[:":
+        masked.lines[code[0]] = line[: len(line) - len(line.lstrip())] + "%" + line.lstrip()
+
+
+def _take_lines(masked: Masked) -> None:
+    """Every line at which a statement can begin, so nothing inside a string or bracket."""
+    lexer = _Lexer()
+    index = 0
+    while index < len(masked.lines):
+        taken = 0 if lexer.inside else _take_magic(masked, index)
+        if not taken:
+            assigned = lexer.read(masked.lines[index])
+            taken = _take_assigned(masked, index, assigned) if assigned else 1
+        index += taken
+
+
+def _take_magic(masked: Masked, index: int) -> int:
+    """How many lines the magic, command or question at this line has; 0 where there is none."""
+    line = masked.lines[index]
+    found = _LINE_MAGIC.match(line)
+    if found:
+        indent, name, words = found.groups()
+        count = _continued(masked.lines, index)
+        masked.line_magics.append(LineMagic(index + 1, name, _joined(words, masked.lines[index + 1 : index + count])))
+        _replace(masked.lines, index, count, indent, name, words)
+        return count
+    found = _SHELL_OR_HELP.match(line) or _ENDS_IN_HELP.match(line)
+    if not found:
+        return 0
+    count = _continued(masked.lines, index)
+    _blank(masked.lines, index, count, found.group(1) + "pass")
+    return count
+
+
+def _replace(lines: list[str], index: int, count: int, indent: str, name: str, words: str) -> None:
+    statement = _statement(lines[index], words) if name in STATEMENT_MAGICS else ""
+    if statement and count > 1:
+        whole = "\n".join([statement, *lines[index + 1 : index + count]])
+        if _parses(whole.lstrip()):
+            lines[index] = statement
+            return
+        statement = ""
+    _blank(lines, index, count, statement or indent + "pass")
+
+
+def _statement(line: str, words: str) -> str:
+    """The line of a magic that times a statement: what stands before the statement becomes `0;` and spaces."""
+    options = _OPTIONS.match(words)
+    code = words[options.end() :] if options else ""
+    indent = line[: len(line) - len(line.lstrip())]
+    if not code.strip() or not (code.endswith("\\") or _parses("0;" + code)):
+        return ""
+    return (indent + "0;").ljust(len(line) - len(code)) + code
+
+
+def _parses(code: str) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _take_assigned(masked: Masked, index: int, at: int) -> int:
+    """`x = !command` and `x = %magic words`: the value is nobody knows what."""
+    line = masked.lines[index]
+    right = line[at + 1 :].lstrip()
+    count = _continued(masked.lines, index)
+    call = "get_ipython().getoutput('')"
+    magic = _LINE_MAGIC.match(right)
+    if magic:
+        call = f"get_ipython().run_line_magic({magic.group(2)!r}, '')"
+        words = _joined(magic.group(3), masked.lines[index + 1 : index + count])
+        masked.line_magics.append(LineMagic(index + 1, magic.group(2), words))
+    _blank(masked.lines, index, count, f"{line[:at]}= {call}")
+    return count
+
+
+def _continued(lines: list[str], index: int) -> int:
+    """How many lines from here end in a backslash, and the one after them."""
+    end = index
+    while end < len(lines) - 1 and lines[end].endswith("\\"):
+        end += 1
+    return end - index + 1
+
+
+def _joined(words: str, more: list[str]) -> str:
+    return " ".join(part.removesuffix("\\").strip() for part in (words, *more)).strip()
+
+
+def _blank(lines: list[str], index: int, count: int, first: str) -> None:
+    lines[index : index + count] = [first, *[""] * (count - 1)]
+
+
+class _Lexer:
+    """Whether the next line begins inside a string, a bracket or a continued line."""
+
+    def __init__(self) -> None:
+        self.mark = ""  # of the string that is open
+        self.depth = 0
+        self.continued = False
+
+    @property
+    def inside(self) -> bool:
+        return bool(self.mark) or self.depth > 0 or self.continued
+
+    def read(self, line: str) -> int:
+        """Take in one line; gives the column of `= !` or `= %` outside of brackets (nothing is open then), else 0."""
+        self.continued = False
+        at = 0
+        if self.mark:
+            at = self._close(line, 0)
+            if at < 0:
+                return 0
+        while found := _TOKEN.search(line, at):
+            if found.lastgroup == "assigned" and self.depth == 0:
+                return found.start()
+            at = found.end()
+            if found.group("triple"):
+                self.mark = found.group()
+                at = self._close(line, at)
+                if at < 0:
+                    return 0
+            else:
+                self._take(found, line)
+        return 0
+
+    def _close(self, line: str, at: int) -> int:
+        """Where the open string ends, -1 where it goes on. One of single quotes goes on only after a backslash."""
+        found = _CLOSING[self.mark].match(line, at)
+        if found or (len(self.mark) == 1 and not line.endswith("\\")):
+            self.mark = ""
+        return found.end() if found else -1
+
+    def _take(self, found: re.Match[str], line: str) -> None:
+        if found.group("string"):
+            text = found.group()
+            if not (found.group("end1") or found.group("end2")) and line.endswith("\\"):
+                self.mark = text[0]
+        elif found.group("open"):
+            self.depth += 1
+        elif found.group("close"):
+            self.depth = max(0, self.depth - 1)
+        elif found.group("continued"):
+            self.continued = True

@@ -1,0 +1,134 @@
+"""What a call tells of the code around it: that it makes a step, launches a function, or runs one on the host.
+
+What lives here: the marks that calls leave on loops and functions. What does not: the calls' values (calls.py).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.program import Call, Function
+from tpu_magics.check.values import (
+    ACCELERATOR,
+    ARRAY,
+    DATASET,
+    FUNCTION,
+    LIST,
+    LOADER,
+    MODEL,
+    NUMBER,
+    OPTIMIZER,
+    STRATEGY,
+    TFDATA,
+    UNKNOWN,
+    Value,
+)
+
+if TYPE_CHECKING:
+    from tpu_magics.check.evaluate import Evaluator
+
+LAUNCHERS = frozenset(
+    ("accelerate.notebook_launcher", "accelerate.debug_launcher", "torch_xla.distributed.xla_multiprocessing.spawn",
+     "torch_xla.distributed.xla_multiprocessing.MpModelWrapper.run", "torch_xla.launch", "tpu_magics.train",
+     "torch_xla.distributed.xla_multiprocessing.spawn_executor", "torch.multiprocessing.spawn")
+)  # fmt: skip
+_STEPS = frozenset(
+    ("torch_xla.core.xla_model.optimizer_step", "torch_xla.core.xla_model.mark_step", "torch_xla.sync", "torch_xla.step")
+)
+# Keywords and positions whose functions run on the host, one sample or batch at a time.
+_HOST_KEYWORDS = frozenset(("collate_fn", "compute_metrics", "worker_init_fn", "transform", "target_transform",
+    "preprocess_logits_for_metrics", "transforms"))  # fmt: skip
+_HOST_METHODS = frozenset(("map", "filter", "with_transform", "set_transform"))
+_STEP_CLOSURES = frozenset(("torch_xla.core.xla_model.add_step_closure",))
+
+
+def mark(walk: Evaluator, call: Call, arguments: Sequence[Value]) -> None:
+    """Note what this call tells."""
+    node = call.node
+    if call.method:
+        _mark_method(walk, call, arguments)
+    elif call.name in _STEPS:
+        _step(walk)
+    elif call.name in LAUNCHERS:
+        _launch(walk, node, arguments)
+    elif call.name in _STEP_CLOSURES and arguments:
+        _host(arguments[0])
+    elif call.name == "tensorflow.function" and arguments and _jit(walk, node):
+        _compiled(arguments[0])
+    if not call.method and _is_model_call(walk, node):
+        _model_call(walk)
+    for keyword in node.keywords:
+        if keyword.arg in _HOST_KEYWORDS:
+            _host(walk.at.value(keyword.value))
+
+
+def _mark_method(walk: Evaluator, call: Call, arguments: Sequence[Value]) -> None:
+    kind, method = call.receiver.kind, call.method
+    if method == "backward" and kind not in (ARRAY, NUMBER, LIST):
+        _step(walk)
+    elif method == "step" and kind == OPTIMIZER:
+        _step(walk)
+    elif method in ("apply_gradients", "minimize") and kind == OPTIMIZER:
+        _step(walk)
+    elif method in ("train_on_batch", "test_on_batch") and kind == MODEL:
+        _step(walk)
+    elif kind == STRATEGY and method == "run" and arguments:
+        _compiled(arguments[0])
+        _step(walk)
+    elif method in _HOST_METHODS and kind in (DATASET, UNKNOWN, TFDATA) and arguments:
+        _host(arguments[0])
+    elif kind == ACCELERATOR and method == "backward":
+        _step(walk)
+
+
+def _is_model_call(walk: Evaluator, node: ast.Call) -> bool:
+    return walk.at.value(node.func).kind == MODEL
+
+
+def _model_call(walk: Evaluator) -> None:
+    """A model that is called on what a loader gives makes the loop an evaluation's."""
+    loops = walk.at.loops
+    if loops and (loops[-1].loader.kind in (LOADER, TFDATA) or _over_loader(loops[-1].loader)):
+        loops[-1].is_step = True
+
+
+def _over_loader(value: Value) -> bool:
+    return value.kind == LIST and isinstance(value.ref, Value) and value.ref.kind in (LOADER, TFDATA)
+
+
+def _step(walk: Evaluator) -> None:
+    if walk.at.loops:
+        walk.at.loops[-1].is_step = True
+    function = walk.at.function
+    if function is not None:
+        function.has_step = True
+        if not walk.at.loops:
+            function.steps = True
+
+
+def _launch(walk: Evaluator, node: ast.Call, arguments: Sequence[Value]) -> None:
+    given = arguments[0] if arguments else None
+    for keyword in node.keywords:
+        if keyword.arg in ("function", "fn"):
+            given = walk.at.value(keyword.value)
+    if given is not None and given.kind == FUNCTION and isinstance(given.ref, Function):
+        given.ref.launched = True
+
+
+def _host(value: Value) -> None:
+    if value.kind == FUNCTION and isinstance(value.ref, Function):
+        value.ref.host = True
+    elif value.kind == LIST:
+        for one in value.items or ():
+            _host(one)
+
+
+def _compiled(value: Value) -> None:
+    if value.kind == FUNCTION and isinstance(value.ref, Function):
+        value.ref.compiled = True
+
+
+def _jit(walk: Evaluator, node: ast.Call) -> bool:
+    return any(one.arg == "jit_compile" and walk.at.constant(one.value) is True for one in node.keywords)

@@ -1,0 +1,99 @@
+"""Comments that silence findings.
+
+What lives here: reading `# noqa`, `# noqa: TPU101, E501` and `# tpu_magics: skip-file`. What does not: choosing rules
+by configuration (config.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from tpu_magics.check.cells import Cell
+from tpu_magics.check.finding import Finding
+
+_NOQA = re.compile(r"#\s*noqa\b(?!-)(?:\s*:\s*(?P<codes>[a-z]+\d+(?:[\s,]+[a-z]+\d+)*))?", re.IGNORECASE)
+_SKIP = re.compile(r"#\s*tpu[_-]magics\s*:\s*skip-file\b", re.IGNORECASE)
+_HINT = re.compile("noqa|skip-file", re.IGNORECASE)
+# Strings and comments of Python; a prefix does not change where a string ends.
+_PARTS = re.compile(
+    r'"""(?:\\.|[^\\])*?(?:"""|\Z)|' + r"'''(?:\\.|[^\\])*?(?:'''|\Z)|"
+    r'"(?:\\.|[^"\\\n])*"?|'
+    + r"'(?:\\.|[^'\\\n])*'?|(?P<comment>#[^\n]*)|(?P<open>[(\[{])|(?P<close>[)\]}])|(?P<end>\n)",
+    re.DOTALL,
+)
+
+ALL: frozenset[str] = frozenset()  # a noqa that names no code silences every one
+
+
+def unsilenced(findings: Iterable[Finding], cells: Iterable[Cell]) -> list[Finding]:
+    """The findings of one file that no comment silences."""
+    comments: dict[int | None, Noqa] = {}
+    for cell in cells:
+        if _HINT.search(cell.text):
+            found = comments[cell.number] = Noqa(cell.text)
+            if found.skip_file:
+                return []
+    if not comments:
+        return list(findings)
+    return [one for one in findings if one.cell not in comments or not comments[one.cell].silences(one)]
+
+
+class Noqa:
+    """What the comments of one cell or file silence."""
+
+    def __init__(self, text: str) -> None:
+        self.lines: Mapping[int, frozenset[str]] = {}
+        self.skip_file = False
+        self._text = text
+        self._ends: Mapping[int, int] = {}
+        found = {}
+        for line, comment in _comments(text):
+            self.skip_file = self.skip_file or bool(_SKIP.search(comment))
+            noqa = _NOQA.search(comment)
+            if noqa:
+                found[line] = frozenset(re.split(r"[\s,]+", noqa["codes"].upper())) if noqa["codes"] else ALL
+        if found:
+            self.lines, self._ends = found, _logical_ends(text)
+
+    def silences(self, finding: Finding) -> bool:
+        """By a comment on the finding's line, on the last line of its expression, or on that of its statement (of a
+        compound statement, of the line that heads it)."""
+        end = self._ends.get(finding.line, finding.line)
+        return any(self._at(line, finding.code) for line in {finding.line, min(finding.end_line, end), end})
+
+    def _at(self, line: int, code: str) -> bool:
+        codes = self.lines.get(line)
+        return codes is not None and (codes is ALL or code in codes)
+
+
+def _comments(text: str) -> Iterator[tuple[int, str]]:
+    """Line and text of the comments that may say something to us."""
+    line, counted = 1, 0
+    for found in _PARTS.finditer(text):
+        if found.lastgroup == "comment" and _HINT.search(found.group()):
+            line += text.count("\n", counted, found.start())
+            counted = found.start()
+            yield line, found.group()
+
+
+def _logical_ends(text: str) -> dict[int, int]:
+    """First and inner lines of each statement of several lines -> its last line."""
+    ends: dict[int, int] = {}
+    line = first = 1
+    depth = 0
+    for found in _PARTS.finditer(text):
+        if found.lastgroup == "open":
+            depth += 1
+        elif found.lastgroup == "close":
+            depth = max(0, depth - 1)
+        elif found.lastgroup == "end":
+            continued = depth > 0 or text[found.start() - 1 : found.start()] == "\\"
+            if not continued:
+                ends.update((inner, line) for inner in range(first, line))
+                first = line + 1
+            line += 1
+        elif found.lastgroup is None:
+            line += found.group().count("\n")
+    ends.update((inner, line) for inner in range(first, line))
+    return ends

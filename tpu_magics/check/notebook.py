@@ -1,0 +1,206 @@
+"""The JSON of notebooks: the code in it, where it stands, and how it is changed in place.
+
+What lives here: reading nbformat 3 and 4, and rewriting the sources of cells so that every other byte stays. What does
+not: what the code says (cells.py, ipython.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_DECODER = json.JSONDecoder()
+
+
+class NotANotebook(ValueError):
+    """JSON that cannot be read, or that is no notebook; `line` counts from 1."""
+
+    def __init__(self, said: str, line: int = 1) -> None:
+        super().__init__(said)
+        self.line = line
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """`sources` are its code cells in order; `language` is "" for Python, else what its kernel speaks."""
+
+    sources: tuple[str, ...]
+    language: str = ""
+
+
+def read(data: bytes) -> Notebook:
+    """The code of a notebook; raises NotANotebook."""
+    found = _load(_decode(data))
+    language = _language(found)
+    if language != "python":
+        return Notebook((), language)
+    return Notebook(tuple(_text(cell) for cell in _code_cells(found)))
+
+
+def _decode(data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise NotANotebook(f"a byte is not utf-8: 0x{data[error.start]:02x}", line) from None
+
+
+def _load(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise NotANotebook(f"no JSON: {error.msg}", error.lineno) from None
+    except (RecursionError, ValueError):
+        raise NotANotebook("the JSON cannot be read") from None
+    if not isinstance(found, dict) or not isinstance(found.get("cells", found.get("worksheets")), list):
+        raise NotANotebook("the JSON has no cells")
+    return found
+
+
+def _language(found: Mapping[str, Any]) -> str:
+    """What the kernel speaks, in small letters; Python where nothing is said."""
+    metadata = _dict(found.get("metadata"))
+    said = (
+        _dict(metadata.get("language_info")).get("name"),
+        _dict(metadata.get("kernelspec")).get("language"),
+        metadata.get("language"),
+    )
+    language = next((word.lower() for word in said if isinstance(word, str) and word), "python")
+    return "python" if language in ("python", "ipython", "python3", "python2") else language
+
+
+def _code_cells(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    sheets = [found] if "cells" in found else found["worksheets"]
+    for sheet in sheets:
+        cells = _dict(sheet).get("cells")
+        for cell in cells if isinstance(cells, list) else ():
+            if _dict(cell).get("cell_type") == "code":
+                yield cell
+
+
+def _text(cell: Mapping[str, Any]) -> str:
+    """The source of a code cell, "" where the cell says that it is in another language."""
+    source = cell.get("source", cell.get("input"))
+    written = cell.get("language", _dict(_dict(cell.get("metadata")).get("vscode")).get("languageId"))
+    if isinstance(written, str) and written.lower() not in ("python", "ipython", ""):
+        return ""
+    if isinstance(source, list):
+        return "".join(part for part in source if isinstance(part, str))
+    return source if isinstance(source, str) else ""
+
+
+def _dict(found: Any) -> Mapping[str, Any]:
+    return found if isinstance(found, dict) else {}
+
+
+# -- places ---------------------------------------------------------------------------------------------------------
+
+
+def _members(text: str, at: int) -> Iterator[tuple[str, int, int]]:
+    """Key, start and end of each value of the JSON object that begins at `at`."""
+    at = _skip(text, at + 1)
+    while text[at] != "}":
+        key, at = _DECODER.raw_decode(text, at)
+        start = _skip(text, _skip(text, at) + 1)
+        _, end = _DECODER.raw_decode(text, start)
+        yield key, start, end
+        at = _after_comma(text, end)
+
+
+def _items(text: str, at: int) -> Iterator[tuple[int, int]]:
+    """Start and end of each item of the JSON array that begins at `at`."""
+    at = _skip(text, at + 1)
+    while text[at] != "]":
+        _, end = _DECODER.raw_decode(text, at)
+        yield at, end
+        at = _after_comma(text, end)
+
+
+def _skip(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def _after_comma(text: str, at: int) -> int:
+    at = _skip(text, at)
+    return _skip(text, at + 1) if text[at] == "," else at
+
+
+def _member(text: str, at: int, *keys: str) -> tuple[int, int] | None:
+    """Where the value of the first of `keys` stands; of a key that comes twice the last counts, as it does for json."""
+    found = {key: (start, end) for key, start, end in _members(text, at)}
+    return next((found[key] for key in keys if key in found), None)
+
+
+def _source_places(text: str) -> list[tuple[int, int]]:
+    """Where the source of each code cell stands, (-1, -1) where it has none."""
+    top = _skip(text, 0)
+    cells = _member(text, top, "cells")
+    arrays = [cells] if cells else _sheets(text, top)
+    places = []
+    for array in arrays:
+        for start, _end in _items(text, array[0]):
+            cell, _ = _DECODER.raw_decode(text, start)
+            if _dict(cell).get("cell_type") == "code":
+                places.append(_member(text, start, "source", "input") or (-1, -1))
+    return places
+
+
+def _sheets(text: str, top: int) -> list[tuple[int, int]]:
+    sheets = _member(text, top, "worksheets")
+    found = [_member(text, start, "cells") for start, _ in _items(text, sheets[0])] if sheets else []
+    return [place for place in found if place]
+
+
+def line_numbers(text: str) -> list[list[int]]:
+    """For each code cell the lines (from 1) of the file on which its lines stand."""
+    found = []
+    for start, end in _source_places(text):
+        first = text.count("\n", 0, max(start, 0)) + 1
+        if start < 0 or text[start] != "[":
+            found.append([first])
+            continue
+        starts = []
+        for item, item_end in _items(text, start):
+            value, _ = _DECODER.raw_decode(text, item)
+            line = first + text.count("\n", start, item)
+            starts += [line] * max(1, str(value).count("\n")) if item_end < end else []
+        found.append(starts or [first])
+    return found
+
+
+# -- writing --------------------------------------------------------------------------------------------------------
+
+
+def rewritten(text: str, changes: Mapping[int, str]) -> str:
+    """The JSON with new sources for some code cells (from 1). Everything else, and the way in which the sources are
+    written (a list of lines or one string, indentation, escapes), stays as it is."""
+    places = _source_places(text)
+    ascii_only = text.isascii() and "\\u" in text
+    for number in sorted(changes, reverse=True):
+        start, end = places[number - 1]
+        if start >= 0:
+            text = text[:start] + _source(text[start:end], changes[number], ascii_only) + text[end:]
+    return text
+
+
+def _lines(code: str) -> list[str]:
+    """Its lines with their ends; a form feed ends none."""
+    return [line for line in re.split(r"(?<=\n)", code) if line]
+
+
+def _source(old: str, code: str, ascii_only: bool) -> str:
+    if not old.startswith("["):
+        return json.dumps(code, ensure_ascii=ascii_only)
+    spans = list(_items(old, 0))
+    as_written = {_DECODER.raw_decode(old, start)[0]: old[start:end] for start, end in spans}
+    parts = [as_written.get(line) or json.dumps(line, ensure_ascii=ascii_only) for line in _lines(code)]
+    if not spans or not parts:
+        return "[" + ", ".join(parts) + "]"
+    before, after = old[: spans[0][0]], old[spans[-1][1] :]
+    between = old[spans[0][1] : spans[1][0]] if len(spans) > 1 else "," + before[1:]
+    return before + between.join(parts) + after

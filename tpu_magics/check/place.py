@@ -1,0 +1,243 @@
+"""A place in a program, as a rule sees it.
+
+What lives here: what can be asked about the code around a node, and how a finding is made there. What does not: the walk
+that finds the values (flow.py), and which code runs where (regions.py).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from tpu_magics.check import regions
+from tpu_magics.check.finding import Edit, Finding
+from tpu_magics.check.values import LIST, MODULE, NO_IDEA, NOTHING, Value
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tpu_magics.check.cells import Cell
+    from tpu_magics.check.program import Function, Program
+
+NAMED = (MODULE,)
+
+
+class Loop:
+    """A `for` or `while`. `is_step`: a training or evaluation step happens directly in it; `source`: what it goes over."""
+
+    __slots__ = ("is_step", "loader", "node")
+
+    def __init__(self, node: ast.For | ast.AsyncFor | ast.While, loader: Value) -> None:
+        self.node = node
+        self.loader = loader
+        self.is_step = False
+
+
+class Place:
+    """Where a node stands. One Place serves all nodes of the same surroundings."""
+
+    __slots__ = ("cell", "cell_index", "every_n", "function", "loops", "program", "withs")
+
+    def __init__(
+        self,
+        program: Program,
+        cell: Cell,
+        cell_index: int,
+        function: Function | None,
+        loops: tuple[Loop, ...],
+        every_n: bool,
+        withs: tuple[Value, ...] = (),
+    ) -> None:
+        self.program = program
+        self.cell = cell
+        self.cell_index = cell_index
+        self.function = function
+        self.loops = loops
+        self.every_n = every_n
+        self.withs = withs  # what the enclosing `with` statements entered, outermost first
+
+    # -- values and names -----------------------------------------------------------------------------------------
+
+    def value(self, node: ast.AST | None) -> Value:
+        """What is known of an expression at this point."""
+        found: Value = getattr(node, "_value", NO_IDEA)
+        return found
+
+    def name(self, node: ast.AST | None) -> str:
+        """The canonical name that an expression stands for, for a call that of its callee; "" where it has none."""
+        if isinstance(node, ast.Call):
+            node = node.func
+        value = self.value(node)
+        return value.name if value.kind in NAMED else ""
+
+    def method(self, call: ast.AST) -> tuple[Value, str]:
+        """The receiver and the method's name of `x.m(...)`; (NO_IDEA, "") where the callee is no value's method."""
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+            receiver = self.value(call.func.value)
+            if receiver.kind != MODULE:
+                return receiver, call.func.attr
+        return NO_IDEA, ""
+
+    def constant(self, node: ast.AST | None) -> Any:
+        """The Python constant that an expression is, through names; NOTHING where it is not known."""
+        return NOTHING if node is None else self.value(node).const
+
+    def keyword(self, call: ast.AST | None, name: str, position: int | None = None) -> ast.expr | None:
+        """An argument by its keyword (also out of a `**` dict literal), else by its position."""
+        if not isinstance(call, ast.Call):
+            return None
+        for keyword in call.keywords:
+            if keyword.arg == name:
+                return keyword.value
+            if keyword.arg is None and (found := self._in_dict(keyword.value, name)) is not None:
+                return found
+        if position is None or position >= len(call.args):
+            return None
+        before = call.args[: position + 1]
+        return None if any(isinstance(one, ast.Starred) for one in before) else call.args[position]
+
+    def open_keywords(self, call: ast.Call) -> bool:
+        """Whether `**something` unknown is given: then an absent keyword proves nothing."""
+        hidden = any(one.arg is None and self._dict(one.value) is None for one in call.keywords)
+        return hidden or any(isinstance(one, ast.Starred) for one in call.args)
+
+    def _dict(self, node: ast.expr) -> ast.AST | None:
+        """The literal (or `dict(...)` call) behind a `**` argument, where all its keys are known."""
+        value = self.value(node)
+        if value.kind != LIST:
+            return None
+        made = value.made
+        if isinstance(made, ast.Dict):
+            return made if all(isinstance(key, ast.Constant) for key in made.keys) else None
+        if isinstance(made, ast.Call):
+            return made if not made.args and all(one.arg for one in made.keywords) else None
+        return None
+
+    def _in_dict(self, node: ast.expr, name: str) -> ast.expr | None:
+        made = self._dict(node)
+        if isinstance(made, ast.Dict):
+            pairs = zip(made.keys, made.values, strict=True)
+            return next((value for key, value in pairs if isinstance(key, ast.Constant) and key.value == name), None)
+        if isinstance(made, ast.Call):
+            return next((one.value for one in made.keywords if one.arg == name), None)
+        return None
+
+    # -- where this runs ------------------------------------------------------------------------------------------
+
+    @property
+    def top_level(self) -> bool:
+        return self.function is None
+
+    @property
+    def notebook(self) -> bool:
+        return self.program.notebook
+
+    @property
+    def on_device(self) -> bool:
+        """Whether torch code here runs on the XLA device."""
+        return regions.on_device(self)
+
+    @property
+    def in_step(self) -> bool:
+        """Whether this place runs at each step of training or evaluation."""
+        return regions.in_step(self)
+
+    @property
+    def compiled_tf(self) -> bool:
+        """Whether TensorFlow code here is compiled by XLA."""
+        return regions.compiled_tf(self)
+
+    # -- code -----------------------------------------------------------------------------------------------------
+
+    def source(self, node: ast.AST) -> str:
+        """The code of a node as it was written."""
+        return self.cell.segment(node) if hasattr(node, "end_lineno") else ""
+
+    def parent(self, node: ast.AST) -> ast.AST | None:
+        """The node that holds this one."""
+        key = ("parents", self.cell_index)
+        if key not in self.program.memo:
+            tree = self.cell.tree
+            self.program.memo[key] = dict(_parents(tree)) if tree is not None else {}
+        found: ast.AST | None = self.program.memo[key].get(node)
+        return found
+
+    def parents(self, node: ast.AST) -> Iterator[ast.AST]:
+        """All that hold this node, innermost first."""
+        found = self.parent(node)
+        while found is not None:
+            yield found
+            found = self.parent(found)
+
+    def replace(self, node: ast.AST, text: str) -> Edit:
+        """The edit that writes `text` for a node."""
+        start, end = self._span(node)
+        return Edit(start, end, text)
+
+    def insert_before(self, node: ast.AST, text: str) -> Edit:
+        start, _ = self._span(node)
+        return Edit(start, start, text)
+
+    def insert_after(self, node: ast.AST, text: str) -> Edit:
+        _, end = self._span(node)
+        return Edit(end, end, text)
+
+    def _span(self, node: ast.AST) -> tuple[tuple[int, int], tuple[int, int]]:
+        line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
+        last, stop = getattr(node, "end_lineno", None) or line, getattr(node, "end_col_offset", None) or column
+        return (line, self.cell.column(line, column)), (last, self.cell.column(last, stop))
+
+    def _line(self, line: int) -> str:
+        lines = self.cell.lines
+        return lines[line - 1] if 0 < line <= len(lines) else ""
+
+    def finding(
+        self,
+        node: ast.AST,
+        message: str,
+        fix: str,
+        why: str | None = None,
+        edits: Sequence[Edit] = (),
+        advice: bool = False,
+    ) -> Finding:
+        """A finding of the rule that is speaking, at this node."""
+        (line, column), (last, stop) = self._span(node)
+        return self.finding_at(line, column, message, fix, why, edits, advice, (last, stop))
+
+    def finding_at(
+        self,
+        line: int,
+        column: int,
+        message: str,
+        fix: str,
+        why: str | None = None,
+        edits: Sequence[Edit] = (),
+        advice: bool = False,
+        end: tuple[int, int] | None = None,
+    ) -> Finding:
+        """The same for a place that is no node (a line magic): line from 1, column from 0."""
+        last, stop = end or (line, len(self._line(line)))
+        rule = self.program.rule
+        return Finding(
+            code=rule.code,
+            group=rule.group,
+            path=self.cell.path,
+            cell=self.cell.number,
+            line=line,
+            column=column + 1,
+            end_line=last,
+            end_column=stop + 1,
+            message=message,
+            why=rule.why if why is None else why,
+            fix=fix,
+            source=self._line(line),
+            advice=advice,
+            edits=tuple(edits),
+        )
+
+
+def _parents(tree: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    for node in ast.walk(tree):
+        for child in ast.iter_child_nodes(node):
+            yield child, node

@@ -1,0 +1,205 @@
+"""The program as a whole: its cells, functions, classes and calls.
+
+What lives here: what the walk (flow.py) gathers, and questions about all of it. What does not: what one place is like
+(place.py).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tpu_magics.check.values import NO_IDEA, NUMBER, Value
+
+if TYPE_CHECKING:
+    from tpu_magics.check.cells import Cell
+    from tpu_magics.check.place import Place
+
+LOCAL_TPU = "local"
+RESOLVER = "tensorflow.distribute.cluster_resolver.TPUClusterResolver"
+RESOLVERS = (RESOLVER, RESOLVER + ".connect", "tensorflow.distribute.experimental.TPUClusterResolver")
+STRATEGIES = ("tensorflow.distribute.TPUStrategy", "tensorflow.distribute.experimental.TPUStrategy")
+XLA_ROOTS = ("torch_xla", "accelerate", "tpu_magics")
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """Which rule speaks: what its module declares."""
+
+    code: str
+    group: str
+    why: str
+
+
+@dataclass
+class Call:
+    """One call. `name` is canonical ("" where the callee has none), `method` and `receiver` are set for `x.m()`."""
+
+    node: ast.Call
+    at: Place
+    name: str
+    method: str
+    receiver: Value
+    value: Value
+
+
+@dataclass(eq=False)
+class Function:
+    """A function, method or lambda of the program."""
+
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    name: str
+    cls: Class | None
+    at: Place  # where it is defined
+    outer: Function | None = None
+    launched: bool = False
+    host: bool = False  # said by how it is used: a collate function, given to map() ...
+    steps: bool = False  # makes a step outside of its loops
+    has_step: bool = False
+    given: dict[str, Value] = field(default_factory=dict)  # parameters, joined over the call sites of this pass
+    given_before: dict[str, Value] = field(default_factory=dict)  # of the pass before
+    returns: Value | None = None
+    reads: set[str] = field(default_factory=set)
+    env: dict[str, Value] = field(default_factory=dict)  # its names at the end
+    inner: list[Function] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    callers: list[Call] = field(default_factory=list)
+    decorators: tuple[str, ...] = ()
+    compiled: bool = False  # tf.function(jit_compile=True), or given to strategy.run
+
+    @property
+    def parameters(self) -> list[ast.arg]:
+        spec = self.node.args
+        return [*spec.posonlyargs, *spec.args, *spec.kwonlyargs]
+
+
+@dataclass(eq=False)
+class Class:
+    """A class of the program. `is_module`: a torch or Keras module; `lib` says which."""
+
+    node: ast.ClassDef
+    name: str
+    bases: tuple[str, ...]
+    parents: tuple[Class, ...]
+    is_module: bool
+    lib: str
+    methods: dict[str, Function] = field(default_factory=dict)
+    attributes: dict[str, Value] = field(default_factory=dict)
+
+    def method(self, name: str) -> Function | None:
+        return next((one.methods[name] for one in self.line() if name in one.methods), None)
+
+    def attribute(self, name: str) -> Value | None:
+        return next((one.attributes[name] for one in self.line() if name in one.attributes), None)
+
+    def line(self) -> Iterator[Class]:
+        seen: list[Class] = []
+        waiting = [self]
+        while waiting:
+            one = waiting.pop(0)
+            if one not in seen:
+                seen.append(one)
+                waiting.extend(one.parents)
+                yield one
+
+    def all_bases(self) -> Iterator[str]:
+        for one in self.line():
+            yield from one.bases
+
+
+class Program:
+    """Cells that share their names, or one file."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self.cells = list(cells)
+        self.notebook = any(cell.number is not None or cell.path.startswith("In [") for cell in self.cells)
+        self.functions: list[Function] = []
+        self.classes: list[Class] = []
+        self.globals: dict[str, Value] = {}
+        self.imported: set[str] = set()  # canonical names of everything imported
+        self.all_calls: list[Call] = []
+        self.rule = Speaker("", "", "")  # whose findings are made now
+        self._by_name: dict[str, list[Call]] | None = None
+        self._by_method: dict[str, list[Call]] = {}
+        self.recorded: list[tuple[ast.AST, Place]] = []  # nodes that rules asked for
+        self.memo: dict[Any, Any] = {}  # for rules and regions.py: what costs a look over everything is looked up once
+
+    def uses(self, root: str) -> bool:
+        """Whether anything of this package (dotted) is imported."""
+        return any(name == root or name.startswith(root + ".") for name in self.imported)
+
+    def calls(self, *names: str) -> list[Call]:
+        """Calls of these canonical names, in order; a name that ends in "." stands for everything below it."""
+        index = self._index()
+        exact = [name for name in names if not name.endswith(".")]
+        below = tuple(name for name in names if name.endswith("."))
+        found = [call for name in exact for call in index.get(name, ())]
+        if below:
+            found += [call for name, calls in index.items() if name.startswith(below) for call in calls]
+        return _in_order(found)
+
+    def methods(self, method: str, kind: str = "") -> list[Call]:
+        """Calls `x.method(...)` on a value, of that kind where one is given."""
+        self._index()
+        return [call for call in self._by_method.get(method, ()) if not kind or call.receiver.kind == kind]
+
+    def _index(self) -> dict[str, list[Call]]:
+        if self._by_name is None:
+            by_name: dict[str, list[Call]] = defaultdict(list)
+            by_method: dict[str, list[Call]] = defaultdict(list)
+            for call in self.all_calls:
+                if call.name:
+                    by_name[call.name].append(call)
+                if call.method:
+                    by_method[call.method].append(call)
+            self._by_name, self._by_method = dict(by_name), dict(by_method)
+        return self._by_name
+
+    @property
+    def launched(self) -> list[Function]:
+        return [one for one in self.functions if one.launched]
+
+    @property
+    def xla(self) -> bool:
+        """Whether this is torch code meant for XLA."""
+        return (
+            any(self.uses(root) for root in XLA_ROOTS)
+            or self.uses("transformers.TrainingArguments")
+            or bool(self.calls("transformers.TrainingArguments", "transformers.Trainer"))
+            or any(cell.magic.startswith("tpu_") for cell in self.cells)
+            or any(magic.name.startswith("tpu_") for cell in self.cells for magic in cell.line_magics)
+        )
+
+    @property
+    def tpu_tf(self) -> bool:
+        """Whether TensorFlow is to run on a TPU here."""
+        if "tpu_tf" not in self.memo:
+            self.memo["tpu_tf"] = bool(self.calls(*RESOLVERS, *STRATEGIES, "tensorflow.tpu.experimental."))
+        return bool(self.memo["tpu_tf"])
+
+    @property
+    def remote_tpu(self) -> bool | None:
+        """True: a resolver is given a name or an address; False: "local", or no sign of a TPU; None: not known."""
+        if not self.tpu_tf:
+            return False
+        said = [_remote(call) for call in self.calls(*RESOLVERS)]
+        return True if True in said else None if None in said or not said else False
+
+
+def _remote(call: Call) -> bool | None:
+    given = call.at.keyword(call.node, "tpu", 0)
+    if given is None:
+        return None
+    value = call.at.value(given)
+    if isinstance(value.const, str):
+        return None if not value.const else value.const != LOCAL_TPU
+    return True if value.kind != NUMBER or value.const is not None else None
+
+
+def _in_order(calls: Iterable[Call]) -> list[Call]:
+    return sorted(calls, key=lambda one: (one.at.cell_index, one.node.lineno, one.node.col_offset))
+
+

@@ -1,0 +1,146 @@
+"""Which code runs where: on the XLA device, at each step, compiled by XLA.
+
+What lives here: the answers for one place, followed through the calls of the program. What does not: values (flow.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.values import STRATEGY
+
+if TYPE_CHECKING:
+    from tpu_magics.check.place import Place
+    from tpu_magics.check.program import Function
+
+# Methods that run on the host, once or for one sample: when a module is built, and all of a data set.
+_HOST_METHODS = frozenset(
+    ("__init__", "_init_weights", "init_weights", "reset_parameters", "from_pretrained", "save_pretrained",
+     "__repr__", "extra_repr", "get_config", "build", "setup", "prepare_data", "configure_optimizers",
+     "train_dataloader", "val_dataloader", "test_dataloader")
+)  # fmt: skip
+_STEP_METHODS = frozenset(("forward", "call", "training_step", "train_step", "compute_loss", "__call__"))
+_EVALUATION_METHODS = frozenset(("test_step", "validation_step", "prediction_step", "predict_step"))
+_DATA = re.compile(r"(^|\.)(Dataset|IterableDataset|TensorDataset|Sampler|BatchSampler|DataCollator\w*|\w*Dataset|Transform)$")
+_HOST_NAMES = re.compile(
+    r"^(test_|collate|_collate|\w*_collate(_fn)?$|preprocess|tokenize|compute_metrics|plot|show|visuali[sz]e|load_data|"
+    r"make_data|prepare_data|get_data|build_vocab|set_seed|seed_everything|parse_args|transform(s)?$|augment$)"
+)
+
+
+def on_device(at: Place) -> bool:
+    """Whether torch code at this place runs on the XLA device."""
+    function = at.function
+    if function is not None:
+        return not _is_host(function)
+    return at.cell.magic == "tpu_train" or any(loop.is_step for loop in at.loops)
+
+
+def in_step(at: Place) -> bool:
+    """Whether this place runs at each step."""
+    if at.loops and any(loop.is_step for loop in at.loops):
+        # Between the epochs' loop and the step loop no step runs: the innermost loop with a step decides.
+        return True
+    return at.function is not None and _runs_at_each_step(at.function)
+
+
+def compiled_tf(at: Place) -> bool:
+    """Whether TensorFlow code at this place is compiled by XLA."""
+    return at.function is not None and _is_compiled(at.function)
+
+
+def _runs_at_each_step(function: Function) -> bool:
+    return _asked("in_step", function, _looks_in_step)
+
+
+def _looks_in_step(function: Function) -> bool:
+    if _is_host(function):
+        return False
+    if function.steps:
+        return True
+    if _is_step_method(function):
+        return True
+    return any(in_step(call.at) and not call.at.every_n for call in function.callers)
+
+
+def _is_step_method(function: Function) -> bool:
+    module = function.cls is not None and function.cls.is_module
+    if module and function.name in _STEP_METHODS | _EVALUATION_METHODS:
+        return True
+    trainer = function.cls is not None and any(base.endswith("Trainer") for base in function.cls.all_bases())
+    return trainer and function.name in ("compute_loss", "training_step", "prediction_step")
+
+
+def _is_host(function: Function) -> bool:
+    return _asked("host", function, _looks_host)
+
+
+def _looks_host(function: Function) -> bool:
+    if function.launched or function.compiled:
+        return False
+    if function.host:
+        return True
+    if function.outer is not None and _is_host(function.outer):
+        return True
+    if function.cls is not None:
+        return _is_host_method(function)
+    if function.has_step:
+        return False
+    if _HOST_NAMES.match(function.name):
+        return True
+    callers = function.callers
+    return bool(callers) and all(call.at.function is not None and _is_host(call.at.function) for call in callers)
+
+
+def _is_host_method(function: Function) -> bool:
+    assert function.cls is not None
+    if any(_DATA.search(base) for base in function.cls.all_bases()):
+        return True
+    if function.name.startswith("test_"):
+        return True
+    data = "__getitem__" in function.cls.methods and "__len__" in function.cls.methods and not function.cls.is_module
+    return data or (function.cls.is_module and function.name in _HOST_METHODS)
+
+
+def _is_compiled(function: Function) -> bool:
+    return _asked("compiled", function, _looks_compiled)
+
+
+def _looks_compiled(function: Function) -> bool:
+    if function.compiled:
+        return True
+    program = function.at.program
+    if program.tpu_tf and "tensorflow.function" in function.decorators:
+        return True
+    if function.cls is not None and function.cls.lib == "tf" and function.cls.is_module:
+        steps = _STEP_METHODS | _EVALUATION_METHODS
+        if function.name in steps and (program.tpu_tf or _compiles_models(function)):
+            return True
+    if function.outer is not None and _is_compiled(function.outer):
+        return True
+    return any(call.at.function is not None and _is_compiled(call.at.function) for call in function.callers)
+
+
+def _compiles_models(function: Function) -> bool:
+    program = function.at.program
+    if "compiles_models" not in program.memo:
+        said = (call.at.constant(call.at.keyword(call.node, "jit_compile")) for call in program.methods("compile"))
+        program.memo["compiles_models"] = any(one is True for one in said)
+    return bool(program.memo["compiles_models"])
+
+
+def _asked(question: str, function: Function, answer: Callable[[Function], bool]) -> bool:
+    """Asked once for each function; a function that is asked about itself on the way is not yet."""
+    memo = function.at.program.memo
+    key = (question, id(function))
+    if key not in memo:
+        memo[key] = False
+        memo[key] = answer(function)
+    return bool(memo[key])
+
+
+def under_strategy(at: Place) -> bool:
+    """Whether the place is inside `with strategy.scope():` of this function."""
+    return any(value.kind == STRATEGY for value in at.withs)

@@ -1,0 +1,85 @@
+"""Arguments of a call as code: one more, one less.
+
+What lives here: the edits, with the commas and lines that belong to them. What does not: which argument is wrong.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.finding import Edit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tpu_magics.check.place import Place
+
+Position = tuple[int, int]
+
+
+def added(call: ast.Call, text: str, at: Place) -> tuple[Edit, ...]:
+    """The edit that gives a call one more keyword: before its last keyword, so that no comment changes sides."""
+    if call.keywords:
+        before = call.keywords[-1]
+        start = at.replace(before, "").start
+        line = at.cell.lines[start[0] - 1]
+        indent = line[: start[1]]
+        between = f",\n{indent}" if not indent.strip() else ", "
+        return (Edit(start, start, text + between),)
+    if call.args:
+        return (at.insert_after(call.args[-1], f", {text}"),)
+    line_number, column = at.replace(call, "").end
+    return (Edit((line_number, column - 1), (line_number, column - 1), text),)
+
+
+def removed(call: ast.Call, keyword: ast.keyword, at: Place) -> tuple[Edit, ...]:
+    """The edit that takes a keyword out of a call; none where a comment would be torn apart."""
+    parts: list[ast.AST] = [*call.args, *call.keywords]
+    parts.sort(key=lambda one: (getattr(one, "lineno", 0), getattr(one, "col_offset", 0)))
+    return without(keyword, keyword, parts, at.replace(call, "").end, at)
+
+
+def removed_entry(made: ast.Dict, key: ast.expr, value: ast.expr, at: Place) -> tuple[Edit, ...]:
+    """The same for a key and its value in a dict literal."""
+    starts = [one if one is not None else other for one, other in zip(made.keys, made.values, strict=True)]
+    return without(key, value, starts, at.replace(made, "").end, at)
+
+
+def without(first: ast.AST, last: ast.AST, parts: Sequence[ast.AST], closed: Position, at: Place) -> tuple[Edit, ...]:
+    """Take out what reaches from `first` to `last`, one of the `parts` of a bracket that ends at `closed`."""
+    start, end = at.replace(first, "").start, at.replace(last, "").end
+    whole = _whole_lines(start, end, at)
+    if whole is not None:
+        return (whole,)
+    number = parts.index(first)
+    if number + 1 < len(parts):
+        following = at.replace(parts[number + 1], "").start
+        return (Edit(start, following, ""),) if _is_only_comma(end, following, at) else ()
+    if number == 0:
+        stop = (closed[0], closed[1] - 1)
+        return (Edit(start, stop, ""),) if _is_only_comma(end, stop, at) else ()
+    comma = at.replace(parts[number - 1], "").end
+    return (Edit(comma, end, ""),) if _is_only_comma(comma, start, at) else ()
+
+
+def _whole_lines(start: Position, end: Position, at: Place) -> Edit | None:
+    """The lines, where nothing else stands on them but a comment of their own."""
+    before = at.cell.lines[start[0] - 1][: start[1]]
+    after = at.cell.lines[end[0] - 1][end[1] :].strip()
+    alone = not before.strip() and (after in ("", ",") or after.lstrip(", ").startswith("#"))
+    if not alone or start[0] == 1 or end[0] >= len(at.cell.lines):
+        return None
+    return Edit((start[0], 0), (end[0] + 1, 0), "")
+
+
+def _text(start: Position, end: Position, at: Place) -> str:
+    lines = at.cell.lines[start[0] - 1 : end[0]]
+    if len(lines) == 1:
+        return lines[0][start[1] : end[1]]
+    return "\n".join([lines[0][start[1] :], *lines[1:-1], lines[-1][: end[1]]])
+
+
+def _is_only_comma(start: Position, end: Position, at: Place) -> bool:
+    return not _text(start, end, at).replace(",", "", 1).strip()
+

@@ -1,0 +1,242 @@
+"""How many rows a data set has, where that is written in the program.
+
+What lives here: lengths of torch, Hugging Face and tf.data data sets, of tensors and arrays, from the calls that make
+them. What does not: what a batch size makes of them (tpu302, tpu306). None means: not known.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from math import inf
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules._origins import origin
+
+if TYPE_CHECKING:
+    from tpu_magics.check.place import Place
+
+_Path = tuple[int, ...]
+_FAR = 20
+
+# Methods that keep the number of rows.
+_KEEPS = frozenset(
+    "shuffle map cache prefetch with_options with_format set_format with_transform set_transform rename_column "
+    "remove_columns rename_columns cast cast_column add_column class_encode_column flatten sort select_columns "
+    "float double half bfloat16 long int bool to cpu clone contiguous detach astype copy requires_grad_ normal_ uniform_ "
+    "abs exp log sqrt pow sigmoid tanh relu clamp pin_memory numpy".split()
+)
+_SIZES_FIRST = frozenset("randn rand zeros ones empty random_sample random standard_normal".split())
+_RANGES = frozenset(("builtins.range", "torch.arange", "numpy.arange", "tensorflow.range", "tensorflow.data.Dataset.range"))
+_FIRST_ARGUMENT = frozenset(
+    ("torch.utils.data.TensorDataset", "torch.tensor", "torch.as_tensor", "torch.from_numpy", "torch.FloatTensor",
+     "torch.LongTensor", "torch.Tensor", "numpy.array", "numpy.asarray", "builtins.list", "builtins.tuple", "builtins.sorted",
+     "builtins.enumerate", "builtins.zip", "tensorflow.constant", "tensorflow.convert_to_tensor", "tensorflow.cast",
+     "tensorflow.data.Dataset.from_tensor_slices", "tensorflow.data.Dataset.from_tensors", "datasets.Dataset.from_list",
+     "datasets.Dataset.from_dict", "numpy.expand_dims", "tensorflow.data.Dataset.zip")
+)  # fmt: skip
+# Data sets of known size: (training rows, test rows).
+_SPLITS = {
+    "torchvision.datasets.MNIST": (60_000, 10_000),
+    "torchvision.datasets.FashionMNIST": (60_000, 10_000),
+    "torchvision.datasets.KMNIST": (60_000, 10_000),
+    "torchvision.datasets.CIFAR10": (50_000, 10_000),
+    "torchvision.datasets.CIFAR100": (50_000, 10_000),
+    "keras.datasets.mnist.load_data": (60_000, 10_000),
+    "keras.datasets.fashion_mnist.load_data": (60_000, 10_000),
+    "keras.datasets.cifar10.load_data": (50_000, 10_000),
+    "keras.datasets.cifar100.load_data": (50_000, 10_000),
+    "keras.datasets.imdb.load_data": (25_000, 25_000),
+}
+_SLICED = re.compile(r"^\w+\[(\d*):(\d+)\]$")
+
+
+def rows(at: Place, node: ast.expr | None, path: _Path = (), far: int = 0) -> float | None:
+    """The length of what an expression (or the item of it at `path`) is; `inf` for a tf.data set that repeats."""
+    if node is None or far > _FAR:
+        return None
+    node, more = origin(at, node)
+    path = (*more, *path)
+    handler = _FORMS.get(node.__class__)
+    return handler(at, node, path, far + 1) if handler is not None else None
+
+
+def whole(at: Place, node: ast.expr | None) -> int | None:
+    """A whole number that an expression is."""
+    found = at.constant(node)
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+def _of_list(at: Place, node: ast.List | ast.Tuple, path: _Path, far: int) -> float | None:
+    if any(isinstance(one, ast.Starred) for one in node.elts):
+        return None
+    return rows(at, node.elts[path[0]], path[1:], far) if path and path[0] < len(node.elts) else len(node.elts)
+
+
+def _of_columns(at: Place, node: ast.Dict, path: _Path, far: int) -> float | None:
+    return rows(at, node.values[0], (), far) if node.values else None
+
+
+def _of_comprehension(at: Place, node: ast.ListComp | ast.GeneratorExp, path: _Path, far: int) -> float | None:
+    first = node.generators[0]
+    return rows(at, first.iter, (), far) if len(node.generators) == 1 and not first.ifs and not path else None
+
+
+def _of_operation(at: Place, node: ast.BinOp, path: _Path, far: int) -> float | None:
+    if isinstance(node.op, ast.Mult) and isinstance(node.left, ast.List):
+        times, length = whole(at, node.right), rows(at, node.left, (), far)
+        return None if times is None or length is None else times * length
+    left, right = rows(at, node.left, path, far), rows(at, node.right, path, far)
+    return left if right is None else right if left is None else max(left, right)
+
+
+def _of_slice(at: Place, node: ast.Subscript, path: _Path, far: int) -> float | None:
+    if not isinstance(node.slice, ast.Slice) or path or node.slice.step is not None:
+        return None
+    length = rows(at, node.value, (), far)
+    start, stop = node.slice.lower, node.slice.upper
+    first = 0 if start is None else whole(at, start)
+    last = length if stop is None else whole(at, stop)
+    if first is None or last is None or min(first, last) < 0:
+        return None
+    return max((min(last, length) if length is not None else last) - first, 0)
+
+
+def _of_call(at: Place, node: ast.Call, path: _Path, far: int) -> float | None:
+    name = at.name(node)
+    if name in _SPLITS:
+        return _of_split(at, node, name, path)
+    if name == "torch.utils.data.random_split":
+        return _of_random_split(at, node, path)
+    if name in _FIRST_ARGUMENT:
+        return rows(at, node.args[0], path, far) if node.args else None
+    if path:
+        return None
+    if name in _RANGES:
+        return _of_range(at, node)
+    if name in _NAMED:
+        return _NAMED[name](at, node, far)
+    if name.startswith(("torch.", "numpy.", "tensorflow.")):
+        return _of_creation(at, node, name.rpartition(".")[2])
+    if isinstance(node.func, ast.Attribute) and not name:
+        return _of_method(at, node, node.func, far)
+    return _of_own_class(at, node)
+
+
+def _of_split(at: Place, node: ast.Call, name: str, path: _Path) -> float | None:
+    if name.startswith("keras."):
+        return _SPLITS[name][path[0]] if path and path[0] < 2 else None
+    train = at.keyword(node, "train", 1)
+    said = True if train is None else at.constant(train)
+    return _SPLITS[name][0 if said else 1] if isinstance(said, bool) else None
+
+
+def _of_random_split(at: Place, node: ast.Call, path: _Path) -> float | None:
+    parts = at.constant(at.keyword(node, "lengths", 1))
+    part = parts[path[0]] if isinstance(parts, tuple) and path and path[0] < len(parts) else None
+    return part if isinstance(part, int) else None
+
+
+def _of_range(at: Place, node: ast.Call) -> float | None:
+    given = [whole(at, one) for one in node.args]
+    if not given or None in given or len(given) > 3 or (len(given) == 3 and not given[2]):
+        return None
+    return len(range(*(one for one in given if one is not None)))
+
+
+def _of_subset(at: Place, node: ast.Call, far: int) -> float | None:
+    return rows(at, at.keyword(node, "indices", 1), (), far)
+
+
+def _of_fake(at: Place, node: ast.Call, far: int) -> float | None:
+    given = at.keyword(node, "size", 0)
+    return 1000 if given is None else whole(at, given)
+
+
+def _of_load_dataset(at: Place, node: ast.Call, far: int) -> float | None:
+    split = at.constant(at.keyword(node, "split"))
+    found = _SLICED.match(split) if isinstance(split, str) else None
+    return int(found[2]) - int(found[1] or 0) if found else None
+
+
+_NAMED: dict[str, Callable[[Place, ast.Call, int], float | None]] = {
+    "torch.utils.data.Subset": _of_subset,
+    "torchvision.datasets.FakeData": _of_fake,
+    "datasets.load_dataset": _of_load_dataset,
+}
+
+
+def _of_creation(at: Place, node: ast.Call, last: str) -> float | None:
+    """The first dimension of `torch.randn(84, 16)`, `np.zeros((84, 16))`, `torch.randint(0, 4, (84,))`."""
+    size = at.keyword(node, "size") or at.keyword(node, "shape")
+    if size is None and node.args:
+        size = node.args[0] if last in (*_SIZES_FIRST, "full") else node.args[-1] if last in _SIZES_LAST else None
+    first = at.constant(size)
+    if isinstance(first, tuple):
+        first = first[0] if first else None
+    return first if isinstance(first, int) and not isinstance(first, bool) else _first_of(at, size)
+
+
+_SIZES_LAST = ("randint", "normal", "uniform")
+
+
+def _first_of(at: Place, size: ast.expr | None) -> int | None:
+    return whole(at, size.elts[0]) if isinstance(size, (ast.Tuple, ast.List)) and size.elts else None
+
+
+def _of_method(at: Place, node: ast.Call, func: ast.Attribute, far: int) -> float | None:
+    method = func.attr
+    if method in _KEEPS:
+        return rows(at, func.value, (), far)
+    if method == "select":
+        return rows(at, at.keyword(node, "indices", 0), (), far)
+    if method in _COUNTED:
+        number = whole(at, node.args[0]) if node.args else None
+        return _COUNTED[method](rows(at, func.value, (), far), number, bool(node.args))
+    if method in _SIZES_FIRST or method in _SIZES_LAST or method == "integers":  # of a numpy Generator
+        return _of_creation(at, node, "randint" if method == "integers" else method)
+    return None
+
+
+def _taken(length: float | None, number: int | None, given: bool) -> float | None:
+    return number if length is None else None if number is None or number < 0 else min(length, number)
+
+
+def _skipped(length: float | None, number: int | None, given: bool) -> float | None:
+    return None if length is None or number is None else max(length - number, 0)
+
+
+def _repeated(length: float | None, number: int | None, given: bool) -> float | None:
+    if not given or (number is not None and number < 0):
+        return inf
+    return None if length is None or number is None else length * number
+
+
+_COUNTED: dict[str, Callable[[float | None, int | None, bool], float | None]] = {
+    "take": _taken,
+    "skip": _skipped,
+    "repeat": _repeated,
+}
+
+
+def _of_own_class(at: Place, node: ast.Call) -> float | None:
+    """What `__len__` of a class of the program returns, where that is a number."""
+    cls = at.value(node.func).ref
+    method = cls.method("__len__") if cls is not None and hasattr(cls, "method") else None
+    if method is None or isinstance(method.node, ast.Lambda) or method.returns is None:
+        return None
+    const = method.returns.const
+    return const if isinstance(const, int) and not isinstance(const, bool) else None
+
+
+_FORMS: dict[type, Callable[..., float | None]] = {
+    ast.List: _of_list,
+    ast.Tuple: _of_list,
+    ast.Dict: _of_columns,
+    ast.ListComp: _of_comprehension,
+    ast.GeneratorExp: _of_comprehension,
+    ast.BinOp: _of_operation,
+    ast.Subscript: _of_slice,
+    ast.Call: _of_call,
+}

@@ -1,0 +1,108 @@
+"""Where a name's value was written: the expression that a name was last given.
+
+What lives here: looking up assignments, for rules that need the arguments of what made a value. What does not: abstract
+values (flow.py); this reads only how things were written.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from tpu_magics.check.place import Place
+
+_FAR = 12  # names that stand for names: no program goes further
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+
+
+class Given(NamedTuple):
+    """One assignment: where it stands, what was assigned, and which item of that where it was unpacked."""
+
+    cell: int
+    line: int
+    value: ast.expr
+    path: tuple[int, ...]
+
+
+def origin(at: Place, node: ast.expr) -> tuple[ast.expr, tuple[int, ...]]:
+    """The expression behind a name, and the path of items that lead from that to it; any other node is its own."""
+    path: tuple[int, ...] = ()
+    for _ in range(_FAR):
+        if not isinstance(node, ast.Name):
+            break
+        given = _last(at, node)
+        if given is None or given.value is node:
+            break
+        node, path = given.value, (*given.path, *path)
+        while path and isinstance(node, (ast.Tuple, ast.List)) and path[0] < len(node.elts):
+            node, path = node.elts[path[0]], path[1:]
+    return node, path
+
+
+def _last(at: Place, node: ast.Name) -> Given | None:
+    """The last assignment above the name, in its function or at the level of the notebook."""
+    if at.function is not None:
+        here = _assigned_in_function(at).get(node.id)
+        if here is not None:
+            return next((one for one in reversed(here) if one.line < node.lineno), None)
+        if any(one.arg == node.id for one in at.function.parameters):
+            return None
+    found = _assigned_at_top(at).get(node.id, [])
+    if at.function is not None:
+        return found[-1] if found else None
+    return next((one for one in reversed(found) if (one.cell, one.line) < (at.cell_index, node.lineno)), None)
+
+
+def _assigned_in_function(at: Place) -> dict[str, list[Given]]:
+    function = at.function
+    assert function is not None
+    key = ("origins", id(function))
+    if key not in at.program.memo:
+        body = function.node.body
+        at.program.memo[key] = _gathered(body if isinstance(body, list) else [], at.cell_index)
+    found: dict[str, list[Given]] = at.program.memo[key]
+    return found
+
+
+def _assigned_at_top(at: Place) -> dict[str, list[Given]]:
+    if "origins" not in at.program.memo:
+        found: dict[str, list[Given]] = {}
+        for index, cell in enumerate(at.program.cells):
+            for name, given in _gathered(cell.tree.body if cell.tree is not None else [], index).items():
+                found.setdefault(name, []).extend(given)
+        at.program.memo["origins"] = found
+    top: dict[str, list[Given]] = at.program.memo["origins"]
+    return top
+
+
+def _gathered(body: list[ast.stmt], cell: int) -> dict[str, list[Given]]:
+    found: dict[str, list[Given]] = {}
+    for node in own_nodes(body):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                _note(target, node.value, (), cell, node.lineno, found)
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+            _note(node.target, node.value, (), cell, node.lineno, found)
+    return found
+
+
+def _note(
+    target: ast.expr, value: ast.expr, path: tuple[int, ...], cell: int, line: int, found: dict[str, list[Given]]
+) -> None:
+    if isinstance(target, ast.Name):
+        found.setdefault(target.id, []).append(Given(cell, line, value, path))
+    elif isinstance(target, (ast.Tuple, ast.List)) and not any(isinstance(one, ast.Starred) for one in target.elts):
+        for number, one in enumerate(target.elts):
+            _note(one, value, (*path, number), cell, line, found)
+
+
+def own_nodes(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """All nodes of these statements in order, but not those of functions and classes defined in them."""
+    waiting: list[ast.AST] = list(reversed(body))
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, _SCOPES):
+            waiting.extend(reversed(list(ast.iter_child_nodes(node))))

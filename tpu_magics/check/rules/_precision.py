@@ -1,0 +1,84 @@
+"""What the rules of the precision group share.
+
+What lives here: what float16 is, and which code is meant for a GPU alone. What does not: what is said of it.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.values import NUMBER
+
+if TYPE_CHECKING:
+    from tpu_magics.check.place import Place
+    from tpu_magics.check.program import Program
+
+_FLOAT16 = frozenset(("torch.float16", "torch.half", "tensorflow.float16", "tensorflow.half"))
+FLOAT16_TENSORS = frozenset(("torch.HalfTensor", "torch.cuda.HalfTensor"))
+_TEXTS = frozenset(("float16", "fp16", "half", "torch.float16", "torch.half"))
+_TPU_ROOTS = ("torch_xla", "accelerate", "tpu_magics")
+_GPU_STRATEGIES = ("tensorflow.distribute.MirroredStrategy", "tensorflow.distribute.MultiWorkerMirroredStrategy")
+_SENT = ("to", "cuda")
+
+
+def is_float16(node: ast.expr | None, at: Place, texts: bool = False) -> bool:
+    """Whether an expression is the dtype float16; `texts`: also its names as strings."""
+    if node is None:
+        return False
+    if at.name(node) in _FLOAT16 and not isinstance(node, ast.Call):
+        return True
+    return texts and at.constant(node) in _TEXTS
+
+
+def is_for_gpu(node: ast.AST, at: Place) -> bool:
+    """Whether this runs on a GPU alone: under a condition that asks for one, or in a program that knows no other device."""
+    return _asks_for_gpu(node, at) or gpu_only(at.program)
+
+
+def _asks_for_gpu(node: ast.AST, at: Place) -> bool:
+    inner = node
+    for outer in at.parents(node):
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return False
+        if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test:
+            held = outer.body if isinstance(outer.body, list) else [outer.body]
+            if _is_gpu_branch(outer.test, any(one is inner for one in held)):
+                return True
+        inner = outer
+    return False
+
+
+def _is_gpu_branch(test: ast.expr, when_true: bool) -> bool:
+    text = ast.unparse(test).lower()
+    negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+    if "cuda" in text or "gpu" in text:
+        return when_true != negated
+    return ("xla" in text or "tpu" in text) and when_true == negated
+
+
+def mentions_gpu(node: ast.expr | None, at: Place) -> bool:
+    """`enabled=torch.cuda.is_available()`, `enabled=device.type == "cuda"`, through a name as well."""
+    return node is not None and ("cuda" in ast.unparse(node).lower() or at.value(node).name.startswith("torch.cuda"))
+
+
+def gpu_only(program: Program) -> bool:
+    """Whether the program sends everything to "cuda" and has no sign of XLA: a script for a GPU."""
+    if "gpu_only" not in program.memo:
+        program.memo["gpu_only"] = _looks_gpu_only(program)
+    return bool(program.memo["gpu_only"])
+
+
+def _looks_gpu_only(program: Program) -> bool:
+    if program.xla or program.tpu_tf or any(program.uses(root) for root in _TPU_ROOTS):
+        return False
+    if program.calls(*_GPU_STRATEGIES):
+        return True
+    if any(call.receiver.kind != NUMBER for call in program.methods("cuda")):
+        return True
+    devices = program.calls("torch.device") + program.methods("to")
+    return any(_is_cuda(call.at.constant(argument)) for call in devices for argument in call.node.args[:1])
+
+
+def _is_cuda(constant: object) -> bool:
+    return isinstance(constant, str) and constant.partition(":")[0] == "cuda"

@@ -1,0 +1,74 @@
+"""Calls that read a tensor's value.
+
+What lives here: which calls do, and where a read costs nothing. What does not: what is said of them (tpu102_value_read.py).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _values
+from tpu_magics.check.values import LIST
+
+if TYPE_CHECKING:
+    from tpu_magics.check.place import Place
+
+_METHODS = frozenset(("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__index__", "__array__"))
+_NUMBERS = frozenset(("builtins.float", "builtins.int", "builtins.complex"))
+# These put what they are given on the host first.
+_TO_HOST = frozenset(("torch_xla.core.xla_model.mesh_reduce", "torch_xla.core.xla_model._maybe_convert_to_cpu"))
+_OF_LISTS = frozenset(("torch.tensor", "torch.as_tensor"))
+# Torch functions that make a tensor on the CPU unless they are told a device.
+_MAKERS = frozenset(
+    "torch." + one
+    for one in "tensor rand randn randint randperm zeros ones full arange linspace empty eye from_numpy".split()
+)
+
+
+def read_tensor(node: ast.AST, at: Place) -> ast.expr | None:
+    """The tensor whose value a call reads; None where it reads none that XLA computes."""
+    if not isinstance(node, ast.Call):
+        return None
+    tensor = next(_given(node, at), None)
+    return None if tensor is None or _made_on_cpu(tensor, at) else tensor
+
+
+def is_read(node: ast.expr, at: Place) -> bool:
+    """Whether an expression is data: a number read out of a tensor, here or before."""
+    if isinstance(node, ast.Call) and (at.name(node) or isinstance(node.func, ast.Attribute)):
+        return read_tensor(node, at) is not None
+    return at.value(node).read
+
+
+def _given(node: ast.Call, at: Place) -> Iterator[ast.expr]:
+    func = node.func
+    if isinstance(func, ast.Attribute) and (func.attr in _METHODS or func.attr == "to"):
+        if _values.readable(at.value(func.value), at) and (func.attr != "to" or at.value(node).where == "host"):
+            yield func.value
+    name = at.name(node)
+    if not name or not node.args:
+        return
+    if name in _NUMBERS or name in _TO_HOST:
+        wanted = node.args[1:2] if name in _TO_HOST and len(node.args) > 1 else node.args[:1]
+        yield from (one for one in wanted if _values.readable(at.value(one), at))
+    elif name.startswith(("numpy.", "math.")):
+        yield from (one for one in node.args if _values.computed(at.value(one), at) or _is_list(one, at))
+    elif name in _OF_LISTS:
+        yield from (one for one in node.args[:1] if _is_list(one, at))
+
+
+def _is_list(node: ast.expr, at: Place) -> bool:
+    value = at.value(node)
+    return value.kind == LIST and _values.holds(value, at, 1)
+
+
+def _made_on_cpu(tensor: ast.expr, at: Place) -> bool:
+    """`torch.randint(0, 9, (1,))` names no device, and is on the CPU."""
+    value = at.value(tensor)
+    made = tensor if isinstance(tensor, ast.Call) else value.made
+    place = at if made is tensor else value.made_at
+    if not isinstance(made, ast.Call) or place is None or place.name(made) not in _MAKERS:
+        return False
+    return place.keyword(made, "device") is None and not at.program.calls("torch.set_default_device")

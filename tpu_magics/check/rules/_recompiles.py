@@ -1,0 +1,165 @@
+"""What the rules of the recompiles group share.
+
+What lives here: which code handles one batch at a time, which branches a TPU never takes, and what is for training. What
+does not: lengths of data sets (_lengths.py), numbers that change (_changing.py).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.values import LIST, NUMBER, UNKNOWN, Value
+
+if TYPE_CHECKING:
+    from tpu_magics.check.place import Place
+    from tpu_magics.check.program import Function, Program
+
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_TRAINING = frozenset(("train", "training", "trn", "trainset"))
+_EVALUATION = frozenset(
+    ("eval", "evaluation", "val", "valid", "validation", "test", "testing", "dev", "predict", "prediction", "inference",
+     "infer", "testset", "valset", "holdout")
+)  # fmt: skip
+# A condition that tells a TPU (or XLA) from other devices.
+_ASKS_FOR_TPU = re.compile(r"tpu|xla", re.IGNORECASE)
+_BATCH_FUNCTION = re.compile(
+    r"tokeni[sz]e|collate|preprocess|(^|_)(encode|prepare|convert|batch|process)(_|$)|add_token|to_features", re.IGNORECASE
+)
+_BATCH_PARAMETERS = frozenset(
+    ("batch", "examples", "example", "features", "samples", "sample", "rows", "items", "instances", "batch_examples", "data")
+)
+
+
+def sides(name: str) -> tuple[bool, bool]:
+    """Whether a name says training, and whether it says evaluation: `train_loader`, `valDataset`."""
+    words = {word.lower() for word in _WORDS.findall(name)}
+    return bool(words & _TRAINING), bool(words & _EVALUATION)
+
+
+def side_of(names: Iterable[str]) -> str:
+    """ "training", "evaluation" or "": what the first of these names that says either says."""
+    for name in names:
+        training, evaluation = sides(name)
+        if training != evaluation:
+            return "training" if training else "evaluation"
+    return ""
+
+
+def given_names(at: Place, node: ast.AST) -> list[str]:
+    """The names that the value of an expression is given: assigned to, passed as, the key of a dict, returned by."""
+    found: list[str] = []
+    for outer in at.parents(node):
+        if isinstance(outer, ast.keyword) and outer.arg:
+            found.append(outer.arg)
+        elif isinstance(outer, ast.Dict):
+            pairs = zip(outer.keys, outer.values, strict=True)
+            found += [str(key.value) for key, value in pairs if value is node and isinstance(key, ast.Constant)]
+        elif isinstance(outer, (ast.Assign, ast.AnnAssign, ast.NamedExpr)):
+            targets = outer.targets if isinstance(outer, ast.Assign) else [outer.target]
+            return [*found, *(name for target in targets for name in _target_names(target))]
+        elif isinstance(outer, ast.Return):
+            return [*found, at.function.name if at.function is not None else ""]
+        elif isinstance(outer, ast.stmt):
+            return found
+        node = outer
+    return found
+
+
+def _target_names(target: ast.expr) -> Iterable[str]:
+    if isinstance(target, ast.Name):
+        return (target.id,)
+    if isinstance(target, ast.Attribute):
+        return (target.attr,)
+    if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+        return (str(target.slice.value),)
+    return ()
+
+
+def told_by(node: ast.AST | None) -> list[str]:
+    """The names and string keys in an expression: `raw_datasets["validation"]`."""
+    if node is None:
+        return []
+    names = [one.id for one in ast.walk(node) if isinstance(one, ast.Name)]
+    names += [one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)]
+    keys = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant)]
+    return [*(key for key in keys if isinstance(key, str)), *names]
+
+
+# -- where code runs -----------------------------------------------------------------------------------------------------
+
+
+def runs_per_batch(at: Place, seen: frozenset[int] = frozenset()) -> bool:
+    """Whether this place runs for each batch of rows, not once over all of them."""
+    function = at.function
+    if at.in_step or _over_pieces(at):
+        return True
+    if function is None or id(function) in seen:
+        return False
+    if function.host or (function.cls is not None and function.name in ("__call__", "__getitem__")):
+        return True
+    if function.callers:
+        return any(runs_per_batch(call.at, seen | {id(function)}) for call in function.callers)
+    return _takes_a_batch(function)
+
+
+def _takes_a_batch(function: Function) -> bool:
+    """A function that nobody calls here: its name and its parameter say that it is for `map` or a loader."""
+    own = [one.arg for one in function.parameters if one.arg not in ("self", "cls")]
+    return bool(own) and (own[0] in _BATCH_PARAMETERS or bool(_BATCH_FUNCTION.search(function.name)))
+
+
+def _over_pieces(at: Place) -> bool:
+    """`for i in range(0, len(texts), 32)`: a loop that takes a piece at a time."""
+    return any(
+        isinstance(loop.node, (ast.For, ast.AsyncFor))
+        and isinstance(loop.node.iter, ast.Call)
+        and at.name(loop.node.iter) in ("builtins.range", "tqdm.trange")
+        and len(loop.node.iter.args) == 3
+        for loop in at.loops
+    )
+
+
+def off_tpu(at: Place, node: ast.AST) -> bool:
+    """Whether a branch for TPUs comes before: `if accelerator.distributed_type == DistributedType.XLA: return ...`."""
+    for outer in at.parents(node):
+        if isinstance(outer, (ast.If, ast.IfExp)) and _ASKS_FOR_TPU.search(at.source(outer.test)):
+            return True
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            body = outer.body if isinstance(outer.body, list) else []
+            return any(_returns_on_tpu(at, one) for one in body if one.lineno < getattr(node, "lineno", 0))
+    return False
+
+
+def _returns_on_tpu(at: Place, node: ast.stmt) -> bool:
+    if not isinstance(node, ast.If) or not _ASKS_FOR_TPU.search(at.source(node.test)):
+        return False
+    return any(isinstance(one, ast.Return) for one in node.body)
+
+
+def trains(program: Program) -> bool:
+    """Whether this program trains with torch: code that only makes data for something else is left alone."""
+    return program.xla or any(one.has_step for one in program.functions)
+
+
+def loader_of(at: Place, value: Value) -> Value:
+    """The DataLoader's own value behind enumerate, tqdm, MpDeviceLoader and prepare."""
+    for _ in range(8):
+        if value.kind == LIST and isinstance(value.ref, Value):
+            value = value.ref
+        elif isinstance(value.made, ast.Call) and value.name.startswith("torch_xla.") and value.made.args:
+            value = value.made_at.value(value.made.args[0])
+        else:
+            break
+    return value
+
+
+def is_nothing(value: Value) -> bool:
+    """Whether an argument is certainly None."""
+    return value.kind == NUMBER and value.const is None
+
+
+def may_be(value: Value, kind: str) -> bool:
+    return value.kind in (kind, UNKNOWN)

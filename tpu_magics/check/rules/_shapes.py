@@ -1,0 +1,136 @@
+"""What the rules of the shapes group share.
+
+What lives here: which code is theirs, what a boolean mask is, and which numbers come from data. What does not: how a mask
+is computed away (_masks.py).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.values import BATCH, LIST, NUMBER, OUTPUT, TENSOR, UNKNOWN
+
+if TYPE_CHECKING:
+    from tpu_magics.check.place import Place
+    from tpu_magics.check.values import Value
+
+WHY_MASK = (
+    "XLA needs every shape when it compiles, and this one is the number of true elements: each step waits for the mask to "
+    "be read back to the host, and each new number of true elements compiles the graph again."
+)
+WHY_TF = (
+    "XLA needs every shape when it compiles, and this one depends on values: that it passes on a CPU does not prove that "
+    "a TPU takes it."
+)
+
+# Names that are given to what selects, and not to positions (`index`, `ids`, `order`) or lengths.
+_MASK_NAME = re.compile(r"(^|_)(mask|masks|keep|valid|invalid|selected|padded|masked|unmasked|active)$", re.IGNORECASE)
+_COMPARED = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+_BITS = (ast.BitAnd, ast.BitOr, ast.BitXor)
+_ON_DEVICE = (TENSOR, OUTPUT, BATCH)
+
+
+def runs_on_xla(at: Place, *values: Value) -> bool:
+    """Whether these tensors' code at this place is XLA's: TensorFlow's where it is compiled, torch's on the device."""
+    if any(value.lib == "tf" for value in values) or (at.program.uses("tensorflow") and not at.program.uses("torch")):
+        return at.compiled_tf
+    return at.on_device
+
+
+def is_array(value: Value) -> bool:
+    """Whether it may be a tensor on the device (tensors of the host are a loader's or NumPy's business)."""
+    return value.kind in _ON_DEVICE and value.where != "host"
+
+
+def mask_in(node: ast.Subscript, at: Place) -> ast.expr | None:
+    """The boolean mask by which `x[...]` is indexed, alone or as one of several indices; None where there is none."""
+    index = node.slice
+    if isinstance(index, (ast.Constant, ast.Slice)) or not _may_be_indexed(at.value(node.value)):
+        return None
+    items = index.elts if isinstance(index, ast.Tuple) else [index]
+    sure = is_array(at.value(node.value))
+    return next((one for one in items if is_mask(one, at, sure)), None)
+
+
+def _may_be_indexed(value: Value) -> bool:
+    return is_array(value) or value.kind == UNKNOWN
+
+
+def is_mask(node: ast.expr, at: Place, of_tensor: bool) -> bool:
+    """Whether an index is a boolean tensor.
+
+    A tensor of unknown dtype is one where its name says so (`mask`, `keep`, `valid`): nobody calls positions so. What is
+    not known to be a tensor is one only where a tensor is indexed (`of_tensor`) and the form says so (`ids != 0`).
+    """
+    if isinstance(node, (ast.Constant, ast.Slice, ast.List, ast.ListComp)):
+        return False
+    value = at.value(node)
+    if value.where == "host" or value.kind not in (*_ON_DEVICE, UNKNOWN):
+        return False
+    if value.dtype and value.kind == TENSOR:
+        return value.dtype == "bool"
+    if value.kind == UNKNOWN and not of_tensor:
+        return False
+    return _has_form_of_mask(node, at, of_tensor)
+
+
+def _has_form_of_mask(node: ast.expr, at: Place, of_tensor: bool) -> bool:
+    if isinstance(node, ast.Compare):
+        return all(isinstance(one, _COMPARED) for one in node.ops) and _compares_data(node, at)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
+        return is_mask(node.operand, at, of_tensor)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, _BITS):
+        return is_mask(node.left, at, of_tensor) or is_mask(node.right, at, of_tensor)
+    return bool(_MASK_NAME.search(last_name(node)))
+
+
+def _compares_data(node: ast.Compare, at: Place) -> bool:
+    """`x[i == 0]` with a Python number is no mask: somewhere a tensor has to be."""
+    return any(is_array(at.value(one)) for one in (node.left, *node.comparators))
+
+
+def last_name(node: ast.AST) -> str:
+    """`mask` of `mask`, `self.mask` and `batch["mask"]`; "" of anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        return str(node.slice.value)
+    return ""
+
+
+def is_data(value: Value) -> bool:
+    """Whether a size or position is computed by the program's data: a tensor, or a number read out of one."""
+    if value.where == "host" and value.kind != NUMBER:
+        return False
+    if value.kind in (TENSOR, OUTPUT) or (value.kind in (NUMBER, LIST) and value.read):
+        return True
+    return value.kind == LIST and any(
+        is_data(one) for one in value.items or (() if value.item is None else (value.item,))
+    )
+
+
+def data_among(nodes: list[ast.expr], at: Place) -> Iterator[ast.expr]:
+    """The sizes among these (tuples and lists looked into) that data decides."""
+    for node in nodes:
+        if isinstance(node, (ast.Tuple, ast.List)):
+            yield from data_among(node.elts, at)
+        elif is_data(at.value(node.value if isinstance(node, ast.Starred) else node)):
+            yield node
+
+
+def short(at: Place, node: ast.AST, otherwise: str = "it") -> str:
+    """The code of a node where it is short enough to stand in a sentence."""
+    text = " ".join(at.source(node).split())
+    return text if 0 < len(text) <= 60 else otherwise
+
+
+def atom(at: Place, node: ast.AST, otherwise: str = "mask") -> str:
+    """The same, in brackets where it is used with an operator."""
+    text = short(at, node, otherwise)
+    plain = text == otherwise or isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant))
+    return text if plain else f"({text})"

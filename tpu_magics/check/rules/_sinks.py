@@ -1,0 +1,73 @@
+"""Where values are shown: print, logging, progress bars and trackers.
+
+What lives here: which calls show what they are given, and what to write instead in a step. What does not: reads
+(_reads.py) and the rule (tpu103_printed_tensor.py).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.values import ACCELERATOR
+
+if TYPE_CHECKING:
+    from tpu_magics.check.place import Place
+
+_NAMES = frozenset(
+    ("builtins.print", "torch_xla.core.xla_model.master_print", "tqdm.tqdm.write", "tqdm.write", "pprint.pprint", "rich.print",
+     "IPython.display.display", "display", "sys.stdout.write", "sys.stderr.write", "warnings.warn", "click.echo",
+     "wandb.log", "wandb.run.log", "mlflow.log_metric", "mlflow.log_metrics", "neptune.log_metric", "trackio.log",
+     "swanlab.log", "builtins.str", "builtins.repr", "builtins.format")
+    + tuple("logging." + one for one in ("debug", "info", "warning", "warn", "error", "critical", "exception", "log"))
+)  # fmt: skip
+_BARS = frozenset(("set_postfix", "set_postfix_str", "set_description", "set_description_str"))
+_WRITERS = frozenset(("add_scalar", "add_scalars", "add_text", "add_histogram", "log_metric", "log_metrics"))
+_LEVELS = frozenset(("debug", "info", "warning", "warn", "error", "critical", "exception", "log"))
+_LOGGER = re.compile(r"(^|_)log(ger|ging)?$", re.I)
+_ATTRIBUTES = _BARS | _WRITERS | _LEVELS | {"print", "write", "format"}
+
+
+def is_sink(node: ast.AST, at: Place) -> bool:
+    """Whether a call shows the values that it is given."""
+    if not isinstance(node, ast.Call):
+        return False
+    name = at.name(node)
+    if name:
+        return name in _NAMES
+    func = node.func
+    if not isinstance(func, ast.Attribute) or func.attr not in _ATTRIBUTES:
+        return False
+    # `run = wandb.init()`, then `run.log({...})`.
+    tracked = func.attr == "log" and node.args and isinstance(node.args[0], ast.Dict) and at.program.uses("wandb")
+    return bool(tracked) or _shows(func, at)
+
+
+def _shows(func: ast.Attribute, at: Place) -> bool:
+    method, owner = func.attr, func.value
+    if method in _BARS or method in _WRITERS:
+        return True
+    if method == "print":
+        return True
+    if method == "format":
+        return isinstance(at.constant(owner), str)
+    receiver = at.value(owner)
+    if method == "log" and receiver.kind == ACCELERATOR:
+        return True
+    return (
+        _last_name(owner, at).startswith("tqdm") if method == "write" else bool(_LOGGER.search(_last_name(owner, at)))
+    )
+
+
+def _last_name(node: ast.expr, at: Place) -> str:
+    if isinstance(node, ast.Call):  # logging.getLogger("train").info(...)
+        return "logger" if at.name(node).rpartition(".")[2] in ("getLogger", "get_logger") else ""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def cure(name: str, at: Place) -> str:
+    """What to write instead in a step."""
+    if at.program.uses("torch_xla") or not at.program.uses("tensorflow"):
+        return f"Show {name} every N steps (`if step % 100 == 0:`), or after the step in `xm.add_step_closure`."
+    return f"Show {name} every N steps (`if step % 100 == 0:`), or after the loop."

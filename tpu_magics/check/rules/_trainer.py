@@ -1,0 +1,226 @@
+"""What the rules of the trainer group share: the calls of TrainingArguments, what they say, and where they go.
+
+What lives here: finding them through aliases, subclasses and `**` dicts, and the Trainers that they are given to. What
+does not: what is wrong with an argument. Read in transformers 5.23.0.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tpu_magics.check.rules import _elsewhere
+from tpu_magics.check.values import CLASS, MODEL, NOTHING, TRAINER
+
+if TYPE_CHECKING:
+    from tpu_magics.check.place import Place
+    from tpu_magics.check.program import Call, Class, Program
+
+# Those of trl and sentence-transformers are subclasses that keep the fields and their defaults of what is looked at here.
+_NAMES = re.compile(
+    r"transformers\.(Seq2Seq)?TrainingArguments|trl\.(SFT|DPO|Reward|ORPO|KTO|CPO)Config"
+    r"|sentence_transformers\.SentenceTransformerTrainingArguments"
+)
+_TRAINERS = re.compile(r"(transformers|trl|sentence_transformers)\.\w*Trainer")
+_OWN_OPTIMIZER = ("create_optimizer", "create_optimizer_and_scheduler", "get_optimizer_cls_and_kwargs")
+_OPTIMIZERS = 10  # where Trainer(...) takes `optimizers`
+_TRAINS = ("train", "hyperparameter_search")
+_EVALUATES = ("evaluate", "predict")
+
+
+@dataclass(frozen=True, eq=False)
+class Argument:
+    """One argument that is given: where it stands, its value and the keyword (None out of a `**` dict)."""
+
+    node: ast.AST
+    value: ast.expr
+    constant: Any
+    keyword: ast.keyword | None
+
+
+@dataclass(frozen=True, eq=False)
+class Arguments:
+    """One call of TrainingArguments or of a class like it."""
+
+    node: ast.Call
+    at: Place
+    cls: Class | None
+
+    @property
+    def name(self) -> str:
+        """As the person calls it."""
+        return self.at.source(self.node.func).rpartition(".")[2]
+
+    def given(self, name: str) -> Argument | None:
+        value = self.at.keyword(self.node, name)
+        if value is None:
+            return None
+        keyword = next((one for one in self.node.keywords if one.arg == name), None)
+        return Argument(keyword or value, value, self.at.constant(value), keyword)
+
+    def is_left(self, name: str) -> bool:
+        """Whether an argument certainly has transformers' default."""
+        if self.at.keyword(self.node, name) is not None or self.at.open_keywords(self.node):
+            return False
+        if name in _stored(self.at.program):
+            return False
+        return not self.declares(name)
+
+    def declares(self, name: str) -> bool:
+        """Whether a subclass of the program has the argument itself."""
+        return self.cls is not None and any(name in _fields(one) or "__init__" in one.methods for one in self.cls.line())
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether these say themselves, or stand where it is said, that no TPU is used."""
+        for name in ("use_cpu", "no_cuda", "use_mps_device", "deepspeed"):
+            given = self.given(name)
+            if given is not None and given.constant is not False and given.constant is not None:
+                return True
+        return _elsewhere.is_gpu_program(self.at.program) or _elsewhere.is_elsewhere(self.node, self.at)
+
+
+def all_of(program: Program) -> list[Arguments]:
+    """Every call of TrainingArguments in a program, in order."""
+    if "training_arguments" not in program.memo:
+        found = {id(call.node): _read(call) for call in program.all_calls if _is_arguments(call)}
+        program.memo["training_arguments"] = list(found.values())
+    calls: list[Arguments] = program.memo["training_arguments"]
+    return calls
+
+
+def on_tpu(program: Program) -> Iterator[Arguments]:
+    """Those that are not said to be for another device."""
+    return (one for one in all_of(program) if not one.is_elsewhere)
+
+
+def _read(call: Call) -> Arguments:
+    value = call.at.value(call.node.func)
+    return Arguments(call.node, call.at, value.ref if value.kind == CLASS else None)
+
+
+def _is_arguments(call: Call) -> bool:
+    if call.name:
+        return _NAMES.fullmatch(call.name) is not None
+    value = call.at.value(call.node.func)
+    return value.kind == CLASS and any(_NAMES.fullmatch(base) for base in value.ref.all_bases())
+
+
+def is_arguments_name(name: str) -> bool:
+    return _NAMES.fullmatch(name) is not None
+
+
+def _fields(cls: Class) -> set[str]:
+    """What a subclass sets in its body."""
+    body = cls.node.body
+    names = {one.target.id for one in body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}
+    names |= {target.id for one in body if isinstance(one, ast.Assign) for target in one.targets if isinstance(target, ast.Name)}  # fmt: skip
+    return names
+
+
+def _stored(program: Program) -> frozenset[str]:
+    """Attributes that are set anywhere (`args.optim = ...`), and the ones behind `set_optimizer` and the like."""
+    if "stored_attributes" not in program.memo:
+        program.memo["stored_attributes"] = frozenset(_all_stored(program))
+    found: frozenset[str] = program.memo["stored_attributes"]
+    return found
+
+
+_SETTERS = {"set_optimizer": "optim", "set_dataloader": "dataloader_drop_last"}
+
+
+def _all_stored(program: Program) -> Iterator[str]:
+    for cell in program.cells:
+        for node in ast.walk(cell.tree) if cell.tree is not None else ():
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                yield node.attr
+    yield from (name for method, name in _SETTERS.items() if program.methods(method))
+    for call in program.calls("dataclasses.replace", "builtins.setattr"):
+        yield from (one.arg for one in call.node.keywords if one.arg)
+        yield from (one.value for one in call.node.args[1:2] if isinstance(one, ast.Constant) and isinstance(one.value, str))
+
+
+# -- the Trainers --------------------------------------------------------------------------------------------------------
+
+
+def brings_optimizer(arguments: Arguments) -> bool:
+    """Whether every Trainer that gets these arguments has an optimizer of its own."""
+    trainers = _trainers_of(arguments)
+    return bool(trainers) and all(_has_optimizer(one) for one in trainers)
+
+
+def overrides(arguments: Arguments, method: str) -> bool:
+    """Whether every Trainer that gets these arguments is of a class that has its own `method`."""
+    trainers = _trainers_of(arguments)
+    return bool(trainers) and all(_method(one, method) for one in trainers)
+
+
+def only_evaluates(arguments: Arguments) -> bool:
+    """Whether nothing in the program trains, and something evaluates or predicts."""
+    program = arguments.at.program
+    if "only_evaluates" not in program.memo:
+        evaluates = any(_of_trainer(call) for method in _EVALUATES for call in program.methods(method))
+        trains = any(_of_trainer(call) for method in _TRAINS for call in program.methods(method))
+        program.memo["only_evaluates"] = evaluates and not trains
+    return bool(program.memo["only_evaluates"])
+
+
+def _of_trainer(call: Call) -> bool:
+    """`x.train()` of a Trainer, or of what may be one; of a model it switches a mode."""
+    return call.receiver.kind != MODEL
+
+
+def _trainers_of(arguments: Arguments) -> list[Call]:
+    return [one for one in _trainers(arguments.at.program) if _may_get(one, arguments)]
+
+
+def trainers_of(arguments: Arguments) -> list[Call]:
+    """The calls that make a Trainer with these arguments."""
+    return _trainers_of(arguments)
+
+
+def _trainers(program: Program) -> list[Call]:
+    if "trainers" not in program.memo:
+        program.memo["trainers"] = [call for call in program.all_calls if _is_trainer(call)]
+    found: list[Call] = program.memo["trainers"]
+    return found
+
+
+def _is_trainer(call: Call) -> bool:
+    if call.name:
+        return _TRAINERS.fullmatch(call.name) is not None
+    if call.value.kind == TRAINER:
+        return True
+    value = call.at.value(call.node.func)
+    return value.kind == CLASS and any(_TRAINERS.fullmatch(base) for base in value.ref.all_bases())
+
+
+def _may_get(trainer: Call, arguments: Arguments) -> bool:
+    made = trainer.at.value(trainer.at.keyword(trainer.node, "args", 1)).made
+    return not isinstance(made, ast.Call) or made is arguments.node
+
+
+def _has_optimizer(trainer: Call) -> bool:
+    at, node = trainer.at, trainer.node
+    given = at.keyword(node, "optimizers", _OPTIMIZERS) or at.keyword(node, "optimizer_cls_and_kwargs")
+    if isinstance(given, ast.Tuple) and given.elts:
+        given = given.elts[0]
+    if given is not None and at.constant(given) is not None:
+        return True
+    return at.open_keywords(node) or any(_method(trainer, one) for one in _OWN_OPTIMIZER)
+
+
+def _method(trainer: Call, name: str) -> bool:
+    value = trainer.at.value(trainer.node.func)
+    return value.kind == CLASS and value.ref.method(name) is not None
+
+
+def constant_of(arguments: Arguments, name: str, default: Any) -> Any:
+    """The constant value of an argument: given, or its default; NOTHING where it is not known."""
+    given = arguments.given(name)
+    if given is not None:
+        return given.constant
+    return default if arguments.is_left(name) else NOTHING

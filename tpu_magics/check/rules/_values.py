@@ -1,0 +1,185 @@
+"""What the rules of the group `values` share: which values XLA computes here, how often code runs, what a test decides.
+
+What lives here: questions about one place and one expression. What does not: the rules themselves.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.evaluate import EVERY_N
+from tpu_magics.check.values import BATCH, FUNCTION, LIST, MODEL, OPTIMIZER, OUTPUT, TENSOR, Value
+
+if TYPE_CHECKING:
+    from tpu_magics.check.place import Place
+    from tpu_magics.check.program import Function
+
+STRUCTURES = (OUTPUT, BATCH)
+# Calls of these libraries that compute nothing.
+_NO_WORK = frozenset(
+    ("torch.save", "torch.load", "torch.no_grad", "torch.enable_grad", "torch.inference_mode", "torch.is_tensor",
+     "torch_xla.core.xla_model.save", "torch_xla.core.xla_model.master_print",
+     "torch_xla.core.xla_model.is_master_ordinal", "torch_xla.core.xla_model.add_step_closure")
+)  # fmt: skip
+_LIBRARIES = ("torch.", "torch_xla.", "tensorflow.", "keras.ops.")
+_WORK_METHODS = frozenset(("backward", "zero_grad", "optimizer_step", "mark_step"))
+_READS = frozenset(("item", "tolist", "numpy", "cpu", "to"))
+_EXITS = frozenset(("sys.exit", "os._exit", "builtins.exit", "builtins.quit"))
+
+
+def computed(value: Value, at: Place) -> bool:
+    """Whether it is certainly a tensor, and XLA computes its value here."""
+    return value.kind == TENSOR and _here(value, at)
+
+
+def readable(value: Value, at: Place) -> bool:
+    """The same, and also what a model or a loader gave: for what only a tensor can be asked for."""
+    return (value.kind == TENSOR or value.kind in STRUCTURES) and _here(value, at)
+
+
+def holds(value: Value, at: Place, deep: int = 3) -> bool:
+    """Whether there are such tensors in it: showing it reads them."""
+    if value.kind != LIST:
+        return readable(value, at)
+    inside = (*(value.items or ()), *((value.item,) if value.item is not None else ()))
+    return deep > 0 and any(holds(one, at, deep - 1) for one in inside)
+
+
+def _here(value: Value, at: Place) -> bool:
+    if value.where == "host" or value.shape:
+        return False
+    return is_compiled_tf(at) if value.lib == "tf" else at.on_device
+
+
+def is_compiled_tf(at: Place) -> bool:
+    return at.program.uses("tensorflow") and at.compiled_tf
+
+
+def each_step(at: Place) -> bool:
+    """Whether code here runs at each step, not only now and then."""
+    return at.in_step and not at.every_n
+
+
+def each_time(at: Place) -> bool:
+    """The same, and also functions of XLA code that this program does not call: where it is used, it runs in a step."""
+    if at.every_n:
+        return False
+    return at.in_step or (at.function is not None and _stands_alone(at.function))
+
+
+def _stands_alone(function: Function) -> bool:
+    if function.callers or function.launched or function.has_step or not function.at.program.xla:
+        return False
+    called = (call.at.value(call.node.func) for call in function.calls)
+    return not any(value.kind == FUNCTION and value.ref is not None and value.ref.has_step for value in called)
+
+
+def now_and_then(test: ast.expr, at: Place) -> bool:
+    """Whether a test holds at some steps only: `step % 100 == 0`."""
+    return at.value(test).name == EVERY_N
+
+
+def guarded(node: ast.AST, at: Place) -> bool:
+    """Whether such a test in the same expression stands before this: `step % 100 == 0 and loss.item() > 3`."""
+    for parent, child in expression_parents(node, at):
+        if isinstance(parent, ast.BoolOp) and isinstance(parent.op, ast.And):
+            before = parent.values[: next(i for i, value in enumerate(parent.values) if value is child)]
+            if any(now_and_then(value, at) for value in before):
+                return True
+        if isinstance(parent, ast.IfExp) and child is parent.body and now_and_then(parent.test, at):
+            return True
+    return False
+
+
+def expression_parents(node: ast.AST, at: Place) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """(parent, child) from a node up to its statement, the statement included."""
+    child = node
+    for parent in at.parents(node):
+        yield parent, child
+        if isinstance(parent, (ast.stmt, ast.match_case, ast.ExceptHandler)):
+            return
+        child = parent
+
+
+def seldom(node: ast.AST, at: Place) -> bool:
+    """Whether this runs once in a loop at most: in a `raise`, an `except`, an assertion's text, a block that leaves."""
+    child = node
+    for parent in at.parents(node):
+        if isinstance(parent, (ast.Raise, ast.ExceptHandler)):
+            return True
+        if isinstance(parent, ast.Assert) and child is parent.msg:
+            return True
+        if isinstance(parent, ast.If) and child is not parent.test and _leaves(_block(parent, child), at):
+            return True
+        if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.For, ast.While)):
+            return False
+        child = parent
+    return False
+
+
+def _block(parent: ast.If, child: ast.AST) -> list[ast.stmt]:
+    return parent.body if any(one is child for one in parent.body) else parent.orelse
+
+
+def _leaves(block: list[ast.stmt], at: Place) -> bool:
+    last = block[-1] if block else None
+    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
+        return at.name(last.value) in _EXITS
+    return isinstance(last, (ast.Raise, ast.Break))
+
+
+def decides_tensor_work(node: ast.AST, at: Place) -> bool:
+    """Whether XLA's graph is another one when a test goes the other way (and not only what is saved or shown)."""
+    if isinstance(node, ast.IfExp):
+        return any(_is_work(one, at) for side in (node.body, node.orelse) for one in ast.walk(side))
+    if isinstance(node, (ast.If, ast.While)):
+        return any(_is_work(one, at) for one in _walk((*node.body, *node.orelse)))
+    return False
+
+
+def _walk(block: Iterable[ast.stmt]) -> Iterator[ast.AST]:
+    for statement in block:
+        yield from ast.walk(statement)
+
+
+def _is_work(node: ast.AST, at: Place) -> bool:
+    if isinstance(node, ast.Call):
+        return _is_work_call(node, at)
+    if isinstance(node, ast.BinOp):
+        return at.value(node).kind == TENSOR
+    if isinstance(node, ast.AugAssign):
+        return at.value(node.target).kind == TENSOR
+    if isinstance(node, ast.Return):
+        return not at.loops
+    return isinstance(node, ast.Continue)
+
+
+def _is_work_call(node: ast.Call, at: Place) -> bool:
+    name = at.name(node)
+    if name:
+        return name.startswith(_LIBRARIES) and name not in _NO_WORK
+    if at.value(node.func).kind == MODEL:
+        return True
+    receiver, method = at.method(node)
+    if method in _WORK_METHODS or (method == "step" and receiver.kind == OPTIMIZER):
+        return True
+    return receiver.kind == TENSOR and method not in _READS and at.value(node).kind == TENSOR
+
+
+def shown(node: ast.AST, at: Place, most: int = 60) -> str:
+    """The code of an expression on one line, cut where it is long."""
+    text = " ".join(at.source(node).split())
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def spelled(root: str, at: Place) -> str:
+    """By which name this program knows a package: `import tensorflow as tf` -> "tf"; "" where it imports it nowhere."""
+    key = ("spelled", root)
+    memo = at.program.memo
+    if key not in memo:
+        trees = [cell.tree for cell in at.program.cells if cell.tree is not None]
+        names = (alias for tree in trees for one in tree.body if isinstance(one, ast.Import) for alias in one.names)
+        memo[key] = next((alias.asname or alias.name for alias in names if alias.name == root), "")
+    return str(memo[key])

@@ -1,0 +1,90 @@
+"""A tensor's value is read at each step.
+
+What it does
+    Reports `.item()`, `.tolist()`, `.numpy()`, `.cpu()`, `.to("cpu")`, `float(t)`, `int(t)`, `complex(t)`,
+    `np.array(t)` and other NumPy and `math` functions of a tensor, `torch.tensor([t])` and `xm.mesh_reduce`, where
+    they run at each step of a training or evaluation loop.
+Why it is bad
+    The value exists only after XLA has compiled and run everything before it. So the step is cut into two graphs at
+    this line, and the host waits for the device instead of preparing the next step.
+Example
+    for x, y in loader:
+        loss = step(x, y)
+        total += loss.item()
+Use instead
+    for x, y in loader:
+        loss = step(x, y)
+        total += loss.detach()  # stays on the device
+    print(total.item())
+What it cannot see
+    Reads inside of libraries. Reads every N steps, after the loop, and in a function given to `xm.add_step_closure` are
+    fine and are not reported.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _reads, _sinks, _values
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Finding
+    from tpu_magics.check.place import Place
+
+CODE = "TPU102"
+NAME = "value-read"
+GROUP = "values"
+WHY = "XLA must compile and run everything up to this line, and the host waits for it: the step is cut into two graphs."
+NODES = (ast.Call,)
+
+
+def check(node: ast.Call, at: Place) -> Iterator[Finding]:
+    if not _runs_often(at):
+        return
+    tensor = _reads.read_tensor(node, at)
+    if tensor is None or _values.seldom(node, at) or _values.guarded(node, at) or _said_elsewhere(node, at):
+        return
+    name = _values.shown(tensor, at)
+    yield at.finding(
+        node, f"{_values.shown(_whole(node, at), at)} reads the value of {name} at each step.", _cure(node, tensor, at)
+    )
+
+
+def _runs_often(at: Place) -> bool:
+    return _values.each_step(at) or _values.is_compiled_tf(at)
+
+
+def _whole(node: ast.Call, at: Place) -> ast.AST:
+    """The chain that the read is part of: `preds.cpu().numpy()`."""
+    whole: ast.AST = node
+    for parent, child in _values.expression_parents(node, at):
+        in_chain = isinstance(parent, ast.Attribute) or (isinstance(parent, ast.Call) and parent.func is child)
+        if not in_chain:
+            break
+        whole = parent
+    return whole if isinstance(whole, ast.Call) else node
+
+
+def _said_elsewhere(node: ast.Call, at: Place) -> bool:
+    """Whether the read is part of a larger fault: a branch that decides what is computed, or the bounds of a loop."""
+    for parent, child in _values.expression_parents(node, at):
+        if isinstance(parent, ast.Call) and at.name(parent) == "builtins.range":
+            return True
+        if isinstance(parent, (ast.If, ast.While, ast.IfExp)) and child is parent.test:
+            return _values.decides_tensor_work(parent, at)
+    return False
+
+
+def _cure(node: ast.Call, tensor: ast.expr, at: Place) -> str:
+    name = _values.shown(tensor, at, 30)
+    if at.value(tensor).lib == "tf":
+        return "Update a metric (`tf.keras.metrics.Mean`) in the step, and read its `result()` after the loop."
+    for parent, _ in _values.expression_parents(node, at):
+        if isinstance(parent, ast.AugAssign):
+            target = _values.shown(parent.target, at, 30)
+            return f"Add on the device (`{target} += {name}.detach()`) and read {target} once after the loop."
+        if _sinks.is_sink(parent, at):
+            return _sinks.cure(name, at)
+    return f"Keep {name} on the device and read it once after the loop, every N steps, or in `xm.add_step_closure`."

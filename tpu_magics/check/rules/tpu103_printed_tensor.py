@@ -1,0 +1,120 @@
+"""A tensor is printed or logged at each step.
+
+What it does
+    Reports tensors that are turned into text at each step of a loop: `print(t)`, f-strings, `%` and `.format()`,
+    `str(t)`, `repr(t)`, `logging`, `tqdm` (`set_postfix`, `set_description`, `write`), `accelerator.print`,
+    `xm.master_print`, and trackers such as `wandb.log` and `writer.add_scalar`.
+Why it is bad
+    To be shown, the tensor's value must be read: XLA compiles and runs everything up to that line, and the host waits.
+    The step is cut into two graphs by a line that looks harmless.
+Example
+    for step, (x, y) in enumerate(loader):
+        loss = train_step(x, y)
+        print(f"loss {loss}")
+Use instead
+    for step, (x, y) in enumerate(loader):
+        loss = train_step(x, y)
+        if step % 100 == 0:
+            print(f"loss {loss}")
+What it cannot see
+    Which levels of logging are on. A shape or a dtype may be printed at any time. A print of `loss.item()` is TPU102.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _sinks, _values
+from tpu_magics.check.values import BATCH, LIST, TENSOR
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Finding
+    from tpu_magics.check.place import Place
+
+CODE = "TPU103"
+NAME = "printed-tensor"
+GROUP = "values"
+WHY = "To show a tensor its value must be read: XLA runs everything up to this line, and the host waits for it at each step."
+NODES = (ast.Call, ast.JoinedStr, ast.BinOp)
+
+
+def check(node: ast.Call | ast.JoinedStr | ast.BinOp, at: Place) -> Iterator[Finding]:
+    if not _makes_text(node, at) or not _values.each_step(at):
+        return
+    tensor = _shown_tensor(node, at)
+    if tensor is None or _in_a_larger_one(node, at) or _values.seldom(node, at) or _values.guarded(node, at):
+        return
+    name = _values.shown(tensor, at)
+    yield at.finding(node, f"{_what(node)} reads the value of {name} at each step.", _sinks.cure(name, at))
+
+
+def _makes_text(node: ast.AST, at: Place) -> bool:
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Mod) and _is_text(node.left, at)
+    return isinstance(node, ast.JoinedStr) or _sinks.is_sink(node, at)
+
+
+def _is_text(node: ast.expr, at: Place) -> bool:
+    return isinstance(node, ast.JoinedStr) or isinstance(at.constant(node), str)
+
+
+def _shown_tensor(node: ast.AST, at: Place) -> ast.expr | None:
+    """The first tensor that becomes text here."""
+    return next((one for part in _parts(node, at) for one in _tensors(part, at)), None)
+
+
+def _parts(node: ast.AST, at: Place) -> Iterator[ast.expr]:
+    if isinstance(node, ast.JoinedStr):
+        yield from (one.value for one in node.values if isinstance(one, ast.FormattedValue))
+    elif isinstance(node, ast.BinOp):
+        yield node.right
+    elif isinstance(node, ast.Call):
+        yield from node.args
+        yield from (one.value for one in node.keywords if one.arg not in ("file", "global_step", "step"))
+
+
+def _tensors(node: ast.expr, at: Place) -> Iterator[ast.expr]:
+    """The tensors in what is shown, also inside of a tuple, a dict or another text."""
+    if isinstance(node, ast.Starred):
+        node = node.value
+    if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+        inside = [one for part in node.elts for one in _tensors(part, at)]
+    elif isinstance(node, ast.Dict):
+        inside = [one for part in node.values for one in _tensors(part, at)]
+    elif _makes_text(node, at):
+        inside = [one for part in _parts(node, at) for one in _tensors(part, at)]
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and at.value(node).kind != TENSOR:
+        inside = [one for part in (node.left, node.right) for one in _tensors(part, at)]
+    elif isinstance(node, ast.IfExp):
+        inside = [one for part in (node.body, node.orelse) for one in _tensors(part, at)]
+    else:
+        inside = [node] if _reads_when_shown(node, at) else []
+    yield from inside
+
+
+def _reads_when_shown(node: ast.expr, at: Place) -> bool:
+    value = at.value(node)
+    if value.lib == "tf":
+        return at.program.tpu_tf and not at.compiled_tf and value.kind == TENSOR and value.where != "host"
+    if value.kind == BATCH or (value.kind == LIST and value.item is not None and value.item.kind == BATCH):
+        return value.where == "device"
+    return _values.holds(value, at)
+
+
+def _in_a_larger_one(node: ast.AST, at: Place) -> bool:
+    """Whether a call that is reported itself holds this text."""
+    return any(_makes_text(parent, at) for parent, _ in _values.expression_parents(node, at))
+
+
+def _what(node: ast.Call | ast.JoinedStr | ast.BinOp) -> str:
+    if isinstance(node, ast.JoinedStr):
+        return "The f-string"
+    if isinstance(node, ast.BinOp):
+        return "The text"
+    return f"{ast.unparse(node.func) if not isinstance(node.func, ast.Attribute) else _method(node.func)}()"
+
+
+def _method(func: ast.Attribute) -> str:
+    return ast.unparse(func) if isinstance(func.value, (ast.Name, ast.Attribute)) else f".{func.attr}"

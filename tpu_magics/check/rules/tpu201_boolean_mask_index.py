@@ -1,0 +1,80 @@
+"""A boolean mask used as an index.
+
+    What it does
+        Finds `x[mask]` where `mask` is a boolean tensor: alone, as one of several indices, as a comparison written in the
+        brackets (`x[labels >= 0]`), negated, or of elements chosen for a loss (`loss_fn(out[keep], labels[keep])`).
+    Why it is bad
+        The result has as many elements as the mask has true ones, and XLA needs every shape when it compiles. torch_xla
+        reads the mask back to the host at each step (`aten::nonzero`) and compiles the graph again for each number of
+        true elements that it has not met.
+    Example
+        keep = labels >= 0
+        loss = F.cross_entropy(out[keep], labels[keep])
+    Use instead
+        keep = labels >= 0
+        loss = (F.cross_entropy(out, labels, reduction="none") * keep).sum() / keep.sum()
+    What it cannot see
+        A mask of which nothing is known but a name of its own (`x[chosen]`); one that comes out of a function of another
+        file; masks of NumPy arrays and of tensors on the CPU, which are no fault.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _masks as masks
+from tpu_magics.check.rules import _shapes as shapes
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Finding
+    from tpu_magics.check.place import Place
+
+CODE = "TPU201"
+NAME = "boolean-mask-index"
+GROUP = "shapes"
+WHY = shapes.WHY_MASK
+NODES = (ast.Subscript,)
+
+
+def check(node: ast.Subscript, at: Place) -> Iterator[Finding]:
+    if not isinstance(node.ctx, ast.Load):
+        return
+    mask = shapes.mask_in(node, at)
+    if mask is None or not shapes.runs_on_xla(at, at.value(node.value), at.value(mask)):
+        return
+    if not _is_said_beside(node, mask, at):
+        what, by = shapes.short(at, node, "this selection"), shapes.short(at, mask, "the mask")
+        yield at.finding(
+            node,
+            f"The shape of {what} depends on the values of {by}.",
+            masks.without_mask(node, mask, at),
+            why=shapes.WHY_TF if masks.is_tf(node, at) else None,
+        )
+
+
+def _is_said_beside(node: ast.Subscript, mask: ast.expr, at: Place) -> bool:
+    """Whether the same mask selects earlier on the same line, or in the target that this is assigned to."""
+    by = at.source(mask)
+    for outer in at.parents(node):
+        if isinstance(outer, (ast.Assign, ast.AugAssign)):
+            targets = outer.targets if isinstance(outer, ast.Assign) else [outer.target]
+            return any(isinstance(one, ast.Subscript) and at.source(one.slice) == by for one in targets)
+        if isinstance(outer, ast.stmt):
+            return False
+        if any(_selects_before(one, node, by, at) for one in ast.iter_child_nodes(outer)):
+            return True
+    return False
+
+
+def _selects_before(one: ast.AST, node: ast.Subscript, by: str, at: Place) -> bool:
+    line, column = node.lineno, node.col_offset
+    return any(
+        isinstance(found, ast.Subscript)
+        and found.lineno == line
+        and found.col_offset < column
+        and not any(child is node for child in ast.walk(found))
+        and at.source(found.slice) == by
+        for found in ast.walk(one)
+    )

@@ -1,0 +1,143 @@
+"""An operation whose result has a shape that values decide.
+
+    What it does
+        Finds `nonzero`, `argwhere`, `unique`, `unique_consecutive`, `masked_select`, `where` with one argument and
+        `bincount` without `minlength`, as functions and as methods of tensors; in TensorFlow code that XLA compiles
+        `tf.where` with one argument, `tf.boolean_mask`, `tf.unique`, `tf.unique_with_counts`, `tf.dynamic_partition`,
+        `tf.sparse.from_dense`, `tf.sequence_mask` without `maxlen`, and `tf.image.non_max_suppression`.
+    Why it is bad
+        XLA needs every shape when it compiles. torch_xla cuts the graph, runs the operation on the host, and compiles
+        what uses the result again for each size that it has not met; a TPU refuses some of them in TensorFlow.
+    Example
+        chosen = torch.nonzero(scores > 0.5)
+        kept = torch.masked_select(loss, mask)
+    Use instead
+        weight = (scores > 0.5).float()
+        kept = loss * mask          # and divide by mask.sum() for a mean
+    What it cannot see
+        What a library's functions do inside; a tensor that comes out of a function of another file.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _shapes as shapes
+from tpu_magics.check.values import ARRAY, LIST, NUMBER, TENSOR
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Finding
+    from tpu_magics.check.place import Place
+    from tpu_magics.check.values import Value
+
+CODE = "TPU203"
+NAME = "dynamic-shape-op"
+GROUP = "shapes"
+WHY = (
+    "XLA needs every shape when it compiles, and this one depends on values: torch_xla runs the operation on the host at "
+    "each step, and what uses the result compiles again for each new size."
+)
+NODES = (ast.Call,)
+
+_SELECT = "Keep every shape: multiply by the mask, or choose with `torch.where(mask, x, 0)`."
+_COUNT = "Count into a fixed number of classes: `F.one_hot({x}, num_classes).sum(0)`."
+_UNIQUE = "Find the distinct values on the host before the step, or count them into a fixed size: `F.one_hot({x}, num_classes).sum(0)`."
+_MASKED = "Keep every shape: `{x} * {mask}`, and divide by `{mask}.sum()` for a mean."
+_TF_SELECT = "Keep every shape: multiply by the mask (`tf.cast(mask, tf.float32)`) and divide by its sum, or use `tf.where(mask, x, y)` with three arguments."
+
+# Operations of torch, as functions and as methods, with the fix; `{x}` is what is given, `{mask}` the argument after it.
+_TORCH = {
+    "nonzero": _SELECT,
+    "argwhere": _SELECT,
+    "unique": _UNIQUE,
+    "unique_consecutive": _UNIQUE,
+    "masked_select": _MASKED,
+    "bincount": _COUNT,
+    "where": _SELECT,
+}
+_TF = {
+    "where": _TF_SELECT,
+    "where_v2": _TF_SELECT,
+    "boolean_mask": _TF_SELECT,
+    "unique": "Find the distinct values in the input pipeline, or count them into a fixed size: `tf.reduce_sum(tf.one_hot({x}, depth), 0)`.",
+    "unique_with_counts": "Count into a fixed size: `tf.reduce_sum(tf.one_hot({x}, depth), 0)`.",
+    "dynamic_partition": "Keep one tensor and a mask for each part: multiply by the mask instead of taking the part out.",
+    "sparse.from_dense": "Keep {x} dense.",
+    "sequence_mask": "Give the length: `tf.sequence_mask({x}, maxlen=LENGTH)`.",
+    "image.non_max_suppression": "Use `tf.image.non_max_suppression_padded(..., pad_to_max_output_size=True)`.",
+}
+# Arguments that fix the size, with their positions as functions and as methods.
+_SIZES = {"bincount": ("minlength", 2, 1), "sequence_mask": ("maxlen", 1, 1)}
+_ANY = frozenset((*_TORCH, *(one.rpartition(".")[2] for one in _TF)))
+_ON_HOST = (ARRAY, NUMBER, LIST)
+
+
+def check(node: ast.Call, at: Place) -> Iterator[Finding]:
+    func = node.func
+    last = func.attr if isinstance(func, ast.Attribute) else at.name(func).rpartition(".")[2]
+    if last not in _ANY:
+        return
+    name = at.name(node)
+    if name.startswith("tensorflow."):
+        yield from _check_tf(node, name.removeprefix("tensorflow.").removeprefix("math.").removeprefix("compat.v1."), at)
+    elif name.startswith("torch."):
+        yield from _check_torch(node, name.removeprefix("torch.").removeprefix("Tensor."), at)
+    elif isinstance(func, ast.Attribute) and at.value(func.value).kind == TENSOR:
+        yield from _check_method(node, func, at)
+
+
+def _check_torch(node: ast.Call, last: str, at: Place) -> Iterator[Finding]:
+    if last not in _TORCH or not at.on_device or _has_size(node, last, at, of_method=False):
+        return
+    if last == "where" and not _has_one_argument(node, at):
+        return
+    given = node.args[0] if node.args else at.keyword(node, "input") or at.keyword(node, "condition")
+    if not _is_host(at.value(given)):
+        yield _found(node, last, given, at.keyword(node, "mask", 1), at)
+
+
+def _check_method(node: ast.Call, func: ast.Attribute, at: Place) -> Iterator[Finding]:
+    receiver = at.value(func.value)
+    if func.attr not in _TORCH or func.attr == "where" or receiver.lib == "tf" or _is_host(receiver) or not at.on_device:
+        return
+    if not _has_size(node, func.attr, at, of_method=True):
+        yield _found(node, func.attr, func.value, at.keyword(node, "mask", 0), at)
+
+
+def _check_tf(node: ast.Call, last: str, at: Place) -> Iterator[Finding]:
+    if last not in _TF or not at.compiled_tf or _has_size(node, last, at, of_method=False):
+        return
+    if last.startswith("where") and not _has_one_argument(node, at):
+        return
+    what = shapes.short(at, node, f"the result of tf.{last}")
+    given = shapes.short(at, node.args[0], "x") if node.args else "x"
+    yield at.finding(node, f"The shape of {what} depends on values.", _TF[last].format(x=given), why=shapes.WHY_TF)
+
+
+def _found(node: ast.Call, last: str, given: ast.expr | None, mask: ast.expr | None, at: Place) -> Finding:
+    x = "x" if given is None else shapes.atom(at, given, "x")
+    by = "mask" if mask is None else shapes.atom(at, mask)
+    what = shapes.short(at, node, f"the result of {last}")
+    asked = mask if last == "masked_select" else given
+    whose = "its input" if asked is None else shapes.short(at, asked, "its input")
+    return at.finding(node, f"The shape of {what} depends on the values of {whose}.", _TORCH[last].format(x=x, mask=by))
+
+
+def _has_one_argument(node: ast.Call, at: Place) -> bool:
+    named = sum(one.arg in ("condition", "x", "y", "input", "other") for one in node.keywords)
+    return not at.open_keywords(node) and len(node.args) + named == 1
+
+
+def _has_size(node: ast.Call, last: str, at: Place, of_method: bool) -> bool:
+    """Whether an argument that fixes the size is given, or may be."""
+    if last not in _SIZES:
+        return False
+    name, position, of_methods = _SIZES[last]
+    return at.open_keywords(node) or at.keyword(node, name, of_methods if of_method else position) is not None
+
+
+def _is_host(value: Value) -> bool:
+    """NumPy arrays, Python's own values, tensors on the CPU."""
+    return value.where == "host" or value.kind in _ON_HOST

@@ -1,0 +1,168 @@
+"""A size that is read out of a tensor.
+
+    What it does
+        Finds slices whose bounds are tensors or numbers read out of tensors (`x[:, : lengths.max()]`, `x[:n]` after
+        `n = count.item()`), such sizes given to `torch.zeros`, `torch.arange`, `expand`, `repeat`, `narrow`, `split`,
+        `topk`, `F.pad` and the like, `F.one_hot` without `num_classes`, and `pack_padded_sequence`.
+    Why it is bad
+        The shape then depends on values, and XLA needs every shape when it compiles. torch_xla reads the value back to the
+        host at each step, which cuts the graph there, and compiles again for each value that it has not met.
+    Example
+        longest = lengths.max().item()
+        hidden = hidden[:, :longest]
+    Use instead
+        keep = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
+        hidden = hidden * keep[..., None]
+    What it cannot see
+        A size that comes from data by way of a list's length or of a mask's shape; that fault is reported where the shape
+        first depends on data. Sizes read on the host before the step are not looked at (`%tpu_pad` chooses those).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _shapes as shapes
+from tpu_magics.check.values import UNKNOWN
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Finding
+    from tpu_magics.check.place import Place
+
+CODE = "TPU204"
+NAME = "slice-by-value"
+GROUP = "shapes"
+WHY = (
+    "XLA needs every shape when it compiles, and this one depends on a value: each step waits for it to be read back to the "
+    "host, and each new value compiles the graph again."
+)
+NODES = (ast.Subscript, ast.Call)
+
+Sizes = Callable[[ast.Call, "Place"], list[ast.expr]]
+
+_MASK_FIX = "Keep the full size and mask what is beyond it: `torch.arange(size, device=device) < n`."
+_PACK_FIX = "Run the network on the padded batch and mask its outputs: `torch.arange(length, device=device) < lengths[:, None]`."
+_CLASSES_FIX = "Give the number of classes: `{function}({x}, num_classes=NUM_CLASSES)`."
+_PACKS = ("torch.nn.utils.rnn.pack_padded_sequence", "torch.nn.utils.rnn.pack_sequence")
+_ONE_HOT = "torch.nn.functional.one_hot"
+
+
+def _all(node: ast.Call, at: Place) -> list[ast.expr]:
+    return [*node.args, *(one.value for one in node.keywords if one.arg in ("size", "shape", "sizes"))]
+
+
+def _argument(name: str, position: int) -> Sizes:
+    def found(node: ast.Call, at: Place) -> list[ast.expr]:
+        given = at.keyword(node, name, position)
+        return [] if given is None else [given]
+
+    return found
+
+
+def _first(node: ast.Call, at: Place) -> list[ast.expr]:
+    return [*node.args[:1], *(one.value for one in node.keywords if one.arg == "size")]
+
+
+def _ends(node: ast.Call, at: Place) -> list[ast.expr]:
+    return [*node.args, *(one.value for one in node.keywords if one.arg in ("start", "end", "step"))]
+
+
+# Where the sizes are among the arguments: of functions below `torch.`, and of tensors' methods.
+_FUNCTIONS: dict[str, Sizes] = {
+    "zeros": _all, "ones": _all, "empty": _all, "rand": _all, "randn": _all, "full": _first, "arange": _ends,
+    "linspace": _argument("steps", 2), "eye": _all, "randperm": _argument("n", 0), "narrow": _argument("length", 3),
+    "split": _argument("split_size_or_sections", 1), "topk": _argument("k", 1), "tile": _argument("dims", 1),
+    "broadcast_to": _argument("size", 1), "nn.functional.pad": _argument("pad", 1), "chunk": _argument("chunks", 1),
+    "tril_indices": _all, "triu_indices": _all, "repeat_interleave": _argument("repeats", 1),
+}  # fmt: skip
+_METHODS: dict[str, Sizes] = {
+    "narrow": _argument("length", 2), "expand": _all, "repeat": _all, "split": _argument("split_size", 0), "tile": _all,
+    "new_zeros": _all, "new_ones": _all, "new_empty": _all, "new_full": _first, "topk": _argument("k", 0),
+    "broadcast_to": _all, "chunk": _argument("chunks", 0), "view": _all, "reshape": _all, "resize_": _all,
+    "repeat_interleave": _argument("repeats", 0),
+}  # fmt: skip
+_MADE = frozenset(("zeros", "ones", "empty", "rand", "randn", "full", "arange", "linspace", "eye", "randperm"))
+# TPU205 is about these where the count is a tensor; a number read out of one is a size.
+_BY_COUNT = "repeat_interleave"
+_LASTS = frozenset((*(one.rpartition(".")[2] for one in _FUNCTIONS), *_METHODS, "one_hot", "pack_padded_sequence", "pack_sequence"))
+
+
+def check(node: ast.Subscript | ast.Call, at: Place) -> Iterator[Finding]:
+    if isinstance(node, ast.Subscript):
+        if isinstance(node.slice, (ast.Slice, ast.Tuple)):
+            yield from _check_slices(node, at)
+        return
+    func = node.func
+    last = func.attr if isinstance(func, ast.Attribute) else at.name(func).rpartition(".")[2]
+    if last in _LASTS:
+        yield from _check_call(node, last, at)
+
+
+def _check_slices(node: ast.Subscript, at: Place) -> Iterator[Finding]:
+    items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    slices = [one for one in items if isinstance(one, ast.Slice)]
+    bounds = [bound for one in slices for bound in (one.lower, one.upper, one.step) if bound is not None]
+    base = at.value(node.value)
+    by = next((one for one in bounds if shapes.is_data(at.value(one)) and not _is_window(one, slices, at)), None)
+    if by is None or not (shapes.is_array(base) or base.kind == UNKNOWN and isinstance(node.slice, ast.Tuple)):
+        return
+    if shapes.runs_on_xla(at, base, at.value(by)):
+        what, whose = shapes.short(at, node, "this slice"), shapes.short(at, by, "a value")
+        tf = base.lib == "tf"
+        fix = f"Keep all of {shapes.short(at, node.value, 'the tensor')} and mask what is left out: `{'tf.range(size)' if tf else 'torch.arange(size, device=device)'} < {whose}`."
+        yield at.finding(node, f"The bounds of {what} depend on the value of {whose}.", fix, why=shapes.WHY_TF if tf else None)
+
+
+def _is_window(bound: ast.expr, slices: list[ast.Slice], at: Place) -> bool:
+    return False
+
+
+def _check_call(node: ast.Call, last: str, at: Place) -> Iterator[Finding]:
+    name = at.name(node)
+    if name.startswith("torch."):
+        yield from _check_function(node, name, at)
+    elif isinstance(node.func, ast.Attribute) and last in _METHODS:
+        receiver = at.value(node.func.value)
+        if shapes.is_array(receiver) and receiver.lib != "tf" and at.on_device:
+            yield from _check_sizes(node, last, _METHODS[last], at)
+
+
+def _check_function(node: ast.Call, name: str, at: Place) -> Iterator[Finding]:
+    given = node.args[0] if node.args else at.keyword(node, "input") or at.keyword(node, "tensor")
+    if not at.on_device or (given is not None and at.value(given).where == "host"):
+        return
+    short = name.removeprefix("torch.")
+    if name in _PACKS:
+        yield at.finding(node, f"The shape of {shapes.short(at, node, 'the packed sequence')} depends on the lengths.", _PACK_FIX)
+    elif name == _ONE_HOT:
+        yield from _check_one_hot(node, given, at)
+    elif short in _FUNCTIONS and (short not in _MADE or _is_for_device(node, at)):
+        yield from _check_sizes(node, short, _FUNCTIONS[short], at)
+
+
+def _check_one_hot(node: ast.Call, given: ast.expr | None, at: Place) -> Iterator[Finding]:
+    if at.open_keywords(node) or at.keyword(node, "num_classes", 1) is not None or given is None:
+        return
+    x, function = shapes.short(at, given, "x"), at.source(node.func)
+    message = f"The shape of {shapes.short(at, node, 'the result')} depends on the largest value of {x}."
+    yield at.finding(node, message, _CLASSES_FIX.format(function=function, x=x))
+
+
+def _is_for_device(node: ast.Call, at: Place) -> bool:
+    """What is made is used on the device: told so, sent there, or of a size that only the device knows."""
+    if at.keyword(node, "device") is not None or at.open_keywords(node):
+        return True
+    outer = at.parent(node)
+    if isinstance(outer, ast.Attribute) and outer.attr in ("to", "type_as"):
+        return True
+    return any(shapes.is_array(at.value(one)) for one in node.args)
+
+
+def _check_sizes(node: ast.Call, last: str, sizes: Sizes, at: Place) -> Iterator[Finding]:
+    by = next(shapes.data_among(sizes(node, at), at), None)
+    if by is None or (last == _BY_COUNT and shapes.is_array(at.value(by))):
+        return
+    what, whose = shapes.short(at, node, f"the result of {last}"), shapes.short(at, by, "a value")
+    yield at.finding(node, f"The shape of {what} depends on the value of {whose}.", _MASK_FIX.replace("< n`", f"< {whose}`"))

@@ -1,0 +1,149 @@
+"""A training DataLoader whose last batch is short.
+
+    What it does
+        Finds a torch `DataLoader` for training (shuffled, iterated by a loop with a backward pass, or named so) without
+        `drop_last=True`, and a `BatchSampler(..., drop_last=False)` that shuffles, where the number of rows is not a
+        multiple of the batch size or is not known.
+    Why it is bad
+        The last batch of each epoch has fewer rows, which is another input shape: XLA compiles the whole training step a
+        second time for it. Measured with torch_xla 2.9: 84 rows in batches of 32 compile twice.
+    Example
+        loader = DataLoader(dataset, batch_size=32, shuffle=True)
+    Use instead
+        loader = DataLoader(dataset, batch_size=32, shuffle=True, drop_last=True)
+    What it cannot see
+        Whether a DataLoader is for training, where neither its name, its arguments nor a loop with a backward pass says
+        so. The length of a data set that is read from files: then it asks for `drop_last=True` to be safe. No rewrite is
+        offered, as dropping rows changes what is trained on.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _recompiles as recompiles
+from tpu_magics.check.rules._lengths import rows, whole
+from tpu_magics.check.values import ACCELERATOR, OPTIMIZER
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Finding
+    from tpu_magics.check.place import Place
+    from tpu_magics.check.program import Call, Program
+
+CODE = "TPU302"
+NAME = "short-last-batch"
+GROUP = "recompiles"
+WHY = "A last batch with fewer rows is another input shape, and XLA compiles the whole training step again for it."
+LOADER = "torch.utils.data.DataLoader"
+LOADERS = (LOADER, "torchdata.stateful_dataloader.StatefulDataLoader")
+BATCH_SAMPLER = "torch.utils.data.BatchSampler"
+_DROP_LAST = 8  # its position among a DataLoader's arguments
+_SHUFFLING = ("RandomSampler", "DistributedSampler", "WeightedRandomSampler", "SubsetRandomSampler", "LengthGroupedSampler")
+_XM_STEP = "torch_xla.core.xla_model.optimizer_step"
+
+
+def check_program(program: Program) -> Iterator[Finding]:
+    if not (program.uses("torch") or program.xla):
+        return
+    for call in program.calls(*LOADERS, BATCH_SAMPLER):
+        if (found := _short(call)) is not None:
+            yield found
+
+
+def _short(call: Call) -> Finding | None:
+    node, at = call.node, call.at
+    sampler = call.name == BATCH_SAMPLER
+    if at.open_keywords(node) or _drops(call) or not recompiles.trains(at.program):
+        return None
+    if at.keyword(node, "batch_sampler", 4) is not None and not sampler:
+        return None
+    size = at.keyword(node, "batch_size", 1)
+    number = whole(at, size)
+    if number == 1 or (size is None) or recompiles.is_nothing(at.value(size)):
+        return None
+    dataset = at.keyword(node, "sampler" if sampler else "dataset", 0)
+    length = None if sampler else rows(at, dataset)
+    if number and length is not None and length % number == 0:
+        return None
+    return _said(call, dataset, number, length) if _for_training(call, dataset) else None
+
+
+def _drops(call: Call) -> bool:
+    """Whether the last batch is dropped, or may be: only an absent or false `drop_last` is none."""
+    given = call.at.keyword(call.node, "drop_last", 2 if call.name == BATCH_SAMPLER else _DROP_LAST)
+    return given is not None and call.at.constant(given) is not False
+
+
+def _said(call: Call, dataset: ast.expr | None, number: int | None, length: float | None) -> Finding:
+    name = "BatchSampler" if call.name == BATCH_SAMPLER else "DataLoader"
+    if number and length is not None:
+        message = f"The last batch of this training {name} has {length % number:.0f} rows instead of {number}."
+        if length < number:
+            message = f"The only batch of this training {name} has {length:.0f} rows, fewer than its batch size {number}."
+    else:
+        rest = f" of {call.at.source(dataset)}" if isinstance(dataset, (ast.Name, ast.Attribute)) else ""
+        message = f"This training {name} keeps the short last batch{rest}."
+    fix = "Write drop_last=True, or pad the last batch to the batch size."
+    return call.at.finding(call.node, message, fix)
+
+
+# -- what is for training --------------------------------------------------------------------------------------------
+
+
+def _for_training(call: Call, dataset: ast.expr | None) -> bool:
+    at, node = call.at, call.node
+    if call.name == BATCH_SAMPLER:
+        return at.name(dataset).endswith(_SHUFFLING) or at.value(dataset).name.endswith(_SHUFFLING)
+    if id(node) in _trained_on(at.program):
+        return True
+    side = recompiles.side_of(recompiles.given_names(at, node)) or recompiles.side_of(recompiles.told_by(dataset))
+    if side:
+        return side == "training"
+    if recompiles.side_of([at.function.name if at.function is not None else ""]) == "evaluation":
+        return False
+    return _shuffles(call)
+
+
+def _shuffles(call: Call) -> bool:
+    at, node = call.at, call.node
+    if at.constant(at.keyword(node, "shuffle", 2)) is True:
+        return True
+    sampler = at.keyword(node, "sampler", 3)
+    made = at.value(sampler)
+    if not made.name.endswith(_SHUFFLING):
+        return False
+    shuffle = made.made_at.keyword(made.made, "shuffle", 3) if isinstance(made.made, ast.Call) else None
+    return shuffle is None or made.made_at.constant(shuffle) is not False
+
+
+def _trained_on(program: Program) -> set[int]:
+    """The ids of the DataLoader calls that loops with a backward pass or an optimiser's step go over."""
+    if "trained_on" not in program.memo:
+        program.memo["trained_on"] = {
+            id(made)
+            for call in program.all_calls
+            if _is_step(call)
+            for at in _surroundings(call.at)
+            for loop in at.loops
+            if (made := recompiles.loader_of(at, loop.loader).made) is not None
+        }
+    found: set[int] = program.memo["trained_on"]
+    return found
+
+
+def _is_step(call: Call) -> bool:
+    if call.method == "backward":
+        return call.receiver.kind == ACCELERATOR or not call.node.args
+    return (call.method == "step" and call.receiver.kind == OPTIMIZER) or call.name == _XM_STEP
+
+
+def _surroundings(at: Place) -> Iterator[Place]:
+    """The place itself, and those that its function is called from."""
+    yield at
+    if at.function is not None and not at.loops:
+        for call in at.function.callers:
+            yield call.at
+
+

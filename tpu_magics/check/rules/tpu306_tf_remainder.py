@@ -1,0 +1,171 @@
+"""A tf.data training set whose last batch is short.
+
+    What it does
+        Finds `.batch(n)`, `.padded_batch(n, ...)`, `.ragged_batch(n)`, `.bucket_by_sequence_length(...)` and a data
+        set's `to_tf_dataset(...)` without `drop_remainder=True`, for training (shuffled, given to `fit` or to a loop of
+        training steps, or named so), where the number of rows is not a multiple of `n` or is not known.
+    Why it is bad
+        The last batch has fewer rows: another input shape, so XLA compiles the training step again. Without
+        `drop_remainder=True` the batch dimension is not known when the graph is traced either, which a TPU may refuse.
+    Example
+        dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(1000).batch(32)
+    Use instead
+        dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(1000).batch(32, drop_remainder=True)
+    What it cannot see
+        Whether a data set is for training, where neither its name nor its use says so; the length of what is read from
+        files: then it asks for `drop_remainder=True` to be safe. No rewrite is offered, as dropping rows changes what is
+        trained on.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _recompiles as recompiles
+from tpu_magics.check.rules._lengths import rows, whole
+from tpu_magics.check.rules._origins import origin
+from tpu_magics.check.values import DATASET, MODEL, NOTHING, STRATEGY, TFDATA
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Finding
+    from tpu_magics.check.place import Place
+    from tpu_magics.check.program import Call, Program
+
+CODE = "TPU306"
+NAME = "tf-remainder"
+GROUP = "recompiles"
+WHY = "A last batch with fewer rows is another input shape, and XLA compiles the training step again for it."
+# Methods, with the positions of their batch size and of drop_remainder.
+_METHODS = {
+    "batch": (0, 1),
+    "padded_batch": (0, 3),
+    "ragged_batch": (0, 1),
+    "bucket_by_sequence_length": (None, None),
+}
+_TRAINS = ("fit", "fit_generator", "train_on_batch")
+_FAR = 20
+
+
+def check_program(program: Program) -> Iterator[Finding]:
+    if not (program.uses("tensorflow") or program.uses("keras") or program.uses("datasets")):
+        return
+    for method in _METHODS:
+        for call in program.methods(method, TFDATA):
+            if (found := _short(call)) is not None:
+                yield found
+    for call in program.methods("to_tf_dataset", DATASET):
+        if not _drops(call, None) and call.at.constant(call.at.keyword(call.node, "shuffle")) is True:
+            yield _said(call, None, None)
+
+
+def _short(call: Call) -> Finding | None:
+    at, node = call.at, call.node
+    size_at, drop_at = _METHODS[call.method]
+    assert isinstance(node.func, ast.Attribute)
+    if at.open_keywords(node) or _drops(call, drop_at) or _in_lambda(at):
+        return None
+    number = whole(at, at.keyword(node, "batch_size", size_at))
+    length = rows(at, node.func.value)
+    if number == 1 or length == float("inf") or (number and length is not None and length % number == 0):
+        return None
+    return _said(call, number, length) if _for_training(call) else None
+
+
+def _drops(call: Call, position: int | None) -> bool:
+    given = call.at.keyword(call.node, "drop_remainder", position)
+    return given is not None and call.at.constant(given) is not False
+
+
+def _in_lambda(at: Place) -> bool:
+    """`windows.flat_map(lambda window: window.batch(5))` makes rows, not batches of a training step."""
+    return at.function is not None and isinstance(at.function.node, ast.Lambda)
+
+
+def _said(call: Call, number: int | None, length: float | None) -> Finding:
+    written = f".{call.method}({number})" if number and call.method == "batch" else f".{call.method}()"
+    if number and length is not None:
+        message = f"{written} gives this training set a last batch of {length % number:.0f} rows instead of {number}."
+    else:
+        message = f"{written} keeps the short last batch of this training set."
+    return call.at.finding(call.node, message, f"Write drop_remainder=True in {written[1:].partition('(')[0]}().")
+
+
+# -- what is for training --------------------------------------------------------------------------------------------
+
+
+def _for_training(call: Call) -> bool:
+    at, node = call.at, call.node
+    if id(node) in _trained_on(at.program):
+        return True
+    names = [*recompiles.given_names(at, node), *_names_of_chain(at, node)]
+    if side := recompiles.side_of(names):
+        return side == "training"
+    if at.function is not None and (side := recompiles.side_of([at.function.name])):
+        return side == "training"
+    return any(one.method == "shuffle" for one in _chain(at, node)) or _shuffled_later(at, node)
+
+
+def _names_of_chain(at: Place, node: ast.Call) -> list[str]:
+    """Names of what the chain of methods begins with: `train_ds.map(...).batch(32)`, `splits["train"]`."""
+    first: ast.AST = node
+    while isinstance(first, ast.Call) and isinstance(first.func, ast.Attribute):
+        first = first.func.value
+    return recompiles.told_by(first) if isinstance(first, (ast.Name, ast.Attribute, ast.Subscript)) else []
+
+
+class _Link:
+    """One call of a chain `dataset.shuffle(...).batch(...)`, through names."""
+
+    def __init__(self, node: ast.Call) -> None:
+        self.node = node
+        self.method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+
+
+def _chain(at: Place, node: ast.expr) -> Iterator[_Link]:
+    """The calls that an expression is made by, the last first."""
+    for _ in range(_FAR):
+        node, _path = origin(at, node)
+        if not isinstance(node, ast.Call):
+            return
+        yield _Link(node)
+        if at.value(node.func).kind not in (NOTHING, "module") and isinstance(node.func, ast.Attribute):
+            node = node.func.value
+        elif node.args:
+            node = node.args[0]
+        else:
+            return
+
+
+def _shuffled_later(at: Place, node: ast.AST) -> bool:
+    return any(isinstance(one, ast.Attribute) and one.attr == "shuffle" for one in at.parents(node))
+
+
+def _trained_on(program: Program) -> set[int]:
+    """The ids of all calls in the chains of data sets that are trained on."""
+    if "tf_trained_on" not in program.memo:
+        program.memo["tf_trained_on"] = {
+            id(link.node) for at, data in _training_data(program) for link in _chain(at, data)
+        }
+    found: set[int] = program.memo["tf_trained_on"]
+    return found
+
+
+def _training_data(program: Program) -> Iterator[tuple[Place, ast.expr]]:
+    for method in _TRAINS:
+        for call in program.methods(method, MODEL):
+            given = call.at.keyword(call.node, "x", 0)
+            if given is not None:
+                yield call.at, given
+    for call in [*program.methods("apply_gradients"), *program.methods("run", STRATEGY)]:
+        for loop in call.at.loops:
+            if isinstance(loop.node, ast.For) and _updates(call):
+                yield call.at, loop.node.iter
+
+
+def _updates(call: Call) -> bool:
+    """`strategy.run(f)` updates weights unless its name says that it evaluates."""
+    if call.method != "run" or not call.node.args:
+        return True
+    return recompiles.side_of(recompiles.told_by(call.node.args[0])) != "evaluation"

@@ -1,0 +1,140 @@
+"""bfloat16 switched on through the environment by hand.
+
+    What it does
+        Finds `XLA_USE_BF16`, `XLA_DOWNCAST_BF16`, `XLA_USE_FP16` and `XLA_DOWNCAST_FP16` set in `os.environ` (by item,
+        `update`, `setdefault`, `os.putenv`, or in a dict that becomes an environment), with `%env`, and with `export` or
+        before a command on a `!` line.
+    Why it is bad
+        The variables are deprecated: torch_xla 2.9 warns of them, and a later version ignores them. They turn every
+        float32 tensor into bfloat16 while `tensor.dtype` still says float32, and they do nothing once the process has
+        made an XLA tensor.
+    Example
+        os.environ["XLA_USE_BF16"] = "1"
+    Use instead
+        %tpu_init --precision bf16
+        # or, in code:
+        accelerator = Accelerator(mixed_precision="bf16")
+        with torch.autocast("xla", dtype=torch.bfloat16): ...
+    What it cannot see
+        A variable set outside the program (a shell, a Dockerfile, the environment of a service), and one whose name is
+        put together at run time.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.place import Place
+from tpu_magics.check.values import NOTHING
+
+if TYPE_CHECKING:
+    from tpu_magics.check.cells import Cell
+    from tpu_magics.check.finding import Finding
+    from tpu_magics.check.program import Program
+
+CODE = "TPU501"
+NAME = "bf16-environment"
+GROUP = "precision"
+WHY = (
+    "The variable is deprecated in torch_xla; it makes float32 tensors 16-bit while tensor.dtype still says float32, and is "
+    "ignored once the process has made an XLA tensor."
+)
+NODES = (ast.Assign, ast.Call, ast.Dict)
+
+VARIABLES = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16", "XLA_USE_FP16", "XLA_DOWNCAST_FP16")
+_OFF = frozenset(("", "0", "false", "no", "off", "none"))
+_SETTERS = frozenset(("os.putenv", "os.environ.setdefault", "os.environ.__setitem__"))
+_MAPPINGS = frozenset(("os.environ.update", "builtins.dict", "dict"))
+_WORDS = re.compile(rf"\b({'|'.join(VARIABLES)})(?:\s*=\s*|\s+)[\"']?([\w$]*)")
+_SHELL = re.compile(rf"^\s*!.*?\b({'|'.join(VARIABLES)})=[\"']?([\w$]*)")
+
+
+def check(node: ast.Assign | ast.Call | ast.Dict, at: Place) -> Iterator[Finding]:
+    for variable, value, place in _settings(node, at):
+        if not _is_off(value, at):
+            yield _found(place, variable, at)
+
+
+def _settings(node: ast.AST, at: Place) -> Iterator[tuple[str, ast.expr, ast.AST]]:
+    """The variables that a node sets: name, value, and where it is written."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Subscript) and (name := _variable(target.slice, at)):
+                yield name, node.value, node
+    elif isinstance(node, ast.Dict):
+        for key, value in zip(node.keys, node.values, strict=True):
+            if key is not None and isinstance(at.constant(value), (str, int)) and (name := _variable(key, at)):
+                yield name, value, key
+    else:
+        yield from _settings_of_call(node, at)
+
+
+def _settings_of_call(node: ast.AST, at: Place) -> Iterator[tuple[str, ast.expr, ast.AST]]:
+    assert isinstance(node, ast.Call)
+    for keyword in node.keywords:
+        if keyword.arg in VARIABLES and at.name(node) in _MAPPINGS:
+            yield keyword.arg, keyword.value, keyword.value
+    if len(node.args) == 2 and at.name(node) in _SETTERS and (name := _variable(node.args[0], at)):
+        yield name, node.args[1], node
+
+
+def _variable(node: ast.expr, at: Place) -> str:
+    said = at.constant(node)
+    return said if isinstance(said, str) and said in VARIABLES else ""
+
+
+def _is_off(value: ast.expr, at: Place) -> bool:
+    """Set to nothing, or put back to what it was before."""
+    constant = at.constant(value)
+    if constant is not NOTHING:
+        return str(constant).strip().lower() in _OFF
+    return _puts_back(value, at)
+
+
+def _puts_back(value: ast.expr, at: Place) -> bool:
+    """`os.environ["XLA_USE_BF16"] = saved`, where `saved` came out of the environment."""
+    made = at.value(value).made
+    return any(isinstance(one, ast.Call) and at.name(one).startswith("os.") for one in (value, made)) or (
+        isinstance(value, ast.Name) and re.search(r"old|saved|previous|before|orig", value.id) is not None
+    )
+
+
+def _fix(variable: str) -> str:
+    if "FP16" in variable:
+        return 'Remove it; for 16 bits on a TPU use bfloat16: `%tpu_init --precision bf16` or `Accelerator(mixed_precision="bf16")`.'
+    level = "bf16-downcast" if "DOWNCAST" in variable else "bf16"
+    return (
+        f"Remove it and write `%tpu_init --precision {level}` in a notebook, "
+        '`Accelerator(mixed_precision="bf16")` or `torch.autocast("xla", dtype=torch.bfloat16)` in code.'
+    )
+
+
+def _found(node: ast.AST, variable: str, at: Place) -> Finding:
+    return at.finding(node, f"{variable} is set by hand.", _fix(variable))
+
+
+# -- lines that are not Python ----------------------------------------------------------------------------------------
+
+
+def check_program(program: Program) -> Iterator[Finding]:
+    for index, cell in enumerate(program.cells):
+        if any(one in cell.text for one in VARIABLES):
+            yield from _check_lines(cell, Place(program, cell, index, None, (), False))
+
+
+def _check_lines(cell: Cell, at: Place) -> Iterator[Finding]:
+    magics = {one.line: one.words for one in cell.line_magics if one.name in ("env", "set_env")}
+    shell = cell.magic in ("bash", "sh", "script") or bool(cell.line_magics) or cell.number is not None
+    for number, line in enumerate(cell.lines, start=1):
+        found = _WORDS.search(magics[number]) if number in magics else _of_shell(line, cell) if shell else None
+        if found is not None and found[2].lower() not in _OFF:
+            yield at.finding_at(number, line.find(found[1]), f"{found[1]} is set by hand.", _fix(found[1]))
+
+
+def _of_shell(line: str, cell: Cell) -> re.Match[str] | None:
+    if cell.magic in ("bash", "sh", "script"):
+        return None if line.lstrip().startswith("#") else _WORDS.search(line)
+    return _SHELL.search(line)

@@ -1,0 +1,170 @@
+"""Mixed precision as it is done on a GPU.
+
+    What it does
+        Finds `torch.cuda.amp.autocast` and `GradScaler` (also `torch.amp.GradScaler` and `torch_xla.amp.GradScaler`),
+        `torch.autocast("cuda")`, autocast to float16, `mixed_precision="fp16"` of `Accelerator` and `notebook_launcher`,
+        float16 as default dtype, models loaded as float16, and Keras' `mixed_float16` policy.
+    Why it is bad
+        A TPU computes in bfloat16, which has the range of float32, and not in float16. Autocast for "cuda" leaves what runs
+        on XLA in float32. A gradient scaler has nothing to save there, and reads on the host at each step whether a
+        gradient overflowed. `Accelerator(mixed_precision="fp16")` raises on a TPU.
+    Example
+        scaler = torch.cuda.amp.GradScaler()
+        with torch.cuda.amp.autocast():
+            loss = model(**batch).loss
+    Use instead
+        with torch.autocast("xla", dtype=torch.bfloat16):
+            loss = model(**batch).loss
+    What it cannot see
+        A precision that a configuration file or the command line chooses. Nothing is said under a condition that asks for
+        a GPU, and in a program that sends everything to "cuda" and has no sign of XLA.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _precision as precision
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Finding
+    from tpu_magics.check.place import Place
+
+CODE = "TPU502"
+NAME = "cuda-amp"
+GROUP = "precision"
+WHY = "A TPU computes in bfloat16, which has the range of float32, and not in float16."
+NODES = (ast.Call,)
+
+_WHY_SCALER = (
+    "bfloat16 has the range of float32, so that on a TPU there is nothing to scale, and the scaler reads on the host at "
+    "each step whether a gradient overflowed."
+)
+_WHY_CUDA = 'Autocast for "cuda" does nothing on an XLA device: its operations stay in float32.'
+_WHY_ACCELERATE = "accelerate refuses fp16 on a TPU, which computes in bfloat16."
+_AUTOCAST = 'Write `torch.autocast("xla", dtype=torch.bfloat16)`.'
+_SCALER = 'Remove the scaler: call `loss.backward()` and step the optimizer as it is, under `torch.autocast("xla", dtype=torch.bfloat16)`.'
+
+_CUDA_AUTOCASTS = ("torch.cuda.amp.autocast", "torch.cuda.amp.autocast_mode.autocast")
+_AUTOCASTS = ("torch.autocast", "torch.amp.autocast", "torch.amp.autocast_mode.autocast", "torch_xla.amp.autocast")
+_SCALERS = (
+    "torch.cuda.amp.GradScaler", "torch.cuda.amp.grad_scaler.GradScaler", "torch.amp.GradScaler",
+    "torch.amp.grad_scaler.GradScaler", "torch_xla.amp.GradScaler", "torch_xla.amp.grad_scaler.GradScaler",
+    "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler",
+)  # fmt: skip
+_ACCELERATE = ("accelerate.Accelerator", "accelerate.notebook_launcher", "accelerate.debug_launcher")
+_POLICIES = (
+    "keras.mixed_precision.set_global_policy", "keras.mixed_precision.set_dtype_policy", "keras.config.set_dtype_policy",
+    "keras.mixed_precision.Policy", "keras.mixed_precision.DTypePolicy", "keras.DTypePolicy", "keras.dtype_policies.DTypePolicy",
+    "keras.mixed_precision.experimental.set_policy", "keras.mixed_precision.experimental.Policy",
+)  # fmt: skip
+_FLOATX = ("keras.backend.set_floatx", "keras.config.set_floatx")
+_CPU = "cpu"
+
+Said = tuple[str, str, str]  # message, fix, why
+
+
+def check(node: ast.Call, at: Place) -> Iterator[Finding]:
+    said = _loading(node, at) if any(one.arg in _LOADING for one in node.keywords) else None
+    if said is None and (ask := _ASKED.get(at.name(node))) is not None:
+        said = ask(node, at)
+    if said is not None and not precision.is_for_gpu(node, at):
+        message, fix, why = said
+        yield at.finding(node, message, fix, why=why)
+
+
+def _is_disabled(node: ast.Call, at: Place) -> bool:
+    """`enabled=False`, or enabled where there is a GPU."""
+    enabled = at.keyword(node, "enabled")
+    return enabled is not None and (at.constant(enabled) is False or precision.mentions_gpu(enabled, at))
+
+
+def _cuda_autocast(node: ast.Call, at: Place) -> Said | None:
+    if _is_disabled(node, at):
+        return None
+    return f"{at.source(node.func)} switches on mixed precision for CUDA.", _AUTOCAST, _WHY_CUDA
+
+
+def _autocast(node: ast.Call, at: Place) -> Said | None:
+    device = at.constant(at.keyword(node, "device_type", 0))
+    if _is_disabled(node, at) or device == _CPU:
+        return None
+    if device == "cuda":
+        return f"{at.source(node.func)} switches on mixed precision for CUDA.", _AUTOCAST, _WHY_CUDA
+    position = 2 if at.name(node) == "torch_xla.amp.autocast" else 1
+    if precision.is_float16(at.keyword(node, "dtype", position), at):
+        return f"{at.source(node.func)} computes in float16.", _AUTOCAST, WHY
+    return None
+
+
+def _scaler(node: ast.Call, at: Place) -> Said | None:
+    if _is_disabled(node, at) or at.constant(at.keyword(node, "device", 0)) == _CPU:
+        return None
+    return f"{at.source(node.func)} scales gradients for float16.", _SCALER, _WHY_SCALER
+
+
+def _accelerate(node: ast.Call, at: Place) -> Said | None:
+    if at.constant(at.keyword(node, "mixed_precision")) != "fp16" or at.constant(at.keyword(node, "cpu")) is True:
+        return None
+    called = at.source(node.func)
+    return f'{called} is told to train with mixed_precision="fp16".', 'Write `mixed_precision="bf16"`.', _WHY_ACCELERATE
+
+
+def _default_dtype(node: ast.Call, at: Place) -> Said | None:
+    given = node.args[0] if node.args else at.keyword(node, "d") or at.keyword(node, "t")
+    named = at.name(given) in precision.FLOAT16_TENSORS or at.constant(given) in precision.FLOAT16_TENSORS
+    if given is None or not (named or precision.is_float16(given, at)):
+        return None
+    fix = 'Leave the default float32 and use `torch.autocast("xla", dtype=torch.bfloat16)`.'
+    return f"{at.source(node.func)} makes float16 the default.", fix, WHY
+
+
+def _policy(node: ast.Call, at: Place) -> Said | None:
+    named = at.constant(at.keyword(node, "name", 0) or at.keyword(node, "policy") or at.keyword(node, "dtype_policy"))
+    if named not in ("mixed_float16", "float16"):
+        return None
+    instead = "mixed_bfloat16" if named == "mixed_float16" else "bfloat16"
+    return f"The Keras policy is {named}.", f'Write `"{instead}"`.', WHY
+
+
+def _floatx(node: ast.Call, at: Place) -> Said | None:
+    if at.constant(at.keyword(node, "value", 0) or at.keyword(node, "floatx")) != "float16":
+        return None
+    return "Keras' default dtype is set to float16.", 'Leave "float32" and set the policy "mixed_bfloat16".', WHY
+
+
+# Keywords by which models are loaded as, or wrapped to compute in, a dtype, and the calls where `dtype` is one of them.
+_LOADING = ("torch_dtype", "dtype", "compute_dtype")
+_LOADERS = ("from_pretrained", "from_config", "from_single_file")
+
+
+def _loading(node: ast.Call, at: Place) -> Said | None:
+    for one in node.keywords:
+        if one.arg in _LOADING and precision.is_float16(one.value, at, texts=True) and _is_loader(node, str(one.arg), at):
+            said = f"{one.arg}={at.source(one.value)}"
+            return f"{at.source(node.func)} is told to use {said}.", f"Write `{one.arg}=torch.bfloat16`.", WHY
+    return None
+
+
+def _is_loader(node: ast.Call, keyword: str, at: Place) -> bool:
+    if keyword == "torch_dtype":
+        return True
+    name = at.name(node)
+    if keyword == "compute_dtype":
+        return name.startswith("torch_xla.") or name.endswith("FullyShardedDataParallel")
+    called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+    return called in _LOADERS or name in ("transformers.pipeline",)
+
+
+_ASKED: dict[str, Callable[[ast.Call, Place], Said | None]] = {
+    **dict.fromkeys(_CUDA_AUTOCASTS, _cuda_autocast),
+    **dict.fromkeys(_AUTOCASTS, _autocast),
+    **dict.fromkeys(_SCALERS, _scaler),
+    **dict.fromkeys(_ACCELERATE, _accelerate),
+    "torch.set_default_dtype": _default_dtype,
+    "torch.set_default_tensor_type": _default_dtype,
+    **dict.fromkeys(_POLICIES, _policy),
+    **dict.fromkeys(_FLOATX, _floatx),
+}

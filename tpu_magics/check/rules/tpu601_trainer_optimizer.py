@@ -1,0 +1,106 @@
+'''An optimizer of the Trainer that XLA does not run.
+
+What it does
+    Finds TrainingArguments (also Seq2SeqTrainingArguments, subclasses, and the configurations of trl and
+    sentence-transformers) whose `optim` is the default, a fused one, or one of bitsandbytes.
+Why it is bad
+    With torch 2.8 or newer the default is `adamw_torch_fused`. torch's fused AdamW has no kernel for XLA: training stops
+    before its first step with "`fused=True` requires all the params to be floating point Tensors of supported devices".
+    bitsandbytes' optimizers (8-bit, paged, lion) have kernels for GPUs and CPUs, not for XLA.
+Example
+    args = TrainingArguments(output_dir="out", per_device_train_batch_size=8)
+Use instead
+    args = TrainingArguments(output_dir="out", optim="adamw_torch_xla", per_device_train_batch_size=8)
+What it cannot see
+    Arguments out of HfArgumentParser or a configuration file; an `optim` computed at run time. Arguments for a Trainer
+    that is given `optimizers=(optimizer, scheduler)` or makes its own are fine, and so are those of a program that only
+    evaluates.
+'''
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _arguments, _trainer
+from tpu_magics.check.values import ARGUMENTS
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Edit, Finding
+    from tpu_magics.check.place import Place
+    from tpu_magics.check.program import Program
+
+CODE = "TPU601"
+NAME = "trainer-optimizer"
+GROUP = "trainer"
+WHY = (
+    "torch's fused AdamW has no kernel for XLA: training stops before its first step with an error that `fused=True` "
+    "requires other devices."
+)
+NODES = (ast.Assign,)
+
+_WHY_BITSANDBYTES = "The kernels of bitsandbytes are written for GPUs and CPUs: with parameters on an XLA device its optimizers raise."
+_WHY_GONE = "transformers 5 has no optimizer of this name any more: TrainingArguments raises ValueError."
+_XLA = 'optim="adamw_torch_xla"'
+_FIX = f"Write {_XLA}."
+_DEFAULT = "adamw_torch_fused"  # read in transformers 5.23.0, with torch 2.8 or newer
+# Read in transformers 5.23.0 (training_args.py OptimizerNames, trainer_optimizer.py) and, for those gone, in 4.46.
+_FUSED = ("adamw_torch_fused", "adamw_torch_npu_fused")
+_BITSANDBYTES = frozenset(
+    ("adamw_bnb_8bit", "adamw_8bit", "ademamix", "ademamix_8bit", "lion_8bit", "lion_32bit", "paged_adamw_32bit",
+     "paged_adamw_8bit", "paged_ademamix_32bit", "paged_ademamix_8bit", "paged_lion_32bit", "paged_lion_8bit",
+     "rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit", "galore_adamw_8bit", "galore_adamw_8bit_layerwise")
+)  # fmt: skip
+_GONE = ("adamw_hf", "adamw_apex_fused")
+_ENUM = "transformers.OptimizerNames."
+_ENUM_NAMES = {"ADAMW_BNB": "adamw_bnb_8bit", "LION": "lion_32bit", "PAGED_ADAMW": "paged_adamw_32bit",
+    "PAGED_LION": "paged_lion_32bit", "PAGED_ADEMAMIX": "paged_ademamix_32bit"}  # fmt: skip
+
+
+def check(node: ast.Assign, at: Place) -> Iterator[Finding]:
+    target = node.targets[0]
+    if isinstance(target, ast.Attribute) and target.attr == "optim" and at.value(target.value).kind == ARGUMENTS:
+        yield from _of_value(node, node.value, at, f"{at.source(target)} is set to")
+
+
+def check_program(program: Program) -> Iterator[Finding]:
+    for arguments in _trainer.on_tpu(program):
+        if _trainer.only_evaluates(arguments) or _trainer.brings_optimizer(arguments):
+            continue
+        given = arguments.given("optim")
+        if given is not None:
+            yield from _of_value(given.node, given.value, arguments.at, "The Trainer's optimizer is")
+        elif arguments.is_left("optim"):
+            yield arguments.at.finding(
+                arguments.node,
+                f"{arguments.name} leaves optim at its default, {_DEFAULT}.",
+                _FIX,
+                edits=_arguments.added(arguments.node, _XLA, arguments.at),
+            )
+
+
+def _of_value(node: ast.AST, value: ast.expr, at: Place, said: str) -> Iterator[Finding]:
+    name = _optimizer(value, at)
+    if name in _FUSED:
+        yield at.finding(node, f"{said} {name}.", _FIX, edits=_replaced(value, at))
+    elif name in _BITSANDBYTES:
+        fix = f'{_FIX[:-1]}, or optim="adafactor" where memory is short.'
+        yield at.finding(node, f"{said} {name}, of bitsandbytes.", fix, why=_WHY_BITSANDBYTES)
+    elif name in _GONE:
+        yield at.finding(node, f"{said} {name}.", _FIX, why=_WHY_GONE)
+
+
+def _optimizer(value: ast.expr, at: Place) -> str:
+    constant = at.constant(value)
+    if isinstance(constant, str):
+        return constant
+    name = at.name(value)
+    if not name.startswith(_ENUM):
+        return ""
+    last = name[len(_ENUM) :]
+    return _ENUM_NAMES.get(last, last.lower())
+
+
+def _replaced(value: ast.expr, at: Place) -> tuple[Edit, ...]:
+    return (at.replace(value, '"adamw_torch_xla"'),) if isinstance(value, ast.Constant) else ()

@@ -1,0 +1,74 @@
+"""An argument that TrainingArguments no longer takes.
+
+What it does
+    Finds arguments that older versions of transformers had and 5.23 has not: `tpu_num_cores`, `tpu_metrics_debug`,
+    `evaluation_strategy`, `no_cuda`, `per_gpu_train_batch_size`, `half_precision_backend` and others. Those that have
+    nothing to do with devices (`warmup_ratio`, `logging_dir`) are said as advice.
+Why it is bad
+    TrainingArguments raises TypeError: got an unexpected keyword argument.
+Example
+    args = TrainingArguments(output_dir="out", tpu_num_cores=8, tpu_metrics_debug=True)
+Use instead
+    args = TrainingArguments(output_dir="out", debug="tpu_metrics_debug")
+What it cannot see
+    Which version is installed where the program will run: an old one may still take the argument. A subclass of the
+    program that declares the argument itself is left alone.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _arguments, _trainer
+from tpu_magics.check.rules._removed_arguments import ARGUMENTS, TAKEN_OUT, Removed
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Edit, Finding
+    from tpu_magics.check.program import Program
+
+CODE = "TPU603"
+NAME = "trainer-removed-argument"
+GROUP = "trainer"
+WHY = "transformers 5 raises TypeError for it, as for any argument that it does not know."
+
+
+def check_program(program: Program) -> Iterator[Finding]:
+    for arguments in _trainer.all_of(program):
+        for name, removed in ARGUMENTS.items():
+            given = arguments.given(name)
+            if given is not None and not arguments.declares(name):
+                yield _found(arguments, given, name, removed)
+
+
+def _found(arguments: _trainer.Arguments, given: _trainer.Argument, name: str, removed: Removed) -> Finding:
+    return arguments.at.finding(
+        given.node,
+        f"{arguments.name} no longer has {name} (transformers {removed.last} was the last that took it).",
+        _fix(arguments, given, removed),
+        edits=_edits(arguments, given, name, removed),
+        advice=removed.general,
+    )
+
+
+def _fix(arguments: _trainer.Arguments, given: _trainer.Argument, removed: Removed) -> str:
+    if removed.new:
+        return f"Write {removed.new}={arguments.at.source(given.value)}."
+    if removed.instead:
+        return "Take it out." if given.constant is False else f"Write {removed.instead}."
+    return removed.fix
+
+
+def _edits(arguments: _trainer.Arguments, given: _trainer.Argument, name: str, removed: Removed) -> tuple[Edit, ...]:
+    at, keyword = arguments.at, given.keyword
+    if keyword is None:
+        return ()
+    if removed.new and arguments.given(removed.new) is None:
+        return (at.replace(keyword, f"{removed.new}={at.source(given.value)}"),)
+    if not removed.instead or not isinstance(given.value, ast.Constant):
+        return _arguments.removed(arguments.node, keyword, at) if name in TAKEN_OUT else ()
+    if given.constant is not True:
+        return _arguments.removed(arguments.node, keyword, at)
+    other = removed.instead.partition("=")[0]
+    return (at.replace(keyword, removed.instead),) if arguments.given(other) is None else ()

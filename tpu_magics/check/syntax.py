@@ -1,0 +1,106 @@
+"""What cannot be read as Python.
+
+What it does
+    Reports a file, a notebook or a cell that Python cannot parse, at the line where reading stopped: a syntax error,
+    Python 2, bytes that are not text in the file's encoding, JSON that is no notebook, nesting too deep to read.
+    Everything else is still checked.
+Why it is bad
+    What does not parse does not run, and none of the other rules can look at it.
+Example
+    print "loss", loss
+Use instead
+    print("loss", loss)
+What it cannot see
+    Whether code that parses is complete: a cell that ends in the middle of a thought is fine as long as it is Python.
+    IPython's own lines (`%magic`, `!command`, `name?`) are understood in notebooks; in a `.py` file they are reported
+    and the rest of the file is checked.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+
+from tpu_magics.check.finding import Finding
+
+CODE = "TPU001"
+NAME = "does-not-parse"
+GROUP = "syntax"
+WHY = "What does not parse does not run, and no other rule can look at it."
+NODES: tuple[type[ast.AST], ...] = ()
+
+_FIX = "Mend this place; the other rules look at the code once it parses."
+_IPYTHON_FIX = "Call `get_ipython()` or `subprocess` instead, or keep the line in a notebook."
+
+
+class NotPython(Exception):
+    """Text that Python cannot parse: what it said, and where (line from 1, column from 1)."""
+
+    def __init__(self, said: str, line: int = 1, column: int = 1) -> None:
+        super().__init__(said)
+        self.said = said
+        self.line = line
+        self.column = column
+
+
+def parse(text: str) -> ast.Module:
+    """The tree of Python text; raises NotPython and nothing else. No warning is shown, and nothing is run."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(text)
+    except SyntaxError as error:
+        raise _from_syntax_error(text, error) from None
+    except (RecursionError, MemoryError):
+        raise NotPython("the code is nested too deeply to be read") from None
+    except ValueError as error:
+        raise _from_value_error(text, error) from None
+
+
+_UNREADABLE = re.compile("[\0\ud800-\udfff]")
+
+
+def _from_syntax_error(text: str, error: SyntaxError) -> NotPython:
+    if "null bytes" in error.msg:
+        return _from_value_error(text, error)
+    return NotPython(error.msg or "invalid syntax", max(error.lineno or 1, 1), max(error.offset or 1, 1))
+
+
+def _from_value_error(text: str, error: Exception) -> NotPython:
+    """Null bytes and lone surrogates (which JSON can hold), for which Python names no place."""
+    found = _UNREADABLE.search(text)
+    if found is None:
+        return NotPython(str(error))
+    said = "it holds a null byte" if found.group() == "\0" else "it holds a surrogate, which is no character"
+    before = text[: found.start()]
+    return NotPython(said, before.count("\n") + 1, len(before) - before.rfind("\n"))
+
+
+def problem(path: str, number: int | None, text: str, error: NotPython, what: str = "") -> Finding:
+    """TPU001 at the place of the error, held inside the text. `what` is what cannot be read; by default the cell or
+    the file."""
+    lines = text.split("\n")
+    line = min(error.line, len(lines))
+    source = lines[line - 1]
+    column = min(error.column, len(source) + 1) if error.line <= len(lines) else 1
+    subject = what or ("This cell" if number is not None or path.startswith("In [") else "This file")
+    message = f"{subject} does not parse: {error.said.rstrip('.')}."
+    return _finding(path, number, (line, column), source, message, _FIX)
+
+
+def ipython_in_python(path: str, text: str, error: NotPython) -> Finding:
+    """TPU001 for a line of IPython in a Python file, the rest of which parses."""
+    lines = text.split("\n")
+    line = min(error.line, len(lines))
+    source = lines[line - 1]
+    column = len(source) - len(source.lstrip()) + 1
+    message = "This line is IPython's, not Python's; a `.py` file that has it does not run."
+    return _finding(path, None, (line, column), source, message, _IPYTHON_FIX)
+
+
+def _finding(path: str, number: int | None, at: tuple[int, int], source: str, message: str, fix: str) -> Finding:
+    return Finding(
+        code=CODE, group=GROUP, path=path, cell=number, line=at[0], column=at[1], end_line=at[0],
+        end_column=max(len(source.rstrip()) + 1, at[1]), message=message, why=WHY, fix=fix, source=source.rstrip(),
+    )  # fmt: skip

@@ -1,0 +1,165 @@
+"""What the checker knows of a value without running anything.
+
+What lives here: the abstract value, and how two are joined where paths meet. What does not: how values are found
+(flow.py) and what library calls give (known.py).
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+NOTHING: Any = type("Nothing", (), {"__repr__": lambda _: "NOTHING", "__bool__": lambda _: False})()
+
+# Kinds. A tensor is what torch or tf made, a batch what a loader gave, an output what a model returned (a tensor or a
+# structure of them); items and attributes of the last two are tensors.
+TENSOR = "tensor"
+OUTPUT = "output"
+BATCH = "batch"
+MODEL = "model"  # also a layer and a loss module: calling it gives an output
+OPTIMIZER = "optimizer"
+SCHEDULER = "scheduler"
+LOADER = "loader"
+DATASET = "dataset"  # torch or Hugging Face
+TFDATA = "tf.data"
+TOKENIZER = "tokenizer"
+COLLATOR = "collator"
+ACCELERATOR = "accelerator"
+TRAINER = "trainer"
+ARGUMENTS = "arguments"  # TrainingArguments
+DEVICE = "device"
+STRATEGY = "strategy"
+RESOLVER = "resolver"
+NUMBER = "number"  # a Python number, string, bool or None: nothing that XLA computes
+ARRAY = "array"  # NumPy, on the host
+LIST = "list"  # list, tuple, dict, set
+FUNCTION = "function"  # `ref` is a program.Function
+CLASS = "class"  # `ref` is a program.Class
+INSTANCE = "instance"  # of a class of this program; `ref` is the program.Class
+MODULE = "module"  # `name` is what an import names, e.g. "torch.nn.functional" or "torch.float16"
+UNKNOWN = "unknown"
+
+
+class Value:
+    """One abstract value. Treated as immutable: `with_()` makes another.
+
+    Attributes:
+        kind: of the names above.
+        lib: "torch" or "tf" for tensors, models, optimisers; "" where it is not known.
+        where: "device" (on the XLA device), "host" (certainly on the CPU), "" (not known: as good as on the device
+            where code runs on it).
+        dtype: of a tensor: "bool", "int", "float" or "".
+        name: the canonical name that it stands for or that made it ("torch.utils.data.DataLoader").
+        made: the call that made it, for its arguments; None where there is none.
+        made_at: the Place of that call.
+        const: the Python constant that it is, else NOTHING.
+        varies: a Python number that changes from step to step.
+        read: a Python number (or list) that was read out of a tensor (`.item()`): data, though no tensor.
+        shape: a Python number (or tuple) that comes from a tensor's shape or a container's length.
+        prepared: a loader or model that went through accelerate's prepare, MpDeviceLoader or the like.
+        items: of a list or tuple whose items are known one by one; None otherwise.
+        item: what an item of it is, where all are alike; None otherwise.
+        ref: the Function or Class of this program.
+    """
+
+    __slots__ = (
+        "const", "dtype", "item", "items", "kind", "lib", "made", "made_at", "name", "prepared", "read", "ref", "shape",
+        "varies", "where",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        kind: str,
+        lib: str = "",
+        where: str = "",
+        dtype: str = "",
+        name: str = "",
+        made: ast.AST | None = None,
+        const: Any = NOTHING,
+        varies: bool = False,
+        read: bool = False,
+        shape: bool = False,
+        prepared: bool = False,
+        items: tuple[Value, ...] | None = None,
+        item: Value | None = None,
+        ref: Any = None,
+        made_at: Any = None,
+    ) -> None:
+        self.kind = kind
+        self.lib = lib
+        self.where = where
+        self.dtype = dtype
+        self.name = name
+        self.made = made
+        self.const = const
+        self.varies = varies
+        self.read = read
+        self.shape = shape
+        self.prepared = prepared
+        self.items = items
+        self.item = item
+        self.ref = ref
+        self.made_at = made_at
+
+    def with_(self, **changes: Any) -> Value:
+        """The same value with some attributes changed."""
+        found = {name: getattr(self, name) for name in Value.__slots__}
+        return Value(**{**found, **changes})
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether it is certainly a tensor (an output may be a structure)."""
+        return self.kind == TENSOR
+
+    @property
+    def holds_tensors(self) -> bool:
+        return self.kind in (TENSOR, OUTPUT, BATCH) or (self.item is not None and self.item.holds_tensors)
+
+    def __repr__(self) -> str:
+        empty = {"made", "made_at", "ref", "kind"}
+        said = ((name, getattr(self, name)) for name in Value.__slots__ if name not in empty)
+        kept = [f" {name}={what!r}" for name, what in said if what is not NOTHING and (what or name == "const")]
+        return f"<{self.kind}{''.join(kept)}>"
+
+
+NO_IDEA = Value(UNKNOWN)
+A_NUMBER = Value(NUMBER)
+A_SHAPE = Value(NUMBER, shape=True)
+A_TENSOR = Value(TENSOR)
+AN_ARRAY = Value(ARRAY)
+NONE = Value(NUMBER, const=None)
+
+
+def join(one: Value, other: Value) -> Value:
+    """What is known where two paths meet: a tensor wins over a number (`total = 0` before `total += loss`)."""
+    if one is other:
+        return one
+    if one.kind == other.kind:
+        return _alike(one, other)
+    for first, second in ((one, other), (other, one)):
+        if first.kind == NUMBER and (first.const is None or second.kind in (TENSOR, OUTPUT, BATCH, LIST)):
+            return second
+        if first.kind == UNKNOWN:
+            return NO_IDEA if second.kind == NUMBER else second
+    return NO_IDEA
+
+
+def _alike(one: Value, other: Value) -> Value:
+    if one.kind in (FUNCTION, CLASS):
+        return one  # two definitions of one name (`try: ... except ImportError: def ...`)
+    found = {name: _same(getattr(one, name), getattr(other, name), _EMPTY[name]) for name in _EMPTY}
+    if one.item is not None or other.item is not None:
+        found["item"] = join(one.item, other.item) if one.item and other.item else one.item or other.item
+    for flag in ("varies", "read", "prepared"):
+        found[flag] = getattr(one, flag) or getattr(other, flag)
+    return Value(one.kind, **found)
+
+
+_EMPTY: dict[str, Any] = {
+    "lib": "", "where": "", "dtype": "", "name": "", "made": None, "const": NOTHING, "shape": False, "items": None,
+    "ref": None, "made_at": None,
+}  # fmt: skip
+
+
+def _same(one: Any, other: Any, empty: Any) -> Any:
+    return one if one is other or (type(one) is type(other) and not isinstance(one, ast.AST) and one == other) else empty

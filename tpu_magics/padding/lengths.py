@@ -1,0 +1,180 @@
+"""The lengths of samples, whatever form the samples have.
+
+What lives here: one sample -> its number of tokens, many samples -> checked lengths. What does not: where samples come
+from (sources.py, columns.py, loaders.py). NumPy, torch and tokenizers are recognised by their attributes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tpu_magics.errors import TpuMagicsError
+
+TOKENS = ("input_ids", "input_features", "input_values", "inputs", "tokens", "length", "lengths")  # first found counts
+MASK = "attention_mask"
+LONGEST = 10_000_000  # tokens of one sample: beyond, it is something else than a length
+TODO = (
+    "Give the lengths themselves ([len(ids) for ids in ...]), lists of token ids, a tokenised dataset or its column, "
+    "or a DataLoader."
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Lengths in tokens, in the order of the dataset, and what the source tells of its batches.
+
+    `what`: the source in words. `batch_size` and `drop_last`: None where it does not tell. `order`: "shuffled",
+    "in order", or "as drawn": then `batches` holds the indices of each batch of one epoch. `indexed`: the positions are
+    those of a dataset, so that a batch sampler can be made for it. `notes`: sentences for the person.
+    """
+
+    lengths: list[int]
+    what: str
+    batch_size: int | None = None
+    drop_last: bool | None = None
+    order: str = "shuffled"
+    batches: tuple[tuple[int, ...], ...] = ()
+    indexed: bool = True
+    notes: tuple[str, ...] = ()
+
+
+class NoLength(Exception):
+    """A sample without a length; the text says what it is instead."""
+
+
+class Texts(NoLength):
+    """The samples are texts, which have no tokens yet."""
+
+
+def lengths_of(samples: Iterable[Any], what: str) -> list[int]:
+    """The checked length of each sample. Raises TpuMagicsError that names the first sample that has none, and Texts
+    where the samples are texts."""
+    items = samples if isinstance(samples, list) else list(samples)
+    kinds = set(map(type, items))
+    if kinds <= {int}:
+        found = items
+    elif kinds <= {list} and not any(item and type(item[0]) is not int for item in items):
+        found = list(map(len, items))
+    else:
+        found = [_told(item, number, what) for number, item in enumerate(items)]
+    return checked(found, what)
+
+
+def _told(item: Any, number: int, what: str) -> int:
+    try:
+        return length_of(item)
+    except Texts:
+        raise
+    except NoLength as odd:
+        raise TpuMagicsError(
+            f"Sample {number} of {what} has no length: it is {odd}.", "A length is a whole number of tokens.", TODO
+        ) from None
+
+
+def checked(lengths: list[int], what: str) -> list[int]:
+    """The lengths, if all of them can be lengths."""
+    if not lengths:
+        raise TpuMagicsError(f"There are no samples in {what}.", "Padding is chosen from the lengths of samples.", TODO)
+    low, high = min(lengths), max(lengths)
+    if low < 0:
+        raise TpuMagicsError(
+            f"Sample {lengths.index(low)} of {what} has the length {low}.", "A length is 0 or more tokens.", TODO
+        )
+    if high > LONGEST:
+        raise TpuMagicsError(
+            f"Sample {lengths.index(high)} of {what} has the length {high:,}.",
+            f"More than {LONGEST:,} tokens in one sample are no length: these may be ids, hashes or bytes.",
+            TODO,
+        )
+    if high == 0:
+        raise TpuMagicsError(
+            f"All {len(lengths):,} samples of {what} are empty.", "The longest has 0 tokens.", "Look at the tokenizer."
+        )
+    return lengths
+
+
+# -- one sample ----------------------------------------------------------------------------------------------------
+
+
+def length_of(item: Any) -> int:
+    """The length of one sample: a number, token ids (list, array, tensor), a row with input_ids, or a tuple that begins
+    with one of these. Raises NoLength."""
+    if isinstance(item, (str, bytes)):
+        raise Texts(f"a text ({item[:30]!r})")
+    if item is None or isinstance(item, (bool, complex, set, frozenset)):
+        raise NoLength(repr(item)[:60])
+    for form in (_row, _shaped, _encoding, _sequence, _number):
+        length = form(item)
+        if length is not None:
+            return length
+    raise NoLength(f"a {type(item).__name__}")
+
+
+def _row(item: Any) -> int | None:
+    """A row of columns: its tokens; those that the mask marks, where they are padded already."""
+    if not (hasattr(item, "keys") and hasattr(item, "__getitem__")):
+        return None
+    names = list(item.keys())
+    found = next((name for name in TOKENS if name in names), None)
+    if found is None and any(isinstance(item[name], (str, bytes)) for name in names):
+        raise Texts(f"a row of texts ({', '.join(map(str, names))[:60]})")
+    if found is None:
+        raise NoLength(f"a row without input_ids; it has {', '.join(map(str, names))[:80] or 'nothing'}")
+    return _marked(item[MASK]) if MASK in names and found == TOKENS[0] else length_of(item[found])
+
+
+def _marked(mask: Any) -> int:
+    """How many tokens a mask marks."""
+    values = mask.tolist() if hasattr(mask, "tolist") else mask
+    while values and isinstance(values[0], (list, tuple)):
+        values = values[0]
+    return int(sum(map(bool, values)))
+
+
+def _shaped(item: Any) -> int | None:
+    """An array or tensor: its first dimension, the second where the first is 1 (a tokenizer's return_tensors)."""
+    shape = getattr(item, "shape", None)
+    if shape is None or callable(shape) or len(shape) == 0:
+        return None
+    return int(shape[1]) if len(shape) == 2 and shape[0] == 1 else int(shape[0])
+
+
+def _encoding(item: Any) -> int | None:
+    """What the library tokenizers gives for one text."""
+    ids = getattr(item, "ids", None)
+    return len(ids) if isinstance(ids, list) else None
+
+
+def _sequence(item: Any) -> int | None:
+    if not isinstance(item, Sequence):
+        return None
+    first = item[0] if len(item) else None
+    if isinstance(first, (str, bytes)):
+        raise Texts(f"a sequence of texts ({first[:30]!r}, ...)")
+    holds_tokens = hasattr(first, "keys") or hasattr(first, "__len__") and getattr(first, "shape", None) != ()
+    if holds_tokens and (isinstance(item, tuple) or len(item) == 1):
+        return length_of(first)
+    return len(item)
+
+
+def _number(item: Any) -> int | None:
+    """A number of any library: whole ones by the protocol for indices, floats that are whole."""
+    try:
+        return operator.index(item)
+    except TypeError:
+        pass
+    try:
+        value = float(item)
+    except (TypeError, ValueError):
+        return None
+    if value != value or not value.is_integer():
+        raise NoLength(f"the number {value}" if value == value else "NaN (a missing value)")
+    return int(value)
+
+
+def equal_rows(lengths: Sequence[int]) -> bool:
+    """Whether samples look padded already: several, and all of one length."""
+    return len(lengths) > 1 and min(lengths) == max(lengths)
