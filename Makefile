@@ -56,7 +56,7 @@ bench: install  ## the figures of the docs, made again
 
 clean:  ## remove .venv, .demo, caches and the tutorials' run folders
 	@echo "==> removing .venv .demo .bench build dist notebooks/.tpu_runs and the tools' caches"
-	@rm -rf .venv .demo .bench build dist notebooks/.tpu_runs .pytest_cache .mypy_cache .ruff_cache
+	@rm -rf .venv .demo .bench build dist notebooks/.tpu_runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 install:

@@ -236,7 +236,7 @@ def test_every_module_says_what_lives_in_it(path: Path) -> None:
 # Written so that this file does not hold what it looks for.
 MACHINE_PATHS = re.compile(r"(?<![\w.~$}*-])/(?:work/|root/[.]|opt/pypi|opt/wheels)")
 TEXT_FILES = {".py", ".md", ".toml", ".cfg", ".ipynb", ".json", ".yml", ".ts", ".tsx", ".css", ".txt", ""}
-NOT_OURS = {".git", ".venv", ".demo", ".bench", ".tpu_runs", "node_modules", "dist", "build"}
+NOT_OURS = {".git", ".hypothesis", ".venv", ".demo", ".bench", ".tpu_runs", "node_modules", "dist", "build"}
 
 
 def own_files() -> list[Path]:

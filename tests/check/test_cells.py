@@ -14,6 +14,7 @@ import pytest
 from tests.check.own_rules import notebook
 from tpu_magics.check.cells import Cell, cell_of, cells_of, decode, read_file
 from tpu_magics.check.ipython import mask
+from tpu_magics.check.notebook import line_numbers
 from tpu_magics.check.syntax import NotPython
 
 
@@ -35,7 +36,7 @@ def calls(found: Cell) -> list[tuple[int, str]]:
     return sorted((node.lineno, found.segment(node)) for node in ast.walk(found.tree) if isinstance(node, ast.Call))
 
 
-# -- IPython ----------------------------------------------------------------------------------------------------------
+# -- IPython --------------------------------------------------------------------------------------------------------
 
 NOTHING = [
     "%matplotlib inline",
@@ -116,7 +117,12 @@ def test_python_stays_what_it_is(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["%time y = model(é, 2)", "%timeit -n 10 -r3 model(é, 2)", "%prun -s cumulative model(é, 2)", "%timeit model(é, 2)"],
+    [
+        "%time y = model(é, 2)",
+        "%timeit -n 10 -r3 model(é, 2)",
+        "%prun -s cumulative model(é, 2)",
+        "%timeit model(é, 2)",
+    ],
 )
 def test_the_statement_of_a_timing_magic_keeps_its_place(text: str) -> None:
     found = cell(f"'é'; if_not = 1\nfor x in y:\n    {text}\n!ls")
@@ -133,7 +139,9 @@ def test_a_timed_compound_statement_is_left_out() -> None:
 
 
 def test_line_magics_are_told_with_their_words() -> None:
-    found = cell("%env XLA_USE_BF16=1\nif a:\n    %set_env X  1\n%tpu_train f model \\\n  -n 8\ny = %time f(1)\n%tpu_init")
+    found = cell(
+        "%env XLA_USE_BF16=1\nif a:\n    %set_env X  1\n%tpu_train f model \\\n  -n 8\ny = %time f(1)\n%tpu_init"
+    )
     assert found.line_magics == (
         (1, "env", "XLA_USE_BF16=1"), (3, "set_env", "X  1"), (4, "tpu_train", "f model -n 8"), (6, "time", "f(1)"),
         (7, "tpu_init", ""),
@@ -209,7 +217,7 @@ def test_automagic_is_for_nothing_else(text: str) -> None:
     assert cell(text).problem is not None
 
 
-# -- what does not parse ----------------------------------------------------------------------------------------------
+# -- what does not parse --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -269,7 +277,7 @@ def test_no_warning_of_the_checked_code_is_shown(text: str) -> None:
         assert cell(text).problem is None
 
 
-# -- places -----------------------------------------------------------------------------------------------------------
+# -- places ---------------------------------------------------------------------------------------------------------
 
 
 def test_places_are_those_of_the_text() -> None:
@@ -285,7 +293,7 @@ def test_only_line_feeds_end_lines() -> None:
     assert calls(found) == [(2, "f(1)")]
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
+# -- files ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -431,3 +439,20 @@ def test_nothing_is_run(tmp_path: Path) -> None:
     path.write_text(f"import os\nos.mkdir({str(tmp_path / 'made')!r})\nraise SystemExit\n")
     read_file(path)
     assert os.listdir(tmp_path) == ["a.py"]
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ('["x\\n",\n"y\\n",\n\n"z"]', [3, 4, 6]),
+        ('["x = ",\n"1\\ny\\n",\n"z\\n"]', [3, 4, 5]),
+        ('["x\\n", "y"]', [3, 3]),
+        ('\n"x\\ny"', [4, 4]),
+        ("[]", [3]),
+        ('["",\n"x"]', [4]),
+    ],
+)
+def test_the_lines_of_cells_in_the_file(source: str, lines: list[int]) -> None:
+    text = f'{{"cells": [{{"cell_type": "markdown"}},\n{{"cell_type": "code",\n"source": {source}}}]}}'
+    assert line_numbers(text) == [lines]
+    assert line_numbers('{"worksheets": [{}, ' + text.replace('"source"', '"input"') + "]}") == [lines]

@@ -47,6 +47,8 @@ def wanted(config: Config) -> set[str]:
         (["call-of-red"], ["values"], "901 001"),
         (["values"], ["all"], "901 001"),
         (["all"], ["values"], "902 911 001"),
+        (["TPU"], ["values"], "902 911 001"),
+        (["TPU9"], ["values"], "902 911 001"),
     ],
 )
 def test_select_and_ignore(select: list[str], ignore: list[str], codes: str) -> None:
@@ -68,7 +70,7 @@ def test_rules_are_found_by_code_and_name() -> None:
     assert ALL.find("TPU90") is None
 
 
-# -- the table --------------------------------------------------------------------------------------------------------
+# -- the table ------------------------------------------------------------------------------------------------------
 
 
 def table(tmp_path: Path, text: str) -> Path:
@@ -147,12 +149,16 @@ def test_without_a_reader_of_toml_only_our_own_table_is_an_error(
         read(table(tmp_path, "[tool.tpu_magics]\n"), ALL)
 
 
-# -- the nearest table, and the command line ----------------------------------------------------------------------------
+# -- the nearest table, and the command line ------------------------------------------------------------------------
 
 
 def test_the_nearest_table_counts(tmp_path: Path) -> None:
     table(tmp_path, "[tool.tpu_magics]\nselect = ['values']\n")
-    for name, text in (("a/b", ""), ("a", "[project]\nname = 'x'\n"), ("c", "[tool.tpu_magics]\nselect = ['shapes']\n")):
+    for name, text in (
+        ("a/b", ""),
+        ("a", "[project]\nname = 'x'\n"),
+        ("c", "[tool.tpu_magics]\nselect = ['shapes']\n"),
+    ):
         (tmp_path / name).mkdir(parents=True, exist_ok=True)
         table(tmp_path / name, text)
     configs = Configs(ALL)
@@ -193,7 +199,7 @@ def test_globs(tmp_path: Path, glob: str, path: str, fits: bool) -> None:
     assert Config(ALL, tmp_path, exclude=(glob,)).excludes(tmp_path / path) is fits
 
 
-# -- folders ------------------------------------------------------------------------------------------------------------
+# -- folders --------------------------------------------------------------------------------------------------------
 
 
 def walked(tmp_path: Path, *paths: str) -> tuple[list[str], list[str]]:
@@ -204,9 +210,9 @@ def walked(tmp_path: Path, *paths: str) -> tuple[list[str], list[str]]:
 
 def test_folders_are_walked_in_order(tmp_path: Path) -> None:
     for path in (
-        "b.py", "a/z.py", "a/b.ipynb", "a/notes.txt", "a/b.pyc", ".hidden.py", ".git/x.py", ".ipynb_checkpoints/c.ipynb",
-        "node_modules/x.py", "build/x.py", "__pycache__/x.py", "my_env/pyvenv.cfg", "my_env/x.py", ".venv/x.py", "c/D.PY",
-        "old/x.py", "c/old/y.py",
+        "b.py", "a/z.py", "a/b.ipynb", "a/notes.txt", "a/b.pyc", ".hidden.py", ".git/x.py", "c/D.PY", "build/x.py",
+        ".ipynb_checkpoints/c.ipynb", "node_modules/x.py", "__pycache__/x.py", "my_env/pyvenv.cfg", "my_env/x.py",
+        ".venv/x.py", "old/x.py", "c/old/y.py",
     ):  # fmt: skip
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("")

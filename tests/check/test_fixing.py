@@ -32,7 +32,7 @@ def fixed_text(text: str, *findings: Finding) -> tuple[str, int]:
     return found.cells[0].text, found.count
 
 
-# -- edits --------------------------------------------------------------------------------------------------------------
+# -- edits ----------------------------------------------------------------------------------------------------------
 
 
 def test_edits_replace_insert_and_delete() -> None:
@@ -90,7 +90,7 @@ def test_edits_that_undo_each_other_come_to_an_end() -> None:
     assert fix([cell_of("a = 1\n", "a.py")], swap).cells[0].text == "a = 1\n"
 
 
-# -- files --------------------------------------------------------------------------------------------------------------
+# -- files ----------------------------------------------------------------------------------------------------------
 
 
 def fixed_bytes(data: bytes, path: str = "a.py") -> bytes:
@@ -190,7 +190,7 @@ def test_a_character_that_the_encoding_lacks_leaves_the_file(tmp_path: Path) -> 
         new_bytes("a.py", data, found)
 
 
-# -- writing --------------------------------------------------------------------------------------------------------------
+# -- writing --------------------------------------------------------------------------------------------------------
 
 
 def mend(path: Path, data: bytes | None = None) -> None:
@@ -258,7 +258,7 @@ def test_a_file_that_may_not_be_written_stays(tmp_path: Path, monkeypatch: pytes
     assert path.read_text() == TORCH + "red(1)\n"
 
 
-# -- diffs ----------------------------------------------------------------------------------------------------------------
+# -- diffs ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_diff_of_a_file() -> None:

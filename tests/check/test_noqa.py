@@ -108,7 +108,9 @@ def test_a_compound_statement_is_silenced_where_it_is_headed() -> None:
     assert not silenced("if red(1):\n    x = 1\n    y = 2  # noqa\n", 1, 3)
 
 
-@pytest.mark.parametrize("comment", ["# tpu_magics: skip-file", "#tpu-magics:skip-file", "# TPU_MAGICS: skip-file (old)"])
+@pytest.mark.parametrize(
+    "comment", ["# tpu_magics: skip-file", "#tpu-magics:skip-file", "# TPU_MAGICS: skip-file (old)"]
+)
 def test_a_whole_file_is_skipped(comment: str) -> None:
     assert silenced(f"x = 1\n{comment}\ny = red(1)", 3)
     cells = [cell_of(text, "a.ipynb", number) for number, text in enumerate(("red(1)", comment, "red(2)"), start=1)]

@@ -38,7 +38,7 @@ from tpu_magics.runs.events import (
 )
 
 VOID = {"br"}
-NAMES = ["header", "facts", "rehearsal", "warnings", "compiles", "reads", "charts", "values", "ranks"]
+NAMES = ["header", "facts", "rehearsal", "rules", "warnings", "compiles", "reads", "charts", "values", "ranks"]
 
 
 class Parsed(HTMLParser):

@@ -7,6 +7,7 @@ notebooks (cells.py), and the command line (command.py). Standard library only; 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from tpu_magics.check.finding import Edit, Finding
 if TYPE_CHECKING:
     from tpu_magics.check.cells import Cell
 
-__all__ = ["Edit", "Finding", "check_cells", "check_text"]
+__all__ = ["Edit", "Finding", "check_cells", "check_chosen", "check_text"]
 
 
 def check_cells(cells: Sequence[Cell], rules: Sequence[ModuleType] | None = None) -> list[Finding]:
@@ -25,6 +26,26 @@ def check_cells(cells: Sequence[Cell], rules: Sequence[ModuleType] | None = None
     if rules is None:
         from tpu_magics.check.rules import RULES as rules
     return check_program(cells, rules)
+
+
+def check_chosen(cells: Sequence[Cell], select: Sequence[str] = (), ignore: Sequence[str] = ()) -> list[Finding]:
+    """The findings that comments (`# noqa`) and the configuration of the working directory leave.
+
+    Args:
+        cells: cells that share their names.
+        select: only these rules, as codes, beginnings of codes, groups or names; instead of the configuration's.
+        ignore: not these, besides the configuration's.
+
+    Raises:
+        TpuMagicsError: a word names no rule, or `[tool.tpu_magics]` cannot be followed.
+    """
+    from tpu_magics.check.command import check_cells_of_file
+    from tpu_magics.check.config import Configs, Rules
+    from tpu_magics.check.rules import RULES
+
+    rules = Rules(tuple(RULES))
+    chosen = Configs(rules, rules.checked(select, "--select"), rules.checked(ignore, "--ignore"))
+    return check_cells_of_file(cells, chosen.of(Path.cwd()))
 
 
 def check_text(text: str, path: str = "<text>", rules: Sequence[ModuleType] | None = None) -> list[Finding]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.check import known
 from tpu_magics.check.evaluate import MOST_ITEMS, TENSORS, Evaluator, attribute, element, joined
-from tpu_magics.check.marks import mark
+from tpu_magics.check.marks import mark, mark_called
 from tpu_magics.check.program import Call, Class, Function
 from tpu_magics.check.values import (
     A_NUMBER,
@@ -87,6 +87,7 @@ def _note(walk: Evaluator, call: Call, callee: Value, arguments: Arguments) -> N
     target = _called(callee, call)
     if target is not None:
         _give(walk, target, call, arguments)
+        mark_called(walk, target)
     mark(walk, call, arguments)
 
 
@@ -170,7 +171,7 @@ def _by_name(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -
         return _made_tensor(walk, node, name, value, arguments)
     if value.kind == MODEL and value.lib == "torch" and name.startswith("torch.nn.") and arguments:
         return value.with_(made=node, made_at=walk.at, name=name, item=_modules_in(arguments))
-    if value.kind in _DESCRIBED:
+    if value.kind in _DESCRIBED or name.startswith("torch.nn."):
         return value.with_(made=node, made_at=walk.at, name=name)
     return value
 

@@ -150,6 +150,8 @@ class _Check:
                 fixed = fixing.fix(cells, lambda now: check_cells_of_file(now, config), found)
                 found = self._mended(path, data, fixed, found, config)
             self.findings += found
+        except BrokenPipeError:
+            raise
         except Exception as error:  # a fault of ours in one file: it is said, and the other files are checked
             self._fail(f"{path}: the check broke off with {type(error).__name__}: {error}. Please report this.")
 

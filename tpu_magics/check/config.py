@@ -75,7 +75,7 @@ def _weight(word: str, code: str, group: str, name: str) -> int:
     if small == "all":
         return 1
     if small == group:
-        return 2
+        return 1 + len("tpu1")  # a group has the numbers of one hundred
     if small == name:
         return 1 + len(code)
     return 1 + len(small) if small.startswith("tpu") and code.lower().startswith(small) else 0
@@ -94,9 +94,10 @@ class Config:
 
     def wants(self, finding: Finding) -> bool:
         """Whether a finding is chosen. Of `select` and `ignore` the word that means fewer rules wins, `ignore` where
-        both mean as many. What does not parse is always told, unless it is ignored by name."""
-        ignore = self.ignore + self._ignored_here(finding.path)
-        ignored = self._heaviest(ignore, finding)
+        both mean as many. What does not parse is told whatever is selected."""
+        if self._heaviest(self._ignored_here(finding.path), finding):
+            return False
+        ignored = self._heaviest(self.ignore, finding)
         if finding.code == syntax.CODE:
             return ignored <= 1
         selected = self._heaviest(self.select, finding) if self.select else 1

@@ -9,16 +9,19 @@ import ast
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.finding import Finding, in_order
 from tpu_magics.check.flow import Walker
 from tpu_magics.check.program import Program, Speaker
+from tpu_magics.check.syntax import NotPython, problem
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import Cell
     from tpu_magics.check.place import Place
+    from tpu_magics.check.program import Function
 
 # Code that names none of these can break no rule, and is not walked.
 _OURS = re.compile(r"torch|tensorflow|keras|transformers|accelerate|tpu|XLA_|import tf\b|tokeniz|timm")
@@ -30,7 +33,11 @@ def check_program(cells: Sequence[Cell], rules: Sequence[ModuleType]) -> list[Fi
     broken = [cell.problem for cell in cells if cell.problem is not None]
     if not any(_OURS.search(cell.text) for cell in cells):
         return in_order(broken)
-    return in_order([*broken, *_found(cells, rules)])
+    try:
+        return in_order([*broken, *_found(cells, rules)])
+    except RecursionError:
+        deep = NotPython("the code is nested too deeply to be followed")
+        return in_order([*broken, problem(cells[0].path, cells[0].number, cells[0].text, deep)])
 
 
 def _found(cells: Sequence[Cell], rules: Sequence[ModuleType]) -> Iterator[Finding]:
@@ -68,3 +75,44 @@ def _once(recorded: list[tuple[ast.AST, Place]]) -> list[tuple[ast.AST, Place]]:
     """A node that the walk meets twice (an attribute that is assigned to) is given to rules once, as met last."""
     found = {id(node): (node, at) for node, at in recorded}
     return list(found.values())
+
+
+@dataclass(frozen=True)
+class Part:
+    """Lines `first` to `last` of a cell or file."""
+
+    path: str
+    cell: int | None
+    first: int
+    last: int
+
+    def holds(self, one: Finding) -> bool:
+        return (one.path, one.cell) == (self.path, self.cell) and self.first <= one.line <= self.last
+
+
+def parts_of(cells: Sequence[Cell], name: str) -> list[Part]:
+    """Where a function, class or method (`Net.forward`) of these cells stands, and what it calls; [] where none does."""
+    program = walk(cells)
+    wanted = [one for one in program.functions if _name(one) == name][-1:]
+    classes = [one for one in program.classes if one.name == name][-1:]
+    wanted += [method for cls in classes for method in cls.methods.values()]
+    reached: list[Function] = []
+    while wanted:
+        function = wanted.pop()
+        if function not in reached:
+            reached.append(function)
+            wanted += [one for one in program.functions if any(call.at.function is function for call in one.callers)]
+            wanted += function.inner
+    parts = [_part(one.node, one.at.cell) for one in reached]
+    homes = {id(cls.node): cell for cls in classes for cell in cells if cell.tree and cls.node in ast.walk(cell.tree)}
+    return parts + [_part(cls.node, homes[id(cls.node)]) for cls in classes if id(cls.node) in homes]
+
+
+def _name(function: Function) -> str:
+    return function.name if function.cls is None else f"{function.cls.name}.{function.name}"
+
+
+def _part(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef, cell: Cell) -> Part:
+    decorators = getattr(node, "decorator_list", [])
+    first = min([node.lineno, *(one.lineno for one in decorators)])
+    return Part(cell.path, cell.number, first, node.end_lineno or node.lineno)

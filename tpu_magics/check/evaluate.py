@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.check import known
 from tpu_magics.check.names import CONVENTIONS, canonical
+from tpu_magics.check.parameters import by_name
 from tpu_magics.check.values import (
     A_NUMBER,
     A_SHAPE,
@@ -144,7 +145,7 @@ class Evaluator:
         found = self.star_import(name)
         if found is not None:
             return found
-        return module(CONVENTIONS[name]) if name in CONVENTIONS else NO_IDEA
+        return module(CONVENTIONS[name]) if name in CONVENTIONS else by_name(name)
 
 
 def _unknown(walk: Evaluator, node: ast.AST) -> Value:
@@ -182,9 +183,16 @@ def attribute(value: Value, name: str) -> Value:
     if kind in (OUTPUT, BATCH):
         if name in known.NUMBER_ATTRIBUTES:
             return _tensor_attribute(value, name)
-        return Value(TENSOR, lib=value.lib, where=value.where)
+        if name in _TUPLES:
+            return Value(LIST, item=Value(TENSOR, lib=value.lib, where=value.where))
+        return NO_IDEA if name == "past_key_values" else Value(TENSOR, lib=value.lib, where=value.where)
     handler = _ATTRIBUTES.get(kind)
     return handler(value, name) if handler is not None else NO_IDEA
+
+
+# Of a ModelOutput: None, or one tensor for each layer.
+_TUPLES = frozenset(("hidden_states", "attentions", "cross_attentions", "encoder_hidden_states", "decoder_hidden_states",
+    "encoder_attentions", "decoder_attentions"))  # fmt: skip
 
 
 def _tensor_attribute(value: Value, name: str) -> Value:
@@ -305,8 +313,9 @@ def binary(left: Value, op: ast.operator, right: Value) -> Value:
         return _number_of(left, op, right)
     if left.kind == LIST or right.kind == LIST:
         return _list_of(left, op, right)
-    if left.kind == NUMBER and left.varies and right.kind == UNKNOWN and isinstance(op, ast.Mod):
-        return Value(NUMBER, varies=True, name="%modulo")  # `step % config.log_every`
+    if isinstance(op, ast.Mod) and not left.shape and not _is_text(left) and {left.kind, right.kind} <= {NUMBER, UNKNOWN}:
+        # `step % config.log_every`, `self.state.global_step % 10`
+        return Value(left.kind, varies=left.varies, name="%modulo" if left.const is NOTHING else "")
     return NO_IDEA
 
 
@@ -338,7 +347,7 @@ def _tensor_of(left: Value, right: Value, dtype: str) -> Value:
 def _number_of(left: Value, op: ast.operator, right: Value) -> Value:
     const = _folded(left.const, op, right.const)
     flags = {flag: getattr(left, flag) or getattr(right, flag) for flag in ("varies", "read", "shape")}
-    name = "%modulo" if isinstance(op, ast.Mod) and left.const is NOTHING and not _is_text(left) else ""
+    name = "%modulo" if isinstance(op, ast.Mod) and left.const is NOTHING and not left.shape else ""
     if not name and "%rank" in (left.name, right.name):
         name = "%rank"
     return Value(NUMBER, const=const, name=name, **flags)
@@ -427,9 +436,17 @@ def _bool_op(walk: Evaluator, node: ast.BoolOp) -> Value:
     return found
 
 
+# Asked by code that is also traced by other compilers.
+_NEVER_ON_XLA = frozenset(
+    ("torch.jit.is_tracing", "torch.jit.is_scripting", "torch.compiler.is_compiling", "torch._dynamo.is_compiling",
+     "transformers.utils.is_torchdynamo_compiling", "transformers.utils.is_tracing")
+)  # fmt: skip
+
+
 def _if_exp(walk: Evaluator, node: ast.IfExp) -> Value:
     walk.value(node.test)
-    return join(walk.value(node.body), walk.value(node.orelse))
+    body, orelse = walk.value(node.body), walk.value(node.orelse)
+    return orelse if walk.at.name(node.test) in _NEVER_ON_XLA else join(body, orelse)
 
 
 # -- containers ----------------------------------------------------------------------------------------------------------

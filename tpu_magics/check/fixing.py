@@ -52,7 +52,9 @@ def fix(cells: Sequence[Cell], check: Check, findings: Sequence[Finding] | None 
         findings = None
         done = 0
         for index, cell in enumerate(now):
-            mendable = [one for one in in_order(found) if one.edits and one.cell == cell.number]
+            mendable = [
+                one for one in in_order(found) if one.edits and (one.path, one.cell) == (cell.path, cell.number)
+            ]
             now[index], mended = _mended(cell, mendable)
             done += mended
         count += done

@@ -346,14 +346,14 @@ class Walker(Evaluator):
         loop.loader = over
         self.record(node)
         item = element(over)
-        if over.kind == LOADER or over.ref.__class__ is Value:
-            item = self._host_before_move(node, item, over)
         if item.kind == NUMBER and not item.varies and over.name != "builtins.range":
             # `for length in (7, 9, 12)`: another number each round.
             several = over.items is not None and len({str(one.const) for one in over.items}) > 1
             item = item.with_(varies=several, const=NOTHING)
         self._carry(node)
         self.assign(node.target, item)
+        if over.kind == LOADER or over.ref.__class__ is Value:
+            self._host_before_move(node, over)
         self._loop_body(node, loop)
         return False
 
@@ -391,14 +391,15 @@ class Walker(Evaluator):
         if node.orelse:
             self._block(node.orelse)
 
-    def _host_before_move(self, node: ast.For | ast.AsyncFor, item: Value, over: Value) -> Value:
-        """What a plain DataLoader gives is on the host until the loop's body moves it."""
+    def _host_before_move(self, node: ast.For | ast.AsyncFor, over: Value) -> None:
+        """What an unprepared loader gives is on the host until the loop's body moves it."""
         loader = over if over.kind == LOADER else over.ref
-        if loader.kind != LOADER or loader.prepared or not loader.made:
-            return item
+        if loader.kind != LOADER or loader.prepared:
+            return
         names = set(names_in(node.target))
-        moved = any(_moves(one, names) for statement in node.body for one in ast.walk(statement))
-        return _on_host(item) if moved else item
+        moved = {name for statement in node.body for one in ast.walk(statement) for name in _moved_by(one) & names}
+        for name in moved:
+            self.bind(name, _on_host(self.env.get(name, NO_IDEA)))
 
     # -- with, try, match ---------------------------------------------------------------------------------------------
 
@@ -595,8 +596,8 @@ class Walker(Evaluator):
     def _given(self, function: Function, name: str, guessed: Value, default: ast.expr | None) -> Value:
         """What call sites give wins over a guess, where they say anything."""
         given = function.given.get(name) or function.given_before.get(name)
-        if given is None or given.kind == UNKNOWN:
-            return guessed
+        if given is None or given.kind == UNKNOWN or (guessed.kind == NUMBER and default is None):
+            return guessed  # an annotation says that it is a number
         given = given.with_(made=None, name="") if given.kind == TENSOR and given.name else given
         if default is None:
             return given if given.kind != NUMBER or given.const is not None else join(given, guessed)
@@ -649,22 +650,18 @@ def _appends(node: ast.AST) -> bool:
     return isinstance(node.func.value, ast.Name) and node.func.attr in ("append", "extend", "add", "insert")
 
 
-_MOVES = frozenset(("to", "cuda", "send_to_device", "items"))
+_MOVERS = frozenset(("send_to_device", "to_device", "move_to_device", "move_to", "send_cpu_data_to_device"))
 
 
-def _moves(node: ast.AST, names: set[str]) -> bool:
-    """`x.to(device)`, `{k: v.to(device) for k, v in batch.items()}`, `send_to_device(batch, device)`."""
+def _moved_by(node: ast.AST) -> set[str]:
+    """Names that `x.to(device)`, `{k: v.to(device) for k, v in batch.items()}` or `send_to_device(batch, device)` move."""
     if not isinstance(node, ast.Call):
-        return False
+        return set()
     func = node.func
-    if isinstance(func, ast.Attribute) and func.attr in ("to", "cuda"):
-        return _root(func.value) in names
-    if isinstance(node, ast.Call) and isinstance(func, (ast.Name, ast.Attribute)):
-        last = func.id if isinstance(func, ast.Name) else func.attr
-        if last in ("send_to_device", "to_device", "move_to_device", "move_to"):
-            return any(_root(one) in names for one in node.args)
-        return last == "items" and isinstance(func, ast.Attribute) and _root(func.value) in names
-    return False
+    if isinstance(func, ast.Attribute) and func.attr in ("to", "cuda", "items"):
+        return {_root(func.value)}
+    last = func.id if isinstance(func, ast.Name) else func.attr if isinstance(func, ast.Attribute) else ""
+    return {_root(one) for one in node.args} if last in _MOVERS else set()
 
 
 def _root(node: ast.AST) -> str:

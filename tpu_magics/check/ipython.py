@@ -28,6 +28,7 @@ AUTOMAGICS = frozenset((
 ))  # fmt: skip
 
 _PROMPT = re.compile(r"(\s*(?:>>>|\.\.\.|In \[\d+\]:|\.{3,}:)(?: |$))")
+_FIRST_PROMPT = re.compile(r"\s*(?:>>>|In \[\d+\]:)(?: |$)")
 _CELL_MAGIC = re.compile(r"\s*%%([A-Za-z_][\w.]*)(.*)")
 _LINE_MAGIC = re.compile(r"(\s*)%{1,2}([A-Za-z_][\w.]*)(.*)")
 _SHELL_OR_HELP = re.compile(r"(\s*)(?:!|\?{1,2}\s*[%\w])")
@@ -82,7 +83,7 @@ def mask(text: str, cell_magics: bool = True) -> Masked:
 def _take_prompts(lines: list[str]) -> None:
     """A pasted session: `>>> ` and `In [1]: ` become as many spaces."""
     first = next((line for line in lines if line.strip()), "")
-    if _PROMPT.match(first):
+    if _FIRST_PROMPT.match(first):
         lines[:] = [_PROMPT.sub(lambda found: " " * len(found.group()), line, count=1) for line in lines]
 
 
@@ -136,7 +137,7 @@ def _take_magic(masked: Masked, index: int) -> int:
         masked.line_magics.append(LineMagic(index + 1, name, _joined(words, masked.lines[index + 1 : index + count])))
         _replace(masked.lines, index, count, indent, name, words)
         return count
-    found = _SHELL_OR_HELP.match(line) or _ENDS_IN_HELP.match(line)
+    found = _SHELL_OR_HELP.match(line) or ("?" in line and _ENDS_IN_HELP.match(line)) or None
     if not found:
         return 0
     count = _continued(masked.lines, index)

@@ -164,6 +164,7 @@ _EXACT: dict[str, Value] = {
     "tensorflow.print": _NUMBER,
     "tensorflow.get_static_value": _NUMBER,
     "tensorflow.GradientTape": NO_IDEA,
+    "tensorflow.clip_by_global_norm": _TF_OUTPUT,
     "tensorflow.function": NO_IDEA,
     "tensorflow.py_function": _TF,
     "tensorflow.group": NO_IDEA,
@@ -245,6 +246,10 @@ _BELOW: dict[str, tuple[Value, Value]] = {
     "tensorflow.nn.": (_TF, NO_IDEA),
     "tensorflow.config.": (_NUMBER, NO_IDEA),
     "tensorflow.io.": (_TF, NO_IDEA),
+    **dict.fromkeys(
+        ("tensorflow." + one + "." for one in "linalg signal image random strings sparse sets experimental.numpy".split()),
+        (_TF, NO_IDEA),
+    ),
     "tensorflow.data.": (NO_IDEA, NO_IDEA),
     "tensorflow.data.Dataset.": (Value(TFDATA), NO_IDEA),
     "tensorflow.distribute.": (NO_IDEA, Value(STRATEGY)),
@@ -294,6 +299,8 @@ def call(name: str) -> Value:
     root = name.partition(".")[0]
     if root == "transformers":
         return _transformers(name)
+    if name.startswith(("torch.get_", "torch.is_", "torch.set_")):
+        return _NUMBER
     if root == "tensorflow" or root == "tf":
         special = _tensorflow(name)
         if special is not None:

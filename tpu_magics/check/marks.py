@@ -57,7 +57,7 @@ def mark(walk: Evaluator, call: Call, arguments: Sequence[Value]) -> None:
         _host(arguments[0])
     elif call.name == "tensorflow.function" and arguments and _jit(walk, node):
         _compiled(arguments[0])
-    if not call.method and _is_model_call(walk, node):
+    if _is_model_call(walk, node):
         _model_call(walk)
     for keyword in node.keywords:
         if keyword.arg in _HOST_KEYWORDS:
@@ -88,10 +88,27 @@ def _is_model_call(walk: Evaluator, node: ast.Call) -> bool:
 
 
 def _model_call(walk: Evaluator) -> None:
-    """A model that is called on what a loader gives makes the loop an evaluation's."""
-    loops = walk.at.loops
-    if loops and (loops[-1].loader.kind in (LOADER, TFDATA) or _over_loader(loops[-1].loader)):
+    """A model that is called on what a loader gives makes the loop an evaluation's; one that is called again and again
+    outside of a module (a module goes over its layers) makes it a loop that generates."""
+    loops, function = walk.at.loops, walk.at.function
+    if not loops:
+        if function is not None:
+            function.runs_model = True
+        return
+    over = loops[-1].loader
+    if over.kind in (LOADER, TFDATA) or _over_loader(over):
         loops[-1].is_step = True
+    elif isinstance(loops[-1].node, ast.While) or over.name == "builtins.range":
+        module = function is not None and function.cls is not None and function.cls.is_module
+        loops[-1].is_step = loops[-1].is_step or not module
+
+
+def mark_called(walk: Evaluator, target: Function) -> None:
+    """A function of this program is called: what it does at each call, its caller does there."""
+    if target.steps:
+        _step(walk)
+    elif target.runs_model and (target.cls is None or not target.cls.is_module):
+        _model_call(walk)
 
 
 def _over_loader(value: Value) -> bool:

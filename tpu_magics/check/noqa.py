@@ -28,15 +28,19 @@ ALL: frozenset[str] = frozenset()  # a noqa that names no code silences every on
 
 def unsilenced(findings: Iterable[Finding], cells: Iterable[Cell]) -> list[Finding]:
     """The findings of one file that no comment silences."""
-    comments: dict[int | None, Noqa] = {}
+    comments: dict[tuple[str, int | None], Noqa] = {}
     for cell in cells:
         if _HINT.search(cell.text):
-            found = comments[cell.number] = Noqa(cell.text)
+            found = comments[cell.path, cell.number] = Noqa(cell.text)
             if found.skip_file:
                 return []
     if not comments:
         return list(findings)
-    return [one for one in findings if one.cell not in comments or not comments[one.cell].silences(one)]
+    return [one for one in findings if not _silenced(one, comments.get((one.path, one.cell)))]
+
+
+def _silenced(finding: Finding, comments: Noqa | None) -> bool:
+    return comments is not None and comments.silences(finding)
 
 
 class Noqa:

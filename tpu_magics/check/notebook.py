@@ -70,7 +70,7 @@ def _language(found: Mapping[str, Any]) -> str:
         metadata.get("language"),
     )
     language = next((word.lower() for word in said if isinstance(word, str) and word), "python")
-    return "python" if language in ("python", "ipython", "python3", "python2") else language
+    return "python" if language.startswith(("python", "ipython")) else language
 
 
 def _code_cells(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -157,20 +157,23 @@ def _sheets(text: str, top: int) -> list[tuple[int, int]]:
 
 
 def line_numbers(text: str) -> list[list[int]]:
-    """For each code cell the lines (from 1) of the file on which its lines stand."""
-    found = []
-    for start, end in _source_places(text):
-        first = text.count("\n", 0, max(start, 0)) + 1
-        if start < 0 or text[start] != "[":
-            found.append([first])
-            continue
-        starts = []
-        for item, item_end in _items(text, start):
-            value, _ = _DECODER.raw_decode(text, item)
-            line = first + text.count("\n", start, item)
-            starts += [line] * max(1, str(value).count("\n")) if item_end < end else []
-        found.append(starts or [first])
-    return found
+    """For each code cell the lines (from 1) of the file on which its lines begin."""
+    return [_line_numbers(text, *place) for place in _source_places(text)]
+
+
+def _line_numbers(text: str, start: int, end: int) -> list[int]:
+    first = text.count("\n", 0, max(start, 0)) + 1
+    if text[start : start + 1] != "[":
+        return [first] * (text[start:end].count("\\n") + 1)
+    found: list[int] = []
+    begins = True  # whether the next item begins a line of code
+    for item, stop in _items(text, start):
+        code, _ = _DECODER.raw_decode(text, item)
+        lines = str(code).split("\n")
+        line = first + text.count("\n", start, item)
+        found += [line] * (len(lines) - 1 + begins - (lines[-1] == ""))
+        begins = lines[-1] == ""
+    return found or [first]
 
 
 # -- writing --------------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ _ANNOTATED = (
     (re.compile(r"Dataset$"), Value(DATASET)),
 )
 _BOOL_TENSOR = re.compile(r"BoolTensor$")
+_ANYTHING = re.compile(r"^(typing\.)?(Any|object|Callable.*)$|^[A-Z]$")
 _OPTIONAL = re.compile(r"^(?:typing\.)?Optional\[(.*)\]$|^(.*?)\s*\|\s*None$|^None\s*\|\s*(.*)$", re.S)
 _MANY = re.compile(r"^(?:typing\.)?(?:list|List|tuple|Tuple|Sequence|Iterable|Set|set)\[(.*)\]$", re.S)
 _MAPPING = re.compile(r"^(?:typing\.)?(?:dict|Dict|Mapping)\[[^,]*,(.*)\]$", re.S)
@@ -68,6 +69,7 @@ _NAMED = (
     (re.compile(r"^batch$"), Value(BATCH)),
 )
 _FLAGS = re.compile(r"^(return|output|use|is|do|has|num|n|max|min|with|should|apply|update|inplace)_|^training$|_size$|_fn$|^mode$|"
+    r"_(dimensions|resolution|shape|sizes?|len|height|width|only)$|^(seq_len|height|width|layer_idx)$|^legacy_|"
     r"^config$|^args$|^kwargs$|^name$|^path$|_id$|_idx$|^idx$|^index$|^step$|^epoch$|^rank$|_type$|_name$|_key$|_mode$|^layer$|_layer$|_dims?$|^dims?$|_shape$|^shape$|_length$|_len$|_scale$|_rate$|_dtype$|^dtype$|_device$|_axis$")  # fmt: skip
 _TENSORS = re.compile(
     r"^(x|y|z|q|k|v|h|inputs?|input_ids|outputs?|labels?|targets?|logits|loss(es)?|preds?|predictions?|tokens?|ids|hidden_states?|"
@@ -79,13 +81,30 @@ _NOT_LIBRARY_SELF = frozenset(("self", "cls"))
 _MODULE_METHODS = frozenset(("forward", "call", "training_step", "validation_step", "test_step", "train_step"))
 
 
+def by_name(name: str) -> Value:
+    """What a name is that nothing binds (another file or cell does): by convention, where people have one."""
+    return next((value for pattern, value in _NAMED if pattern.match(name)), NO_IDEA)
+
+
+# Evidence against: what no tensor has, and what only mappings have.
+_NO_TENSOR, _MAPPING_USE = -2, -1
+_MAPPINGS_HAVE = frozenset(("keys", "items", "update", "setdefault"))
+_TENSORS_HAVE = frozenset(("get_device", "get_shape"))
+
+
+def _no_tensor_has(method: str) -> bool:
+    return method in _MAPPINGS_HAVE or (method.startswith("get_") and method not in _TENSORS_HAVE)
+
+
 def guess(function: Function, argument: ast.arg, default: ast.expr | None, evidence: dict[str, int]) -> Value:
     """The value of a parameter as its own function tells it."""
     if argument.annotation is not None and (found := annotated(argument.annotation)) is not None:
         return found
     if isinstance(default, ast.Constant) and default.value is not None:
-        return A_NUMBER.with_(varies=False)
+        return A_NUMBER
     name = argument.arg
+    if evidence.get(name, 0) < 0:
+        return Value(BATCH) if evidence[name] == _MAPPING_USE and _in_module(function) else NO_IDEA
     for pattern, value in _NAMED:
         if pattern.match(name):
             return value
@@ -109,7 +128,7 @@ def _plainly(name: str, default: ast.expr | None, evidence: dict[str, int]) -> b
 
 
 def annotated(node: ast.expr) -> Value | None:
-    """What an annotation says; None where it says nothing that matters here."""
+    """What an annotation says: NO_IDEA for a class that is not known here, None where it says nothing at all."""
     if isinstance(node, ast.Constant):
         text = str(node.value)
     else:
@@ -130,7 +149,9 @@ def _read_annotation(text: str, depth: int) -> Value | None:
     for pattern, value in _ANNOTATED:
         if pattern.search(text):
             return value.with_(dtype="bool") if _BOOL_TENSOR.search(text) else value
-    return None
+    if _ANYTHING.match(text):
+        return None
+    return Value(TENSOR, lib="torch") if "Tensor" in text and "[" not in text else NO_IDEA
 
 
 def evidence_of(body: ast.AST | list[ast.stmt], numeric: bool) -> dict[str, int]:
@@ -144,23 +165,70 @@ def evidence_of(body: ast.AST | list[ast.stmt], numeric: bool) -> dict[str, int]
         for node in ast.walk(statement):
             if isinstance(node, ast.Call):
                 _look_at_call(node, numeric, found)
+            elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+                if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+                    found[node.value.id] = _MAPPING_USE
+            elif isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+                if isinstance(node.left, ast.Constant) and isinstance(node.left.value, str):
+                    if isinstance(node.comparators[0], ast.Name):
+                        found[node.comparators[0].id] = _MAPPING_USE
     return found
+
+
+# Of torch.* and tf.*: these take sizes, seeds or anything at all, and say nothing of their first argument.
+_TAKE_ANYTHING = frozenset(
+    "tensor as_tensor device from_numpy save load is_tensor convert_to_tensor constant manual_seed zeros ones empty full rand "
+    "randn randint randperm arange eye linspace logspace Size set_num_threads dtype finfo iinfo compile fill range "
+    "xla_device function Variable TensorSpec print rendezvous master_print optimizer_step save get_ordinal".split()
+)
+_LIBRARIES = frozenset(("torch", "F", "tf", "xm"))
+_LOSSES = frozenset(("cross_entropy", "mse_loss", "nll_loss", "binary_cross_entropy_with_logits", "l1_loss"))
+_TORCH_ONLY = frozenset(("float", "long", "half", "dim", "cpu", "to", "clone", "bool", "eq", "ne", "gt", "lt", "ge", "le"))
 
 
 def _look_at_call(node: ast.Call, numeric: bool, found: dict[str, int]) -> None:
     func = node.func
+    for keyword in node.keywords:
+        if keyword.arg is None and isinstance(keyword.value, ast.Name):
+            found[keyword.value.id] = _MAPPING_USE
     if not isinstance(func, ast.Attribute):
         return
-    if isinstance(func.value, ast.Name):
-        name = func.value.id
-        if func.attr in TENSOR_ONLY_METHODS:
-            found[name] = 2
-        elif func.attr in ARRAY_METHODS and not numeric:
-            found.setdefault(name, 1)
-        if name in ("torch", "F", "tf", "xm") and node.args and isinstance(node.args[0], ast.Name):
-            if func.attr not in ("tensor", "as_tensor", "device", "from_numpy", "save", "load", "is_tensor", "convert_to_tensor"):
-                found[node.args[0].id] = 2 if name != "torch" or func.attr[:1].islower() else 1
-    if func.attr in ("cross_entropy", "mse_loss", "nll_loss", "binary_cross_entropy_with_logits"):
-        for argument in node.args[:2]:
-            if isinstance(argument, ast.Name):
-                found[argument.id] = 2
+    if isinstance(func.value, ast.Name) and _no_tensor_has(func.attr):
+        found[func.value.id] = _MAPPING_USE if func.attr in _MAPPINGS_HAVE else _NO_TENSOR
+        return
+    if func.attr in TENSOR_ONLY_METHODS:
+        _tell(func.value, 2, found)
+    elif func.attr in _TORCH_ONLY:
+        _tell(func.value, 1, found)
+    elif func.attr in ARRAY_METHODS and not numeric:
+        _tell(func.value, 1, found)
+    if isinstance(func.value, ast.Name) and func.value.id in _LIBRARIES and func.attr not in _TAKE_ANYTHING:
+        for argument in node.args[:1]:
+            if func.attr[:1].islower():
+                _tell(argument, 2, found)
+    if func.attr in _LOSSES:
+        for argument in [*node.args[:2], *(one.value for one in node.keywords if one.arg in ("input", "target"))]:
+            _tell(argument, 2, found)
+
+
+def _tell(node: ast.expr, surely: int, found: dict[str, int]) -> None:
+    """Of the names behind an expression: `x`, `x[keep]`, `x.view(-1)`, `a[m] == b[m]`."""
+    while True:
+        if isinstance(node, ast.Name):
+            if found.get(node.id, 0) >= 0:
+                found[node.id] = max(found.get(node.id, 0), surely)
+            return
+        if isinstance(node, ast.Subscript):
+            node = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHAINED:
+            node = node.func.value
+        elif isinstance(node, ast.Compare) and len(node.comparators) == 1:
+            for one in (node.left, node.comparators[0]):
+                if isinstance(one, ast.Subscript):
+                    _tell(one, min(surely, 1), found)
+            return
+        else:
+            return
+
+
+_CHAINED = TENSOR_ONLY_METHODS | _TORCH_ONLY

@@ -35,7 +35,7 @@ def on_device(at: Place) -> bool:
     function = at.function
     if function is not None:
         return not _is_host(function)
-    return at.cell.magic == "tpu_train" or any(loop.is_step for loop in at.loops)
+    return at.cell.magic in ("tpu_train", "tpu_check") or any(loop.is_step for loop in at.loops)
 
 
 def in_step(at: Place) -> bool:

@@ -85,7 +85,8 @@ def problem(path: str, number: int | None, text: str, error: NotPython, what: st
     source = lines[line - 1]
     column = min(error.column, len(source) + 1) if error.line <= len(lines) else 1
     subject = what or ("This cell" if number is not None or path.startswith("In [") else "This file")
-    message = f"{subject} does not parse: {error.said.rstrip('.')}."
+    said = error.said.rstrip(".")
+    message = f"{subject} does not parse: {said}" + ("" if said.endswith("?") else ".")
     return _finding(path, number, (line, column), source, message, _FIX)
 
 

@@ -273,4 +273,4 @@ def _script(path: str, argv: Sequence[str]) -> train.Request:
     def make(models: dict[str, Any], _hoists: hoist.HoistPlan | None) -> Work:
         return ScriptWork(str(file.absolute()), tuple(argv), has_mp_fn, models)
 
-    return train.Request(file.stem, make)
+    return train.Request(file.stem, make, script=file)

@@ -45,6 +45,7 @@ class Options:
     environment: Mapping[str, str] = field(default_factory=dict)
     spmd: int | None = None
     collective_timeout: float | None = None
+    strict: bool = False
 
     def check(self) -> None:
         """Raise TpuMagicsError for values that no run can have."""

@@ -18,7 +18,7 @@ from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch import failure as failures
-from tpu_magics.launch import guards, hoist, onlook, plan, process, reach, results, session, supervise, worker
+from tpu_magics.launch import checking, guards, hoist, onlook, plan, process, reach, results, session, supervise, worker
 from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.launch.relay import Relay, Screen
 from tpu_magics.launch.work import FunctionWork, Work
@@ -32,7 +32,7 @@ BUSY_PAUSE = 2.0  # seconds between attempts
 @dataclass(frozen=True)
 class Request:
     """What is to be run, before it is known how. `make(models, hoists)` gives the work; `items`: what it can reach;
-    `hoistable`: the function or tree that hoisting reads (None: nothing to read)."""
+    `hoistable`: the function or tree that hoisting reads (None: nothing to read); `script`: the file that is run."""
 
     name: str
     make: Callable[[dict[str, Any], hoist.HoistPlan | None], Work]
@@ -41,6 +41,7 @@ class Request:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
     cell: str = ""
+    script: Path | None = None
 
 
 def function_request(
@@ -102,6 +103,7 @@ def train(
     max_recompiles: int | None = None,
     spmd: int | bool | None = None,
     collective_timeout: float | None = None,
+    strict: bool = False,
 ) -> results.TrainResult:
     """Train `function(*args, **kwargs)` on every rank, as `%%tpu_train` does.
 
@@ -122,13 +124,14 @@ def train(
         spmd: one worker that drives so many devices as a mesh (True: all, or the session's number; False: not so,
             whatever the session has).
         collective_timeout: seconds that a rank of a rehearsal waits in a collective for the others (default: 60).
+        strict: refuse to start where the code breaks a rule of XLA or of launching (see `%tpu_check`).
 
     Raises:
         TpuMagicsError: before anything is forked, where the run cannot work.
         TrainingFailed: a worker failed; the models here are unchanged.
     """
     options = Options(processes, precision, hoist, background, steps, timeout, force, run_name, plain, max_recompiles)
-    options = replace(options, spmd=plan.spmd_option(spmd), collective_timeout=collective_timeout)
+    options = replace(options, spmd=plan.spmd_option(spmd), collective_timeout=collective_timeout, strict=strict)
     return start(function_request(function, args, kwargs), options)
 
 
@@ -139,9 +142,11 @@ def start(request: Request, options: Options, workers: int | None = None) -> res
         check_name(options.run_name)
     session.current.refuse_second()
     process.require_main_thread()
+    found = checking.look(request.script, options.strict)
     going = _prepare(request, options, workers)
     session.current.going = going
     session.current.last = going.result
+    checking.record(going.folder, found)
     try:
         going.open_panel()
         going.fork()

@@ -20,6 +20,7 @@ from tpu_magics.launch.relay import Screen
 from tpu_magics.runs.files import RunFiles
 
 if TYPE_CHECKING:
+    from tpu_magics.check.cells import Cell
     from tpu_magics.panel.widget import LivePanel
 
 LINES_KEPT = 200  # lines of a background run's output that its one display shows
@@ -123,6 +124,13 @@ class ShellNotebook:
         metadata = (get_parent() or {}).get("metadata", {}) if get_parent is not None else {}
         current = metadata.get("cellId")
         return {**CELL_IDS, **({f"In [{self.cell_number()}]": str(current)} if current else {})}
+
+    def checked_cells(self) -> list[Cell]:
+        """The cells so far as the rules read them; of a cell that was run again, the newest only."""
+        from tpu_magics.magics.cells import newest
+
+        texts = [str(text) for text in self._history()]
+        return newest({number: text for number, text in enumerate(texts) if number and text.strip()}, self.cell_ids())
 
     def source(self, magic_line: str, body: str) -> Source:
         """The body of a cell magic as Python, known to linecache under the cell's own file name."""

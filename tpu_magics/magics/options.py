@@ -64,6 +64,10 @@ def _count(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(_count(part) for part in text.split(",") if part.strip())
+
+
 def _seconds(text: str) -> float:
     try:
         return float(text)
@@ -166,12 +170,49 @@ def train_parser(prog: str) -> MagicParser:
         metavar="N",
         help="stop the run at recompile N+1, with the table of causes",
     )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="do not start where the code breaks a rule of XLA or of launching (%%tpu_check shows them)",
+    )
     parser.add_argument("--run-name", metavar="NAME", help="name of the run (default: the function's)")
     parser.add_argument(
         "--plain",
         action="store_true",
         help="no panel; end with a summary without times, ids and sizes, for comparing",
     )
+    return parser
+
+
+def check_parser(prog: str) -> MagicParser:
+    """%tpu_check and %%tpu_check"""
+    cell = prog.startswith("%%")
+    parser = MagicParser(
+        prog,
+        "Check code against XLA's rules and the launcher's, before a TPU is touched. Nothing is run: "
+        + ("not the\ncell either." if cell else "the code of the\ncells so far is read."),
+        "Examples:\n  %tpu_check\n  %tpu_check training_function\n  %tpu_check --ready\n"
+        if not cell
+        else "Example:\n  %%tpu_check --fix\n",
+    )
+    if not cell:
+        parser.add_argument(
+            "names",
+            nargs="*",
+            metavar="NAME",
+            help="functions or classes, and what they call (default: all cells so far)",
+        )
+        parser.add_argument(
+            "--ready",
+            action="store_true",
+            help="the checklist before asking for a TPU, with the evidence for each item",
+        )
+    changes = parser.add_mutually_exclusive_group()
+    what = "put the mended cell in the place of this one" if cell else "show the mended cells, to be pasted"
+    changes.add_argument("--fix", action="store_true", help=what)
+    changes.add_argument("--diff", action="store_true", help="show what --fix would change")
+    parser.add_argument("--select", metavar="CODES", help="only these rules or groups, with commas between")
+    parser.add_argument("--ignore", metavar="CODES", help="not these rules or groups")
     return parser
 
 
@@ -206,6 +247,53 @@ def stop_parser() -> MagicParser:
         "%tpu_stop", "Stop the run that goes on in the background. The notebook's models stay as they are."
     )
     parser.add_argument("run", nargs="?", metavar="RUN", help="name or id (default: the one that is going on)")
+    return parser
+
+
+def pad_parser() -> MagicParser:
+    """%tpu_pad"""
+    parser = MagicParser(
+        "%tpu_pad",
+        "What padding costs: distinct shapes (each is a compile), padded tokens and predicted seconds of several ways\n"
+        "to pad, and the best of them with the line of code that does it.",
+        "Examples:\n  %tpu_pad dataset\n  %tpu_pad dataset['input_ids'] --batch 16 --max-length 512\n"
+        "  %tpu_pad [len(ids) for ids in texts] --multiples 16,32\n",
+    )
+    parser.add_argument(
+        "lengths",
+        nargs="?",
+        metavar="LENGTHS",
+        help="an expression: lengths, lists of token ids, an array, a tokenised dataset or its column, a DataLoader",
+    )
+    parser.add_argument(
+        "--multiples", type=_counts, default=(32, 64, 128), metavar="M,M", help="to pad to (default: 32,64,128)"
+    )
+    parser.add_argument(
+        "--batch", type=_count, metavar="N", help="samples of a batch on one rank (default: the DataLoader's, else 32)"
+    )
+    parser.add_argument(
+        "--max-length", type=_count, metavar="N", help="longer samples are cut to it (default: the longest sample)"
+    )
+    parser.add_argument("--buckets", type=_count, metavar="K", help="K buckets (default: the best of 2 to 8)")
+    parser.add_argument(
+        "--align", type=_count, default=1, metavar="N", help="bounds of buckets are multiples of N (default: 1)"
+    )
+    parser.add_argument("--epochs", type=_count, default=1, metavar="N", help="epochs to predict (default: 1)")
+    parser.add_argument(
+        "-n", "--processes", type=_count, metavar="N", help="ranks that step together (default: those of %%tpu_init)"
+    )
+    parser.add_argument(
+        "--run", metavar="RUN", help="take measured seconds from the runs of this name (default: the newest run's)"
+    )
+    parser.add_argument(
+        "--compile-seconds", type=_seconds, metavar="S", help="of one compile, instead of measured ones"
+    )
+    parser.add_argument(
+        "--tokens-per-second", type=_seconds, metavar="R", help="of one rank in training, instead of measured ones"
+    )
+    parser.add_argument(
+        "--plain", action="store_true", help="text only, without measured seconds: the same in every run, for comparing"
+    )
     return parser
 
 

@@ -148,6 +148,27 @@ class TpuMagics(Magics):
             return
         train.run(_notebook(self.shell), found, args, line, cell)
 
+    @no_var_expand
+    @cell_magic
+    def tpu_check(self, line: str, cell: str) -> None:
+        self._check("%%tpu_check", line, cell)
+
+    @no_var_expand
+    @line_magic("tpu_check")
+    def tpu_check_line(self, line: str) -> None:
+        self._check("%tpu_check", line, None)
+
+    def _check(self, prog: str, line: str, cell: str | None) -> None:
+        from tpu_magics.launch.arguments import split_words
+        from tpu_magics.magics import check
+
+        parser = options.check_parser(prog)
+        found = parser.read(split_words(line))
+        if found.help:
+            print(parser.format_help())
+            return
+        check.run(_notebook(self.shell), found, cell)
+
     @line_magic
     def tpu_runs(self, line: str) -> None:
         from tpu_magics.launch.arguments import split_words
@@ -188,11 +209,24 @@ class TpuMagics(Magics):
         found = parser.read(split_words(line))
         print(parser.format_help()) if found.help else look.stop(found.run)
 
+    @no_var_expand
+    @line_magic
+    def tpu_pad(self, line: str) -> None:
+        from tpu_magics.launch.arguments import split_words
+        from tpu_magics.magics import pad
+
+        parser = options.pad_parser()
+        found = parser.read(split_words(line))
+        print(parser.format_help()) if found.help else pad.run(_notebook(self.shell), found)
+
 
 TpuMagics.tpu_init.__doc__ = options.init_parser().doc()
 TpuMagics.tpu_train.__doc__ = options.train_parser("%%tpu_train").doc()
 TpuMagics.tpu_train_line.__doc__ = options.train_parser("%tpu_train").doc()
+TpuMagics.tpu_check.__doc__ = options.check_parser("%%tpu_check").doc()
+TpuMagics.tpu_check_line.__doc__ = options.check_parser("%tpu_check").doc()
 TpuMagics.tpu_runs.__doc__ = options.runs_parser().doc()
 TpuMagics.tpu_panel.__doc__ = options.panel_parser().doc()
 TpuMagics.tpu_logs.__doc__ = options.logs_parser().doc()
 TpuMagics.tpu_stop.__doc__ = options.stop_parser().doc()
+TpuMagics.tpu_pad.__doc__ = options.pad_parser().doc()

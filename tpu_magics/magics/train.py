@@ -62,6 +62,7 @@ def _options(found: argparse.Namespace) -> Options:
         max_recompiles=found.max_recompiles,
         spmd=0 if found.spmd else None,
         collective_timeout=found.collective_timeout,
+        strict=found.strict,
     )
 
 

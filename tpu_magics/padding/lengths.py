@@ -7,7 +7,7 @@ from (sources.py, columns.py, loaders.py). NumPy, torch and tokenizers are recog
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,7 +114,7 @@ def length_of(item: Any) -> int:
 
 
 def _row(item: Any) -> int | None:
-    """A row of columns: its tokens; those that the mask marks, where they are padded already."""
+    """A row of columns: its tokens, padded ones too."""
     if not (hasattr(item, "keys") and hasattr(item, "__getitem__")):
         return None
     names = list(item.keys())
@@ -123,15 +123,7 @@ def _row(item: Any) -> int | None:
         raise Texts(f"a row of texts ({', '.join(map(str, names))[:60]})")
     if found is None:
         raise NoLength(f"a row without input_ids; it has {', '.join(map(str, names))[:80] or 'nothing'}")
-    return _marked(item[MASK]) if MASK in names and found == TOKENS[0] else length_of(item[found])
-
-
-def _marked(mask: Any) -> int:
-    """How many tokens a mask marks."""
-    values = mask.tolist() if hasattr(mask, "tolist") else mask
-    while values and isinstance(values[0], (list, tuple)):
-        values = values[0]
-    return int(sum(map(bool, values)))
+    return length_of(item[found])
 
 
 def _shaped(item: Any) -> int | None:
@@ -154,7 +146,7 @@ def _sequence(item: Any) -> int | None:
     first = item[0] if len(item) else None
     if isinstance(first, (str, bytes)):
         raise Texts(f"a sequence of texts ({first[:30]!r}, ...)")
-    holds_tokens = hasattr(first, "keys") or hasattr(first, "__len__") and getattr(first, "shape", None) != ()
+    holds_tokens = hasattr(first, "keys") or (hasattr(first, "__len__") and getattr(first, "shape", None) != ())
     if holds_tokens and (isinstance(item, tuple) or len(item) == 1):
         return length_of(first)
     return len(item)
@@ -175,6 +167,25 @@ def _number(item: Any) -> int | None:
     return int(value)
 
 
-def equal_rows(lengths: Sequence[int]) -> bool:
-    """Whether samples look padded already: several, and all of one length."""
-    return len(lengths) > 1 and min(lengths) == max(lengths)
+# -- samples that are padded already -------------------------------------------------------------------------------
+
+
+def without_padding(lengths: list[int], masks: Callable[[], Iterable[Any]] | None, what: str) -> Source:
+    """The source of these lengths; where all are equal, the samples may be padded already, and then their lengths are
+    what their masks mark. `masks`: gives the masks (None: there are none)."""
+    if len(lengths) < 2 or min(lengths) != max(lengths):
+        return Source(lengths, what)
+    found = checked([marked(mask) for mask in masks()], what) if masks is not None else lengths
+    if found == lengths:
+        said = f"All samples have {lengths[0]:,} tokens. If that is padding, give them unpadded, or with their mask."
+        return Source(lengths, what, notes=(said,))
+    note = f"The samples are padded to {lengths[0]:,} already: their lengths are the tokens that the {MASK} marks."
+    return Source(found, what, notes=(note,))
+
+
+def marked(mask: Any) -> int:
+    """How many tokens a mask marks."""
+    values = mask.tolist() if hasattr(mask, "tolist") else mask
+    while values and isinstance(values[0], (list, tuple)):
+        values = values[0]
+    return int(sum(values))

@@ -38,7 +38,7 @@ from tpu_magics.panel.model_view import (
     RankView,
     RunView,
 )
-from tpu_magics.runs.events import Divergence, Event, Warned
+from tpu_magics.runs.events import Divergence, Event, RuleFinding, Warned
 from tpu_magics.runs.files import LIVE, RunFiles, read_info
 from tpu_magics.runs.reader import Tail
 from tpu_magics.runs.summary import run_created, run_name, run_status, run_workers
@@ -47,6 +47,7 @@ __all__ = ["RunModel", "RunView"]
 
 MOST_RANKS = 1_024
 MOST_NOTICES = 100
+MOST_FINDINGS = 200
 _RECORDS = re.compile(r"rank-\d{1,6}\.jsonl")
 
 
@@ -67,6 +68,7 @@ class RunModel:
         self._ranks: dict[int, RankRecords] = {}
         self._warned: dict[str, list[int]] = {}
         self._divergences: list[Divergence] = []
+        self._findings: list[RuleFinding] = []
 
     # -- reading ---------------------------------------------------------------------------------------------------
     def refresh(self) -> bool:
@@ -120,6 +122,8 @@ class RunModel:
     def _take(self, event: Event) -> None:
         if isinstance(event, Warned):
             self._note(event.text, event.rank)
+        elif isinstance(event, RuleFinding):
+            self._findings = [*self._findings, event][:MOST_FINDINGS]
         elif isinstance(event, Divergence):
             self._divergences = [*self._divergences, event][:20]
         elif event.rank in self._ranks or len(self._ranks) < MOST_RANKS:
@@ -183,6 +187,7 @@ class RunModel:
             cache=lead.cache,
             values=tuple(curve.series() for curve in lead.curves.values()),
             divergences=tuple(self._divergences),
+            findings=tuple(self._findings),
             notices=tuple(self._notices()),
             failure=self._failure(),
             models=told_texts(info.get("models")) if state == "done" else (),

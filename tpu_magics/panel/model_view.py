@@ -15,6 +15,7 @@ from tpu_magics.runs.events import (
     Cache,
     Compile,
     Divergence,
+    RuleFinding,
     Fallback,
     Mesh,
     Metrics,
@@ -178,6 +179,7 @@ class RunView:
     values: tuple[Series, ...]
     divergences: tuple[Divergence, ...]
     notices: tuple[Notice, ...]
+    findings: tuple[RuleFinding, ...]
     failure: Failure | None
     models: tuple[str, ...]
     plan: Mapping[str, Any]

@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from tpu_magics.panel import table as plain
+from tpu_magics.panel.findings import headline, told_in_run
 from tpu_magics.panel.model_view import RunView
 from tpu_magics.panel.sections import compile_rows, sections
 from tpu_magics.panel.sections_compiles import (
@@ -55,6 +56,7 @@ from tpu_magics.panel.table import Row, Table, printable
 from tpu_magics.runs.events import Read, Transfer
 
 ROWS, TEXT_ROWS, OPEN_ROWS = 50, 20, 8
+RULES_SHOWN = 12
 ROWS_SIZE = 150_000  # characters of all rows: they stay in the notebook for good
 _OUTER = "color:inherit;max-width:70em;line-height:1.45;overflow-wrap:break-word"
 
@@ -111,6 +113,7 @@ def _tables(view: RunView) -> Iterator[Table]:
     if view.notices:
         rows = (Row((notice_word(each), notice_text(each, view))) for each in shown_notices(view))
         yield Table("Warnings", None, tuple(rows), tuple(filter(None, [notices_left(view)])))
+    yield from _rules(view)
     yield from _compiles(view)
     yield from _reads(view)
     yield from _values(view)
@@ -119,6 +122,16 @@ def _tables(view: RunView) -> Iterator[Table]:
     yield Table("Ranks", rank_columns(view) if view.ranks else None, tuple(rows), notes)
     if (like := likeness(view)) is not None:
         yield Table("Rehearsal", None, tuple(map(_row, likeness_facts(view))), (like.short,))
+
+
+def _rules(view: RunView) -> Iterator[Table]:
+    """What the rules said of the code before the run, the first of them."""
+    found = [told_in_run(one) for one in view.findings]
+    if not found:
+        return
+    rows = tuple(Row((one.code, one.where, one.message)) for one in found[:RULES_SHOWN])
+    left = f"{len(found) - RULES_SHOWN:,} more. " if len(found) > RULES_SHOWN else ""
+    yield Table(f"Rules: {headline(found)}", None, rows, (f"{left}%tpu_check shows them with reasons and cures.",))
 
 
 def _failure(view: RunView) -> Iterator[str]:

@@ -7,16 +7,25 @@ changed need be sent.
 
 from __future__ import annotations
 
+from tpu_magics.panel.findings import folded, told_in_run
 from tpu_magics.panel.model_view import RunView
 from tpu_magics.panel.sections_compiles import compile_row, compiles_html, reads_html
 from tpu_magics.panel.sections_header import facts_html, header_html
 from tpu_magics.panel.sections_parts import charts_html, ranks_html, values_html, warnings_html
 from tpu_magics.panel.sections_rehearsal import rehearsal_html
 
+
+
+def _rules_html(view: RunView) -> str:
+    """What the rules said of the code before the run, folded."""
+    return folded([told_in_run(one) for one in view.findings])
+
+
 _SECTIONS = (
     ("header", header_html),
     ("facts", facts_html),
     ("rehearsal", rehearsal_html),
+    ("rules", _rules_html),
     ("warnings", warnings_html),
     ("compiles", compiles_html),
     ("reads", reads_html),

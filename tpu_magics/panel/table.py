@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from html import escape
 
 # A state is told by a symbol and a word; it never rests on colour alone.
-SYMBOLS = {"": "", "ok": "✓", "warning": "!", "broken": "✗"}
+SYMBOLS = {"": "", "ok": "✓", "warning": "!", "broken": "✗", "passed": "✓", "failed": "✗", "unknown": "?"}
 
 WIDTH = 100
 GAP = "  "
@@ -22,7 +22,7 @@ LONG_WORD = 24
 
 @dataclass(frozen=True)
 class Row:
-    """Cells from left to right (a newline in a cell breaks its line) and a state: "", "ok", "warning" or "broken"."""
+    """Cells from left to right (a newline in a cell breaks its line) and a state, one of SYMBOLS."""
 
     cells: tuple[str, ...]
     state: str = ""

@@ -340,6 +340,23 @@ class Metrics(Event):
 
 
 @dataclass(frozen=True)
+class RuleFinding(Event):
+    """A rule of XLA or of the launcher that the code breaks, found before the run (check/). `code`: e.g. "TPU101";
+    `group`: e.g. "values"; `column` counts from 1; `message` says what, `why` and `fix` one sentence each; `advice`:
+    said, but nothing is broken. `site.id` is the number of the finding, from 0."""
+
+    kind: ClassVar[str] = "finding"
+    code: str = ""
+    group: str = ""
+    site: Site = field(default_factory=lambda: Site(0, "", 0))
+    column: int = 0
+    message: str = ""
+    why: str = ""
+    fix: str = ""
+    advice: bool = False
+
+
+@dataclass(frozen=True)
 class Warned(Event):
     """Something the person should know; `code` is stable, `text` is one sentence."""
 
@@ -385,6 +402,7 @@ KINDS: dict[str, type[Event]] = {
     for cls in (
         *(Start, Phase, Steps, Value, Memory, Display, Warned, End),
         *(Compile, Transfer, Read, Fallback, Cache, Times, Precision, Batch, Divergence, Digest, Mesh, Metrics),
+        RuleFinding,
     )
 }
 # Fields that hold objects of their own: the class, and whether there are many.

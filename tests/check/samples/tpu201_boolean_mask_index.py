@@ -121,7 +121,7 @@ def evaluate(model, loader, device):
     for batch in loader:
         with torch.no_grad():
             out = model(batch["input_ids"].to(device))
-        predictions.append(out.argmax(-1).cpu())
+        predictions.append(out.argmax(-1).cpu())  # TPU102: out.argmax(-1)
         references.append(batch["labels"])
         torch_xla.sync()
     predictions = torch.cat(predictions)

@@ -82,7 +82,7 @@ def train(model, dataset):
     return sorted(seen), np.nonzero(np.asarray(sorted(seen)))  # ok: TPU203
 
 
-def vocabulary(texts):
+def build_vocabulary(texts):
     ids = torch.tensor([ord(letter) for text in texts for letter in text])
     return ids.unique().tolist()  # ok: TPU203
 

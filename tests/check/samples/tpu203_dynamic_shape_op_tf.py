@@ -47,17 +47,6 @@ def train_step(batch):
     return strategy.run(step, args=batch)
 
 
-@tf.function(jit_compile=True)
-def positives(x):
-    kept = tf.boolean_mask(x, x > 0)  # TPU203: tf.boolean_mask(x, x > 0)
-    return tf.reduce_sum(tf.where(x > 0, x, tf.zeros_like(x)))  # ok: TPU203
-
-
-@tf.function
-def eager_enough(x):
-    return tf.shape(x)
-
-
 def report(values):
     return np.unique(values)  # ok: TPU203
 

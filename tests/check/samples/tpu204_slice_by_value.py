@@ -8,7 +8,7 @@ import torch.nn.functional as F
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.parallel_loader as pl
-from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
+from torch.nn.utils.rnn import pack_padded_sequence
 
 BATCH = 32
 MAX_LENGTH = 128
@@ -22,11 +22,11 @@ class Encoder(nn.Module):
         self.start = nn.Parameter(torch.zeros(1, 1, size))
 
     def forward(self, x, lengths: torch.Tensor, ratio: float = 0.5, past=None):
-        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)  # TPU204: depends on the lengths
+        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)  # TPU204: depends on the lengths # TPU102: lengths.cpu()
         hidden, _ = self.lstm(packed)
         cut = x[:, : lengths.max()]  # TPU204: depend on the value of lengths.max()
         places = torch.arange(lengths.max(), device=x.device)  # TPU204: torch.arange(lengths.max(), device=x.device)
-        parts = torch.split(x, lengths.tolist())  # TPU204: lengths.tolist()
+        parts = torch.split(x, lengths.tolist())  # TPU204: lengths.tolist() # TPU102: lengths.tolist()
         start = self.start.expand(x.size(0), -1, -1)  # ok: TPU204
         steps = torch.arange(x.size(1), device=x.device)  # ok: TPU204
         half = x[:, : x.shape[1] // 2]  # ok: TPU204
@@ -65,8 +65,8 @@ def train(model, dataset, steps):
         x, labels = batch["x"], batch["labels"]
         count = (labels >= 0).sum()
         first = x[:count]  # TPU204: x[:count]
-        number = count.item()
-        last = x[-number:]  # TPU204: depend on the value of number
+        number = count.item()  # TPU102: count.item()
+        last = x[-number:]  # TPU204: x[-number:] depend on the value of number
         noise = torch.randn(number, 8, device=device)  # TPU204: torch.randn(number, 8, device=device)
         row = x.narrow(0, 0, number)  # TPU204: x.narrow(0, 0, number)
         wide = x[:, :1].expand(-1, number)  # TPU204: depends on the value of number
@@ -77,7 +77,7 @@ def train(model, dataset, steps):
         five = x.topk(5).values  # ok: TPU204
         zeros = torch.zeros(BATCH, x.size(-1), device=device)  # ok: TPU204
         same = torch.zeros(x.shape, device=device)  # ok: TPU204
-        window = x[:, step % 2 : MAX_LENGTH]  # ok: TPU204
+        window = x[:, MAX_LENGTH // 2 : MAX_LENGTH]  # ok: TPU204
         full = torch.full((4,), 1.0, device=device)  # ok: TPU204
         out = model(x, labels)
         loss = F.cross_entropy(out, labels)
@@ -92,5 +92,5 @@ def train(model, dataset, steps):
 
 def collate(samples):
     lengths = torch.tensor([len(one) for one in samples])
-    batch = pad_sequence(samples, batch_first=True)
+    batch = torch.stack(samples)
     return batch[:, : lengths.max()]  # ok: TPU204

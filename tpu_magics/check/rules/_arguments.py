@@ -82,4 +82,3 @@ def _text(start: Position, end: Position, at: Place) -> str:
 
 def _is_only_comma(start: Position, end: Position, at: Place) -> bool:
     return not _text(start, end, at).replace(",", "", 1).strip()
-

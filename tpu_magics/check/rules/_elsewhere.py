@@ -1,7 +1,7 @@
 """Which code is meant for another device than a TPU.
 
-What lives here: the conditions that people write around it (`if tpu:`, `else:`, `if torch.cuda.is_available():`), and the
-programs that send everything to a GPU. What does not: what is said of it.
+What lives here: the conditions that people write around it (`if tpu:`, `else:`, `if torch.cuda.is_available():`), and
+the programs that send everything to a GPU. What does not: what is said of it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from tpu_magics.check.place import Place
     from tpu_magics.check.program import Program
 
-_TPU = re.compile(r"(?<![a-z])(tpus?|xla|strategy|resolver)(?![a-z])", re.IGNORECASE)
-_OTHER = re.compile(r"(?<![a-z])(cuda|gpus?|cpus?|mps|rocm|hip)(?![a-z])", re.IGNORECASE)
+_TPU = re.compile(r"(?<![a-z])(tpus?|xla)(?![a-z])|(?<![a-z_])(strategy|resolver)(?![a-z_])", re.IGNORECASE)
+_OTHER = re.compile(r"(?<![a-z])(cuda|gpus?|cpus?|mps|rocm)(?![a-z])", re.IGNORECASE)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _EQUAL = (ast.Eq, ast.Is, ast.In, ast.Gt, ast.GtE)
 _UNEQUAL = (ast.NotEq, ast.IsNot, ast.NotIn, ast.Lt, ast.LtE)
@@ -43,7 +43,9 @@ def _is_other_branch(node: ast.If | ast.IfExp, inner: ast.AST) -> bool:
 
 def _looks_for_tpu(node: ast.Try) -> bool:
     """`try: TPUClusterResolver(...)`: its handlers run where there is no TPU."""
-    names = (one for statement in node.body for one in ast.walk(statement) if isinstance(one, (ast.Name, ast.Attribute)))
+    names = (
+        one for statement in node.body for one in ast.walk(statement) if isinstance(one, (ast.Name, ast.Attribute))
+    )
     return any((one.id if isinstance(one, ast.Name) else one.attr) in _RESOLVING for one in names)
 
 
@@ -82,9 +84,9 @@ def _of_comparison(test: ast.Compare) -> tuple[int, int]:
 
 
 def _of_words(text: str) -> tuple[int, int]:
-    if _OTHER.search(text.replace("_", " ")):
+    if _OTHER.search(text):
         return -1, 0  # not on a GPU may be on a TPU
-    return (1, -1) if _TPU.search(text.replace("_", " ")) else (0, 0)
+    return (1, -1) if _TPU.search(text) else (0, 0)
 
 
 def is_gpu_program(program: Program) -> bool:

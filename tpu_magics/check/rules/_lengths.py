@@ -22,20 +22,23 @@ _FAR = 20
 
 # Methods that keep the number of rows.
 _KEEPS = frozenset(
-    "shuffle map cache prefetch with_options with_format set_format with_transform set_transform rename_column "
-    "remove_columns rename_columns cast cast_column add_column class_encode_column flatten sort select_columns "
-    "float double half bfloat16 long int bool to cpu clone contiguous detach astype copy requires_grad_ normal_ uniform_ "
-    "abs exp log sqrt pow sigmoid tanh relu clamp pin_memory numpy".split()
+    ("shuffle", "map", "cache", "prefetch", "with_options", "with_format", "set_format", "with_transform",
+     "rename_column", "remove_columns", "rename_columns", "cast", "cast_column", "add_column", "class_encode_column",
+     "flatten", "sort", "select_columns", "float", "double", "half", "bfloat16", "long", "int", "bool", "to", "cpu",
+     "clone", "contiguous", "detach", "astype", "copy", "requires_grad_", "normal_", "uniform_", "abs", "exp", "log",
+     "sqrt", "pow", "sigmoid", "tanh", "relu", "clamp", "pin_memory", "numpy")
+)  # fmt: skip
+_SIZES_FIRST = frozenset(("randn", "rand", "zeros", "ones", "empty", "random_sample", "random", "standard_normal"))
+_RANGES = frozenset(
+    ("builtins.range", "torch.arange", "numpy.arange", "tensorflow.range", "tensorflow.data.Dataset.range")
 )
-_SIZES_FIRST = frozenset("randn rand zeros ones empty random_sample random standard_normal".split())
-_RANGES = frozenset(("builtins.range", "torch.arange", "numpy.arange", "tensorflow.range", "tensorflow.data.Dataset.range"))
 _FIRST_ARGUMENT = frozenset(
     ("torch.utils.data.TensorDataset", "torch.tensor", "torch.as_tensor", "torch.from_numpy", "torch.FloatTensor",
-     "torch.LongTensor", "torch.Tensor", "numpy.array", "numpy.asarray", "builtins.list", "builtins.tuple", "builtins.sorted",
-     "builtins.enumerate", "builtins.zip", "tensorflow.constant", "tensorflow.convert_to_tensor", "tensorflow.cast",
-     "tensorflow.data.Dataset.from_tensor_slices", "tensorflow.data.Dataset.from_tensors", "datasets.Dataset.from_list",
-     "datasets.Dataset.from_dict", "numpy.expand_dims", "tensorflow.data.Dataset.zip")
+     "torch.LongTensor", "torch.Tensor", "numpy.array", "numpy.asarray", "builtins.list", "builtins.tuple",
+     "builtins.sorted", "builtins.enumerate", "tensorflow.constant", "tensorflow.convert_to_tensor", "tensorflow.cast",
+     "datasets.Dataset.from_list", "datasets.Dataset.from_dict")
 )  # fmt: skip
+_COLUMNS = ("tensorflow.data.Dataset.from_tensor_slices", "tensorflow.data.Dataset.zip", "builtins.zip")
 # Data sets of known size: (training rows, test rows).
 _SPLITS = {
     "torchvision.datasets.MNIST": (60_000, 10_000),
@@ -74,7 +77,7 @@ def _of_list(at: Place, node: ast.List | ast.Tuple, path: _Path, far: int) -> fl
     return rows(at, node.elts[path[0]], path[1:], far) if path and path[0] < len(node.elts) else len(node.elts)
 
 
-def _of_columns(at: Place, node: ast.Dict, path: _Path, far: int) -> float | None:
+def _of_columns(at: Place, node: ast.Dict, _path: _Path, far: int) -> float | None:
     return rows(at, node.values[0], (), far) if node.values else None
 
 
@@ -111,6 +114,8 @@ def _of_call(at: Place, node: ast.Call, path: _Path, far: int) -> float | None:
         return _of_random_split(at, node, path)
     if name in _FIRST_ARGUMENT:
         return rows(at, node.args[0], path, far) if node.args else None
+    if name in _COLUMNS:
+        return _of_slices(at, node, far)
     if path:
         return None
     if name in _RANGES:
@@ -122,6 +127,16 @@ def _of_call(at: Place, node: ast.Call, path: _Path, far: int) -> float | None:
     if isinstance(node.func, ast.Attribute) and not name:
         return _of_method(at, node, node.func, far)
     return _of_own_class(at, node)
+
+
+def _of_slices(at: Place, node: ast.Call, far: int) -> float | None:
+    """Of a tuple of columns the first tells; a list is one tensor."""
+    if not node.args:
+        return None
+    first, path = origin(at, node.args[0])
+    if isinstance(first, ast.Tuple) and not path:
+        return rows(at, first.elts[0], (), far) if first.elts else None
+    return rows(at, first, path, far)
 
 
 def _of_split(at: Place, node: ast.Call, name: str, path: _Path) -> float | None:
@@ -149,12 +164,12 @@ def _of_subset(at: Place, node: ast.Call, far: int) -> float | None:
     return rows(at, at.keyword(node, "indices", 1), (), far)
 
 
-def _of_fake(at: Place, node: ast.Call, far: int) -> float | None:
+def _of_fake(at: Place, node: ast.Call, _far: int) -> float | None:
     given = at.keyword(node, "size", 0)
     return 1000 if given is None else whole(at, given)
 
 
-def _of_load_dataset(at: Place, node: ast.Call, far: int) -> float | None:
+def _of_load_dataset(at: Place, node: ast.Call, _far: int) -> float | None:
     split = at.constant(at.keyword(node, "split"))
     found = _SLICED.match(split) if isinstance(split, str) else None
     return int(found[2]) - int(found[1] or 0) if found else None
@@ -199,11 +214,11 @@ def _of_method(at: Place, node: ast.Call, func: ast.Attribute, far: int) -> floa
     return None
 
 
-def _taken(length: float | None, number: int | None, given: bool) -> float | None:
+def _taken(length: float | None, number: int | None, _given: bool) -> float | None:
     return number if length is None else None if number is None or number < 0 else min(length, number)
 
 
-def _skipped(length: float | None, number: int | None, given: bool) -> float | None:
+def _skipped(length: float | None, number: int | None, _given: bool) -> float | None:
     return None if length is None or number is None else max(length - number, 0)
 
 

@@ -1,6 +1,7 @@
 """How to write without a mask what was written with one.
 
-What lives here: the multiply-and-divide form, in the person's own names. What does not: how a mask is found (_shapes.py).
+What lives here: the multiply-and-divide form, in the person's own names. What does not: how a mask is found
+(_shapes.py).
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ if TYPE_CHECKING:
     from tpu_magics.check.place import Place
 
 _TORCH_LOSSES = frozenset(
-    "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy poisson_nll_loss "
-    "binary_cross_entropy_with_logits cosine_embedding_loss soft_margin_loss hinge_embedding_loss".split()
-)
+    ("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "poisson_nll_loss",
+     "binary_cross_entropy", "binary_cross_entropy_with_logits", "soft_margin_loss", "hinge_embedding_loss",
+     "cosine_embedding_loss")
+)  # fmt: skip
 _IGNORE_INDEX = ("cross_entropy", "nll_loss")
 _DEFAULT_IGNORED = -100
 _EACH = 'reduction="none"'
+_AS_NUMBERS = "`mask = tf.cast({mask}, tf.float32)`, then `tf.reduce_sum({each} * mask) / tf.reduce_sum(mask)`."
+_ZEROED = "let the mask zero the rest:"
 
 
 def without_mask(node: ast.Subscript, mask: ast.expr, at: Place) -> str:
@@ -43,11 +47,12 @@ def without_mask(node: ast.Subscript, mask: ast.expr, at: Place) -> str:
 def _general(node: ast.Subscript, mask: ast.expr, at: Place) -> str:
     kept, weight = shapes.short(at, node.value, "the tensor"), shapes.atom(at, mask)
     if is_tf(node, at):
-        return (
-            f"Compute over all of {kept} and let the mask zero the rest: `mask = tf.cast({shapes.short(at, mask, 'mask')}, tf.float32)`, "
-            "then `tf.reduce_sum(values * mask) / tf.reduce_sum(mask)`."
-        )
-    return f"Compute over all of {kept} and let the mask zero the rest: `(values * {weight}).sum() / {weight}.sum()`."
+        return f"Compute over all of {kept} and {_ZEROED} {_tf_form(mask, 'values', at)}"
+    return f"Compute over all of {kept} and {_ZEROED} `(values * {weight}).sum() / {weight}.sum()`."
+
+
+def _tf_form(mask: ast.expr, each: str, at: Place) -> str:
+    return _AS_NUMBERS.format(mask=shapes.short(at, mask, "mask"), each=each)
 
 
 def is_tf(node: ast.Subscript, at: Place) -> bool:
@@ -86,14 +91,18 @@ def _compared(outer: ast.Compare, mask: ast.expr, at: Place) -> str:
 
 
 def _loss(call: ast.Call, mask: ast.expr, at: Place, names: dict[str, str]) -> str:
-    """For `loss(out[mask], labels[mask])`; `names` are those that stand for selected elements, with what they select from."""
+    """For `loss(out[mask], labels[mask])`; `names` stand for selected elements: each with what it selects from."""
     name = at.name(call)
     last = name.rpartition(".")[2]
     torch_loss = name.startswith("torch.nn.functional.") and last in _TORCH_LOSSES
     if not torch_loss and not _is_loss(call, at):
         return ""
     arguments = [_bare(at.source(one), one, at, names) for one in call.args]
-    arguments += [f"{one.arg}={_bare(at.source(one.value), one.value, at, names)}" for one in call.keywords if one.arg != "reduction"]
+    arguments += [
+        f"{one.arg}={_bare(at.source(one.value), one.value, at, names)}"
+        for one in call.keywords
+        if one.arg != "reduction"
+    ]
     function, weight = at.source(call.func), shapes.atom(at, mask)
     if any("\n" in one for one in arguments) or sum(map(len, arguments)) > 120:
         arguments = ["..."]
@@ -102,17 +111,14 @@ def _loss(call: ast.Call, mask: ast.expr, at: Place, names: dict[str, str]) -> s
     if last in _IGNORE_INDEX and not any(one.arg == "ignore_index" for one in call.keywords):
         arguments += _ignored(mask, at)
     each = f"{function}({', '.join([*arguments, _EACH])})"
-    return f"Compute the loss of all elements and let the mask zero the rest: `({each} * {weight}).sum() / {weight}.sum()`."
+    return f"Compute the loss of all elements and {_ZEROED} `({each} * {weight}).sum() / {weight}.sum()`."
 
 
 def _loss_object(function: str, arguments: list[str], mask: ast.expr, call: ast.Call, at: Place) -> str:
     each, weight = f"{function}({', '.join(arguments)})", shapes.atom(at, mask)
     if _is_tf_call(call, at):
-        return (
-            f'Make {function} with reduction="none" and let the mask zero the rest: `mask = tf.cast({shapes.short(at, mask, "mask")}, tf.float32)`, '
-            f"then `tf.reduce_sum({each} * mask) / tf.reduce_sum(mask)`."
-        )
-    return f'Make {function} with reduction="none" and let the mask zero the rest: `({each} * {weight}).sum() / {weight}.sum()`.'
+        return f"Make {function} with {_EACH} and {_ZEROED} {_tf_form(mask, each, at)}"
+    return f"Make {function} with {_EACH} and {_ZEROED} `({each} * {weight}).sum() / {weight}.sum()`."
 
 
 def _is_tf_call(call: ast.Call, at: Place) -> bool:
@@ -155,14 +161,22 @@ def _selections(mask: ast.expr, at: Place) -> Iterator[tuple[str, str]]:
     wanted = at.source(mask)
     for one in _assignments(at):
         value = one.value
-        if isinstance(value, ast.Subscript) and at.source(value.slice) == wanted and isinstance(one.targets[0], ast.Name):
+        if (
+            isinstance(value, ast.Subscript)
+            and at.source(value.slice) == wanted
+            and isinstance(one.targets[0], ast.Name)
+        ):
             yield one.targets[0].id, at.source(value.value)
 
 
 def _definition(mask: ast.expr, at: Place) -> ast.expr:
     """The expression behind a mask's name, where it is assigned once in this body."""
     if isinstance(mask, ast.Name):
-        found = [one.value for one in _assignments(at) if isinstance(one.targets[0], ast.Name) and one.targets[0].id == mask.id]
+        found = [
+            one.value
+            for one in _assignments(at)
+            if isinstance(one.targets[0], ast.Name) and one.targets[0].id == mask.id
+        ]
         if len(found) == 1:
             return found[0]
     return mask
@@ -183,7 +197,7 @@ def _body(at: Place) -> Iterator[ast.AST]:
 
 
 def _bare(text: str, node: ast.AST, at: Place, names: dict[str, str]) -> str:
-    """The code of an expression with `x` for each `x[mask]` in it, and for each name of `names` what it selects from."""
+    """The code of an expression with `x` for each `x[mask]` in it, and what it selects from for each of `names`."""
     if isinstance(node, ast.Name):
         return names.get(node.id, text)
     if isinstance(node, ast.Subscript) and shapes.mask_in(node, at) is not None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tpu_magics.check.place import Place
 
 _FAR = 12  # names that stand for names: no program goes further
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 class Given(NamedTuple):
@@ -104,5 +104,5 @@ def own_nodes(body: list[ast.stmt]) -> Iterator[ast.AST]:
     while waiting:
         node = waiting.pop()
         yield node
-        if not isinstance(node, _SCOPES):
+        if not isinstance(node, SCOPES):
             waiting.extend(reversed(list(ast.iter_child_nodes(node))))

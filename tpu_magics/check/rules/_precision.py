@@ -32,7 +32,7 @@ def is_float16(node: ast.expr | None, at: Place, texts: bool = False) -> bool:
 
 
 def is_for_gpu(node: ast.AST, at: Place) -> bool:
-    """Whether this runs on a GPU alone: under a condition that asks for one, or in a program that knows no other device."""
+    """Whether this runs on a GPU alone: under a condition that asks for one, or in a program that is for one."""
     return _asks_for_gpu(node, at) or gpu_only(at.program)
 
 

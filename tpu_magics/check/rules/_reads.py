@@ -1,6 +1,7 @@
 """Calls that read a tensor's value.
 
-What lives here: which calls do, and where a read costs nothing. What does not: what is said of them (tpu102_value_read.py).
+What lives here: which calls do, and where a read costs nothing. What does not: what is said of them
+(tpu102_value_read.py).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.rules import _values
-from tpu_magics.check.values import LIST
+from tpu_magics.check.values import FUNCTION, LIST, NUMBER
 
 if TYPE_CHECKING:
     from tpu_magics.check.place import Place
@@ -22,9 +23,9 @@ _TO_HOST = frozenset(("torch_xla.core.xla_model.mesh_reduce", "torch_xla.core.xl
 _OF_LISTS = frozenset(("torch.tensor", "torch.as_tensor"))
 # Torch functions that make a tensor on the CPU unless they are told a device.
 _MAKERS = frozenset(
-    "torch." + one
-    for one in "tensor rand randn randint randperm zeros ones full arange linspace empty eye from_numpy".split()
-)
+    ("torch.tensor", "torch.rand", "torch.randn", "torch.randint", "torch.randperm", "torch.zeros", "torch.ones",
+     "torch.full", "torch.arange", "torch.linspace", "torch.empty", "torch.eye", "torch.from_numpy")
+)  # fmt: skip
 
 
 def read_tensor(node: ast.AST, at: Place) -> ast.expr | None:
@@ -32,21 +33,39 @@ def read_tensor(node: ast.AST, at: Place) -> ast.expr | None:
     if not isinstance(node, ast.Call):
         return None
     tensor = next(_given(node, at), None)
-    return None if tensor is None or _made_on_cpu(tensor, at) else tensor
+    return None if tensor is None or is_made_on_cpu(tensor, at) else tensor
 
 
-def is_read(node: ast.expr, at: Place) -> bool:
-    """Whether an expression is data: a number read out of a tensor, here or before."""
-    if isinstance(node, ast.Call) and (at.name(node) or isinstance(node.func, ast.Attribute)):
-        return read_tensor(node, at) is not None
-    return at.value(node).read
+_PASSING = frozenset("builtins." + one for one in ("int", "float", "bool", "max", "min", "abs", "round", "sum"))
+
+
+def data(node: ast.expr, at: Place) -> Iterator[ast.expr]:
+    """The parts of a number that were read out of tensors, here or before."""
+    if isinstance(node, ast.BinOp):
+        yield from data(node.left, at)
+        yield from data(node.right, at)
+    elif isinstance(node, ast.Call):
+        tensor = read_tensor(node, at)
+        if tensor is not None:
+            yield node
+        elif at.name(node) in _PASSING or at.name(node).startswith("math."):
+            for one in node.args:
+                yield from data(one, at)
+        elif not at.name(node) and at.value(node).kind == NUMBER and at.value(node).read and _is_own(node, at):
+            yield node
+    elif at.value(node).kind == NUMBER and at.value(node).read:
+        yield node
+
+
+def _is_own(node: ast.Call, at: Place) -> bool:
+    """Whether a function of this program is called, which reads and returns what it read."""
+    return at.value(node.func).kind == FUNCTION
 
 
 def _given(node: ast.Call, at: Place) -> Iterator[ast.expr]:
     func = node.func
-    if isinstance(func, ast.Attribute) and (func.attr in _METHODS or func.attr == "to"):
-        if _values.readable(at.value(func.value), at) and (func.attr != "to" or at.value(node).where == "host"):
-            yield func.value
+    if isinstance(func, ast.Attribute) and _reads_its_receiver(node, func, at):
+        yield func.value
     name = at.name(node)
     if not name or not node.args:
         return
@@ -59,12 +78,18 @@ def _given(node: ast.Call, at: Place) -> Iterator[ast.expr]:
         yield from (one for one in node.args[:1] if _is_list(one, at))
 
 
+def _reads_its_receiver(node: ast.Call, func: ast.Attribute, at: Place) -> bool:
+    if func.attr not in _METHODS and (func.attr != "to" or at.value(node).where != "host"):
+        return False
+    return _values.readable(at.value(func.value), at)
+
+
 def _is_list(node: ast.expr, at: Place) -> bool:
     value = at.value(node)
     return value.kind == LIST and _values.holds(value, at, 1)
 
 
-def _made_on_cpu(tensor: ast.expr, at: Place) -> bool:
+def is_made_on_cpu(tensor: ast.expr, at: Place) -> bool:
     """`torch.randint(0, 9, (1,))` names no device, and is on the CPU."""
     value = at.value(tensor)
     made = tensor if isinstance(tensor, ast.Call) else value.made

@@ -1,7 +1,7 @@
 """What the rules of the recompiles group share.
 
-What lives here: which code handles one batch at a time, which branches a TPU never takes, and what is for training. What
-does not: lengths of data sets (_lengths.py), numbers that change (_changing.py).
+What lives here: which code handles one batch at a time, which branches a TPU never takes, and what is for training.
+What does not: lengths of data sets (_lengths.py), numbers that change (_changing.py).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _EVALUATION = frozenset(
 # A condition that tells a TPU (or XLA) from other devices.
 _ASKS_FOR_TPU = re.compile(r"tpu|xla", re.IGNORECASE)
 _BATCH_FUNCTION = re.compile(
-    r"tokeni[sz]e|collate|preprocess|(^|_)(encode|prepare|convert|batch|process)(_|$)|add_token|to_features", re.IGNORECASE
+    r"tokeni[sz]e|collate|preprocess|(^|_)(encode|prepare|convert|batch|process)(_|$)|to_features", re.IGNORECASE
 )
 _BATCH_PARAMETERS = frozenset(
-    ("batch", "examples", "example", "features", "samples", "sample", "rows", "items", "instances", "batch_examples", "data")
+    ("batch", "examples", "example", "features", "samples", "sample", "rows", "items", "instances", "data")
 )
 
 
@@ -88,7 +88,7 @@ def told_by(node: ast.AST | None) -> list[str]:
     return [*(key for key in keys if isinstance(key, str)), *names]
 
 
-# -- where code runs -----------------------------------------------------------------------------------------------------
+# -- where code runs --------------------------------------------------------------------------------------------------
 
 
 def runs_per_batch(at: Place, seen: frozenset[int] = frozenset()) -> bool:
@@ -144,7 +144,7 @@ def trains(program: Program) -> bool:
     return program.xla or any(one.has_step for one in program.functions)
 
 
-def loader_of(at: Place, value: Value) -> Value:
+def loader_of(value: Value) -> Value:
     """The DataLoader's own value behind enumerate, tqdm, MpDeviceLoader and prepare."""
     for _ in range(8):
         if value.kind == LIST and isinstance(value.ref, Value):

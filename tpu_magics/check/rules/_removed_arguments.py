@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Removed:
-    """`new`: the argument that takes the same value; `instead`: code to write where the value is True; "" for both: take
-    it out. `fix` says what neither does. `general`: nothing to do with devices, so that it is said as advice."""
+    """`new`: the argument that takes the same value; `instead`: code to write where the value is True; "" for both:
+    take it out. `fix` says what neither does. `general`: nothing to do with devices, so that it is said as advice."""
 
     last: str
     new: str = ""
@@ -60,7 +60,7 @@ ARGUMENTS: dict[str, Removed] = {
     "overwrite_output_dir": Removed("4.57", fix="Take it out.", general=True),
     "save_safetensors": Removed("4.57", fix="Take it out: safetensors is the only format.", general=True),
     "include_inputs_for_metrics": Removed("4.57", instead='include_for_metrics=["inputs"]', general=True),
-    "include_tokens_per_second": Removed("4.57", new="include_num_input_tokens_seen", general=True),
+    "include_tokens_per_second": Removed("4.57", fix="Write include_num_input_tokens_seen=True.", general=True),
     "past_index": Removed("4.57", fix="Take it out.", general=True),
     "use_legacy_prediction_loop": Removed("4.57", fix="Take it out.", general=True),
     "push_to_hub_model_id": Removed("4.57", new="hub_model_id", general=True),

@@ -1,33 +1,34 @@
 """What the rules of the shapes group share.
 
-What lives here: which code is theirs, what a boolean mask is, and which numbers come from data. What does not: how a mask
-is computed away (_masks.py).
+What lives here: which code is theirs, and what a boolean mask is. What does not: how a mask is computed away
+(_masks.py), and which sizes come from data (_sizes.py).
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.values import BATCH, LIST, NUMBER, OUTPUT, TENSOR, UNKNOWN
+from tpu_magics.check.values import BATCH, OUTPUT, TENSOR, UNKNOWN
 
 if TYPE_CHECKING:
     from tpu_magics.check.place import Place
     from tpu_magics.check.values import Value
 
 WHY_MASK = (
-    "XLA needs every shape when it compiles, and this one is the number of true elements: each step waits for the mask to "
-    "be read back to the host, and each new number of true elements compiles the graph again."
+    "XLA needs every shape when it compiles, and this one is the number of true elements: each step waits for the mask "
+    "to be read back to the host, and each new number of true elements compiles the graph again."
 )
 WHY_TF = (
-    "XLA needs every shape when it compiles, and this one depends on values: that it passes on a CPU does not prove that "
-    "a TPU takes it."
+    "XLA needs every shape when it compiles, and this one depends on values: that it passes on a CPU does not prove "
+    "that a TPU takes it."
 )
 
 # Names that are given to what selects, and not to positions (`index`, `ids`, `order`) or lengths.
-_MASK_NAME = re.compile(r"(^|_)(mask|masks|keep|valid|invalid|selected|padded|masked|unmasked|active)$", re.IGNORECASE)
+_MASK_NAME = re.compile(r"(^|_)masks?$|^(is_)?(keep|kept|valid|invalid)$", re.IGNORECASE)
+# Of what is not known to be a tensor, only these: `keep = nms(...)` are positions.
+_SURE_NAME = re.compile(r"(^|_)mask$", re.IGNORECASE)
 _COMPARED = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _BITS = (ast.BitAnd, ast.BitOr, ast.BitXor)
 _ON_DEVICE = (TENSOR, OUTPUT, BATCH)
@@ -62,8 +63,8 @@ def _may_be_indexed(value: Value) -> bool:
 def is_mask(node: ast.expr, at: Place, of_tensor: bool) -> bool:
     """Whether an index is a boolean tensor.
 
-    A tensor of unknown dtype is one where its name says so (`mask`, `keep`, `valid`): nobody calls positions so. What is
-    not known to be a tensor is one only where a tensor is indexed (`of_tensor`) and the form says so (`ids != 0`).
+    A tensor of unknown dtype is one where its name says so (`mask`, `keep`, `valid`): nobody calls positions so. What
+    is not known to be a tensor is one only where a tensor is indexed (`of_tensor`) and the form says so (`ids != 0`).
     """
     if isinstance(node, (ast.Constant, ast.Slice, ast.List, ast.ListComp)):
         return False
@@ -84,7 +85,8 @@ def _has_form_of_mask(node: ast.expr, at: Place, of_tensor: bool) -> bool:
         return is_mask(node.operand, at, of_tensor)
     if isinstance(node, ast.BinOp) and isinstance(node.op, _BITS):
         return is_mask(node.left, at, of_tensor) or is_mask(node.right, at, of_tensor)
-    return bool(_MASK_NAME.search(last_name(node)))
+    names = _SURE_NAME if at.value(node).kind == UNKNOWN else _MASK_NAME
+    return bool(names.search(last_name(node)))
 
 
 def _compares_data(node: ast.Compare, at: Place) -> bool:
@@ -101,26 +103,6 @@ def last_name(node: ast.AST) -> str:
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
         return str(node.slice.value)
     return ""
-
-
-def is_data(value: Value) -> bool:
-    """Whether a size or position is computed by the program's data: a tensor, or a number read out of one."""
-    if value.where == "host" and value.kind != NUMBER:
-        return False
-    if value.kind in (TENSOR, OUTPUT) or (value.kind in (NUMBER, LIST) and value.read):
-        return True
-    return value.kind == LIST and any(
-        is_data(one) for one in value.items or (() if value.item is None else (value.item,))
-    )
-
-
-def data_among(nodes: list[ast.expr], at: Place) -> Iterator[ast.expr]:
-    """The sizes among these (tuples and lists looked into) that data decides."""
-    for node in nodes:
-        if isinstance(node, (ast.Tuple, ast.List)):
-            yield from data_among(node.elts, at)
-        elif is_data(at.value(node.value if isinstance(node, ast.Starred) else node)):
-            yield node
 
 
 def short(at: Place, node: ast.AST, otherwise: str = "it") -> str:

@@ -15,16 +15,15 @@ from tpu_magics.check.values import ACCELERATOR
 if TYPE_CHECKING:
     from tpu_magics.check.place import Place
 
+_LEVELS = frozenset(("debug", "info", "warning", "warn", "error", "critical", "exception", "log"))
 _NAMES = frozenset(
-    ("builtins.print", "torch_xla.core.xla_model.master_print", "tqdm.tqdm.write", "tqdm.write", "pprint.pprint", "rich.print",
-     "IPython.display.display", "display", "sys.stdout.write", "sys.stderr.write", "warnings.warn", "click.echo",
-     "wandb.log", "wandb.run.log", "mlflow.log_metric", "mlflow.log_metrics", "neptune.log_metric", "trackio.log",
-     "swanlab.log", "builtins.str", "builtins.repr", "builtins.format")
-    + tuple("logging." + one for one in ("debug", "info", "warning", "warn", "error", "critical", "exception", "log"))
+    ("builtins.print", "builtins.str", "builtins.repr", "builtins.format", "torch_xla.core.xla_model.master_print",
+     "tqdm.tqdm.write", "tqdm.write", "pprint.pprint", "rich.print", "IPython.display.display", "sys.stdout.write",
+     "sys.stderr.write", "warnings.warn", "click.echo", "wandb.log", "wandb.run.log", "mlflow.log_metric",
+     "mlflow.log_metrics", "trackio.log", "swanlab.log", *(f"logging.{level}" for level in _LEVELS))
 )  # fmt: skip
 _BARS = frozenset(("set_postfix", "set_postfix_str", "set_description", "set_description_str"))
 _WRITERS = frozenset(("add_scalar", "add_scalars", "add_text", "add_histogram", "log_metric", "log_metrics"))
-_LEVELS = frozenset(("debug", "info", "warning", "warn", "error", "critical", "exception", "log"))
 _LOGGER = re.compile(r"(^|_)log(ger|ging)?$", re.I)
 _ATTRIBUTES = _BARS | _WRITERS | _LEVELS | {"print", "write", "format"}
 

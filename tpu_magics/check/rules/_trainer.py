@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tpu_magics.check.place import Place
     from tpu_magics.check.program import Call, Class, Program
 
-# Those of trl and sentence-transformers are subclasses that keep the fields and their defaults of what is looked at here.
+# Those of trl and sentence-transformers are subclasses that keep the fields and defaults of what is looked at here.
 _NAMES = re.compile(
     r"transformers\.(Seq2Seq)?TrainingArguments|trl\.(SFT|DPO|Reward|ORPO|KTO|CPO)Config"
     r"|sentence_transformers\.SentenceTransformerTrainingArguments"
@@ -71,15 +71,20 @@ class Arguments:
 
     def declares(self, name: str) -> bool:
         """Whether a subclass of the program has the argument itself."""
-        return self.cls is not None and any(name in _fields(one) or "__init__" in one.methods for one in self.cls.line())
+        return self.cls is not None and any(
+            name in _fields(one) or "__init__" in one.methods for one in self.cls.line()
+        )
 
     @property
     def is_elsewhere(self) -> bool:
         """Whether these say themselves, or stand where it is said, that no TPU is used."""
-        for name in ("use_cpu", "no_cuda", "use_mps_device", "deepspeed"):
-            given = self.given(name)
-            if given is not None and given.constant is not False and given.constant is not None:
-                return True
+        given = [self.given(name) for name in ("use_cpu", "no_cuda", "use_mps_device", "deepspeed")]
+        said = any(one is not None and one.constant is not False and one.constant is not None for one in given)
+        return said or self.stands_elsewhere
+
+    @property
+    def stands_elsewhere(self) -> bool:
+        """Whether the code around them is for another device."""
         return _elsewhere.is_gpu_program(self.at.program) or _elsewhere.is_elsewhere(self.node, self.at)
 
 
@@ -115,9 +120,10 @@ def is_arguments_name(name: str) -> bool:
 
 def _fields(cls: Class) -> set[str]:
     """What a subclass sets in its body."""
-    body = cls.node.body
-    names = {one.target.id for one in body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}
-    names |= {target.id for one in body if isinstance(one, ast.Assign) for target in one.targets if isinstance(target, ast.Name)}  # fmt: skip
+    names = set()
+    for one in cls.node.body:
+        targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) else []
+        names |= {target.id for target in targets if isinstance(target, ast.Name)}
     return names
 
 
@@ -140,21 +146,23 @@ def _all_stored(program: Program) -> Iterator[str]:
     yield from (name for method, name in _SETTERS.items() if program.methods(method))
     for call in program.calls("dataclasses.replace", "builtins.setattr"):
         yield from (one.arg for one in call.node.keywords if one.arg)
-        yield from (one.value for one in call.node.args[1:2] if isinstance(one, ast.Constant) and isinstance(one.value, str))
+        yield from (
+            one.value for one in call.node.args[1:2] if isinstance(one, ast.Constant) and isinstance(one.value, str)
+        )
 
 
-# -- the Trainers --------------------------------------------------------------------------------------------------------
+# -- the Trainers ----------------------------------------------------------------------------------------------------
 
 
 def brings_optimizer(arguments: Arguments) -> bool:
     """Whether every Trainer that gets these arguments has an optimizer of its own."""
-    trainers = _trainers_of(arguments)
+    trainers = trainers_of(arguments)
     return bool(trainers) and all(_has_optimizer(one) for one in trainers)
 
 
 def overrides(arguments: Arguments, method: str) -> bool:
     """Whether every Trainer that gets these arguments is of a class that has its own `method`."""
-    trainers = _trainers_of(arguments)
+    trainers = trainers_of(arguments)
     return bool(trainers) and all(_method(one, method) for one in trainers)
 
 
@@ -173,13 +181,11 @@ def _of_trainer(call: Call) -> bool:
     return call.receiver.kind != MODEL
 
 
-def _trainers_of(arguments: Arguments) -> list[Call]:
-    return [one for one in _trainers(arguments.at.program) if _may_get(one, arguments)]
-
-
 def trainers_of(arguments: Arguments) -> list[Call]:
-    """The calls that make a Trainer with these arguments."""
-    return _trainers_of(arguments)
+    """The calls that make a Trainer with these arguments; where none surely does, those that may."""
+    trainers = [(one, _given_to(one)) for one in _trainers(arguments.at.program)]
+    sure = [one for one, given in trainers if given is arguments.node]
+    return sure or [one for one, given in trainers if not isinstance(given, ast.Call)]
 
 
 def _trainers(program: Program) -> list[Call]:
@@ -198,9 +204,9 @@ def _is_trainer(call: Call) -> bool:
     return value.kind == CLASS and any(_TRAINERS.fullmatch(base) for base in value.ref.all_bases())
 
 
-def _may_get(trainer: Call, arguments: Arguments) -> bool:
-    made = trainer.at.value(trainer.at.keyword(trainer.node, "args", 1)).made
-    return not isinstance(made, ast.Call) or made is arguments.node
+def _given_to(trainer: Call) -> ast.AST | None:
+    """What made the arguments of a Trainer."""
+    return trainer.at.value(trainer.at.keyword(trainer.node, "args", 1)).made
 
 
 def _has_optimizer(trainer: Call) -> bool:

@@ -10,11 +10,25 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.evaluate import EVERY_N
-from tpu_magics.check.values import BATCH, FUNCTION, LIST, MODEL, OPTIMIZER, OUTPUT, TENSOR, Value
+from tpu_magics.check.values import (
+    ACCELERATOR,
+    ARGUMENTS,
+    BATCH,
+    FUNCTION,
+    LIST,
+    LOADER,
+    MODEL,
+    OPTIMIZER,
+    OUTPUT,
+    TENSOR,
+    TOKENIZER,
+    TRAINER,
+    Value,
+)
 
 if TYPE_CHECKING:
     from tpu_magics.check.place import Place
-    from tpu_magics.check.program import Function
+    from tpu_magics.check.program import Call, Function
 
 STRUCTURES = (OUTPUT, BATCH)
 # Calls of these libraries that compute nothing.
@@ -26,6 +40,8 @@ _NO_WORK = frozenset(
 _LIBRARIES = ("torch.", "torch_xla.", "tensorflow.", "keras.ops.")
 _WORK_METHODS = frozenset(("backward", "zero_grad", "optimizer_step", "mark_step"))
 _READS = frozenset(("item", "tolist", "numpy", "cpu", "to"))
+# What the body of a program makes, and a helper is given.
+_OF_PROGRAMS = frozenset((ACCELERATOR, ARGUMENTS, LOADER, OPTIMIZER, TOKENIZER, TRAINER))
 _EXITS = frozenset(("sys.exit", "os._exit", "builtins.exit", "builtins.quit"))
 
 
@@ -70,10 +86,15 @@ def each_time(at: Place) -> bool:
 
 
 def _stands_alone(function: Function) -> bool:
+    """Whether nothing here tells how often a function runs, and it is no program of its own either."""
     if function.callers or function.launched or function.has_step or not function.at.program.xla:
         return False
-    called = (call.at.value(call.node.func) for call in function.calls)
-    return not any(value.kind == FUNCTION and value.ref is not None and value.ref.has_step for value in called)
+    return not any(call.value.kind in _OF_PROGRAMS or _makes_steps(call) for call in function.calls)
+
+
+def _makes_steps(call: Call) -> bool:
+    value = call.at.value(call.node.func)
+    return value.kind == FUNCTION and value.ref is not None and bool(value.ref.has_step)
 
 
 def now_and_then(test: ast.expr, at: Place) -> bool:
@@ -147,12 +168,12 @@ def _walk(block: Iterable[ast.stmt]) -> Iterator[ast.AST]:
 def _is_work(node: ast.AST, at: Place) -> bool:
     if isinstance(node, ast.Call):
         return _is_work_call(node, at)
-    if isinstance(node, ast.BinOp):
+    if isinstance(node, (ast.BinOp, ast.UnaryOp)):
         return at.value(node).kind == TENSOR
     if isinstance(node, ast.AugAssign):
         return at.value(node.target).kind == TENSOR
     if isinstance(node, ast.Return):
-        return not at.loops
+        return not at.loops and node.value is not None and holds(at.value(node.value), at)
     return isinstance(node, ast.Continue)
 
 

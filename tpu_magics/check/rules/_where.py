@@ -1,134 +1,50 @@
-"""What to write instead of a branch on a tensor's value.
+"""Writing `where` for a branch on a tensor's value.
 
-What lives here: the sentence for each form, and the rewriting with `where` where both forms are provably equal. What does
-not: which branches depend on values (tpu101_branch_on_value.py).
+What lives here: the rewritten code, and whether both forms are provably equal. What does not: which branches depend on
+values (_asks.py), and what to do about those that cannot be rewritten so (_cures.py).
 """
 
 from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.finding import Edit
 from tpu_magics.check.rules import _values
-from tpu_magics.check.values import TENSOR
+from tpu_magics.check.values import NUMBER, TENSOR
 
 if TYPE_CHECKING:
     from tpu_magics.check.place import Place
 
-_PACKAGES = {"torch": "torch", "tf": "tensorflow"}
-
-
-# -- the sentence ----------------------------------------------------------------------------------------------------
-
-
-def cure(node: ast.AST, asked: ast.expr, at: Place, tf: bool) -> str:
-    """One imperative sentence."""
-    rewritten = choice(node, at)
-    if rewritten:
-        indicator = ", or multiply by an indicator (`tf.cast(condition, tf.float32)`)" if tf else ""
-        return f"Write `{rewritten}`{indicator}."
-    handler = _CURES.get(type(node))
-    return handler(node, asked, at, tf) if handler is not None else _select(tf)
-
-
-def _select(tf: bool) -> str:
-    if tf:
-        return "Compute both sides and choose with `tf.where(condition, a, b)`, or use `tf.cond`."
-    return "Compute both sides and choose with `torch.where(condition, a, b)`."
-
-
-def _cure_if(node: ast.If, asked: ast.expr, at: Place, tf: bool) -> str:
-    if _leaves(node):
-        check = (
-            "`tf.debugging` checks outside of the compiled function"
-            if tf
-            else "a function given to `xm.add_step_closure`"
-        )
-        return f"Decide this every N steps (`if step % 100 == 0:`), or after the step in {check}."
-    return _select(tf)
-
-
-def _leaves(node: ast.If) -> bool:
-    return bool(node.body) and isinstance(node.body[-1], (ast.Raise, ast.Break, ast.Return))
-
-
-def _cure_while(_: ast.While, __: ast.expr, ___: Place, tf: bool) -> str:
-    if tf:
-        return "Run a fixed number of iterations and keep what is done with `tf.where`, or use `tf.while_loop`."
-    return "Run a fixed number of iterations and keep what is done with `torch.where`, or look at the value every N iterations."
-
-
-def _cure_assert(_: ast.Assert, __: ast.expr, ___: Place, tf: bool) -> str:
-    if tf:
-        return "Check it before the compiled function, on the host."
-    return "Check it once before the loop, every N steps, or after the step with `xm.add_step_closure`."
-
-
-def _cure_bool_op(node: ast.BoolOp, _: ast.expr, __: Place, tf: bool) -> str:
-    word = "and" if isinstance(node.op, ast.And) else "or"
-    return f"Combine the tensors with `{'tf' if tf else 'torch'}.logical_{word}(a, b)`."
-
-
-def _cure_not(node: ast.UnaryOp, _: ast.expr, at: Place, tf: bool) -> str:
-    return f"Write `{'tf' if tf else 'torch'}.logical_not({_values.shown(node.operand, at)})`."
-
-
-def _cure_compare(node: ast.Compare, asked: ast.expr, at: Place, tf: bool) -> str:
-    if isinstance(node.ops[0], (ast.In, ast.NotIn)):
-        return "Keep the answer a tensor: `(tensor == value).any()`."
-    middle = _values.shown(asked, at)
-    return f"Compare twice and combine the tensors: `(low < {middle}) & ({middle} < high)`."
-
-
-_CALLS = {
-    "any": "Keep the answer a tensor: `torch.stack(tensors).any()`, `tensor.any()`.",
-    "all": "Keep the answer a tensor: `torch.stack(tensors).all()`, `tensor.all()`.",
-    "max": "Keep the answer a tensor: `torch.maximum(a, b)`, `torch.stack(tensors).max()`.",
-    "min": "Keep the answer a tensor: `torch.minimum(a, b)`, `torch.stack(tensors).min()`.",
-    "sorted": "Sort on the device: `torch.sort(tensor).values`.",
-    "bool": "Keep the condition a tensor and choose with `torch.where(condition, a, b)`.",
-}
-_TF_NAMES = (("torch.stack(tensors).any()", "tf.reduce_any(tensors)"), ("torch.stack(tensors).all()", "tf.reduce_all(tensors)"),
-    ("torch.stack(tensors).max()", "tf.reduce_max(tensors)"), ("torch.stack(tensors).min()", "tf.reduce_min(tensors)"),
-    (", `tensor.any()`", ""), (", `tensor.all()`", ""), ("torch.sort(tensor).values", "tf.sort(tensor)"), ("torch.", "tf."))  # fmt: skip
-
-
-def _cure_call(node: ast.Call, _: ast.expr, __: Place, tf: bool) -> str:
-    text = _CALLS.get(getattr(node.func, "id", ""), "Keep the comparison on the device: `(a == b).all()`.")
-    for torch_name, tf_name in _TF_NAMES if tf else ():
-        text = text.replace(torch_name, tf_name)
-    return text
-
-
-_CURES: dict[type, Callable[..., str]] = {
-    ast.If: _cure_if,
-    ast.While: _cure_while,
-    ast.Assert: _cure_assert,
-    ast.BoolOp: _cure_bool_op,
-    ast.UnaryOp: _cure_not,
-    ast.Compare: _cure_compare,
-    ast.Call: _cure_call,
-}
-
-
-# -- the rewriting ---------------------------------------------------------------------------------------------------
-
 
 def edits(node: ast.AST, at: Place) -> tuple[Edit, ...]:
     """`where` for the branch; only where both forms give equal values, shapes and dtypes."""
+    if isinstance(node, ast.BoolOp):
+        return _combined(node, at)
     parts = _parts(node)
     if parts is None or not choice(node, at) or not _is_scalar_truth(parts[0], at):
         return ()
     names = {_base(side, at) for side in parts[1:]}
     base = names.pop()
-    if names or base is None or not _spelling(node, at):
+    if names or base is None or not _spelling(parts[0], at):
         return ()
     if isinstance(node, ast.If) and "#" in at.source(node):
         return ()  # a comment would be lost
     return (at.replace(node, choice(node, at)),)
+
+
+def _combined(node: ast.BoolOp, at: Place) -> tuple[Edit, ...]:
+    """`logical_and(a, b)` for `a and b` of two bools without a dimension, which is the same tensor."""
+    where = _spelling(node.values[0], at)
+    if not where or len(node.values) != 2 or not all(_is_scalar_truth(one, at) for one in node.values):
+        return ()
+    word = "logical_and" if isinstance(node.op, ast.And) else "logical_or"
+    return (at.replace(node, f"{where}.{word}({', '.join(_on_one_line(one, at) for one in node.values)})"),)
+
+
+def _on_one_line(node: ast.expr, at: Place) -> str:
+    return " ".join(at.source(node).split())
 
 
 def choice(node: ast.AST, at: Place) -> str:
@@ -138,8 +54,8 @@ def choice(node: ast.AST, at: Place) -> str:
         return ""
     if at.value(parts[0]).kind != TENSOR or isinstance(parts[0], ast.BoolOp) or _is_elif(node, at):
         return ""
-    where = _spelling(node, at) or ("tf" if _is_tf(parts[0], at) else "torch")
-    called = f"{where}.where({', '.join(' '.join(at.source(one).split()) for one in parts)})"
+    where = _spelling(parts[0], at) or ("tf" if _is_tf(parts[0], at) else "torch")
+    called = f"{where}.where({', '.join(_on_one_line(one, at) for one in parts)})"
     return f"{at.source(_target(node))} = {called}" if isinstance(node, ast.If) else called
 
 
@@ -179,12 +95,12 @@ def _is_tf(node: ast.expr, at: Place) -> bool:
     return at.value(node).lib == "tf"
 
 
-def _spelling(node: ast.AST, at: Place) -> str:
-    test = node.test if isinstance(node, (ast.If, ast.IfExp)) else None
-    return _values.spelled("tensorflow" if test is not None and _is_tf(test, at) else "torch", at)
+def _spelling(test: ast.expr, at: Place) -> str:
+    """By which name the library is imported here; "" where it is not."""
+    return _values.spelled("tensorflow" if _is_tf(test, at) else "torch", at)
 
 
-_SCALAR_METHODS = frozenset(("sum", "mean", "max", "min", "any", "all", "norm", "prod", "std", "var", "numel"))
+_SCALAR_METHODS = frozenset(("sum", "mean", "max", "min", "any", "all", "norm", "prod", "std", "var"))
 _SCALAR_CALLS = frozenset(
     ["torch." + one for one in ("sum", "mean", "max", "min", "any", "all", "norm", "prod")]
     + ["tensorflow.reduce_" + one for one in ("sum", "mean", "max", "min", "any", "all", "prod")]
@@ -198,14 +114,14 @@ _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
 
 
 def _is_scalar_truth(test: ast.expr, at: Place) -> bool:
-    """Whether a condition certainly is one bool without a dimension: `where` then keeps the shape of what it chooses."""
+    """Whether a condition certainly is one bool without a dimension: `where` then keeps the shape of its choices."""
     if isinstance(test, ast.Compare):
         sides = (test.left, test.comparators[0])
         if len(test.ops) != 1 or not isinstance(test.ops[0], _ORDERS):
             return False
-        return all(_is_number(one, at) or _is_scalar(one, at) for one in sides) and any(
-            _is_scalar(one, at) for one in sides
-        )
+        scalars = [_is_scalar(one, at) for one in sides]
+        numbers = [at.value(one).kind == NUMBER for one in sides]
+        return any(scalars) and all(scalar or number for scalar, number in zip(scalars, numbers, strict=True))
     return at.value(test).dtype == "bool" and _is_scalar(test, at)
 
 
@@ -240,7 +156,7 @@ _KEEPING_CALLS = frozenset(("torch.zeros_like", "torch.ones_like", "tensorflow.z
 
 
 def _base(node: ast.expr, at: Place) -> str | None:
-    """The name of the float tensor of which this is a copy with other numbers: of `x / 2.0` "x"; None where it is not sure.
+    """The name of the float tensor of which this is a copy with other numbers: of `x / 2.0` "x"; None where not sure.
 
     Nothing here can fail or give a gradient that is not finite, so it may be computed in any case.
     """

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 CODE = "TPU103"
 NAME = "printed-tensor"
 GROUP = "values"
-WHY = "To show a tensor its value must be read: XLA runs everything up to this line, and the host waits for it at each step."
+WHY = "To show a tensor its value must be read: XLA runs all up to this line, and the host waits for it at each step."
 NODES = (ast.Call, ast.JoinedStr, ast.BinOp)
 
 
@@ -62,10 +62,10 @@ def _is_text(node: ast.expr, at: Place) -> bool:
 
 def _shown_tensor(node: ast.AST, at: Place) -> ast.expr | None:
     """The first tensor that becomes text here."""
-    return next((one for part in _parts(node, at) for one in _tensors(part, at)), None)
+    return next((one for part in _parts(node) for one in _tensors(part, at)), None)
 
 
-def _parts(node: ast.AST, at: Place) -> Iterator[ast.expr]:
+def _parts(node: ast.AST) -> Iterator[ast.expr]:
     if isinstance(node, ast.JoinedStr):
         yield from (one.value for one in node.values if isinstance(one, ast.FormattedValue))
     elif isinstance(node, ast.BinOp):
@@ -84,7 +84,7 @@ def _tensors(node: ast.expr, at: Place) -> Iterator[ast.expr]:
     elif isinstance(node, ast.Dict):
         inside = [one for part in node.values for one in _tensors(part, at)]
     elif _makes_text(node, at):
-        inside = [one for part in _parts(node, at) for one in _tensors(part, at)]
+        inside = [one for part in _parts(node) for one in _tensors(part, at)]
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and at.value(node).kind != TENSOR:
         inside = [one for part in (node.left, node.right) for one in _tensors(part, at)]
     elif isinstance(node, ast.IfExp):

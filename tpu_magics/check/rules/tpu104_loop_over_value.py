@@ -1,8 +1,8 @@
 """A loop as long as a tensor says, or a list indexed by a tensor.
 
 What it does
-    Reports `range(t)`, also of a number that was read out of a tensor, a Python list, tuple, `nn.ModuleList` or NumPy array
-    that is indexed or sliced with a tensor, and a list that is repeated a tensor's number of times.
+    Reports `range(t)`, also of a number that was read out of a tensor; a Python list, tuple, `nn.ModuleList` or NumPy
+    array that is indexed or sliced with a tensor; a list that is repeated as often as a tensor says.
 Why it is bad
     Python needs the number, so XLA must run what it has and hand the value over. What follows differs with that
     value: each number of iterations, and each item chosen, is another graph to compile.
@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.rules import _reads, _values
-from tpu_magics.check.values import ARRAY, LIST
+from tpu_magics.check.values import ARRAY, LIST, MODEL, Value
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
@@ -38,6 +38,7 @@ WHY = (
     "Python needs the number, so XLA stops and hands the value over, and each other number is another graph to compile."
 )
 NODES = (ast.Call, ast.Subscript, ast.BinOp)
+_SEQUENCES = ("torch.nn.ModuleList", "torch.nn.ParameterList", "builtins.range", "builtins.list", "builtins.tuple")
 
 
 def check(node: ast.Call | ast.Subscript | ast.BinOp, at: Place) -> Iterator[Finding]:
@@ -51,7 +52,7 @@ def check(node: ast.Call | ast.Subscript | ast.BinOp, at: Place) -> Iterator[Fin
         return
     if not _values.guarded(node, at) and not _values.seldom(node, at):
         yield at.finding(
-            node, _MESSAGES[type(node)].format(_values.shown(node, at), _values.shown(asked, at)), _cure(node, at)
+            node, _MESSAGES[type(node)].format(_values.shown(node, at), _values.shown(asked, at)), _cure(node)
         )
 
 
@@ -70,31 +71,29 @@ def _of_range(node: ast.Call, at: Place) -> ast.expr | None:
 
 def _data(bound: ast.expr, at: Place) -> Iterator[ast.expr]:
     """The tensors, and numbers read out of tensors, that a bound depends on."""
-    if _values.computed(at.value(bound), at) or _reads.is_read(bound, at):
-        yield _reads.read_tensor(bound, at) or bound
-    elif isinstance(bound, ast.BinOp):
-        yield from _data(bound.left, at)
-        yield from _data(bound.right, at)
-    elif isinstance(bound, ast.Call):
-        for one in bound.args:
-            yield from _data(one, at)
+    if _values.computed(at.value(bound), at):
+        yield bound
+    for one in _reads.data(bound, at):
+        yield _reads.read_tensor(one, at) or one
 
 
 def _of_index(node: ast.Subscript, at: Place) -> ast.expr | None:
-    """What a Python container is indexed with. A dict goes by the tensor's identity, and reads nothing."""
+    """What a Python sequence is indexed with. A dict goes by the tensor's identity, and reads nothing."""
     if not isinstance(node.ctx, ast.Load):
-        return None
-    container = at.value(node.value)
-    if container.kind not in (LIST, ARRAY) or _is_dict(node.value, at):
         return None
     inside = node.slice
     parts = [inside.lower, inside.upper, inside.step] if isinstance(inside, ast.Slice) else [inside]
-    return next((one for one in parts if one is not None and _values.computed(at.value(one), at)), None)
+    found = next((one for one in parts if one is not None and _values.computed(at.value(one), at)), None)
+    return found if found is not None and _is_sequence(at.value(node.value)) else None
 
 
-def _is_dict(node: ast.expr, at: Place) -> bool:
-    value = at.value(node)
-    return isinstance(value.made, (ast.Dict, ast.DictComp)) or value.name in ("torch.nn.ModuleDict", "builtins.dict")
+def _is_sequence(value: Value) -> bool:
+    if value.kind != LIST:
+        return value.kind == ARRAY
+    if value.items is not None or isinstance(value.made, (ast.List, ast.Tuple, ast.ListComp)):
+        return True
+    modules = value.item is not None and value.item.kind == MODEL  # of a ModuleDict the keys are strings
+    return modules or value.name in _SEQUENCES
 
 
 def _of_repeat(node: ast.BinOp, at: Place) -> ast.expr | None:
@@ -106,7 +105,7 @@ def _of_repeat(node: ast.BinOp, at: Place) -> ast.expr | None:
     return None
 
 
-def _cure(node: ast.AST, at: Place) -> str:
+def _cure(node: ast.AST) -> str:
     if isinstance(node, ast.Call):
         return "Go over a fixed number (a shape, a maximum) and keep what is done with `torch.where`."
     if isinstance(node, ast.BinOp):

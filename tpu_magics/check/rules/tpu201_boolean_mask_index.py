@@ -1,21 +1,21 @@
 """A boolean mask used as an index.
 
-    What it does
-        Finds `x[mask]` where `mask` is a boolean tensor: alone, as one of several indices, as a comparison written in the
-        brackets (`x[labels >= 0]`), negated, or of elements chosen for a loss (`loss_fn(out[keep], labels[keep])`).
-    Why it is bad
-        The result has as many elements as the mask has true ones, and XLA needs every shape when it compiles. torch_xla
-        reads the mask back to the host at each step (`aten::nonzero`) and compiles the graph again for each number of
-        true elements that it has not met.
-    Example
-        keep = labels >= 0
-        loss = F.cross_entropy(out[keep], labels[keep])
-    Use instead
-        keep = labels >= 0
-        loss = (F.cross_entropy(out, labels, reduction="none") * keep).sum() / keep.sum()
-    What it cannot see
-        A mask of which nothing is known but a name of its own (`x[chosen]`); one that comes out of a function of another
-        file; masks of NumPy arrays and of tensors on the CPU, which are no fault.
+What it does
+    Finds `x[mask]` where `mask` is a boolean tensor: alone, as one of several indices, as a comparison written in the
+    brackets (`x[labels >= 0]`), negated, or of elements chosen for a loss (`loss_fn(out[keep], labels[keep])`).
+Why it is bad
+    The result has as many elements as the mask has true ones, and XLA needs every shape when it compiles. torch_xla
+    reads the mask back to the host at each step (`aten::nonzero`) and compiles the graph again for each number of
+    true elements that it has not met.
+Example
+    keep = labels >= 0
+    loss = F.cross_entropy(out[keep], labels[keep])
+Use instead
+    keep = labels >= 0
+    loss = (F.cross_entropy(out, labels, reduction="none") * keep).sum() / keep.sum()
+What it cannot see
+    A mask of which nothing is known but a name of its own (`x[chosen]`); one that comes out of a function of another
+    file; masks of NumPy arrays and of tensors on the CPU, which are no fault.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
 """An assignment through a boolean mask.
 
-    What it does
-        Finds `x[mask] = v`, `x[labels == -100] = 0`, `x[mask] += v` and `x.index_put_((mask,), v)` where the mask is a
-        boolean tensor.
-    Why it is bad
-        The shape of `x` stays, and still torch_xla finds the positions of the true elements on the host
-        (`aten::nonzero`), also where one number is assigned to all of them: one transfer at each step, and one compile
-        for each number of true elements. `masked_fill_` and `torch.where` compile once.
-    Example
-        labels[labels == tokenizer.pad_token_id] = -100
-        scores[mask] = bias
-    Use instead
-        labels.masked_fill_(labels == tokenizer.pad_token_id, -100)
-        scores = torch.where(mask, bias, scores)
-    What it cannot see
-        A mask of which nothing is known but a name of its own; an assignment made inside a library. The rewritten code is
-        offered only where the mask is compared from the tensor itself, because `masked_fill_` spreads a mask of fewer
-        dimensions over the last ones, an index over the first.
+What it does
+    Finds `x[mask] = v`, `x[labels == -100] = 0`, `x[mask] += v` and `x.index_put_((mask,), v)` where the mask is a
+    boolean tensor.
+Why it is bad
+    The shape of `x` stays, and still torch_xla finds the positions of the true elements on the host
+    (`aten::nonzero`), also where one number is assigned to all of them: one transfer at each step, and one compile
+    for each number of true elements. `masked_fill_` and `torch.where` compile once.
+Example
+    labels[labels == tokenizer.pad_token_id] = -100
+    scores[mask] = bias
+Use instead
+    labels.masked_fill_(labels == tokenizer.pad_token_id, -100)
+    scores = torch.where(mask, bias, scores)
+What it cannot see
+    A mask of which nothing is known but a name of its own; an assignment made inside a library. The rewritten code is
+    offered only where the mask is compared from the tensor itself, because `masked_fill_` spreads a mask of fewer
+    dimensions over the last ones, an index over the first.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ CODE = "TPU202"
 NAME = "boolean-mask-assignment"
 GROUP = "shapes"
 WHY = (
-    "torch_xla looks for the true elements on the host: each step waits for the mask to be read back, and each new number "
-    "of true elements compiles the graph again, though the shape of the result stays."
+    "torch_xla looks for the true elements on the host: each step waits for the mask to be read back, and each new "
+    "number of true elements compiles the graph again, though the shape of the result stays."
 )
 NODES = (ast.Assign, ast.AugAssign, ast.Call)
 
@@ -108,7 +108,8 @@ def _value(target: ast.Subscript, mask: ast.expr, node: ast.Assign | ast.AugAssi
 def _edits(target: ast.Subscript, mask: ast.expr, node: ast.Assign | ast.AugAssign, at: Place) -> Sequence[Edit]:
     """`x[x == 0] = -1` as `x.masked_fill_(x == 0, -1)`: the same elements, the same tensor.
 
-    Not as the last line of a notebook's cell, which would show the tensor, and only for integers, which every dtype takes.
+    Not as the last line of a notebook's cell, which would show the tensor, and only for small integers, which every
+    dtype takes.
     """
     if not isinstance(node, ast.Assign) or len(node.targets) > 1 or (at.function is None and not at.loops):
         return ()

@@ -1,21 +1,21 @@
 """An operation whose result has a shape that values decide.
 
-    What it does
-        Finds `nonzero`, `argwhere`, `unique`, `unique_consecutive`, `masked_select`, `where` with one argument and
-        `bincount` without `minlength`, as functions and as methods of tensors; in TensorFlow code that XLA compiles
-        `tf.where` with one argument, `tf.boolean_mask`, `tf.unique`, `tf.unique_with_counts`, `tf.dynamic_partition`,
-        `tf.sparse.from_dense`, `tf.sequence_mask` without `maxlen`, and `tf.image.non_max_suppression`.
-    Why it is bad
-        XLA needs every shape when it compiles. torch_xla cuts the graph, runs the operation on the host, and compiles
-        what uses the result again for each size that it has not met; a TPU refuses some of them in TensorFlow.
-    Example
-        chosen = torch.nonzero(scores > 0.5)
-        kept = torch.masked_select(loss, mask)
-    Use instead
-        weight = (scores > 0.5).float()
-        kept = loss * mask          # and divide by mask.sum() for a mean
-    What it cannot see
-        What a library's functions do inside; a tensor that comes out of a function of another file.
+What it does
+    Finds `nonzero`, `argwhere`, `unique`, `unique_consecutive`, `masked_select`, `where` with one argument and
+    `bincount` without `minlength`, as functions and as methods of tensors; in TensorFlow code that XLA compiles
+    `tf.where` with one argument, `tf.boolean_mask`, `tf.unique`, `tf.unique_with_counts`, `tf.dynamic_partition`,
+    `tf.sparse.from_dense`, `tf.sequence_mask` without `maxlen`, and `tf.image.non_max_suppression`.
+Why it is bad
+    XLA needs every shape when it compiles. torch_xla cuts the graph, runs the operation on the host, and compiles
+    what uses the result again for each size that it has not met; a TPU refuses some of them in TensorFlow.
+Example
+    chosen = torch.nonzero(scores > 0.5)
+    kept = torch.masked_select(loss, mask)
+Use instead
+    weight = (scores > 0.5).float()
+    kept = loss * mask          # and divide by mask.sum() for a mean
+What it cannot see
+    What a library's functions do inside; a tensor that comes out of a function of another file.
 """
 
 from __future__ import annotations
@@ -36,18 +36,25 @@ CODE = "TPU203"
 NAME = "dynamic-shape-op"
 GROUP = "shapes"
 WHY = (
-    "XLA needs every shape when it compiles, and this one depends on values: torch_xla runs the operation on the host at "
-    "each step, and what uses the result compiles again for each new size."
+    "XLA needs every shape when it compiles, and this one depends on values: torch_xla runs the operation on the host "
+    "at each step, and what uses the result compiles again for each new size."
 )
 NODES = (ast.Call,)
 
 _SELECT = "Keep every shape: multiply by the mask, or choose with `torch.where(mask, x, 0)`."
 _COUNT = "Count into a fixed number of classes: `F.one_hot({x}, num_classes).sum(0)`."
-_UNIQUE = "Find the distinct values on the host before the step, or count them into a fixed size: `F.one_hot({x}, num_classes).sum(0)`."
+_UNIQUE = (
+    "Find the distinct values on the host before the step, or count them into a fixed size: "
+    "`F.one_hot({x}, num_classes).sum(0)`."
+)
 _MASKED = "Keep every shape: `{x} * {mask}`, and divide by `{mask}.sum()` for a mean."
-_TF_SELECT = "Keep every shape: multiply by the mask (`tf.cast(mask, tf.float32)`) and divide by its sum, or use `tf.where(mask, x, y)` with three arguments."
+_TF_SELECT = (
+    "Keep every shape: multiply by the mask (`tf.cast(mask, tf.float32)`) and divide by its sum, or use "
+    "`tf.where(mask, x, y)` with three arguments."
+)
+_TF_COUNT = "Count into a fixed size: `tf.reduce_sum(tf.one_hot({x}, depth), 0)`."
 
-# Operations of torch, as functions and as methods, with the fix; `{x}` is what is given, `{mask}` the argument after it.
+# Operations of torch, as functions and as methods, with the fix; `{x}` is what is given, `{mask}` what comes after it.
 _TORCH = {
     "nonzero": _SELECT,
     "argwhere": _SELECT,
@@ -61,9 +68,9 @@ _TF = {
     "where": _TF_SELECT,
     "where_v2": _TF_SELECT,
     "boolean_mask": _TF_SELECT,
-    "unique": "Find the distinct values in the input pipeline, or count them into a fixed size: `tf.reduce_sum(tf.one_hot({x}, depth), 0)`.",
-    "unique_with_counts": "Count into a fixed size: `tf.reduce_sum(tf.one_hot({x}, depth), 0)`.",
-    "dynamic_partition": "Keep one tensor and a mask for each part: multiply by the mask instead of taking the part out.",
+    "unique": _TF_COUNT,
+    "unique_with_counts": _TF_COUNT,
+    "dynamic_partition": "Keep one tensor and a mask for each part, and multiply by the mask.",
     "sparse.from_dense": "Keep {x} dense.",
     "sequence_mask": "Give the length: `tf.sequence_mask({x}, maxlen=LENGTH)`.",
     "image.non_max_suppression": "Use `tf.image.non_max_suppression_padded(..., pad_to_max_output_size=True)`.",
@@ -81,7 +88,9 @@ def check(node: ast.Call, at: Place) -> Iterator[Finding]:
         return
     name = at.name(node)
     if name.startswith("tensorflow."):
-        yield from _check_tf(node, name.removeprefix("tensorflow.").removeprefix("math.").removeprefix("compat.v1."), at)
+        yield from _check_tf(
+            node, name.removeprefix("tensorflow.").removeprefix("math.").removeprefix("compat.v1."), at
+        )
     elif name.startswith("torch."):
         yield from _check_torch(node, name.removeprefix("torch.").removeprefix("Tensor."), at)
     elif isinstance(func, ast.Attribute) and at.value(func.value).kind == TENSOR:
@@ -100,7 +109,13 @@ def _check_torch(node: ast.Call, last: str, at: Place) -> Iterator[Finding]:
 
 def _check_method(node: ast.Call, func: ast.Attribute, at: Place) -> Iterator[Finding]:
     receiver = at.value(func.value)
-    if func.attr not in _TORCH or func.attr == "where" or receiver.lib == "tf" or _is_host(receiver) or not at.on_device:
+    if (
+        func.attr not in _TORCH
+        or func.attr == "where"
+        or receiver.lib == "tf"
+        or _is_host(receiver)
+        or not at.on_device
+    ):
         return
     if not _has_size(node, func.attr, at, of_method=True):
         yield _found(node, func.attr, func.value, at.keyword(node, "mask", 0), at)

@@ -1,21 +1,21 @@
 """A size that is read out of a tensor.
 
-    What it does
-        Finds slices whose bounds are tensors or numbers read out of tensors (`x[:, : lengths.max()]`, `x[:n]` after
-        `n = count.item()`), such sizes given to `torch.zeros`, `torch.arange`, `expand`, `repeat`, `narrow`, `split`,
-        `topk`, `F.pad` and the like, `F.one_hot` without `num_classes`, and `pack_padded_sequence`.
-    Why it is bad
-        The shape then depends on values, and XLA needs every shape when it compiles. torch_xla reads the value back to the
-        host at each step, which cuts the graph there, and compiles again for each value that it has not met.
-    Example
-        longest = lengths.max().item()
-        hidden = hidden[:, :longest]
-    Use instead
-        keep = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
-        hidden = hidden * keep[..., None]
-    What it cannot see
-        A size that comes from data by way of a list's length or of a mask's shape; that fault is reported where the shape
-        first depends on data. Sizes read on the host before the step are not looked at (`%tpu_pad` chooses those).
+What it does
+    Finds slices whose bounds are tensors or numbers read out of tensors (`x[:, : lengths.max()]`, `x[:n]` after
+    `n = count.item()`), such sizes given to `torch.zeros`, `torch.arange`, `expand`, `repeat`, `narrow`, `split`,
+    `topk`, `F.pad` and the like, `F.one_hot` without `num_classes`, and `pack_padded_sequence`.
+Why it is bad
+    The shape then depends on values, and XLA needs every shape when it compiles. torch_xla reads the value back to the
+    host at each step, which cuts the graph there, and compiles again for each value that it has not met.
+Example
+    longest = lengths.max().item()
+    hidden = hidden[:, :longest]
+Use instead
+    keep = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
+    hidden = hidden * keep[..., None]
+What it cannot see
+    A size that comes from data by way of a list's length or of a mask's shape; that fault is reported where the shape
+    first depends on data. Sizes read on the host before the step are not looked at (`%tpu_pad` chooses those).
 """
 
 from __future__ import annotations
@@ -25,31 +25,36 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.rules import _shapes as shapes
+from tpu_magics.check.rules import _sizes as sizes
 from tpu_magics.check.values import UNKNOWN
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
     from tpu_magics.check.place import Place
+    from tpu_magics.check.values import Value
 
 CODE = "TPU204"
 NAME = "slice-by-value"
 GROUP = "shapes"
 WHY = (
-    "XLA needs every shape when it compiles, and this one depends on a value: each step waits for it to be read back to the "
-    "host, and each new value compiles the graph again."
+    "XLA needs every shape when it compiles, and this one depends on a value: each step waits for it to be read back "
+    "to the host, and each new value compiles the graph again."
 )
 NODES = (ast.Subscript, ast.Call)
 
 Sizes = Callable[[ast.Call, "Place"], list[ast.expr]]
 
 _MASK_FIX = "Keep the full size and mask what is beyond it: `torch.arange(size, device=device) < n`."
-_PACK_FIX = "Run the network on the padded batch and mask its outputs: `torch.arange(length, device=device) < lengths[:, None]`."
+_PACK_FIX = (
+    "Run the network on the padded batch and mask its outputs: "
+    "`torch.arange(length, device=device) < lengths[:, None]`."
+)
 _CLASSES_FIX = "Give the number of classes: `{function}({x}, num_classes=NUM_CLASSES)`."
 _PACKS = ("torch.nn.utils.rnn.pack_padded_sequence", "torch.nn.utils.rnn.pack_sequence")
 _ONE_HOT = "torch.nn.functional.one_hot"
 
 
-def _all(node: ast.Call, at: Place) -> list[ast.expr]:
+def _all(node: ast.Call, _: Place) -> list[ast.expr]:
     return [*node.args, *(one.value for one in node.keywords if one.arg in ("size", "shape", "sizes"))]
 
 
@@ -61,24 +66,34 @@ def _argument(name: str, position: int) -> Sizes:
     return found
 
 
-def _first(node: ast.Call, at: Place) -> list[ast.expr]:
+def _window(dim: int) -> Sizes:
+    """`narrow(dim, start, length)`: another start is another program as well."""
+
+    def found(node: ast.Call, at: Place) -> list[ast.expr]:
+        given = (at.keyword(node, "start", dim + 1), at.keyword(node, "length", dim + 2))
+        return [one for one in given if one is not None]
+
+    return found
+
+
+def _first(node: ast.Call, _: Place) -> list[ast.expr]:
     return [*node.args[:1], *(one.value for one in node.keywords if one.arg == "size")]
 
 
-def _ends(node: ast.Call, at: Place) -> list[ast.expr]:
+def _ends(node: ast.Call, _: Place) -> list[ast.expr]:
     return [*node.args, *(one.value for one in node.keywords if one.arg in ("start", "end", "step"))]
 
 
 # Where the sizes are among the arguments: of functions below `torch.`, and of tensors' methods.
 _FUNCTIONS: dict[str, Sizes] = {
     "zeros": _all, "ones": _all, "empty": _all, "rand": _all, "randn": _all, "full": _first, "arange": _ends,
-    "linspace": _argument("steps", 2), "eye": _all, "randperm": _argument("n", 0), "narrow": _argument("length", 3),
+    "linspace": _argument("steps", 2), "eye": _all, "randperm": _argument("n", 0), "narrow": _window(1),
     "split": _argument("split_size_or_sections", 1), "topk": _argument("k", 1), "tile": _argument("dims", 1),
     "broadcast_to": _argument("size", 1), "nn.functional.pad": _argument("pad", 1), "chunk": _argument("chunks", 1),
     "tril_indices": _all, "triu_indices": _all, "repeat_interleave": _argument("repeats", 1),
 }  # fmt: skip
 _METHODS: dict[str, Sizes] = {
-    "narrow": _argument("length", 2), "expand": _all, "repeat": _all, "split": _argument("split_size", 0), "tile": _all,
+    "narrow": _window(0), "expand": _all, "repeat": _all, "split": _argument("split_size", 0), "tile": _all,
     "new_zeros": _all, "new_ones": _all, "new_empty": _all, "new_full": _first, "topk": _argument("k", 0),
     "broadcast_to": _all, "chunk": _argument("chunks", 0), "view": _all, "reshape": _all, "resize_": _all,
     "repeat_interleave": _argument("repeats", 0),
@@ -86,7 +101,9 @@ _METHODS: dict[str, Sizes] = {
 _MADE = frozenset(("zeros", "ones", "empty", "rand", "randn", "full", "arange", "linspace", "eye", "randperm"))
 # TPU205 is about these where the count is a tensor; a number read out of one is a size.
 _BY_COUNT = "repeat_interleave"
-_LASTS = frozenset((*(one.rpartition(".")[2] for one in _FUNCTIONS), *_METHODS, "one_hot", "pack_padded_sequence", "pack_sequence"))
+_LASTS = frozenset(
+    (*(one.rpartition(".")[2] for one in _FUNCTIONS), *_METHODS, "one_hot", "pack_padded_sequence", "pack_sequence")
+)
 
 
 def check(node: ast.Subscript | ast.Call, at: Place) -> Iterator[Finding]:
@@ -105,18 +122,27 @@ def _check_slices(node: ast.Subscript, at: Place) -> Iterator[Finding]:
     slices = [one for one in items if isinstance(one, ast.Slice)]
     bounds = [bound for one in slices for bound in (one.lower, one.upper, one.step) if bound is not None]
     base = at.value(node.value)
-    by = next((one for one in bounds if shapes.is_data(at.value(one)) and not _is_window(one, slices, at)), None)
-    if by is None or not (shapes.is_array(base) or base.kind == UNKNOWN and isinstance(node.slice, ast.Tuple)):
+    by = next((_size(one) for one in bounds if sizes.is_of_data(one, at)), None)
+    if by is None or not _is_sliced_tensor(base, node) or not shapes.runs_on_xla(at, base, at.value(by)):
         return
-    if shapes.runs_on_xla(at, base, at.value(by)):
-        what, whose = shapes.short(at, node, "this slice"), shapes.short(at, by, "a value")
-        tf = base.lib == "tf"
-        fix = f"Keep all of {shapes.short(at, node.value, 'the tensor')} and mask what is left out: `{'tf.range(size)' if tf else 'torch.arange(size, device=device)'} < {whose}`."
-        yield at.finding(node, f"The bounds of {what} depend on the value of {whose}.", fix, why=shapes.WHY_TF if tf else None)
+    what, whose = shapes.short(at, node, "this slice"), shapes.short(at, by, "a value")
+    tf = base.lib == "tf"
+    places = "tf.range(size)" if tf else "torch.arange(size, device=device)"
+    kept = shapes.short(at, node.value, "the tensor")
+    fix = f"Keep all of {kept} and mask what is left out: `{places} < {whose}`."
+    yield at.finding(
+        node, f"The bounds of {what} depend on the value of {whose}.", fix, why=shapes.WHY_TF if tf else None
+    )
 
 
-def _is_window(bound: ast.expr, slices: list[ast.Slice], at: Place) -> bool:
-    return False
+def _is_sliced_tensor(base: Value, node: ast.Subscript) -> bool:
+    """A tensor; of what is not known, what is sliced along several dimensions."""
+    return shapes.is_array(base) or (base.kind == UNKNOWN and isinstance(node.slice, ast.Tuple))
+
+
+def _size(bound: ast.expr) -> ast.expr:
+    """`n` of `x[-n:]`."""
+    return bound.operand if isinstance(bound, ast.UnaryOp) and isinstance(bound.op, ast.USub) else bound
 
 
 def _check_call(node: ast.Call, last: str, at: Place) -> Iterator[Finding]:
@@ -135,7 +161,9 @@ def _check_function(node: ast.Call, name: str, at: Place) -> Iterator[Finding]:
         return
     short = name.removeprefix("torch.")
     if name in _PACKS:
-        yield at.finding(node, f"The shape of {shapes.short(at, node, 'the packed sequence')} depends on the lengths.", _PACK_FIX)
+        yield at.finding(
+            node, f"The shape of {shapes.short(at, node, 'the packed sequence')} depends on the lengths.", _PACK_FIX
+        )
     elif name == _ONE_HOT:
         yield from _check_one_hot(node, given, at)
     elif short in _FUNCTIONS and (short not in _MADE or _is_for_device(node, at)):
@@ -160,9 +188,11 @@ def _is_for_device(node: ast.Call, at: Place) -> bool:
     return any(shapes.is_array(at.value(one)) for one in node.args)
 
 
-def _check_sizes(node: ast.Call, last: str, sizes: Sizes, at: Place) -> Iterator[Finding]:
-    by = next(shapes.data_among(sizes(node, at), at), None)
+def _check_sizes(node: ast.Call, last: str, where: Sizes, at: Place) -> Iterator[Finding]:
+    by = next(sizes.sizes_of_data(where(node, at), at), None)
     if by is None or (last == _BY_COUNT and shapes.is_array(at.value(by))):
         return
     what, whose = shapes.short(at, node, f"the result of {last}"), shapes.short(at, by, "a value")
-    yield at.finding(node, f"The shape of {what} depends on the value of {whose}.", _MASK_FIX.replace("< n`", f"< {whose}`"))
+    yield at.finding(
+        node, f"The shape of {what} depends on the value of {whose}.", _MASK_FIX.replace("< n`", f"< {whose}`")
+    )

@@ -1,21 +1,22 @@
 """Elements repeated as often as a tensor says.
 
-    What it does
-        Finds `torch.repeat_interleave(x, counts)`, `x.repeat_interleave(counts)` and, in TensorFlow code that XLA compiles,
-        `tf.repeat(x, counts)`, where `counts` is a tensor and the size of the result is not given.
-    Why it is bad
-        The result has as many elements as the counts add up to, and XLA needs every shape when it compiles: torch_xla runs
-        the operation on the host at each step (`aten::repeat_interleave.Tensor`), and what uses the result compiles again
-        for each new size.
-    Example
-        hidden = torch.repeat_interleave(hidden, durations, dim=0)
-    Use instead
-        ends = durations.cumsum(0)
-        places = torch.arange(MAX_LENGTH, device=hidden.device)
-        hidden = hidden[torch.searchsorted(ends, places, right=True).clamp(max=len(hidden) - 1)]
-        hidden = hidden * (places < ends[-1])[:, None]
-    What it cannot see
-        With `output_size` the shape is fixed and nothing is said, though torch_xla 2.9 still runs the operation on the host.
+What it does
+    Finds `torch.repeat_interleave(x, counts)`, `x.repeat_interleave(counts)` and, in TensorFlow code that XLA compiles,
+    `tf.repeat(x, counts)`, where `counts` is a tensor and the size of the result is not given.
+Why it is bad
+    The result has as many elements as the counts add up to, and XLA needs every shape when it compiles: torch_xla runs
+    the operation on the host at each step (`aten::repeat_interleave.Tensor`), and what uses the result compiles again
+    for each new size.
+Example
+    hidden = torch.repeat_interleave(hidden, durations, dim=0)
+Use instead
+    ends = durations.cumsum(0)
+    places = torch.arange(MAX_LENGTH, device=hidden.device)
+    owner = (places[:, None] >= ends).sum(1).clamp(max=len(ends) - 1)
+    hidden = hidden[owner] * (places < ends[-1])[:, None]
+What it cannot see
+    With `output_size` the shape is fixed and nothing is said, though torch_xla 2.9 still runs the operation on the
+    host.
 """
 
 from __future__ import annotations
@@ -34,14 +35,20 @@ CODE = "TPU205"
 NAME = "repeat-interleave-by-tensor"
 GROUP = "shapes"
 WHY = (
-    "XLA needs every shape when it compiles, and this one is the sum of the counts: torch_xla runs the operation on the "
-    "host at each step, and what uses the result compiles again for each new sum."
+    "XLA needs every shape when it compiles, and this one is the sum of the counts: torch_xla runs the operation on "
+    "the host at each step, and what uses the result compiles again for each new sum."
 )
 NODES = (ast.Call,)
 
 _NAMES = ("torch.repeat_interleave", "torch.Tensor.repeat_interleave", "tensorflow.repeat")
-_FIX = "Give each place of a fixed length its element, {x}[torch.searchsorted({counts}.cumsum(0), places, right=True)], and mask the places beyond the sum."
-_TF_FIX = "Give each place of a fixed length its element, tf.gather({x}, tf.searchsorted(tf.cumsum({counts}), places, side='right')), and mask the rest."
+_FIX = (
+    "Give each of a fixed number of places its element, and mask the places beyond the sum: "
+    "`{x}[(places[:, None] >= {counts}.cumsum(0)).sum(1).clamp(max=len({counts}) - 1)]`."
+)
+_TF_FIX = (
+    "Give each of a fixed number of places its element, and mask the places beyond the sum: "
+    "`tf.gather({x}, tf.searchsorted(tf.cumsum({counts}), places, side='right'))`."
+)
 
 
 def check(node: ast.Call, at: Place) -> Iterator[Finding]:
@@ -56,7 +63,9 @@ def check(node: ast.Call, at: Place) -> Iterator[Finding]:
         return
     by = shapes.short(at, counts, "the counts")
     tf = name.startswith("tensorflow.")
-    fix = (_TF_FIX if tf else _FIX).format(x=shapes.atom(at, given, "x") if given is not None else "x", counts=shapes.atom(at, counts, "counts"))
+    fix = (_TF_FIX if tf else _FIX).format(
+        x=shapes.atom(at, given, "x") if given is not None else "x", counts=shapes.atom(at, counts, "counts")
+    )
     message = f"The shape of {shapes.short(at, node, 'the result')} depends on the values of {by}."
     yield at.finding(node, message, fix, why=shapes.WHY_TF if tf else None)
 

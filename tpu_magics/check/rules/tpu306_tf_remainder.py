@@ -1,20 +1,20 @@
 """A tf.data training set whose last batch is short.
 
-    What it does
-        Finds `.batch(n)`, `.padded_batch(n, ...)`, `.ragged_batch(n)`, `.bucket_by_sequence_length(...)` and a data
-        set's `to_tf_dataset(...)` without `drop_remainder=True`, for training (shuffled, given to `fit` or to a loop of
-        training steps, or named so), where the number of rows is not a multiple of `n` or is not known.
-    Why it is bad
-        The last batch has fewer rows: another input shape, so XLA compiles the training step again. Without
-        `drop_remainder=True` the batch dimension is not known when the graph is traced either, which a TPU may refuse.
-    Example
-        dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(1000).batch(32)
-    Use instead
-        dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(1000).batch(32, drop_remainder=True)
-    What it cannot see
-        Whether a data set is for training, where neither its name nor its use says so; the length of what is read from
-        files: then it asks for `drop_remainder=True` to be safe. No rewrite is offered, as dropping rows changes what is
-        trained on.
+What it does
+    Finds `.batch(n)`, `.padded_batch(n, ...)`, `.ragged_batch(n)`, `.bucket_by_sequence_length(...)` and a data
+    set's `to_tf_dataset(...)` without `drop_remainder=True`, for training (shuffled, given to `fit` or to a loop of
+    training steps, or named so), where the number of rows is not a multiple of `n` or is not known.
+Why it is bad
+    The last batch has fewer rows: another input shape, so XLA compiles the training step again. Without
+    `drop_remainder=True` the batch dimension is not known when the graph is traced either, which a TPU may refuse.
+Example
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(1000).batch(32)
+Use instead
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(1000).batch(32, drop_remainder=True)
+What it cannot see
+    Whether a data set is for training, where neither its name nor its use says so; the length of what is read
+    from files: then it asks for `drop_remainder=True` to be safe. No rewrite is offered, as dropping rows changes
+    what is trained on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from tpu_magics.check.rules import _recompiles as recompiles
 from tpu_magics.check.rules._lengths import rows, whole
 from tpu_magics.check.rules._origins import origin
-from tpu_magics.check.values import DATASET, MODEL, NOTHING, STRATEGY, TFDATA
+from tpu_magics.check.values import DATASET, MODEL, STRATEGY, TFDATA
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
@@ -99,15 +99,15 @@ def _for_training(call: Call) -> bool:
     at, node = call.at, call.node
     if id(node) in _trained_on(at.program):
         return True
-    names = [*recompiles.given_names(at, node), *_names_of_chain(at, node)]
+    names = [*recompiles.given_names(at, node), *_names_of_chain(node)]
     if side := recompiles.side_of(names):
         return side == "training"
     if at.function is not None and (side := recompiles.side_of([at.function.name])):
         return side == "training"
-    return any(one.method == "shuffle" for one in _chain(at, node)) or _shuffled_later(at, node)
+    return any(_method(one) == "shuffle" for one in _chain(at, node)) or _shuffled_later(at, node)
 
 
-def _names_of_chain(at: Place, node: ast.Call) -> list[str]:
+def _names_of_chain(node: ast.Call) -> list[str]:
     """Names of what the chain of methods begins with: `train_ds.map(...).batch(32)`, `splits["train"]`."""
     first: ast.AST = node
     while isinstance(first, ast.Call) and isinstance(first.func, ast.Attribute):
@@ -115,27 +115,24 @@ def _names_of_chain(at: Place, node: ast.Call) -> list[str]:
     return recompiles.told_by(first) if isinstance(first, (ast.Name, ast.Attribute, ast.Subscript)) else []
 
 
-class _Link:
-    """One call of a chain `dataset.shuffle(...).batch(...)`, through names."""
-
-    def __init__(self, node: ast.Call) -> None:
-        self.node = node
-        self.method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-
-
-def _chain(at: Place, node: ast.expr) -> Iterator[_Link]:
-    """The calls that an expression is made by, the last first."""
+def _chain(at: Place, node: ast.expr) -> Iterator[ast.Call]:
+    """The calls that a data set is made by, the last first: `data.shuffle(n).batch(b)`, through names."""
     for _ in range(_FAR):
         node, _path = origin(at, node)
         if not isinstance(node, ast.Call):
             return
-        yield _Link(node)
-        if at.value(node.func).kind not in (NOTHING, "module") and isinstance(node.func, ast.Attribute):
-            node = node.func.value
+        yield node
+        func = node.func
+        if isinstance(func, ast.Attribute) and at.value(func.value).kind in (TFDATA, DATASET):
+            node = func.value
         elif node.args:
             node = node.args[0]
         else:
             return
+
+
+def _method(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else ""
 
 
 def _shuffled_later(at: Place, node: ast.AST) -> bool:
@@ -145,9 +142,7 @@ def _shuffled_later(at: Place, node: ast.AST) -> bool:
 def _trained_on(program: Program) -> set[int]:
     """The ids of all calls in the chains of data sets that are trained on."""
     if "tf_trained_on" not in program.memo:
-        program.memo["tf_trained_on"] = {
-            id(link.node) for at, data in _training_data(program) for link in _chain(at, data)
-        }
+        program.memo["tf_trained_on"] = {id(link) for at, data in _training_data(program) for link in _chain(at, data)}
     found: set[int] = program.memo["tf_trained_on"]
     return found
 
@@ -159,9 +154,8 @@ def _training_data(program: Program) -> Iterator[tuple[Place, ast.expr]]:
             if given is not None:
                 yield call.at, given
     for call in [*program.methods("apply_gradients"), *program.methods("run", STRATEGY)]:
-        for loop in call.at.loops:
-            if isinstance(loop.node, ast.For) and _updates(call):
-                yield call.at, loop.node.iter
+        if _updates(call):
+            yield from _given_to_steps(call)
 
 
 def _updates(call: Call) -> bool:
@@ -169,3 +163,22 @@ def _updates(call: Call) -> bool:
     if call.method != "run" or not call.node.args:
         return True
     return recompiles.side_of(recompiles.told_by(call.node.args[0])) != "evaluation"
+
+
+def _given_to_steps(call: Call) -> Iterator[tuple[Place, ast.expr]]:
+    """What the loops around a step go over, or what an iterator gives to the step."""
+    for at in _surroundings(call.at, 3):
+        for loop in at.loops:
+            if isinstance(loop.node, (ast.For, ast.AsyncFor)):
+                yield at, loop.node.iter
+    given = call.at.keyword(call.node, "args", 1) if call.method == "run" else None
+    for one in given.elts if isinstance(given, (ast.Tuple, ast.List)) else ():
+        yield call.at, one
+
+
+def _surroundings(at: Place, far: int) -> Iterator[Place]:
+    """The place itself, and those that its function is called from."""
+    yield at
+    if at.function is not None and not at.loops and far:
+        for call in at.function.callers:
+            yield from _surroundings(call.at, far - 1)

@@ -1,23 +1,23 @@
 """bfloat16 switched on through the environment by hand.
 
-    What it does
-        Finds `XLA_USE_BF16`, `XLA_DOWNCAST_BF16`, `XLA_USE_FP16` and `XLA_DOWNCAST_FP16` set in `os.environ` (by item,
-        `update`, `setdefault`, `os.putenv`, or in a dict that becomes an environment), with `%env`, and with `export` or
-        before a command on a `!` line.
-    Why it is bad
-        The variables are deprecated: torch_xla 2.9 warns of them, and a later version ignores them. They turn every
-        float32 tensor into bfloat16 while `tensor.dtype` still says float32, and they do nothing once the process has
-        made an XLA tensor.
-    Example
-        os.environ["XLA_USE_BF16"] = "1"
-    Use instead
-        %tpu_init --precision bf16
-        # or, in code:
-        accelerator = Accelerator(mixed_precision="bf16")
-        with torch.autocast("xla", dtype=torch.bfloat16): ...
-    What it cannot see
-        A variable set outside the program (a shell, a Dockerfile, the environment of a service), and one whose name is
-        put together at run time.
+What it does
+    Finds `XLA_USE_BF16`, `XLA_DOWNCAST_BF16`, `XLA_USE_FP16` and `XLA_DOWNCAST_FP16` set in `os.environ` (by item,
+    `update`, `setdefault`, `os.putenv`, or in a dict that becomes an environment), with `%env`, and with `export` or
+    before a command on a `!` line.
+Why it is bad
+    The variables are deprecated: torch_xla 2.9 warns of them, and a later version ignores them. They turn every
+    float32 tensor into bfloat16 while `tensor.dtype` still says float32, and they do nothing once the process has
+    made an XLA tensor.
+Example
+    os.environ["XLA_USE_BF16"] = "1"
+Use instead
+    %tpu_init --precision bf16
+    # or, in code:
+    accelerator = Accelerator(mixed_precision="bf16")
+    with torch.autocast("xla", dtype=torch.bfloat16): ...
+What it cannot see
+    A variable set outside the program (a shell, a Dockerfile, the environment of a service), and one whose name is
+    put together at run time.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ CODE = "TPU501"
 NAME = "bf16-environment"
 GROUP = "precision"
 WHY = (
-    "The variable is deprecated in torch_xla; it makes float32 tensors 16-bit while tensor.dtype still says float32, and is "
-    "ignored once the process has made an XLA tensor."
+    "The variable is deprecated in torch_xla; it makes float32 tensors 16-bit while tensor.dtype still says float32, "
+    "and is ignored once the process has made an XLA tensor."
 )
 NODES = (ast.Assign, ast.Call, ast.Dict)
 
@@ -49,6 +49,10 @@ _OFF = frozenset(("", "0", "false", "no", "off", "none"))
 _SETTERS = frozenset(("os.putenv", "os.environ.setdefault", "os.environ.__setitem__"))
 _MAPPINGS = frozenset(("os.environ.update", "builtins.dict", "dict"))
 _WORDS = re.compile(rf"\b({'|'.join(VARIABLES)})(?:\s*=\s*|\s+)[\"']?([\w$]*)")
+_INSTEAD = (
+    "Write `%tpu_init --precision {level}` in a notebook, "
+    '`Accelerator(mixed_precision="bf16")` or `torch.autocast("xla", dtype=torch.bfloat16)` in code.'
+)
 _SHELL = re.compile(rf"^\s*!.*?\b({'|'.join(VARIABLES)})=[\"']?([\w$]*)")
 
 
@@ -88,6 +92,8 @@ def _variable(node: ast.expr, at: Place) -> str:
 
 def _is_off(value: ast.expr, at: Place) -> bool:
     """Set to nothing, or put back to what it was before."""
+    if isinstance(value, ast.Call) and at.name(value) == "builtins.str" and value.args:
+        value = value.args[0]
     constant = at.constant(value)
     if constant is not NOTHING:
         return str(constant).strip().lower() in _OFF
@@ -104,12 +110,8 @@ def _puts_back(value: ast.expr, at: Place) -> bool:
 
 def _fix(variable: str) -> str:
     if "FP16" in variable:
-        return 'Remove it; for 16 bits on a TPU use bfloat16: `%tpu_init --precision bf16` or `Accelerator(mixed_precision="bf16")`.'
-    level = "bf16-downcast" if "DOWNCAST" in variable else "bf16"
-    return (
-        f"Remove it and write `%tpu_init --precision {level}` in a notebook, "
-        '`Accelerator(mixed_precision="bf16")` or `torch.autocast("xla", dtype=torch.bfloat16)` in code.'
-    )
+        return f"Remove it: a TPU computes in bfloat16. {_INSTEAD.format(level='bf16')}"
+    return f"Remove it. {_INSTEAD.format(level='bf16-downcast' if 'DOWNCAST' in variable else 'bf16')}"
 
 
 def _found(node: ast.AST, variable: str, at: Place) -> Finding:

@@ -1,23 +1,23 @@
 """Mixed precision as it is done on a GPU.
 
-    What it does
-        Finds `torch.cuda.amp.autocast` and `GradScaler` (also `torch.amp.GradScaler` and `torch_xla.amp.GradScaler`),
-        `torch.autocast("cuda")`, autocast to float16, `mixed_precision="fp16"` of `Accelerator` and `notebook_launcher`,
-        float16 as default dtype, models loaded as float16, and Keras' `mixed_float16` policy.
-    Why it is bad
-        A TPU computes in bfloat16, which has the range of float32, and not in float16. Autocast for "cuda" leaves what runs
-        on XLA in float32. A gradient scaler has nothing to save there, and reads on the host at each step whether a
-        gradient overflowed. `Accelerator(mixed_precision="fp16")` raises on a TPU.
-    Example
-        scaler = torch.cuda.amp.GradScaler()
-        with torch.cuda.amp.autocast():
-            loss = model(**batch).loss
-    Use instead
-        with torch.autocast("xla", dtype=torch.bfloat16):
-            loss = model(**batch).loss
-    What it cannot see
-        A precision that a configuration file or the command line chooses. Nothing is said under a condition that asks for
-        a GPU, and in a program that sends everything to "cuda" and has no sign of XLA.
+What it does
+    Finds `torch.cuda.amp.autocast` and `GradScaler` (also `torch.amp.GradScaler` and `torch_xla.amp.GradScaler`),
+    `torch.autocast("cuda")`, autocast to float16, `mixed_precision="fp16"` of `Accelerator` and `notebook_launcher`,
+    float16 as default dtype, models loaded as float16, and Keras' `mixed_float16` policy.
+Why it is bad
+    A TPU computes in bfloat16, which has the range of float32, and not in float16. Autocast for "cuda" leaves what runs
+    on XLA in float32. A gradient scaler has nothing to save there, and reads on the host at each step whether a
+    gradient overflowed. `Accelerator(mixed_precision="fp16")` raises on a TPU.
+Example
+    scaler = torch.cuda.amp.GradScaler()
+    with torch.cuda.amp.autocast():
+        loss = model(**batch).loss
+Use instead
+    with torch.autocast("xla", dtype=torch.bfloat16):
+        loss = model(**batch).loss
+What it cannot see
+    A precision that a configuration file or the command line chooses. Nothing is said under a condition that asks for
+    a GPU, and in a program that sends everything to "cuda" and has no sign of XLA.
 """
 
 from __future__ import annotations
@@ -39,13 +39,16 @@ WHY = "A TPU computes in bfloat16, which has the range of float32, and not in fl
 NODES = (ast.Call,)
 
 _WHY_SCALER = (
-    "bfloat16 has the range of float32, so that on a TPU there is nothing to scale, and the scaler reads on the host at "
-    "each step whether a gradient overflowed."
+    "bfloat16 has the range of float32, so that on a TPU there is nothing to scale, and the scaler reads on the host "
+    "at each step whether a gradient overflowed."
 )
 _WHY_CUDA = 'Autocast for "cuda" does nothing on an XLA device: its operations stay in float32.'
 _WHY_ACCELERATE = "accelerate refuses fp16 on a TPU, which computes in bfloat16."
 _AUTOCAST = 'Write `torch.autocast("xla", dtype=torch.bfloat16)`.'
-_SCALER = 'Remove the scaler: call `loss.backward()` and step the optimizer as it is, under `torch.autocast("xla", dtype=torch.bfloat16)`.'
+_SCALER = (
+    "Remove the scaler, call `loss.backward()` and step the optimizer as it is; for mixed precision write "
+    '`torch.autocast("xla", dtype=torch.bfloat16)`.'
+)
 
 _CUDA_AUTOCASTS = ("torch.cuda.amp.autocast", "torch.cuda.amp.autocast_mode.autocast")
 _AUTOCASTS = ("torch.autocast", "torch.amp.autocast", "torch.amp.autocast_mode.autocast", "torch_xla.amp.autocast")
@@ -56,9 +59,10 @@ _SCALERS = (
 )  # fmt: skip
 _ACCELERATE = ("accelerate.Accelerator", "accelerate.notebook_launcher", "accelerate.debug_launcher")
 _POLICIES = (
-    "keras.mixed_precision.set_global_policy", "keras.mixed_precision.set_dtype_policy", "keras.config.set_dtype_policy",
-    "keras.mixed_precision.Policy", "keras.mixed_precision.DTypePolicy", "keras.DTypePolicy", "keras.dtype_policies.DTypePolicy",
-    "keras.mixed_precision.experimental.set_policy", "keras.mixed_precision.experimental.Policy",
+    "keras.mixed_precision.set_global_policy", "keras.mixed_precision.set_dtype_policy", "keras.DTypePolicy",
+    "keras.config.set_dtype_policy", "keras.mixed_precision.Policy", "keras.mixed_precision.DTypePolicy",
+    "keras.dtype_policies.DTypePolicy", "keras.mixed_precision.experimental.set_policy",
+    "keras.mixed_precision.experimental.Policy",
 )  # fmt: skip
 _FLOATX = ("keras.backend.set_floatx", "keras.config.set_floatx")
 _CPU = "cpu"
@@ -67,7 +71,7 @@ Said = tuple[str, str, str]  # message, fix, why
 
 
 def check(node: ast.Call, at: Place) -> Iterator[Finding]:
-    said = _loading(node, at) if any(one.arg in _LOADING for one in node.keywords) else None
+    said = _loading(node, at) if any(one.arg in _LOADING or one.arg is None for one in node.keywords) else None
     if said is None and (ask := _ASKED.get(at.name(node))) is not None:
         said = ask(node, at)
     if said is not None and not precision.is_for_gpu(node, at):
@@ -100,7 +104,8 @@ def _autocast(node: ast.Call, at: Place) -> Said | None:
 
 
 def _scaler(node: ast.Call, at: Place) -> Said | None:
-    if _is_disabled(node, at) or at.constant(at.keyword(node, "device", 0)) == _CPU:
+    device = at.constant(at.keyword(node, "device", 0))
+    if _is_disabled(node, at) or (isinstance(device, str) and device.partition(":")[0] not in ("cuda", "xla")):
         return None
     return f"{at.source(node.func)} scales gradients for float16.", _SCALER, _WHY_SCALER
 
@@ -141,10 +146,11 @@ _LOADERS = ("from_pretrained", "from_config", "from_single_file")
 
 
 def _loading(node: ast.Call, at: Place) -> Said | None:
-    for one in node.keywords:
-        if one.arg in _LOADING and precision.is_float16(one.value, at, texts=True) and _is_loader(node, str(one.arg), at):
-            said = f"{one.arg}={at.source(one.value)}"
-            return f"{at.source(node.func)} is told to use {said}.", f"Write `{one.arg}=torch.bfloat16`.", WHY
+    for name in _LOADING:
+        given = at.keyword(node, name)
+        if given is not None and precision.is_float16(given, at, texts=True) and _is_loader(node, name, at):
+            said = f"{at.source(node.func)} is told to use {name}={at.source(given)}."
+            return said, f"Write `{name}=torch.bfloat16`.", WHY
     return None
 
 

@@ -1,11 +1,12 @@
-'''An optimizer of the Trainer that XLA does not run.
+"""An optimizer of the Trainer that XLA does not run.
 
 What it does
     Finds TrainingArguments (also Seq2SeqTrainingArguments, subclasses, and the configurations of trl and
     sentence-transformers) whose `optim` is the default, a fused one, or one of bitsandbytes.
 Why it is bad
-    With torch 2.8 or newer the default is `adamw_torch_fused`. torch's fused AdamW has no kernel for XLA: training stops
-    before its first step with "`fused=True` requires all the params to be floating point Tensors of supported devices".
+    With torch 2.8 or newer the default is `adamw_torch_fused`. torch's fused AdamW has no kernel for XLA: training
+    stops before its first step with "`fused=True` requires all the params to be floating point Tensors of supported
+    devices".
     bitsandbytes' optimizers (8-bit, paged, lion) have kernels for GPUs and CPUs, not for XLA.
 Example
     args = TrainingArguments(output_dir="out", per_device_train_batch_size=8)
@@ -15,7 +16,7 @@ What it cannot see
     Arguments out of HfArgumentParser or a configuration file; an `optim` computed at run time. Arguments for a Trainer
     that is given `optimizers=(optimizer, scheduler)` or makes its own are fine, and so are those of a program that only
     evaluates.
-'''
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ WHY = (
 )
 NODES = (ast.Assign,)
 
-_WHY_BITSANDBYTES = "The kernels of bitsandbytes are written for GPUs and CPUs: with parameters on an XLA device its optimizers raise."
+_WHY_BITSANDBYTES = (
+    "The kernels of bitsandbytes are written for GPUs and CPUs: with parameters on an XLA device its optimizers raise."
+)
 _WHY_GONE = "transformers 5 has no optimizer of this name any more: TrainingArguments raises ValueError."
 _XLA = 'optim="adamw_torch_xla"'
 _FIX = f"Write {_XLA}."

@@ -36,6 +36,8 @@ WHY = "transformers 5 raises TypeError for it, as for any argument that it does 
 
 def check_program(program: Program) -> Iterator[Finding]:
     for arguments in _trainer.all_of(program):
+        if arguments.stands_elsewhere:
+            continue
         for name, removed in ARGUMENTS.items():
             given = arguments.given(name)
             if given is not None and not arguments.declares(name):
@@ -64,7 +66,7 @@ def _edits(arguments: _trainer.Arguments, given: _trainer.Argument, name: str, r
     at, keyword = arguments.at, given.keyword
     if keyword is None:
         return ()
-    if removed.new and arguments.given(removed.new) is None:
+    if removed.new and arguments.given(removed.new) is None and _means_the_same(name, given):
         return (at.replace(keyword, f"{removed.new}={at.source(given.value)}"),)
     if not removed.instead or not isinstance(given.value, ast.Constant):
         return _arguments.removed(arguments.node, keyword, at) if name in TAKEN_OUT else ()
@@ -72,3 +74,8 @@ def _edits(arguments: _trainer.Arguments, given: _trainer.Argument, name: str, r
         return _arguments.removed(arguments.node, keyword, at)
     other = removed.instead.partition("=")[0]
     return (at.replace(keyword, removed.instead),) if arguments.given(other) is None else ()
+
+
+def _means_the_same(name: str, given: _trainer.Argument) -> bool:
+    """`warmup_steps` takes a number below 1 as a ratio, and 1.0 as one step."""
+    return name != "warmup_ratio" or (isinstance(given.constant, (int, float)) and 0 <= given.constant < 1)

@@ -1,0 +1,141 @@
+"""Python numbers that change every step: in the graph, and sent as data."""
+
+import math
+import random
+
+import torch
+import torch.nn.functional as F
+import torch_xla
+import torch_xla.core.xla_model as xm
+from torch import nn
+
+device = torch_xla.device()
+SIZES = [16, 24, 32]
+
+
+def train(model, loader, optimizer):
+    weight = torch.ones(16, 16).to(device)
+    for step, (x, y) in enumerate(loader):
+        x, y = x.to(device), y.to(device)
+        keep = 1 + step % 4
+        best = torch.topk(x, keep, dim=1).values  # TPU303: keep
+        turned = torch.roll(x, shifts=step, dims=0)  # TPU303: torch.roll
+        lower = weight.tril(diagonal=step)  # TPU303: given step
+        power = (x.abs() + 1) ** (0.1 * step)  # TPU303: 0.1 * step
+        row = weight[step % 16]  # TPU303: step % 16
+        head = x[:, : 4 + step]  # TPU303: 4 + step
+        weight[:, step] = 0.0  # TPU303: weight[:, step]
+        noise = torch.zeros(4, keep, device=device)  # TPU303: torch.zeros(4, keep, device=device)
+        first = torch.topk(x, 4, dim=1).values  # ok: TPU303
+        scaled = x * step  # ok: TPU303
+        shifted = x + 0.1 * step  # ok: TPU303
+        cooled = F.softmax(x / (2.5 - 0.1 * step), dim=-1)  # ok: TPU303
+        dropped = F.dropout(x, p=0.01 * step)  # ok: TPU303
+        clamped = x.clamp(max=step + 2.0)  # ok: TPU303
+        filled = torch.full((4, 4), float(step), device=device)  # ok: TPU303
+        sent = x * torch.tensor(step, device=device)  # ok: TPU303
+        chosen = weight[torch.tensor([step], device=device)]  # ok: TPU303
+        masked = x * (torch.arange(16, device=device) < step)  # ok: TPU303
+        squared = x**2  # ok: TPU303
+        half = x[:, : x.shape[1] // 2]  # ok: TPU303
+        loss = sum(
+            one.mean() for one in (
+                best, turned, lower, power, row, head, noise, first, scaled, shifted, cooled, dropped, clamped, filled,
+                sent, chosen, masked, squared, half,
+            )
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        torch_xla.sync()
+
+
+def crops(model, loader, optimizer):
+    for images, labels in loader:
+        images = images.to(device)
+        top = random.randint(0, 8)
+        images = images[:, :, top : top + 24]  # TPU303: top
+        size = random.choice(SIZES)
+        images = F.interpolate(images, size=(size, size))  # TPU303: size
+        brightness = random.uniform(0.8, 1.2)
+        images = images * brightness  # ok: TPU303
+        loss = F.cross_entropy(model(images), labels.to(device))
+        loss.backward()
+        xm.optimizer_step(optimizer)
+        optimizer.zero_grad()
+
+
+def lengths(model, optimizer):
+    for length in (7, 9, 12):
+        ids = torch.randint(0, 100, (4, length)).to(device)  # TPU303: length
+        high = torch.randint(0, length, (4, 16)).to(device)  # ok: TPU303
+        optimizer.zero_grad()
+        (model(ids).mean() + high.sum()).backward()
+        optimizer.step()
+        torch_xla.sync()
+
+
+def decode(cell, token):
+    position = 0
+    cache = torch.zeros(16, 8).to(device)
+    while position < 16:
+        token = cell(token)
+        cache.select(0, position).copy_(token)  # TPU303: position
+        position += 1
+        torch_xla.sync()
+
+
+def one_step(model, x, k):
+    values = model(x).to(device).topk(k).values  # TPU303: given k
+    values.mean().backward()
+    torch_xla.sync()
+
+
+def curriculum(model, loader):
+    for step, x in enumerate(loader):
+        one_step(model, x, k=min(8, 1 + step // 100))
+
+
+class Network(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(layers)])
+        self.width = 8
+        self.steps = 0
+
+    def forward(self, x):
+        self.steps += 1
+        parts = []
+        for i in range(4):
+            parts.append(x[:, i])  # ok: TPU303
+        for depth, layer in enumerate(self.layers):
+            x = layer(x) ** (depth + 1)  # ok: TPU303
+        tail = x[:, : self.width]  # ok: TPU303
+        grown = x[:, : self.steps]  # TPU303: self.steps
+        return torch.stack(parts, dim=1).sum() + tail.sum() + grown.sum()
+
+
+def each_epoch(model, loader, optimizer):
+    for epoch in range(3):
+        for x in loader:
+            x = x.to(device)
+            optimizer.zero_grad()
+            model(x[:, : 8 * (epoch + 1)]).mean().backward()  # ok: TPU303
+            optimizer.step()
+            torch_xla.sync()
+
+
+def by_hand(model, images, labels, optimizer):
+    for start in range(0, 1000, 50):
+        x = images[start : start + 50].to(device)  # ok: TPU303
+        y = labels[start : start + 50].to(device)  # ok: TPU303
+        rate = 0.1 * (1 + math.cos(math.pi * start / 1000))
+        for group in optimizer.param_groups:
+            group["lr"] = rate  # ok: TPU303
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch_xla.sync()
+        if start % 500 == 0:
+            print(start, x.shape, SIZES[start % 3])  # ok: TPU303

@@ -1,0 +1,222 @@
+"""Which Python code asks for a tensor's value to go on.
+
+What lives here: for each form of code, the expressions whose truth or order it needs. What does not: what is said of
+them (tpu101_branch_on_value.py).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _reads, _values
+from tpu_magics.check.values import INSTANCE, LIST, MODEL, TENSOR
+
+if TYPE_CHECKING:
+    from tpu_magics.check.place import Place
+
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+_FLAG = re.compile(r"(use|output|return|is|has|do|should|with|apply|include)_")
+_TRUTHS = frozenset(("bool", "any", "all"))
+_ORDERS = frozenset(("max", "min", "sorted"))
+_COMPARING = frozenset(("torch.equal", "torch.allclose", "torch.is_nonzero", "torch._assert"))
+_COMPARING_METHODS = frozenset(("equal", "allclose", "is_nonzero"))
+_CALLED = _TRUTHS | _ORDERS | _COMPARING_METHODS | {"_assert"}
+
+
+def may_ask(node: ast.AST) -> bool:
+    """The cheap look: most nodes ask for no value whatever stands in them."""
+    if isinstance(node, ast.Call):
+        func = node.func
+        return (func.id if isinstance(func, ast.Name) else getattr(func, "attr", "")) in _CALLED
+    if isinstance(node, ast.Compare):
+        return len(node.ops) > 1 or isinstance(node.ops[0], (ast.In, ast.NotIn))
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.Not)
+    return not isinstance(node, COMPREHENSIONS) or any(generator.ifs for generator in node.generators)
+
+
+def first_asked(node: ast.AST, at: Place) -> ast.expr | None:
+    """The first expression whose value this needs; None where it needs none of a tensor."""
+    found = next(_asked(node, at), None)
+    tests = _tests(node) if found is None else []
+    inside = (one for test in tests for part in ast.walk(test) if may_ask(part) for one in _asked(part, at))
+    found = found or next(inside, None)
+    if found is None and tests and _values.decides_tensor_work(node, at):
+        found = _read(tests[0], at)
+    return found
+
+
+def _tests(node: ast.AST) -> list[ast.expr]:
+    if isinstance(node, COMPREHENSIONS):
+        return [test for generator in node.generators for test in generator.ifs]
+    return [node.test] if isinstance(node, (ast.If, ast.While, ast.Assert, ast.IfExp)) else []
+
+
+def _read(test: ast.expr, at: Place) -> ast.expr | None:
+    """A number read out of a tensor on which a test depends."""
+    if _values.now_and_then(test, at):
+        return None
+    leaves = _leaves(test)
+    sides = (one for leaf in leaves for one in (_sides(leaf) if isinstance(leaf, ast.Compare) else [leaf]))
+    return next((found for side in sides for found in _reads.data(side, at)), None)
+
+
+def _leaves(test: ast.expr) -> Iterator[ast.expr]:
+    """What `and`, `or` and `not` combine."""
+    if isinstance(test, ast.BoolOp):
+        for value in test.values:
+            yield from _leaves(value)
+    elif isinstance(test, ast.UnaryOp):
+        yield from _leaves(test.operand)
+    else:
+        yield test
+
+
+def _sides(test: ast.Compare) -> list[ast.expr]:
+    identity = all(isinstance(op, (ast.Is, ast.IsNot, ast.In, ast.NotIn)) for op in test.ops)
+    return [] if identity else [test.left, *test.comparators]
+
+
+def _asked(node: ast.AST, at: Place) -> Iterator[ast.expr]:
+    asks = _ASKS.get(type(node))
+    return asks(node, at) if asks is not None else iter(())
+
+
+def _truth(node: ast.expr, at: Place) -> Iterator[ast.expr]:
+    """The tensors whose truth is asked when that of this expression is."""
+    if isinstance(node, ast.BoolOp):
+        for value in node.values:
+            yield from _truth(value, at)
+            if isinstance(node.op, ast.And) and _values.now_and_then(value, at):
+                return  # what stands behind `step % 100 == 0 and` is looked at every 100 steps
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield from _truth(node.operand, at)
+    elif _values.computed(at.value(node), at) and not _asks_whether_there(node, at):
+        yield node
+
+
+def _asks_whether_there(node: ast.expr, at: Place) -> bool:
+    """Whether `if labels:` asks for a flag, a list or None rather than for a tensor's value.
+
+    Of most tensors Python cannot even ask for the truth. So a bare name is believed to be a tensor only where it was
+    computed here: not a parameter without an annotation, not a field of a model's output or of a batch.
+    """
+    if at.value(node).dtype == "bool":
+        return False
+    if isinstance(node, ast.Name):
+        function = at.function
+        given = next((one for one in function.parameters if one.arg == node.id), None) if function is not None else None
+        return given is not None and (_FLAG.match(node.id) is not None or "Tensor" not in _annotation(given))
+    if isinstance(node, (ast.Attribute, ast.Subscript)):
+        return at.value(node.value).kind not in (TENSOR, INSTANCE, MODEL)
+    return False
+
+
+def _annotation(given: ast.arg) -> str:
+    return ast.unparse(given.annotation) if given.annotation is not None else ""
+
+
+def _of_test(node: ast.If | ast.While | ast.Assert | ast.IfExp, at: Place) -> Iterator[ast.expr]:
+    return _truth(node.test, at)
+
+
+def _of_bool_op(node: ast.BoolOp, at: Place) -> Iterator[ast.expr]:
+    for value in node.values[:-1]:
+        yield from _truth(value, at)
+        if isinstance(node.op, ast.And) and _values.now_and_then(value, at):
+            return
+
+
+def _of_not(node: ast.UnaryOp, at: Place) -> Iterator[ast.expr]:
+    return _truth(node.operand, at) if isinstance(node.op, ast.Not) else iter(())
+
+
+def _of_compare(node: ast.Compare, at: Place) -> Iterator[ast.expr]:
+    if isinstance(node.ops[0], (ast.In, ast.NotIn)):
+        yield from _of_in(node, at)
+    elif len(node.ops) > 1:
+        # `0 < t < 1` is `0 < t and t < 1`.
+        yield from (one for one in (node.left, *node.comparators) if _values.computed(at.value(one), at))
+
+
+def _of_in(node: ast.Compare, at: Place) -> Iterator[ast.expr]:
+    """`3 in t` and `t in [1, 2]` compare one by one. Sets and dicts go by the tensor's identity and read nothing."""
+    inside = node.comparators[0]
+    if isinstance(at.constant(node.left), str):
+        return  # a key
+    if _values.computed(at.value(inside), at):
+        yield inside
+    elif isinstance(inside, (ast.List, ast.Tuple)) and inside.elts and _values.computed(at.value(node.left), at):
+        yield node.left
+
+
+def _of_call(node: ast.Call, at: Place) -> Iterator[ast.expr]:
+    name = at.name(node)
+    builtin = name.removeprefix("builtins.")
+    if builtin in _TRUTHS and node.args:
+        yield from _of_truth_call(builtin, node.args[0], at)
+    elif builtin in _ORDERS and not any(one.arg == "key" for one in node.keywords):
+        yield from _of_order(node, at)
+    elif name in _COMPARING:
+        yield from (one for one in node.args if _values.readable(at.value(one), at))
+    elif not name and _values.readable(at.method(node)[0], at) and at.method(node)[1] in _COMPARING_METHODS:
+        yield node.func.value if isinstance(node.func, ast.Attribute) else node
+
+
+def _of_truth_call(name: str, given: ast.expr, at: Place) -> Iterator[ast.expr]:
+    if isinstance(given, (ast.GeneratorExp, ast.ListComp)):
+        yield from _truth(given.elt, at)
+    elif name == "bool" or at.value(given).kind != LIST:
+        yield from _truth(given, at)
+    elif _holds_computed(given, at):
+        yield given
+
+
+def _of_order(node: ast.Call, at: Place) -> Iterator[ast.expr]:
+    """`max(a, b)` with a tensor, `max(losses)` over tensors, `sorted(t)`."""
+    if len(node.args) > 1:
+        yield from (one for one in node.args if _values.computed(at.value(one), at))
+    elif node.args and (_values.computed(at.value(node.args[0]), at) or _holds_computed(node.args[0], at)):
+        yield node.args[0]
+
+
+def _holds_computed(node: ast.expr, at: Place) -> bool:
+    value = at.value(node)
+    items = value.items if value.items is not None else (value.item,)
+    return value.kind == LIST and any(one is not None and _values.computed(one, at) for one in items)
+
+
+def _of_comprehension(
+    node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp, at: Place
+) -> Iterator[ast.expr]:
+    for generator in node.generators:
+        for test in generator.ifs:
+            yield from _truth(test, at)
+
+
+def _of_match(node: ast.Match, at: Place) -> Iterator[ast.expr]:
+    """Value patterns compare; class patterns, names and `_` do not."""
+    compares = any(isinstance(one, ast.MatchValue) for case in node.cases for one in ast.walk(case.pattern))
+    if compares and _values.computed(at.value(node.subject), at):
+        yield node.subject
+    for case in node.cases:
+        if case.guard is not None:
+            yield from _truth(case.guard, at)
+
+
+_ASKS: dict[type, Callable[..., Iterator[ast.expr]]] = {
+    ast.If: _of_test,
+    ast.While: _of_test,
+    ast.Assert: _of_test,
+    ast.IfExp: _of_test,
+    ast.BoolOp: _of_bool_op,
+    ast.UnaryOp: _of_not,
+    ast.Compare: _of_compare,
+    ast.Call: _of_call,
+    **dict.fromkeys(COMPREHENSIONS, _of_comprehension),
+    ast.Match: _of_match,
+}

@@ -1,0 +1,254 @@
+"""Python numbers that change from step to step.
+
+What lives here: whether an expression is such a number: a target of the step loop, what is computed from one, what is
+counted up in the loop, and random numbers. What does not: where such a number is part of the graph (tpu303).
+A loop inside the step is unrolled into the graph in the same way each time: its own counter is no such number.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules._origins import SCOPES, own_nodes
+from tpu_magics.check.values import ARRAY, LIST, LOADER, NUMBER, TFDATA, UNKNOWN
+
+if TYPE_CHECKING:
+    from tpu_magics.check.place import Loop, Place
+    from tpu_magics.check.program import Function
+
+_FAR = 8
+_COUNTS = ("builtins.range", "builtins.enumerate", "tqdm.trange", "itertools.count")
+_RANDOM = ("random.", "numpy.random.", "time.")
+# Calls after which the graph is run: what follows is another one.
+_CUTS = frozenset(
+    ("backward", "step", "optimizer_step", "mark_step", "sync", "item", "tolist", "train_on_batch", "apply_gradients")
+)
+_KINDS = (NUMBER, UNKNOWN)
+# What gives a number of its arguments, and no new one.
+_NUMERIC = frozenset(
+    ("int", "float", "round", "min", "max", "abs", "sum", "pow", "math.ceil", "math.floor", "math.sqrt", "math.exp",
+     "math.cos", "math.sin", "math.log", "math.pow", "divmod")
+)  # fmt: skip
+
+
+class Scope:
+    """The code that runs at each step around a place: the body of the step loop, or a function called at each step."""
+
+    def __init__(self, at: Place, loop: Loop | None) -> None:
+        self.at = at
+        self.loop = loop
+        self.given = dict(_assignments(loop.node.body if loop is not None else _body(at.function)))
+        self.inner = {name for one in _inner_loops(at, loop) for name in _targets(one)}
+
+
+def _body(function: Function | None) -> list[ast.stmt]:
+    body = function.node.body if function is not None else []
+    return body if isinstance(body, list) else []
+
+
+def changes(at: Place, node: ast.AST) -> bool:
+    """Whether an expression is a Python number that changes from step to step."""
+    if isinstance(node, ast.Constant) or not at.in_step:
+        return False
+    return _changes(_scope(at), node, _FAR)
+
+
+def _scope(at: Place) -> Scope:
+    loop = step_loop(at)
+    key = ("step-scope", id(at.function), id(loop), tuple(id(one) for one in at.loops))
+    memo = at.program.memo
+    if key not in memo:
+        memo[key] = Scope(at, loop)
+    found: Scope = memo[key]
+    return found
+
+
+def step_loop(at: Place) -> Loop | None:
+    """The innermost loop around a place of which each round is a graph of its own: a step is made or read in it."""
+    return next((one for one in reversed(at.loops) if one.is_step and _is_cut(at, one)), None)
+
+
+def _is_cut(at: Place, loop: Loop) -> bool:
+    """A loop over a range that only calls a model is unrolled into one graph."""
+    if loop.loader.kind in (LOADER, TFDATA) or loop.loader.ref is not None:
+        return True
+    key = ("cut", id(loop.node))
+    if key not in at.program.memo:
+        at.program.memo[key] = any(_cuts(at, node) for node in _outside_of_loops(loop.node.body))
+    return bool(at.program.memo[key])
+
+
+def _cuts(at: Place, node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    func = node.func
+    last = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+    return last in _CUTS or bool(getattr(at.value(func).ref, "steps", False))
+
+
+def _outside_of_loops(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    waiting: list[ast.AST] = list(body)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, (*SCOPES, ast.For, ast.AsyncFor, ast.While)):
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def _inner_loops(at: Place, loop: Loop | None) -> Iterator[ast.AST]:
+    """Loops around the place that are inside the step: unrolled."""
+    start = at.loops.index(loop) + 1 if loop is not None else 0
+    for one in at.loops[start:]:
+        yield one.node
+
+
+def _targets(node: ast.AST) -> set[str]:
+    target = getattr(node, "target", None)
+    return {one.id for one in ast.walk(target) if isinstance(one, ast.Name)} if target is not None else set()
+
+
+def _assignments(body: list[ast.stmt]) -> Iterator[tuple[str, list[ast.AST]]]:
+    found: dict[str, list[ast.AST]] = {}
+    for node in own_nodes(body):
+        if isinstance(node, ast.AugAssign):
+            found.setdefault(_dotted(node.target), []).append(node)
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                found.setdefault(_dotted(target), []).append(node.value)
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+            found.setdefault(_dotted(node.target), []).append(node.value)
+    return iter(found.items())
+
+
+def _dotted(node: ast.AST) -> str:
+    """`step`, `self.step`; "" for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return f"{node.value.id}.{node.attr}"
+    return ""
+
+
+def _changes(scope: Scope, node: ast.AST, far: int) -> bool:
+    if not far or isinstance(node, ast.Constant):
+        return False
+    if isinstance(node, ast.Name):
+        return _name_changes(scope, node, far - 1)
+    if scope.at.value(node).kind not in _KINDS or scope.at.value(node).shape:
+        return False
+    if isinstance(node, ast.Attribute):
+        return _attribute_changes(scope, node)
+    if isinstance(node, ast.Call):
+        return _call_changes(scope, node, far - 1)
+    if isinstance(node, ast.Subscript):
+        return _changes(scope, node.slice, far - 1) and scope.at.value(node.value).kind in (LIST, NUMBER, UNKNOWN)
+    if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Compare)):
+        return any(_changes(scope, one, far - 1) for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
+    return False
+
+
+def _name_changes(scope: Scope, node: ast.Name, far: int) -> bool:
+    name = node.id
+    if name in scope.inner:
+        return False
+    given = scope.given.get(name)
+    if given is not None:
+        return any(_given_changes(scope, name, one, far) for one in given)
+    if scope.loop is not None:
+        return name in _targets(scope.loop.node) and _goes_over_numbers(scope, name)
+    return _parameter_changes(scope, name, far)
+
+
+def _given_changes(scope: Scope, name: str, given: ast.AST, far: int) -> bool:
+    if isinstance(given, ast.AugAssign):
+        # Counted up in the step, and never set there: carried from step to step.
+        return len(scope.given[name]) == 1 and scope.loop is not None and scope.at.value(given.target).kind in _KINDS
+    if any(_dotted(one) == name for one in ast.walk(given)):
+        return False
+    return _changes(scope, given, far)
+
+
+def _goes_over_numbers(scope: Scope, name: str) -> bool:
+    """Whether the loop's target counts: `range`, `enumerate`'s first, or a literal of different numbers."""
+    assert scope.loop is not None
+    node = scope.loop.node
+    if not isinstance(node, (ast.For, ast.AsyncFor)):
+        return False
+    iterated = node.iter
+    if isinstance(iterated, (ast.Tuple, ast.List)):
+        return isinstance(node.target, ast.Name) and _differ(scope.at, iterated)
+    called = _counting_call(scope.at, iterated)
+    if called is None:
+        return scope.at.value(iterated).kind == LIST and _literal_differs(scope, iterated)
+    if scope.at.name(called) == "builtins.enumerate":
+        return isinstance(node.target, ast.Tuple) and _dotted(node.target.elts[0]) == name
+    return isinstance(node.target, ast.Name)
+
+
+def _counting_call(at: Place, node: ast.expr) -> ast.Call | None:
+    """The `range` or `enumerate` behind `tqdm(...)`."""
+    for _ in range(4):
+        if not isinstance(node, ast.Call):
+            return None
+        if at.name(node) in _COUNTS:
+            return node
+        if not at.name(node).startswith("tqdm") or not node.args:
+            return None
+        node = node.args[0]
+    return None
+
+
+def _differ(at: Place, node: ast.Tuple | ast.List) -> bool:
+    numbers = [at.constant(one) for one in node.elts]
+    return all(isinstance(one, (int, float)) for one in numbers) and len(set(numbers)) > 1
+
+
+def _literal_differs(scope: Scope, node: ast.expr) -> bool:
+    const = scope.at.value(node).const
+    return isinstance(const, tuple) and len(set(const)) > 1 and all(isinstance(one, (int, float)) for one in const)
+
+
+def _attribute_changes(scope: Scope, node: ast.Attribute) -> bool:
+    """`self.step`, counted up by a method that runs at each step."""
+    name = _dotted(node)
+    function = scope.at.function
+    if not name or function is None or function.cls is None or not name.startswith("self."):
+        return False
+    for method in function.cls.methods.values():
+        for one in own_nodes(_body(method)):
+            if isinstance(one, ast.AugAssign) and _dotted(one.target) == name:
+                return bool(method is function or _runs_in_step(method))
+    return False
+
+
+def _runs_in_step(method: Function) -> bool:
+    return method.steps or any(call.at.in_step and not call.at.every_n for call in method.callers)
+
+
+def _call_changes(scope: Scope, node: ast.Call, far: int) -> bool:
+    at = scope.at
+    name = at.name(node)
+    if name.startswith(_RANDOM) and name.rpartition(".")[2] not in ("seed", "sleep"):
+        return at.value(node).kind in (NUMBER, UNKNOWN, ARRAY)
+    if name.removeprefix("builtins.") in _NUMERIC:
+        return any(_changes(scope, one, far) for one in node.args)
+    receiver, method = at.method(node)
+    return method == "get_last_lr" and receiver.kind == "scheduler"
+
+
+def _parameter_changes(scope: Scope, name: str, far: int) -> bool:
+    """A parameter for which some call gives a number that changes."""
+    function = scope.at.function
+    if function is None or scope.loop is not None:
+        return False
+    names = [one.arg for one in function.parameters]
+    if name not in names:
+        return False
+    position = names.index(name) - (1 if function.cls is not None and "staticmethod" not in function.decorators else 0)
+    for call in function.callers:
+        given = call.at.keyword(call.node, name, position if position >= 0 else None)
+        if given is not None and call.at.in_step and _changes(_scope(call.at), given, far - 1):
+            return True
+    return False

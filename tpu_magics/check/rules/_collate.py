@@ -1,0 +1,157 @@
+"""Collate functions written by hand: how they find the length that a batch is padded to.
+
+What lives here: `pad_sequence` and `max(len(row) for row in batch)`. What does not: transformers' collators
+(_padding.py).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tpu_magics.check.place import Place
+    from tpu_magics.check.program import Function
+
+PADS = frozenset(
+    ("torch.nn.utils.rnn.pad_sequence", "keras.preprocessing.sequence.pad_sequences", "keras.utils.pad_sequences")
+)
+_COLLATES = re.compile(r"collat", re.IGNORECASE)
+_FIXES_LENGTH = frozenset(("pad", "ConstantPad1d", "ceil", "bisect", "bisect_left", "bisect_right", "next"))
+_CREATES = frozenset(("zeros", "ones", "full", "empty"))
+_TAKES_LENGTHS = _CREATES | {"new_full", "new_zeros", "new_ones", "pad", "range", "ljust"}
+_LENGTHS = frozenset(("size", "numel", "__len__"))
+
+
+def is_collate(at: Place) -> bool:
+    """Whether this place is in a collate function: named so, or a method of a class named so."""
+    function = at.function
+    while function is not None:
+        if _COLLATES.search(function.name) or (function.cls is not None and _COLLATES.search(function.cls.name)):
+            return True
+        if id(function) in _given_as_collate(at):
+            return True
+        function = function.outer
+    return False
+
+
+def _given_as_collate(at: Place) -> set[int]:
+    """The ids of functions that are given as `collate_fn=` or `data_collator=`."""
+    memo = at.program.memo
+    if "collates" not in memo:
+        memo["collates"] = {
+            id(function)
+            for call in at.program.all_calls
+            for keyword in call.node.keywords
+            if keyword.arg in ("collate_fn", "data_collator")
+            for function in _functions(call.at, keyword.value)
+        }
+    found: set[int] = memo["collates"]
+    return found
+
+
+def _functions(at: Place, node: ast.expr) -> Iterator[Function]:
+    from tpu_magics.check.program import Class, Function
+
+    ref = at.value(node).ref
+    if isinstance(ref, Function):
+        yield ref
+    elif isinstance(ref, Class) and (method := ref.method("__call__")) is not None:
+        yield method
+
+
+def pads_to_longest(node: ast.Call, at: Place) -> bool:
+    """Whether a call of `pad_sequence` leaves the length open, and nothing in the function makes up for it."""
+    if at.name(node).startswith("keras"):
+        given = at.keyword(node, "maxlen", 1)
+        return not at.open_keywords(node) and (given is None or at.constant(given) is None)
+    if node.args and _has_a_dummy(node.args[0]):
+        return False
+    return not any(_last(one) in _FIXES_LENGTH for one in _calls_of(at) if one is not node)
+
+
+def _has_a_dummy(rows: ast.expr) -> bool:
+    """`pad_sequence([torch.zeros(LENGTH), *rows])`: one row that is as long as all should be."""
+    return any(isinstance(one, ast.Call) and _last(one) in _CREATES for one in ast.walk(rows))
+
+
+def _calls_of(at: Place) -> Iterator[ast.Call]:
+    if at.function is not None:
+        for call in at.function.calls:
+            yield call.node
+
+
+def _last(node: ast.Call) -> str:
+    func = node.func
+    return func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+
+
+# -- max(len(row) for row in batch) -----------------------------------------------------------------------------------
+
+
+def is_longest(node: ast.Call, at: Place) -> bool:
+    """Whether `max(...)` is the length of the longest row of a batch, and rows are padded to just that."""
+    if len(node.args) != 1 or not is_collate(at) or not _is_of_lengths(node.args[0], at):
+        return False
+    outer = at.parent(node)
+    if isinstance(outer, ast.Assign) and len(outer.targets) == 1 and isinstance(outer.targets[0], ast.Name):
+        return _pads_plainly(at, outer.targets[0].id)
+    return isinstance(outer, ast.BinOp) and isinstance(outer.op, ast.Sub)
+
+
+def _is_of_lengths(node: ast.expr, at: Place) -> bool:
+    from tpu_magics.check.rules._origins import origin
+
+    node, _ = origin(at, node)
+    if isinstance(node, (ast.GeneratorExp, ast.ListComp)):
+        return _is_length(node.elt)
+    if isinstance(node, ast.Call) and at.name(node) == "builtins.map":
+        return bool(node.args) and at.name(node.args[0]) == "builtins.len"
+    return False
+
+
+def _is_length(node: ast.expr) -> bool:
+    if isinstance(node, ast.Call):
+        return _last(node) == "len" or _last(node) in _LENGTHS
+    return isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "shape"
+
+
+def _pads_plainly(at: Place, name: str) -> bool:
+    """Whether rows are padded to the length as it is: no use of the name rounds it or looks it up in buckets."""
+    assert at.function is not None
+    uses = [one for one in ast.walk(at.function.node) if isinstance(one, ast.Name) and one.id == name]
+    if sum(isinstance(one.ctx, ast.Store) for one in uses) != 1:
+        return False
+    loads = [one for one in uses if isinstance(one.ctx, ast.Load)]
+    return any(_is_padding(at, one) for one in loads) and not any(_is_rounded(at, one) for one in loads)
+
+
+def _is_padding(at: Place, use: ast.Name) -> bool:
+    """`[0] * (longest - len(row))`, `torch.zeros(n, longest)`, `F.pad(row, (0, longest - len(row)))`."""
+    for outer in at.parents(use):
+        if isinstance(outer, ast.BinOp) and isinstance(outer.op, ast.Sub):
+            return True
+        if isinstance(outer, ast.Call):
+            return _last(outer) in _TAKES_LENGTHS
+        if isinstance(outer, ast.stmt):
+            return False
+    return False
+
+
+def _is_rounded(at: Place, use: ast.Name) -> bool:
+    """`longest // 64`, `longest <= bucket`, `round_up(longest)`."""
+    node: ast.AST = use
+    for outer in at.parents(use):
+        if isinstance(outer, ast.BinOp):
+            if isinstance(outer.op, (ast.FloorDiv, ast.Mod, ast.Div)):
+                return True
+            if isinstance(outer.left, ast.List) or isinstance(outer.right, ast.List):
+                return False  # `[0] * (longest - len(row))`
+        elif isinstance(outer, ast.Call):
+            return node is not outer.func and _last(outer) not in _TAKES_LENGTHS
+        elif not isinstance(outer, (ast.Tuple, ast.UnaryOp, ast.keyword)):
+            return isinstance(outer, ast.Compare)
+        node = outer
+    return False

@@ -1,0 +1,86 @@
+"""What to write instead of a branch on a tensor's value, in one sentence.
+
+What lives here: the sentence for each form. What does not: the rewriting itself (_where.py).
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _values, _where
+
+if TYPE_CHECKING:
+    from tpu_magics.check.place import Place
+
+_TORCH = "torch"
+_TF = "tf"
+_CHOOSE = {
+    _TORCH: "Compute both sides and choose with `torch.where(condition, a, b)`.",
+    _TF: "Compute both sides and choose with `tf.where(condition, a, b)`, or use `tf.cond`.",
+}
+_LEAVE = {
+    _TORCH: "Decide this every N steps (`if step % 100 == 0:`), or after the step in `xm.add_step_closure`.",
+    _TF: "Decide this outside of the compiled function, on the host, every N steps.",
+}
+_SENTENCES: dict[type, dict[str, str]] = {
+    ast.While: {
+        _TORCH: "Run a fixed number of iterations and keep what is done with `torch.where`, or look every N rounds.",
+        _TF: "Run a fixed number of iterations and keep what is done with `tf.where`, or use `tf.while_loop`.",
+    },
+    ast.Assert: {
+        _TORCH: "Check it once before the loop, every N steps, or after the step in `xm.add_step_closure`.",
+        _TF: "Check it before the compiled function is called, on the host.",
+    },
+}
+# `xp` is torch or tf, `asked` the tensor.
+_BOTH = {
+    "and": "Combine the tensors with `{xp}.logical_and(a, b)`.",
+    "or": "Combine the tensors with `{xp}.logical_or(a, b)`.",
+    "not": "Write `{xp}.logical_not({asked})`.",
+    "in": "Keep the answer a tensor: `{all}`.",
+    "chain": "Compare twice and combine the tensors: `(low < {asked}) & ({asked} < high)`.",
+    "any": "Keep the answer a tensor: `{any}`.",
+    "all": "Keep the answer a tensor: `{every}`.",
+    "max": "Keep the answer a tensor: `{xp}.maximum(a, b)`.",
+    "min": "Keep the answer a tensor: `{xp}.minimum(a, b)`.",
+    "sorted": "Sort on the device: `{xp}.sort({asked})`.",
+    "bool": "Keep the condition a tensor and choose with `{xp}.where(condition, a, b)`.",
+}
+_WORDS = {
+    _TORCH: {
+        "all": "(tensor == value).any()",
+        "any": "torch.stack(tensors).any()",
+        "every": "torch.stack(tensors).all()",
+    },
+    _TF: {"all": "tf.reduce_any(t == value)", "any": "tf.reduce_any(tensors)", "every": "tf.reduce_all(tensors)"},
+}
+_COMPARE = "Keep the comparison on the device: `(a == b).all()`."
+
+
+def cure(node: ast.AST, asked: ast.expr, at: Place, tf: bool) -> str:
+    """One imperative sentence; where a rewriting is known, that one."""
+    xp = _TF if tf else _TORCH
+    rewritten = _where.choice(node, at)
+    if rewritten:
+        indicator = ", or multiply by an indicator (`tf.cast(condition, tf.float32)`)" if tf else ""
+        return f"Write `{rewritten}`{indicator}."
+    if isinstance(node, ast.If) and isinstance(node.body[-1], (ast.Raise, ast.Break, ast.Return)):
+        return _LEAVE[xp]
+    sentences = _SENTENCES.get(type(node))
+    if sentences is not None:
+        return sentences[xp]
+    word = _word(node)
+    if word:
+        return _BOTH.get(word, _COMPARE).format(xp=xp, asked=_values.shown(asked, at, 40), **_WORDS[xp])
+    return _CHOOSE[xp]
+
+
+def _word(node: ast.AST) -> str:
+    if isinstance(node, ast.BoolOp):
+        return "and" if isinstance(node.op, ast.And) else "or"
+    if isinstance(node, ast.UnaryOp):
+        return "not"
+    if isinstance(node, ast.Compare):
+        return "in" if isinstance(node.ops[0], (ast.In, ast.NotIn)) else "chain"
+    return str(getattr(node.func, "id", "equal")) if isinstance(node, ast.Call) else ""

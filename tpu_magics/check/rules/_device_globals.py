@@ -1,0 +1,95 @@
+"""Statements of the notebook that put on a device, or bind to CPU parameters, what workers use.
+
+What lives here: the statements and the names that they set, shared by TPU402 and TPU403 so that one fault is told once.
+What does not: the rules' words.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _launch, _runtime
+from tpu_magics.check.values import MODEL
+
+if TYPE_CHECKING:
+    from tpu_magics.check.place import Place
+    from tpu_magics.check.program import Call, Program
+
+NODES = (ast.Assign, ast.AnnAssign, ast.Expr)
+Statement = ast.Assign | ast.AnnAssign | ast.Expr
+
+
+def note(node: Statement, at: Place) -> Iterator[None]:
+    """Keep the statements of the top level for later."""
+    if at.function is None and isinstance(node.value, (ast.Call, ast.Tuple, ast.BinOp, ast.Dict, ast.List)):
+        at.program.memo.setdefault("top_statements", {})[id(node)] = (node, at)
+    yield from ()
+
+
+def top_level(program: Program) -> Sequence[tuple[Statement, Place]]:
+    """The statements of the notebook itself (those of a cell that workers run are none)."""
+    found = program.memo.get("top_statements", {}).values()
+    return [(node, at) for node, at in found if not _launch.launches_of(at)]
+
+
+def names_set(node: Statement, at: Place) -> list[str]:
+    """The names that a statement gives what it makes; for `model.to(device)` that of the model."""
+    if isinstance(node, ast.Expr):
+        call = node.value
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+            owner = call.func.value
+            if isinstance(owner, ast.Name) and call.func.attr == "to" and at.value(owner).kind == MODEL:
+                return [owner.id]
+        return []
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
+
+
+def users(name: str, position: _launch.Position, program: Program) -> Iterator[_launch.Launch]:
+    """The launches behind `position` whose workers read the notebook's `name`, or are given it."""
+    for launch in _launch.launches(program):
+        if launch.position > position and (name in _given(launch) or _is_read(name, launch, program)):
+            yield launch
+
+
+def _is_read(name: str, launch: _launch.Launch, program: Program) -> bool:
+    return any(name in function.reads for function in _launch.reached(launch, program))
+
+
+def _given(launch: _launch.Launch) -> set[str]:
+    """The names among a launch's arguments."""
+    if launch.call is not None:
+        skipped = 1 if launch.call.node.args else 0
+        parts: list[ast.expr] = [*launch.call.node.args[skipped:], *(one.value for one in launch.call.node.keywords)]
+        return {one.id for part in parts for one in ast.walk(part) if isinstance(one, ast.Name)}
+    return {word.partition("=")[2] or word for word in launch.words.split()}
+
+
+def statements(program: Program) -> dict[int, tuple[Statement, Place, str, _launch.Launch]]:
+    """The statements of the notebook that put on an XLA device what a later launch's workers use."""
+    if "device_globals" not in program.memo:
+        program.memo["device_globals"] = {id(found[0]): found for found in _device_statements(program)}
+    known: dict[int, tuple[Statement, Place, str, _launch.Launch]] = program.memo["device_globals"]
+    return known
+
+
+def _device_statements(program: Program) -> Iterator[tuple[Statement, Place, str, _launch.Launch]]:
+    if not _launch.launches(program):
+        return
+    for node, at in top_level(program):
+        assert node.value is not None
+        if not _runtime.devices_given(node.value, at):
+            continue
+        position = _launch.position_of(at, node)
+        for name in names_set(node, at):
+            launch = next(users(name, position, program), None)
+            if launch is not None:
+                yield node, at, name, launch
+                break
+
+
+def is_said(call: Call, said: dict[int, tuple[Statement, Place, str, _launch.Launch]]) -> bool:
+    """Whether the call stands in one of these statements."""
+    return bool(said) and any(id(parent) in said for parent in call.at.parents(call.node))

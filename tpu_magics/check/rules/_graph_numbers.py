@@ -1,0 +1,200 @@
+"""Where a Python number is written into the graph that torch_xla compiles.
+
+What lives here: the operations whose numbers are fixed in the graph, as measured with torch_xla 2.9 on XLA:CPU (five
+steps with five numbers gave five compiles). What does not: whether a number changes (_changing.py). Operations that are
+not listed were measured to take their numbers as data, or were not measured.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from tpu_magics.check.values import BATCH, OUTPUT, TENSOR, Value
+
+if TYPE_CHECKING:
+    from tpu_magics.check.place import Place
+
+FIXED_OPERATORS = (ast.Pow, ast.LShift, ast.RShift)
+FIX_INDEX = "Index with a tensor of one position: torch.tensor([{number}], device=device)."
+FIX_SLICE = "Take a slice of a fixed size, or keep all and mask: torch.arange(n, device=device) < torch.tensor([...])."
+FIX_TENSOR = "Send the number as data: torch.tensor(float({number}), device=device)."
+_FIX_SHAPE = "Pad to a fixed length, or to one of a few."
+_FIX_ARGUMENT = "Keep {number} fixed, or compute with torch.tensor({number}, device=device) and a mask."
+_SAID_SHAPE = "The shape of {what} is made with"
+_SAID_ARGUMENT = "{what} is given"
+
+_ALL = -1
+# Operation: the positions of its numbers as a method (as a function, the tensor comes before), and their keywords.
+_ARGUMENTS: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
+    "topk": ((0,), ("k",)),
+    "kthvalue": ((0,), ("k",)),
+    "pow": ((0,), ("exponent",)),
+    "pow_": ((0,), ("exponent",)),
+    "roll": ((0,), ("shifts",)),
+    "tril": ((0,), ("diagonal",)),
+    "triu": ((0,), ("diagonal",)),
+    "diag": ((0,), ("diagonal",)),
+    "diagonal": ((0,), ("offset",)),
+    "select": ((1,), ("index",)),
+    "norm": ((0,), ("p",)),
+    "normalize": ((0,), ("p",)),
+    "threshold": ((0, 1), ("threshold", "value")),
+    "rot90": ((0,), ("k",)),
+    "std": ((), ("correction",)),
+    "var": ((), ("correction",)),
+    "logit": ((0,), ("eps",)),
+    "bitwise_left_shift": ((0,), ("other",)),
+    "bitwise_right_shift": ((0,), ("other",)),
+    "layer_norm": ((), ("eps",)),
+    "batch_norm": ((), ("eps",)),
+}
+_SHAPES: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
+    "narrow": ((1, 2), ("start", "length")),
+    "repeat": ((_ALL,), ("repeats",)),
+    "tile": ((_ALL,), ("dims",)),
+    "expand": ((_ALL,), ("size",)),
+    "broadcast_to": ((0,), ("size", "shape")),
+    "view": ((_ALL,), ("size",)),
+    "reshape": ((_ALL,), ("shape",)),
+    "split": ((0,), ("split_size_or_sections", "split_size")),
+    "tensor_split": ((0,), ("indices_or_sections",)),
+    "chunk": ((0,), ("chunks",)),
+    "repeat_interleave": ((0,), ("repeats",)),
+    "one_hot": ((0,), ("num_classes",)),
+    "pad": ((0,), ("pad", "value")),
+    "interpolate": ((0, 1), ("size", "scale_factor")),
+    "avg_pool1d": ((0, 1), ("kernel_size", "stride")),
+    "avg_pool2d": ((0, 1), ("kernel_size", "stride")),
+    "max_pool1d": ((0, 1), ("kernel_size", "stride")),
+    "max_pool2d": ((0, 1), ("kernel_size", "stride")),
+    "adaptive_avg_pool1d": ((0,), ("output_size",)),
+    "adaptive_avg_pool2d": ((0,), ("output_size",)),
+    "adaptive_max_pool2d": ((0,), ("output_size",)),
+    "new_zeros": ((_ALL,), ("size",)),
+    "new_ones": ((_ALL,), ("size",)),
+    "new_empty": ((_ALL,), ("size",)),
+    "new_full": ((0,), ("size",)),
+}
+# Functions that make a tensor of a shape: the positions that are the shape.
+_MAKERS: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
+    "zeros": ((_ALL,), ("size",)),
+    "ones": ((_ALL,), ("size",)),
+    "empty": ((_ALL,), ("size",)),
+    "rand": ((_ALL,), ("size",)),
+    "randn": ((_ALL,), ("size",)),
+    "full": ((0,), ("size",)),
+    "arange": ((_ALL,), ("start", "end", "step")),
+    "eye": ((_ALL,), ("n", "m")),
+    "randperm": ((0,), ("n",)),
+    "linspace": ((2,), ("steps",)),
+    "logspace": ((2,), ("steps",)),
+}
+_TORCH = ("torch.", "torch.nn.functional.", "torch.linalg.")
+_MOVES = frozenset(("to", "cuda"))
+_LONG = 60
+
+
+class Use(NamedTuple):
+    """The arguments of a call that are written into the graph; `made`: the call makes a tensor of that shape."""
+
+    arguments: tuple[ast.expr, ...]
+    said: str
+    fix: str
+    made: bool = False
+
+
+def use_of(node: ast.Call, at: Place) -> Use | None:
+    func = node.func
+    last = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+    name = at.name(node)
+    if name:
+        last = name.rpartition(".")[2]
+        if name.rpartition(".")[0] + "." not in _TORCH:
+            return None
+        if last == "randint":
+            return _use(_randint(node), (_SAID_SHAPE, _FIX_SHAPE), made=True)
+        if last in _MAKERS:
+            return _use(_chosen(node, _MAKERS[last], 0), (_SAID_SHAPE, _FIX_SHAPE), made=True)
+    shift = 1 if name else 0
+    if last in _ARGUMENTS:
+        fix = FIX_TENSOR if last in ("pow", "pow_") else _FIX_ARGUMENT
+        return _use(_chosen(node, _ARGUMENTS[last], shift), (_SAID_ARGUMENT, fix))
+    if last in _SHAPES:
+        return _use(_chosen(node, _SHAPES[last], shift), (_SAID_SHAPE, _FIX_SHAPE))
+    return None
+
+
+def _use(chosen: list[ast.expr], words: tuple[str, str], made: bool = False) -> Use | None:
+    found = tuple(leaf for one in chosen for leaf in _leaves(one) if not isinstance(leaf, ast.Constant))
+    return Use(found, *words, made) if found else None
+
+
+def _chosen(node: ast.Call, spec: tuple[tuple[int, ...], tuple[str, ...]], shift: int) -> list[ast.expr]:
+    positions, keywords = spec
+    found = [one.value for one in node.keywords if one.arg in keywords]
+    if positions == (_ALL,):
+        return [*found, *node.args[shift:]]
+    return [*found, *(node.args[one + shift] for one in positions if one + shift < len(node.args))]
+
+
+def _randint(node: ast.Call) -> list[ast.expr]:
+    """The size of `torch.randint(low, high, size)`; its bounds are data."""
+    found = [one.value for one in node.keywords if one.arg == "size"]
+    return found or node.args[-1:]
+
+
+def _leaves(node: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(node, (ast.Tuple, ast.List)):
+        for one in node.elts:
+            yield from _leaves(one)
+    else:
+        yield node
+
+
+def indices(node: ast.expr) -> Iterator[tuple[ast.expr, bool]]:
+    """The positions and bounds in the brackets; True for bounds of slices. A list of positions is data."""
+    for one in node.elts if isinstance(node, ast.Tuple) else [node]:
+        if isinstance(one, ast.Slice):
+            yield from ((bound, True) for bound in (one.lower, one.upper, one.step) if bound is not None)
+        elif not isinstance(one, (ast.List, ast.Constant)):
+            yield one, False
+
+
+# -- whether the tensor is on the device -------------------------------------------------------------------------------
+
+
+def on_device(node: ast.Call, at: Place, use: Use) -> bool:
+    if use.made:
+        return at.value(node).where == "device" or _is_moved(node, at)
+    if at.name(node):
+        return bool(node.args) and is_there(at.value(node.args[0]), at)
+    return isinstance(node.func, ast.Attribute) and is_there(at.value(node.func.value), at)
+
+
+def is_there(value: Value, at: Place) -> bool:
+    """Whether a tensor is certainly on the device: put there, or a tensor of a module's forward."""
+    if value.kind not in (TENSOR, OUTPUT, BATCH):
+        return False
+    function = at.function
+    in_module = function is not None and function.cls is not None and function.cls.is_module
+    return value.where == "device" or (not value.where and in_module)
+
+
+def _is_moved(node: ast.Call, at: Place) -> bool:
+    """`torch.randn(4, n).to(device)`, also further on in its own chain: `torch.randn(4, n).abs().to(device)`."""
+    inner: ast.AST = node
+    for outer in at.parents(node):
+        if isinstance(outer, ast.Call) and outer.func is inner:
+            if isinstance(inner, ast.Attribute) and inner.attr in _MOVES:
+                return at.value(outer).where != "host"
+        elif not isinstance(outer, ast.Attribute):
+            return False
+        inner = outer
+    return False
+
+
+def short(at: Place, node: ast.AST) -> str:
+    text = " ".join(at.source(node).split())
+    return text if len(text) <= _LONG else text[: _LONG - 3] + "..."

@@ -1,0 +1,248 @@
+"""Lists, dicts and tensors that grow from step to step.
+
+What lives here: what takes a tensor at each step, whether it outlives the step, and what is computed from it there.
+What does not: the words (tpu304).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from tpu_magics.check.rules._changing import changes, step_loop
+from tpu_magics.check.rules._origins import origin, own_nodes
+from tpu_magics.check.values import BATCH, LIST, OUTPUT, TENSOR, UNKNOWN
+
+if TYPE_CHECKING:
+    from tpu_magics.check.place import Place
+
+_TAKES = frozenset(("append", "extend", "insert", "appendleft"))
+_EMPTIES = frozenset(("clear", "pop", "popleft", "remove"))
+_JOINS = frozenset(("cat", "concat", "concatenate", "hstack", "vstack", "dstack"))
+_SUMS = frozenset(("stack", "sum", "mean", "max", "min", "add_n", *_JOINS))
+_LETS_GO = re.compile(r"\.(detach|item|cpu|tolist|numpy|data)\b|\b(float|int|no_grad|gather\w*|reduce)\(")
+_HOLDERS = (ast.Tuple, ast.List, ast.Dict)
+_TENSORS = (TENSOR, OUTPUT, BATCH)
+
+
+class Kept(NamedTuple):
+    """A container that takes a tensor: its name as written, and the tensors."""
+
+    name: str
+    holder: ast.expr
+    given: tuple[ast.expr, ...]
+
+
+def kept_by(node: ast.Call | ast.Assign | ast.AugAssign, at: Place) -> Kept | None:
+    """The container to which this adds a tensor that may be on the device, at every step."""
+    found = _taking(node, at)
+    if found is None or not at.in_step or at.every_n or not at.on_device:
+        return None
+    holder, given = found
+    tensors = tuple(one for part in given for one in _tensors_in(part, at))
+    return Kept(at.source(holder), holder, tensors) if tensors else None
+
+
+def _taking(node: ast.Call | ast.Assign | ast.AugAssign, at: Place) -> tuple[ast.expr, list[ast.expr]] | None:
+    if isinstance(node, ast.Call):
+        func = node.func
+        if isinstance(func, ast.Attribute) and func.attr in _TAKES and node.args and not at.name(node):
+            return (func.value, node.args[-1:]) if at.value(func.value).kind in (LIST, UNKNOWN) else None
+        return None
+    if isinstance(node, ast.AugAssign):
+        adds = isinstance(node.op, ast.Add) and isinstance(node.value, (ast.List, ast.Tuple))
+        return (node.target, [node.value]) if adds else None
+    target = node.targets[0]
+    if isinstance(target, ast.Subscript) and at.value(target.value).kind == LIST and _is_new_key(target.slice, at):
+        return target.value, [node.value]
+    return None
+
+
+def _is_new_key(key: ast.expr, at: Place) -> bool:
+    """`history[step] = loss`: a key of its own for each step."""
+    return not isinstance(key, (ast.Constant, ast.Slice)) and changes(at, key)
+
+
+def _tensors_in(node: ast.expr, at: Place) -> Iterator[ast.expr]:
+    if isinstance(node, _HOLDERS):
+        for one in node.values if isinstance(node, ast.Dict) else node.elts:
+            yield from _tensors_in(one, at)
+    elif at.value(node).kind in _TENSORS and at.value(node).where != "host":
+        yield node
+
+
+# -- whether it outlives the step --------------------------------------------------------------------------------------
+
+
+def _step_body(at: Place) -> list[ast.stmt]:
+    loop = step_loop(at)
+    if loop is not None:
+        return loop.node.body
+    body = at.function.node.body if at.function is not None else []
+    return body if isinstance(body, list) else []
+
+
+def outlives_the_step(kept: Kept, at: Place) -> bool:
+    """Whether the container is older than the step, is never emptied in it, and has no fixed size."""
+    root = _root(kept.holder)
+    if not root or (step_loop(at) is None and not _comes_from_outside(root, at)):
+        return False
+    made, _ = origin(at, kept.holder)
+    if isinstance(made, ast.Call) and any(one.arg == "maxlen" for one in made.keywords):
+        return False
+    return not any(_begins_anew(one, kept.name, root) for one in own_nodes(_step_body(at)))
+
+
+def _root(node: ast.AST) -> str:
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _comes_from_outside(root: str, at: Place) -> bool:
+    """In a function that runs at each step: an attribute of self, or a name of an outer scope."""
+    function = at.function
+    if function is None:
+        return False
+    if root == "self":
+        return True
+    given = {one.arg for one in function.parameters}
+    return root not in given and not any(_binds(one, root) for one in own_nodes(_step_body(at)))
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
+
+
+def _begins_anew(node: ast.AST, name: str, root: str) -> bool:
+    if isinstance(node, ast.Call):
+        func = node.func
+        return isinstance(func, ast.Attribute) and func.attr in _EMPTIES and ast.unparse(func.value) in (name, root)
+    if isinstance(node, ast.Delete):
+        return any(_root(one) == root for one in node.targets)
+    if not isinstance(node, (ast.Assign, ast.AnnAssign)):
+        return False
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    for target in targets:
+        written = ast.unparse(target)
+        if written in (name, root) and node.value is not None:
+            return not any(isinstance(one, ast.Name) and one.id == root for one in ast.walk(node.value)) or (
+                isinstance(node.value, ast.Subscript)
+            )
+        if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Slice) and _root(target) == root:
+            return True
+    return False
+
+
+# -- what is done with it ----------------------------------------------------------------------------------------------
+
+
+def use_in_step(kept: Kept, at: Place) -> ast.Call | None:
+    """The call in the step that computes with the whole container."""
+    for body in _bodies(kept, at):
+        for node in own_nodes(body):
+            if isinstance(node, ast.Call) and _computes(node, kept.name) and not _of_numbers(node):
+                return node
+    return None
+
+
+def _bodies(kept: Kept, at: Place) -> Iterator[list[ast.stmt]]:
+    yield _step_body(at)
+    function = at.function
+    if kept.name.startswith("self.") and function is not None and function.cls is not None:
+        for method in function.cls.methods.values():
+            runs = any(call.at.in_step for call in method.callers)
+            if runs and method is not function and isinstance(method.node.body, list):
+                yield method.node.body
+
+
+def _computes(node: ast.Call, name: str) -> bool:
+    func = node.func
+    last = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+    return last in _SUMS and bool(node.args) and ast.unparse(node.args[0]) in (name, f"list({name})", f"tuple({name})")
+
+
+def _of_numbers(node: ast.Call) -> bool:
+    """NumPy reads its arguments to the host: that is another rule's."""
+    return ast.unparse(node.func).startswith(("np.", "numpy.", "statistics."))
+
+
+def with_its_graph(kept: Kept, at: Place) -> ast.expr | None:
+    """The loss that the step goes backward from, kept as it is."""
+    losses = set(_backward_from(at))
+    for given in kept.given:
+        written = ast.unparse(given)
+        if not _LETS_GO.search(written) and (written in losses or _root_of_output(given) in losses):
+            return given
+    return None
+
+
+def _root_of_output(node: ast.expr) -> str:
+    """`outputs` of `outputs.loss`."""
+    return ast.unparse(node.value) if isinstance(node, ast.Attribute) and node.attr == "loss" else ""
+
+
+def _backward_from(at: Place) -> Iterator[str]:
+    """What `backward()` is called on, or `accelerator.backward` with, in this step."""
+    for node in own_nodes(_step_body(at)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
+            yield ast.unparse(node.args[0] if node.args else node.func.value)
+
+
+def only_read(kept: Kept, at: Place) -> bool:
+    """Whether a detached entry does as well: nothing goes backward from what the container holds."""
+    if len(kept.given) != 1 or not isinstance(kept.given[0], (ast.Name, ast.Attribute)):
+        return False
+    text = at.cell.text
+    root = re.escape(_root(kept.holder))
+    return not re.search(rf"\b{root}\b[^\n]*\.backward\(|backward\([^\n]*\b{root}\b", text)
+
+
+# -- a tensor that grows -----------------------------------------------------------------------------------------------
+
+
+def grown_by_cat(node: ast.Assign, at: Place) -> str:
+    """The name of `x = torch.cat([x, new])` in a step, or in a loop that calls a model with it; else ""."""
+    target, value = node.targets[0], node.value
+    if not isinstance(value, ast.Call) or not isinstance(target, (ast.Name, ast.Attribute)) or not value.args:
+        return ""
+    name = at.name(value)
+    if name.rpartition(".")[2] not in _JOINS or not name.startswith("torch.") or at.value(value).where == "host":
+        return ""
+    written, parts = at.source(target), value.args[0]
+    if not isinstance(parts, (ast.List, ast.Tuple)) or written not in [at.source(one) for one in parts.elts]:
+        return ""
+    if not at.on_device or at.every_n or not (_in_decoding_loop(written, at) or _grows_in_step(written, node, at)):
+        return ""
+    return written
+
+
+def _grows_in_step(written: str, node: ast.Assign, at: Place) -> bool:
+    loop = step_loop(at)
+    if loop is None or at.loops[-1] is not loop:
+        return False
+    return not any(
+        isinstance(one, ast.Assign)
+        and one is not node
+        and any(ast.unparse(target) == written for target in one.targets)
+        for one in loop.node.body
+    ) and not _is_target(loop.node, written)
+
+
+def _is_target(node: ast.AST, written: str) -> bool:
+    target = getattr(node, "target", None)
+    return target is not None and any(isinstance(one, ast.Name) and one.id == written for one in ast.walk(target))
+
+
+def _in_decoding_loop(written: str, at: Place) -> bool:
+    """`logits = model(ids); ids = torch.cat([ids, next_id], dim=-1)`: the model is called with what grows."""
+    if not at.loops:
+        return False
+    return any(
+        isinstance(one, ast.Call)
+        and at.value(one.func).kind == "model"
+        and any(ast.unparse(given) == written for given in (*one.args, *(keyword.value for keyword in one.keywords)))
+        for one in own_nodes(at.loops[-1].node.body)
+    )

@@ -1,0 +1,62 @@
+"""What a DataLoader is for.
+
+What lives here: whether a loader serves training or evaluation, by its name, its data and its loops. What does not: the
+rules.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _steps
+
+if TYPE_CHECKING:
+    from tpu_magics.check.program import Call, Program
+
+LOADER = "torch.utils.data.DataLoader"
+_EVALUATION = re.compile(r"(^|_|\b)(eval(uation)?|val(id(ation)?)?|test|dev|predict(ion)?|infer(ence)?)(_|\b|$|\d|(?=[A-Z]|data|loader|set|dl|ds))", re.I)  # fmt: skip
+_TRAINING = re.compile(r"(^|_|\b)(train(ing)?|fit)(_|\b|$|\d|(?=[A-Z]|data|loader|set|dl|ds))", re.I)
+
+
+def target(call: Call) -> str:
+    """The name that is given to what a call makes, through `x = wrapper(DataLoader(...))` too."""
+    for parent in call.at.parents(call.node):
+        if isinstance(parent, ast.Assign) and len(parent.targets) == 1:
+            return ast.unparse(parent.targets[0])
+        if isinstance(parent, (ast.AnnAssign, ast.NamedExpr)):
+            return ast.unparse(parent.target)
+        if isinstance(parent, (ast.stmt, ast.Lambda)):
+            return ""
+    return ""
+
+
+def purpose(call: Call) -> str:
+    """ "train", "evaluation", or "" where neither the names nor `shuffle` tell."""
+    at = call.at
+    data = at.keyword(call.node, "dataset", 0)
+    function = at.function.name if at.function is not None else ""
+    texts = (target(call), at.source(data) if data is not None else "", function if "loader" in function else "")
+    for text in texts:
+        train, evaluation = bool(_TRAINING.search(text)), bool(_EVALUATION.search(text))
+        if train != evaluation:
+            return "train" if train else "evaluation"
+    return "train" if at.constant(at.keyword(call.node, "shuffle", 2)) is True else ""
+
+
+def is_for_evaluation(call: Call, program: Program) -> bool:
+    """Whether a loader serves evaluation only."""
+    said = purpose(call)
+    return said == "evaluation" or (not said and _has_no_step(call, program))
+
+
+def _has_no_step(call: Call, program: Program) -> bool:
+    """Whether the loader is gone over, and never in a loop with a backward pass."""
+    loops = [(loop, one) for one in program.all_calls for loop in one.at.loops]
+    mine = [
+        (loop, one) for loop, one in loops if (value := _steps.loader_of(loop)) is not None and value.made is call.node
+    ]
+    return bool(mine) and not any(
+        one.method in ("backward", "step") or one.name == _steps.OPTIMIZER_STEP for _, one in mine
+    )

@@ -1,0 +1,172 @@
+"""Calls that pad: tokenizers, collators, pad_sequence. What they are asked to pad to.
+
+What lives here: reading the arguments, and what is known of the lengths before they are padded. What does not: where
+such a call is a fault (tpu301), and models that are not told of the padding (tpu305).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from tpu_magics.check.rules import _recompiles as recompiles
+from tpu_magics.check.values import MODULE, NOTHING, TOKENIZER, UNKNOWN
+
+if TYPE_CHECKING:
+    from tpu_magics.check.place import Place
+    from tpu_magics.check.program import Call, Program
+
+LONGEST, FIXED, NO, MAYBE = "longest", "fixed", "no", "maybe"
+_ENCODES = frozenset(
+    ("__call__", "batch_encode_plus", "encode_plus", "encode", "apply_chat_template", "prepare_for_model")
+)
+_TOKENIZER_NAME = re.compile(r"(^|_)(tokenizer|tokeniser|tok|processor|feature_extractor)$")
+_PARTIAL = "functools.partial"
+# Collators that pad, with the positions of padding, max_length and pad_to_multiple_of in transformers 5.
+COLLATORS: dict[str, tuple[int | None, int | None, int | None]] = {
+    "transformers.DataCollatorWithPadding": (1, 2, 3),
+    "transformers.DataCollatorForTokenClassification": (1, 2, 3),
+    "transformers.DataCollatorForMultipleChoice": (1, 2, 3),
+    "transformers.DataCollatorForSeq2Seq": (2, 3, 4),
+    "transformers.DataCollatorForLanguageModeling": (None, None, None),
+    "transformers.DataCollatorForWholeWordMask": (None, None, None),
+}
+LANGUAGE_MODELING = ("transformers.DataCollatorForLanguageModeling", "transformers.DataCollatorForWholeWordMask")
+
+
+class Padding(NamedTuple):
+    """What a call is asked to pad to, and the arguments that say so."""
+
+    to: str
+    said: ast.expr | None = None
+    multiple: ast.expr | None = None
+
+
+def of_tokenizer(node: ast.Call, at: Place) -> Padding | None:
+    """The padding of a tokenizer's call; None where the call is none."""
+    what = _asked_of(node, at)
+    if what is None:
+        return None
+    given = at.keyword(node, "padding", 1 if what == "pad" else None)
+    return _read(node, at, given, LONGEST if what == "pad" else NO, at.keyword(node, "pad_to_multiple_of"))
+
+
+def of_collator(node: ast.Call, at: Place, name: str) -> Padding:
+    position, _, multiple = COLLATORS[name]
+    given = at.keyword(node, "padding", position) if position is not None else None
+    return _read(node, at, given, LONGEST, at.keyword(node, "pad_to_multiple_of", multiple))
+
+
+def _asked_of(node: ast.Call, at: Place) -> str | None:
+    """ "pad" for `tokenizer.pad(...)`, "encode" for the tokenizer's calls, None for all else."""
+    if at.name(node) == _PARTIAL:
+        return "encode" if node.args and at.value(node.args[0]).kind == TOKENIZER else None
+    func = node.func
+    if is_tokenizer(func, at):
+        return "encode" if at.value(func).kind == TOKENIZER or _says_padding(node) else None
+    pads_or_encodes = isinstance(func, ast.Attribute) and (func.attr == "pad" or func.attr in _ENCODES)
+    if isinstance(func, ast.Attribute) and pads_or_encodes and is_tokenizer(func.value, at):
+        return "pad" if func.attr == "pad" else "encode"
+    return None
+
+
+def _says_padding(node: ast.Call) -> bool:
+    return any(one.arg == "padding" for one in node.keywords)
+
+
+def is_tokenizer(node: ast.AST, at: Place) -> bool:
+    value = at.value(node)
+    if value.kind == TOKENIZER:
+        return True
+    last = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return value.kind == UNKNOWN and bool(_TOKENIZER_NAME.search(last))
+
+
+def _read(node: ast.Call, at: Place, given: ast.expr | None, default: str, multiple: ast.expr | None) -> Padding:
+    if multiple is not None and not recompiles.is_nothing(at.value(multiple)):
+        return Padding(FIXED, given, multiple)
+    if given is None:
+        return Padding(MAYBE if at.open_keywords(node) else default, None, multiple)
+    to = _meaning(given, at)
+    return Padding(MAYBE if to == LONGEST and at.open_keywords(node) else to, given, multiple)
+
+
+def _meaning(given: ast.expr, at: Place) -> str:
+    value = at.value(given)
+    if isinstance(given, ast.Attribute) and value.kind != MODULE:
+        return MAYBE  # `self.padding`: what a class says may be set anew
+    if value.kind == MODULE:
+        return _STRATEGIES.get(value.name.rpartition(".")[2], MAYBE)
+    const = value.const
+    if const is NOTHING or not isinstance(const, (bool, str)):
+        return MAYBE
+    return _STRATEGIES.get(str(const).upper(), MAYBE)
+
+
+_STRATEGIES = {
+    "TRUE": LONGEST,
+    "LONGEST": LONGEST,
+    "MAX_LENGTH": FIXED,
+    "FALSE": NO,
+    "DO_NOT_PAD": NO,
+}
+
+
+# -- what comes before the collator -----------------------------------------------------------------------------------
+
+
+def _encodings(program: Program) -> list[tuple[Call, Padding]]:
+    """The tokenizer's calls in functions that run for each batch of rows."""
+    if "encodings" not in program.memo:
+        found = [(call, of_tokenizer(call.node, call.at)) for call in program.all_calls if _may_encode(call)]
+        program.memo["encodings"] = [(call, padding) for call, padding in found if padding is not None]
+    known: list[tuple[Call, Padding]] = program.memo["encodings"]
+    return known
+
+
+def _may_encode(call: Call) -> bool:
+    return not call.name or call.name == _PARTIAL
+
+
+def evened_before(program: Program) -> bool:
+    """Whether all rows have a length of a few: every tokenizer's call over data pads to max_length or to a multiple."""
+    over_data = [one for call, one in _encodings(program) if recompiles.runs_per_batch(call.at)]
+    return bool(over_data) and all(one.to == FIXED for one in over_data)
+
+
+def uneven_before(program: Program) -> bool:
+    """Whether rows surely differ in length: a tokenizer's call over data pads to the longest, or not at all."""
+    found = [one for call, one in _encodings(program) if recompiles.runs_per_batch(call.at)]
+    return any(one.to in (NO, LONGEST) for one in found)
+
+
+def pads_somewhere(program: Program) -> bool:
+    """Whether this program pads texts at all."""
+    if any(one.to in (LONGEST, FIXED) for _, one in _encodings(program)):
+        return True
+    return any(of_collator(call.node, call.at, call.name).to != NO for call in program.calls(*COLLATORS))
+
+
+def evened_after(program: Program) -> bool:
+    """Whether a collator pads what is left to a multiple."""
+    found = [of_collator(call.node, call.at, call.name).to for call in program.calls(*COLLATORS)]
+    return bool(found) and all(one == FIXED for one in found)
+
+
+def cut_into_blocks(program: Program) -> bool:
+    """Whether texts are joined and cut into blocks of one length: `t[i : i + block_size]`, as for language models."""
+    if "blocks" not in program.memo:
+        program.memo["blocks"] = any(
+            isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) and _is_block(node.slice)
+            for function in program.functions
+            for node in ast.walk(function.node)
+        )
+    return bool(program.memo["blocks"])
+
+
+def _is_block(node: ast.Slice) -> bool:
+    first, last = node.lower, node.upper
+    if first is None or not isinstance(last, ast.BinOp) or not isinstance(last.op, ast.Add):
+        return False
+    return any(ast.dump(first) == ast.dump(one) for one in (last.left, last.right))

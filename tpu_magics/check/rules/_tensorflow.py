@@ -1,0 +1,187 @@
+"""What the rules of the tensorflow group share: which TPU a program uses, and what runs in a strategy's scope.
+
+What lives here: the resolver's and the strategy's calls, and whether a place is inside `with strategy.scope():`, also
+through the functions of the program. What does not: what is wrong there.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.program import LOCAL_TPU, RESOLVERS, STRATEGIES
+from tpu_magics.check.regions import under_strategy
+from tpu_magics.check.values import NOTHING, STRATEGY
+
+if TYPE_CHECKING:
+    from tpu_magics.check.place import Place
+    from tpu_magics.check.program import Call, Function, Program
+
+IN, OUT, UNKNOWN = "in", "out", "unknown"
+_COLAB_NODE = "COLAB_TPU_ADDR"  # the address of Colab's TPU node; a TPU VM has none
+_ENTERED = ("__enter__", "enter_context")
+_SET = ("tensorflow.distribute.experimental_set_strategy",)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_DEEP = 10
+
+
+def strategies(program: Program) -> list[Call]:
+    """The calls that make a TPUStrategy."""
+    return program.calls(*STRATEGIES)
+
+
+def strategy_name(program: Program) -> str:
+    """What the program calls its TPUStrategy."""
+    for call in strategies(program):
+        target = assigned_to(call.node, call.at)
+        if target is not None:
+            return call.at.source(target)
+    return "strategy"
+
+
+def assigned_to(node: ast.AST, at: Place) -> ast.expr | None:
+    """The target that a value is bound to on its line."""
+    parent = at.parent(node)
+    if isinstance(parent, ast.Assign):
+        return parent.targets[0]
+    return parent.target if isinstance(parent, (ast.AnnAssign, ast.NamedExpr)) else None
+
+
+def mentions(program: Program, word: str) -> bool:
+    """Whether a word stands anywhere in the code."""
+    return any(word in cell.text for cell in program.cells)
+
+
+# -- which TPU ---------------------------------------------------------------------------------------------------------
+
+
+def is_remote(program: Program) -> bool:
+    """Whether the TPU is certainly on another host than this code: a TPU node, by its name or address."""
+    if "is_remote_tpu" not in program.memo:
+        said = [_is_remote(call) for call in program.calls(*RESOLVERS)]
+        program.memo["is_remote_tpu"] = any(said) and not any(is_local(call) for call in program.calls(*RESOLVERS))
+    return bool(program.memo["is_remote_tpu"])
+
+
+def is_local(call: Call) -> bool:
+    return bool(call.at.constant(call.at.keyword(call.node, "tpu", 0)) == LOCAL_TPU)
+
+
+def _is_remote(call: Call) -> bool:
+    given = call.at.keyword(call.node, "tpu", 0)
+    name = call.at.constant(given)
+    if isinstance(name, str) and name:
+        return name != LOCAL_TPU
+    if any(call.at.constant(call.at.keyword(call.node, one)) not in (None, NOTHING) for one in ("zone", "project")):
+        return True
+    if mentions(call.at.program, _COLAB_NODE):
+        return True
+    return given is not None and begins_with(given, call.at).startswith("grpc://")
+
+
+def begins_with(node: ast.expr, at: Place, deep: int = 6) -> str:
+    """What a text or a path is known to begin with; "" where nothing is."""
+    constant = at.constant(node)
+    if isinstance(constant, (str, bytes)):
+        return constant if isinstance(constant, str) else constant.decode(errors="replace")
+    if deep == 0:
+        return ""
+    first = _first_part(node, at)
+    return begins_with(first, at, deep - 1) if first is not None else ""
+
+
+_JOINS = ("os.path.join", "posixpath.join", "tensorflow.io.gfile.join", "pathlib.Path", "pathlib.PurePath", "str",
+    "builtins.str", "os.fspath", "os.path.abspath", "os.path.expanduser", "glob.glob", "tensorflow.io.gfile.glob",
+    "tensorflow.io.matching_files", "sorted", "builtins.sorted", "builtins.list", "tensorflow.constant")  # fmt: skip
+
+
+def _first_part(node: ast.expr, at: Place) -> ast.expr | None:
+    if isinstance(node, ast.JoinedStr) and node.values:
+        return node.values[0]
+    if isinstance(node, ast.FormattedValue):
+        return node.value
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div, ast.Mod)):
+        return node.left
+    if isinstance(node, (ast.List, ast.Tuple)) and node.elts:
+        return node.elts[0]
+    if isinstance(node, (ast.ListComp, ast.GeneratorExp)):
+        return node.elt
+    if isinstance(node, ast.Call):
+        if at.name(node) in _JOINS and node.args:
+            return node.args[0]
+        text = isinstance(node.func, ast.Attribute) and node.func.attr in ("format", "joinpath", "as_posix", "rstrip")
+        return node.func.value if text and isinstance(node.func, ast.Attribute) else None
+    made = at.value(node).made
+    return made if isinstance(made, ast.expr) and made is not node else None
+
+
+# -- the scope ---------------------------------------------------------------------------------------------------------
+
+
+def is_entered(program: Program) -> bool:
+    """Whether a scope is entered without `with`, so that nobody can say from where on."""
+    if program.calls(*_SET):
+        return True
+    return any(program.methods(method) for method in _ENTERED)
+
+
+def state(call: Call) -> str:
+    """Whether a call runs in a strategy's scope: IN, OUT or UNKNOWN."""
+    return _state(call.node, call.at, _DEEP)
+
+
+def state_of(node: ast.AST, at: Place) -> str:
+    """The same for any node."""
+    return _state(node, at, _DEEP)
+
+
+def is_in_scope(call: Call) -> bool:
+    return state(call) == IN
+
+
+def _state(node: ast.AST, at: Place, deep: int) -> str:
+    if under_strategy(at) or _is_under_with(node, at):
+        return IN
+    function = at.function
+    if function is None:
+        return OUT
+    if deep == 0 or isinstance(function.node, ast.Lambda) or (function.cls is not None and function.cls.is_module):
+        return UNKNOWN
+    if not function.callers:
+        return OUT if knows_strategy(function) else UNKNOWN
+    found = {_state(one.node, one.at, deep - 1) for one in function.callers}
+    return IN if IN in found else OUT if found == {OUT} else UNKNOWN
+
+
+def _is_under_with(node: ast.AST, at: Place) -> bool:
+    for outer in at.parents(node):
+        if isinstance(outer, _FUNCTIONS):
+            return False
+        if isinstance(outer, ast.Lambda):
+            return True  # whoever calls it may be in the scope
+        if isinstance(outer, (ast.With, ast.AsyncWith)) and any(_is_scope(item.context_expr) for item in outer.items):
+            return True
+    return False
+
+
+def _is_scope(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "scope"
+
+
+def knows_strategy(function: Function) -> bool:
+    """Whether a function makes a strategy, is given one, or enters a scope."""
+    if any(value.kind == STRATEGY for value in (*function.given.values(), *function.env.values())):
+        return True
+    return any(call.method == "scope" or call.name in STRATEGIES for call in function.calls)
+
+
+def is_on_client(call: Call) -> bool:
+    """Whether a call stands under `with tf.device("/job:localhost")`, which keeps it on this machine."""
+    for outer in call.at.parents(call.node):
+        for item in outer.items if isinstance(outer, (ast.With, ast.AsyncWith)) else ():
+            context = item.context_expr
+            named = isinstance(context, ast.Call) and call.at.name(context) == "tensorflow.device" and context.args
+            device = call.at.constant(context.args[0]) if named and isinstance(context, ast.Call) else None
+            if isinstance(device, str) and "localhost" in device:
+                return True
+    return False

@@ -1,0 +1,88 @@
+"""A Python number that changes every step and is part of the graph.
+
+What it does
+    Finds a Python number that changes from step to step (the step loop's counter, a number counted up in the loop or
+    drawn at random) where it becomes a shape, an index or a bound of a slice, or a fixed argument of an operation:
+    the `k` of topk, the exponent of a power, the shift of roll, the diagonal of tril.
+Why it is bad
+    Such a number is written into the graph, so each new one is another graph and another compile. Measured with
+    torch_xla 2.9: one compile for each number in shapes, in indices and slices of a tensor, and in topk, kthvalue,
+    pow, roll, tril and triu, diagonal, split, repeat, interpolate, pooling, padding and norm. Numbers that tensors
+    are added to, multiplied with or compared to are sent as data and compile nothing new (0 and 1 apart, which are
+    graphs of their own), as are those in full, clamp, dropout, lerp, masked_fill, alpha= and optimisers' lr.
+Example
+    for step, x in enumerate(loader):
+        best = torch.topk(model(x), 1 + step % 4).values
+Use instead
+    for step, x in enumerate(loader):
+        rank = torch.arange(4, device=device)
+        best = torch.topk(model(x), 4).values * (rank < torch.tensor([1 + step % 4], device=device))
+What it cannot see
+    Numbers that change once for each epoch, which are one compile for each epoch; numbers that come out of
+    functions; lists that have another length at each step.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _graph_numbers as numbers
+from tpu_magics.check.rules._changing import changes
+from tpu_magics.check.values import TENSOR
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Finding
+    from tpu_magics.check.place import Place
+
+CODE = "TPU303"
+NAME = "changing-number"
+GROUP = "recompiles"
+WHY = "The number is written into the graph, so each new one is another graph that XLA compiles."
+NODES = (ast.Call, ast.Subscript, ast.BinOp, ast.AugAssign)
+
+
+def check(node: ast.AST, at: Place) -> Iterator[Finding]:
+    if isinstance(node, ast.Call):
+        yield from _call(node, at)
+    elif isinstance(node, ast.Subscript):
+        yield from _index(node, at)
+    elif isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, numbers.FIXED_OPERATORS):
+        yield from _power(node, at)
+
+
+def _call(node: ast.Call, at: Place) -> Iterator[Finding]:
+    use = numbers.use_of(node, at)
+    if use is None or not at.in_step or at.every_n or not at.on_device or not numbers.on_device(node, at, use):
+        return
+    for argument in use.arguments:
+        if changes(at, argument):
+            what, number = numbers.short(at, node), at.source(argument)
+            message = f"{use.said.format(what=what)} {number}, a Python number that changes every step."
+            yield at.finding(node, message, use.fix.format(number=number))
+            return
+
+
+def _index(node: ast.Subscript, at: Place) -> Iterator[Finding]:
+    base = at.value(node.value)
+    if base.kind != TENSOR or not at.in_step or at.every_n or not at.on_device or not numbers.is_there(base, at):
+        return
+    for bound, sliced in numbers.indices(node.slice):
+        if changes(at, bound):
+            number = at.source(bound)
+            message = f"{numbers.short(at, node)} depends on {number}, a Python number that changes every step."
+            yield at.finding(node, message, numbers.FIX_SLICE if sliced else numbers.FIX_INDEX.format(number=number))
+            return
+
+
+def _power(node: ast.BinOp | ast.AugAssign, at: Place) -> Iterator[Finding]:
+    left, right = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
+    for tensor, number in ((left, right), (right, left)):
+        base = at.value(tensor)
+        if base.kind == TENSOR and numbers.is_there(base, at) and at.in_step and at.on_device and not at.every_n:
+            if changes(at, number):
+                said = at.source(number)
+                message = f"{numbers.short(at, node)} has {said} in it, a Python number that changes every step."
+                yield at.finding(node, message, numbers.FIX_TENSOR.format(number=said))
+            return

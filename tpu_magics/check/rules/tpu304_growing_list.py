@@ -1,0 +1,72 @@
+"""A list of tensors that grows with every step.
+
+What it does
+    Finds tensors that are kept step after step: a list or dict of an outer scope that takes a tensor in the step loop
+    and is computed with there (`torch.stack(losses)`, `sum(losses)`); one that takes the loss or the output with its
+    autograd graph; and a tensor that grows by `x = torch.cat([x, new])`.
+Why it is bad
+    What is computed from the list has one more input at each step: another graph, another compile. Measured with
+    torch_xla 2.9: 8 steps that stack or add up a growing list, or grow a tensor by cat, compile 8 times. A list that
+    is only read after the loop compiles nothing new, but each entry stays alive on the device, and one that is not
+    detached keeps the autograd graph that made it.
+Example
+    losses.append(loss)
+    mean = torch.stack(losses).mean()
+Use instead
+    total += loss.detach()
+    mean = total / (step + 1)
+What it cannot see
+    Lists that are kept inside objects of other files; dicts that have one more key at each step because a loop
+    inside the step runs once more.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _growing as growing
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Finding
+    from tpu_magics.check.place import Place
+
+CODE = "TPU304"
+NAME = "growing-list"
+GROUP = "recompiles"
+WHY = "What is computed from it has one more input at each step: another graph, which XLA compiles again."
+NODES = (ast.Call, ast.Assign, ast.AugAssign)
+_WHY_GRAPH = (
+    "Each entry stays alive on the device together with the autograd graph that made it, and anything computed from "
+    "the growing list is a new graph to compile."
+)
+_WHY_CAT = "The tensor has another shape at each step, and XLA compiles again for every one."
+
+
+def check(node: ast.Call | ast.Assign | ast.AugAssign, at: Place) -> Iterator[Finding]:
+    if isinstance(node, ast.Assign) and (name := growing.grown_by_cat(node, at)):
+        yield at.finding(
+            node,
+            f"{name} grows by {at.source(node.value.func)} at every step.",  # type: ignore[attr-defined]
+            "Write into a tensor of the final size, or keep detached pieces and join them after the loop.",
+            why=_WHY_CAT,
+        )
+        return
+    kept = growing.kept_by(node, at)
+    if kept is None or not growing.outlives_the_step(kept, at):
+        return
+    if (use := growing.use_in_step(kept, at)) is not None:
+        yield at.finding(
+            node,
+            f"{kept.name} grows by a tensor at every step, and {at.source(use)} computes with all of it.",
+            "Keep a running sum (total += loss.detach()), or compute after the loop.",
+        )
+    elif (graph := growing.with_its_graph(kept, at)) is not None:
+        yield at.finding(
+            node,
+            f"{kept.name} keeps {at.source(graph)} of every step, with its autograd graph.",
+            f"Keep {at.source(graph)}.detach().",
+            why=_WHY_GRAPH,
+            edits=(at.insert_after(graph, ".detach()"),) if growing.only_read(kept, at) else (),
+        )

@@ -1,0 +1,135 @@
+"""A padded batch given to a model without its attention_mask.
+
+What it does
+    Finds calls of transformers' models, and of `generate`, with the `input_ids` of a tokenizer that pads, or of a
+    batch in a program that pads, and without `attention_mask`.
+Why it is bad
+    On XLA texts are padded, to have few shapes. A model that is not told where the padding is attends to it, and
+    computes something else for each amount of padding.
+Example
+    outputs = model(batch["input_ids"], labels=batch["labels"])
+Use instead
+    outputs = model(batch["input_ids"], attention_mask=batch["attention_mask"], labels=batch["labels"])
+What it cannot see
+    Padding done in another program; models that need no mask. A model called with `**batch` gets what the batch has.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _padding as padding
+from tpu_magics.check.rules._origins import origin
+from tpu_magics.check.values import BATCH, LIST, MODEL, OUTPUT, TENSOR, UNKNOWN
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Finding
+    from tpu_magics.check.place import Place
+    from tpu_magics.check.values import Value
+
+CODE = "TPU305"
+NAME = "no-attention-mask"
+GROUP = "recompiles"
+WHY = (
+    "Padding keeps the shapes few, but without the mask the model attends to the padding, and its result depends on "
+    "how much of it there is."
+)
+NODES = (ast.Call,)
+_IDS = "input_ids"
+_MASKS = ("attention_mask", "inputs_embeds", "encoder_outputs", "decoder_attention_mask", "mask", "input_mask")
+_OTHER_MODELS = ("torch.nn.", "keras.", "torchvision.", "timm.", "tensorflow.")
+
+
+def check(node: ast.Call, at: Place) -> Iterator[Finding]:
+    model = _model(node, at)
+    if model is None or at.open_keywords(node) or len(node.args) > 1:
+        return
+    if any(one.arg in _MASKS for one in node.keywords):
+        return
+    ids = at.keyword(node, _IDS, 0) or at.keyword(node, "inputs")
+    source = _padded_source(ids, at) if ids is not None else None
+    if source is None or not _is_transformer(model, node, ids, at):
+        return
+    callee, given = at.source(node.func), at.source(ids) if ids is not None else ""
+    yield at.finding(
+        node,
+        f"{callee} gets the padded {given} without the attention_mask.",
+        f"Write attention_mask={source} in the call.",
+    )
+
+
+def _model(node: ast.Call, at: Place) -> Value | None:
+    value = at.value(node.func)
+    if value.kind == MODEL:
+        return value
+    receiver, method = at.method(node)
+    return receiver if method in ("generate", "forward") and receiver.kind == MODEL else None
+
+
+def _is_transformer(model: Value, node: ast.Call, ids: ast.expr | None, at: Place) -> bool:
+    """A model of transformers; one that is only a parameter where the arguments are such a model's."""
+    if model.name.startswith("transformers."):
+        return True
+    if model.ref is not None or model.name.startswith(_OTHER_MODELS):
+        return False
+    said = {one.arg for one in node.keywords}
+    return _IDS in said or "labels" in said or at.method(node)[1] == "generate" or _named_ids(ids)
+
+
+def _named_ids(ids: ast.expr | None) -> bool:
+    if isinstance(ids, ast.Subscript):
+        return isinstance(ids.slice, ast.Constant) and ids.slice.value == _IDS
+    return isinstance(ids, ast.Attribute) and ids.attr == _IDS
+
+
+# -- where the ids come from -------------------------------------------------------------------------------------------
+
+
+def _padded_source(ids: ast.expr, at: Place) -> str | None:
+    """How to write the mask that goes with these ids; None where they are not known to be padded."""
+    written = _item_of_batch(ids, at)
+    if written is None:
+        return None
+    batch, mask = written
+    made = _encoding(batch, at)
+    if made is not None:
+        found = padding.of_tokenizer(*made)
+        return mask if found is not None and found.to in (padding.LONGEST, padding.FIXED) else None
+    if at.value(batch).kind not in (BATCH, OUTPUT, LIST, UNKNOWN, TENSOR):
+        return None
+    return mask if padding.pads_somewhere(at.program) else None
+
+
+def _item_of_batch(ids: ast.expr, at: Place) -> tuple[ast.expr, str] | None:
+    """The batch behind `batch["input_ids"]`, `batch.input_ids`, `ids.to(device)`, and its mask as written."""
+    for _ in range(6):
+        node, path = origin(at, ids)
+        if path:
+            return None
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and node.slice.value == _IDS:
+            return node.value, f'{at.source(node.value)}["attention_mask"]'
+        if isinstance(node, ast.Attribute) and node.attr == _IDS:
+            return node.value, f"{at.source(node.value)}.attention_mask"
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            return None
+        ids = node.func.value
+    return None
+
+
+def _encoding(batch: ast.expr, at: Place) -> tuple[ast.Call, Place] | None:
+    """The tokenizer's call that made the batch, where it is one."""
+    value = at.value(batch)
+    if isinstance(value.made, ast.Call) and value.made_at is not None and value.name == "tokenizer":
+        return value.made, value.made_at
+    node, _ = origin(at, batch)
+    while (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("to", "convert_to_tensors")
+    ):
+        node, _ = origin(at, node.func.value)
+    if isinstance(node, ast.Call) and padding.of_tokenizer(node, at) is not None:
+        return node, at
+    return None

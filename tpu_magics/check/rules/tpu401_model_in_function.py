@@ -1,0 +1,137 @@
+"""A model that every worker builds for itself.
+
+What it does
+    Reports models that are built inside the function that a notebook launches (`notebook_launcher`, `xmp.spawn`,
+    `torch_xla.launch`). Where tpu_magics launches (`%%tpu_train`, `%tpu_train`, `tpu_magics.train`), such a model is
+    hoisted: built once in the notebook; reported are those that cannot be, with the reason.
+Why it is bad
+    Eight processes build the model eight times, each in host memory. On a small host memory runs out, and a process
+    dies with SIGSEGV or SIGKILL before the first step.
+Example
+    def training_function():
+        model = AutoModel.from_pretrained("bert-base-cased")
+
+    notebook_launcher(training_function)
+Use instead
+    model = AutoModel.from_pretrained("bert-base-cased")
+
+    def training_function(model):
+        ...
+
+    notebook_launcher(training_function, (model,))
+What it cannot see
+    How large a model is. In a script's `_mp_fn` building the model is the normal form and is not reported, but for
+    `from_pretrained` under `start_method="fork"`. With one process nothing is reported, nor with `--hoist off`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _hoist, _launch
+from tpu_magics.check.values import MODEL
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Finding
+    from tpu_magics.check.program import Call, Function, Program
+
+CODE = "TPU401"
+NAME = "model-in-function"
+GROUP = "launch"
+WHY = (
+    "Each process builds a copy of its own: eight of them run out of host memory, and one dies with SIGSEGV before the "
+    "first step."
+)
+
+
+def check_program(program: Program) -> Iterator[Finding]:
+    said: set[int] = set()
+    for launch in _launch.launches(program):
+        if launch.ranks == 1 or "--hoist off" in " ".join(launch.words.split()) or _keeps(launch):
+            continue
+        for call, problem in _built(launch, program):
+            if id(call.node) not in said and (problem or not launch.ours) and _matters(call, launch):
+                said.add(id(call.node))
+                yield _finding(call, launch, problem)
+
+
+def _keeps(launch: _launch.Launch) -> bool:
+    return launch.call is not None and launch.call.at.constant(launch.argument("hoist")) in (False, "off")
+
+
+def _matters(call: Call, launch: _launch.Launch) -> bool:
+    """In a script the workers of xmp.spawn are new interpreters, and build their models as torch_xla's examples do."""
+    if launch.ours or call.at.notebook or launch.kind == _launch.NOTEBOOK:
+        return True
+    forks = launch.call is not None and launch.call.at.constant(launch.argument("start_method")) == "fork"
+    return forks and call.name.endswith(".from_pretrained")
+
+
+# -- what is built ----------------------------------------------------------------------------------------------------
+
+
+def _built(launch: _launch.Launch, program: Program) -> Iterator[tuple[Call, str]]:
+    """The calls of a launch's workers that build models, with what speaks against hoisting each."""
+    function = launch.function
+    own = function.calls if function is not None else _statements(launch, program)
+    yield from ((call, _hoist.reason(call, function)) for call in _hoist.top_builds(own))
+    helpers = {}
+    for call in own:
+        helper = _launch.targets(program).get(id(call.node))
+        if helper is not None and call.value.kind == MODEL and call.value.made is not call.node and _makes(helper):
+            helpers[helper] = call
+            problem = _hoist.reason(call, function) or _hoist.helper_problem(helper)
+            yield call, problem
+    for other in sorted(_launch.reached(launch, program) - {function}, key=lambda one: one.node.lineno):
+        if not _is_method(other) and other not in helpers:
+            for call in _hoist.top_builds(other.calls):
+                yield call, _hoist.reason(call, function)
+
+
+def _is_method(function: Function) -> bool:
+    """The layers that a class makes for itself are parts of the model."""
+    return function.cls is not None or isinstance(function.at.parent(function.node), ast.ClassDef)
+
+
+def _makes(helper: Function) -> bool:
+    """Whether a function builds the model that it returns."""
+    return any(True for _ in _hoist.top_builds(helper.calls))
+
+
+def _statements(launch: _launch.Launch, program: Program) -> list[Call]:
+    """The calls of a cell whose plain statements are trained; its leading definitions are the notebook's."""
+    return [call for call in program.all_calls if call.at.top_level and launch in _launch.launches_of(call.at)]
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def _finding(call: Call, launch: _launch.Launch, problem: str) -> Finding:
+    at = call.at
+    code = _launch.shown(at.source(call.node))
+    name = launch.function.name if launch.function is not None else "this cell"
+    if launch.ours:
+        message = f"{code} is built by each worker of `{name}` and cannot be hoisted: {problem}."
+        return at.finding(
+            call.node, message, f"Build it in an earlier cell and pass it: `%%tpu_train model`, {_def(launch)}."
+        )
+    return at.finding(
+        call.node, f"{code} builds a model inside `{name}`, in each process of {launch.kind}.", _fix(launch)
+    )
+
+
+def _def(launch: _launch.Launch) -> str:
+    name = launch.function.name if launch.function is not None else "train"
+    return f"`def {name}(model)`"
+
+
+def _fix(launch: _launch.Launch) -> str:
+    name = launch.function.name if launch.function is not None else "f"
+    start = f"notebook_launcher({name}, (model,))"
+    form = f"def {name}(model)"
+    if launch.kind != _launch.NOTEBOOK:
+        start = f'{launch.kind}({name}, args=(model,), start_method="fork")'
+        form = f"def {name}(index, model)"
+    return f"Build it before, once, and pass it: `{form}` and `{start}`."

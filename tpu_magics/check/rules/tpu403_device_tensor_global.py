@@ -1,0 +1,107 @@
+"""What the notebook has put on its own device is used by workers.
+
+What it does
+    Reports tensors and models that the notebook (or the main process of a script) puts on an XLA device and that the
+    launched function reads as globals or is given, and optimisers that the notebook makes over CPU parameters and the
+    function uses without `accelerator.prepare`.
+Why it is bad
+    A tensor on the notebook's XLA device means nothing in a worker, which has a device of its own; and making it starts
+    the runtime before the workers. An optimiser keeps the parameters that it was made with: `model.to(device)` replaces
+    a model's parameters on XLA, so it trains nothing, without a word.
+Example
+    weights = torch.ones(10).to(xm.xla_device())
+
+    def training_function(model):
+        loss = cross_entropy(model(x), y, weight=weights)
+Use instead
+    weights = torch.ones(10)
+
+    def training_function(model):
+        device = xm.xla_device()
+        loss = cross_entropy(model(x), y, weight=weights.to(device))
+What it cannot see
+    Tensors that reach the function inside of other objects.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _device_globals, _launch
+from tpu_magics.check.values import MODEL, OPTIMIZER
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Finding
+    from tpu_magics.check.place import Place
+    from tpu_magics.check.program import Program
+
+CODE = "TPU403"
+NAME = "device-tensor-global"
+GROUP = "launch"
+WHY = "A worker has a device and a runtime of its own: what lies on the notebook's XLA device cannot be used there."
+WHY_OPTIMIZER = (
+    "Moving a model to an XLA device replaces its parameters; this optimizer keeps the old ones and trains nothing, "
+    "without a word."
+)
+NODES = _device_globals.NODES
+check = _device_globals.note
+
+
+def check_program(program: Program) -> Iterator[Finding]:
+    if not _launch.launches(program):
+        return
+    for node, at, name, launch in _device_globals.statements(program).values():
+        yield _on_device(node, at, name, launch)
+    for node, at in _device_globals.top_level(program):
+        yield from _optimizer(node, at, program)
+
+
+def _on_device(node: _device_globals.Statement, at: Place, name: str, launch: _launch.Launch) -> Finding:
+    assert node.value is not None
+    who = _who(launch)
+    model = at.value(node.value).kind == MODEL
+    what = "model" if model else "tensor"
+    fix = f"Leave `{name}` on the CPU here, and move it to the device inside {who}."
+    if model:
+        fix = f"Leave `{name}` on the CPU here, and write `{name}.to(device)` (or accelerator.prepare) inside {who}."
+    return at.finding(node.value, f"The {what} `{name}` is put on an XLA device here, and {who} uses it.", fix)
+
+
+def _who(launch: _launch.Launch) -> str:
+    return f"`{launch.function.name}`" if launch.function is not None else "the launched function"
+
+
+# -- optimisers -------------------------------------------------------------------------------------------------------
+
+
+def _optimizer(node: _device_globals.Statement, at: Place, program: Program) -> Iterator[Finding]:
+    value = at.value(node.value)
+    if value.kind != OPTIMIZER or value.lib == "tf" or value.prepared or value.made is not node.value:
+        return
+    position = _launch.position_of(at, node)
+    for name in _device_globals.names_set(node, at):
+        launch = next(_device_globals.users(name, position, program), None)
+        if launch is not None and not _is_prepared(name, launch, program):
+            who = _who(launch)
+            fix = f"Make it inside {who}, after the model is on its device, or pass it through `accelerator.prepare`."
+            message = f"The optimizer `{name}` is made here over parameters on the CPU, and {who} uses it."
+            assert node.value is not None
+            yield at.finding(node.value, message, fix, WHY_OPTIMIZER)
+
+
+def _is_prepared(name: str, launch: _launch.Launch, program: Program) -> bool:
+    """Whether the workers give the optimiser to accelerate (or to a Trainer, which does)."""
+    for function in _launch.reached(launch, program):
+        for call in function.calls:
+            if call.method not in ("prepare", "prepare_optimizer") and not call.name.endswith("Trainer"):
+                continue
+            parts = [*call.node.args, *(one.value for one in call.node.keywords)]
+            if any(_is_it(one, name, call.at) for part in parts for one in ast.walk(part)):
+                return True
+    return False
+
+
+def _is_it(node: ast.AST, name: str, at: Place) -> bool:
+    return isinstance(node, ast.Name) and (node.id == name or at.value(node).kind == OPTIMIZER)

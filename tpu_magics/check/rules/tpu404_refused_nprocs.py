@@ -1,0 +1,76 @@
+"""A number of processes that torch_xla does not take.
+
+What it does
+    Reports `xmp.spawn(f, nprocs=N)` with any other number than 1 and None, and `notebook_launcher(f, num_processes=N)`
+    with any other than 1 and 8, where the call is not in a `%%tpu_train` cell.
+Why it is bad
+    torch_xla starts one process per chip, or one in all. `xmp.spawn` raises `Unsupported nprocs (N)` for any other
+    number. `notebook_launcher` ignores the number on a TPU since accelerate 1.3; before, it handed it to `xmp.spawn`.
+Example
+    xmp.spawn(_mp_fn, args=(flags,), nprocs=8)
+Use instead
+    xmp.spawn(_mp_fn, args=(flags,))
+
+    or let tpu_magics start the workers, which honours the number (and rehearses that many ranks without a TPU):
+
+    %%tpu_train -n 8
+    xmp.spawn(_mp_fn, args=(flags,), nprocs=8)
+What it cannot see
+    Numbers that are known only when the program runs. `num_processes=8` is the guides' form for a host with eight
+    chips and is not reported, though it starts four processes where there are four. Calls with
+    `mixed_precision="fp16"` are taken for a GPU's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _launch
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Finding
+    from tpu_magics.check.program import Program
+
+CODE = "TPU404"
+NAME = "refused-nprocs"
+GROUP = "launch"
+WHY = "torch_xla takes 1 or None only, and raises `Unsupported nprocs` for any other number before a worker starts."
+WHY_NOTEBOOK = (
+    "On a TPU accelerate ignores num_processes and starts one process per chip; before 1.3 it handed the number to "
+    "torch_xla, which takes 1 or None only."
+)
+# What a host with one or with eight chips starts in any case.
+FINE = (None, 0, 1, 8)
+
+
+def check_program(program: Program) -> Iterator[Finding]:
+    for launch in _launch.launches(program):
+        if launch.call is None or launch.ours or not isinstance(launch.ranks, int):
+            continue
+        if launch.kind == _launch.SPAWN and launch.ranks != 1:
+            yield _spawn(launch)
+        elif launch.kind == _launch.NOTEBOOK and launch.ranks not in FINE and not _for_gpus(launch):
+            yield _notebook(launch)
+
+
+def _spawn(launch: _launch.Launch) -> Finding:
+    assert launch.call is not None
+    given = launch.argument("nprocs", 2)
+    at, node = launch.call.at, given if given is not None else launch.call.node
+    fix = "Leave nprocs away: one process is started for each chip (nprocs=1 starts a single one)."
+    edits = (at.replace(given, "None"),) if given is not None else ()
+    return at.finding(node, f"`xmp.spawn` is asked for {launch.ranks} processes.", fix, edits=edits)
+
+
+def _notebook(launch: _launch.Launch) -> Finding:
+    assert launch.call is not None
+    at, given = launch.call.at, launch.argument("num_processes", 2)
+    message = f"`notebook_launcher` is asked for {launch.ranks} processes."
+    fix = "Leave num_processes away, or put `%%tpu_train` on top of the cell: that launcher honours the number."
+    return at.finding(given if given is not None else launch.call.node, message, fix, WHY_NOTEBOOK)
+
+
+def _for_gpus(launch: _launch.Launch) -> bool:
+    assert launch.call is not None
+    return bool(launch.call.at.constant(launch.argument("mixed_precision", 3)) == "fp16")

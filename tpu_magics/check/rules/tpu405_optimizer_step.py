@@ -1,0 +1,181 @@
+"""A step of a hand-written XLA loop that is not reduced, not run, or run twice.
+
+What it does
+    Reports, in loops without accelerate, a Trainer, SPMD, FSDP or DDP: `optimizer.step()` in workers of several ranks
+    that reduce no gradients; a loop with a step in which nothing runs the graph; `xm.optimizer_step(optimizer)` without
+    `barrier=True` in a loop over a plain loader; and `barrier=True` where the loader or a sync in the loop does that.
+Why it is bad
+    `xm.optimizer_step` averages the gradients of all ranks and then makes the step; with `optimizer.step()` each rank
+    trains a model of its own. XLA runs nothing before a sync: without one the graph grows from step to step. With two,
+    what stands between them becomes a graph of its own.
+Example
+    for x, y in loader:
+        loss_fn(model(x.to(device)), y.to(device)).backward()
+        xm.optimizer_step(optimizer)
+Use instead
+    for x, y in loader:
+        loss_fn(model(x.to(device)), y.to(device)).backward()
+        xm.optimizer_step(optimizer, barrier=True)
+
+    or an MpDeviceLoader(loader, device), which syncs at each batch
+What it cannot see
+    Loaders of which it is not known what made them. In one process `optimizer.step(); torch_xla.sync()` is fine.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _arguments, _launch, _runtime, _steps
+from tpu_magics.check.values import DEVICE
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Edit, Finding
+    from tpu_magics.check.place import Loop, Place
+    from tpu_magics.check.program import Call, Program
+
+CODE = "TPU405"
+NAME = "optimizer-step"
+GROUP = "launch"
+WHY = "XLA runs nothing before a sync: the graph grows with each step, and is compiled anew at whatever ends it."
+WHY_UNREDUCED = "Each rank steps with the gradients of its own batches: the ranks train different models."
+WHY_TWICE = "Each round ends two graphs: what stands between the two syncs is compiled and run on its own."
+
+
+def check_program(program: Program) -> Iterator[Finding]:
+    if not program.uses("torch_xla") or _steps.is_handled(program):
+        return
+    for call in _steps.optimizer_steps(program):
+        yield from _plain_step(call, program)
+    for call in program.calls(_steps.OPTIMIZER_STEP):
+        yield from _xla_step(call, program)
+
+
+# -- optimizer.step() -------------------------------------------------------------------------------------------------
+
+
+def _plain_step(call: Call, program: Program) -> Iterator[Finding]:
+    at = call.at
+    if not at.on_device:
+        return
+    reduced = _is_reduced(call, program)
+    unreduced = _launch.in_several(at) and not reduced
+    unrun = not reduced and _is_on_xla(at) and _is_never_run(call, program)
+    if not unreduced and not unrun:
+        return
+    name = at.source(call.node.func)
+    optimizer = at.source(call.node.func.value) if isinstance(call.node.func, ast.Attribute) else "optimizer"
+    if unreduced:
+        written = f"xm.optimizer_step({optimizer}{', barrier=True' if unrun else ''})"
+        message = f"`{name}()` makes a step in several processes without reducing the gradients."
+        yield at.finding(call.node, message, f"Write `{written}`.", WHY_UNREDUCED, _reducing(call, optimizer, unrun))
+    else:
+        message = f"`{name}()` is called in a loop in which nothing runs the graph."
+        yield at.finding(call.node, message, f"Call `torch_xla.sync()` after `{name}()`, in the loop.")
+
+
+def _reducing(call: Call, optimizer: str, barrier: bool) -> tuple[Edit, ...]:
+    xm = _launch.xm(call.at)
+    if not xm or call.node.args or call.node.keywords:
+        return ()
+    return (call.at.replace(call.node, f"{xm}.optimizer_step({optimizer}{', barrier=True' if barrier else ''})"),)
+
+
+def _is_reduced(call: Call, program: Program) -> bool:
+    """Whether gradients are reduced, or xm.optimizer_step is called, anywhere in the same workers or function."""
+    found = set(_launch.launches_of(call.at))
+    for other in program.calls(_steps.OPTIMIZER_STEP, *_steps.REDUCES):
+        if other.at.function is call.at.function or found & set(_launch.launches_of(other.at)):
+            return True
+    return False
+
+
+def _is_on_xla(at: Place) -> bool:
+    """Whether the code around certainly uses an XLA device: its function, those around it, or its workers."""
+    calls = at.program.calls(*_runtime.DEVICES)
+    mine = set(_launch.launches_of(at))
+    for call in calls:
+        if call.at.function in (None, at.function) or mine & set(_launch.launches_of(call.at)):
+            return True
+    function = at.function
+    return function is not None and any(one.kind == DEVICE and one.where == "device" for one in function.env.values())
+
+
+def _is_never_run(call: Call, program: Program) -> bool:
+    """Whether the step stands in a loop, here or in the only caller, of which no round runs the graph."""
+    at, depth = call.at, 3
+    inside = [call]
+    while not at.loops and at.function is not None and len(at.function.callers) == 1 and depth:
+        if _steps.decorated(at.function) or any(_steps.syncs(one) for one in at.function.calls):
+            return False
+        inside.append(at.function.callers[0])
+        at, depth = at.function.callers[0].at, depth - 1
+    if not at.loops or any(_steps.in_step_context(one) for one in inside) or _steps.decorated(at.function):
+        return False
+    return _is_unrun_loop(at, program)
+
+
+def _is_unrun_loop(at: Place, program: Program) -> bool:
+    calls = (
+        at.function.calls if at.function is not None else [one for one in program.all_calls if one.at.function is None]
+    )
+    if not _steps.never_syncs(at.loops[-1]):
+        return False
+    for loop in at.loops:
+        if _steps.is_device_loader(_steps.loader_of(loop)) or any(map(_ends, _steps.round_calls(loop, calls, program))):
+            return False
+    return True
+
+
+def _ends(call: Call) -> bool:
+    """Whether a call of a round runs the graph, or may: what a compiled function does is not followed."""
+    return _steps.syncs(call) or call.name == "builtins.next"
+
+
+# -- xm.optimizer_step ------------------------------------------------------------------------------------------------
+
+
+def _xla_step(call: Call, program: Program) -> Iterator[Finding]:
+    at = call.at
+    barrier = at.keyword(call.node, "barrier", 1)
+    if at.open_keywords(call.node):
+        return
+    if barrier is not None and at.constant(barrier) is True:
+        again = _synced_again(call)
+        if again:
+            fix = "Leave `barrier=True` away: one sync per step is enough."
+            edits = (at.replace(barrier, "False"),)
+            yield at.finding(
+                call.node, f"`barrier=True` syncs each step, and {again} does it again.", fix, WHY_TWICE, edits
+            )
+    elif (barrier is None or at.constant(barrier) is False) and _is_never_run(call, program):
+        optimizer = at.source(call.node.args[0]) if call.node.args else "optimizer"
+        fix = f"Write `xm.optimizer_step({optimizer}, barrier=True)`, or go over an MpDeviceLoader, which syncs at each batch."
+        edits = (
+            (at.replace(barrier, "True"),) if barrier is not None else _arguments.added(call.node, "barrier=True", at)
+        )
+        message = f"`{at.source(call.node)}` has no barrier, and nothing else in the loop runs the graph."
+        yield at.finding(call.node, message, fix, edits=edits)
+
+
+def _synced_again(call: Call) -> str:
+    """What syncs in each round besides the step; "" where nothing certainly does."""
+    at = call.at
+    if not at.loops:
+        return ""
+    loop = at.loops[-1]
+    loader = _steps.loader_of(loop)
+    if _steps.is_device_loader(loader) and loader is not None:
+        return f"the `{loader.name.rpartition('.')[2]}`"
+    calls = at.function.calls if at.function is not None else at.program.all_calls
+    names = ("torch_xla.core.xla_model.mark_step", "torch_xla.sync")
+    others = [one for one in calls if one.name in names and one.at.loops[-1:] == (loop,) and _is_in_body(one, loop)]
+    return f"`{at.source(others[0].node)}` in the same loop" if others and _is_in_body(call, loop) else ""
+
+
+def _is_in_body(call: Call, loop: Loop) -> bool:
+    """Whether a call is a statement of the loop's own body, on no condition."""
+    statement = call.at.parent(call.node)
+    return isinstance(statement, ast.stmt) and any(one is statement for one in loop.node.body)

@@ -1,0 +1,155 @@
+"""A collective that only some ranks enter.
+
+What it does
+    Reports collectives (`xm.all_reduce`, `xm.rendezvous`, `xm.mesh_reduce`, `xm.optimizer_step`, `dist.barrier`,
+    `accelerator.gather`, `accelerator.wait_for_everyone`, `trainer.evaluate`, ...) inside a branch on the rank, after
+    `if not is_main: return`, in a function for the main process only; and calls there of functions that contain one.
+Why it is bad
+    A collective ends when all ranks have entered it. The ranks that do enter wait for the others for ever, without a
+    message.
+Example
+    if accelerator.is_main_process:
+        mean = accelerator.gather(loss).mean()
+        print(mean)
+Use instead
+    mean = accelerator.gather(loss).mean()
+    if accelerator.is_main_process:
+        print(mean)
+What it cannot see
+    Ranks that leave a loop at different rounds, and conditions that depend on the rank in roundabout ways.
+    `xm.save` and `accelerator.save_state` wait for no other rank in torch_xla 2.9 and accelerate 1.15 and are not
+    reported. A collective for which the other ranks have the same call in the opposite branch is fine.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _launch, _ranks
+from tpu_magics.check.values import ACCELERATOR, TRAINER
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Finding
+    from tpu_magics.check.place import Place
+    from tpu_magics.check.program import Call, Function, Program
+
+CODE = "TPU406"
+NAME = "rank-branch-collective"
+GROUP = "launch"
+WHY = "A collective ends when all ranks have entered it: the ranks that enter this one wait for the others for ever."
+_XM = "torch_xla.core.xla_model."
+COLLECTIVES = frozenset(
+    [_XM + one for one in ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "collective_permute",
+        "collective_broadcast", "broadcast_master_param", "rendezvous", "xla_rendezvous", "mesh_reduce",
+        "optimizer_step", "reduce_gradients", "do_on_ordinals", "all_reduce_bucketized_gradients")]
+    + ["torch.distributed." + one for one in ("all_reduce", "all_gather", "all_gather_into_tensor", "barrier",
+        "all_gather_object", "broadcast", "broadcast_object_list", "reduce", "gather", "scatter", "reduce_scatter",
+        "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "monitored_barrier", "gather_object")]
+    + ["accelerate.utils." + one for one in ("gather", "gather_object", "reduce", "broadcast",
+        "broadcast_object_list", "wait_for_everyone", "pad_across_processes")]
+)  # fmt: skip
+METHODS = {
+    ACCELERATOR: frozenset(("gather", "gather_for_metrics", "reduce", "wait_for_everyone", "pad_across_processes",
+        "check_trigger")),
+    TRAINER: frozenset(("train", "evaluate", "predict")),
+}  # fmt: skip
+# On names that people give to an accelerator only.
+_ONLY_THERE = frozenset(("gather_for_metrics", "wait_for_everyone"))
+
+
+def check_program(program: Program) -> Iterator[Finding]:
+    if not program.xla:
+        return
+    holders = _holders(program)
+    for call in program.all_calls:
+        callee = _launch.targets(program).get(id(call.node))
+        if is_collective(call):
+            yield from _judge(call, "", program)
+        elif callee in holders and callee is not None:
+            yield from _judge(call, holders[callee], program)
+
+
+def is_collective(call: Call) -> bool:
+    """Whether a call waits for the other ranks."""
+    if call.name:
+        return call.name in COLLECTIVES
+    return call.method in METHODS.get(call.receiver.kind, ()) or call.method in _ONLY_THERE
+
+
+def _judge(call: Call, inside: str, program: Program) -> Iterator[Finding]:
+    at = call.at
+    if _single(at):
+        return
+    found = _ranks.guard(call.node, at)
+    function = at.function
+    if found is None:
+        if inside or function is None or not _ranks.is_for_one_rank(function):
+            return
+        where = f"in `{function.name}`, which one rank only runs"
+    else:
+        if _others_do(call, found, program):
+            return
+        where = f"under `{_short(at.source(found.test))}`, which depends on the rank"
+    name = f"`{_short(at.source(call.node.func))}`"
+    what = f"{name} contains the collective `{inside}` and is called" if inside else f"The collective {name} stands"
+    fix = (
+        f"Call {name} on every rank, outside of the branch, and keep only what one rank does (printing, saving) inside."
+    )
+    yield at.finding(call.node, f"{what} {where}.", fix)
+
+
+def _single(at: Place) -> bool:
+    """Whether one process only runs the code, for certain."""
+    found = _launch.launches_of(at)
+    return bool(found) and all(one.ranks == 1 for one in found)
+
+
+def _short(text: str, most: int = 60) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 3] + "..."
+
+
+# -- the other ranks --------------------------------------------------------------------------------------------------
+
+
+def _others_do(call: Call, guard: _ranks.Guard, program: Program) -> bool:
+    """Whether the ranks that do not come here enter the same collective in their own branch."""
+    spelling = _spelling(call.node)
+    if any(_spelling(node) == spelling for one in guard.others for node in ast.walk(one)):
+        return True
+    if guard.main is None:
+        return False
+    others = (one for one in program.all_calls if one.node is not call.node and one.at.function is call.at.function)
+    for other in others:
+        if _spelling(other.node) == spelling and (found := _ranks.guard(other.node, other.at)) is not None:
+            if found.main is (not guard.main):
+                return True
+    return False
+
+
+def _spelling(node: ast.AST) -> str:
+    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+
+
+# -- functions that contain one
+
+
+def _holders(program: Program) -> dict[Function, str]:
+    """Functions of the program that enter a collective on every rank that runs them, with its spelling."""
+    found: dict[Function, str] = {}
+    for call in program.all_calls:
+        function = call.at.function
+        if function is not None and function not in found and is_collective(call):
+            if _ranks.guard(call.node, call.at) is None and not _ranks.is_for_one_rank(function):
+                found[function] = _short(call.at.source(call.node.func))
+    waiting = list(found)
+    while waiting:
+        one = waiting.pop()
+        for call in one.callers:
+            outer = call.at.function
+            if outer is not None and outer not in found and _ranks.guard(call.node, call.at) is None:
+                found[outer] = found[one]
+                waiting.append(outer)
+    return found

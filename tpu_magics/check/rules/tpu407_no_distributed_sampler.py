@@ -1,0 +1,109 @@
+"""Every rank trains on the same data.
+
+What it does
+    Reports a `DataLoader` for training without a distributed sampler in the workers of a hand-written loop: launched in
+    several processes, without accelerate or a Trainer.
+Why it is bad
+    Each rank then goes through the whole data set: eight chips do the work of one eight times, and an epoch is as long
+    as on one chip.
+Example
+    def _mp_fn(index):
+        loader = DataLoader(dataset, batch_size=32, shuffle=True)
+Use instead
+    def _mp_fn(index):
+        sampler = DistributedSampler(dataset, num_replicas=xr.world_size(), rank=xr.global_ordinal(), shuffle=True)
+        loader = DataLoader(dataset, batch_size=32, sampler=sampler)
+What it cannot see
+    Data sets that already differ between ranks in ways that the code does not show. Loaders for evaluation (by their
+    names, or used without a step), iterable data sets, and data that depends on the rank are not reported.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _launch, _loaders, _ranks, _steps
+from tpu_magics.check.values import NOTHING, NUMBER
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Finding
+    from tpu_magics.check.place import Place
+    from tpu_magics.check.program import Call, Program
+
+CODE = "TPU407"
+NAME = "no-distributed-sampler"
+GROUP = "launch"
+WHY = "Each rank goes through the whole data set: all chips do the same work, and an epoch is as long as on one."
+_PLAIN_SAMPLERS = frozenset(
+    "torch.utils.data." + one for one in ("RandomSampler", "SequentialSampler", "WeightedRandomSampler")
+)
+_SPLITS = re.compile(
+    r"world_?size|num_?(shards|replicas|processes)|ordinal|\brank\b|process_index|IterableDataset|streaming"
+)
+
+
+def check_program(program: Program) -> Iterator[Finding]:
+    if not program.uses("torch_xla") or _steps.is_handled(program) or program.calls("transformers.Trainer"):
+        return
+    for call in program.calls(_loaders.LOADER):
+        if _is_in_workers(call, program) and not _is_split(call) and not _loaders.is_for_evaluation(call, program):
+            yield _finding(call)
+
+
+def _finding(call: Call) -> Finding:
+    at = call.at
+    data = at.keyword(call.node, "dataset", 0)
+    shown = at.source(data) if data is not None else "dataset"
+    fix = (
+        f"Give it `sampler=DistributedSampler({shown}, num_replicas=xr.world_size(), rank=xr.global_ordinal())` "
+        "instead of `shuffle=True`."
+    )
+    return at.finding(call.node, f"The DataLoader over `{shown}` gives every rank all of the data.", fix)
+
+
+def _is_in_workers(call: Call, program: Program) -> bool:
+    """Whether several workers use the loader: they make it, or read it from the notebook."""
+    if _launch.in_several(call.at):
+        return True
+    if not call.at.top_level or _launch.launches_of(call.at):
+        return False
+    name = _loaders.target(call)
+    readers = [one for one in program.functions if name in one.reads and one.calls]
+    return bool(name) and any(_launch.in_several(one.calls[0].at) for one in readers)
+
+
+def _is_split(call: Call) -> bool:
+    """Whether the ranks get different data, or it cannot be told."""
+    at, node = call.at, call.node
+    if at.open_keywords(node) or at.keyword(node, "batch_sampler", 4) is not None:
+        return True
+    sampler = at.keyword(node, "sampler", 3)
+    if sampler is not None and not _is_plain(sampler, at):
+        return True
+    data = at.keyword(node, "dataset", 0)
+    return data is None or _is_own(data, at)
+
+
+def _is_plain(sampler: ast.expr, at: Place) -> bool:
+    """A sampler that knows of no ranks."""
+    value = at.value(sampler)
+    if value.kind == NUMBER and value.const is not NOTHING:
+        return value.const is None and isinstance(sampler, ast.Constant)
+    return value.name in _PLAIN_SAMPLERS
+
+
+def _is_own(data: ast.expr, at: Place) -> bool:
+    """Whether the data set depends on the rank, or is an iterable one that splits itself."""
+    value = at.value(data)
+    if value.ref is not None and any("IterableDataset" in base for base in value.ref.all_bases()):
+        return True
+    if _ranks.depends(data, at) or _SPLITS.search(at.source(data)):
+        return True
+    made = value.made
+    if made is not None and _SPLITS.search(at.program.cells[value.made_at.cell_index].segment(made)):
+        return True
+    values = _ranks.definitions(at.function).get(data.id, []) if isinstance(data, ast.Name) and at.function else []
+    return any(_ranks.depends(one, at) or _SPLITS.search(at.source(one)) for one in values)

@@ -1,0 +1,113 @@
+"""Every rank writes the same file.
+
+What it does
+    Reports `torch.save`, `save_pretrained`, `np.save`, `json.dump`, `pickle.dump` and safetensors' `save_file` that
+    every rank of launched workers runs.
+Why it is bad
+    All ranks write to the same path at the same time: a file may be torn, and eight chips wait for the disk. What is
+    saved from an XLA device with `torch.save` also needs XLA to be read again.
+Example
+    def training_function(model):
+        ...
+        torch.save(model.state_dict(), "model.pt")
+Use instead
+    def training_function(model):
+        ...
+        xm.save(model.state_dict(), "model.pt")  # moved to the CPU, written by the main rank only
+
+    After `%%tpu_train` the trained weights are in the notebook's model: save it in the next cell.
+What it cannot see
+    Other ways to write (`open(...).write`, `to_csv`, `savefig`). Saves under a condition on the rank, by
+    `accelerator.save`, with `is_main_process=`, and to a path with the rank in it are fine.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _launch, _ranks
+from tpu_magics.check.values import MODEL
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Edit, Finding
+    from tpu_magics.check.place import Place
+    from tpu_magics.check.program import Call, Program
+
+CODE = "TPU408"
+NAME = "save-on-every-rank"
+GROUP = "launch"
+WHY = "All ranks write the same file at the same time: it may be torn, and all of them wait for the disk."
+SAVES = ("torch.save", "numpy.save", "numpy.savez", "numpy.savez_compressed", "json.dump", "pickle.dump",
+    "safetensors.torch.save_file", "safetensors.torch.save_model", "joblib.dump", "torch.jit.save")  # fmt: skip
+METHODS = ("save_pretrained",)
+_GUARDS = ("is_main_process", "save_function")
+
+
+def check_program(program: Program) -> Iterator[Finding]:
+    if not _launch.launches(program):
+        return
+    calls = [*program.calls(*SAVES), *(call for method in METHODS for call in program.methods(method))]
+    for call in calls:
+        if _launch.may_be_several(call.at) and not _is_fine(call):
+            yield _finding(call)
+
+
+def _is_fine(call: Call) -> bool:
+    at, node = call.at, call.node
+    if any(at.keyword(node, name) is not None for name in _GUARDS) or at.open_keywords(node):
+        return True
+    return _has_own_path(node, at) or _ranks.is_guarded(node, at)
+
+
+def _has_own_path(node: ast.Call, at: Place) -> bool:
+    """Whether the rank is part of an argument: each rank writes a file of its own."""
+    parts = [*node.args, *(one.value for one in node.keywords)]
+    return any(_ranks.depends(one, at) for one in (*parts, *_opened(node, at)))
+
+
+def _opened(node: ast.Call, at: Place) -> Iterator[ast.expr]:
+    """The path of `with open(path, "w") as file` around `json.dump(x, file)`."""
+    for parent in at.parents(node):
+        if isinstance(parent, (ast.With, ast.AsyncWith)):
+            yield from (item.context_expr for item in parent.items)
+        if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def _finding(call: Call) -> Finding:
+    at = call.at
+    code = _launch.shown(at.source(call.node.func))
+    fix = _fix(call)
+    if any(one.ours for one in _launch.launches_of(at)) and _saves_model(call):
+        fix += " After %%tpu_train the trained weights are in the notebook's model: it can be saved in the next cell."
+    return at.finding(
+        call.node, f"{code} runs on every rank and writes the same file on each.", fix, edits=_edits(call)
+    )
+
+
+def _saves_model(call: Call) -> bool:
+    return call.name == "torch.save" or call.receiver.kind == MODEL
+
+
+def _fix(call: Call) -> str:
+    at = call.at
+    hugging_face = bool(at.program.methods("prepare", "accelerator"))
+    if call.name == "torch.save":
+        given = ", ".join(at.source(one) for one in call.node.args)
+        return f"Write `{'accelerator' if hugging_face else 'xm'}.save({given})`: one rank writes, from the CPU."
+    if call.receiver.kind == MODEL and hugging_face:
+        return "Give `is_main_process=accelerator.is_main_process, save_function=accelerator.save`."
+    return f"Put it under `if {'accelerator.is_main_process' if hugging_face else 'xm.is_master_ordinal()'}:`."
+
+
+def _edits(call: Call) -> tuple[Edit, ...]:
+    """`xm.save` takes the same two arguments."""
+    xm = _launch.xm(call.at)
+    if call.name != "torch.save" or not xm or len(call.node.args) != 2 or call.node.keywords:
+        return ()
+    return (call.at.replace(call.node.func, f"{xm}.save"),)

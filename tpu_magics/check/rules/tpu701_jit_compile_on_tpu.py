@@ -1,0 +1,97 @@
+"""jit_compile=True in a program that runs on a TPU.
+
+What it does
+    Finds `jit_compile=True` given to a Keras model's `compile` or to `tf.function`, in a program that makes a
+    TPUStrategy, and `model.jit_compile = True`.
+Why it is bad
+    `jit_compile=True` asks TensorFlow to compile a function with XLA on a CPU or GPU. Under a TPUStrategy the whole
+    step is compiled for the TPU already; the request inside of it is of no use and can fail. It belongs to the
+    rehearsal on a CPU or GPU and is taken out for the TPU.
+Example
+    with strategy.scope():
+        model = make_model()
+        model.compile(optimizer="adam", loss="mse", jit_compile=True)
+Use instead
+    with strategy.scope():
+        model = make_model()
+        model.compile(optimizer="adam", loss="mse")
+What it cannot see
+    A value that is decided at run time (`jit_compile=not on_tpu` is right, and nothing is said of it).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _arguments, _elsewhere, _tensorflow
+from tpu_magics.check.values import INSTANCE, MODEL, UNKNOWN
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Finding
+    from tpu_magics.check.place import Place
+    from tpu_magics.check.program import Call, Program
+
+CODE = "TPU701"
+NAME = "jit-compile-on-tpu"
+GROUP = "tensorflow"
+WHY = (
+    "Under a TPUStrategy the whole step is compiled for the TPU already: jit_compile=True is for the rehearsal on a "
+    "CPU or GPU, and inside of the TPU's step it is of no use and can fail."
+)
+NODES = (ast.Assign,)
+
+_KEYWORDS = ("jit_compile", "experimental_compile")
+_FUNCTION = "tensorflow.function"
+
+
+def check(node: ast.Assign, at: Place) -> Iterator[Finding]:
+    target = node.targets[0]
+    if not isinstance(target, ast.Attribute) or target.attr != "jit_compile" or at.constant(node.value) is not True:
+        return
+    if _tensorflow.strategies(at.program) and not _elsewhere.is_elsewhere(node, at):
+        yield at.finding(node, f"{at.source(target)} is True in a program for a TPU.", "Take it out.")
+
+
+def check_program(program: Program) -> Iterator[Finding]:
+    if not _tensorflow.strategies(program):
+        return
+    compiles = [call for call in program.methods("compile") if _is_model(call)]
+    in_scope = any(_tensorflow.is_in_scope(call) for call in compiles)
+    for call in compiles:
+        if not in_scope or not _is_apart(call):
+            yield from _found(call)
+    for call in program.calls(_FUNCTION, "functools.partial"):
+        if call.name == _FUNCTION or (call.node.args and call.at.name(call.node.args[0]) == _FUNCTION):
+            yield from _found(call)
+
+
+def _is_model(call: Call) -> bool:
+    return call.receiver.kind in (MODEL, INSTANCE, UNKNOWN)
+
+
+def _is_apart(call: Call) -> bool:
+    """Whether a model is compiled outside of the scope, in a program that compiles one for the TPU inside of it."""
+    made, place = call.receiver.made, call.receiver.made_at
+    if _tensorflow.state(call) != _tensorflow.OUT:
+        return False
+    return not (
+        isinstance(made, ast.Call) and place is not None and _tensorflow.state_of(made, place) == _tensorflow.IN
+    )
+
+
+def _found(call: Call) -> Iterator[Finding]:
+    at = call.at
+    for name in _KEYWORDS:
+        value = at.keyword(call.node, name)
+        if value is None or at.constant(value) is not True or _elsewhere.is_elsewhere(call.node, at):
+            continue
+        keyword = next((one for one in call.node.keywords if one.arg == name), None)
+        callee = at.source(call.node.func)
+        yield at.finding(
+            keyword or value,
+            f"{callee} is given {name}=True in a program for a TPU.",
+            f"Take {name}=True out, or write {name}=not on_tpu where the program also runs on a CPU or GPU.",
+            edits=_arguments.removed(call.node, keyword, at) if keyword is not None else (),
+        )

@@ -1,0 +1,198 @@
+"""A model or an optimizer that is made outside of the strategy's scope.
+
+What it does
+    Finds, in a program that makes a TPUStrategy and trains, a Keras model, an optimizer object, or a metric object
+    given to `compile`, that is made outside of `with strategy.scope():`. What a function makes that is called inside of
+    the scope is inside. Loss functions, learning-rate schedules and data sets may stand outside.
+Why it is bad
+    Variables are put on the TPU's cores when they are created in the scope. Made outside of it, they live on the host:
+    Keras raises "Variable was not created in the distribution strategy scope", or trains on the host and leaves the TPU
+    idle.
+Example
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    with strategy.scope():
+        model.compile(optimizer="adam", loss="mse")
+Use instead
+    with strategy.scope():
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+        model.compile(optimizer="adam", loss="mse")
+What it cannot see
+    Functions that nothing in the program calls, and scopes that are entered without `with`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _elsewhere, _tensorflow
+from tpu_magics.check.rules._tensorflow import IN, OUT
+from tpu_magics.check.values import CLASS, STRATEGY
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Finding
+    from tpu_magics.check.place import Place
+    from tpu_magics.check.program import Call, Program
+
+CODE = "TPU703"
+NAME = "outside-strategy-scope"
+GROUP = "tensorflow"
+WHY = (
+    "Variables made outside of the scope live on the host: Keras raises that they were not created in the strategy's "
+    "scope, or trains on the host and leaves the TPU idle."
+)
+
+_MODELS = re.compile(
+    r"keras\.(models\.)?(Sequential|Model)|keras\.(models|saving)\.(load_model|clone_model|model_from_json|model_from_config)"
+    r"|keras\.applications\.(\w+\.)?[A-Z]\w*|transformers\.TF\w+(\.from_pretrained|\.from_config)?"
+    r"|keras_(nlp|hub)\.models\.(?!\w*(Tokenizer|Preprocessor|Converter))\w+(\.from_preset)?"
+)
+_OPTIMIZERS = re.compile(
+    r"(keras|tensorflow)\.optimizers\.(legacy\.|experimental\.)?[A-Z]\w*|tensorflow_addons\.optimizers\.[A-Z]\w*"
+    r"|transformers\.(AdamWeightDecay|create_optimizer)|keras\.mixed_precision\.LossScaleOptimizer"
+)
+_METRICS = re.compile(r"(keras|tensorflow)\.metrics\.[A-Z]\w*")
+_KERAS_MODELS = ("keras.Model", "keras.models.Model", "keras.Sequential", "keras.models.Sequential")
+_TRAINS = ("fit", "compile", "train_on_batch", "fit_generator")
+_RUNS = ("run", "experimental_run_v2")
+_APPLIES = ("apply_gradients", "minimize", "apply")
+
+
+def check_program(program: Program) -> Iterator[Finding]:
+    if not _tensorflow.strategies(program) or _tensorflow.is_entered(program) or not _trains(program):
+        return
+    made = [call for call in program.all_calls if not _is_part_of_module(call)]
+    places: dict[int, tuple[Call, Call]] = {}
+    for call in (*_models(program, made), *_optimizers(program, made), *_metrics(made)):
+        shown = _where_it_is_called(call)
+        places.setdefault(id(_group(shown)), (call, shown))
+    scope = f"with {_tensorflow.strategy_name(program)}.scope():"
+    for call, shown in places.values():
+        if not _elsewhere.is_elsewhere(shown.node, shown.at):
+            yield shown.at.finding(shown.node, _said(call, shown), f"Move it into `{scope}`.")
+
+
+def _trains(program: Program) -> bool:
+    runs = any(call.receiver.kind == STRATEGY for method in _RUNS for call in program.methods(method))
+    return runs or any(program.methods(method) for method in _TRAINS)
+
+
+def _is_part_of_module(call: Call) -> bool:
+    """What a module's own methods make is where the module is made."""
+    function = call.at.function
+    return function is not None and function.cls is not None and function.cls.is_module
+
+
+# -- what is made ------------------------------------------------------------------------------------------------------
+
+
+def _models(program: Program, made: list[Call]) -> list[Call]:
+    """The models outside that are trained; where it cannot be seen what is trained, all, unless one is made inside."""
+    states = [(call, _tensorflow.state(call)) for call in made if _is_model(call)]
+    outside = [call for call, state in states if state == OUT]
+    if not outside:
+        return []
+    inside = [call for call, state in states if state == IN]
+    trained = [call for call in outside if _trained(program, call)]
+    if any(_trained(program, call) for call in inside):  # those outside are something else, unless the scope meets them
+        return [call for call in trained if any(map(_tensorflow.is_in_scope, _trained(program, call)))]
+    if trained or inside:
+        return trained
+    own = [call for call in outside if not call.name.startswith("keras.applications.")]
+    return own or outside[-1:]
+
+
+def _is_model(call: Call) -> bool:
+    if call.name:
+        return _MODELS.fullmatch(call.name) is not None
+    value = call.at.value(call.node.func)
+    return (
+        value.kind == CLASS and value.ref.lib == "tf" and any(base in _KERAS_MODELS for base in value.ref.all_bases())
+    )
+
+
+def _trained(program: Program, model: Call) -> list[Call]:
+    """The calls that compile or train this model."""
+    found = (call for method in _TRAINS for call in program.methods(method))
+    return [call for call in found if call.receiver.made is model.node]
+
+
+def _optimizers(program: Program, made: list[Call]) -> Iterator[Call]:
+    for call in made:
+        if (
+            call.name
+            and _OPTIMIZERS.fullmatch(call.name)
+            and _tensorflow.state(call) == OUT
+            and _is_used(program, call)
+        ):
+            yield call
+
+
+def _is_used(program: Program, optimizer: Call) -> bool:
+    node, at = optimizer.node, optimizer.at
+    if any(call.receiver.made is node for method in _APPLIES for call in program.methods(method)):
+        return True
+    target = _tensorflow.assigned_to(node, at)
+    names = {one.id for one in ast.walk(target) if isinstance(one, ast.Name)} if target is not None else set()
+    for call in program.methods("compile"):
+        given = call.at.keyword(call.node, "optimizer", 0)
+        if given is node or (given is not None and call.at.value(given).made is node):
+            return True
+        if isinstance(given, ast.Name) and given.id in names and call.at.function is at.function:
+            return True
+    return False
+
+
+def _metrics(made: list[Call]) -> Iterator[Call]:
+    """Metric objects in the arguments of a `compile` outside of the scope."""
+    for call in made:
+        if (
+            call.name
+            and _METRICS.fullmatch(call.name)
+            and _compile_of(call) is not None
+            and _tensorflow.state(call) == OUT
+        ):
+            yield call
+
+
+def _compile_of(call: Call) -> ast.Call | None:
+    """The `model.compile(...)` in whose arguments a call stands."""
+    for outer in call.at.parents(call.node):
+        if isinstance(outer, ast.stmt):
+            return None
+        if isinstance(outer, ast.Call) and isinstance(outer.func, ast.Attribute) and outer.func.attr == "compile":
+            return outer
+    return None
+
+
+# -- what is said ------------------------------------------------------------------------------------------------------
+
+
+def _group(call: Call) -> ast.AST:
+    """What is said once: all objects of one `compile`."""
+    return _compile_of(call) or call.node
+
+
+def _where_it_is_called(call: Call) -> Call:
+    """A function that makes and returns it is to be called in the scope: the place is that of its call."""
+    for _ in range(5):
+        function = call.at.function
+        if function is None or not function.callers or _tensorflow.knows_strategy(function):
+            return call
+        if function.returns is None or isinstance(function.node, ast.Lambda):
+            return call
+        call = function.callers[0]
+    return call
+
+
+def _said(call: Call, shown: Call) -> str:
+    target = _tensorflow.assigned_to(shown.node, shown.at)
+    if target is not None:
+        return f"{_short(target, shown.at)} is created outside of the strategy's scope."
+    return f"{_short(call.node.func, call.at)}(...) is created outside of the strategy's scope."
+
+
+def _short(node: ast.AST, at: Place) -> str:
+    return " ".join(at.source(node).split())

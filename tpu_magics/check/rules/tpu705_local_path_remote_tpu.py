@@ -1,0 +1,153 @@
+"""A local path for a remote TPU.
+
+What it does
+    Finds data that is read, checkpoints, models and logs that are written or read, by TensorFlow, under a path of this
+    machine, in a program whose TPU is another host (TPUClusterResolver with a name or an address).
+Why it is bad
+    TensorFlow reads and writes on the TPU's host, which does not have this machine's files: "File system scheme
+    '[local]' not implemented". HDF5 and `.keras` files are written by Python on this machine and do work: that is said
+    as advice.
+Example
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="my-tpu-node")
+    train = tf.data.TFRecordDataset("data/train.tfrecord")
+Use instead
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="my-tpu-node")
+    train = tf.data.TFRecordDataset("gs://bucket/data/train.tfrecord")
+What it cannot see
+    A path that comes from outside of the program. Nothing is said where `options=` decide on which host the file lies
+    (`experimental_io_device="/job:localhost"`).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules import _tensorflow
+from tpu_magics.check.values import MODEL
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Finding
+    from tpu_magics.check.program import Call, Program
+
+CODE = "TPU705"
+NAME = "local-path-remote-tpu"
+GROUP = "tensorflow"
+WHY = (
+    "TensorFlow reads and writes it on the TPU's host, which does not have this machine's files (\"File system scheme "
+    "'[local]' not implemented\")."
+)
+
+_WHY_PYTHON = (
+    "Python writes this format on this machine; nothing of it is where the TPU is, and it goes with this machine."
+)
+_BUCKET = 'Use a path in a bucket ("gs://bucket/...").'
+_DATA = 'Copy the data into a bucket and read it from there ("gs://bucket/..."), or use arrays in memory.'
+_DEVICE = 'Use a path in a bucket ("gs://bucket/..."), or options=tf.{0}(experimental_io_device="/job:localhost").'
+_SAVE, _LOAD, _POINT = (
+    _DEVICE.format(one) for one in ("saved_model.SaveOptions", "saved_model.LoadOptions", "train.CheckpointOptions")
+)
+# Canonical name: (keyword of the path, its position, what to do).
+_NAMES: dict[str, tuple[str, int, str]] = {
+    "tensorflow.data.TFRecordDataset": ("filenames", 0, _DATA),
+    "tensorflow.data.TextLineDataset": ("filenames", 0, _DATA),
+    "tensorflow.data.FixedLengthRecordDataset": ("filenames", 0, _DATA),
+    "tensorflow.data.experimental.CsvDataset": ("filenames", 0, _DATA),
+    "tensorflow.data.experimental.make_csv_dataset": ("file_pattern", 0, _DATA),
+    "tensorflow.data.experimental.load": ("path", 0, _DATA),
+    "tensorflow.data.Dataset.load": ("path", 0, _DATA),
+    "tensorflow.data.Dataset.list_files": ("file_pattern", 0, _DATA),
+    "tensorflow.io.read_file": ("filename", 0, _DATA),
+    "keras.utils.image_dataset_from_directory": ("directory", 0, _DATA),
+    "keras.preprocessing.image_dataset_from_directory": ("directory", 0, _DATA),
+    "keras.utils.text_dataset_from_directory": ("directory", 0, _DATA),
+    "keras.preprocessing.text_dataset_from_directory": ("directory", 0, _DATA),
+    "keras.utils.audio_dataset_from_directory": ("directory", 0, _DATA),
+    "tensorflow_datasets.load": ("data_dir", 2, _DATA),
+    "keras.models.load_model": ("filepath", 0, _LOAD),
+    "keras.saving.load_model": ("filepath", 0, _LOAD),
+    "keras.models.save_model": ("filepath", 1, _SAVE),
+    "keras.saving.save_model": ("filepath", 1, _SAVE),
+    "tensorflow.saved_model.save": ("export_dir", 1, _SAVE),
+    "tensorflow.saved_model.load": ("export_dir", 0, _LOAD),
+    "tensorflow.train.CheckpointManager": ("directory", 1, _POINT),
+    "tensorflow.summary.create_file_writer": ("logdir", 0, _BUCKET),
+    "keras.callbacks.ModelCheckpoint": ("filepath", 0, _POINT),
+    "keras.callbacks.TensorBoard": ("log_dir", 0, _BUCKET),
+    "keras.callbacks.BackupAndRestore": ("backup_dir", 0, _BUCKET),
+    "keras.callbacks.experimental.BackupAndRestore": ("backup_dir", 0, _BUCKET),
+}
+_MODEL_METHODS: dict[str, tuple[str, int, str]] = {
+    "save": ("filepath", 0, _SAVE),
+    "save_weights": ("filepath", 0, _POINT),
+    "load_weights": ("filepath", 0, _POINT),
+    "export": ("filepath", 0, _SAVE),
+}
+_CHECKPOINT = "tensorflow.train.Checkpoint"
+_CHECKPOINT_METHODS: dict[str, tuple[str, int, str]] = {
+    "save": ("file_prefix", 0, _POINT),
+    "write": ("file_prefix", 0, _POINT),
+    "restore": ("save_path", 0, _POINT),
+    "read": ("save_path", 0, _POINT),
+}
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_BY_PYTHON = (".h5", ".hdf5", ".keras")
+
+
+def check_program(program: Program) -> Iterator[Finding]:
+    if not program.tpu_tf or not _tensorflow.is_remote(program):
+        return
+    for name, spec in _NAMES.items():
+        for call in program.calls(name):
+            yield from _found(call, spec)
+    for method, spec in _MODEL_METHODS.items():
+        for call in program.methods(method, MODEL):
+            yield from _found(call, spec)
+    for method, spec in _CHECKPOINT_METHODS.items():
+        for call in program.methods(method):
+            if _is_checkpoint(call):
+                yield from _found(call, spec)
+    for call in program.calls("tensorflow_datasets.load"):
+        yield from _default_directory(call)
+
+
+def _is_checkpoint(call: Call) -> bool:
+    """`tf.train.Checkpoint(...).save(...)`, also through a name."""
+    func = call.node.func
+    receiver = func.value if isinstance(func, ast.Attribute) else None
+    made = receiver if isinstance(receiver, ast.Call) else call.receiver.made
+    return (isinstance(made, ast.Call) and call.at.name(made) == _CHECKPOINT) or call.receiver.name == _CHECKPOINT
+
+
+def _found(call: Call, spec: tuple[str, int, str]) -> Iterator[Finding]:
+    keyword, position, fix = spec
+    at = call.at
+    path = at.keyword(call.node, keyword, position)
+    if path is None or at.keyword(call.node, "options") is not None:
+        return
+    start = _tensorflow.begins_with(path, at)
+    if not start or _SCHEME.match(start) or start.startswith("/job:") or _tensorflow.is_on_client(call):
+        return
+    source, callee = (" ".join(at.source(one).split()) for one in (path, call.node.func))
+    message = f"{callee} is given {source}, a path of this machine, in a program for a remote TPU."
+    if _ending(path, start, at.source(path)).endswith(_BY_PYTHON):
+        yield at.finding(call.node, message, _BUCKET, _WHY_PYTHON, advice=True)
+    else:
+        yield at.finding(call.node, message, fix)
+
+
+def _ending(path: ast.expr, start: str, source: str) -> str:
+    return start.lower() if isinstance(path, (ast.Constant, ast.Name)) else source.rstrip("\"')").lower()
+
+
+def _default_directory(call: Call) -> Iterator[Finding]:
+    """tfds.load without a directory prepares the data under the home directory of this machine."""
+    at, node = call.at, call.node
+    if at.keyword(node, "data_dir", 2) is not None or at.open_keywords(node):
+        return
+    if at.constant(at.keyword(node, "try_gcs")) is True or at.constant(at.keyword(node, "batch_size", 3)) == -1:
+        return
+    message = f"{at.source(node.func)} reads from the home directory of this machine, in a program for a remote TPU."
+    yield at.finding(node, message, 'Add try_gcs=True, or data_dir="gs://bucket/...".')

@@ -1,0 +1,75 @@
+"""The rules before a run: the cells so far are checked, and what was found stands in the run folder.
+
+What lives here: when the checker is asked, and what becomes of its findings. What does not: the rules (check/), and how
+findings look (panel/). A check never stops a run, unless `--strict` asks for it; a fault of the checker never does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tpu_magics.check.finding import Finding
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import session
+from tpu_magics.runs.events import RuleFinding, Site
+from tpu_magics.runs.folder import RunFolder
+from tpu_magics.runs.writer import EventWriter
+
+SHOWN = 8  # findings named in the error of --strict
+KEPT = 200  # findings in a run folder
+
+
+def look(script: Path | None, strict: bool) -> list[Finding]:
+    """The findings of the code that is about to run. Raises TpuMagicsError for broken rules where `strict`."""
+    try:
+        found = _findings(script)
+    except Exception as error:  # a fault of ours must not cost a run
+        session.current.notebook.say(f"The rules could not be checked ({type(error).__name__}: {error}).")
+        return []
+    broken = [one for one in found if not one.advice]
+    if strict and broken:
+        raise _refused(broken)
+    return found
+
+
+def _findings(script: Path | None) -> list[Finding]:
+    from tpu_magics.check import check_chosen
+    from tpu_magics.check.cells import read_file
+
+    return check_chosen(session.current.notebook.checked_cells() if script is None else read_file(script))
+
+
+def _refused(broken: Sequence[Finding]) -> TpuMagicsError:
+    rules = "a rule" if len(broken) == 1 else f"{len(broken)} rules"
+    lines = [line for one in broken[:SHOWN] for line in _told(one)]
+    if len(broken) > SHOWN:
+        lines.append(f"... and {len(broken) - SHOWN} more.")
+    return TpuMagicsError(
+        f"Nothing was started: the code breaks {rules} of XLA or of launching.",
+        "--strict was given. Without it the run would start, with these findings folded in its panel.",
+        "Mend the lines below, or silence one that is meant with a comment (`# noqa: CODE`). "
+        "%tpu_check shows them with their reasons.",
+        lines,
+    )
+
+
+def _told(one: Finding) -> tuple[str, ...]:
+    code = f"    {one.source.strip()}" if one.source.strip() else ""
+    return tuple(filter(None, (f"{one.code} {one.place}: {one.message}", code, f"    {one.fix}")))
+
+
+def record(folder: RunFolder, found: Sequence[Finding]) -> None:
+    """Write the findings into the run folder."""
+    if not found:
+        return
+    ids = session.current.notebook.cell_ids()
+    writer = EventWriter(folder.supervisor_path, 0)
+    for number, one in enumerate(found[:KEPT]):
+        site = Site(number, one.path, one.line, "", one.source.strip()[:400], ids.get(one.path, ""))
+        event = RuleFinding(
+            round(time.time(), 3), 0, one.code, one.group, site, one.column, one.message, one.why, one.fix, one.advice
+        )
+        writer.write(event)
+    writer.close()

@@ -1,0 +1,154 @@
+"""`%tpu_check` and `%%tpu_check`: cells -> findings -> a table.
+
+What lives here: which cells and names are meant, and where the answer goes. What does not: the rules (check/), the
+checklist (launch/ready.py), and how findings look (panel/findings.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpu_magics.check import check_chosen, fixing
+from tpu_magics.check.cells import Cell, cell_of, read_file
+from tpu_magics.check.engine import parts_of
+from tpu_magics.check.finding import Finding
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.magics.show import show_table
+from tpu_magics.panel.findings import findings_html, findings_text
+
+if TYPE_CHECKING:
+    from tpu_magics.magics.notebook import ShellNotebook
+
+
+def run(notebook: ShellNotebook, found: argparse.Namespace, cell: str | None) -> None:
+    """Check what was asked for, and show it."""
+    cells = notebook.checked_cells()
+    if cell is not None:
+        return _check_cell(notebook, found, cells)
+    if found.ready:
+        return _ready(found, cells)
+    findings, looked_at, shown = _asked(notebook, found, cells)
+    if found.fix or found.diff:
+        return _show_changes(shown, found, findings)
+    _show(findings, looked_at)
+    return None
+
+
+def _check_cell(notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[Cell]) -> None:
+    """This cell alone, with what the others define; it is not run."""
+    if not cells or cells[-1].path != f"In [{notebook.cell_number()}]":
+        cells = [*cells, cell_of("", f"In [{notebook.cell_number()}]")]
+    own = cells[-1]
+    findings = [one for one in _findings(cells, found) if one.path == own.path]
+    if found.diff:
+        return _show_changes(cells, found, findings)
+    if found.fix:
+        return _replace(notebook, cells, found, findings)
+    _show(findings, "this cell (it was not run)")
+    return None
+
+
+def _findings(cells: Sequence[Cell], found: argparse.Namespace) -> list[Finding]:
+    select, ignore = (tuple(filter(None, (words or "").replace(" ", "").split(","))) for words in (found.select, found.ignore))
+    return check_chosen(cells, select, ignore)
+
+
+def _asked(
+    notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[Cell]
+) -> tuple[list[Finding], str, Sequence[Cell]]:
+    if not found.names:
+        number = sum(cell.tree is None or bool(cell.tree.body) for cell in cells)
+        return _findings(cells, found), f"{number} cell{'s' * (number != 1)}", cells
+    findings: list[Finding] = []
+    shown: list[Cell] = []
+    for name in found.names:
+        home = _home(name, cells, notebook.namespace)
+        parts = parts_of(home, name)
+        findings += [one for one in _findings(home, found) if any(part.holds(one) for part in parts)]
+        shown += [cell for cell in home if cell not in shown]
+    return list(dict.fromkeys(findings)), f"{', '.join(found.names)} and what it calls", shown
+
+
+def _home(name: str, cells: Sequence[Cell], namespace: dict[str, Any]) -> Sequence[Cell]:
+    """The cells, or the file, that define this name."""
+    if parts_of(cells, name):
+        return cells
+    value: Any = namespace.get(name.partition(".")[0])
+    path = _file_of(value)
+    if path is not None and parts_of(home := read_file(path), name):
+        return home
+    raise TpuMagicsError(
+        f"No cell defines a function or class {name}.",
+        f"{name} is a {type(value).__name__}." if value is not None else "The notebook has no such name either.",
+        "Name a function or class (`Net.forward` for a method), or leave the name away to check all cells.",
+    )
+
+
+def _file_of(value: object) -> Path | None:
+    """The Python file that a function or class was imported from."""
+    module = sys.modules.get(getattr(value, "__module__", "") or "")
+    file = getattr(module, "__file__", None)
+    return Path(file) if file and file.endswith(".py") else None
+
+
+# -- showing -------------------------------------------------------------------------------------------------------------
+
+
+def _show(findings: Sequence[Finding], looked_at: str) -> None:
+    plain = findings_text(findings, looked_at)
+    if "ipykernel" not in sys.modules:
+        print(plain, flush=True)
+        return
+    from IPython.display import display
+
+    display({"text/plain": plain, "text/html": findings_html(findings, looked_at)}, raw=True)
+
+
+def _mended(cells: Sequence[Cell], found: argparse.Namespace, wanted: Sequence[Finding]) -> fixing.Fixed:
+    """The cells with the mechanical fixes of the wanted findings, again and again until nothing is left to mend."""
+    keys = {(one.path, one.cell, one.code) for one in wanted}
+
+    def again(cells: Sequence[Cell]) -> list[Finding]:
+        return [one for one in _findings(cells, found) if (one.path, one.cell, one.code) in keys]
+
+    return fixing.fix(cells, again, wanted)
+
+
+def _show_changes(
+    cells: Sequence[Cell], found: argparse.Namespace, findings: Sequence[Finding]
+) -> None:
+    fixed = _mended(cells, found, findings)
+    if found.diff:
+        said = fixing.diff(fixed)
+    else:
+        said = "\n\n".join(f"# {cells[index].path}, mended:\n{text}" for index, text in fixed.changes.items())
+    print(said or "Nothing can be mended mechanically.", flush=True)
+
+
+def _replace(
+    notebook: ShellNotebook, cells: Sequence[Cell], found: argparse.Namespace, findings: Sequence[Finding]
+) -> None:
+    """The mended cell in the place of this one, without the magic's own line."""
+    fixed = _mended(cells, found, findings)
+    text = fixed.changes.get(len(cells) - 1)
+    if text is None:
+        _show(findings, "this cell (it was not run; nothing can be mended mechanically)")
+        return
+    lines = text.split("\n")
+    at = next((number for number, line in enumerate(lines) if line.lstrip().startswith("%%tpu_check")), None)
+    if at is not None:
+        del lines[at]
+    notebook.shell.set_next_input("\n".join(lines), replace=True)
+    left = [one for one in _findings(fixed.cells, found) if one.path == cells[-1].path]
+    _show(left, f"the mended cell ({fixed.count} mended; run it now)")
+
+
+def _ready(found: argparse.Namespace, cells: Sequence[Cell]) -> None:
+    from tpu_magics.launch.ready import checklist
+    from tpu_magics.panel.ready import ready_table
+
+    show_table(ready_table(checklist(cells, _findings(cells, found))))

@@ -1,0 +1,88 @@
+"""The batches of an epoch, as they would be drawn: the longest sample of each.
+
+What lives here: the simulation of collators that pad each batch by itself. What does not: buckets, whose batches need
+no simulation (best.py).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tpu_magics.padding.lengths import Source
+
+SEED = 0
+SAMPLES = 3_000_000  # drawn at most; more epochs than fit are not simulated
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Batches of `epochs` epochs. `full`: how many full batches have each longest length; `short`: the same of the
+    batches that have fewer samples, by (samples, longest)."""
+
+    epochs: int
+    full: Counter[int]
+    short: Counter[tuple[int, int]]
+    batch_size: int
+
+    def padded_to(self, multiple: int) -> Padded:
+        """What these batches become where each is padded to its longest, rounded up to a multiple."""
+        full = [(rounded(longest, multiple), count) for longest, count in self.full.items()]
+        short = [(size, rounded(longest, multiple), count) for (size, longest), count in self.short.items()]
+        slots = self.batch_size * sum(length * count for length, count in full)
+        slots += sum(size * length * count for size, length, count in short)
+        lengths = {length for length, _count in full}
+        return Padded(
+            tuple(sorted(lengths or {length for _size, length, _count in short})),
+            len({(size, length) for size, length, _count in short}),
+            slots / self.epochs,
+        )
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Lengths of full batches, shapes of short ones, and token slots of one epoch."""
+
+    lengths: tuple[int, ...]
+    short_shapes: int
+    slots: float
+
+
+def rounded(length: int, multiple: int) -> int:
+    """Up to a multiple, and to one at least."""
+    return max(1, -(-length // multiple)) * multiple
+
+
+def draw(lengths: Sequence[int], source: Source, batch_size: int, epochs: int) -> Drawn:
+    """The batches of the first epochs: a seeded shuffle of all samples, or the order that the source tells."""
+    many = min(epochs, max(1, SAMPLES // len(lengths))) if source.order == "shuffled" else 1
+    full: Counter[int] = Counter()
+    short: Counter[tuple[int, int]] = Counter()
+    for longest, rest in _epochs(lengths, source, batch_size, many):
+        full.update(longest)
+        short.update(rest)
+    return Drawn(many, full, short, batch_size)
+
+
+def _epochs(
+    lengths: Sequence[int], source: Source, size: int, epochs: int
+) -> Iterator[tuple[Iterable[int], list[tuple[int, int]]]]:
+    if source.order == "as drawn":
+        drawn = [(len(batch), max(lengths[index] for index in batch)) for batch in source.batches if batch]
+        yield [longest for count, longest in drawn if count == size], [one for one in drawn if one[0] != size]
+        return
+    chance = random.Random(SEED)
+    order = list(lengths)
+    for _ in range(epochs):
+        if source.order == "shuffled":
+            chance.shuffle(order)
+        yield _maxima(order, size)
+
+
+def _maxima(order: Sequence[int], size: int) -> tuple[Iterable[int], list[tuple[int, int]]]:
+    rest = len(order) % size
+    each = iter(order)
+    full = map(max, zip(*[each] * size, strict=False)) if size > 1 else order
+    return full, [(rest, max(order[-rest:]))] if rest else []

@@ -1,0 +1,122 @@
+"""The best bounds for K buckets: exact.
+
+What lives here: the dynamic programme. What does not: what else can be done about padding (choices.py), and the batches
+themselves (sampler.py), whose count per bucket is the one reckoned with here.
+
+Samples go to the smallest bucket that holds them, and batches are made bucket by bucket from short to long; what does
+not fill a group of batches goes on into the next bucket. So up to a bound b, with c samples at most b long,
+F(c) = floor(c / group) * group of them are in batches, and buckets b1 < ... < bK cost sum(b_i * (F(c_i) - F(c_(i-1))))
+token slots. With f_k(i) the least cost of k buckets up to the i-th length,
+
+    f_k(i) = b_i F_i + min over j < i of (f_(k-1)(j) - F_j b_i)
+
+is the lowest of many lines at x = b_i. Their slopes -F_j fall with j and b_i grows with i, so one pass over a lower
+envelope finds all minima (the convex hull trick): O(D) for each bucket, D being the number of distinct lengths, instead
+of O(D^2). All numbers are integers: nothing is rounded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+Line = tuple[int, int, int]  # slope, height at 0, and the j it belongs to
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Bounds from short to long, and the token slots of an epoch's batches, with all samples in them."""
+
+    bounds: tuple[int, ...]
+    slots: int
+
+
+def best_buckets(counts: Mapping[int, int], most: int, group: int = 1, ranks: int = 1) -> list[Buckets]:
+    """The best bounds for at most 1, 2, ... `most` buckets; fewer results where more buckets save nothing.
+
+    Args:
+        counts: how many samples have each length.
+        group: samples that are taken together: batch size times ranks.
+        ranks: a bucket that makes batches has at least one sample of its own for each rank.
+    """
+    lengths = sorted(counts)
+    below = _below(lengths, counts)
+    filled = [samples // group * group for samples in below]
+    filled[-1] = below[-1]  # the last, short group is as long as the longest
+    costs: list[int | None] = [0, *([None] * len(lengths))]
+    came: list[list[int]] = []
+    found: list[Buckets] = []
+    for _ in range(most):
+        costs, origin = _one_more(costs, lengths, below, filled, ranks)
+        came.append(origin)
+        slots = costs[-1]
+        if slots is None or (found and slots >= found[-1].slots):
+            break
+        found.append(Buckets(_bounds(came, lengths, filled), slots))
+    return found
+
+
+def _below(lengths: Sequence[int], counts: Mapping[int, int]) -> list[int]:
+    """Samples of at most no length, the first, the second, ..."""
+    below = [0]
+    for length in lengths:
+        below.append(below[-1] + counts[length])
+    return below
+
+
+def _one_more(
+    before: Sequence[int | None], lengths: Sequence[int], below: Sequence[int], filled: Sequence[int], ranks: int
+) -> tuple[list[int | None], list[int]]:
+    """The least costs with one bucket more, and where the last of them begins."""
+    costs: list[int | None] = [None] * len(before)
+    origin = [0] * len(before)
+    hull: deque[Line] = deque()
+    ready = 0
+    costs[0] = 0
+    for end, bound in enumerate(lengths, 1):
+        while ready < end and below[end] - below[ready] >= min(ranks, below[-1]):
+            height = before[ready]
+            if height is not None:
+                _add(hull, (-filled[ready], height, ready))
+            ready += 1
+        while len(hull) > 1 and _at(hull[1], bound) <= _at(hull[0], bound):
+            hull.popleft()
+        if hull:
+            costs[end] = _at(hull[0], bound) + bound * filled[end]
+            origin[end] = hull[0][2]
+    return costs, origin
+
+
+def _at(line: Line, x: int) -> int:
+    return line[0] * x + line[1]
+
+
+def _add(hull: deque[Line], line: Line) -> None:
+    """Put a line behind the others, none of which falls more steeply, and take out those that are lowest nowhere."""
+    if hull and hull[-1][0] == line[0]:
+        if hull[-1][1] <= line[1]:
+            return
+        hull.pop()
+    while len(hull) > 1 and _needless(hull[-2], hull[-1], line):
+        hull.pop()
+    hull.append(line)
+
+
+def _needless(first: Line, middle: Line, last: Line) -> bool:
+    """Whether the last line meets the first before the middle one does."""
+    return (last[1] - first[1]) * (first[0] - middle[0]) <= (middle[1] - first[1]) * (first[0] - last[0])
+
+
+def _bounds(came: Sequence[Sequence[int]], lengths: Sequence[int], filled: Sequence[int]) -> tuple[int, ...]:
+    """The bounds, back from the longest; those that make no batch are left out."""
+    bounds: list[int] = []
+    end = len(lengths)
+    for origin in reversed(came):
+        if end == 0:
+            break
+        start = origin[end]
+        if filled[end] > filled[start]:
+            bounds.append(lengths[end - 1])
+        end = start
+    return tuple(reversed(bounds))

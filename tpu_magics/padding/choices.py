@@ -1,0 +1,215 @@
+"""The ways of padding, and what each costs.
+
+What lives here: for each way its distinct shapes, padded tokens, predicted seconds and line of code, and which of them
+is chosen. What does not: reading lengths and runs (report.py puts it together).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from tpu_magics.padding.batches import Drawn, rounded
+from tpu_magics.padding.best import best_buckets
+from tpu_magics.padding.measured import Seconds
+
+MOST_PADDED = 0.2  # of all token slots: what a choice without measured seconds may waste
+SHOWN_BUCKETS = (2, 4, 8)
+SURE = ("max", "multiple", "longest", "none", "buckets")  # shapes hold for any data; or only for data like these
+RANKS_DIFFER = "ranks draw batches of their own, and would take different shapes in one step: on a TPU they hang"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way of padding.
+
+    `kind`: "none", "longest", "multiple", "max" or "buckets". `lengths`: what samples are padded to; `shapes`: distinct
+    shapes of batches, each of which is one compile; `slots`: tokens of one epoch with padding, `padded`: the share of
+    it that is padding. `compiling` and `training`: predicted seconds of all epochs, None: not available. `barred`: why
+    it cannot be chosen, or "". `multiple`: of which its lengths are. `code`: the line that does it.
+    """
+
+    name: str
+    kind: str
+    lengths: tuple[int, ...]
+    shapes: int
+    slots: float
+    padded: float
+    compiling: float | None = None
+    training: float | None = None
+    barred: str = ""
+    multiple: int = 1
+    code: str = ""
+
+    @property
+    def seconds(self) -> float | None:
+        """Compiling and training; None where one of them is not available."""
+        return None if self.compiling is None or self.training is None else self.compiling + self.training
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is asked. `counts`: samples of each length (after cutting to `max_length`); `tokens`: in one epoch;
+    `last`: whether a last, short batch is trained on; `most_buckets`: None for up to 8, of which the best is found."""
+
+    counts: dict[int, int]
+    tokens: int
+    drawn: Drawn
+    batch_size: int
+    ranks: int
+    max_length: int
+    epochs: int
+    multiples: tuple[int, ...]
+    last: bool
+    buckets: int | None = None
+    align: int = 1
+
+
+def choices(task: Task, seconds: Seconds) -> tuple[Choice, ...]:
+    """All ways, from the least padding by itself to the fewest shapes, then buckets."""
+    ways = [_none(task), _in_batch(task, 1), *(_in_batch(task, each) for each in task.multiples), _longest(task)]
+    return tuple(_predicted(way, task, seconds) for way in (*ways, *_buckets(task)))
+
+
+def _none(task: Task) -> Choice:
+    lengths = tuple(sorted(task.counts))
+    barred = "" if task.batch_size == 1 else "a batch needs one length: it is for batches of one sample"
+    if task.ranks > 1 and len(lengths) > 1:
+        barred = RANKS_DIFFER
+    return _choice(task, "no padding", "none", lengths, len(lengths), task.tokens, barred=barred)
+
+
+def _in_batch(task: Task, multiple: int) -> Choice:
+    padded = task.drawn.padded_to(multiple)
+    shapes = len(padded.lengths) + (padded.short_shapes if task.last else 0)
+    barred = RANKS_DIFFER if task.ranks > 1 and shapes > 1 else ""
+    name = "longest in batch" if multiple == 1 else f"multiple of {multiple}"
+    kind = "longest" if multiple == 1 else "multiple"
+    return _choice(task, name, kind, padded.lengths, shapes, padded.slots, barred=barred, multiple=multiple)
+
+
+def _longest(task: Task) -> Choice:
+    samples = sum(task.counts.values())
+    short = len({size for size, _longest in task.drawn.short}) if task.last and task.drawn.full else 0
+    return _choice(task, "max length", "max", (task.max_length,), 1 + short, samples * task.max_length)
+
+
+def _buckets(task: Task) -> Iterator[Choice]:
+    """The number of buckets that was asked for, else each up to 8 (of which `shown` takes some)."""
+    counts: dict[int, int] = {}
+    for length, samples in task.counts.items():
+        bound = min(rounded(length, task.align), max(task.max_length, length))
+        counts[bound] = counts.get(bound, 0) + samples
+    group = task.batch_size * task.ranks
+    samples = sum(counts.values())
+    if samples < group:
+        return
+    short = task.last and samples % group > 0
+    found_all = best_buckets(counts, task.buckets or max(SHOWN_BUCKETS), group, task.ranks)
+    for found in found_all[-1:] if task.buckets else found_all:
+        if len(found.bounds) > 1:
+            yield _choice(
+                task,
+                f"best {len(found.bounds)} buckets",
+                "buckets",
+                found.bounds,
+                len(found.bounds) + short,
+                found.slots,
+            )
+
+
+def _choice(
+    task: Task,
+    name: str,
+    kind: str,
+    lengths: tuple[int, ...],
+    shapes: int,
+    slots: float,
+    *,
+    barred: str = "",
+    multiple: int = 1,
+) -> Choice:
+    return Choice(name, kind, lengths, shapes, slots, 1 - task.tokens / slots, barred=barred, multiple=multiple)
+
+
+def _predicted(way: Choice, task: Task, seconds: Seconds) -> Choice:
+    compiling = None if seconds.compile is None else way.shapes * seconds.compile
+    alone = way.kind == "none" and task.batch_size > 1  # a step of one sample is not a part of a step of many
+    training = None if seconds.token is None or alone else task.epochs * way.slots / task.ranks * seconds.token
+    return replace(way, compiling=compiling, training=training)
+
+
+# -- the choice ----------------------------------------------------------------------------------------------------
+
+
+def choose(ways: Sequence[Choice]) -> tuple[Choice, str]:
+    """The best way, and why it is the best, as the end of a sentence. Of equal ones the one that promises most."""
+    free = sorted((way for way in ways if not way.barred), key=lambda way: SURE.index(way.kind))
+    timed = [way for way in free if way.seconds is not None]
+    if timed:
+        return min(timed, key=lambda way: (way.seconds, way.shapes)), "it takes the fewest predicted seconds"
+    little = [way for way in free if way.padded <= MOST_PADDED]
+    share = f"{MOST_PADDED:.0%}".replace("%", " %")
+    if little:
+        best = min(little, key=lambda way: (way.shapes, way.slots))
+        return best, f"it has the fewest shapes of those with at most {share} padded tokens"
+    few = [way for way in free if way.shapes <= max(SHOWN_BUCKETS)]
+    best = min(few or free, key=lambda way: (way.slots, way.shapes))
+    return best, f"none has at most {share} padded tokens, and it has the fewest with up to {max(SHOWN_BUCKETS)} shapes"
+
+
+def shown(ways: Sequence[Choice], chosen: Choice) -> tuple[Choice, ...]:
+    """Of the numbers of buckets the usual ones, the largest, and the chosen one."""
+    wanted = {*SHOWN_BUCKETS, max((len(way.lengths) for way in ways if way.kind == "buckets"), default=0)}
+    return tuple(way for way in ways if way.kind != "buckets" or way is chosen or len(way.lengths) in wanted)
+
+
+# -- code ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Names:
+    """How the person's code names things. `lengths`: the expression given to %tpu_pad."""
+
+    lengths: str = "lengths"
+    dataset: str = "dataset"
+    collate: str = "collator"
+
+
+def code(way: Choice, task: Task, names: Names, cut: bool) -> str:
+    """The one line that does it. `cut`: there are samples longer than the longest that is wanted."""
+    return _CODE[way.kind](way, task, names, cut)
+
+
+def _collator(*arguments: str) -> str:
+    return f"DataCollatorWithPadding({', '.join(('tokenizer', *arguments))})"
+
+
+def _max_code(_way: Choice, task: Task, _names: Names, cut: bool) -> str:
+    if cut:
+        return f'tokenizer(texts, padding="max_length", truncation=True, max_length={task.max_length})'
+    return _collator('padding="max_length"', f"max_length={task.max_length}")
+
+
+def _bucket_code(way: Choice, task: Task, names: Names, _cut: bool) -> str:
+    ranks = f", ranks={task.ranks}" if task.ranks > 1 else ""
+    last = ", drop_last=False" if task.last and task.ranks == 1 else ""
+    arguments = f"{names.lengths}, {list(way.lengths)}, {task.batch_size}, collate={names.collate}{ranks}{last}"
+    return f"DataLoader({names.dataset}, **tpu_magics.padding.buckets({arguments}))"
+
+
+def _none_code(_way: Choice, _task: Task, names: Names, _cut: bool) -> str:
+    return f"DataLoader({names.dataset}, batch_size=1)"
+
+
+def _batch_code(way: Choice, _task: Task, _names: Names, _cut: bool) -> str:
+    return _collator(f"pad_to_multiple_of={way.multiple}") if way.multiple > 1 else _collator()
+
+
+_CODE: dict[str, Callable[[Choice, Task, Names, bool], str]] = {
+    "none": _none_code,
+    "longest": _batch_code,
+    "multiple": _batch_code,
+    "max": _max_code,
+    "buckets": _bucket_code,
+}

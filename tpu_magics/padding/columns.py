@@ -1,0 +1,155 @@
+"""Datasets and their columns: what holds many samples, as lengths.
+
+What lives here: Hugging Face datasets and columns, dicts of columns, tokenizers' outputs, data frames, arrays, tensors,
+and datasets that are indexed. What does not: loaders (loaders.py), one sample (lengths.py). None of these libraries is
+imported: they are known by what they offer, and Arrow's by `sys.modules`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.padding.lengths import MASK, TODO, TOKENS, Source, lengths_of, without_padding
+
+SAMPLED = 10_000  # samples that are looked at where a source has no end that is known
+_CHUNK = 10_000  # rows of an Arrow table at once
+
+
+def read_splits(given: Any) -> Source | None:
+    """A DatasetDict: its training split."""
+    if not hasattr(given, "keys") or not hasattr(given, "values"):
+        return None
+    if not (len(given) and all(hasattr(split, "column_names") for split in given.values())):
+        return None
+    name = "train" if "train" in given else next(iter(given))
+    found = read_table(given[name])
+    return found and Source(found.lengths, f"the split {name!r} ({found.what})", notes=found.notes)
+
+
+def read_table(given: Any) -> Source | None:
+    """A Hugging Face Dataset, a data frame, a BatchEncoding or a dict: the column that holds the tokens."""
+    names = _names(given)
+    if names is None or not hasattr(given, "__getitem__"):
+        return None
+    if _transformed(given):
+        return None
+    found = next((name for name in TOKENS if name in names), None)
+    if found is None:
+        return _refuse_table(given, names)
+    what = f"the column {found!r}"
+    masks = (lambda: column(given, MASK)) if MASK in names and found == TOKENS[0] else None
+    arrow = _arrow_lengths(given, found)
+    return without_padding(lengths_of(column(given, found) if arrow is None else arrow, what), masks, what)
+
+
+def _names(given: Any) -> list[Any] | None:
+    """The names of the columns, None where it has none."""
+    for names in ("column_names", "columns"):
+        told = getattr(given, names, None)
+        if told is not None and not callable(told) and not isinstance(told, dict):
+            return list(told)
+    return list(given.keys()) if hasattr(given, "keys") else None
+
+
+def _transformed(given: Any) -> bool:
+    """Whether rows are made on the fly (set_transform): then its columns are not what a model gets."""
+    told = getattr(given, "format", None)
+    return isinstance(told, dict) and told.get("type") == "custom"
+
+
+def _refuse_table(given: Any, names: list[Any]) -> Source | None:
+    if hasattr(given, "column_names") and not hasattr(given, "__len__"):
+        return None  # a stream: its columns may be told by its rows only
+    raise TpuMagicsError(
+        f"No column of the {type(given).__name__} is known to hold tokens.",
+        f"It has {', '.join(map(repr, names[:10])) or 'none'}; looked for: {', '.join(TOKENS)}.",
+        "Tokenise it first, or name the column: %tpu_pad dataset['my_ids']",
+    )
+
+
+def column(given: Any, name: str) -> Any:
+    """A column's values: rows of a 2-D array or tensor as its lists."""
+    values = given[name]
+    return values.tolist() if hasattr(values, "tolist") else values
+
+
+def _arrow_lengths(given: Any, name: str) -> list[int] | None:
+    """The lengths of a Dataset's column from its Arrow table: the ids themselves are never made into Python objects."""
+    compute = sys.modules.get("pyarrow.compute")
+    if compute is None or not hasattr(given, "with_format") or not hasattr(given, "select_columns"):
+        return None
+    rows = given.select_columns([name]).with_format("arrow")
+    lengths: list[Any] = []
+    for start in range(0, len(rows), _CHUNK):
+        lengths += _of_arrow(rows[start : start + _CHUNK].column(name), compute)
+    return lengths
+
+
+def _of_arrow(values: Any, compute: Any) -> list[Any]:
+    is_list = "list" in str(values.type).split("<")[0]
+    found: list[Any] = (compute.list_value_length(values) if is_list else values).to_pylist()
+    return found
+
+
+def read_column(given: Any) -> Source | None:
+    """A column of a Hugging Face Dataset (datasets 4 and newer), and Arrow's own arrays."""
+    compute = sys.modules.get("pyarrow.compute")
+    name, source = getattr(given, "column_name", None), getattr(given, "source", None)
+    if isinstance(name, str) and hasattr(source, "select_columns"):
+        what = f"the column {name!r}"
+        arrow = None if _transformed(source) else _arrow_lengths(source, name)
+        return without_padding(lengths_of(given if arrow is None else arrow, what), None, what)
+    if compute is None or not hasattr(given, "to_pylist"):
+        return None
+    what = f"the {type(given).__name__}"
+    return without_padding(lengths_of(_of_arrow(given, compute), what), None, what)
+
+
+def read_array(given: Any) -> Source | None:
+    """NumPy arrays, tensors and data frames' columns: lengths, or rows of token ids."""
+    if not hasattr(given, "tolist") or not hasattr(given, "shape"):
+        return None
+    if len(given.shape) == 0:
+        raise TpuMagicsError(f"One number is not many lengths: {given.tolist()!r}.", "LENGTHS has no dimension.", TODO)
+    what = f"the {type(given).__name__}"
+    if len(given.shape) == 1:
+        return Source(lengths_of(given.tolist(), what), what)
+    rows, length = int(given.shape[0]), int(given.shape[1])
+    return without_padding(lengths_of([length] * rows, what), None, what)
+
+
+def read_many(given: Any) -> Source | None:
+    """A list or another sequence of samples, a dataset with an index, or what can be gone through again and again."""
+    what = f"the {type(given).__name__}"
+    if isinstance(given, Sequence):
+        lengths = lengths_of(list(given), what)
+        return (
+            _plain(lengths, what) if set(map(type, given)) <= {int} else without_padding(lengths, _masks(given), what)
+        )
+    if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
+        items = [given[index] for index in range(len(given))]
+        return without_padding(lengths_of(items, what), _masks(items), what)
+    if hasattr(given, "__iter__"):
+        return _stream(given, what)
+    return None
+
+
+def _plain(lengths: list[int], what: str) -> Source:
+    return Source(list(lengths), what)
+
+
+def _masks(rows: Sequence[Any]) -> Callable[[], Iterator[Any]] | None:
+    first = rows[0] if len(rows) else None
+    has = hasattr(first, "keys") and MASK in first and TOKENS[0] in first  # type: ignore[operator]
+    return (lambda: (row[MASK] for row in rows)) if has else None
+
+
+def _stream(given: Any, what: str) -> Source:
+    rows = list(islice(iter(given), SAMPLED))
+    found = without_padding(lengths_of(rows, what), _masks(rows), what)
+    said = f"{what[0].upper()}{what[1:]} does not tell its size: its first {len(rows):,} samples were looked at."
+    return Source(found.lengths, what, indexed=False, notes=(*found.notes, *((said,) if len(rows) == SAMPLED else ())))

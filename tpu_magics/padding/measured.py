@@ -1,0 +1,197 @@
+"""What compiles and tokens cost, as earlier runs of this notebook measured it.
+
+What lives here: from run folders to seconds for one compile and for one token, with where they come from. What does
+not: what is made of them (choices.py). What was not measured is None, with the reason; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.runs.events import Compile, Event, Input, Steps, only
+from tpu_magics.runs.reader import Run, Tail, find_run, list_runs
+
+NEWEST = 20  # runs that are read
+FEWEST_STEPS = 5  # steady steps without which the time of a step is not told
+_SHAPE_CAUSES = ("input-shape", "last-batch")
+MEASURE = "train once with %%tpu_train"
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Seconds of one compile and of one token on one rank; None: not available. `compile_text` and `token_text`: where
+    each comes from, or why there is none, as a sentence. `device`: "CPU", "TPU", or "" for numbers of the person's."""
+
+    compile: float | None = None
+    token: float | None = None
+    compile_text: str = ""
+    token_text: str = ""
+    device: str = ""
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What one run measured. `shapes`: of the token ids that its steps received; `step`: seconds of a steady step."""
+
+    name: str
+    device: str
+    recompiles: tuple[float, ...]
+    compiles: tuple[float, ...]
+    shapes: frozenset[tuple[int, ...]]
+    step: float | None
+    steady: int
+
+
+def seconds(name: str | None = None, one: float | None = None, rate: float | None = None) -> Seconds:
+    """The seconds to predict with.
+
+    Args:
+        name: take the runs of this name, not those of the newest run's.
+        one: seconds of one compile as the person knows them.
+        rate: tokens per second of one rank, as the person knows them.
+    """
+    found = _measured(name)
+    if one is not None:
+        text = f"One compile: {one:g} s, as given."
+        found = Seconds(one, found.token, text, found.token_text, found.device)
+    if rate is not None:
+        found = Seconds(
+            found.compile, 1 / rate, found.compile_text, f"Tokens: {rate:,.0f} a second, as given.", found.device
+        )
+    return found
+
+
+def not_asked() -> Seconds:
+    """For a text that must not change from run to run."""
+    return Seconds(compile_text="", token_text="")
+
+
+def _measured(name: str | None) -> Seconds:
+    runs = _named(name)
+    records = [record for record in map(_read, runs[:NEWEST]) if record is not None]
+    records = [each for each in records if each.device == "TPU"] or records
+    records = [each for each in records if each.shapes] or records
+    if not records:
+        why = f"none of the {len(runs)} earlier runs" if runs else "no earlier run"
+        text = f"Seconds are not available: {why} measured a compile here; {MEASURE}, or give --compile-seconds."
+        return Seconds(compile_text=text)
+    mine = [each for each in records if (each.name, each.device) == (records[0].name, records[0].device)]
+    one, compile_text = _one_compile(mine)
+    token, token_text = _one_token(mine)
+    return Seconds(one, token, compile_text, token_text, records[0].device)
+
+
+def _named(name: str | None) -> list[Run]:
+    if name is None:
+        return list_runs()
+    wanted = find_run(name)
+    return [wanted, *(run for run in list_runs() if run.name == wanted.name and run != wanted)]
+
+
+def _one_compile(records: Sequence[_Record]) -> tuple[float, str]:
+    """The median of compiles for another input shape; of all compiles of the busiest line where there was none."""
+    again = [each for record in records for each in record.recompiles]
+    every = again or [each for record in records for each in record.compiles]
+    kind = "recompiles for another input shape" if again else "compiles"
+    kind = kind if len(every) != 1 else kind.replace("compiles", "compile")
+    middle = median(every)
+    many = f"the median of {len(every)} {kind}" if len(every) > 1 else f"that of 1 {kind}"
+    return middle, f"One compile: {_short(middle)}, {many} in {_runs(records)}."
+
+
+def _one_token(records: Sequence[_Record]) -> tuple[float | None, str]:
+    """From steps whose token ids all had one shape."""
+    alike = [each for each in records if len(each.shapes) == 1 and each.step is not None]
+    if not alike:
+        return None, f"Seconds of training are not available: {_why_no_token(records[0])}."
+    shape = next(iter(alike[0].shapes))
+    same = [each for each in alike if each.shapes == alike[0].shapes]
+    step = median([each.step for each in same if each.step is not None])
+    text = (
+        f"One step of {list(shape)} token ids: {_short(step)}, from {sum(each.steady for each in same):,} steady steps."
+    )
+    return step / math.prod(shape), f"{text} Time is taken as proportional to tokens, padding included."
+
+
+def _why_no_token(record: _Record) -> str:
+    if record.step is None:
+        return f"run {record.name!r} has fewer than {FEWEST_STEPS} steps without a compile"
+    if not record.shapes:
+        return f"the records of run {record.name!r} name no token ids"
+    return (
+        f"the steps of run {record.name!r} had {len(record.shapes)} shapes, and the time of each is not recorded "
+        "(a run with one shape tells it; --tokens-per-second gives it)"
+    )
+
+
+def _runs(records: Sequence[_Record]) -> str:
+    device = {"CPU": "XLA:CPU", "": "a device that is not known"}.get(records[0].device, records[0].device)
+    many = f"run {records[0].name!r}" if len(records) == 1 else f"{len(records)} runs named {records[0].name!r}"
+    return f"{many} on {device}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"
+
+
+# -- one run -------------------------------------------------------------------------------------------------------
+
+
+def _read(run: Run) -> _Record | None:
+    """What rank 0 measured; None where it measured no compile."""
+    events: list[Event] = Tail(run.events_path(0)).read()
+    compiled = [each for each in only(events, Compile) if _positive(each.seconds)]
+    if not compiled:
+        return None
+    step, steady = _steady(only(events, Steps))
+    return _Record(
+        run.name,
+        _device(run),
+        tuple(each.seconds or 0.0 for each in compiled if each.cause in _SHAPE_CAUSES),
+        tuple(_busiest(compiled)),
+        frozenset(shape for each in compiled for shape in _tokens(each.inputs)),
+        step,
+        steady,
+    )
+
+
+def _positive(value: float | None) -> bool:
+    return value is not None and math.isfinite(value) and value > 0
+
+
+def _busiest(compiled: Sequence[Compile]) -> list[float]:
+    """The compiles of the line that compiled longest: a training's step, not a value that was read."""
+    by_site: dict[int, list[float]] = {}
+    for each in compiled:
+        by_site.setdefault(each.site.id, []).append(each.seconds or 0.0)
+    return max(by_site.values(), key=sum)
+
+
+def _tokens(inputs: Sequence[Input]) -> Iterator[tuple[int, ...]]:
+    """The shape of the token ids among what a step received: input_ids, else the first table of whole numbers."""
+    tables = [each for each in inputs if len(each.shape) == 2 and each.dtype.startswith("int")]
+    named = [each for each in tables if "input_ids" in each.name]
+    yield from (each.shape for each in (named or tables)[:1])
+
+
+def _steady(counted: Sequence[Steps]) -> tuple[float | None, int]:
+    """Seconds of a step that compiled nothing, and how many there were."""
+    steady = sum(each.n - each.compiled for each in counted)
+    spent = sum(each.seconds - each.compiled_seconds for each in counted)
+    return (spent / steady, steady) if steady >= FEWEST_STEPS and _positive(spent) else (None, max(steady, 0))
+
+
+def _device(run: Run) -> str:
+    host = run.info.get("host")
+    return str(host.get("device") or "") if isinstance(host, dict) else ""
+
+
+def check_given(rate: float | None, one: float | None) -> None:
+    """Raise TpuMagicsError where a number of the person's cannot be."""
+    for value, option in ((rate, "--tokens-per-second"), (one, "--compile-seconds")):
+        if value is not None and not _positive(value):
+            raise TpuMagicsError(f"{option} is {value:g}.", "It is a number above 0.", "Leave it out, or correct it.")

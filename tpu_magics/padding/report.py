@@ -1,0 +1,198 @@
+"""The advice about padding: what `%tpu_pad` finds out.
+
+What lives here: from what was given and asked to the table's rows, the choice and the sentences. What does not: showing
+them (panel/padding.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.padding.batches import SEED, draw
+from tpu_magics.padding.choices import Choice, Names, Task, choices, choose, code, shown
+from tpu_magics.padding.lengths import Source
+from tpu_magics.padding.loaders import is_loader, unwrapped
+from tpu_magics.padding.measured import Seconds, check_given, not_asked, seconds
+from tpu_magics.padding.sources import read
+
+BATCH = 32  # where nobody tells
+MULTIPLES = (32, 64, 128)
+MOST_BUCKETS = 64
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of `%tpu_pad`; None: found out, or its default."""
+
+    multiples: Sequence[int] = MULTIPLES
+    batch: int | None = None
+    max_length: int | None = None
+    buckets: int | None = None
+    align: int = 1
+    epochs: int = 1
+    ranks: int = 1
+    run: str | None = None
+    compile_seconds: float | None = None
+    tokens_per_second: float | None = None
+    plain: bool = False
+
+    def check(self) -> None:
+        """Raise TpuMagicsError where one of them cannot be."""
+        whole = {
+            "--batch": self.batch,
+            "--max-length": self.max_length,
+            "--buckets": self.buckets,
+            "--align": self.align,
+            "--epochs": self.epochs,
+            "--processes": self.ranks,
+            "--multiples": min(self.multiples, default=None),
+        }
+        for option, value in whole.items():
+            if value is not None and value < 1:
+                raise TpuMagicsError(f"{option} is {value}.", "It is a whole number above 0.", "Correct it.")
+        if self.buckets is not None and self.buckets > MOST_BUCKETS:
+            raise TpuMagicsError(
+                f"--buckets is {self.buckets}.", f"Each is a compile; at most {MOST_BUCKETS}.", "Take fewer."
+            )
+        check_given(self.tokens_per_second, self.compile_seconds)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found. `counts`: samples of each length, as they are after cutting; `ways`: the rows; `choice`: one of
+    them; `because`: why, as the end of a sentence; `seconds`: what was measured; `notes`: sentences."""
+
+    what: str
+    counts: dict[int, int]
+    task: Task
+    ways: tuple[Choice, ...]
+    choice: Choice
+    because: str
+    seconds: Seconds
+    notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.choice.name}, {self.choice.code}>"
+
+
+def advise(given: Any, asked: Asked | None = None, expression: str = "lengths") -> Report:
+    """The advice about the lengths of `given` (see `sources.read`). `expression`: how the person's code names it."""
+    asked = asked or Asked()
+    asked.check()
+    source = _as_asked(read(given), asked)
+    longest = asked.max_length or max(source.lengths)
+    lengths = [min(length, longest) for length in source.lengths]
+    cut = sum(length > longest for length in source.lengths)
+    task = _task(source, lengths, asked)
+    found = not_asked() if asked.plain else seconds(asked.run, asked.compile_seconds, asked.tokens_per_second)
+    names = _names(given, source, expression)
+    ways = tuple(replace(way, code=code(way, task, names, cut > 0)) for way in choices(task, found))
+    choice, because = choose(ways)
+    notes = (*_notes(source, task, asked, found, cut), *_tiles(choice, task))
+    return Report(source.what, dict(task.counts), task, shown(ways, choice), choice, because, found, notes)
+
+
+def _as_asked(source: Source, asked: Asked) -> Source:
+    """Drawn batches count only where their size is the one asked for; then the samples are those in them."""
+    if source.order != "as drawn":
+        return source
+    if asked.batch not in (None, source.batch_size):
+        return replace(source, order="shuffled", batches=())
+    ends = [0]
+    for batch in source.batches:
+        ends.append(ends[-1] + len(batch))
+    batches = tuple(tuple(range(start, end)) for start, end in pairwise(ends))
+    return replace(source, lengths=[source.lengths[at] for batch in source.batches for at in batch], batches=batches)
+
+
+def _task(source: Source, lengths: list[int], asked: Asked) -> Task:
+    batch = asked.batch or source.batch_size or BATCH
+    return Task(
+        counts=dict(sorted(Counter(max(1, length) for length in lengths).items())),
+        tokens=sum(lengths),
+        drawn=draw(lengths, source, batch, asked.epochs),
+        batch_size=batch,
+        ranks=asked.ranks,
+        max_length=asked.max_length or max(lengths),
+        epochs=asked.epochs,
+        multiples=tuple(sorted(set(asked.multiples))),
+        last=source.drop_last is False or source.order == "as drawn",
+        buckets=asked.buckets,
+        align=asked.align,
+    )
+
+
+def _names(given: Any, source: Source, expression: str) -> Names:
+    """Names for the code. A loader's own dataset and collate function are used again."""
+    if is_loader(unwrapped(given)):
+        inner = expression if is_loader(given) else f"{expression}.dataloader"
+        dataset = f"{inner}.dataset"
+        return Names(dataset if source.indexed else "lengths", dataset, f"{inner}.collate_fn")
+    if hasattr(given, "column_names") and expression.isidentifier():
+        return Names(expression, expression)
+    return Names(expression)
+
+
+# -- sentences -----------------------------------------------------------------------------------------------------
+
+
+def _notes(source: Source, task: Task, asked: Asked, found: Seconds, cut: int) -> Iterator[str]:
+    yield from source.notes
+    if cut:
+        many = f"{cut:,} samples are" if cut > 1 else "1 sample is"
+        yield f"{many} cut to {task.max_length:,}: tokenizer(..., truncation=True, max_length={task.max_length})."
+    yield _batches(source, task, asked)
+    yield (
+        "Multiples: each batch is padded to its longest sample, rounded up, as pad_to_multiple_of does. Buckets: each "
+        "sample goes to the smallest bucket that holds it, and a batch is made of one bucket; no other bounds pad less."
+    )
+    yield f"Padded tokens: the part of all token slots of an epoch that is padding. {_last(task)}"
+    if not asked.plain:
+        yield from filter(None, _seconds(task, found))
+
+
+def _batches(source: Source, task: Task, asked: Asked) -> str:
+    told = (
+        "--batch" if asked.batch else "as the DataLoader has it" if source.batch_size else "assumed: --batch tells it"
+    )
+    text = f"Batches of {task.batch_size:,} ({told})"
+    if task.ranks > 1:
+        text += f" on each of {task.ranks} ranks"
+    if source.order == "as drawn":
+        return f"{text}, as the DataLoader draws them in one epoch."
+    if source.order == "in order":
+        return f"{text}, in the order of the dataset (no shuffle)."
+    epochs = f"{task.drawn.epochs:,} epoch{'s' if task.drawn.epochs > 1 else ''}"
+    return f"{text}, drawn by a shuffle with seed {SEED}, {epochs}; another shuffle gives batches a little different."
+
+
+def _tiles(choice: Choice, task: Task) -> Iterator[str]:
+    if choice.kind == "buckets" and task.align == 1 and any(bound % 8 for bound in choice.lengths):
+        yield "On a TPU arrays lie in tiles of 8 by 128: bounds that are multiples of 8 fill them better (--align 8)."
+
+
+def _last(task: Task) -> str:
+    if not task.drawn.short:
+        return "No batch is short."
+    if task.last:
+        return "The last batch is short, and counted as a shape of its own: drop_last=True saves that compile."
+    return "The last batch is short: its shape is not counted, because training on XLA takes drop_last=True."
+
+
+def _seconds(task: Task, found: Seconds) -> Iterator[str]:
+    yield found.compile_text
+    yield found.token_text
+    if found.compile is None and found.token is None:
+        return
+    epochs = f"{task.epochs:,} epoch{'s' if task.epochs > 1 else ''} (--epochs)"
+    yield f"Predicted: one compile for each shape, and the steps of {epochs}."
+    if found.device == "CPU":
+        yield (
+            "These are seconds of XLA:CPU. On a TPU a token takes much less time, and a compile of a large model more: "
+            "there, fewer shapes pay. Look again after a run on one."
+        )

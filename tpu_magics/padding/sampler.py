@@ -1,0 +1,216 @@
+"""Batches of a few lengths: a batch sampler that sorts samples into buckets, and the collator that pads to them.
+
+What lives here: what carries out the choice "K buckets" in a training. What does not: which bounds are best (best.py).
+torch is not imported: a DataLoader takes any iterable with a length as its batch_sampler, and any callable as its
+collate_fn.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.padding.lengths import length_of
+from tpu_magics.padding.sources import read
+
+Batch = list[int]
+
+
+def bucket_for(length: int, bounds: Sequence[int]) -> int:
+    """The smallest bound that holds `length` tokens. `bounds` are in ascending order."""
+    at = bisect_left(bounds, length)
+    if at == len(bounds):
+        raise TpuMagicsError(
+            f"A sample has {length:,} tokens, more than the largest bound, {bounds[-1]:,}.",
+            "Each sample is padded to a bound, never cut.",
+            f"Cut it in the tokenizer (truncation=True, max_length={bounds[-1]}), or add a bound.",
+        )
+    return bounds[at]
+
+
+def buckets(
+    lengths: Any, bounds: Sequence[int], batch_size: int, collate: Any, **options: Any
+) -> dict[str, BucketBatches | PadTo]:
+    """The arguments of a DataLoader whose batches have the lengths `bounds` only:
+
+        DataLoader(dataset, **tpu_magics.padding.buckets(dataset, [64, 128, 256], 32, collate=collator))
+
+    Args:
+        lengths: what `%tpu_pad` takes, in the order of the dataset.
+        bounds: the lengths to pad to.
+        batch_size: samples of one batch on one rank.
+        collate: see `PadTo`.
+        options: see `BucketBatches`.
+    """
+    return {
+        "batch_sampler": BucketBatches(lengths, bounds, batch_size, **options),
+        "collate_fn": PadTo(collate, bounds),
+    }
+
+
+class BucketBatches:
+    """A batch sampler: batches of samples that fit one bound, in a new random order in each epoch.
+
+    What does not fill a batch (or a group of `ranks` batches) goes into the next larger bucket, so at most one group in
+    an epoch is incomplete; it is dropped. Each batch holds a sample of its own bucket, so a collator that pads the
+    longest up to its bound pads to this bucket's.
+
+    Args:
+        lengths: what `%tpu_pad` takes, in the order of the dataset.
+        bounds: the lengths to pad to; the largest holds the longest sample.
+        batch_size: samples of one batch on one rank.
+        shuffle: in each epoch another order, the same on all ranks.
+        seed: of the shuffles.
+        drop_last: drop the samples that fill no batch; else they are a last batch of another shape (one rank only).
+        ranks: ranks that take a step together. Each group of so many batches has one bound: on a TPU, ranks that run
+            different programs in one step wait for each other for ever.
+        rank: give only the batches of this rank; None gives those of all ranks in turn, as accelerate expects it.
+    """
+
+    def __init__(
+        self,
+        lengths: Any,
+        bounds: Sequence[int],
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = True,
+        ranks: int = 1,
+        rank: int | None = None,
+    ) -> None:
+        self.bounds = tuple(sorted(set(map(int, bounds))))
+        self.batch_size, self.shuffle, self.seed, self.drop_last = batch_size, shuffle, seed, drop_last
+        self.ranks, self.rank = ranks, rank
+        self.epoch = 0
+        self._check()
+        self._members: dict[int, list[int]] = {bound: [] for bound in self.bounds}
+        for index, length in enumerate(read(lengths).lengths):
+            self._members[bucket_for(length, self.bounds)].append(index)
+        self._groups = self._count_groups()
+
+    def __len__(self) -> int:
+        """The batches of one epoch: of all ranks, or of the one rank."""
+        full = sum(self._groups.values())
+        return full * (self.ranks if self.rank is None else 1) + bool(self._left and not self.drop_last)
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        groups, left = self._epoch(random.Random(f"{self.seed}-{epoch}"))
+        for group in groups:
+            yield from group if self.rank is None else [group[self.rank]]
+        if left and not self.drop_last:
+            yield left
+
+    def set_epoch(self, epoch: int) -> None:
+        """The order of the next epoch is that of this one; without it, each epoch takes the next."""
+        self.epoch = epoch
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """How many batches of one epoch have each length."""
+        return {bound: count * self.ranks for bound, count in self._groups.items() if count}
+
+    def _check(self) -> None:
+        wrong = [
+            (not self.bounds or self.bounds[0] < 1, f"bounds are {list(self.bounds)}", "Give lengths of 1 and more."),
+            (self.batch_size < 1, f"batch_size is {self.batch_size}", "Give 1 or more."),
+            (self.ranks < 1, f"ranks is {self.ranks}", "Give 1 or more."),
+            (self.rank is not None and not 0 <= self.rank < self.ranks, f"rank is {self.rank}", "Ranks count from 0."),
+            (not self.drop_last and self.ranks > 1, "drop_last is False", "With several ranks it must be True."),
+        ]
+        for is_wrong, what, todo in wrong:
+            if is_wrong:
+                raise TpuMagicsError(f"BucketBatches cannot make batches: {what}.", "", todo)
+
+    def _count_groups(self) -> dict[int, int]:
+        """How many groups each bucket makes, in every epoch alike."""
+        groups: dict[int, int] = {}
+        left, unit = 0, self.batch_size * self.ranks
+        for bound, members in self._members.items():
+            groups[bound], left = divmod(left + len(members), unit)
+            if groups[bound] * self.ranks > len(members):
+                raise self._too_few(bound, len(members))
+        self._left = left
+        if not sum(groups.values()) and (self.drop_last or not left):
+            raise TpuMagicsError(
+                f"{left:,} samples fill no batch.",
+                f"A step takes {unit:,}: batches of {self.batch_size:,} on {self.ranks:,} rank(s).",
+                "Take a smaller batch_size.",
+            )
+        return groups
+
+    def _too_few(self, bound: int, own: int) -> TpuMagicsError:
+        return TpuMagicsError(
+            f"The bucket of {bound:,} tokens has {own:,} samples of its own, fewer than the {self.ranks} ranks.",
+            "Each rank needs one in each of its batches: else ranks would pad to different lengths in one step.",
+            f"Leave out the next smaller bound, or ask %tpu_pad for bounds with -n {self.ranks}.",
+        )
+
+    def _epoch(self, chance: random.Random) -> tuple[list[list[Batch]], Batch]:
+        """The groups of batches of one epoch, and the samples that fill none."""
+        groups: list[list[Batch]] = []
+        left: Batch = []
+        for bound, members in self._members.items():
+            own = list(members)
+            if self.shuffle:
+                chance.shuffle(own)
+            count = self._groups[bound] * self.ranks
+            first, rest = own[:count], left + own[count:]
+            if self.shuffle:
+                chance.shuffle(rest)
+            more = self.batch_size - 1
+            batches = [[first[at], *rest[at * more : (at + 1) * more]] for at in range(count)]
+            groups += [batches[at : at + self.ranks] for at in range(0, count, self.ranks)]
+            left = rest[count * more :]
+        if self.shuffle:
+            chance.shuffle(groups)
+        return groups, left
+
+
+class PadTo:
+    """A collate function that pads each batch to the smallest bound that holds its longest sample.
+
+    Args:
+        collate: a collator of transformers that has `pad_to_multiple_of` (all that pad have it), or a tokenizer. It is
+            copied, not changed.
+        bounds: the lengths to pad to.
+    """
+
+    def __init__(self, collate: Any, bounds: Sequence[int]) -> None:
+        self.bounds = tuple(sorted(set(map(int, bounds))))
+        self.collate = collate
+        self._pads = _tokenizer if hasattr(collate, "pad") else _collator
+        if self._pads is _collator:
+            self.collate = _own(collate)
+
+    def __call__(self, features: Sequence[Any]) -> Any:
+        bound = bucket_for(max(map(length_of, features)), self.bounds)
+        return self._pads(self.collate, features, bound)
+
+
+def _own(collate: Any) -> Any:
+    if not hasattr(collate, "pad_to_multiple_of"):
+        raise TpuMagicsError(
+            f"{type(collate).__name__} cannot be told what to pad to.",
+            "It has no pad_to_multiple_of, and is no tokenizer.",
+            "Write a collate function that pads to tpu_magics.padding.bucket_for(longest, bounds).",
+        )
+    own = copy.copy(collate)
+    if hasattr(own, "padding"):
+        own.padding = True
+    return own
+
+
+def _collator(collate: Any, features: Sequence[Any], bound: int) -> Any:
+    """The longest is at most the bound, so the next multiple of the bound is the bound itself."""
+    collate.pad_to_multiple_of = bound
+    return collate(features)
+
+
+def _tokenizer(tokenizer: Any, features: Sequence[Any], bound: int) -> Any:
+    return tokenizer.pad(features, padding="max_length", max_length=bound, return_tensors="pt")

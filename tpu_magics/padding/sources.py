@@ -1,0 +1,61 @@
+"""What `%tpu_pad` was given, as lengths.
+
+What lives here: the order in which forms are tried, and what is refused. What does not: the forms themselves
+(columns.py, loaders.py, lengths.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.padding.columns import read_array, read_column, read_many, read_splits, read_table
+from tpu_magics.padding.lengths import TODO, Source, Texts
+from tpu_magics.padding.loaders import kept_random_states, read_loader
+
+_FORMS = (read_splits, read_table, read_column, read_array, read_many)
+
+
+def read(given: Any) -> Source:
+    """The lengths of samples. Nothing is used up, and no random state is left changed.
+
+    Args:
+        given: lengths, lists of token ids, an array or tensor, a tokenised dataset or its column, rows, a tokenizer's
+            output, or a DataLoader.
+
+    Raises:
+        TpuMagicsError: it holds no lengths, or would be used up by reading it.
+    """
+    _refuse(given)
+    try:
+        with kept_random_states():
+            return read_loader(given, read_dataset) or read_dataset(given)
+    except Texts as found:
+        raise TpuMagicsError(
+            f"These are texts and have no length in tokens yet: {found}.",
+            "A text's length depends on the tokenizer.",
+            "Tokenise them first: lengths = [len(ids) for ids in tokenizer(texts)['input_ids']]",
+        ) from None
+
+
+def read_dataset(given: Any) -> Source:
+    """The lengths of what is no loader."""
+    _refuse(given)
+    for form in _FORMS:
+        found = form(given)
+        if found is not None:
+            return found
+    raise TpuMagicsError(f"A {type(given).__name__} holds no lengths.", "It has neither items nor columns.", TODO)
+
+
+def _refuse(given: Any) -> None:
+    if isinstance(given, (str, bytes)):
+        raise Texts(repr(given[:30]))
+    if isinstance(given, (set, frozenset)):
+        raise TpuMagicsError("A set is not a list of lengths.", "It holds each length once only.", TODO)
+    if hasattr(given, "__next__"):
+        raise TpuMagicsError(
+            f"A {type(given).__name__} would be used up by reading it.",
+            "It gives its samples only once, and the training would find none.",
+            "Put them in a list first, or give the dataset that it reads.",
+        )

@@ -1,0 +1,149 @@
+"""What the rules say of the code, as text and as HTML.
+
+What lives here: findings, with the lines of code they are about. What does not: finding them (check/), and the command
+line's forms (check/formats.py). As everywhere in the panel: no script, no outside asset, user strings only as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from tpu_magics.check.finding import Finding
+from tpu_magics.check.formats import Report, text
+from tpu_magics.panel.sections_words import AMBER, GREY, chip, count, paragraph, say, short, small, title
+from tpu_magics.runs.events import RuleFinding
+
+MOST = 100  # findings shown in a notebook
+_CODE = (
+    "margin:.15em 0;padding:.2em .6em;border-left:3px solid {colour};color:inherit;background:none;"
+    "white-space:pre-wrap;overflow-wrap:anywhere;font-family:monospace"
+)
+_MARK = "color:inherit;background:none;text-decoration:underline wavy {colour};text-underline-offset:.2em"
+_BLOCK = "margin:.7em 0"
+_LINE = "margin:.15em 0;overflow-wrap:anywhere"
+
+
+@dataclass(frozen=True)
+class Told:
+    """A finding as it is shown. `start` and `end`: columns of `source` that it is about, from 0."""
+
+    code: str
+    group: str
+    where: str
+    source: str
+    start: int
+    end: int
+    message: str
+    why: str
+    fix: str
+    advice: bool
+    fixable: bool = False
+
+
+def told(one: Finding) -> Told:
+    """A finding of a check."""
+    end = one.end_column - 1 if one.end_line == one.line else len(one.source)
+    return Told(
+        one.code, one.group, _where(one.path, one.cell, one.line), one.source, one.column - 1, end, one.message, one.why,
+        one.fix, one.advice, bool(one.edits),
+    )  # fmt: skip
+
+
+def told_in_run(one: RuleFinding) -> Told:
+    """A finding in the records of a run; what it is about on its line is not recorded."""
+    where = _where(one.site.path, None, one.site.line)
+    return Told(one.code, one.group, where, one.site.code, 0, 0, one.message, one.why, one.fix, one.advice)
+
+
+def _where(path: str, cell: int | None, line: int) -> str:
+    inside = "" if cell is None else f", cell {cell}"
+    return f"{short(path, 120)}{inside}, line {line}"
+
+
+# -- words ---------------------------------------------------------------------------------------------------------------
+
+
+def headline(found: Sequence[Told]) -> str:
+    """E.g. "3 broken rules and 1 advice"; "Nothing found"."""
+    broken = sum(not one.advice for one in found)
+    advice = len(found) - broken
+    said = [f"{broken} broken rule{'s' * (broken != 1)}"] if broken else []
+    said += [f"{advice} advice"] if advice else []
+    return " and ".join(said) or "No broken rule"
+
+
+def codes(found: Iterable[Told]) -> str:
+    """E.g. "TPU101, TPU301 (2)": which rules, and how often."""
+    grouped = ((code, len(list(some))) for code, some in groupby(sorted(one.code for one in found)))
+    return ", ".join(code if number == 1 else f"{code} ({number})" for code, number in grouped)
+
+
+def findings_text(findings: Sequence[Finding], looked_at: str) -> str:
+    """All findings in plain text. `looked_at`: what was checked, e.g. "5 cells"."""
+    shown = findings[:MOST]
+    lines = text(Report(shown, 1)).rstrip().rpartition("\n\n")[0] if shown else ""
+    head = f"{headline([told(one) for one in findings])} in {looked_at}."
+    more = f"{len(findings) - MOST:,} more are not shown." if len(findings) > MOST else ""
+    return "\n\n".join(part for part in (head, lines, more) if part)
+
+
+# -- HTML ----------------------------------------------------------------------------------------------------------------
+
+
+def findings_html(findings: Sequence[Finding], looked_at: str) -> str:
+    """The same as one `<div>`."""
+    shown = [told(one) for one in findings]
+    head = f"{headline(shown)} in {looked_at}."
+    if not shown:
+        return f'<div class="tpu-magics-check">{chip("✓ ok", "#1a7f37")} {say(head)}</div>'
+    more = small(f"{len(shown) - MOST:,} more are not shown.") if len(shown) > MOST else ""
+    return (
+        f'<div class="tpu-magics-check" style="color:inherit;max-width:70em">{title(head)}{blocks(shown[:MOST])}{more}</div>'
+    )
+
+
+def blocks(found: Iterable[Told]) -> str:
+    return "".join(_block(one) for one in found)
+
+
+def _block(one: Told) -> str:
+    colour = GREY if one.advice else AMBER
+    word = f"advice {one.code}" if one.advice else f"! {one.code}"
+    head = f'<p style="{_LINE}">{chip(word, colour)} <b>{say(one.where)}</b> {say(one.message)}</p>'
+    return f'<div style="{_BLOCK}">{head}{_code(one, colour)}{"".join(_reasons(one))}</div>'
+
+
+def _reasons(one: Told) -> Iterator[str]:
+    if one.why:
+        yield paragraph("Why:", say(one.why))
+    if one.fix:
+        yield paragraph("Fix:", say(one.fix))
+
+
+def _code(one: Told, colour: str) -> str:
+    source = one.source.rstrip()
+    if not source.strip():
+        return ""
+    indent = len(source) - len(source.lstrip())
+    start, end = max(one.start, indent), min(max(one.end, one.start), len(source))
+    if start >= end:
+        body = say(source[indent:])
+    else:
+        marked = f'<span style="{_MARK.format(colour=colour)}">{say(source[start:end])}</span>'
+        body = f"{say(source[indent:start])}{marked}{say(source[end:])}"
+    return f'<div style="{_CODE.format(colour=colour)}">{body}</div>'
+
+
+def folded(found: Sequence[Told]) -> str:
+    """One line that unfolds, for the panel of a run; "" where nothing was found."""
+    if not found:
+        return ""
+    head = f"<b>Rules:</b> {say(headline(found))} in the code, found before the run: {say(codes(found))}"
+    left = len(found) - MOST
+    more = small(f"{count(left, 'finding')} more are not shown.") if left > 0 else ""
+    return (
+        f'<details style="margin:.4em 0"><summary style="cursor:pointer">{head}</summary>'
+        f'<div style="margin:.3em 0 0 .6em">{blocks(found[:MOST])}{more}</div></details>'
+    )

@@ -1,0 +1,127 @@
+"""The advice of `%tpu_pad` as one piece of HTML and as plain text.
+
+What lives here: the table, the sentence that names the choice, and where the drawings go. What does not: finding any of
+it out (padding/), and the drawings (padding_chart.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from tpu_magics.padding.choices import Choice
+from tpu_magics.padding.report import Report
+from tpu_magics.panel import table as plain
+from tpu_magics.panel.padding_chart import Dot, histogram, scatter
+from tpu_magics.panel.sections_words import NOT_AVAILABLE, percent, say, seconds, short
+from tpu_magics.panel.table import Row, Table
+
+CHOICE = "✓ choice"
+SHAPES, PADDED = "distinct shapes (= compiles)", "padded tokens"
+PREDICTED, COMPILES = "predicted seconds", "of it compiles"
+_LISTED = 8  # lengths that are listed one by one
+_CODE = (
+    "margin:.3em 0 .8em 0;padding:.4em .6em;color:inherit;background:none;border:1px solid currentColor;"
+    "border-radius:.3em;white-space:pre-wrap;overflow-wrap:anywhere"
+)
+_DRAWINGS = "display:flex;flex-wrap:wrap;gap:1em;margin:.6em 0"
+_NOTE = "margin:.3em 0 0 0;opacity:.8"
+_OUTER = "color:inherit;max-width:70em;line-height:1.45;overflow-wrap:break-word"
+
+
+def to_text(report: Report) -> str:
+    """At most 100 columns wide, but for the line of code, which stays one line."""
+    choice = plain.to_text(Table("", None, (), (choice_text(report),)))
+    return "\n".join([plain.to_text(_table(report)), "", choice, "", f"    {report.choice.code}", "", _below(report)])
+
+
+def _below(report: Report) -> str:
+    return plain.to_text(Table("", None, (), tuple(notes(report))))
+
+
+def to_html(report: Report) -> str:
+    """One `<div>`: table, choice, code, drawings, notes."""
+    drawings = _scatter(report) + histogram(report.counts, report.choice.lengths, "tokens of a sample", "samples")
+    parts = [
+        plain.to_html(_table(report)),
+        f'<p style="margin:.8em 0 0 0">{say(choice_text(report))}</p>',
+        f'<pre style="{_CODE}">{say(report.choice.code)}</pre>',
+        f'<div style="{_DRAWINGS}">{drawings}</div>',
+        *(f'<p style="{_NOTE}">{say(note)}</p>' for note in notes(report)),
+    ]
+    return f'<div class="tpu-magics-padding" style="{_OUTER}">{"".join(parts)}</div>'
+
+
+# -- words ---------------------------------------------------------------------------------------------------------
+
+
+def choice_text(report: Report) -> str:
+    """E.g. "Choice: best 4 buckets (4 shapes, 17 % padded tokens), because ...: "."""
+    chosen = report.choice
+    shapes = f"{chosen.shapes:,} shape{'s' if chosen.shapes > 1 else ''}"
+    return (
+        f"Choice: {chosen.name} ({shapes}, {percent(chosen.padded)} padded tokens): {report.because}. The line for it:"
+    )
+
+
+def notes(report: Report) -> Iterator[str]:
+    yield from report.notes
+    reasons: dict[str, list[str]] = {}
+    for way in report.ways:
+        if way.barred:
+            reasons.setdefault(way.barred, []).append(way.name)
+    for reason, names in reasons.items():
+        yield f"Not to be chosen: {', '.join(names)} ({reason})."
+
+
+def _table(report: Report) -> Table:
+    clocks = _seconds_columns(report)
+    rows = tuple(
+        Row((*_cells(way, way is report.choice), *(cell(way) for cell in clocks.values()), _lengths(way.lengths)))
+        for way in report.ways
+    )
+    return Table(_title(report), ("", "padding", "shapes", PADDED, *clocks, "padded to"), rows)
+
+
+def _title(report: Report) -> str:
+    samples, lengths = sum(report.counts.values()), sorted(report.counts)
+    many = f"{samples:,} sample{'s' if samples > 1 else ''}"
+    tokens = f"{lengths[0]:,} to {lengths[-1]:,} tokens" if len(lengths) > 1 else f"{lengths[0]:,} tokens each"
+    different = f", {len(lengths):,} different lengths" if len(lengths) > 1 else ""
+    return f"Padding of {short(report.what, 60)}: {many}, {tokens}{different}"
+
+
+def _cells(way: Choice, chosen: bool) -> Iterator[str]:
+    yield CHOICE if chosen else ""
+    yield way.name
+    yield f"{way.shapes:,}"
+    yield percent(way.padded)
+
+
+def _seconds_columns(report: Report) -> dict[str, Callable[[Choice], str]]:
+    """The columns of seconds: of what is known. None in a text that is the same in every run."""
+    one, token = report.seconds.compile, report.seconds.token
+    if one is None and token is None:
+        return {PREDICTED: lambda way: _clock(way.seconds)} if report.seconds.compile_text else {}
+    if one is None:
+        return {f"{PREDICTED}, steps only": lambda way: _clock(way.training)}
+    if token is None:
+        return {f"{PREDICTED}, compiles only": lambda way: _clock(way.compiling)}
+    return {PREDICTED: lambda way: _clock(way.seconds), COMPILES: lambda way: _clock(way.compiling)}
+
+
+def _clock(value: float | None) -> str:
+    return NOT_AVAILABLE if value is None else seconds(value)
+
+
+def _lengths(lengths: Sequence[int]) -> str:
+    if len(lengths) <= _LISTED:
+        return ", ".join(map(str, lengths))
+    return f"{len(lengths):,} lengths, {lengths[0]} to {lengths[-1]}"
+
+
+def _scatter(report: Report) -> str:
+    dots = [
+        Dot(way.name, way.shapes, way.padded, "chosen" if way is report.choice else "barred" if way.barred else "")
+        for way in report.ways
+    ]
+    return scatter(dots, SHAPES, PADDED)
