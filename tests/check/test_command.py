@@ -231,7 +231,7 @@ def test_fix_writes_and_tells_what_is_left(capsys: pytest.CaptureFixture[str]) -
     assert path.read_text() == before.replace('"red(2)"', '"green(2)"')
     assert "a.py:3:1: TPU902" in shown
     assert "TPU901" not in shown
-    assert shown.endswith("2 findings mended. 1 finding in 1 file of 3 files.\n")
+    assert shown.endswith("2 findings mended. 1 finding in 1 of 3 files.\n")
     times = [Path(name).stat().st_mtime_ns for name in ("a.py", "b.ipynb", "c.py")]
     assert check("--fix") == 1
     assert [Path(name).stat().st_mtime_ns for name in ("a.py", "b.ipynb", "c.py")] == times
@@ -263,7 +263,7 @@ def test_a_file_that_cannot_be_written_is_2(
     assert check("--fix") == 2
     shown = capsys.readouterr()
     assert "a.py was not changed" in shown.err
-    assert "2 findings in 1 file" in shown.out
+    assert "2 findings in 1 of 1 file" in shown.out
     assert Path("a.py").read_text() == BAD
 
 

@@ -82,6 +82,11 @@ def test_rounds_go_on_until_nothing_is_left() -> None:
     assert (again.changes, again.count) == ({}, 0)
 
 
+def test_cells_of_a_running_notebook_are_mended_each_by_its_own_edits() -> None:
+    cells = [cell_of(TORCH + "red(1)\n", "In [1]"), cell_of("x = 1\nred(2)\n", "In [2]")]
+    assert fix(cells, check).changes == {0: TORCH + "green(1)\n", 1: "x = 1\ngreen(2)\n"}
+
+
 def test_edits_that_undo_each_other_come_to_an_end() -> None:
     def swap(cells: Sequence[Cell]) -> list[Finding]:
         new = "b" if cells[0].text[0] == "a" else "a"
@@ -175,7 +180,8 @@ def test_odd_sources_keep_their_code(source: str) -> None:
 
 def test_lines_that_are_added_take_the_layout_of_the_list() -> None:
     def adds(cells: Sequence[Cell]) -> list[Finding]:
-        return [finding(1, 1, cell=1, edits=(edit(1, 0, 0, "import math\n"),))] if "math" not in cells[0].text else []
+        add = finding(1, 1, path="a.ipynb", cell=1, edits=(edit(1, 0, 0, "import math\n"),))
+        return [] if "math" in cells[0].text else [add]
 
     data = (json.dumps(notebook(["x = 1\n", "y = 2"], ["x = 1"]), indent=2) + "\n").encode()
     wanted = (json.dumps(notebook(["import math\n", "x = 1\n", "y = 2"], ["x = 1"]), indent=2) + "\n").encode()

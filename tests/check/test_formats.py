@@ -29,7 +29,7 @@ def test_text_shows_the_code_the_place_the_reason_and_the_cure() -> None:
         "    why: Nobody wants red.\n"
         "    fix: Write green.\n"
         "\n"
-        "1 finding in 1 file of 3 files. `--fix` can mend 1.\n"
+        "1 finding in 1 of 3 files. `--fix` can mend 1.\n"
     )
 
 
@@ -42,7 +42,7 @@ def test_text_is_grouped_by_file_and_names_cells_and_advice() -> None:
         "b.ipynb: 1 finding",
         "b.ipynb, cell 3, line 1: TPU901 This is red.",
         "",
-        "2 findings, 1 advice in 2 files of 2 files.",
+        "2 findings, 1 advice in 2 of 2 files.",
     ]
     assert "a.py:2:1: TPU901 (advice) This is red." in found
 
@@ -99,8 +99,8 @@ def test_colours_are_only_added() -> None:
         (report(files=1), "Nothing found in 1 file."),
         (report(files=0), "No Python files or notebooks found."),
         (report(fixed=2), "2 findings mended. Nothing found in 3 files."),
-        (report(finding(), fixed=1), "1 finding mended. 1 finding in 1 file of 3 files."),
-        (report(finding(advice=True), files=1), "1 advice in 1 file of 1 file."),
+        (report(finding(), fixed=1), "1 finding mended. 1 finding in 1 of 3 files."),
+        (report(finding(advice=True), files=1), "1 advice in 1 of 1 file."),
     ],
 )
 def test_the_last_line_counts(found: Report, said: str) -> None:

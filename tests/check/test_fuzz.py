@@ -10,6 +10,7 @@ import json
 import os
 import random
 import sysconfig
+import tempfile
 import tokenize
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.configuration import set_hypothesis_home_dir
 
 from tests.check.own_rules import RULES as OWN
 from tests.check.own_rules import notebook
@@ -33,6 +35,8 @@ STDLIB = Path(sysconfig.get_path("stdlib"))
 FILES = sorted(STDLIB.glob("*.py")) + sorted((STDLIB / "test").glob("test_[a-f]*.py"))
 SAMPLE = random.Random(5).sample(FILES, 40)
 CONFIG = Config(Rules(RULES))
+
+set_hypothesis_home_dir(Path(tempfile.gettempdir(), "tpu_magics_hypothesis"))  # it leaves nothing in this tree
 
 # The same examples at each run, so that a red test stays red. FUZZ=20000 tries as many new ones for each property.
 EXAMPLES = int(os.environ.get("FUZZ", "0"))

@@ -124,8 +124,14 @@ def test_a_whole_file_is_not_skipped(comment: str) -> None:
 
 def test_a_comment_speaks_for_its_own_cell() -> None:
     cells = [cell_of(text, "a.ipynb", number) for number, text in enumerate(("red(1)", "red(1)  # noqa"), start=1)]
-    findings = [finding(cell=1), finding(cell=2), finding(cell=None)]
+    findings = [finding(path="a.ipynb", cell=number) for number in (1, 2, None)]
     assert unsilenced(findings, cells) == [findings[0], findings[2]]
+
+
+def test_cells_of_a_running_notebook_are_told_apart_by_their_paths() -> None:
+    cells = [cell_of("red(1)", "In [1]"), cell_of("red(1)  # noqa", "In [2]")]
+    findings = [finding(path="In [1]"), finding(path="In [2]")]
+    assert unsilenced(findings, cells) == findings[:1]
 
 
 def test_comments_of_a_cell_with_magics() -> None:

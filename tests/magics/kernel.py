@@ -68,6 +68,7 @@ class Cell:
     outputs: list[Output] = field(default_factory=list)
     panel: list[Output] = field(default_factory=list)
     comms: list[Output] = field(default_factory=list)
+    payloads: list[dict[str, Any]] = field(default_factory=list)
     count: int | None = None
     seconds: float = 0.0
 
@@ -195,6 +196,7 @@ class Kernel:
         while True:
             reply = self.client.get_shell_msg(timeout=30)
             if reply["parent_header"].get("msg_id") == cell.id:
+                cell.payloads = list(reply["content"].get("payload", []))
                 return int(reply["content"].get("execution_count", 0))
 
     def value(self, expression: str) -> Any:

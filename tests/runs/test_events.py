@@ -15,6 +15,8 @@ from tpu_magics.runs.events import (
     Frame,
     Memory,
     Phase,
+    RuleFinding,
+    Site,
     Start,
     Steps,
     Value,
@@ -39,6 +41,9 @@ SAMPLES: tuple[Event, ...] = (
         1790000000.8, 0, status="failed", seconds=2.0, steps=3, error_type="ValueError", error_text="no", frames=FRAMES
     ),
     End(1790000000.9, 1, compiles=5),
+    RuleFinding(
+        1790000000.7, 0, "TPU101", "values", Site(0, "In [3]", 4, "", "if x > 0:"), 8, "what", "why", "fix", True
+    ),
 )
 
 

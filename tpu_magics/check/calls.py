@@ -438,7 +438,7 @@ _SPECIAL: dict[str, _Special] = {
 
 def _tensor_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
     lib, where = value.lib, value.where
-    if method in known.TENSOR_NUMBERS:
+    if method in known.TENSOR_NUMBERS or (method.startswith(("is_", "_is_")) and method not in known.TENSOR_READS):
         return A_SHAPE
     if method in known.TENSOR_READS:
         return Value(NUMBER, read=where != "host", name="Tensor." + method if method in ("equal", "allclose", "is_nonzero") else "")

@@ -23,6 +23,7 @@ from tpu_magics.check.evaluate import (
     subscript,
 )
 from tpu_magics.check.names import canonical
+from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.parameters import evidence_of, guess
 from tpu_magics.check.place import Loop, Place
 from tpu_magics.check.program import Class, Function, Program
@@ -69,6 +70,7 @@ class Walker(Evaluator):
         self._classes: dict[int, Class] = {}
         self._loops: dict[int, Loop] = {}
         self._carried: dict[int, dict[str, Value]] = {}
+        self._moved: dict[int, set[str]] = {}
         self._waiting: list[Function] = []
         self._class: Class | None = None
         self._numeric = False
@@ -396,8 +398,11 @@ class Walker(Evaluator):
         loader = over if over.kind == LOADER else over.ref
         if loader.kind != LOADER or loader.prepared:
             return
-        names = set(names_in(node.target))
-        moved = {name for statement in node.body for one in ast.walk(statement) for name in _moved_by(one) & names}
+        moved = self._moved.get(id(node))
+        if moved is None:
+            names = set(names_in(node.target))
+            moved = {name for statement in node.body for one in nodes_of(statement) for name in _moved_by(one) & names}
+            self._moved[id(node)] = moved
         for name in moved:
             self.bind(name, _on_host(self.env.get(name, NO_IDEA)))
 
@@ -577,16 +582,15 @@ class Walker(Evaluator):
     def _parameters(self, function: Function) -> None:
         spec = function.node.args
         defaults = _defaults(spec)
-        evidence: dict[str, int] | None = None
         for number, argument in enumerate(function.parameters):
             name = argument.arg
             if number == 0 and function.cls is not None and "staticmethod" not in function.decorators:
                 self.env[name] = Value(INSTANCE, ref=function.cls)
                 continue
-            if evidence is None:
+            if function.evidence is None:
                 body: Any = function.node.body
-                evidence = evidence_of(body, self._numeric)
-            guessed = guess(function, argument, defaults.get(name), evidence)
+                function.evidence = evidence_of(body, self._numeric)
+            guessed = guess(function, argument, defaults.get(name), function.evidence)
             self.env[name] = self._given(function, name, guessed, defaults.get(name))
         if spec.vararg is not None:
             self.env[spec.vararg.arg] = Value(LIST)
@@ -638,8 +642,9 @@ def _assigned(node: ast.stmt) -> Iterable[str]:
     """Names that a loop's body may bind (cached on the node)."""
     found: set[str] | None = getattr(node, "_assigned", None)
     if found is None:
-        found = {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load)}
-        found |= {one.func.value.id for one in ast.walk(node) if _appends(one)}  # type: ignore[attr-defined]
+        nodes = list(nodes_of(node))
+        found = {one.id for one in nodes if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load)}
+        found |= {one.func.value.id for one in nodes if _appends(one)}  # type: ignore[attr-defined]
         node._assigned = found  # type: ignore[attr-defined]
     return found
 

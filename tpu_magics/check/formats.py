@@ -53,14 +53,14 @@ def text(report: Report, colour: bool = False) -> str:
 
 def summary(report: Report) -> str:
     """The last line: how many, and what `--fix` can do."""
-    files = _plural(len({finding.path for finding in report.findings}), "file")
     checked = _plural(report.files, "file")
     done = f"{_plural(report.fixed, 'finding')} mended. " if report.fixed else ""
     if not report.findings:
         return f"{done}Nothing found in {checked}." if report.files else f"{done}No Python files or notebooks found."
+    files = len({finding.path for finding in report.findings})
     mendable = sum(bool(finding.edits) for finding in report.findings)
     rest = f" `--fix` can mend {mendable}." if mendable else ""
-    return f"{done}{_counted(report.findings)[0].upper()}{_counted(report.findings)[1:]} in {files} of {checked}.{rest}"
+    return f"{done}{_counted(report.findings)} in {files} of {checked}.{rest}"
 
 
 def _counted(findings: Iterable[Finding]) -> str:

@@ -167,8 +167,8 @@ def _line_numbers(text: str, start: int, end: int) -> list[int]:
         return [first] * (text[start:end].count("\\n") + 1)
     found: list[int] = []
     begins = True  # whether the next item begins a line of code
-    for item, stop in _items(text, start):
-        code, _ = _DECODER.raw_decode(text, item)
+    for item, _ in _items(text, start):
+        code = _DECODER.raw_decode(text, item)[0]
         lines = str(code).split("\n")
         line = first + text.count("\n", start, item)
         found += [line] * (len(lines) - 1 + begins - (lines[-1] == ""))

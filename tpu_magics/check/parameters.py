@@ -9,6 +9,7 @@ import ast
 import re
 
 from tpu_magics.check.known import ARRAY_METHODS, TENSOR_ONLY_METHODS
+from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.program import Function
 from tpu_magics.check.values import (
     A_NUMBER,
@@ -162,7 +163,7 @@ def evidence_of(body: ast.AST | list[ast.stmt], numeric: bool) -> dict[str, int]
     found: dict[str, int] = {}
     nodes = body if isinstance(body, list) else [body]
     for statement in nodes:
-        for node in ast.walk(statement):
+        for node in nodes_of(statement):
             if isinstance(node, ast.Call):
                 _look_at_call(node, numeric, found)
             elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):

@@ -59,6 +59,7 @@ class Function:
     host: bool = False  # said by how it is used: a collate function, given to map() ...
     steps: bool = False  # makes a step outside of its loops
     has_step: bool = False
+    evidence: dict[str, int] | None = None  # how its names are used (parameters.py)
     runs_model: bool = False  # calls a model outside of its loops
     given: dict[str, Value] = field(default_factory=dict)  # parameters, joined over the call sites of this pass
     given_before: dict[str, Value] = field(default_factory=dict)  # of the pass before

@@ -32,50 +32,62 @@ class Buckets:
     slots: int
 
 
+@dataclass(frozen=True)
+class _Problem:
+    """`below` and `filled`: c and F of the docstring, for no length, the first, the second, ..."""
+
+    lengths: list[int]
+    below: list[int]
+    filled: list[int]
+    group: int
+    ranks: int
+
+
 def best_buckets(counts: Mapping[int, int], most: int, group: int = 1, ranks: int = 1) -> list[Buckets]:
-    """The best bounds for at most 1, 2, ... `most` buckets; fewer results where more buckets save nothing.
+    """The best bounds for at most 1, 2, ... `most` buckets; fewer results where more buckets save nothing, none where
+    all samples together fill no group.
+
+    Each bucket that makes batches has a sample of its own for each rank, and the longest bucket makes some: samples
+    that fill no group are dropped, and must not be the same ones in every epoch.
 
     Args:
         counts: how many samples have each length.
         group: samples that are taken together: batch size times ranks.
-        ranks: a bucket that makes batches has at least one sample of its own for each rank.
+        ranks: how many take a step together.
     """
-    lengths = sorted(counts)
-    below = _below(lengths, counts)
-    filled = [samples // group * group for samples in below]
-    filled[-1] = below[-1]  # the last, short group is as long as the longest
-    costs: list[int | None] = [0, *([None] * len(lengths))]
+    problem = _problem(counts, group, ranks)
+    costs: list[int | None] = [0, *([None] * len(problem.lengths))]
     came: list[list[int]] = []
     found: list[Buckets] = []
     for _ in range(most):
-        costs, origin = _one_more(costs, lengths, below, filled, ranks)
+        costs, origin = _one_more(costs, problem)
         came.append(origin)
         slots = costs[-1]
         if slots is None or (found and slots >= found[-1].slots):
             break
-        found.append(Buckets(_bounds(came, lengths, filled), slots))
+        found.append(Buckets(_bounds(came, problem), slots))
     return found
 
 
-def _below(lengths: Sequence[int], counts: Mapping[int, int]) -> list[int]:
-    """Samples of at most no length, the first, the second, ..."""
+def _problem(counts: Mapping[int, int], group: int, ranks: int) -> _Problem:
+    lengths = sorted(counts)
     below = [0]
     for length in lengths:
         below.append(below[-1] + counts[length])
-    return below
+    filled = [samples // group * group for samples in below]
+    filled[-1] = below[-1]  # what fills no group is reckoned as long as the longest
+    return _Problem(lengths, below, filled, group, ranks)
 
 
-def _one_more(
-    before: Sequence[int | None], lengths: Sequence[int], below: Sequence[int], filled: Sequence[int], ranks: int
-) -> tuple[list[int | None], list[int]]:
+def _one_more(before: Sequence[int | None], problem: _Problem) -> tuple[list[int | None], list[int]]:
     """The least costs with one bucket more, and where the last of them begins."""
-    costs: list[int | None] = [None] * len(before)
+    below, filled = problem.below, problem.filled
+    costs: list[int | None] = [0, *([None] * (len(before) - 1))]
     origin = [0] * len(before)
     hull: deque[Line] = deque()
     ready = 0
-    costs[0] = 0
-    for end, bound in enumerate(lengths, 1):
-        while ready < end and below[end] - below[ready] >= min(ranks, below[-1]):
+    for end, bound in enumerate(problem.lengths[:-1], 1):
+        while ready < end and below[end] - below[ready] >= problem.ranks:
             height = before[ready]
             if height is not None:
                 _add(hull, (-filled[ready], height, ready))
@@ -85,7 +97,21 @@ def _one_more(
         if hull:
             costs[end] = _at(hull[0], bound) + bound * filled[end]
             origin[end] = hull[0][2]
+    costs[-1], origin[-1] = _longest(before, problem)
     return costs, origin
+
+
+def _longest(before: Sequence[int | None], problem: _Problem) -> tuple[int | None, int]:
+    """The same for the longest bucket, by all its beginnings: it must fill a group."""
+    bound, samples = problem.lengths[-1], problem.below[-1]
+    ways = [
+        (cost + bound * (samples - problem.filled[start]), start)
+        for start, cost in enumerate(before[:-1])
+        if cost is not None
+        and samples - problem.below[start] >= problem.ranks
+        and samples - problem.filled[start] >= problem.group
+    ]
+    return min(ways, default=(None, 0))
 
 
 def _at(line: Line, x: int) -> int:
@@ -108,15 +134,15 @@ def _needless(first: Line, middle: Line, last: Line) -> bool:
     return (last[1] - first[1]) * (first[0] - middle[0]) <= (middle[1] - first[1]) * (first[0] - last[0])
 
 
-def _bounds(came: Sequence[Sequence[int]], lengths: Sequence[int], filled: Sequence[int]) -> tuple[int, ...]:
+def _bounds(came: Sequence[Sequence[int]], problem: _Problem) -> tuple[int, ...]:
     """The bounds, back from the longest; those that make no batch are left out."""
     bounds: list[int] = []
-    end = len(lengths)
+    end = len(problem.lengths)
     for origin in reversed(came):
         if end == 0:
             break
         start = origin[end]
-        if filled[end] > filled[start]:
-            bounds.append(lengths[end - 1])
+        if problem.filled[end] > problem.filled[start]:
+            bounds.append(problem.lengths[end - 1])
         end = start
     return tuple(reversed(bounds))

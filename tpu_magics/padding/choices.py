@@ -102,7 +102,7 @@ def _buckets(task: Task) -> Iterator[Choice]:
         counts[bound] = counts.get(bound, 0) + samples
     group = task.batch_size * task.ranks
     samples = sum(counts.values())
-    if samples < group:
+    if samples < group or (task.batch_size == 1 and task.ranks > 1):  # BucketBatches cannot serve these
         return
     short = task.last and samples % group > 0
     found_all = best_buckets(counts, task.buckets or max(SHOWN_BUCKETS), group, task.ranks)

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.padding.lengths import MASK, TODO, TOKENS, Source, lengths_of, without_padding
+from tpu_magics.padding.lengths import MASK, TODO, TOKENS, Source, Texts, lengths_of, without_padding
 
 SAMPLED = 10_000  # samples that are looked at where a source has no end that is known
 _CHUNK = 10_000  # rows of an Arrow table at once
@@ -21,7 +21,7 @@ _CHUNK = 10_000  # rows of an Arrow table at once
 
 def read_splits(given: Any) -> Source | None:
     """A DatasetDict: its training split."""
-    if not hasattr(given, "keys") or not hasattr(given, "values"):
+    if not hasattr(given, "keys") or not callable(getattr(given, "values", None)):
         return None
     if not (len(given) and all(hasattr(split, "column_names") for split in given.values())):
         return None
@@ -33,13 +33,11 @@ def read_splits(given: Any) -> Source | None:
 def read_table(given: Any) -> Source | None:
     """A Hugging Face Dataset, a data frame, a BatchEncoding or a dict: the column that holds the tokens."""
     names = _names(given)
-    if names is None or not hasattr(given, "__getitem__"):
-        return None
-    if _transformed(given):
+    if names is None or not hasattr(given, "__getitem__") or not hasattr(given, "__len__") or _transformed(given):
         return None
     found = next((name for name in TOKENS if name in names), None)
     if found is None:
-        return _refuse_table(given, names)
+        raise _no_tokens(given, names)
     what = f"the column {found!r}"
     masks = (lambda: column(given, MASK)) if MASK in names and found == TOKENS[0] else None
     arrow = _arrow_lengths(given, found)
@@ -61,10 +59,8 @@ def _transformed(given: Any) -> bool:
     return isinstance(told, dict) and told.get("type") == "custom"
 
 
-def _refuse_table(given: Any, names: list[Any]) -> Source | None:
-    if hasattr(given, "column_names") and not hasattr(given, "__len__"):
-        return None  # a stream: its columns may be told by its rows only
-    raise TpuMagicsError(
+def _no_tokens(given: Any, names: list[Any]) -> TpuMagicsError:
+    return TpuMagicsError(
         f"No column of the {type(given).__name__} is known to hold tokens.",
         f"It has {', '.join(map(repr, names[:10])) or 'none'}; looked for: {', '.join(TOKENS)}.",
         "Tokenise it first, or name the column: %tpu_pad dataset['my_ids']",
@@ -90,7 +86,10 @@ def _arrow_lengths(given: Any, name: str) -> list[int] | None:
 
 
 def _of_arrow(values: Any, compute: Any) -> list[Any]:
-    is_list = "list" in str(values.type).split("<")[0]
+    kind = str(values.type)  # e.g. list<element: int32>
+    if "string" in kind:
+        raise Texts(f"a column of type {kind}")
+    is_list = "list" in kind.split("<")[0]
     found: list[Any] = (compute.list_value_length(values) if is_list else values).to_pylist()
     return found
 

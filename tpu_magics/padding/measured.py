@@ -19,6 +19,7 @@ NEWEST = 20  # runs that are read
 FEWEST_STEPS = 5  # steady steps without which the time of a step is not told
 _SHAPE_CAUSES = ("input-shape", "last-batch")
 MEASURE = "train once with %%tpu_train"
+_MISSING = (("compiles", "--compile-seconds"), ("training", "--tokens-per-second"))
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ def _measured(name: str | None) -> Seconds:
     records = [each for each in records if each.shapes] or records
     if not records:
         why = f"none of the {len(runs)} earlier runs" if runs else "no earlier run"
-        text = f"Seconds are not available: {why} measured a compile here; {MEASURE}, or give --compile-seconds."
-        return Seconds(compile_text=text)
+        text = f"are not available: {why} measured them here; {MEASURE}, or give"
+        return Seconds(None, None, *(f"Seconds of {what} {text} {option}." for what, option in _MISSING))
     mine = [each for each in records if (each.name, each.device) == (records[0].name, records[0].device)]
     one, compile_text = _one_compile(mine)
     token, token_text = _one_token(mine)

@@ -189,8 +189,9 @@ def _seconds(task: Task, found: Seconds) -> Iterator[str]:
     yield found.token_text
     if found.compile is None and found.token is None:
         return
-    epochs = f"{task.epochs:,} epoch{'s' if task.epochs > 1 else ''} (--epochs)"
-    yield f"Predicted: one compile for each shape, and the steps of {epochs}."
+    epochs = f"{task.epochs:,} epoch{'s' if task.epochs > 1 else ''}"
+    steps = f", and the steps of {epochs} (--epochs)" if found.token is not None else ""
+    yield f"Predicted: one compile for each shape of {epochs}{steps}."
     if found.device == "CPU":
         yield (
             "These are seconds of XLA:CPU. On a TPU a token takes much less time, and a compile of a large model more: "

@@ -89,13 +89,13 @@ class BucketBatches:
         self.epoch = 0
         self._check()
         self._members: dict[int, list[int]] = {bound: [] for bound in self.bounds}
-        for index, length in enumerate(read(lengths).lengths):
+        for index, length in enumerate(_of_dataset(lengths)):
             self._members[bucket_for(length, self.bounds)].append(index)
         self._groups = self._count_groups()
 
     def __len__(self) -> int:
         """The batches of one epoch: of all ranks, or of the one rank."""
-        full = sum(self._groups.values())
+        full: int = sum(self._groups.values())
         return full * (self.ranks if self.rank is None else 1) + bool(self._left and not self.drop_last)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -134,9 +134,12 @@ class BucketBatches:
         for bound, members in self._members.items():
             groups[bound], left = divmod(left + len(members), unit)
             if groups[bound] * self.ranks > len(members):
-                raise self._too_few(bound, len(members))
+                raise self._too_few(bound, len(members), groups[bound])
         self._left = left
-        if not sum(groups.values()) and (self.drop_last or not left):
+        longest = max(bound for bound, members in self._members.items() if members)
+        if self.drop_last and any(groups.values()) and not groups[longest]:
+            raise self._always_dropped(longest)
+        if self.drop_last and not any(groups.values()):
             raise TpuMagicsError(
                 f"{left:,} samples fill no batch.",
                 f"A step takes {unit:,}: batches of {self.batch_size:,} on {self.ranks:,} rank(s).",
@@ -144,11 +147,19 @@ class BucketBatches:
             )
         return groups
 
-    def _too_few(self, bound: int, own: int) -> TpuMagicsError:
+    def _too_few(self, bound: int, own: int, groups: int) -> TpuMagicsError:
         return TpuMagicsError(
-            f"The bucket of {bound:,} tokens has {own:,} samples of its own, fewer than the {self.ranks} ranks.",
-            "Each rank needs one in each of its batches: else ranks would pad to different lengths in one step.",
+            f"The bucket of {bound:,} tokens has {own:,} samples of its own for {groups * self.ranks:,} batches.",
+            "Each batch needs one: else the ranks of a step would pad to different lengths.",
             f"Leave out the next smaller bound, or ask %tpu_pad for bounds with -n {self.ranks}.",
+        )
+
+    def _always_dropped(self, bound: int) -> TpuMagicsError:
+        many = len(self._members[bound])
+        return TpuMagicsError(
+            f"The bucket of {bound:,} tokens would never be trained on: its {many:,} samples fill no batch.",
+            f"A step takes {self.batch_size * self.ranks:,} samples, and what fills no batch is dropped.",
+            "Leave out the next smaller bound, or cut the longest samples in the tokenizer.",
         )
 
     def _epoch(self, chance: random.Random) -> tuple[list[list[Batch]], Batch]:
@@ -170,6 +181,17 @@ class BucketBatches:
         if self.shuffle:
             chance.shuffle(groups)
         return groups, left
+
+
+def _of_dataset(lengths: Any) -> list[int]:
+    source = read(lengths)
+    if not source.indexed:
+        raise TpuMagicsError(
+            f"Batches cannot be chosen from {source.what}.",
+            "A batch sampler names samples by their index, and here is none.",
+            "Give the dataset an index (a list, a map-style dataset), or pad to a multiple.",
+        )
+    return source.lengths
 
 
 class PadTo:

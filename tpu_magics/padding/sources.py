@@ -13,7 +13,7 @@ from tpu_magics.padding.columns import read_array, read_column, read_many, read_
 from tpu_magics.padding.lengths import TODO, Source, Texts
 from tpu_magics.padding.loaders import kept_random_states, read_loader
 
-_FORMS = (read_splits, read_table, read_column, read_array, read_many)
+_FORMS = (read_splits, read_array, read_table, read_column, read_many)  # a Series is an array that has keys, too
 
 
 def read(given: Any) -> Source:

@@ -15,7 +15,7 @@ from tpu_magics.panel.padding_chart import Dot, histogram, scatter
 from tpu_magics.panel.sections_words import NOT_AVAILABLE, percent, say, seconds, short
 from tpu_magics.panel.table import Row, Table
 
-CHOICE = "✓ choice"
+CHOICE = "✓"
 SHAPES, PADDED = "distinct shapes (= compiles)", "padded tokens"
 PREDICTED, COMPILES = "predicted seconds", "of it compiles"
 _LISTED = 8  # lengths that are listed one by one
@@ -40,12 +40,11 @@ def _below(report: Report) -> str:
 
 def to_html(report: Report) -> str:
     """One `<div>`: table, choice, code, drawings, notes."""
-    drawings = _scatter(report) + histogram(report.counts, report.choice.lengths, "tokens of a sample", "samples")
     parts = [
         plain.to_html(_table(report)),
         f'<p style="margin:.8em 0 0 0">{say(choice_text(report))}</p>',
         f'<pre style="{_CODE}">{say(report.choice.code)}</pre>',
-        f'<div style="{_DRAWINGS}">{drawings}</div>',
+        _drawings(report),
         *(f'<p style="{_NOTE}">{say(note)}</p>' for note in notes(report)),
     ]
     return f'<div class="tpu-magics-padding" style="{_OUTER}">{"".join(parts)}</div>'
@@ -79,7 +78,7 @@ def _table(report: Report) -> Table:
         Row((*_cells(way, way is report.choice), *(cell(way) for cell in clocks.values()), _lengths(way.lengths)))
         for way in report.ways
     )
-    return Table(_title(report), ("", "padding", "shapes", PADDED, *clocks, "padded to"), rows)
+    return Table(_title(report), ("choice", "padding", "shapes", PADDED, *clocks, "padded to"), rows)
 
 
 def _title(report: Report) -> str:
@@ -103,9 +102,9 @@ def _seconds_columns(report: Report) -> dict[str, Callable[[Choice], str]]:
     if one is None and token is None:
         return {PREDICTED: lambda way: _clock(way.seconds)} if report.seconds.compile_text else {}
     if one is None:
-        return {f"{PREDICTED}, steps only": lambda way: _clock(way.training)}
+        return {"predicted step seconds": lambda way: _clock(way.training)}
     if token is None:
-        return {f"{PREDICTED}, compiles only": lambda way: _clock(way.compiling)}
+        return {"predicted compile seconds": lambda way: _clock(way.compiling)}
     return {PREDICTED: lambda way: _clock(way.seconds), COMPILES: lambda way: _clock(way.compiling)}
 
 
@@ -117,6 +116,14 @@ def _lengths(lengths: Sequence[int]) -> str:
     if len(lengths) <= _LISTED:
         return ", ".join(map(str, lengths))
     return f"{len(lengths):,} lengths, {lengths[0]} to {lengths[-1]}"
+
+
+def _drawings(report: Report) -> str:
+    """Nothing where all samples have one length: then all ways are one."""
+    if len(report.counts) < 2:
+        return ""
+    lengths = histogram(report.counts, report.choice.lengths, "tokens of a sample", "samples")
+    return f'<div style="{_DRAWINGS}">{_scatter(report)}{lengths}</div>'
 
 
 def _scatter(report: Report) -> str:

@@ -77,7 +77,12 @@ def _merged(dots: Sequence[Dot]) -> Iterator[Dot]:
         states = {dot.state for dot in same}
         state = "chosen" if "chosen" in states else "" if "" in states else "barred"
         names = sorted(same, key=lambda dot: dot.state != "chosen")
-        yield Dot(" = ".join(dot.name for dot in names), same[0].across, same[0].up, state)
+        yield Dot(_joined([dot.name for dot in names]), same[0].across, same[0].up, state)
+
+
+def _joined(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 2 else f" = {names[1]}" if len(names) == 2 else ""
+    return names[0] + more
 
 
 def _log_x(number: float, most: float, least: float = 1) -> float:
@@ -100,8 +105,12 @@ def _levels(top: float) -> Iterator[str]:
 def _counts(most: int) -> Iterator[str]:
     """Ticks at 1, 2, 5, 10, 20, ..., as far as they go."""
     ticks = [step * 10**power for power in range(len(str(most))) for step in (1, 2, 5) if step * 10**power <= most]
+    last = -math.inf
     for tick in ticks:
         x = _log_x(tick, most)
+        if x - last < _LETTER * (len(f"{tick:,}") + 1):
+            continue
+        last = x
         yield f'<path d="M{x:.1f} {HIGH - BOTTOM}v4" stroke="currentColor" stroke-opacity="0.5"/>'
         yield _word(f"{tick:,}", x, HIGH - BOTTOM + 17, "middle")
 
@@ -126,7 +135,16 @@ def _labels(dots: Sequence[Dot], places: Sequence[tuple[float, float]]) -> Itera
         box = _free(wide, gap, *places[at], [caption, *(each for n, each in enumerate(taken) if n != at)])
         taken.append(box)
         bold = ' font-weight="600"' if chosen else ""
+        yield _leader(box, *places[at])
         yield _word(dots[at].name, box.x, box.y + 11, "start", bold)
+
+
+def _leader(box: Box, x: float, y: float) -> str:
+    """A thin line from a dot to a name that does not stand right beside it."""
+    if abs(box.y + 7 - y) < 1:
+        return ""
+    to_x, to_y = min(max(x, box.x), box.x + box.wide), box.y + (_LINE if box.y < y else 0)
+    return f'<path d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}" stroke="currentColor" stroke-opacity="0.4"/>'
 
 
 def _free(wide: float, gap: float, x: float, y: float, taken: Sequence[Box]) -> Box:
@@ -163,7 +181,8 @@ def histogram(counts: Mapping[int, int], bounds: Sequence[int], across: str, up:
     high = max(bins.values())
     parts = [_bar(LEFT + at * width, width, samples / high) for at, samples in bins.items()]
     parts += [_across(HIGH - BOTTOM, 0.5), *_lines(bounds, place), *_ends(counts, bounds, place)]
-    parts += [_caption(up, LEFT, 16), _caption(across, WIDE - RIGHT, HIGH - 8, "end")]
+    scale = f"{across}, logarithmic" if log else across
+    parts += [_caption(up, LEFT, 16), _caption(scale, WIDE - RIGHT, HIGH - 8, "end")]
     return _svg(parts, f"{up} against {across}")
 
 

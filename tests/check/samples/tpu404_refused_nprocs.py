@@ -1,3 +1,5 @@
+import os
+
 import torch_xla
 import torch_xla.distributed.xla_multiprocessing as xmp
 import torch_xla.distributed.xla_multiprocessing as multi
@@ -18,7 +20,7 @@ def train(flags):
 
 
 def chosen():
-    return 4
+    return int(os.environ["CHIPS"])
 
 
 if __name__ == "__main__":
@@ -39,4 +41,4 @@ if __name__ == "__main__":
     notebook_launcher(train, (FLAGS,))  # ok: TPU404
     notebook_launcher(train, (FLAGS,), num_processes=8)  # ok: TPU404
     notebook_launcher(train, (FLAGS,), num_processes=1)  # ok: TPU404
-    notebook_launcher(train, (FLAGS,), num_processes=2, mixed_precision="fp16")  # ok: TPU404
+    notebook_launcher(train, (FLAGS,), num_processes=2, mixed_precision="fp16")  # ok: TPU404  # TPU502: notebook_launcher

@@ -45,8 +45,9 @@ def first_asked(node: ast.AST, at: Place) -> ast.expr | None:
     tests = _tests(node) if found is None else []
     inside = (one for test in tests for part in ast.walk(test) if may_ask(part) for one in _asked(part, at))
     found = found or next(inside, None)
-    if found is None and tests and _values.decides_tensor_work(node, at):
-        found = _read(tests[0], at)
+    if found is None and tests:
+        read = _read(tests[0], at)
+        return read if read is not None and _values.decides_tensor_work(node, at) else None
     return found
 
 

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 _FAR = 8
 _COUNTS = ("builtins.range", "builtins.enumerate", "tqdm.trange", "itertools.count")
 _RANDOM = ("random.", "numpy.random.", "time.")
+_DRAWS = frozenset(
+    ("randint", "random", "uniform", "choice", "randrange", "gauss", "triangular", "betavariate", "normalvariate",
+     "rand", "randn", "beta", "normal", "time", "perf_counter", "monotonic")
+)  # fmt: skip
 # Calls after which the graph is run: what follows is another one.
 _CUTS = frozenset(
     ("backward", "step", "optimizer_step", "mark_step", "sync", "item", "tolist", "train_on_batch", "apply_gradients")
@@ -136,12 +140,12 @@ def _changes(scope: Scope, node: ast.AST, far: int) -> bool:
         return False
     if isinstance(node, ast.Name):
         return _name_changes(scope, node, far - 1)
-    if scope.at.value(node).kind not in _KINDS or scope.at.value(node).shape:
+    if isinstance(node, ast.Call):
+        return _call_changes(scope, node, far - 1)
+    if scope.at.value(node).kind not in (*_KINDS, ARRAY) or scope.at.value(node).shape:
         return False
     if isinstance(node, ast.Attribute):
         return _attribute_changes(scope, node)
-    if isinstance(node, ast.Call):
-        return _call_changes(scope, node, far - 1)
     if isinstance(node, ast.Subscript):
         return _changes(scope, node.slice, far - 1) and scope.at.value(node.value).kind in (LIST, NUMBER, UNKNOWN)
     if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Compare)):
@@ -230,8 +234,8 @@ def _runs_in_step(method: Function) -> bool:
 def _call_changes(scope: Scope, node: ast.Call, far: int) -> bool:
     at = scope.at
     name = at.name(node)
-    if name.startswith(_RANDOM) and name.rpartition(".")[2] not in ("seed", "sleep"):
-        return at.value(node).kind in (NUMBER, UNKNOWN, ARRAY)
+    if name.startswith(_RANDOM):
+        return name.rpartition(".")[2] in _DRAWS and not any(one.arg == "size" for one in node.keywords)
     if name.removeprefix("builtins.") in _NUMERIC:
         return any(_changes(scope, one, far) for one in node.args)
     receiver, method = at.method(node)

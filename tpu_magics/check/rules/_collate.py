@@ -96,6 +96,8 @@ def is_longest(node: ast.Call, at: Place) -> bool:
     if len(node.args) != 1 or not is_collate(at) or not _is_of_lengths(node.args[0], at):
         return False
     outer = at.parent(node)
+    if isinstance(outer, ast.Call) and at.name(outer) == "builtins.min":
+        outer = at.parent(outer)
     if isinstance(outer, ast.Assign) and len(outer.targets) == 1 and isinstance(outer.targets[0], ast.Name):
         return _pads_plainly(at, outer.targets[0].id)
     return isinstance(outer, ast.BinOp) and isinstance(outer.op, ast.Sub)

@@ -72,7 +72,7 @@ def cure(node: ast.AST, asked: ast.expr, at: Place, tf: bool) -> str:
         return sentences[xp]
     word = _word(node)
     if word:
-        return _BOTH.get(word, _COMPARE).format(xp=xp, asked=_values.shown(asked, at, 40), **_WORDS[xp])
+        return _BOTH.get(word, _COMPARE).format(xp=xp, asked=_values.named(asked, at) or "t", **_WORDS[xp])
     return _CHOOSE[xp]
 
 

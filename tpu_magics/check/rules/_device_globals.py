@@ -10,7 +10,8 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _launch, _runtime
+from tpu_magics.check.rules import _launch, _runtime, _workers
+from tpu_magics.check.rules._launch import END
 from tpu_magics.check.values import MODEL
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def note(node: Statement, at: Place) -> Iterator[None]:
 def top_level(program: Program) -> Sequence[tuple[Statement, Place]]:
     """The statements of the notebook itself (those of a cell that workers run are none)."""
     found = program.memo.get("top_statements", {}).values()
-    return [(node, at) for node, at in found if not _launch.launches_of(at)]
+    return [(node, at) for node, at in found if not _workers.launches_of(at)]
 
 
 def names_set(node: Statement, at: Place) -> list[str]:
@@ -55,7 +56,7 @@ def users(name: str, position: _launch.Position, program: Program) -> Iterator[_
 
 
 def _is_read(name: str, launch: _launch.Launch, program: Program) -> bool:
-    return any(name in function.reads for function in _launch.reached(launch, program))
+    return any(name in function.reads for function in _workers.reached(launch, program))
 
 
 def _given(launch: _launch.Launch) -> set[str]:
@@ -65,6 +66,25 @@ def _given(launch: _launch.Launch) -> set[str]:
         parts: list[ast.expr] = [*launch.call.node.args[skipped:], *(one.value for one in launch.call.node.keywords)]
         return {one.id for part in parts for one in ast.walk(part) if isinstance(one, ast.Name)}
     return {word.partition("=")[2] or word for word in launch.words.split()}
+
+
+def parameters_for(name: str, launch: _launch.Launch) -> Iterator[str]:
+    """The parameters of the launched function that are given the notebook's `name`."""
+    if launch.function is None:
+        return
+    given = launch.argument("args", 1)
+    if launch.call is None:
+        words = launch.words.split()
+        positional = [word for word in words if "=" not in word and not word.startswith("-")]
+        yield from (word.partition("=")[0] for word in words if word.partition("=")[2] == name)
+        if launch.position[1] != END:
+            positional = positional[1:]  # `%tpu_train f model`
+    else:
+        elements = given.elts if isinstance(given, (ast.Tuple, ast.List)) else []
+        positional = [one.id if isinstance(one, ast.Name) else "" for one in elements]
+    index_first = launch.kind in (_launch.SPAWN, _launch.LAUNCH)
+    parameters = launch.function.parameters[1 if index_first else 0 :]
+    yield from (parameter.arg for parameter, word in zip(parameters, positional, strict=False) if word == name)
 
 
 def statements(program: Program) -> dict[int, tuple[Statement, Place, str, _launch.Launch]]:

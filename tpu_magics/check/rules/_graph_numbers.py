@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from tpu_magics.check.place import Place
 
 FIXED_OPERATORS = (ast.Pow, ast.LShift, ast.RShift)
-FIX_INDEX = "Index with a tensor of one position: torch.tensor([{number}], device=device)."
-FIX_SLICE = "Take a slice of a fixed size, or keep all and mask: torch.arange(n, device=device) < torch.tensor([...])."
-FIX_TENSOR = "Send the number as data: torch.tensor(float({number}), device=device)."
+FIX_INDEX = "Index with a tensor of one position: `torch.tensor([{number}], device=device)`."
+FIX_SLICE = "Keep all and mask: `torch.arange(size, device=device) < torch.tensor([{number}], device=device)`."
+FIX_TENSOR = "Send the number as data: `torch.tensor(float({number}), device=device)`."
 _FIX_SHAPE = "Pad to a fixed length, or to one of a few."
-_FIX_ARGUMENT = "Keep {number} fixed, or compute with torch.tensor({number}, device=device) and a mask."
+_FIX_ARGUMENT = "Keep {number} fixed, or mask with what is sent as data: `torch.tensor([{number}], device=device)`."
 _SAID_SHAPE = "The shape of {what} is made with"
 _SAID_ARGUMENT = "{what} is given"
 
@@ -160,6 +160,13 @@ def indices(node: ast.expr) -> Iterator[tuple[ast.expr, bool]]:
             yield from ((bound, True) for bound in (one.lower, one.upper, one.step) if bound is not None)
         elif not isinstance(one, (ast.List, ast.Constant)):
             yield one, False
+
+
+def is_tensor(base: Value, index: ast.expr) -> bool:
+    """Whether `base[index]` is of a tensor: an output or a batch may be a tuple, which takes no slice of columns."""
+    if base.kind in (OUTPUT, BATCH):
+        return isinstance(index, ast.Tuple) and any(isinstance(one, ast.Slice) for one in index.elts)
+    return base.kind == TENSOR
 
 
 # -- whether the tensor is on the device -------------------------------------------------------------------------------

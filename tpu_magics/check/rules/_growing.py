@@ -16,7 +16,7 @@ from tpu_magics.check.rules._origins import origin, own_nodes
 from tpu_magics.check.values import BATCH, LIST, OUTPUT, TENSOR, UNKNOWN
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.place import Loop, Place
 
 _TAKES = frozenset(("append", "extend", "insert", "appendleft"))
 _EMPTIES = frozenset(("clear", "pop", "popleft", "remove"))
@@ -54,7 +54,9 @@ def _taking(node: ast.Call | ast.Assign | ast.AugAssign, at: Place) -> tuple[ast
     if isinstance(node, ast.AugAssign):
         adds = isinstance(node.op, ast.Add) and isinstance(node.value, (ast.List, ast.Tuple))
         return (node.target, [node.value]) if adds else None
-    target = node.targets[0]
+    target, value = node.targets[0], node.value
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) and isinstance(value.right, ast.List):
+        return (target, [value.right]) if ast.unparse(target) == ast.unparse(value.left) else None  # `a = a + [loss]`
     if isinstance(target, ast.Subscript) and at.value(target.value).kind == LIST and _is_new_key(target.slice, at):
         return target.value, [node.value]
     return None
@@ -214,21 +216,26 @@ def grown_by_cat(node: ast.Assign, at: Place) -> str:
     written, parts = at.source(target), value.args[0]
     if not isinstance(parts, (ast.List, ast.Tuple)) or written not in [at.source(one) for one in parts.elts]:
         return ""
-    if not at.on_device or at.every_n or not (_in_decoding_loop(written, at) or _grows_in_step(written, node, at)):
+    if not at.on_device or at.every_n or not at.loops or _made_anew(written, node, at.loops[-1]):
+        return ""
+    if not (_in_decoding_loop(written, at) or _grows_in_step(at)):
         return ""
     return written
 
 
-def _grows_in_step(written: str, node: ast.Assign, at: Place) -> bool:
+def _grows_in_step(at: Place) -> bool:
     loop = step_loop(at)
-    if loop is None or at.loops[-1] is not loop:
-        return False
-    return not any(
+    return loop is not None and at.loops[-1] is loop
+
+
+def _made_anew(written: str, node: ast.Assign, loop: Loop) -> bool:
+    """Whether each round of the loop begins with another tensor of that name."""
+    return _is_target(loop.node, written) or any(
         isinstance(one, ast.Assign)
         and one is not node
         and any(ast.unparse(target) == written for target in one.targets)
         for one in loop.node.body
-    ) and not _is_target(loop.node, written)
+    )
 
 
 def _is_target(node: ast.AST, written: str) -> bool:
@@ -238,8 +245,6 @@ def _is_target(node: ast.AST, written: str) -> bool:
 
 def _in_decoding_loop(written: str, at: Place) -> bool:
     """`logits = model(ids); ids = torch.cat([ids, next_id], dim=-1)`: the model is called with what grows."""
-    if not at.loops:
-        return False
     return any(
         isinstance(one, ast.Call)
         and at.value(one.func).kind == "model"

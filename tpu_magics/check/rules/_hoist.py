@@ -15,7 +15,7 @@ from tpu_magics.check.values import CLASS, FUNCTION, LIST, MODEL, MODULE, TENSOR
 
 if TYPE_CHECKING:
     from tpu_magics.check.place import Place
-    from tpu_magics.check.program import Call, Function
+    from tpu_magics.check.program import Call, Class, Function
 
 BUILDERS = frozenset(("from_pretrained", "from_config", "_from_config", "load_from_checkpoint"))
 WEIGHTLESS = frozenset(
@@ -185,7 +185,11 @@ def _is_pure(node: ast.Call, at: Place) -> bool:
     name = at.name(node)
     if name:
         owner = name.split(".")[-2] if name.endswith(tuple(BUILDERS)) else name.rpartition(".")[2]
-        return name.removeprefix("builtins.") in _PURE or owner.endswith("Config") or name in ("types.SimpleNamespace", "argparse.Namespace")
+        return (
+            name.removeprefix("builtins.") in _PURE
+            or owner.endswith("Config")
+            or name in ("types.SimpleNamespace", "argparse.Namespace")
+        )
     callee = at.value(node.func)
     if callee.kind == CLASS:
         return not callee.ref.is_module

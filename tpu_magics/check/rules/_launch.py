@@ -1,7 +1,7 @@
-"""Which code runs in workers, and what started it.
+"""What starts workers in a program.
 
-What lives here: the launches of a program (calls of a launcher, `%tpu_train`, `%%tpu_train`), the functions that they
-reach, and the order of things in the notebook. What does not: ranks (_ranks.py), steps (_steps.py), and the rules.
+What lives here: the launches of a program (calls of a launcher, `%tpu_train`, `%%tpu_train`), and the order of things
+in the notebook. What does not: what the workers run (_workers.py), ranks (_ranks.py), and the rules.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ TRAIN = "tpu_train"
 Position = tuple[int, float, float]
 END = float("inf")
 _PROCESSES = re.compile(r"(?:^|\s)(?:-n\s*|--processes[\s=]\s*)(\d+)\b")
-_XM = "torch_xla.core.xla_model"
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -40,8 +39,9 @@ class Launch:
     """One start of workers.
 
     `kind`: which launcher is written; `ours`: tpu_magics starts the workers, whatever is written; `function`: what they
-    run (None: not known, or the cell's own statements); `ranks`: how many, None for one on each chip, NOTHING where that
-    is not known; `words`: behind a magic; `call`: None for a magic; `position`: when it happens, in order of the cells.
+    run (None: not known, or the cell's own statements); `ranks`: how many, None for one on each chip, NOTHING where
+    that is not known; `words`: behind a magic; `call`: None for a magic; `position`: when it happens, in order of the
+    cells.
     """
 
     kind: str
@@ -158,117 +158,3 @@ def has_magics(program: Program) -> bool:
         magic.name.startswith("tpu_") or (magic.name in ("load_ext", "reload_ext") and "tpu_magics" in magic.words)
         for magic in lines
     ) or any(cell.magic.startswith("tpu_") for cell in program.cells)
-
-
-# -- who runs in workers ----------------------------------------------------------------------------------------------
-
-
-def targets(program: Program) -> dict[int, Function]:
-    """The function of this program that a call runs, by the `id` of the call's node."""
-    if "call_targets" not in program.memo:
-        pairs = ((id(call.node), function) for function in program.functions for call in function.callers)
-        program.memo["call_targets"] = dict(pairs)
-    known: dict[int, Function] = program.memo["call_targets"]
-    return known
-
-
-def workers(program: Program) -> dict[Function, tuple[Launch, ...]]:
-    """The functions that run in workers, with the launches that reach them."""
-    if "workers" not in program.memo:
-        found: dict[Function, tuple[Launch, ...]] = {}
-        for launch in launches(program):
-            for function in reached(launch, program):
-                found[function] = (*found.get(function, ()), launch)
-        program.memo["workers"] = found
-    known: dict[Function, tuple[Launch, ...]] = program.memo["workers"]
-    return known
-
-
-def reached(launch: Launch, program: Program) -> set[Function]:
-    """What a launch's workers run: its function, what that calls, and what is defined inside of these."""
-    if launch.function is not None:
-        return _closure({launch.function}, program)
-    if launch.call is not None or launch.position[1] != END:
-        return set()
-    index = launch.position[0]
-    own = [call for call in program.all_calls if call.at.cell_index == index and call.at.top_level]
-    return _closure({one for call in own if (one := targets(program).get(id(call.node))) is not None}, program)
-
-
-def _closure(start: set[Function], program: Program) -> set[Function]:
-    found, waiting = set(start), list(start)
-    inner = _inner(program)
-    while waiting:
-        one = waiting.pop()
-        called = [targets(program).get(id(call.node)) for call in one.calls]
-        for other in (*called, *inner.get(one, ())):
-            if other is not None and other not in found:
-                found.add(other)
-                waiting.append(other)
-    return found
-
-
-def _inner(program: Program) -> dict[Function, list[Function]]:
-    if "inner_functions" not in program.memo:
-        found: dict[Function, list[Function]] = {}
-        for function in program.functions:
-            if function.outer is not None:
-                found.setdefault(function.outer, []).append(function)
-        program.memo["inner_functions"] = found
-    known: dict[Function, list[Function]] = program.memo["inner_functions"]
-    return known
-
-
-def launches_of(at: Place) -> tuple[Launch, ...]:
-    """The launches whose workers run the code at this place; () for code of the notebook or of a plain script."""
-    if at.function is not None:
-        return workers(at.program).get(at.function, ())
-    own = at.cell.magic == TRAIN and form(at.cell, at.cell_index, at.program) == 3
-    return tuple(one for one in launches(at.program) if one.position == (at.cell_index, END, END)) if own else ()
-
-
-def in_several(at: Place) -> bool:
-    """Whether several processes certainly run the code at this place (on a host with several chips)."""
-    found = launches_of(at)
-    if any(one.several for one in found):
-        return True
-    return any(one.ranks is NOTHING for one in found) and _speaks_of_ranks(found, at.program)
-
-
-def may_be_several(at: Place) -> bool:
-    """The same, also where the number is left to tpu_magics."""
-    return any(one.ranks is NOTHING or one.several for one in launches_of(at))
-
-
-_MULTI = (
-    *(f"{_XM}.{one}" for one in ("optimizer_step", "reduce_gradients", "all_reduce", "all_gather", "mesh_reduce",
-        "rendezvous", "is_master_ordinal", "get_ordinal", "xrt_world_size", "master_print")),
-    *("torch_xla.runtime.world_size", "torch_xla.runtime.global_ordinal", "torch.utils.data.DistributedSampler"),
-)  # fmt: skip
-
-
-def _speaks_of_ranks(found: tuple[Launch, ...], program: Program) -> bool:
-    """Whether the code of these workers is written for several ranks."""
-    return any(set(launches_of(call.at)) & set(found) for call in program.calls(*_MULTI))
-
-
-def spelled(module: str, at: Place, candidates: tuple[str, ...]) -> str:
-    """The name under which code at this place has a module; "" where none of the usual ones is bound to it."""
-    scopes = [at.program.globals]
-    function = at.function
-    while function is not None:
-        scopes.append(function.env)
-        function = function.outer
-    values = ((name, scope[name]) for name in candidates for scope in reversed(scopes) if name in scope)
-    return next((name for name, value in values if value.kind == "module" and value.name == module), "")
-
-
-def xm(at: Place) -> str:
-    """How code here spells torch_xla.core.xla_model; "" where it has no name for it."""
-    return spelled(_XM, at, ("xm", "xla_model", "xla"))
-
-
-def shown(text: str, most: int = 60) -> str:
-    """Code for a message: on one line, cut where it is long."""
-    line = " ".join(text.split())
-    return f"`{line}`" if len(line) <= most else f"`{line[: most - 3]}...`"

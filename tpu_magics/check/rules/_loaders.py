@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from tpu_magics.check.program import Call, Program
 
 LOADER = "torch.utils.data.DataLoader"
-_EVALUATION = re.compile(r"(^|_|\b)(eval(uation)?|val(id(ation)?)?|test|dev|predict(ion)?|infer(ence)?)(_|\b|$|\d|(?=[A-Z]|data|loader|set|dl|ds))", re.I)  # fmt: skip
-_TRAINING = re.compile(r"(^|_|\b)(train(ing)?|fit)(_|\b|$|\d|(?=[A-Z]|data|loader|set|dl|ds))", re.I)
+_ENDS = r"(_|\b|$|\d|(?=[A-Z]|data|loader|set|dl|ds))"
+_EVALUATION = re.compile(
+    r"(^|_|\b)(eval(uation)?|val(id(ation)?)?|test|dev|predict(ion)?|infer(ence)?)" + _ENDS, re.IGNORECASE
+)
+_TRAINING = re.compile(r"(^|_|\b)(train(ing)?|fit)" + _ENDS, re.IGNORECASE)
 
 
 def target(call: Call) -> str:

@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.rules import _shapes as shapes
 from tpu_magics.check.values import NOTHING
 
@@ -28,46 +29,40 @@ _AS_NUMBERS = "`mask = tf.cast({mask}, tf.float32)`, then `tf.reduce_sum({each} 
 _ZEROED = "let the mask zero the rest:"
 
 
-def without_mask(node: ast.Subscript, mask: ast.expr, at: Place) -> str:
-    """The sentence that says what to write for `x[mask]`, where it stands."""
+def without_mask(node: ast.expr, base: ast.expr, mask: ast.expr, at: Place) -> str:
+    """The sentence that says what to write for `x[mask]` (or the like), where it stands."""
     outer = at.parent(node)
-    if isinstance(outer, ast.Attribute) and (said := _reduced(node, outer, mask, at)):
+    tf = shapes.is_tf(at, at.value(base), at.value(mask))
+    if isinstance(outer, ast.Attribute) and not tf and (said := _reduced(base, outer, mask, at)):
         return said
-    if isinstance(outer, ast.Compare):
+    if isinstance(outer, ast.Compare) and not tf:
         return _compared(outer, mask, at)
     if isinstance(outer, ast.keyword):
         outer = at.parent(outer)
-    if isinstance(outer, ast.Call) and node is not outer.func and (said := _loss(outer, mask, at, {})):
+    if isinstance(outer, ast.Call) and node is not outer.func and (said := _loss(outer, mask, at, {}, tf)):
         return said
-    if (call := _later_loss(node, mask, at)) is not None:
-        return call
-    return _general(node, mask, at)
+    return _later_loss(node, mask, at, tf) or _general(base, mask, at, tf)
 
 
-def _general(node: ast.Subscript, mask: ast.expr, at: Place) -> str:
-    kept, weight = shapes.short(at, node.value, "the tensor"), shapes.atom(at, mask)
-    if is_tf(node, at):
-        return f"Compute over all of {kept} and {_ZEROED} {_tf_form(mask, 'values', at)}"
-    return f"Compute over all of {kept} and {_ZEROED} `(values * {weight}).sum() / {weight}.sum()`."
+def _general(base: ast.expr, mask: ast.expr, at: Place, tf: bool) -> str:
+    form = _form("values", mask, at, tf)
+    return f"Compute over all of {shapes.short(at, base, 'the tensor')} and {_ZEROED} {form}"
 
 
-def _tf_form(mask: ast.expr, each: str, at: Place) -> str:
-    return _AS_NUMBERS.format(mask=shapes.short(at, mask, "mask"), each=each)
-
-
-def is_tf(node: ast.Subscript, at: Place) -> bool:
-    values = (at.value(node.value), at.value(node.slice))
-    return any(one.lib == "tf" for one in values) or (at.program.uses("tensorflow") and not at.program.uses("torch"))
+def _form(each: str, mask: ast.expr, at: Place, tf: bool, divided: bool = True) -> str:
+    """Multiply by the mask, and divide by its sum."""
+    if tf:
+        return _AS_NUMBERS.format(mask=shapes.short(at, mask, "mask"), each=each)
+    weight = shapes.atom(at, mask)
+    return f"`({each} * {weight}).sum(){f' / {weight}.sum()' if divided else ''}`."
 
 
 # -- x[mask].sum() ----------------------------------------------------------------------------------------------------
 
 
-def _reduced(node: ast.Subscript, outer: ast.Attribute, mask: ast.expr, at: Place) -> str:
+def _reduced(base: ast.expr, outer: ast.Attribute, mask: ast.expr, at: Place) -> str:
     """For what is asked of the selected elements as a whole; "" for anything else."""
-    kept, weight = shapes.atom(at, node.value, ""), shapes.atom(at, mask)
-    if not kept or is_tf(node, at):
-        return ""
+    kept, weight = shapes.atom(at, base, ""), shapes.atom(at, mask)
     wholes = {
         "sum": f"({kept} * {weight}).sum()",
         "mean": f"({kept} * {weight}).sum() / {weight}.sum()",
@@ -75,7 +70,7 @@ def _reduced(node: ast.Subscript, outer: ast.Attribute, mask: ast.expr, at: Plac
         "min": f'torch.where({weight}, {kept}, float("inf")).min()',
         "numel": f"{weight}.sum()",
     }
-    if not isinstance(at.parent(outer), ast.Call) or outer.attr not in wholes:
+    if not kept or not isinstance(at.parent(outer), ast.Call) or outer.attr not in wholes:
         return ""
     return f"Let the mask zero what is left out: `{wholes[outer.attr]}`."
 
@@ -90,44 +85,42 @@ def _compared(outer: ast.Compare, mask: ast.expr, at: Place) -> str:
 # -- a loss of selected elements --------------------------------------------------------------------------------------
 
 
-def _loss(call: ast.Call, mask: ast.expr, at: Place, names: dict[str, str]) -> str:
+def _loss(call: ast.Call, mask: ast.expr, at: Place, names: dict[str, str], tf: bool) -> str:
     """For `loss(out[mask], labels[mask])`; `names` stand for selected elements: each with what it selects from."""
-    name = at.name(call)
+    name, function = at.name(call), at.source(call.func)
     last = name.rpartition(".")[2]
-    torch_loss = name.startswith("torch.nn.functional.") and last in _TORCH_LOSSES
-    if not torch_loss and not _is_loss(call, at):
+    of_torch = name.startswith("torch.nn.functional.") and last in _TORCH_LOSSES
+    if not of_torch and not _is_loss(call, at):
         return ""
-    arguments = [_bare(at.source(one), one, at, names) for one in call.args]
-    arguments += [
-        f"{one.arg}={_bare(at.source(one.value), one.value, at, names)}"
-        for one in call.keywords
-        if one.arg != "reduction"
-    ]
-    function, weight = at.source(call.func), shapes.atom(at, mask)
-    if any("\n" in one for one in arguments) or sum(map(len, arguments)) > 120:
-        arguments = ["..."]
-    if not torch_loss:
-        return _loss_object(function, arguments, mask, call, at)
+    arguments = _arguments(call, at, names)
+    if name.startswith("tensorflow.nn."):  # of one element each
+        return f"Compute the loss of all elements and {_ZEROED} {_form(_call(function, arguments), mask, at, True)}"
+    if not of_torch:
+        form = _form(_call(function, arguments), mask, at, tf)
+        return f"Make {function} with {_EACH} and {_ZEROED} {form}"
     if last in _IGNORE_INDEX and not any(one.arg == "ignore_index" for one in call.keywords):
         arguments += _ignored(mask, at)
-    each = f"{function}({', '.join([*arguments, _EACH])})"
-    return f"Compute the loss of all elements and {_ZEROED} `({each} * {weight}).sum() / {weight}.sum()`."
+    each = _call(function, [*arguments, _EACH])
+    divided = at.constant(at.keyword(call, "reduction")) != "sum"
+    return f"Compute the loss of all elements and {_ZEROED} {_form(each, mask, at, False, divided)}"
 
 
-def _loss_object(function: str, arguments: list[str], mask: ast.expr, call: ast.Call, at: Place) -> str:
-    each, weight = f"{function}({', '.join(arguments)})", shapes.atom(at, mask)
-    if _is_tf_call(call, at):
-        return f"Make {function} with {_EACH} and {_ZEROED} {_tf_form(mask, each, at)}"
-    return f"Make {function} with {_EACH} and {_ZEROED} `({each} * {weight}).sum() / {weight}.sum()`."
+def _call(function: str, arguments: list[str]) -> str:
+    return f"{function}({', '.join(arguments)})"
 
 
-def _is_tf_call(call: ast.Call, at: Place) -> bool:
-    values = (at.value(call.func), *(at.value(one) for one in call.args))
-    return any(one.lib == "tf" for one in values) or (at.program.uses("tensorflow") and not at.program.uses("torch"))
+def _arguments(call: ast.Call, at: Place, names: dict[str, str]) -> list[str]:
+    """The code of a call's arguments, without the mask."""
+    given = [("", one) for one in call.args]
+    given += [(f"{one.arg}=", one.value) for one in call.keywords if one.arg not in ("reduction", None)]
+    found = [name + _bare(at.source(one), one, at, names) for name, one in given]
+    return ["..."] if any("\n" in one for one in found) or sum(map(len, found)) > 120 else found
 
 
 def _is_loss(call: ast.Call, at: Place) -> bool:
     """A loss module or function, by what made it or by its name."""
+    if at.name(call).startswith("tensorflow.nn."):
+        return "cross_entropy" in at.name(call)
     made = at.value(call.func).name.rpartition(".")[2]
     called = shapes.last_name(call.func)
     return made.endswith("Loss") or "loss" in called.lower() or called == "criterion"
@@ -143,30 +136,26 @@ def _ignored(mask: ast.expr, at: Place) -> list[str]:
     return []
 
 
-def _later_loss(node: ast.Subscript, mask: ast.expr, at: Place) -> str | None:
+def _later_loss(node: ast.expr, mask: ast.expr, at: Place, tf: bool) -> str:
     """For `kept = out[mask]`: the loss call in the same function that is given `kept`."""
     outer = at.parent(node)
     if not (isinstance(outer, ast.Assign) and isinstance(outer.targets[0], ast.Name)):
-        return None
+        return ""
     wanted, names = outer.targets[0].id, dict(_selections(mask, at))
     for call in _calls_after(outer, at):
-        given = {one.id for one in ast.walk(call) if isinstance(one, ast.Name)}
-        if wanted in given and (said := _loss(call, mask, at, names)):
+        given = {one.id for one in nodes_of(call) if isinstance(one, ast.Name)}
+        if wanted in given and (said := _loss(call, mask, at, names, tf)):
             return said
-    return None
+    return ""
 
 
 def _selections(mask: ast.expr, at: Place) -> Iterator[tuple[str, str]]:
     """The names in this body that stand for what the same mask selects, with what it selects from."""
     wanted = at.source(mask)
     for one in _assignments(at):
-        value = one.value
-        if (
-            isinstance(value, ast.Subscript)
-            and at.source(value.slice) == wanted
-            and isinstance(one.targets[0], ast.Name)
-        ):
-            yield one.targets[0].id, at.source(value.value)
+        target, selected = one.targets[0], shapes.selection(one.value, at)
+        if isinstance(target, ast.Name) and selected is not None and at.source(selected[1]) == wanted:
+            yield target.id, at.source(selected[0])
 
 
 def _definition(mask: ast.expr, at: Place) -> ast.expr:
@@ -193,20 +182,19 @@ def _calls_after(node: ast.AST, at: Place) -> Iterator[ast.Call]:
 
 def _body(at: Place) -> Iterator[ast.AST]:
     top = at.function.node if at.function is not None else at.cell.tree
-    return iter(()) if top is None else ast.walk(top)
+    return iter(()) if top is None else nodes_of(top)
 
 
 def _bare(text: str, node: ast.AST, at: Place, names: dict[str, str]) -> str:
     """The code of an expression with `x` for each `x[mask]` in it, and what it selects from for each of `names`."""
     if isinstance(node, ast.Name):
         return names.get(node.id, text)
-    if isinstance(node, ast.Subscript) and shapes.mask_in(node, at) is not None:
-        return at.source(node.value)
-    for child in ast.walk(node):
-        if child is not node and isinstance(child, ast.Subscript) and shapes.mask_in(child, at) is not None:
-            text = text.replace(at.source(child), at.source(child.value))
-        elif child is not node and isinstance(child, ast.Name) and child.id in names and child is _root(node):
-            text = names[child.id] + text[len(child.id) :]
+    for child in nodes_of(node):
+        if (selected := shapes.selection(child, at)) is not None:
+            text = text.replace(at.source(child), at.source(selected[0]))
+    root = _root(node)
+    if isinstance(root, ast.Name) and root.id in names:
+        text = names[root.id] + text[len(root.id) :]
     return text
 
 

@@ -92,6 +92,10 @@ def _read(node: ast.Call, at: Place, given: ast.expr | None, default: str, multi
     return Padding(MAYBE if to == LONGEST and at.open_keywords(node) else to, given, multiple)
 
 
+def is_longest(given: ast.expr | None, at: Place) -> bool:
+    return given is not None and _meaning(given, at) == LONGEST
+
+
 def _meaning(given: ast.expr, at: Place) -> str:
     value = at.value(given)
     if isinstance(given, ast.Attribute) and value.kind != MODULE:

@@ -10,6 +10,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.values import BATCH, OUTPUT, TENSOR, UNKNOWN
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ WHY_TF = (
 _MASK_NAME = re.compile(r"(^|_)masks?$|^(is_)?(keep|kept|valid|invalid)$", re.IGNORECASE)
 # Of what is not known to be a tensor, only these: `keep = nms(...)` are positions.
 _SURE_NAME = re.compile(r"(^|_)mask$", re.IGNORECASE)
+_SELECTIONS = ("torch.masked_select", "torch.Tensor.masked_select", "tensorflow.boolean_mask")
 _COMPARED = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _BITS = (ast.BitAnd, ast.BitOr, ast.BitXor)
 _ON_DEVICE = (TENSOR, OUTPUT, BATCH)
@@ -36,9 +38,14 @@ _ON_DEVICE = (TENSOR, OUTPUT, BATCH)
 
 def runs_on_xla(at: Place, *values: Value) -> bool:
     """Whether these tensors' code at this place is XLA's: TensorFlow's where it is compiled, torch's on the device."""
-    if any(value.lib == "tf" for value in values) or (at.program.uses("tensorflow") and not at.program.uses("torch")):
-        return at.compiled_tf
-    return at.on_device
+    return at.compiled_tf if is_tf(at, *values) else at.on_device
+
+
+def is_tf(at: Place, *values: Value) -> bool:
+    """Whether this is TensorFlow's code: by what is known of the values, else by what the program imports."""
+    if any(value.lib for value in values):
+        return any(value.lib == "tf" for value in values)
+    return at.program.uses("tensorflow") and not at.program.uses("torch")
 
 
 def is_array(value: Value) -> bool:
@@ -92,6 +99,47 @@ def _has_form_of_mask(node: ast.expr, at: Place, of_tensor: bool) -> bool:
 def _compares_data(node: ast.Compare, at: Place) -> bool:
     """`x[i == 0]` with a Python number is no mask: somewhere a tensor has to be."""
     return any(is_array(at.value(one)) for one in (node.left, *node.comparators))
+
+
+def selection(node: ast.AST, at: Place) -> tuple[ast.expr, ast.expr] | None:
+    """What is selected from, and the mask: of `x[mask]`, `x.masked_select(mask)`, `tf.boolean_mask(x, mask)`."""
+    if isinstance(node, ast.Subscript):
+        mask = mask_in(node, at)
+        return None if mask is None else (node.value, mask)
+    if not isinstance(node, ast.Call):
+        return None
+    if at.name(node) in _SELECTIONS:
+        base, mask = at.keyword(node, "input", 0) or at.keyword(node, "tensor"), at.keyword(node, "mask", 1)
+        return None if base is None or mask is None else (base, mask)
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "masked_select":
+        mask = at.keyword(node, "mask", 0)
+        return None if mask is None else (node.func.value, mask)
+    return None
+
+
+def is_said_beside(node: ast.expr, mask: ast.expr, at: Place) -> bool:
+    """Whether the same mask selects earlier on the same line, or in the target that this is assigned to."""
+    by = at.source(mask)
+    for outer in at.parents(node):
+        if isinstance(outer, (ast.Assign, ast.AugAssign)):
+            targets = outer.targets if isinstance(outer, ast.Assign) else [outer.target]
+            return any(isinstance(one, ast.Subscript) and at.source(one.slice) == by for one in targets)
+        if isinstance(outer, ast.stmt):
+            return False
+        if any(_selects_before(one, node, by, at) for one in ast.iter_child_nodes(outer)):
+            return True
+    return False
+
+
+def _selects_before(other: ast.AST, node: ast.expr, by: str, at: Place) -> bool:
+    for found in nodes_of(other):
+        if not isinstance(found, (ast.Subscript, ast.Call)) or found.lineno != node.lineno:
+            continue
+        if found.col_offset < node.col_offset and (selected := selection(found, at)) is not None:
+            inside = any(child is node for child in nodes_of(found))
+            if at.source(selected[1]) == by and not inside:
+                return True
+    return False
 
 
 def last_name(node: ast.AST) -> str:

@@ -13,6 +13,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.rules._shapes import is_array
 from tpu_magics.check.values import BATCH, FUNCTION, LIST, NUMBER, OUTPUT, TENSOR
 
@@ -45,6 +46,8 @@ def is_of_data(node: ast.expr, at: Place) -> bool:
     value = at.value(node)
     if value.kind in (NUMBER, LIST):
         return value.read or _is_list_of_data(value)
+    if value.shape:  # tf.shape(x)[0]
+        return False
     return value.kind in (TENSOR, OUTPUT) and is_array(value) and _is_computed(node, at, _DEEPEST)
 
 
@@ -99,7 +102,7 @@ def _definitions(at: Place) -> dict[str, list[Definition]]:
     if key not in at.program.memo:
         top = function.node if function is not None else at.cell.tree
         found: dict[str, list[Definition]] = {}
-        for node in () if top is None else ast.walk(top):
+        for node in () if top is None else nodes_of(top):
             for name, given in _given(node):
                 found.setdefault(name, []).append(given)
         at.program.memo[key] = found

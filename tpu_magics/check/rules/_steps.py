@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _launch
+from tpu_magics.check.rules import _workers
 from tpu_magics.check.values import LIST, LOADER, NUMBER, Value
 
 if TYPE_CHECKING:
@@ -22,12 +22,13 @@ OPTIMIZER_STEP = XM + "optimizer_step"
 SYNCS = frozenset((XM + "mark_step", "torch_xla.sync", "torch_xla.step", "torch_xla.torch_xla.sync",
     "torch_xla.torch_xla.step", "torch_xla.compile", "torch_xla.torch_xla.compile", XM + "rendezvous",
     XM + "mesh_reduce", XM + "do_on_ordinals"))  # fmt: skip
+COMPILERS = ("torch_xla.compile", "torch_xla.torch_xla.compile", "torch.compile")
 REDUCES = frozenset((XM + "reduce_gradients", XM + "all_reduce", XM + "all_reduce_bucketized_gradients",
     "torch.distributed.all_reduce"))  # fmt: skip
 # Wrappers and modes under which gradients are reduced by something else.
-_OTHERS = ("torch.nn.parallel.", "torch.distributed.fsdp.", "torch_xla.distributed.fsdp.", "torch_xla.distributed.spmd.",
-    "torch_xla.experimental.spmd_fully_sharded_data_parallel.", "torch_xla.runtime.use_spmd", "pytorch_lightning.",
-    "lightning.")  # fmt: skip
+_OTHERS = ("torch.nn.parallel.", "torch.distributed.fsdp.", "torch_xla.distributed.fsdp.",
+    "torch_xla.distributed.spmd.", "torch_xla.experimental.spmd_fully_sharded_data_parallel.",
+    "torch_xla.runtime.use_spmd", "pytorch_lightning.", "lightning.")  # fmt: skip
 DEVICE_LOADERS = ("MpDeviceLoader", "ParallelLoader")
 
 
@@ -37,12 +38,17 @@ def round_calls(loop: Loop, calls: list[Call], program: Program) -> list[Call]:
     found, seen = list(own), set()
     waiting = list(own)
     while waiting:
-        target = _launch.targets(program).get(id(waiting.pop().node))
+        target = _workers.targets(program).get(id(waiting.pop().node))
         if target is not None and target not in seen:
             seen.add(target)
             found += target.calls
             waiting += target.calls
     return found
+
+
+def top_calls(program: Program) -> list[Call]:
+    """The calls of the notebook's own statements."""
+    return [call for call in program.all_calls if call.at.function is None]
 
 
 def loader_of(loop: Loop) -> Value | None:
@@ -77,18 +83,20 @@ def syncs(call: Call) -> bool:
     return call.name in SYNCS
 
 
-def decorated(function: Function | None) -> bool:
-    """Whether a decorator (`@torch_xla.compile`) runs the graph of a function."""
-    return function is not None and any(name in SYNCS for name in function.decorators)
+def is_compiled(function: Function | None, program: Program) -> bool:
+    """Whether a function is given to `torch_xla.compile`, which runs its graph, or to another compiler."""
+    if function is None:
+        return False
+    if any(name in SYNCS or name == "torch.compile" for name in function.decorators):
+        return True
+    calls = program.calls(*COMPILERS)
+    return any(call.at.value(one).ref is function for call in calls for one in call.node.args[:1])
 
 
 def in_step_context(call: Call) -> bool:
     """`with torch_xla.step():`"""
-    for parent in call.at.parents(call.node):
-        if isinstance(parent, (ast.With, ast.AsyncWith)):
-            if any(call.at.name(item.context_expr) in SYNCS for item in parent.items):
-                return True
-    return False
+    contexts = (parent for parent in call.at.parents(call.node) if isinstance(parent, (ast.With, ast.AsyncWith)))
+    return any(call.at.name(item.context_expr) in SYNCS for one in contexts for item in one.items)
 
 
 def is_handled(program: Program) -> bool:

@@ -130,11 +130,6 @@ def state(call: Call) -> str:
     return _state(call.node, call.at, _DEEP)
 
 
-def state_of(node: ast.AST, at: Place) -> str:
-    """The same for any node."""
-    return _state(node, at, _DEEP)
-
-
 def is_in_scope(call: Call) -> bool:
     return state(call) == IN
 

@@ -6,6 +6,7 @@ What lives here: questions about one place and one expression. What does not: th
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,10 @@ _WORK_METHODS = frozenset(("backward", "zero_grad", "optimizer_step", "mark_step
 _READS = frozenset(("item", "tolist", "numpy", "cpu", "to"))
 # What the body of a program makes, and a helper is given.
 _OF_PROGRAMS = frozenset((ACCELERATOR, ARGUMENTS, LOADER, OPTIMIZER, TOKENIZER, TRAINER))
+_TIME_TO_LOG = re.compile(
+    r"^(should|do|will|must|time_to|is_time_to)_(log|print|report|record|eval|save)|^log_(now|this)"
+)
+_SYNCS = frozenset(("torch_xla.sync", "torch_xla.core.xla_model.mark_step", "torch_xla.core.xla_model.wait_device_ops"))
 _EXITS = frozenset(("sys.exit", "os._exit", "builtins.exit", "builtins.quit"))
 
 
@@ -79,7 +84,7 @@ def each_step(at: Place) -> bool:
 
 
 def each_time(at: Place) -> bool:
-    """The same, and also functions of XLA code that this program does not call: where it is used, it runs in a step."""
+    """The same, and also functions that this program does not call: where they are used, they run in a step."""
     if at.every_n:
         return False
     return at.in_step or (at.function is not None and _stands_alone(at.function))
@@ -87,7 +92,7 @@ def each_time(at: Place) -> bool:
 
 def _stands_alone(function: Function) -> bool:
     """Whether nothing here tells how often a function runs, and it is no program of its own either."""
-    if function.callers or function.launched or function.has_step or not function.at.program.xla:
+    if function.callers or function.has_step:
         return False
     return not any(call.value.kind in _OF_PROGRAMS or _makes_steps(call) for call in function.calls)
 
@@ -125,14 +130,15 @@ def expression_parents(node: ast.AST, at: Place) -> Iterator[tuple[ast.AST, ast.
 
 
 def seldom(node: ast.AST, at: Place) -> bool:
-    """Whether this runs once in a loop at most: in a `raise`, an `except`, an assertion's text, a block that leaves."""
+    """Whether this runs now and then only: in a `raise`, an `except`, an assertion's text, a block that leaves the loop,
+    or where a flag says that it is time to log."""
     child = node
     for parent in at.parents(node):
-        if isinstance(parent, (ast.Raise, ast.ExceptHandler)):
+        if isinstance(parent, (ast.Raise, ast.ExceptHandler)) or (
+            isinstance(parent, ast.Assert) and child is parent.msg
+        ):
             return True
-        if isinstance(parent, ast.Assert) and child is parent.msg:
-            return True
-        if isinstance(parent, ast.If) and child is not parent.test and _leaves(_block(parent, child), at):
+        if isinstance(parent, ast.If) and child is not parent.test and _is_seldom(parent, child, at):
             return True
         if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.For, ast.While)):
             return False
@@ -140,8 +146,10 @@ def seldom(node: ast.AST, at: Place) -> bool:
     return False
 
 
-def _block(parent: ast.If, child: ast.AST) -> list[ast.stmt]:
-    return parent.body if any(one is child for one in parent.body) else parent.orelse
+def _is_seldom(parent: ast.If, child: ast.AST, at: Place) -> bool:
+    block = parent.body if any(one is child for one in parent.body) else parent.orelse
+    flags = (getattr(one, "attr", getattr(one, "id", "")) for one in ast.walk(parent.test))
+    return _leaves(block, at) or (block is parent.body and any(_TIME_TO_LOG.search(flag) for flag in flags))
 
 
 def _leaves(block: list[ast.stmt], at: Place) -> bool:
@@ -149,6 +157,23 @@ def _leaves(block: list[ast.stmt], at: Place) -> bool:
     if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
         return at.name(last.value) in _EXITS
     return isinstance(last, (ast.Raise, ast.Break))
+
+
+def after_sync(node: ast.AST, at: Place) -> bool:
+    """Whether the step's graph has been cut already where this runs: a statement before it in the loop's body syncs."""
+    if not at.loops:
+        return False
+    body = at.loops[-1].node.body
+    holders = {id(one) for one in (node, *at.parents(node))}
+    before = body[: next((number for number, one in enumerate(body) if id(one) in holders), 0)]
+    calls = (one.value for one in before if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call))
+    return any(_cuts(call, at) for call in calls)
+
+
+def _cuts(call: ast.Call, at: Place) -> bool:
+    name = at.name(call)
+    stepped = name == "torch_xla.core.xla_model.optimizer_step" and at.constant(at.keyword(call, "barrier", 1)) is True
+    return stepped or name in _SYNCS
 
 
 def decides_tensor_work(node: ast.AST, at: Place) -> bool:
@@ -193,6 +218,12 @@ def shown(node: ast.AST, at: Place, most: int = 60) -> str:
     """The code of an expression on one line, cut where it is long."""
     text = " ".join(at.source(node).split())
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def named(node: ast.AST, at: Place, most: int = 50) -> str:
+    """The whole code of an expression, to be written as it stands; "" where it is long."""
+    text = shown(node, at, 10_000)
+    return text if len(text) <= most else ""
 
 
 def spelled(root: str, at: Place) -> str:

@@ -56,7 +56,9 @@ def check(node: ast.AST, at: Place) -> Iterator[Finding]:
     if not _asks.may_ask(node) or not (_values.each_time(at) or _values.is_compiled_tf(at)):
         return
     asked = _asks.first_asked(node, at)
-    if asked is not None and (isinstance(node, _STATEMENTS) or not _in_a_test(node, at)):
+    if asked is None or _values.seldom(node, at):
+        return
+    if isinstance(node, _STATEMENTS) or not _in_a_test(node, at):
         yield _finding(node, asked, at)
 
 

@@ -37,6 +37,7 @@ CODE = "TPU102"
 NAME = "value-read"
 GROUP = "values"
 WHY = "XLA must compile and run everything up to this line, and the host waits for it: the step is cut into two graphs."
+WHY_AFTER_SYNC = "The host waits here for the device at each step, instead of preparing the next one meanwhile."
 NODES = (ast.Call,)
 
 
@@ -46,9 +47,11 @@ def check(node: ast.Call, at: Place) -> Iterator[Finding]:
     tensor = _reads.read_tensor(node, at)
     if tensor is None or _values.seldom(node, at) or _values.guarded(node, at) or _said_elsewhere(node, at):
         return
-    name = _values.shown(tensor, at)
     yield at.finding(
-        node, f"{_values.shown(_whole(node, at), at)} reads the value of {name} at each step.", _cure(node, tensor, at)
+        node,
+        f"{_values.shown(_whole(node, at), at)} reads the value of {_values.shown(tensor, at)} at each step.",
+        _cure(node, tensor, at),
+        why=WHY_AFTER_SYNC if _values.after_sync(node, at) else None,
     )
 
 
@@ -78,13 +81,15 @@ def _said_elsewhere(node: ast.Call, at: Place) -> bool:
 
 
 def _cure(node: ast.Call, tensor: ast.expr, at: Place) -> str:
-    name = _values.shown(tensor, at, 30)
     if at.value(tensor).lib == "tf":
         return "Update a metric (`tf.keras.metrics.Mean`) in the step, and read its `result()` after the loop."
+    name = _values.named(tensor, at)
     for parent, _ in _values.expression_parents(node, at):
         if isinstance(parent, ast.AugAssign):
-            target = _values.shown(parent.target, at, 30)
-            return f"Add on the device (`{target} += {name}.detach()`) and read {target} once after the loop."
+            target = _values.shown(parent.target, at)
+            on_device = f"`{target} += {name}.detach()`" if name and parent.value is node else "without reading it"
+            return f"Add it up on the device ({on_device}) and read {target} once after the loop."
         if _sinks.is_sink(parent, at):
-            return _sinks.cure(name, at)
-    return f"Keep {name} on the device and read it once after the loop, every N steps, or in `xm.add_step_closure`."
+            return _sinks.cure(name or "it", at)
+    kept = name or "it"
+    return f"Keep {kept} on the device and read it once after the loop, every N steps, or in `xm.add_step_closure`."

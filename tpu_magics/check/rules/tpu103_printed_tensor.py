@@ -37,6 +37,7 @@ CODE = "TPU103"
 NAME = "printed-tensor"
 GROUP = "values"
 WHY = "To show a tensor its value must be read: XLA runs all up to this line, and the host waits for it at each step."
+WHY_AFTER_SYNC = "The host waits here for the device at each step, instead of preparing the next one meanwhile."
 NODES = (ast.Call, ast.JoinedStr, ast.BinOp)
 
 
@@ -46,8 +47,12 @@ def check(node: ast.Call | ast.JoinedStr | ast.BinOp, at: Place) -> Iterator[Fin
     tensor = _shown_tensor(node, at)
     if tensor is None or _in_a_larger_one(node, at) or _values.seldom(node, at) or _values.guarded(node, at):
         return
-    name = _values.shown(tensor, at)
-    yield at.finding(node, f"{_what(node)} reads the value of {name} at each step.", _sinks.cure(name, at))
+    yield at.finding(
+        node,
+        f"{_what(node)} reads the value of {_values.shown(tensor, at)} at each step.",
+        _sinks.cure(_values.named(tensor, at) or "it", at),
+        why=WHY_AFTER_SYNC if _values.after_sync(node, at) else None,
+    )
 
 
 def _makes_text(node: ast.AST, at: Place) -> bool:

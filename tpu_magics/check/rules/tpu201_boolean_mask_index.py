@@ -44,37 +44,11 @@ def check(node: ast.Subscript, at: Place) -> Iterator[Finding]:
     mask = shapes.mask_in(node, at)
     if mask is None or not shapes.runs_on_xla(at, at.value(node.value), at.value(mask)):
         return
-    if not _is_said_beside(node, mask, at):
+    if not shapes.is_said_beside(node, mask, at):
         what, by = shapes.short(at, node, "this selection"), shapes.short(at, mask, "the mask")
         yield at.finding(
             node,
             f"The shape of {what} depends on the values of {by}.",
-            masks.without_mask(node, mask, at),
-            why=shapes.WHY_TF if masks.is_tf(node, at) else None,
+            masks.without_mask(node, node.value, mask, at),
+            why=shapes.WHY_TF if shapes.is_tf(at, at.value(node.value), at.value(mask)) else None,
         )
-
-
-def _is_said_beside(node: ast.Subscript, mask: ast.expr, at: Place) -> bool:
-    """Whether the same mask selects earlier on the same line, or in the target that this is assigned to."""
-    by = at.source(mask)
-    for outer in at.parents(node):
-        if isinstance(outer, (ast.Assign, ast.AugAssign)):
-            targets = outer.targets if isinstance(outer, ast.Assign) else [outer.target]
-            return any(isinstance(one, ast.Subscript) and at.source(one.slice) == by for one in targets)
-        if isinstance(outer, ast.stmt):
-            return False
-        if any(_selects_before(one, node, by, at) for one in ast.iter_child_nodes(outer)):
-            return True
-    return False
-
-
-def _selects_before(one: ast.AST, node: ast.Subscript, by: str, at: Place) -> bool:
-    line, column = node.lineno, node.col_offset
-    return any(
-        isinstance(found, ast.Subscript)
-        and found.lineno == line
-        and found.col_offset < column
-        and not any(child is node for child in ast.walk(found))
-        and at.source(found.slice) == by
-        for found in ast.walk(one)
-    )

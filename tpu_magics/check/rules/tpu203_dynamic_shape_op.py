@@ -21,16 +21,17 @@ What it cannot see
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.rules import _masks as masks
 from tpu_magics.check.rules import _shapes as shapes
-from tpu_magics.check.values import ARRAY, LIST, NUMBER, TENSOR
+from tpu_magics.check.values import ARRAY, LIST, NUMBER
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
     from tpu_magics.check.place import Place
-    from tpu_magics.check.values import Value
 
 CODE = "TPU203"
 NAME = "dynamic-shape-op"
@@ -47,20 +48,19 @@ _UNIQUE = (
     "Find the distinct values on the host before the step, or count them into a fixed size: "
     "`F.one_hot({x}, num_classes).sum(0)`."
 )
-_MASKED = "Keep every shape: `{x} * {mask}`, and divide by `{mask}.sum()` for a mean."
 _TF_SELECT = (
     "Keep every shape: multiply by the mask (`tf.cast(mask, tf.float32)`) and divide by its sum, or use "
     "`tf.where(mask, x, y)` with three arguments."
 )
 _TF_COUNT = "Count into a fixed size: `tf.reduce_sum(tf.one_hot({x}, depth), 0)`."
 
-# Operations of torch, as functions and as methods, with the fix; `{x}` is what is given, `{mask}` what comes after it.
+# Operations of torch, as functions and as methods, with the fix; `{x}` is what is given.
 _TORCH = {
     "nonzero": _SELECT,
     "argwhere": _SELECT,
     "unique": _UNIQUE,
     "unique_consecutive": _UNIQUE,
-    "masked_select": _MASKED,
+    "masked_select": _SELECT,
     "bincount": _COUNT,
     "where": _SELECT,
 }
@@ -77,6 +77,7 @@ _TF = {
 }
 # Arguments that fix the size, with their positions as functions and as methods.
 _SIZES = {"bincount": ("minlength", 2, 1), "sequence_mask": ("maxlen", 1, 1)}
+_PARTS = re.compile(r"^(torch|tensorflow)\.(Tensor\.|math\.|compat\.v1\.)?")
 _ANY = frozenset((*_TORCH, *(one.rpartition(".")[2] for one in _TF)))
 _ON_HOST = (ARRAY, NUMBER, LIST)
 
@@ -88,37 +89,29 @@ def check(node: ast.Call, at: Place) -> Iterator[Finding]:
         return
     name = at.name(node)
     if name.startswith("tensorflow."):
-        yield from _check_tf(
-            node, name.removeprefix("tensorflow.").removeprefix("math.").removeprefix("compat.v1."), at
-        )
+        yield from _check_tf(node, _PARTS.sub("", name), at)
     elif name.startswith("torch."):
-        yield from _check_torch(node, name.removeprefix("torch.").removeprefix("Tensor."), at)
-    elif isinstance(func, ast.Attribute) and at.value(func.value).kind == TENSOR:
-        yield from _check_method(node, func, at)
+        given = node.args[0] if node.args else at.keyword(node, "input") or at.keyword(node, "condition")
+        yield from _check_torch(node, _PARTS.sub("", name), given, False, at)
+    elif isinstance(func, ast.Attribute) and last != "where" and shapes.is_array(at.value(func.value)):
+        yield from _check_torch(node, last, func.value, True, at)
 
 
-def _check_torch(node: ast.Call, last: str, at: Place) -> Iterator[Finding]:
-    if last not in _TORCH or not at.on_device or _has_size(node, last, at, of_method=False):
+def _check_torch(node: ast.Call, last: str, given: ast.expr | None, of_method: bool, at: Place) -> Iterator[Finding]:
+    if last not in _TORCH or not at.on_device or _has_size(node, last, at, of_method):
+        return
+    value = at.value(given)
+    if value.lib == "tf" or value.where == "host" or value.kind in _ON_HOST:
         return
     if last == "where" and not _has_one_argument(node, at):
         return
-    given = node.args[0] if node.args else at.keyword(node, "input") or at.keyword(node, "condition")
-    if not _is_host(at.value(given)):
-        yield _found(node, last, given, at.keyword(node, "mask", 1), at)
-
-
-def _check_method(node: ast.Call, func: ast.Attribute, at: Place) -> Iterator[Finding]:
-    receiver = at.value(func.value)
-    if (
-        func.attr not in _TORCH
-        or func.attr == "where"
-        or receiver.lib == "tf"
-        or _is_host(receiver)
-        or not at.on_device
-    ):
+    if (selected := shapes.selection(node, at)) is not None:
+        yield from _check_selection(node, *selected, at)
         return
-    if not _has_size(node, func.attr, at, of_method=True):
-        yield _found(node, func.attr, func.value, at.keyword(node, "mask", 0), at)
+    whose = "its input" if given is None else shapes.short(at, given, "its input")
+    what = shapes.short(at, node, f"the result of {last}")
+    fix = _TORCH[last].format(x="x" if given is None else shapes.atom(at, given, "x"))
+    yield at.finding(node, f"The shape of {what} depends on the values of {whose}.", fix)
 
 
 def _check_tf(node: ast.Call, last: str, at: Place) -> Iterator[Finding]:
@@ -126,18 +119,22 @@ def _check_tf(node: ast.Call, last: str, at: Place) -> Iterator[Finding]:
         return
     if last.startswith("where") and not _has_one_argument(node, at):
         return
+    if (selected := shapes.selection(node, at)) is not None:
+        yield from _check_selection(node, *selected, at)
+        return
+    given = shapes.short(at, node.args[0], "its input") if node.args else "its input"
     what = shapes.short(at, node, f"the result of tf.{last}")
-    given = shapes.short(at, node.args[0], "x") if node.args else "x"
-    yield at.finding(node, f"The shape of {what} depends on values.", _TF[last].format(x=given), why=shapes.WHY_TF)
+    fix = _TF[last].format(x=given if node.args else "x")
+    yield at.finding(node, f"The shape of {what} depends on the values of {given}.", fix, why=shapes.WHY_TF)
 
 
-def _found(node: ast.Call, last: str, given: ast.expr | None, mask: ast.expr | None, at: Place) -> Finding:
-    x = "x" if given is None else shapes.atom(at, given, "x")
-    by = "mask" if mask is None else shapes.atom(at, mask)
-    what = shapes.short(at, node, f"the result of {last}")
-    asked = mask if last == "masked_select" else given
-    whose = "its input" if asked is None else shapes.short(at, asked, "its input")
-    return at.finding(node, f"The shape of {what} depends on the values of {whose}.", _TORCH[last].format(x=x, mask=by))
+def _check_selection(node: ast.Call, base: ast.expr, mask: ast.expr, at: Place) -> Iterator[Finding]:
+    """`masked_select` and `boolean_mask` are `x[mask]` in other words, and are cured alike."""
+    if not shapes.is_said_beside(node, mask, at):
+        what, by = shapes.short(at, node, "this selection"), shapes.short(at, mask, "the mask")
+        why = shapes.WHY_TF if at.name(node).startswith("tensorflow.") else None
+        fix = masks.without_mask(node, base, mask, at)
+        yield at.finding(node, f"The shape of {what} depends on the values of {by}.", fix, why=why)
 
 
 def _has_one_argument(node: ast.Call, at: Place) -> bool:
@@ -151,8 +148,3 @@ def _has_size(node: ast.Call, last: str, at: Place, of_method: bool) -> bool:
         return False
     name, position, of_methods = _SIZES[last]
     return at.open_keywords(node) or at.keyword(node, name, of_methods if of_method else position) is not None
-
-
-def _is_host(value: Value) -> bool:
-    """NumPy arrays, Python's own values, tensors on the CPU."""
-    return value.where == "host" or value.kind in _ON_HOST

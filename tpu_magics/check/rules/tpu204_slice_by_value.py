@@ -126,7 +126,7 @@ def _check_slices(node: ast.Subscript, at: Place) -> Iterator[Finding]:
     if by is None or not _is_sliced_tensor(base, node) or not shapes.runs_on_xla(at, base, at.value(by)):
         return
     what, whose = shapes.short(at, node, "this slice"), shapes.short(at, by, "a value")
-    tf = base.lib == "tf"
+    tf = shapes.is_tf(at, base, at.value(by))
     places = "tf.range(size)" if tf else "torch.arange(size, device=device)"
     kept = shapes.short(at, node.value, "the tensor")
     fix = f"Keep all of {kept} and mask what is left out: `{places} < {whose}`."

@@ -57,8 +57,11 @@ def check(node: ast.Call, at: Place) -> Iterator[Finding]:
     elif name == "builtins.max":
         yield from _longest(node, at)
     elif not name or name == "functools.partial":
-        if isinstance(node.func, ast.Attribute) and node.func.attr in _TF_METHODS:
-            yield from _tf(node, at, node.func.attr)
+        method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        if method in _TF_METHODS:
+            yield from _tf(node, at, method)
+        elif method == "map":
+            yield from _mapped(node, at)
         elif (found := padding.of_tokenizer(node, at)) is not None and found.to == padding.LONGEST:
             yield from _tokenizer(node, at, found, name != "")
 
@@ -73,6 +76,17 @@ def _tokenizer(node: ast.Call, at: Place, found: padding.Padding, partial: bool)
     yield at.finding(
         node, f"{callee}{said} pads each batch to its longest row.", _FIX, edits=_multiple_edits(node, at, found)
     )
+
+
+def _mapped(node: ast.Call, at: Place) -> Iterator[Finding]:
+    """`data.map(tokenizer, batched=True, fn_kwargs={"padding": True})`."""
+    options = at.keyword(node, "fn_kwargs")
+    if not isinstance(options, ast.Dict) or not node.args or not padding.is_tokenizer(node.args[0], at):
+        return
+    pairs = zip(options.keys, options.values, strict=True)
+    given = {key.value: value for key, value in pairs if isinstance(key, ast.Constant)}
+    if padding.is_longest(given.get("padding"), at) and "pad_to_multiple_of" not in given:
+        yield at.finding(node, f"{at.source(node.args[0])} pads each batch of map to its longest row.", _FIX)
 
 
 def _evened_by_collator(at: Place) -> bool:

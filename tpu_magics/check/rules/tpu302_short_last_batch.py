@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from tpu_magics.check.rules import _recompiles as recompiles
 from tpu_magics.check.rules._lengths import rows, whole
+from tpu_magics.check.rules._origins import origin
 from tpu_magics.check.values import ACCELERATOR, OPTIMIZER
 
 if TYPE_CHECKING:
@@ -99,11 +100,23 @@ def _for_training(call: Call, dataset: ast.expr | None) -> bool:
     if id(node) in _trained_on(at.program):
         return True
     side = recompiles.side_of(recompiles.given_names(at, node)) or recompiles.side_of(recompiles.told_by(dataset))
+    side = side or _split_of(at, dataset)
     if side:
         return side == "training"
     if recompiles.side_of([at.function.name if at.function is not None else ""]) == "evaluation":
         return False
     return _shuffles(call)
+
+
+def _split_of(at: Place, dataset: ast.expr | None) -> str:
+    """What `train=False` or `split="validation"` of the data set's own call says."""
+    made, _ = origin(at, dataset) if dataset is not None else (None, ())
+    if not isinstance(made, ast.Call):
+        return ""
+    train = at.constant(at.keyword(made, "train"))
+    if isinstance(train, bool):
+        return "training" if train else "evaluation"
+    return recompiles.side_of(recompiles.told_by(at.keyword(made, "split")))
 
 
 def _shuffles(call: Call) -> bool:

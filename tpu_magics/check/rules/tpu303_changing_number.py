@@ -66,13 +66,16 @@ def _call(node: ast.Call, at: Place) -> Iterator[Finding]:
 
 def _index(node: ast.Subscript, at: Place) -> Iterator[Finding]:
     base = at.value(node.value)
-    if base.kind != TENSOR or not at.in_step or at.every_n or not at.on_device or not numbers.is_there(base, at):
+    if not numbers.is_tensor(base, node.slice) or not at.in_step or at.every_n or not at.on_device:
+        return
+    if not numbers.is_there(base, at):
         return
     for bound, sliced in numbers.indices(node.slice):
         if changes(at, bound):
             number = at.source(bound)
             message = f"{numbers.short(at, node)} depends on {number}, a Python number that changes every step."
-            yield at.finding(node, message, numbers.FIX_SLICE if sliced else numbers.FIX_INDEX.format(number=number))
+            fix = numbers.FIX_SLICE if sliced else numbers.FIX_INDEX
+            yield at.finding(node, message, fix.format(number=number))
             return
 
 

@@ -39,6 +39,7 @@ WHY = (
 NODES = (ast.Call,)
 _IDS = "input_ids"
 _MASKS = ("attention_mask", "inputs_embeds", "encoder_outputs", "decoder_attention_mask", "mask", "input_mask")
+_MASK_NAMES = ("attention_mask", "attn_mask", "input_mask", "mask", "masks", "attention_masks")
 _OTHER_MODELS = ("torch.nn.", "keras.", "torchvision.", "timm.", "tensorflow.")
 
 
@@ -75,7 +76,7 @@ def _is_transformer(model: Value, node: ast.Call, ids: ast.expr | None, at: Plac
     if model.ref is not None or model.name.startswith(_OTHER_MODELS):
         return False
     said = {one.arg for one in node.keywords}
-    return _IDS in said or "labels" in said or at.method(node)[1] == "generate" or _named_ids(ids)
+    return bool(said & {_IDS, "labels"}) or at.method(node)[1] == "generate" or _named_ids(ids)
 
 
 def _named_ids(ids: ast.expr | None) -> bool:
@@ -91,7 +92,7 @@ def _padded_source(ids: ast.expr, at: Place) -> str | None:
     """How to write the mask that goes with these ids; None where they are not known to be padded."""
     written = _item_of_batch(ids, at)
     if written is None:
-        return None
+        return _named_mask(ids, at)
     batch, mask = written
     made = _encoding(batch, at)
     if made is not None:
@@ -100,6 +101,18 @@ def _padded_source(ids: ast.expr, at: Place) -> str | None:
     if at.value(batch).kind not in (BATCH, OUTPUT, LIST, UNKNOWN, TENSOR):
         return None
     return mask if padding.pads_somewhere(at.program) else None
+
+
+def _named_mask(ids: ast.expr, at: Place) -> str | None:
+    """`input_ids` that a function is given or that were unpacked: padded if a mask comes along or the program pads."""
+    if not isinstance(ids, ast.Name) or not ids.id.endswith(_IDS) or at.value(ids).made is not None:
+        return None
+    given = [one.arg for one in at.function.parameters] if at.function is not None else []
+    mask = next((one for one in given if one in _MASK_NAMES), None)
+    if mask is not None or (ids.id in given and padding.pads_somewhere(at.program)):
+        return mask or _MASKS[0]
+    node, path = origin(at, ids)
+    return _MASKS[0] if (path or node is ids) and padding.pads_somewhere(at.program) else None
 
 
 def _item_of_batch(ids: ast.expr, at: Place) -> tuple[ast.expr, str] | None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from tpu_magics.check.rules import _recompiles as recompiles
 from tpu_magics.check.rules._lengths import rows, whole
-from tpu_magics.check.rules._origins import origin
+from tpu_magics.check.rules._origins import origin, own_nodes
 from tpu_magics.check.values import DATASET, MODEL, STRATEGY, TFDATA
 
 if TYPE_CHECKING:
@@ -122,6 +122,7 @@ def _chain(at: Place, node: ast.expr) -> Iterator[ast.Call]:
         if not isinstance(node, ast.Call):
             return
         yield node
+        yield from _returned(at, node)
         func = node.func
         if isinstance(func, ast.Attribute) and at.value(func.value).kind in (TFDATA, DATASET):
             node = func.value
@@ -129,6 +130,16 @@ def _chain(at: Place, node: ast.expr) -> Iterator[ast.Call]:
             node = node.args[0]
         else:
             return
+
+
+def _returned(at: Place, node: ast.Call) -> Iterator[ast.Call]:
+    """The chain that a function of the program returns."""
+    function = at.value(node.func).ref
+    calls = getattr(function, "calls", [])
+    body = function.node.body if calls else []
+    for one in own_nodes(body) if isinstance(body, list) else ():
+        if isinstance(one, ast.Return) and one.value is not None and calls[0].at is not at:
+            yield from _chain(calls[0].at, one.value)
 
 
 def _method(node: ast.Call) -> str:

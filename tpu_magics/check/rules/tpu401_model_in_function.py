@@ -30,7 +30,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _hoist, _launch
+from tpu_magics.check.rules import _hoist, _launch, _spelling, _workers
 from tpu_magics.check.values import MODEL
 
 if TYPE_CHECKING:
@@ -79,12 +79,12 @@ def _built(launch: _launch.Launch, program: Program) -> Iterator[tuple[Call, str
     yield from ((call, _hoist.reason(call, function)) for call in _hoist.top_builds(own))
     helpers = {}
     for call in own:
-        helper = _launch.targets(program).get(id(call.node))
+        helper = _workers.targets(program).get(id(call.node))
         if helper is not None and call.value.kind == MODEL and call.value.made is not call.node and _makes(helper):
             helpers[helper] = call
             problem = _hoist.reason(call, function) or _hoist.helper_problem(helper)
             yield call, problem
-    for other in sorted(_launch.reached(launch, program) - {function}, key=lambda one: one.node.lineno):
+    for other in sorted(_workers.reached(launch, program) - {function}, key=lambda one: one.node.lineno):
         if not _is_method(other) and other not in helpers:
             for call in _hoist.top_builds(other.calls):
                 yield call, _hoist.reason(call, function)
@@ -102,7 +102,7 @@ def _makes(helper: Function) -> bool:
 
 def _statements(launch: _launch.Launch, program: Program) -> list[Call]:
     """The calls of a cell whose plain statements are trained; its leading definitions are the notebook's."""
-    return [call for call in program.all_calls if call.at.top_level and launch in _launch.launches_of(call.at)]
+    return [call for call in program.all_calls if call.at.top_level and launch in _workers.launches_of(call.at)]
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def _statements(launch: _launch.Launch, program: Program) -> list[Call]:
 
 def _finding(call: Call, launch: _launch.Launch, problem: str) -> Finding:
     at = call.at
-    code = _launch.shown(at.source(call.node))
+    code = _spelling.shown(at.source(call.node))
     name = launch.function.name if launch.function is not None else "this cell"
     if launch.ours:
         message = f"{code} is built by each worker of `{name}` and cannot be hoisted: {problem}."

@@ -1,12 +1,13 @@
 """The XLA runtime is started before the workers.
 
 What it does
-    Reports `Accelerator()`, `xm.xla_device()`, `torch_xla.device()`, `xr.world_size()`, `tensor.to("xla")`, accelerate's
-    `set_seed`, `TrainingArguments(...)` and the like where they run in the notebook (or in the main process of a script)
-    before workers are launched.
+    Reports `Accelerator()`, `xm.xla_device()`, `torch_xla.device()`, `xr.world_size()`, `tensor.to("xla")`,
+    accelerate's `set_seed`, `TrainingArguments(...)` and the like where they run in the notebook (or in the main
+    process of a script) before workers are launched.
 Why it is bad
-    Each of them starts the XLA runtime in the process that launches. The workers cannot start it again: `xmp.spawn` and
-    `torch_xla.launch` stop with "Runtime is already initialized", accelerate with its own error, and tpu_magics refuses.
+    Each of them starts the XLA runtime in the process that launches. The workers cannot start it again: `xmp.spawn`
+    and `torch_xla.launch` stop with "Runtime is already initialized", accelerate with its own error, and tpu_magics
+    refuses.
 Example
     accelerator = Accelerator()
 
@@ -22,8 +23,8 @@ Use instead
     notebook_launcher(training_function, (model,))
 What it cannot see
     What imported modules do. A notebook that launches nothing and trains in its own cells may use the device there;
-    so may code behind the launch, and a function that workers alone call. In a notebook that uses tpu_magics, `set_seed`
-    and `TrainingArguments` are kept from starting the runtime.
+    so may code behind the launch, and a function that workers alone call. In a notebook that uses tpu_magics,
+    `set_seed` and `TrainingArguments` are kept from starting the runtime.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _device_globals, _launch, _runtime
+from tpu_magics.check.rules import _device_globals, _launch, _runtime, _spelling, _workers
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
@@ -75,8 +76,8 @@ def _finding(call: Call, launch: _launch.Launch | None) -> Finding:
     where = "in the notebook" if at.notebook else "in the main process"
     before = f", before {_what(launch)} starts the workers" if launch is not None else ", not in the training function"
     name = launch.function.name if launch is not None and launch.function is not None else "the training function"
-    code = _launch.shown(at.source(call.node))
-    return at.finding(call.node, f"{code} runs {where}{before}.", _fix(call, _launch.shown(name) if launch else name))
+    code = _spelling.shown(at.source(call.node))
+    return at.finding(call.node, f"{code} runs {where}{before}.", _fix(call, _spelling.shown(name) if launch else name))
 
 
 def _what(launch: _launch.Launch) -> str:
@@ -96,7 +97,7 @@ def _fix(call: Call, name: str) -> str:
 
 def _launch_behind(call: Call, launches: list[_launch.Launch]) -> _launch.Launch | None:
     """The first launch that the call runs before, in the same process."""
-    if _launch.launches_of(call.at):
+    if _workers.launches_of(call.at):
         return None
     return next((one for one in launches if _is_before(call, one, call.at.program, _DEPTH)), None)
 

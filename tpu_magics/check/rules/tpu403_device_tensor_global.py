@@ -29,7 +29,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _device_globals, _launch
+from tpu_magics.check.rules import _device_globals, _launch, _workers
 from tpu_magics.check.values import MODEL, OPTIMIZER
 
 if TYPE_CHECKING:
@@ -93,15 +93,12 @@ def _optimizer(node: _device_globals.Statement, at: Place, program: Program) -> 
 
 def _is_prepared(name: str, launch: _launch.Launch, program: Program) -> bool:
     """Whether the workers give the optimiser to accelerate (or to a Trainer, which does)."""
-    for function in _launch.reached(launch, program):
+    names = {name, *_device_globals.parameters_for(name, launch)}
+    for function in _workers.reached(launch, program):
         for call in function.calls:
             if call.method not in ("prepare", "prepare_optimizer") and not call.name.endswith("Trainer"):
                 continue
             parts = [*call.node.args, *(one.value for one in call.node.keywords)]
-            if any(_is_it(one, name, call.at) for part in parts for one in ast.walk(part)):
+            if any(isinstance(one, ast.Name) and one.id in names for part in parts for one in ast.walk(part)):
                 return True
     return False
-
-
-def _is_it(node: ast.AST, name: str, at: Place) -> bool:
-    return isinstance(node, ast.Name) and (node.id == name or at.value(node).kind == OPTIMIZER)

@@ -28,20 +28,19 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _arguments, _launch, _runtime, _steps
-from tpu_magics.check.values import DEVICE
+from tpu_magics.check.rules import _arguments, _runtime, _spelling, _steps, _workers
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
     from tpu_magics.check.place import Loop, Place
-    from tpu_magics.check.program import Call, Program
+    from tpu_magics.check.program import Call, Function, Program
 
 CODE = "TPU405"
 NAME = "optimizer-step"
 GROUP = "launch"
 WHY = "XLA runs nothing before a sync: the graph grows with each step, and is compiled anew at whatever ends it."
 WHY_UNREDUCED = "Each rank steps with the gradients of its own batches: the ranks train different models."
-WHY_TWICE = "Each round ends two graphs: what stands between the two syncs is compiled and run on its own."
+WHY_TWICE = "What stands between the two syncs becomes a graph of its own, compiled and run apart from the step."
 
 
 def check_program(program: Program) -> Iterator[Finding]:
@@ -61,7 +60,7 @@ def _plain_step(call: Call, program: Program) -> Iterator[Finding]:
     if not at.on_device:
         return
     reduced = _is_reduced(call, program)
-    unreduced = _launch.in_several(at) and not reduced
+    unreduced = _workers.in_several(at) and not reduced
     unrun = not reduced and _is_on_xla(at) and _is_never_run(call, program)
     if not unreduced and not unrun:
         return
@@ -77,7 +76,7 @@ def _plain_step(call: Call, program: Program) -> Iterator[Finding]:
 
 
 def _reducing(call: Call, optimizer: str, barrier: bool) -> tuple[Edit, ...]:
-    xm = _launch.xm(call.at)
+    xm = _spelling.xm(call.at)
     if not xm or call.node.args or call.node.keywords:
         return ()
     return (call.at.replace(call.node, f"{xm}.optimizer_step({optimizer}{', barrier=True' if barrier else ''})"),)
@@ -85,22 +84,29 @@ def _reducing(call: Call, optimizer: str, barrier: bool) -> tuple[Edit, ...]:
 
 def _is_reduced(call: Call, program: Program) -> bool:
     """Whether gradients are reduced, or xm.optimizer_step is called, anywhere in the same workers or function."""
-    found = set(_launch.launches_of(call.at))
+    found = set(_workers.launches_of(call.at))
     for other in program.calls(_steps.OPTIMIZER_STEP, *_steps.REDUCES):
-        if other.at.function is call.at.function or found & set(_launch.launches_of(other.at)):
+        if other.at.function is call.at.function or found & set(_workers.launches_of(other.at)):
             return True
     return False
 
 
 def _is_on_xla(at: Place) -> bool:
-    """Whether the code around certainly uses an XLA device: its function, those around it, or its workers."""
+    """Whether the code around certainly uses an XLA device: its function, those around it and its callers, its workers,
+    or the notebook."""
+    around = set(_around(at.function)) | {None}
+    mine = set(_workers.launches_of(at))
     calls = at.program.calls(*_runtime.DEVICES)
-    mine = set(_launch.launches_of(at))
-    for call in calls:
-        if call.at.function in (None, at.function) or mine & set(_launch.launches_of(call.at)):
-            return True
-    function = at.function
-    return function is not None and any(one.kind == DEVICE and one.where == "device" for one in function.env.values())
+    return any(call.at.function in around or mine & set(_workers.launches_of(call.at)) for call in calls)
+
+
+def _around(function: Function | None, depth: int = 3) -> Iterator[Function]:
+    """The function, those that it is defined in, and those that call them."""
+    while function is not None:
+        yield function
+        for call in function.callers if depth else ():
+            yield from _around(call.at.function, depth - 1)
+        function = function.outer
 
 
 def _is_never_run(call: Call, program: Program) -> bool:
@@ -108,11 +114,11 @@ def _is_never_run(call: Call, program: Program) -> bool:
     at, depth = call.at, 3
     inside = [call]
     while not at.loops and at.function is not None and len(at.function.callers) == 1 and depth:
-        if _steps.decorated(at.function) or any(_steps.syncs(one) for one in at.function.calls):
+        if _steps.is_compiled(at.function, program) or any(_steps.syncs(one) for one in at.function.calls):
             return False
         inside.append(at.function.callers[0])
         at, depth = at.function.callers[0].at, depth - 1
-    if not at.loops or any(_steps.in_step_context(one) for one in inside) or _steps.decorated(at.function):
+    if not at.loops or any(map(_steps.in_step_context, inside)) or _steps.is_compiled(at.function, program):
         return False
     return _is_unrun_loop(at, program)
 
@@ -152,7 +158,7 @@ def _xla_step(call: Call, program: Program) -> Iterator[Finding]:
             )
     elif (barrier is None or at.constant(barrier) is False) and _is_never_run(call, program):
         optimizer = at.source(call.node.args[0]) if call.node.args else "optimizer"
-        fix = f"Write `xm.optimizer_step({optimizer}, barrier=True)`, or go over an MpDeviceLoader, which syncs at each batch."
+        fix = f"Write `xm.optimizer_step({optimizer}, barrier=True)`, or use an MpDeviceLoader, which syncs at each batch."
         edits = (
             (at.replace(barrier, "True"),) if barrier is not None else _arguments.added(call.node, "barrier=True", at)
         )
@@ -169,7 +175,7 @@ def _synced_again(call: Call) -> str:
     loader = _steps.loader_of(loop)
     if _steps.is_device_loader(loader) and loader is not None:
         return f"the `{loader.name.rpartition('.')[2]}`"
-    calls = at.function.calls if at.function is not None else at.program.all_calls
+    calls = at.function.calls if at.function is not None else _steps.top_calls(at.program)
     names = ("torch_xla.core.xla_model.mark_step", "torch_xla.sync")
     others = [one for one in calls if one.name in names and one.at.loops[-1:] == (loop,) and _is_in_body(one, loop)]
     return f"`{at.source(others[0].node)}` in the same loop" if others and _is_in_body(call, loop) else ""

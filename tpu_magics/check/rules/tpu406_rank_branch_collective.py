@@ -27,7 +27,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _launch, _ranks
+from tpu_magics.check.rules import _ranks, _workers
 from tpu_magics.check.values import ACCELERATOR, TRAINER
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def check_program(program: Program) -> Iterator[Finding]:
         return
     holders = _holders(program)
     for call in program.all_calls:
-        callee = _launch.targets(program).get(id(call.node))
+        callee = _workers.targets(program).get(id(call.node))
         if is_collective(call):
             yield from _judge(call, "", program)
         elif callee in holders and callee is not None:
@@ -102,7 +102,7 @@ def _judge(call: Call, inside: str, program: Program) -> Iterator[Finding]:
 
 def _single(at: Place) -> bool:
     """Whether one process only runs the code, for certain."""
-    found = _launch.launches_of(at)
+    found = _workers.launches_of(at)
     return bool(found) and all(one.ranks == 1 for one in found)
 
 
@@ -122,11 +122,8 @@ def _others_do(call: Call, guard: _ranks.Guard, program: Program) -> bool:
     if guard.main is None:
         return False
     others = (one for one in program.all_calls if one.node is not call.node and one.at.function is call.at.function)
-    for other in others:
-        if _spelling(other.node) == spelling and (found := _ranks.guard(other.node, other.at)) is not None:
-            if found.main is (not guard.main):
-                return True
-    return False
+    found = (_ranks.guard(one.node, one.at) for one in others if _spelling(one.node) == spelling)
+    return any(one is not None and one.main is (not guard.main) for one in found)
 
 
 def _spelling(node: ast.AST) -> str:
@@ -141,9 +138,10 @@ def _holders(program: Program) -> dict[Function, str]:
     found: dict[Function, str] = {}
     for call in program.all_calls:
         function = call.at.function
-        if function is not None and function not in found and is_collective(call):
-            if _ranks.guard(call.node, call.at) is None and not _ranks.is_for_one_rank(function):
-                found[function] = _short(call.at.source(call.node.func))
+        if function is None or function in found or not is_collective(call):
+            continue
+        if _ranks.guard(call.node, call.at) is None and not _ranks.is_for_one_rank(function):
+            found[function] = _short(call.at.source(call.node.func))
     waiting = list(found)
     while waiting:
         one = waiting.pop()

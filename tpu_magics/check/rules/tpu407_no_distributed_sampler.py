@@ -25,7 +25,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _launch, _loaders, _ranks, _steps
+from tpu_magics.check.rules import _loaders, _ranks, _steps, _workers
 from tpu_magics.check.values import NOTHING, NUMBER
 
 if TYPE_CHECKING:
@@ -66,13 +66,13 @@ def _finding(call: Call) -> Finding:
 
 def _is_in_workers(call: Call, program: Program) -> bool:
     """Whether several workers use the loader: they make it, or read it from the notebook."""
-    if _launch.in_several(call.at):
+    if _workers.in_several(call.at):
         return True
-    if not call.at.top_level or _launch.launches_of(call.at):
+    if not call.at.top_level or _workers.launches_of(call.at):
         return False
     name = _loaders.target(call)
     readers = [one for one in program.functions if name in one.reads and one.calls]
-    return bool(name) and any(_launch.in_several(one.calls[0].at) for one in readers)
+    return bool(name) and any(_workers.in_several(one.calls[0].at) for one in readers)
 
 
 def _is_split(call: Call) -> bool:
@@ -98,6 +98,8 @@ def _is_plain(sampler: ast.expr, at: Place) -> bool:
 def _is_own(data: ast.expr, at: Place) -> bool:
     """Whether the data set depends on the rank, or is an iterable one that splits itself."""
     value = at.value(data)
+    if "IterableDataset" in value.name:
+        return True
     if value.ref is not None and any("IterableDataset" in base for base in value.ref.all_bases()):
         return True
     if _ranks.depends(data, at) or _SPLITS.search(at.source(data)):

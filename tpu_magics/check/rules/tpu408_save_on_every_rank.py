@@ -27,7 +27,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _launch, _ranks
+from tpu_magics.check.rules import _launch, _ranks, _spelling, _workers
 from tpu_magics.check.values import MODEL
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def check_program(program: Program) -> Iterator[Finding]:
         return
     calls = [*program.calls(*SAVES), *(call for method in METHODS for call in program.methods(method))]
     for call in calls:
-        if _launch.may_be_several(call.at) and not _is_fine(call):
+        if _workers.may_be_several(call.at) and not _is_fine(call):
             yield _finding(call)
 
 
@@ -81,9 +81,9 @@ def _opened(node: ast.Call, at: Place) -> Iterator[ast.expr]:
 
 def _finding(call: Call) -> Finding:
     at = call.at
-    code = _launch.shown(at.source(call.node.func))
+    code = _spelling.shown(at.source(call.node.func))
     fix = _fix(call)
-    if any(one.ours for one in _launch.launches_of(at)) and _saves_model(call):
+    if any(one.ours for one in _workers.launches_of(at)) and _saves_model(call):
         fix += " After %%tpu_train the trained weights are in the notebook's model: it can be saved in the next cell."
     return at.finding(
         call.node, f"{code} runs on every rank and writes the same file on each.", fix, edits=_edits(call)
@@ -107,7 +107,7 @@ def _fix(call: Call) -> str:
 
 def _edits(call: Call) -> tuple[Edit, ...]:
     """`xm.save` takes the same two arguments."""
-    xm = _launch.xm(call.at)
+    xm = _spelling.xm(call.at)
     if call.name != "torch.save" or not xm or len(call.node.args) != 2 or call.node.keywords:
         return ()
     return (call.at.replace(call.node.func, f"{xm}.save"),)

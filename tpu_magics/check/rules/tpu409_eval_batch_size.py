@@ -41,7 +41,7 @@ Size = tuple["Call", ast.expr, int]
 
 def check_program(program: Program) -> Iterator[Finding]:
     if program.xla:
-        yield from _unequal([one for one in _sizes(program) if one], program)
+        yield from _unequal(list(_sizes(program)))
         yield from _arguments(program)
     if program.tpu_tf or _compiles(program):
         yield from _keras(program)
@@ -71,7 +71,7 @@ def _sizes(program: Program) -> Iterator[tuple[str, Size]]:
             yield purpose, (call, *found)
 
 
-def _unequal(sizes: list[tuple[str, Size]], program: Program) -> Iterator[Finding]:
+def _unequal(sizes: list[tuple[str, Size]]) -> Iterator[Finding]:
     """Evaluation sizes that no training has: of the same function, or where it has none, of the program."""
     training = [size for purpose, size in sizes if purpose == "train"]
     for purpose, size in sizes:

@@ -73,12 +73,15 @@ def _is_model(call: Call) -> bool:
 
 def _is_apart(call: Call) -> bool:
     """Whether a model is compiled outside of the scope, in a program that compiles one for the TPU inside of it."""
-    made, place = call.receiver.made, call.receiver.made_at
     if _tensorflow.state(call) != _tensorflow.OUT:
         return False
-    return not (
-        isinstance(made, ast.Call) and place is not None and _tensorflow.state_of(made, place) == _tensorflow.IN
-    )
+    func = call.node.func
+    name = call.at.source(func.value) if isinstance(func, ast.Attribute) else ""
+    for one in call.at.program.all_calls:
+        target = _tensorflow.assigned_to(one.node, one.at)
+        if target is not None and one.at.source(target) == name and _tensorflow.is_in_scope(one):
+            return False
+    return True
 
 
 def _found(call: Call) -> Iterator[Finding]:

@@ -5,8 +5,8 @@ What it does
     machine, in a program whose TPU is another host (TPUClusterResolver with a name or an address).
 Why it is bad
     TensorFlow reads and writes on the TPU's host, which does not have this machine's files: "File system scheme
-    '[local]' not implemented". HDF5 and `.keras` files are written by Python on this machine and do work: that is said
-    as advice.
+    '[local]' not implemented". HDF5 and `.keras` files are written and read by Python on this machine, which works: a
+    place in a bucket is advised for what is written.
 Example
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="my-tpu-node")
     train = tf.data.TFRecordDataset("data/train.tfrecord")
@@ -115,10 +115,17 @@ def check_program(program: Program) -> Iterator[Finding]:
 
 def _is_checkpoint(call: Call) -> bool:
     """`tf.train.Checkpoint(...).save(...)`, also through a name."""
-    func = call.node.func
+    func, at = call.node.func, call.at
     receiver = func.value if isinstance(func, ast.Attribute) else None
-    made = receiver if isinstance(receiver, ast.Call) else call.receiver.made
-    return (isinstance(made, ast.Call) and call.at.name(made) == _CHECKPOINT) or call.receiver.name == _CHECKPOINT
+    if isinstance(receiver, ast.Call):
+        return at.name(receiver) == _CHECKPOINT
+    return receiver is not None and at.source(receiver) in _checkpoints(at.program)
+
+
+def _checkpoints(program: Program) -> set[str]:
+    """The names that checkpoints are bound to."""
+    targets = ((_tensorflow.assigned_to(call.node, call.at), call.at) for call in program.calls(_CHECKPOINT))
+    return {at.source(target) for target, at in targets if target is not None}
 
 
 def _found(call: Call, spec: tuple[str, int, str]) -> Iterator[Finding]:
@@ -132,10 +139,10 @@ def _found(call: Call, spec: tuple[str, int, str]) -> Iterator[Finding]:
         return
     source, callee = (" ".join(at.source(one).split()) for one in (path, call.node.func))
     message = f"{callee} is given {source}, a path of this machine, in a program for a remote TPU."
-    if _ending(path, start, at.source(path)).endswith(_BY_PYTHON):
-        yield at.finding(call.node, message, _BUCKET, _WHY_PYTHON, advice=True)
-    else:
+    if not _ending(path, start, at.source(path)).endswith(_BY_PYTHON):
         yield at.finding(call.node, message, fix)
+    elif "load" not in callee:
+        yield at.finding(call.node, message, _BUCKET, _WHY_PYTHON, advice=True)
 
 
 def _ending(path: ast.expr, start: str, source: str) -> str:

@@ -1,0 +1,33 @@
+"""A training loop written by hand."""
+
+import tensorflow as tf
+from tensorflow.distribute import TPUStrategy
+from tensorflow.distribute.cluster_resolver import TPUClusterResolver
+
+
+def make_model():
+    return tf.keras.Sequential([tf.keras.layers.Dense(16), tf.keras.layers.Dense(1)])
+
+
+def main():
+    strategy = TPUStrategy(TPUClusterResolver(tpu="local"))
+    data = tf.data.Dataset.from_tensor_slices(tf.zeros((1024, 8))).batch(128, drop_remainder=True)
+    model = make_model()  # TPU703: model is created outside of the strategy's scope
+    optimizer = tf.keras.optimizers.Adam()  # TPU703: optimizer is created
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return loss
+
+    @tf.function
+    def train_step(x):
+        return strategy.run(step, args=(x,))
+
+    for batch in strategy.experimental_distribute_dataset(data):
+        train_step(batch)
+
+
+main()

@@ -1,0 +1,139 @@
+"""The group `precision`: what samples cannot say.
+
+What lives here: which programs are left alone, what turns nothing on, and that torch does what the rules say of it. What
+does not: lines that must be found and lines that must not (samples/tpu5*).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tpu_magics.check import check_cells, check_text
+from tpu_magics.check.cells import cell_of
+from tpu_magics.check.rules import tpu501_bf16_environment, tpu502_cuda_amp, tpu503_half
+
+RULES = (tpu501_bf16_environment, tpu502_cuda_amp, tpu503_half)
+
+
+def codes(text: str, path: str = "x.py") -> list[str]:
+    return [one.code for one in check_cells([cell_of(textwrap.dedent(text).strip() + "\n", path)], RULES)]
+
+
+@pytest.mark.parametrize("value", ['"1"', "1", '"true"', "str(1)", "str(int(flag))", '"1" if flag else "0"', "flag"])
+def test_what_may_switch_it_on_is_found(value: str) -> None:
+    assert codes(f'import os\n\n\ndef f(flag):\n    os.environ["XLA_USE_BF16"] = {value}') == ["TPU501"]
+
+
+@pytest.mark.parametrize("value", ['"0"', "str(0)", '"false"', '""', 'os.environ.get("MINE", "0")', "saved"])
+def test_what_switches_it_off_or_puts_it_back_is_not(value: str) -> None:
+    text = f'import os\n\nsaved = os.environ.get("XLA_USE_BF16", "0")\nos.environ["XLA_USE_BF16"] = {value}'
+    assert codes(text) == []
+
+
+def test_the_level_is_kept_in_the_fix() -> None:
+    text = 'import os\nos.environ["XLA_USE_BF16"] = "1"\nos.environ["XLA_DOWNCAST_BF16"] = "1"\n'
+    first, second = check_text(text, "x.py", RULES)
+    assert "--precision bf16`" in first.fix
+    assert "--precision bf16-downcast`" in second.fix
+
+
+def test_a_variable_is_found_once_however_it_is_passed_on() -> None:
+    assert codes('import os\n\nextra = {"XLA_USE_BF16": "1"}\nos.environ.update(extra)') == ["TPU501"]
+
+
+def test_the_place_of_a_magic_is_its_line() -> None:
+    (finding,) = check_cells([cell_of("%load_ext tpu_magics\n%env XLA_USE_BF16=1\n", "In [2]")], RULES)
+    assert (finding.place, finding.source) == ("In [2], line 2", "%env XLA_USE_BF16=1")
+
+
+SCALED = """
+    import torch
+    {imports}
+
+    def train(model, loader):
+        {device}
+        scaler = torch.cuda.amp.GradScaler()
+        for x, y in loader:
+            loss = model(x.to(device), y)
+            scaler.scale(loss).backward()
+    """
+
+
+@pytest.mark.parametrize(
+    ("imports", "device", "expected"),
+    [
+        ("", "", ["TPU502"]),
+        ("import accelerate", "", ["TPU502"]),
+        ("import torch_xla", "device = torch_xla.device()", ["TPU502"]),
+        ("import torch_xla", 'device = torch.device("cuda")', ["TPU502"]),
+        ("", 'device = torch.device("cuda" if torch.cuda.is_available() else "cpu")', ["TPU502"]),
+        ("", 'device = torch.device("cuda")', []),
+        ("", 'device = torch.device("cuda:0")', []),
+        ("", "model = model.cuda()", []),
+    ],
+)
+def test_only_a_program_that_is_for_a_gpu_alone_is_left_alone(imports: str, device: str, expected: list[str]) -> None:
+    assert codes(SCALED.format(imports=imports, device=device)) == expected
+
+
+@pytest.mark.parametrize(
+    ("test", "expected"),
+    [
+        ("torch.cuda.is_available()", []),
+        ('device.type == "cuda"', []),
+        ("not use_tpu", []),
+        ("use_tpu", ["TPU502"]),
+        ("not torch.cuda.is_available()", ["TPU502"]),
+        ("args.fp16", ["TPU502"]),
+    ],
+)
+def test_a_condition_that_asks_for_a_gpu_is_heeded(test: str, expected: list[str]) -> None:
+    text = f"""
+        import torch
+        import torch_xla
+
+        def scaler_of(device, use_tpu, args):
+            if {test}:
+                return torch.cuda.amp.GradScaler()
+            return None
+        """
+    assert codes(text) == expected
+
+
+def test_half_of_other_things_is_their_own_business() -> None:
+    assert codes("from fractions import Fraction\nimport torch_xla\n\nx = Fraction(1, 2).half(1)") == []
+
+
+MEASURED = """
+import json, torch, torch_xla
+device = torch_xla.device()
+x = torch.randn(4, 4, device=device)
+found = {}
+for name in ("cuda", "xla"):
+    with torch.autocast(name, dtype=torch.bfloat16):
+        found[name] = str((x @ x).dtype)
+scaler = torch.amp.GradScaler("cuda")
+found["scale"] = scaler.scale(torch.ones(1, device=device)).item()
+print("FOUND", json.dumps(found))
+"""
+
+
+def test_autocast_for_cuda_leaves_xla_in_float32_and_the_scaler_scales() -> None:
+    """The reasons that TPU502 gives, as measured on XLA:CPU."""
+    pytest.importorskip("torch_xla")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "PT_XLA"))}
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED],
+        check=True,
+        env={**environment, "PJRT_DEVICE": "CPU"},
+        capture_output=True,
+        text=True,
+    )
+    found = json.loads(done.stdout.partition("FOUND ")[2])
+    assert found == {"cuda": "torch.float32", "xla": "torch.bfloat16", "scale": 65536.0}

@@ -1,0 +1,279 @@
+"""The trainer group: what samples cannot say.
+
+What lives here: that the tables are those of the installed transformers and torch_xla, and that what the fixes write is
+taken by them, trains, and gives the same. What does not: which lines are found (samples/tpu60*.py).
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.check import sampled
+from tpu_magics.check import check_cells
+from tpu_magics.check.cells import Cell, cell_of
+from tpu_magics.check.finding import Finding
+from tpu_magics.check.fixing import fix
+from tpu_magics.check.rules import (
+    _fsdp,
+    _removed_arguments,
+    tpu601_trainer_optimizer,
+    tpu602_trainer_fp16,
+    tpu603_trainer_removed_argument,
+    tpu604_fsdp_keys,
+    tpu605_fsdp_unknown_setting,
+    tpu606_trainer_drop_last,
+)
+
+RULES = (
+    tpu601_trainer_optimizer,
+    tpu602_trainer_fp16,
+    tpu603_trainer_removed_argument,
+    tpu604_fsdp_keys,
+    tpu605_fsdp_unknown_setting,
+    tpu606_trainer_drop_last,
+)
+IMPORT = "from transformers import TrainingArguments\n"
+XLA = 'optim="adamw_torch_xla", dataloader_drop_last=True'
+
+
+def check(cells: Sequence[Cell]) -> list[Finding]:
+    return check_cells(cells, RULES)
+
+
+def found(text: str) -> list[Finding]:
+    return check([cell_of(IMPORT + text, "a.py")])
+
+
+def codes(text: str) -> list[str]:
+    return [one.code for one in found(text)]
+
+
+def mended(text: str) -> str:
+    """The text after all fixes; mending it again changes nothing."""
+    cells = fix([cell_of(IMPORT + text, "a.py")], check).cells
+    assert not fix(cells, check).changes
+    return cells[0].text.removeprefix(IMPORT)
+
+
+def run(code: str, **environment: str) -> str:
+    """What a program prints, in a process of its own on XLA:CPU."""
+    env = {**os.environ, "PJRT_DEVICE": "CPU", "TOKENIZERS_PARALLELISM": "false", **environment}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip().splitlines()[-1]
+
+
+# -- the tables ------------------------------------------------------------------------------------------------------
+
+
+@cache
+def installed() -> dict[str, Any]:
+    """Fields, optimizers and arguments of the installed libraries."""
+    code = """
+import dataclasses, inspect, json
+from transformers import TrainingArguments, Seq2SeqTrainingArguments
+from transformers.training_args import OptimizerNames
+from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel as Fsdp
+print(json.dumps({
+    "fields": [one.name for one in dataclasses.fields(Seq2SeqTrainingArguments)],
+    "default": str(dataclasses.fields(TrainingArguments)[[one.name for one in dataclasses.fields(
+        TrainingArguments)].index("optim")].default),
+    "optimizers": [one.value for one in OptimizerNames],
+    "names": {one.name: one.value for one in OptimizerNames},
+    "settings": list(inspect.signature(Fsdp.__init__).parameters),
+}))
+"""
+    result: dict[str, Any] = json.loads(run(code))
+    return result
+
+
+def test_removed_arguments_are_gone_and_their_successors_are_there() -> None:
+    fields = set(installed()["fields"])
+    assert not fields & _removed_arguments.ARGUMENTS.keys()
+    for name, removed in _removed_arguments.ARGUMENTS.items():
+        new = removed.new or removed.instead.partition("=")[0]
+        assert not new or new in fields, name
+        assert new or removed.fix, name
+    assert _removed_arguments.ARGUMENTS.keys() >= _removed_arguments.TAKEN_OUT
+
+
+def test_optimizers_are_those_of_the_installed_transformers() -> None:
+    known = set(installed()["optimizers"])
+    rule = tpu601_trainer_optimizer
+    assert installed()["default"] == rule._DEFAULT in rule._FUSED
+    assert known >= {*rule._FUSED, *rule._BITSANDBYTES, "adamw_torch_xla"}
+    assert not known & set(rule._GONE)
+    for name, value in installed()["names"].items():
+        assert rule._ENUM_NAMES.get(name, name.lower()) == value or value not in rule._BITSANDBYTES
+
+
+def test_fsdp_settings_are_those_of_the_installed_torch_xla() -> None:
+    wrapping = {"self", "module", "auto_wrap_policy", "auto_wrapper_callable"}  # transformers gives these itself
+    assert set(installed()["settings"]) - wrapping == _fsdp.XLA_SETTINGS
+
+
+# -- fixes -----------------------------------------------------------------------------------------------------------
+
+MADE = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+{0}
+print(json.dumps({{name: getattr(args, name) for name in {1}}}, default=str))
+"""
+
+
+def made(text: str, *names: str) -> dict[str, Any]:
+    """Attributes of the `args` that a program makes."""
+    result: dict[str, Any] = json.loads(run(MADE.format(IMPORT + text, list(names))))
+    return result
+
+
+def test_the_optimizer_is_added_or_replaced() -> None:
+    assert mended('args = TrainingArguments("out")\n') == 'args = TrainingArguments("out", optim="adamw_torch_xla")\n'
+    assert mended("args = TrainingArguments()\n") == 'args = TrainingArguments(optim="adamw_torch_xla")\n'
+    assert mended('args = TrainingArguments("out", optim="adamw_torch_fused")\n') == (
+        'args = TrainingArguments("out", optim="adamw_torch_xla")\n'
+    )
+    several = 'args = TrainingArguments(\n    output_dir="out",  # here\n    bf16=True,  # matrix units\n)\n'
+    assert mended(several) == (
+        'args = TrainingArguments(\n    output_dir="out",  # here\n    optim="adamw_torch_xla",\n'
+        "    bf16=True,  # matrix units\n)\n"
+    )
+    assert mended('args = TrainingArguments(output_dir="é", **{"bf16": True})\n') == (
+        'args = TrainingArguments(output_dir="é", optim="adamw_torch_xla", **{"bf16": True})\n'
+    )
+    bitsandbytes = 'args = TrainingArguments("out", optim="adamw_bnb_8bit", dataloader_drop_last=True)\n'
+    assert mended(bitsandbytes) == bitsandbytes  # another optimizer: for a person to decide
+
+
+def test_arguments_are_renamed_or_taken_out() -> None:
+    text = f"""args = TrainingArguments(
+    "out",
+    tpu_num_cores=8,  # chips
+    tpu_metrics_debug=True,
+    evaluation_strategy="epoch",
+    warmup_ratio=0.25,
+    fp16=True,
+    fp16_opt_level="O1",
+    {XLA},
+    overwrite_output_dir=True)
+"""
+    new = mended(text)
+    assert (
+        new
+        == f"""args = TrainingArguments(
+    "out",
+    debug="tpu_metrics_debug",
+    eval_strategy="epoch",
+    warmup_steps=0.25,
+    bf16=True,
+    {XLA})
+"""
+    )
+    args = made(
+        new + "steps = args.get_warmup_steps(100)\nargs.steps = steps\n", "bf16", "eval_strategy", "debug", "steps"
+    )
+    assert args == {"bf16": True, "eval_strategy": "epoch", "debug": ["tpu_metrics_debug"], "steps": 25}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (f"tpu_num_cores=8, {XLA}", XLA),
+        (f"{XLA}, tpu_num_cores=8", XLA),
+        (f"{XLA}, tpu_num_cores=8,", f"{XLA},"),
+        (f"{XLA}, tpu_metrics_debug=False", XLA),
+        (f'{XLA}, debug="", tpu_metrics_debug=True', None),
+        (f"{XLA}, warmup_steps=10, warmup_ratio=0.1", None),
+        (f"{XLA}, warmup_ratio=ratio", None),
+        (f"{XLA}, fp16=half", None),
+        (f"{XLA}, bf16=False, fp16=True", None),
+        (f"{XLA}, half_precision_backend=(\n'auto'  # or amp\n)", XLA),
+    ],
+)
+def test_one_argument(before: str, after: str | None) -> None:
+    text = f"ratio, half = 0.1, True\nargs = TrainingArguments('out', {before})\n"
+    wanted = before if after is None else after
+    assert found(text)
+    assert mended(text) == f"ratio, half = 0.1, True\nargs = TrainingArguments('out', {wanted})\n"
+
+
+def test_what_is_not_a_keyword_is_not_rewritten() -> None:
+    text = f"config = dict(tpu_num_cores=8, {XLA})\nargs = TrainingArguments('out', **config)\n"
+    assert codes(text) == ["TPU603"]
+    assert mended(text) == text
+
+
+def test_fsdp_keys_are_mended() -> None:
+    text = f"""args = TrainingArguments("out", {XLA}, fsdp="full_shard", fsdp_config={{
+    "xla_fsdp_grad_ckpt": True,
+    "min_split_size_mb": 64,
+    "xla_fsdp_settings": {{"compute_dtype": torch.bfloat16, "min_split_size_mb": 64}},
+}})
+"""
+    new = mended("import torch\n" + text)
+    assert ast.literal_eval(new[new.index("{") : new.rindex("}") + 1]) == {
+        "xla": True,
+        "xla_fsdp_grad_ckpt": True,
+        "xla_fsdp_settings": {"compute_dtype": "bfloat16"},
+    }
+    args = made(new, "xla_fsdp_config", "fsdp", "optim")
+    assert args == {"xla_fsdp_config": {"compute_dtype": "torch.bfloat16"}, "fsdp": True, "optim": "adamw_torch_xla"}
+
+
+def test_the_fixed_samples_are_left_alone_by_another_round() -> None:
+    for path in sampled.FOLDER.glob("tpu60*.py"):
+        cells = fix([cell_of(path.read_text(), path.name)], check).cells
+        assert cells[0].tree is not None
+        assert not fix(cells, check).changes, path.name
+        assert not [one for one in check(cells) if one.edits], path.name
+
+
+# -- what is said is true --------------------------------------------------------------------------------------------
+
+TRAINED = """
+import torch, warnings
+import torch_xla.debug.metrics as met
+from transformers import BertConfig, BertForSequenceClassification, Trainer
+warnings.simplefilter("ignore")
+def train(args, samples=10):
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, vocab_size=50, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+    ones = torch.ones(8, dtype=torch.long)
+    data = [{{"input_ids": (number + torch.arange(8)) % 50, "attention_mask": ones, "labels": number % 2}}
+            for number in range(samples)]
+    trainer = Trainer(model=model, args=args, train_dataset=data)
+    return trainer.train()
+SAID = dict(report_to="none", save_strategy="no", disable_tqdm=True, per_device_train_batch_size=4, num_train_epochs=2)
+{0}
+"""
+
+
+def test_the_default_optimizer_does_not_train_on_xla_and_the_fixed_one_does(tmp_path: Path) -> None:
+    text = f"args = TrainingArguments({str(tmp_path)!r}, dataloader_drop_last=True, **SAID)\n"
+    trained = TRAINED.format(
+        IMPORT
+        + "{0}\ntry:\n    print(train(args).global_step)\nexcept RuntimeError as error:\n    print(str(error)[:30])\n"
+    )
+    assert run(trained.replace("{0}", text)).startswith("`fused=True` requires all the ")
+    assert run(trained.replace("{0}", mended(text))) == "4"
+
+
+def test_the_last_batch_costs_compiles(tmp_path: Path) -> None:
+    text = f'args = TrainingArguments({str(tmp_path)!r}, optim="adamw_torch_xla", {{0}}**SAID)\ntrain(args)\n'
+    count = 'print(met.counter_value("UncachedCompile"))\n'
+    short, whole = (
+        int(run(TRAINED.format(IMPORT + text.format(one) + count))) for one in ("", "dataloader_drop_last=True, ")
+    )
+    assert short > whole

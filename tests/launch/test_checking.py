@@ -1,0 +1,163 @@
+"""The rules before a run: in its records, refused with strict, and never the reason that a run fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.launching import FakeNotebook, fake_notebook, refused, run, said
+from tpu_magics.check.cells import Cell, cell_of
+from tpu_magics.launch import ready, session
+from tpu_magics.runs.events import RuleFinding
+
+pytestmark = pytest.mark.usefixtures("fresh_session")
+
+BROKEN = "import torch\ndef f(x: torch.Tensor):\n    if x.sum() > 0:\n        return x[x > 0]\n"
+CLEAN = "import torch\ndef f(x: torch.Tensor):\n    return torch.where(x > 0, x, 0.0)\n"
+
+
+class FakeCells(FakeNotebook):
+    """A notebook of these cells; an exception among them is raised when they are asked for."""
+
+    def __init__(self, *texts: str | Exception) -> None:
+        super().__init__()
+        self.texts = texts
+
+    def checked_cells(self) -> list[Cell]:
+        for text in self.texts:
+            if isinstance(text, Exception):
+                raise text
+        return [cell_of(str(text), f"In [{number}]") for number, text in enumerate(self.texts, 1)]
+
+
+def notebook(*texts: str | Exception) -> FakeCells:
+    session.current.notebook = FakeCells(*texts)
+    return session.current.notebook
+
+
+def nothing() -> None:
+    pass
+
+
+def test_what_was_found_stands_in_the_run_with_its_place_and_reasons() -> None:
+    notebook("a = 1", BROKEN)
+    found = run(nothing).run.events("finding")
+    assert [(e.code, e.group, e.site.path, e.site.line, e.site.code) for e in found if isinstance(e, RuleFinding)] == [
+        ("TPU101", "values", "In [2]", 3, "if x.sum() > 0:"),
+        ("TPU201", "shapes", "In [2]", 4, "return x[x > 0]"),
+    ]
+    assert all(e.message and e.why and e.fix for e in found if isinstance(e, RuleFinding))
+
+
+def test_clean_cells_leave_no_record() -> None:
+    notebook(CLEAN)
+    assert run(nothing, strict=True).run.events("finding") == []
+
+
+def test_strict_starts_nothing_and_names_the_lines(runs: Path) -> None:
+    notebook(BROKEN)
+    text = said(refused(nothing, strict=True))
+    assert "the code breaks 2 rules of XLA or of launching" in text
+    assert "TPU101 In [1], line 3" in text and "if x.sum() > 0:" in text and "# noqa: CODE" in text
+    assert not runs.exists() or not list(runs.iterdir()), "a run folder was made"
+
+
+def test_a_comment_silences_strict() -> None:
+    notebook(BROKEN.replace("> 0:", "> 0:  # noqa: TPU101").replace("[x > 0]", "[x > 0]  # noqa"))
+    assert run(nothing, strict=True).run.status == "done"
+
+
+def test_a_fault_of_the_checker_costs_a_line_and_no_run() -> None:
+    book = notebook(RuntimeError("boom"))
+    assert run(nothing, strict=True).run.status == "done"
+    assert "The rules could not be checked (RuntimeError: boom)." in book.lines
+
+
+def test_a_plain_program_is_checked_as_its_file() -> None:
+    import sys
+
+    cells = session.current.notebook.checked_cells()
+    assert [cell.path for cell in cells] == [str(sys.modules["__main__"].__file__)]
+
+
+# -- the checklist ------------------------------------------------------------------------------------------------------
+
+
+def items(*texts: str) -> dict[str, ready.Item]:
+    from tpu_magics.check import check_cells
+
+    cells = [cell_of(text, f"In [{number}]") for number, text in enumerate(texts, 1)]
+    return {item.question: item for item in ready.checklist(cells, check_cells(cells))}
+
+
+RULES = [
+    "XLA rule 1: no condition on data, no value read in a step",
+    "XLA rule 2: no shape that depends on data",
+    "XLA rule 3: few distinct shapes",
+]
+TRIED, FITS, PLACE = "Trained some steps with XLA at home", "Fits into the TPU's memory", "Initialisation and strategy in place"
+JIT = "jit_compile as it has to be there"
+
+
+def test_broken_rules_fail_their_item_and_no_other() -> None:
+    found = items(BROKEN)
+    assert [found[question].state for question in RULES] == ["failed", "failed", "passed"]
+    assert "TPU101 at In [1], line 3" in found[RULES[0]].evidence
+
+
+def test_what_nothing_is_known_of_is_unknown_with_the_reason() -> None:
+    found = items(CLEAN)
+    assert found[TRIED].state == found[FITS].state == "unknown"
+    assert "No run here" in found[TRIED].evidence and "HBM" in found[FITS].evidence
+    assert items()[RULES[0]].state == "unknown"
+
+
+def test_a_launch_is_looked_for() -> None:
+    assert items(CLEAN)[PLACE].state == "failed"
+    assert items(CLEAN, "%%tpu_train x\ndef g(x):\n    return f(x)\n")[PLACE].state == "passed"
+    assert items(CLEAN, "from accelerate import notebook_launcher\nnotebook_launcher(f, (1,))")[PLACE].state == "passed"
+
+
+def test_tensorflow_needs_resolver_initialisation_and_strategy() -> None:
+    head = "import tensorflow as tf\nresolver = tf.distribute.cluster_resolver.TPUClusterResolver('local')\n"
+    found = items(head)[PLACE]
+    assert found.state == "failed" and "initialize_tpu_system, TPUStrategy" in found.evidence
+    rest = "tf.tpu.experimental.initialize_tpu_system(resolver)\nstrategy = tf.distribute.TPUStrategy(resolver)\n"
+    assert items(head + rest)[PLACE].state == "passed"
+    assert items(head + rest + "step = tf.function(lambda x: x, jit_compile=True)\n")[JIT].state == "failed"
+
+
+def read_each_step(steps: int) -> None:
+    import torch
+    import torch_xla
+
+    x = torch.ones(4, device=torch_xla.device())
+    for step in range(steps):
+        x = x * torch.full((1,), float(step + 2), device=x.device)
+        y = torch.zeros(4 + step, device=x.device) + x.sum()
+        print(y.sum().item())
+        torch_xla.sync()
+
+
+def test_an_earlier_run_is_evidence_also_against() -> None:
+    fake_notebook()
+    run(read_each_step, 4)
+    found = items(CLEAN)
+    assert found[TRIED].state == "passed" and "The run read_each_step on XLA:CPU: 4 steps" in found[TRIED].evidence
+    assert "read values in the middle of steps" in found[RULES[0]].evidence
+
+
+def test_every_item_rests_on_something() -> None:
+    for found in (items(CLEAN), items(BROKEN), items()):
+        assert all(item.evidence.endswith(".") and item.state in ("passed", "failed", "unknown") for item in found.values())
+
+
+def test_recompiles_of_an_earlier_run_count_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_notebook()
+    run(read_each_step, 5)
+    causes: Any = ready.checklist([cell_of(CLEAN, "In [1]")], [])
+    told = [item.evidence for item in causes if "recompiled" in item.evidence]
+    recompiles = session.current.last.recompiles if session.current.last else None
+    assert recompiles and told, (recompiles, told)

@@ -1,0 +1,65 @@
+"""Findings as text and HTML: escaped, marked, folded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.panel.recorded import CREATED, Recorded, began
+from tests.panel.test_sections import Parsed
+from tpu_magics.check.finding import Finding
+from tpu_magics.panel.findings import MOST, codes, findings_html, findings_text, folded, headline, told
+from tpu_magics.panel.page import to_html, to_text
+from tpu_magics.runs.events import RuleFinding, Site
+
+ONE = Finding(
+    "TPU101", "values", "In [3]", None, 4, 8, 4, 18, "The branch depends on the value of `<b>`.", "Why & how.",
+    "Write torch.where.", "    if x.sum() > 0:  # <script>",
+)  # fmt: skip
+ADVICE = Finding("TPU702", "tensorflow", "a.ipynb", 2, 1, 1, 1, 5, "Said.", "Because.", "Do.", "fit()", advice=True)
+
+
+def test_a_finding_shows_its_line_with_the_place_marked_and_everything_escaped() -> None:
+    html = findings_html([ONE], "3 cells")
+    Parsed(html)
+    assert "1 broken rule in 3 cells." in html and "In [3], line 4" in html
+    assert "&lt;script&gt;" in html and "<script" not in html and "&lt;b&gt;" in html
+    assert ">x.sum() &gt;" in html, "what it is about is marked"
+    assert "Why &amp; how." in html and "Write torch.where." in html
+
+
+def test_text_and_html_say_the_same() -> None:
+    plain = findings_text([ONE, ADVICE], "3 cells")
+    assert plain.startswith("1 broken rule and 1 advice in 3 cells.")
+    for part in (ONE.message, ONE.why, ONE.fix, "In [3], line 4", "a.ipynb, cell 2, line 1"):
+        assert part in plain
+
+
+def test_nothing_found_is_said() -> None:
+    assert "No broken rule in 3 cells." in findings_html([], "3 cells")
+    assert findings_text([], "3 cells") == "No broken rule in 3 cells."
+
+
+def test_many_findings_are_counted_not_all_shown() -> None:
+    html = findings_html([ONE] * (MOST + 5), "3 cells")
+    assert html.count("In [3], line 4") == MOST and "5 more are not shown." in html
+    assert "5 more are not shown." in findings_text([ONE] * (MOST + 5), "3 cells")
+
+
+def test_words_count_rules_and_advice() -> None:
+    found = [told(ONE), told(ONE), told(ADVICE)]
+    assert headline(found) == "2 broken rules and 1 advice" and codes(found) == "TPU101 (2), TPU702"
+    assert folded([]) == "" and "<details" in folded(found) and " open" not in folded(found)
+
+
+def test_findings_of_a_run_stand_in_its_panel(tmp_path: Path) -> None:
+    recorded_run = Recorded(tmp_path)
+    recorded_run.write(*began(CREATED + 1))
+    site = Site(0, "In [3]", 4, "", "if x.sum() > 0:")
+    recorded_run.supervise(
+        RuleFinding(CREATED, 0, "TPU101", "values", site, 8, "The branch depends on x.", "Why.", "Fix.")
+    )
+    view = recorded_run.view()
+    assert [one.code for one in view.findings] == ["TPU101"]
+    assert "found before the run: TPU101" in to_html(view)
+    text = to_text(view)
+    assert "Rules: 1 broken rule" in text and "The branch depends on x." in text and "%tpu_check" in text

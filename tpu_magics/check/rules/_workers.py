@@ -1,0 +1,107 @@
+"""Which code runs in workers, and how many of them there are.
+
+What lives here: the functions that launches reach, and a place's launches. What does not: the launches themselves
+(_launch.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.rules._launch import END, TRAIN, Launch, form, launches
+from tpu_magics.check.values import NOTHING
+
+if TYPE_CHECKING:
+    from tpu_magics.check.place import Place
+    from tpu_magics.check.program import Function, Program
+
+_XM = "torch_xla.core.xla_model"
+
+
+def targets(program: Program) -> dict[int, Function]:
+    """The function of this program that a call runs, by the `id` of the call's node."""
+    if "call_targets" not in program.memo:
+        pairs = ((id(call.node), function) for function in program.functions for call in function.callers)
+        program.memo["call_targets"] = dict(pairs)
+    known: dict[int, Function] = program.memo["call_targets"]
+    return known
+
+
+def workers(program: Program) -> dict[Function, tuple[Launch, ...]]:
+    """The functions that run in workers, with the launches that reach them."""
+    if "workers" not in program.memo:
+        found: dict[Function, tuple[Launch, ...]] = {}
+        for launch in launches(program):
+            for function in reached(launch, program):
+                found[function] = (*found.get(function, ()), launch)
+        program.memo["workers"] = found
+    known: dict[Function, tuple[Launch, ...]] = program.memo["workers"]
+    return known
+
+
+def reached(launch: Launch, program: Program) -> set[Function]:
+    """What a launch's workers run: its function, what that calls, and what is defined inside of these."""
+    if launch.function is not None:
+        return _closure({launch.function}, program)
+    if launch.call is not None or launch.position[1] != END:
+        return set()
+    index = launch.position[0]
+    own = [call for call in program.all_calls if call.at.cell_index == index and call.at.top_level]
+    return _closure({one for call in own if (one := targets(program).get(id(call.node))) is not None}, program)
+
+
+def _closure(start: set[Function], program: Program) -> set[Function]:
+    found, waiting = set(start), list(start)
+    inner = _inner(program)
+    while waiting:
+        one = waiting.pop()
+        called = [targets(program).get(id(call.node)) for call in one.calls]
+        for other in (*called, *inner.get(one, ())):
+            if other is not None and other not in found:
+                found.add(other)
+                waiting.append(other)
+    return found
+
+
+def _inner(program: Program) -> dict[Function, list[Function]]:
+    if "inner_functions" not in program.memo:
+        found: dict[Function, list[Function]] = {}
+        for function in program.functions:
+            if function.outer is not None:
+                found.setdefault(function.outer, []).append(function)
+        program.memo["inner_functions"] = found
+    known: dict[Function, list[Function]] = program.memo["inner_functions"]
+    return known
+
+
+def launches_of(at: Place) -> tuple[Launch, ...]:
+    """The launches whose workers run the code at this place; () for code of the notebook or of a plain script."""
+    if at.function is not None:
+        return workers(at.program).get(at.function, ())
+    own = at.cell.magic == TRAIN and form(at.cell, at.cell_index, at.program) == 3
+    return tuple(one for one in launches(at.program) if one.position == (at.cell_index, END, END)) if own else ()
+
+
+def in_several(at: Place) -> bool:
+    """Whether several processes certainly run the code at this place (on a host with several chips)."""
+    found = launches_of(at)
+    if any(one.several for one in found):
+        return True
+    return any(one.ranks is NOTHING for one in found) and _speaks_of_ranks(found, at.program)
+
+
+def may_be_several(at: Place) -> bool:
+    """The same, also where the number is left to tpu_magics."""
+    return any(one.ranks is NOTHING or one.several for one in launches_of(at))
+
+
+_MULTI = (
+    *(f"{_XM}.{one}" for one in ("optimizer_step", "reduce_gradients", "all_reduce", "all_gather", "mesh_reduce",
+        "rendezvous", "is_master_ordinal", "get_ordinal", "xrt_world_size", "master_print")),
+    *("torch_xla.runtime.world_size", "torch_xla.runtime.global_ordinal", "torch.utils.data.DistributedSampler"),
+)  # fmt: skip
+
+
+def _speaks_of_ranks(found: tuple[Launch, ...], program: Program) -> bool:
+    """Whether the code of these workers is written for several ranks."""
+    return any(set(launches_of(call.at)) & set(found) for call in program.calls(*_MULTI))
