@@ -117,12 +117,14 @@ def _parsed(path: Path) -> ast.Module | None:
 def notebook(cells: int) -> str:
     """A notebook of training code, as JSON."""
     texts = [HEAD, *(CELL.format(number=number) for number in range(1, cells))]
-    made = [{"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None, "source": one} for one in texts]
+    made = [
+        {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None, "source": one} for one in texts
+    ]
     return json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": made})
 
 
 def look_at_notebook(cells: int, rounds: int) -> dict[str, Any]:
-    """In a fresh process, on one core: milliseconds for a notebook, the first time (imports of ours in it) and later."""
+    """In a fresh process, on one core: milliseconds for a notebook, the first time (with our imports) and later."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     with fresh.scratch_folder() as folder:
         path = folder / "notebook.ipynb"

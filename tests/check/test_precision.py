@@ -1,7 +1,7 @@
 """The group `precision`: what samples cannot say.
 
-What lives here: which programs are left alone, what turns nothing on, and that torch does what the rules say of it. What
-does not: lines that must be found and lines that must not (samples/tpu5*).
+What lives here: which programs are left alone, what turns nothing on, and that torch does what the rules say of it.
+What does not: lines that must be found and lines that must not (samples/tpu5*).
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ import json, torch, torch_xla
 device = torch_xla.device()
 x = torch.randn(4, 4, device=device)
 found = {}
-for name in ("cuda", "xla"):
-    with torch.autocast(name, dtype=torch.bfloat16):
+for name, dtype in (("cuda", None), ("xla", torch.bfloat16)):
+    with torch.autocast(name, dtype=dtype):
         found[name] = str((x @ x).dtype)
 scaler = torch.amp.GradScaler("cuda")
 found["scale"] = scaler.scale(torch.ones(1, device=device)).item()

@@ -1,7 +1,7 @@
 """The group `values`: what samples cannot say.
 
-What lives here: fixes that are run and give equal results, fixes that are not offered, and forms that depend on the place
-more than on the line. What does not: lines that must be found and lines that must not (samples/tpu10*).
+What lives here: fixes that are run and give equal results, fixes that are not offered, and forms that depend on the
+place more than on the line. What does not: lines that must be found and lines that must not (samples/tpu10*).
 """
 
 from __future__ import annotations
@@ -87,6 +87,12 @@ TORCH_FIXES = {
             loss = 2 * loss if mean > 1 else loss + 1
             return loss
         """,
+    "the tensor itself, of one element": """
+        def f(x, y):
+            loss = torch.sigmoid(x * y)[:1]
+            loss = loss * 0.5 if 0.5 < loss else loss
+            return loss.sum()
+        """,
     "in a method": """
         class Net(torch.nn.Module):
             def forward(self, x, y):
@@ -151,8 +157,8 @@ TF_FIXES = {
         """,
     "conditional expression": """
         def f(x):
-            x = tf.cast(x, tf.float32)
-            return -x if tf.reduce_any(x < 0.0) else x * 3.0
+            x = tf.sigmoid(x)
+            return -x if tf.reduce_any(x < 0.3) else x * 3.0
         """,
 }
 
@@ -165,13 +171,16 @@ def test_a_fixed_tensorflow_branch_gives_equal_results_with_xla(name: str) -> No
     new = mended(text)
     assert "tf.where(" in new
     assert codes(new) == []
+    eager = text.replace("@tf.function(jit_compile=True)\n", "")  # AutoGraph needs a file to read the branch from
+    branched, chosen = (run_tf(source) for source in (eager, new))
     for numbers in ([1.0, 2.0], [9.0, 9.0], [-3.0, 1.0]):
-        results = []
-        for source in (text, new):
-            space: dict[str, Any] = {}
-            exec(compile(source.replace("@tf.function(jit_compile=True)\n", ""), "x.py", "exec"), space)
-            results.append(space["f"](tf.constant(numbers)).numpy().tolist())
-        assert results[0] == results[1]
+        assert chosen(tf.constant(numbers)).numpy().tolist() == branched(tf.constant(numbers)).numpy().tolist()
+
+
+def run_tf(text: str) -> Any:
+    space: dict[str, Any] = {}
+    exec(compile(text, "x.py", "exec"), space)
+    return space["f"]
 
 
 NOT_REWRITTEN = {
@@ -184,6 +193,7 @@ NOT_REWRITTEN = {
     "another name on the other side": "if loss > 2:\n    loss = loss / 2.0\nelse:\n    out = loss",
     "a comment": "if loss > 2:\n    # too large\n    loss = loss / 2.0",
     "an elif": "if args.big:\n    pass\nelif loss > 2:\n    loss = loss / 2.0",
+    "a comment in the condition": "loss = (\n    loss * 2  # twice\n    if loss > 2\n    else loss\n)",
     "it leaves the loop": "if loss > 2:\n    break",
 }
 

@@ -82,7 +82,7 @@ def test_a_plain_program_is_checked_as_its_file() -> None:
     assert [cell.path for cell in cells] == [str(sys.modules["__main__"].__file__)]
 
 
-# -- the checklist ------------------------------------------------------------------------------------------------------
+# -- the checklist -------------------------------------------------------------------------------------------------
 
 
 def items(*texts: str) -> dict[str, ready.Item]:
@@ -97,7 +97,11 @@ RULES = [
     "XLA rule 2: no shape that depends on data",
     "XLA rule 3: few distinct shapes",
 ]
-TRIED, FITS, PLACE = "Trained some steps with XLA at home", "Fits into the TPU's memory", "Initialisation and strategy in place"
+TRIED, FITS, PLACE = (
+    "Trained some steps with XLA at home",
+    "Fits into the TPU's memory",
+    "Initialisation and strategy in place",
+)
 JIT = "jit_compile as it has to be there"
 
 
@@ -151,7 +155,9 @@ def test_an_earlier_run_is_evidence_also_against() -> None:
 
 def test_every_item_rests_on_something() -> None:
     for found in (items(CLEAN), items(BROKEN), items()):
-        assert all(item.evidence.endswith(".") and item.state in ("passed", "failed", "unknown") for item in found.values())
+        assert all(
+            item.evidence.endswith(".") and item.state in ("passed", "failed", "unknown") for item in found.values()
+        )
 
 
 def test_recompiles_of_an_earlier_run_count_as_well(monkeypatch: pytest.MonkeyPatch) -> None:

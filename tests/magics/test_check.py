@@ -147,7 +147,9 @@ def test_findings_stand_folded_in_the_panel_and_do_not_stop_the_run(notebook: Ke
     found = notebook.value("[(e.code, e.site.path[:2], e.site.line) for e in _tpu.run.events('finding')]")
     assert ("TPU101", "In", 10) in found
     cell = notebook.run("%tpu_panel").good()
-    html = "".join(str(output.content["data"].get("text/html", "")) for output in [*cell.panel, *cell.of("display_data")])
+    html = "".join(
+        str(output.content["data"].get("text/html", "")) for output in [*cell.panel, *cell.of("display_data")]
+    )
     assert "<details" in html and "found before the run" in html and "TPU101" in html
 
 
@@ -163,7 +165,7 @@ def test_help_is_made_from_the_options(notebook: Kernel) -> None:
     assert "--fix" in notebook.run("%%tpu_check -h").good().printed
 
 
-# -- which cells make up the notebook -----------------------------------------------------------------------------------
+# -- which cells make up the notebook ------------------------------------------------------------------------------
 
 
 def paths(texts: dict[int, str], ids: dict[str, str] | None = None) -> list[str]:

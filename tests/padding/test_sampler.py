@@ -156,8 +156,6 @@ def test_ranks_have_one_bound_in_each_step(lengths: list[int], batch_size: int, 
         batches = BucketBatches(lengths, [*BOUNDS, 50], batch_size, ranks=ranks)
     except TpuMagicsError:
         return
-    shards = [list(BatchSamplerShard(batches, ranks, rank)) for rank in range(ranks)]  # each draws an epoch of its own
-    batches.set_epoch(0)
     shards = []
     for rank in range(ranks):
         batches.set_epoch(0)

@@ -24,7 +24,9 @@ def check_cells(cells: Sequence[Cell], rules: Sequence[ModuleType] | None = None
     from tpu_magics.check.engine import check_program
 
     if rules is None:
-        from tpu_magics.check.rules import RULES as rules
+        from tpu_magics.check.rules import RULES
+
+        rules = RULES
     return check_program(cells, rules)
 
 

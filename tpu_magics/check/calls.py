@@ -1,7 +1,7 @@
 """The values of calls.
 
-What lives here: what a call gives, by its callee: a library's name, a value's method, a function or class of the program,
-a builtin. What does not: the tables (known.py).
+What lives here: what a call gives, by its callee: a library's name, a value's method, a function or class of the
+program, a builtin. What does not: the tables (known.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.check import known
-from tpu_magics.check.evaluate import MOST_ITEMS, TENSORS, Evaluator, attribute, element, joined
+from tpu_magics.check.evaluate import FLAGS, MOST_ITEMS, TENSORS, Evaluator, attribute, element, joined
 from tpu_magics.check.marks import mark, mark_called
 from tpu_magics.check.program import Call, Class, Function
 from tpu_magics.check.values import (
@@ -121,7 +121,7 @@ def _join_given(target: Function, name: str, value: Value) -> None:
     target.given[name] = value if before is None else join(before, value)
 
 
-# -- what a call gives -----------------------------------------------------------------------------------------------------
+# -- what a call gives ---------------------------------------------------------------------------------------------
 
 
 def _result(
@@ -184,11 +184,13 @@ def _modules_in(arguments: Arguments) -> Value | None:
 def _made_tensor(walk: Evaluator, node: ast.Call, name: str, value: Value, arguments: Arguments) -> Value:
     where = value.where or _where_given(walk, node) or _where_of(arguments)
     dtype = _dtype_given(walk, node) or value.dtype
-    if name in ("torch.max", "torch.min") and (len(arguments) > 1 and arguments[1].kind == NUMBER or _given(node, "dim")):
+    if name in ("torch.max", "torch.min") and (
+        (len(arguments) > 1 and arguments[1].kind == NUMBER) or _given(node, "dim")
+    ):
         return Value(OUTPUT, lib="torch", where=where)
-    if name == "torch.where" or name == "tensorflow.where":
-        if len(node.args) == 1 and not node.keywords:
-            return Value(OUTPUT if name[1] == "o" else TENSOR, lib=value.lib, where=where, dtype="int", name=name)
+    if name in ("torch.where", "tensorflow.where") and len(node.args) == 1 and not node.keywords:
+        kind = OUTPUT if value.lib == "torch" else TENSOR  # torch gives a tuple
+        return Value(kind, lib=value.lib, where=where, dtype="int", name=name)
     if name == "torch.nonzero":
         kind = OUTPUT if _given(node, "as_tuple") else TENSOR
         return Value(kind, lib="torch", where=where, dtype="int", name=name)
@@ -247,7 +249,7 @@ def dtype_of(value: Value) -> str:
     return "float" if last.startswith(("float", "bfloat", "half", "double")) else ""
 
 
-# -- names with a rule of their own ----------------------------------------------------------------------------------------
+# -- names with a rule of their own --------------------------------------------------------------------------------
 
 
 def _len(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
@@ -285,7 +287,7 @@ def _same_number(walk: Evaluator, node: ast.Call, name: str, arguments: Argument
     if found.kind in TENSORS:
         return Value(TENSOR, lib=found.lib, where=found.where)
     if found.kind == NUMBER:
-        flags = {flag: any(getattr(one, flag) for one in arguments) for flag in ("varies", "read", "shape")}
+        flags: dict[str, Any] = {flag: any(getattr(one, flag) for one in arguments) for flag in FLAGS}
         return Value(NUMBER, **flags)
     return found if found.kind == ARRAY else A_NUMBER
 
@@ -355,7 +357,9 @@ def _super(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> 
 def _device(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
     const = arguments[0].const if arguments else NOTHING
     where = "" if not isinstance(const, str) else "host" if const.startswith("cpu") else "device"
-    return Value(DEVICE, where=where, name=name, const=const if isinstance(const, str) else NOTHING, made=node, made_at=walk.at)
+    return Value(
+        DEVICE, where=where, name=name, const=const if isinstance(const, str) else NOTHING, made=node, made_at=walk.at
+    )
 
 
 def _tf_function(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
@@ -409,7 +413,9 @@ _SPECIAL: dict[str, _Special] = {
         _passed_on,
     ),
     "functools.partial": _partial,
-    **dict.fromkeys(("builtins.list", "builtins.tuple", "builtins.sorted", "builtins.set", "builtins.frozenset"), _listed),
+    **dict.fromkeys(
+        ("builtins.list", "builtins.tuple", "builtins.sorted", "builtins.set", "builtins.frozenset"), _listed
+    ),
     "builtins.next": _next,
     "builtins.map": _mapped,
     **dict.fromkeys(("builtins.dict", "collections.OrderedDict"), _dictionary),
@@ -441,7 +447,11 @@ def _tensor_method(walk: Evaluator, node: ast.Call, value: Value, method: str, a
     if method in known.TENSOR_NUMBERS or (method.startswith(("is_", "_is_")) and method not in known.TENSOR_READS):
         return A_SHAPE
     if method in known.TENSOR_READS:
-        return Value(NUMBER, read=where != "host", name="Tensor." + method if method in ("equal", "allclose", "is_nonzero") else "")
+        return Value(
+            NUMBER,
+            read=where != "host",
+            name="Tensor." + method if method in ("equal", "allclose", "is_nonzero") else "",
+        )
     if method == "tolist":
         return Value(LIST, item=Value(NUMBER, read=where != "host"), read=where != "host")
     if method == "numpy":
@@ -458,7 +468,9 @@ def _tensor_method(walk: Evaluator, node: ast.Call, value: Value, method: str, a
         tensor = bool(arguments) and arguments[0].kind in TENSORS
         return Value(TENSOR if tensor else OUTPUT, lib=lib, where=where)
     if method == "nonzero":
-        return Value(OUTPUT if _given(node, "as_tuple") else TENSOR, lib=lib, where=where, dtype="int", name="torch.nonzero")
+        return Value(
+            OUTPUT if _given(node, "as_tuple") else TENSOR, lib=lib, where=where, dtype="int", name="torch.nonzero"
+        )
     if method == "unique":
         return Value(OUTPUT if node.keywords else TENSOR, lib=lib, where=where, name="torch.unique")
     if method in known.TENSOR_MANY:
@@ -466,8 +478,10 @@ def _tensor_method(walk: Evaluator, node: ast.Call, value: Value, method: str, a
     return Value(TENSOR, lib=lib, where=where, dtype=_method_dtype(walk, node, value, method))
 
 
-_KEEPS = frozenset("view reshape unsqueeze squeeze flatten transpose permute contiguous detach clone expand expand_as "
-    "repeat view_as masked_fill roll flip t index_select gather".split())  # fmt: skip
+_KEEPS = frozenset([
+    "view", "reshape", "unsqueeze", "squeeze", "flatten", "transpose", "permute", "contiguous", "detach", "clone",
+    "expand", "expand_as", "repeat", "view_as", "masked_fill", "roll", "flip", "t", "index_select", "gather"
+])  # fmt: skip
 
 
 def _method_dtype(walk: Evaluator, node: ast.Call, value: Value, method: str) -> str:
@@ -538,7 +552,24 @@ def _model_method(walk: Evaluator, node: ast.Call, value: Value, method: str, ar
     return NO_IDEA
 
 
-_SAME_MODEL = frozenset("to cuda cpu train eval half float bfloat16 double requires_grad_ apply module share_memory to_empty".split())
+_SAME_MODEL = frozenset(
+    [
+        "to",
+        "cuda",
+        "cpu",
+        "train",
+        "eval",
+        "half",
+        "float",
+        "bfloat16",
+        "double",
+        "requires_grad_",
+        "apply",
+        "module",
+        "share_memory",
+        "to_empty",
+    ]
+)
 
 
 def _called_model(walk: Evaluator, node: ast.Call, callee: Value, arguments: Arguments) -> Value:
@@ -552,14 +583,18 @@ def _called_model(walk: Evaluator, node: ast.Call, callee: Value, arguments: Arg
         return NO_IDEA
     where = _where_of(arguments) if arguments else callee.where
     name = callee.name
-    tensor = name.startswith(("torch.nn.", "keras.layers.", "keras.losses.")) and not name.endswith(("LSTM", "GRU", "RNN", "MultiheadAttention"))
+    tensor = name.startswith(("torch.nn.", "keras.layers.", "keras.losses.")) and not name.endswith(
+        ("LSTM", "GRU", "RNN", "MultiheadAttention")
+    )
     dtype = "float" if tensor and callee.lib == "torch" else ""
     return Value(TENSOR if tensor else OUTPUT, lib=callee.lib, where="" if where == "host" else where, dtype=dtype)
 
 
 def _accelerator_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
     if method in ("prepare", "prepare_model", "prepare_data_loader"):
-        prepared = tuple(one.with_(prepared=True, where="device" if one.kind == MODEL else one.where) for one in arguments)
+        prepared = tuple(
+            one.with_(prepared=True, where="device" if one.kind == MODEL else one.where) for one in arguments
+        )
         return prepared[0] if len(prepared) == 1 else Value(LIST, items=prepared)
     if method in ("gather", "gather_for_metrics", "reduce", "pad_across_processes"):
         return arguments[0] if arguments and arguments[0].kind == LIST else Value(OUTPUT, lib="torch", where="device")
@@ -575,8 +610,31 @@ def _dataset_method(walk: Evaluator, node: ast.Call, value: Value, method: str, 
 
 
 _TFDATA_SAME = frozenset(
-    "map batch shuffle repeat take skip cache prefetch filter padded_batch unbatch interleave with_options enumerate "
-    "ragged_batch shard concatenate window flat_map apply rebatch zip as_numpy_iterator".split()
+    [
+        "map",
+        "batch",
+        "shuffle",
+        "repeat",
+        "take",
+        "skip",
+        "cache",
+        "prefetch",
+        "filter",
+        "padded_batch",
+        "unbatch",
+        "interleave",
+        "with_options",
+        "enumerate",
+        "ragged_batch",
+        "shard",
+        "concatenate",
+        "window",
+        "flat_map",
+        "apply",
+        "rebatch",
+        "zip",
+        "as_numpy_iterator",
+    ]
 )
 
 
@@ -598,8 +656,7 @@ def _list_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arg
     if method == "keys":
         return Value(LIST, item=A_NUMBER)
     if method in ("get", "pop", "popleft", "setdefault"):
-        found = element(value)
-        return found
+        return element(value)
     if method in ("copy",):
         return value
     if method in ("index", "count"):
@@ -685,7 +742,7 @@ _METHODS: dict[str, _Method] = {
 }
 
 
-# -- calling a value -----------------------------------------------------------------------------------------------------
+# -- calling a value -----------------------------------------------------------------------------------------------
 
 
 def _encoded(walk: Evaluator, node: ast.Call, callee: Value, arguments: Arguments) -> Value:

@@ -107,7 +107,7 @@ class Part:
 
 
 def parts_of(cells: Sequence[Cell], name: str) -> list[Part]:
-    """Where a function, class or method (`Net.forward`) of these cells stands, and what it calls; [] where none does."""
+    """Where a function, class or method (`Net.forward`) of these cells stands, and what it calls."""
     program = walk(cells)
     wanted = [one for one in program.functions if _name(one) == name][-1:]
     classes = [one for one in program.classes if one.name == name][-1:]

@@ -1,7 +1,7 @@
 """The values of expressions.
 
-What lives here: one method for each kind of expression; each notes the value on its node. What does not: calls (calls.py)
-and statements (flow.py).
+What lives here: one method for each kind of expression; each notes the value on its node. What does not: calls
+(calls.py) and statements (flow.py).
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 MOST_ITEMS = 24  # of a list or tuple that are known one by one
 EVERY_N = "%every-n"  # the name of a Python truth that holds only now and then
+FLAGS = ("varies", "read", "shape")  # of numbers: what is computed from one has them too
 TENSORS = (TENSOR, OUTPUT, BATCH)
 _BUILTINS = frozenset(dir(builtins))
 _MODULES: dict[str, Value] = {}
@@ -124,6 +125,9 @@ class Evaluator:
     def assign(self, target: ast.expr, value: Value) -> None:
         raise NotImplementedError
 
+    def assign_again(self, node: ast.expr, value: Value) -> None:
+        raise NotImplementedError
+
     def lookup_outer(self, name: str) -> Value | None:
         raise NotImplementedError
 
@@ -163,7 +167,7 @@ def _name(walk: Evaluator, node: ast.Name) -> Value:
     return walk.name_of(node.id)
 
 
-# -- attributes ----------------------------------------------------------------------------------------------------------
+# -- attributes ----------------------------------------------------------------------------------------------------
 
 _DTYPES = {"float16": "float", "bfloat16": "float", "float32": "float", "bool": "bool", "int64": "int", "long": "int"}
 _ACCELERATORS = frozenset(("is_main_process", "is_local_main_process", "process_index", "local_process_index"))
@@ -191,8 +195,10 @@ def attribute(value: Value, name: str) -> Value:
 
 
 # Of a ModelOutput: None, or one tensor for each layer.
-_TUPLES = frozenset(("hidden_states", "attentions", "cross_attentions", "encoder_hidden_states", "decoder_hidden_states",
-    "encoder_attentions", "decoder_attentions"))  # fmt: skip
+_TUPLES = frozenset(
+    ("hidden_states", "attentions", "cross_attentions", "encoder_hidden_states", "decoder_hidden_states",
+     "encoder_attentions", "decoder_attentions")
+)  # fmt: skip
 
 
 def _tensor_attribute(value: Value, name: str) -> Value:
@@ -283,7 +289,7 @@ _ATTRIBUTES: dict[str, Callable[[Value, str], Value]] = {
 }
 
 
-# -- operators -----------------------------------------------------------------------------------------------------------
+# -- operators -----------------------------------------------------------------------------------------------------
 
 _FOLD: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -313,7 +319,12 @@ def binary(left: Value, op: ast.operator, right: Value) -> Value:
         return _number_of(left, op, right)
     if left.kind == LIST or right.kind == LIST:
         return _list_of(left, op, right)
-    if isinstance(op, ast.Mod) and not left.shape and not _is_text(left) and {left.kind, right.kind} <= {NUMBER, UNKNOWN}:
+    if (
+        isinstance(op, ast.Mod)
+        and not left.shape
+        and not _is_text(left)
+        and {left.kind, right.kind} <= {NUMBER, UNKNOWN}
+    ):
         # `step % config.log_every`, `self.state.global_step % 10`
         return Value(left.kind, varies=left.varies, name="%modulo" if left.const is NOTHING else "")
     return NO_IDEA
@@ -346,7 +357,7 @@ def _tensor_of(left: Value, right: Value, dtype: str) -> Value:
 
 def _number_of(left: Value, op: ast.operator, right: Value) -> Value:
     const = _folded(left.const, op, right.const)
-    flags = {flag: getattr(left, flag) or getattr(right, flag) for flag in ("varies", "read", "shape")}
+    flags: dict[str, Any] = {flag: getattr(left, flag) or getattr(right, flag) for flag in FLAGS}
     name = "%modulo" if isinstance(op, ast.Mod) and left.const is NOTHING and not left.shape else ""
     if not name and "%rank" in (left.name, right.name):
         name = "%rank"
@@ -406,7 +417,7 @@ def _compare(walk: Evaluator, node: ast.Compare) -> Value:
         return first if len(node.ops) == 1 else first.with_(dtype="bool")
     if any(value.kind == ARRAY for value in values):
         return AN_ARRAY
-    flags = {flag: any(getattr(value, flag) for value in values) for flag in ("varies", "read", "shape")}
+    flags: dict[str, Any] = {flag: any(getattr(value, flag) for value in values) for flag in FLAGS}
     unknown = any(value.kind == UNKNOWN for value in values)
     return Value(UNKNOWN if unknown else NUMBER, name=_now_and_then(values, node), **flags)
 
@@ -449,14 +460,16 @@ def _if_exp(walk: Evaluator, node: ast.IfExp) -> Value:
     return orelse if walk.at.name(node.test) in _NEVER_ON_XLA else join(body, orelse)
 
 
-# -- containers ----------------------------------------------------------------------------------------------------------
+# -- containers ----------------------------------------------------------------------------------------------------
 
 
 def _sequence(walk: Evaluator, node: ast.List | ast.Tuple | ast.Set) -> Value:
     values = walk.values(node.elts)
     starred = any(isinstance(one, ast.Starred) for one in node.elts)
     if len(values) <= MOST_ITEMS and not starred:
-        return Value(LIST, items=tuple(values), item=joined(values) if values else None, made=node, const=_consts(values, node))
+        return Value(
+            LIST, items=tuple(values), item=joined(values) if values else None, made=node, const=_consts(values, node)
+        )
     return Value(LIST, item=joined(values), made=node)
 
 
@@ -493,7 +506,7 @@ def subscript(value: Value, index: Value, node: ast.expr) -> Value:
         return _list_item(value, index, node)
     if kind == NUMBER:
         return value.with_(const=NOTHING, name="")
-    if kind == LOADER or kind == TFDATA:
+    if kind in (LOADER, TFDATA):
         return NO_IDEA
     if kind == ARRAY:
         return value

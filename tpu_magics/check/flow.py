@@ -1,8 +1,8 @@
 """The walk: every statement of a program in order, twice.
 
 What lives here: statements, scopes, loops, functions and classes. What does not: expressions (evaluate.py, calls.py).
-The first pass finds what functions return and are given and what loops carry from one round to the next; the second uses
-that, notes the values on the nodes and records the nodes that rules want. Nothing is ever imported or run.
+The first pass finds what functions return and are given and what loops carry from one round to the next; the second
+uses that, notes the values on the nodes and records the nodes that rules want. Nothing is ever imported or run.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ class Walker(Evaluator):
         self._waiting: list[Function] = []
         self._class: Class | None = None
         self._numeric = False
+        self._libraries: dict[str, str] = {}
 
     # -- both passes --------------------------------------------------------------------------------------------------
 
@@ -94,6 +95,8 @@ class Walker(Evaluator):
             if cell.tree is not None:
                 self._cell(index, cell)
         self._numeric = self.program.uses("numpy") or self.program.uses("pandas")
+        found = self.program.globals.items()
+        self._libraries = {name: value.name for name, value in found if value.kind == MODULE}
         waiting, self._waiting = self._waiting, []
         # First upwards from the callees, for what they return; then downwards from the callers, for what they give.
         for function in reversed(waiting) if self.recording else waiting:
@@ -253,7 +256,7 @@ class Walker(Evaluator):
             before = attribute(self.value(target.value), target.attr)
         else:
             before = subscript(self.value(target.value), self.value(target.slice), target.slice)
-        target._value = before  # type: ignore[attr-defined]
+        target._value = before  # type: ignore[union-attr]
         value = self.value(node.value)
         self.record(node)
         if isinstance(target, ast.Subscript):
@@ -292,7 +295,9 @@ class Walker(Evaluator):
         then, ended = self._branch(node.body)
         self.at = place
         if test.name == "%modulo" and ended and place.loops and not node.orelse:
-            self.at = self._place(every_n=True)  # `if step % 100: continue`: what follows in the block runs now and then
+            self.at = self._place(
+                every_n=True
+            )  # `if step % 100: continue`: what follows in the block runs now and then
             return False
         if test.name == "%modulo" and node.orelse and not place.every_n:
             self.at = self._place(every_n=True)
@@ -477,13 +482,13 @@ class Walker(Evaluator):
     # -- definitions --------------------------------------------------------------------------------------------------
 
     def _define(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-        decorators = self.values(node.decorator_list)
+        self.values(node.decorator_list)
         self.values(one for one in (*node.args.defaults, *node.args.kw_defaults) if one is not None)
         function = self._functions.get(id(node))
         if function is None:
             function = self._new_function(node, node.name)
         function.at, function.outer = self.at, self.at.function
-        self._decorated(function, node.decorator_list, decorators)
+        self._decorated(function, node.decorator_list)
         self._waiting.append(function)
         if self._class is None or self.at.function is not None:
             self.bind(node.name, Value(FUNCTION, ref=function))
@@ -508,7 +513,7 @@ class Walker(Evaluator):
         self._waiting.append(function)
         return function
 
-    def _decorated(self, function: Function, nodes: Sequence[ast.expr], values: Sequence[Value]) -> None:
+    def _decorated(self, function: Function, nodes: Sequence[ast.expr]) -> None:
         function.decorators = tuple(self._decorator(node) for node in nodes)
         for node in nodes:
             if isinstance(node, ast.Call) and self._decorator(node) in ("tensorflow.function", "functools.partial"):
@@ -589,7 +594,7 @@ class Walker(Evaluator):
                 continue
             if function.evidence is None:
                 body: Any = function.node.body
-                function.evidence = evidence_of(body, self._numeric)
+                function.evidence = evidence_of(body, self._numeric, self._libraries)
             guessed = guess(function, argument, defaults.get(name), function.evidence)
             self.env[name] = self._given(function, name, guessed, defaults.get(name))
         if spec.vararg is not None:
@@ -615,7 +620,9 @@ def _told(function: Function) -> bool:
 
 def _defaults(spec: ast.arguments) -> dict[str, ast.expr]:
     positional = [*spec.posonlyargs, *spec.args]
-    found = dict(zip([one.arg for one in positional][len(positional) - len(spec.defaults) :], spec.defaults, strict=True))
+    found = dict(
+        zip([one.arg for one in positional][len(positional) - len(spec.defaults) :], spec.defaults, strict=True)
+    )
     pairs = zip(spec.kwonlyargs, spec.kw_defaults, strict=True)
     return {**found, **{one.arg: default for one, default in pairs if default is not None}}
 
@@ -630,7 +637,12 @@ def _new_class(node: ast.ClassDef, bases: Sequence[Value]) -> Class:
 
 def _module_lib(name: str) -> str:
     last = name.rpartition(".")[2]
-    if name in _TORCH_MODULES or last in _LIGHTNING or last.endswith("PreTrainedModel") or last == "GradientCheckpointingLayer":
+    if (
+        name in _TORCH_MODULES
+        or last in _LIGHTNING
+        or last.endswith("PreTrainedModel")
+        or last == "GradientCheckpointingLayer"
+    ):
         return "torch"
     if name in _KERAS_MODULES:
         return "tf"
@@ -659,7 +671,7 @@ _MOVERS = frozenset(("send_to_device", "to_device", "move_to_device", "move_to",
 
 
 def _moved_by(node: ast.AST) -> set[str]:
-    """Names that `x.to(device)`, `{k: v.to(device) for k, v in batch.items()}` or `send_to_device(batch, device)` move."""
+    """Names moved by `x.to(device)`, `{k: v.to(device) for k, v in batch.items()}` or `send_to_device(batch, device)`."""
     if not isinstance(node, ast.Call):
         return set()
     func = node.func

@@ -19,7 +19,6 @@ from tpu_magics.check.values import (
     LIST,
     LOADER,
     MODEL,
-    MODULE,
     NO_IDEA,
     NUMBER,
     OPTIMIZER,
@@ -58,12 +57,14 @@ _XLA = Value(DEVICE, where="device")
 _RANK = Value(NUMBER, name="%rank")
 _VARIES = Value(NUMBER, varies=True)
 
-_BOOLS = "eq ne lt le gt ge isnan isinf isfinite isclose logical_and logical_or logical_not logical_xor isin greater less " \
-    "greater_equal less_equal not_equal is_nan is_inf is_finite isneginf isposinf signbit equal_ any all"  # fmt: skip
-_INTS = "argmax argmin argsort searchsorted bucketize bincount randint randint_like arange randperm one_hot multinomial range shape rank size"
+_BOOLS = "eq ne lt le gt ge isnan isinf isfinite isclose logical_and logical_or logical_not logical_xor isin greater " \
+    "less greater_equal less_equal not_equal is_nan is_inf is_finite isneginf isposinf "
+    "signbit equal_ any all"  # fmt: skip
+_INTS = "argmax argmin argsort searchsorted bucketize bincount randint randint_like arange randperm one_hot " \
+    "multinomial range shape rank size"  # fmt: skip
 _MANY = "topk sort split chunk unbind tensor_split max_pool2d_with_indices kthvalue mode median svd qr eigh meshgrid " \
-    "broadcast_tensors frexp std_mean var_mean lstm gru unstack top_k moments unique unique_with_counts nonzero_tuple " \
-    "hsplit vsplit dsplit split_with_sizes aminmax cummax cummin linalg_svd"  # fmt: skip
+    "broadcast_tensors frexp std_mean var_mean lstm gru unstack top_k moments unique unique_with_counts " \
+    "nonzero_tuple hsplit vsplit dsplit split_with_sizes aminmax cummax cummin linalg_svd"  # fmt: skip
 
 _EXACT: dict[str, Value] = {
     **dict.fromkeys(("torch." + one for one in _BOOLS.split()), _TORCH_BOOL),
@@ -72,14 +73,16 @@ _EXACT: dict[str, Value] = {
     "torch.all": _TORCH_BOOL,
     "torch.any": _TORCH_BOOL,
     **dict.fromkeys(
-        ("torch." + one for one in (
-            "is_tensor is_grad_enabled is_floating_point is_complex is_storage is_inference_mode_enabled numel manual_seed seed "
-            "initial_seed get_num_threads set_num_threads get_default_dtype set_default_dtype set_default_device "
-            "set_grad_enabled set_printoptions iinfo finfo Size typename result_type can_cast promote_types "
-            "get_default_device are_deterministic_algorithms_enabled use_deterministic_algorithms is_autocast_enabled "
-            "get_rng_state set_rng_state set_float32_matmul_precision save no_grad enable_grad inference_mode autocast "
-            "Generator Stream device dtype is_distributed is_signed is_same_size is_autocast_cpu_enabled is_deterministic"
-        ).split()),
+        ("torch." + one for one in [
+            "is_tensor", "is_grad_enabled", "is_floating_point", "is_complex", "is_storage",
+            "is_inference_mode_enabled", "numel", "manual_seed", "seed", "initial_seed", "get_num_threads",
+            "set_num_threads", "get_default_dtype", "set_default_dtype", "set_default_device", "set_grad_enabled",
+            "set_printoptions", "iinfo", "finfo", "Size", "typename", "result_type", "can_cast", "promote_types",
+            "get_default_device", "are_deterministic_algorithms_enabled", "use_deterministic_algorithms",
+            "is_autocast_enabled", "get_rng_state", "set_rng_state", "set_float32_matmul_precision", "save",
+            "no_grad", "enable_grad", "inference_mode", "autocast", "Generator", "Stream", "device", "dtype",
+            "is_distributed", "is_signed", "is_same_size", "is_autocast_cpu_enabled", "is_deterministic"
+        ]),
         _NUMBER,
     ),
     "torch.finfo": Value(NUMBER),
@@ -139,19 +142,27 @@ _EXACT: dict[str, Value] = {
         Value(TENSOR, lib="tf", dtype="int", shape=True),
     ),
     **dict.fromkeys(
-        ("torch." + one for one in "rand randn zeros ones empty linspace logspace normal eye rand_like randn_like sigmoid "
-         "softmax log_softmax exp log sqrt sin cos tanh mean std var norm".split()),
+        ("torch." + one for one in [
+            "rand", "randn", "zeros", "ones", "empty", "linspace", "logspace", "normal", "eye", "rand_like",
+            "randn_like", "sigmoid", "softmax", "log_softmax", "exp", "log", "sqrt", "sin", "cos", "tanh", "mean",
+            "std", "var", "norm"
+        ]),
         _TORCH_FLOAT,
     ),
     **dict.fromkeys(
-        ("torch.nn.functional." + one for one in "cross_entropy mse_loss l1_loss nll_loss binary_cross_entropy smooth_l1_loss "
-         "binary_cross_entropy_with_logits kl_div huber_loss relu gelu silu sigmoid tanh softmax log_softmax dropout "
-         "layer_norm batch_norm normalize softplus leaky_relu elu linear".split()),
+        ("torch.nn.functional." + one for one in [
+            "cross_entropy", "mse_loss", "l1_loss", "nll_loss", "binary_cross_entropy", "smooth_l1_loss",
+            "binary_cross_entropy_with_logits", "kl_div", "huber_loss", "relu", "gelu", "silu", "sigmoid", "tanh",
+            "softmax", "log_softmax", "dropout", "layer_norm", "batch_norm", "normalize", "softplus", "leaky_relu",
+            "elu", "linear"
+        ]),
         _TORCH_FLOAT,
     ),
     **dict.fromkeys(
-        ("tensorflow." + one for one in "reduce_mean exp sqrt sigmoid tanh random.normal random.uniform math.log "
-         "nn.softmax nn.relu nn.sigmoid nn.log_softmax".split()),
+        ("tensorflow." + one for one in [
+            "reduce_mean", "exp", "sqrt", "sigmoid", "tanh", "random.normal", "random.uniform", "math.log",
+            "nn.softmax", "nn.relu", "nn.sigmoid", "nn.log_softmax"
+        ]),
         Value(TENSOR, lib="tf", dtype="float"),
     ),
     "tensorflow.convert_to_tensor": _TF,
@@ -247,7 +258,10 @@ _BELOW: dict[str, tuple[Value, Value]] = {
     "tensorflow.config.": (_NUMBER, NO_IDEA),
     "tensorflow.io.": (_TF, NO_IDEA),
     **dict.fromkeys(
-        ("tensorflow." + one + "." for one in "linalg signal image random strings sparse sets experimental.numpy".split()),
+        (
+            "tensorflow." + one + "."
+            for one in ["linalg", "signal", "image", "random", "strings", "sparse", "sets", "experimental.numpy"]
+        ),
         (_TF, NO_IDEA),
     ),
     "tensorflow.data.": (NO_IDEA, NO_IDEA),
@@ -369,9 +383,33 @@ def _transformers(name: str) -> Value:
 # -- tensors: methods and attributes -----------------------------------------------------------------------------------
 
 TENSOR_NUMBERS = frozenset(
-    "size dim numel ndimension nelement stride element_size is_contiguous data_ptr get_device is_floating_point "
-    "is_complex storage_offset has_names is_shared is_pinned is_set_to sym_size untyped_storage storage get_shape "
-    "is_inference is_signed dense_dim sparse_dim".split()
+    [
+        "size",
+        "dim",
+        "numel",
+        "ndimension",
+        "nelement",
+        "stride",
+        "element_size",
+        "is_contiguous",
+        "data_ptr",
+        "get_device",
+        "is_floating_point",
+        "is_complex",
+        "storage_offset",
+        "has_names",
+        "is_shared",
+        "is_pinned",
+        "is_set_to",
+        "sym_size",
+        "untyped_storage",
+        "storage",
+        "get_shape",
+        "is_inference",
+        "is_signed",
+        "dense_dim",
+        "sparse_dim",
+    ]
 )
 TENSOR_READS = frozenset(("item", "equal", "allclose", "is_nonzero", "__bool__", "__int__", "__float__", "__index__"))
 TENSOR_BOOLS = frozenset(_BOOLS.split()) | {"bool"}
@@ -379,16 +417,90 @@ TENSOR_INTS = frozenset(("argmax", "argmin", "argsort", "long", "int", "short", 
 TENSOR_FLOATS = frozenset(("float", "double", "half", "bfloat16", "softmax", "log_softmax", "sigmoid", "exp", "mean"))
 TENSOR_MANY = frozenset(_MANY.split()) | {"nonzero_tuple"}
 NUMBER_ATTRIBUTES = frozenset(
-    "shape ndim dtype device requires_grad is_cuda is_leaf layout is_sparse grad_fn is_xla is_cpu is_quantized "
-    "is_meta names itemsize nbytes name op graph trainable is_nested _version".split()
+    [
+        "shape",
+        "ndim",
+        "dtype",
+        "device",
+        "requires_grad",
+        "is_cuda",
+        "is_leaf",
+        "layout",
+        "is_sparse",
+        "grad_fn",
+        "is_xla",
+        "is_cpu",
+        "is_quantized",
+        "is_meta",
+        "names",
+        "itemsize",
+        "nbytes",
+        "name",
+        "op",
+        "graph",
+        "trainable",
+        "is_nested",
+        "_version",
+    ]
 )
 
 # The evidence that a parameter without a name or annotation of its own is a tensor.
 TENSOR_ONLY_METHODS = frozenset(
-    "unsqueeze permute masked_fill masked_fill_ detach backward numel log_softmax softmax contiguous scatter_ index_select "
-    "masked_select requires_grad_ repeat_interleave masked_scatter bmm matmul narrow expand expand_as view view_as "
-    "type_as cuda unbind chunk topk nonzero index_fill_ zero_ fill_ add_ mul_ sub_ div_ clamp clamp_ addmm sigmoid "
-    "logsumexp retain_grad bfloat16 logical_not logical_and is_contiguous pow_ index_add_ scatter gather".split()
+    [
+        "unsqueeze",
+        "permute",
+        "masked_fill",
+        "masked_fill_",
+        "detach",
+        "backward",
+        "numel",
+        "log_softmax",
+        "softmax",
+        "contiguous",
+        "scatter_",
+        "index_select",
+        "masked_select",
+        "requires_grad_",
+        "repeat_interleave",
+        "masked_scatter",
+        "bmm",
+        "matmul",
+        "narrow",
+        "expand",
+        "expand_as",
+        "view",
+        "view_as",
+        "type_as",
+        "cuda",
+        "unbind",
+        "chunk",
+        "topk",
+        "nonzero",
+        "index_fill_",
+        "zero_",
+        "fill_",
+        "add_",
+        "mul_",
+        "sub_",
+        "div_",
+        "clamp",
+        "clamp_",
+        "addmm",
+        "sigmoid",
+        "logsumexp",
+        "retain_grad",
+        "bfloat16",
+        "logical_not",
+        "logical_and",
+        "is_contiguous",
+        "pow_",
+        "index_add_",
+        "scatter",
+        "gather",
+    ]
 )
-ARRAY_METHODS = frozenset("sum mean max min any all abs argmax argmin size item tolist float long bool int half dim to cpu numpy "
-    "reshape flatten squeeze transpose clone eq ne gt lt ge le unique norm std var exp log sqrt".split())  # fmt: skip
+ARRAY_METHODS = frozenset([
+    "sum", "mean", "max", "min", "any", "all", "abs", "argmax", "argmin", "size", "item", "tolist", "float", "long",
+    "bool", "int", "half", "dim", "to", "cpu", "numpy", "reshape", "flatten", "squeeze", "transpose", "clone", "eq",
+    "ne", "gt", "lt", "ge", "le", "unique", "norm", "std", "var", "exp", "log", "sqrt"
+])  # fmt: skip

@@ -35,7 +35,12 @@ LAUNCHERS = frozenset(
      "torch_xla.distributed.xla_multiprocessing.spawn_executor", "torch.multiprocessing.spawn")
 )  # fmt: skip
 _STEPS = frozenset(
-    ("torch_xla.core.xla_model.optimizer_step", "torch_xla.core.xla_model.mark_step", "torch_xla.sync", "torch_xla.step")
+    (
+        "torch_xla.core.xla_model.optimizer_step",
+        "torch_xla.core.xla_model.mark_step",
+        "torch_xla.sync",
+        "torch_xla.step",
+    )
 )
 # Keywords and positions whose functions run on the host, one sample or batch at a time.
 _HOST_KEYWORDS = frozenset(("collate_fn", "compute_metrics", "worker_init_fn", "transform", "target_transform",
@@ -66,13 +71,12 @@ def mark(walk: Evaluator, call: Call, arguments: Sequence[Value]) -> None:
 
 def _mark_method(walk: Evaluator, call: Call, arguments: Sequence[Value]) -> None:
     kind, method = call.receiver.kind, call.method
-    if method == "backward" and kind not in (ARRAY, NUMBER, LIST):
-        _step(walk)
-    elif method == "step" and kind == OPTIMIZER:
-        _step(walk)
-    elif method in ("apply_gradients", "minimize") and kind == OPTIMIZER:
-        _step(walk)
-    elif method in ("train_on_batch", "test_on_batch") and kind == MODEL:
+    if (
+        (method == "backward" and kind not in (ARRAY, NUMBER, LIST))
+        or (method == "step" and kind == OPTIMIZER)
+        or (method in ("apply_gradients", "minimize") and kind == OPTIMIZER)
+        or (method in ("train_on_batch", "test_on_batch") and kind == MODEL)
+    ):
         _step(walk)
     elif kind == STRATEGY and method == "run" and arguments:
         _compiled(arguments[0])

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 
 from tpu_magics.check.known import ARRAY_METHODS, TENSOR_ONLY_METHODS
+from tpu_magics.check.names import CONVENTIONS
 from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.program import Function
 from tpu_magics.check.values import (
@@ -29,6 +31,7 @@ from tpu_magics.check.values import (
     STRATEGY,
     TENSOR,
     TOKENIZER,
+    UNKNOWN,
     Value,
 )
 
@@ -69,9 +72,12 @@ _NAMED = (
     (re.compile(r"^strategy$"), Value(STRATEGY)),
     (re.compile(r"^batch$"), Value(BATCH)),
 )
-_FLAGS = re.compile(r"^(return|output|use|is|do|has|num|n|max|min|with|should|apply|update|inplace)_|^training$|_size$|_fn$|^mode$|"
-    r"_(dimensions|resolution|shape|sizes?|len|height|width|only)$|^(seq_len|height|width|layer_idx)$|^legacy_|"
-    r"^config$|^args$|^kwargs$|^name$|^path$|_id$|_idx$|^idx$|^index$|^step$|^epoch$|^rank$|_type$|_name$|_key$|_mode$|^layer$|_layer$|_dims?$|^dims?$|_shape$|^shape$|_length$|_len$|_scale$|_rate$|_dtype$|^dtype$|_device$|_axis$")  # fmt: skip
+_FLAGS = re.compile(
+    r"^(return|output|use|is|do|has|num|n|max|min|with|should|apply|update|inplace)_|^legacy_|^training$|^mode$|"
+    r"_(dimensions|resolution|shape|sizes?|len|height|width|only|type|name|key|mode|layer|dims?|length|scale|rate|dtype|"
+    r"device|axis|fn|id|idx)$|^(seq_len|height|width|layer_idx|config|args|kwargs|name|path|idx|index|step|epoch|rank|"
+    r"layer|dims?|shape|dtype)$"
+)
 _TENSORS = re.compile(
     r"^(x|y|z|q|k|v|h|inputs?|input_ids|outputs?|labels?|targets?|logits|loss(es)?|preds?|predictions?|tokens?|ids|hidden_states?|"
     r"images?|pixel_values|features?|embeddings?|embeds?|inputs_embeds|scores?|weights?|query|key|value|queries|keys|values|"
@@ -113,7 +119,11 @@ def guess(function: Function, argument: ast.arg, default: ast.expr | None, evide
         return NO_IDEA
     if _in_module(function):
         lib = function.cls.lib if function.cls is not None else ""
-        return Value(BATCH if name in ("batch", "data") else TENSOR, lib=lib) if _plainly(name, default, evidence) else NO_IDEA
+        return (
+            Value(BATCH if name in ("batch", "data") else TENSOR, lib=lib)
+            if _plainly(name, default, evidence)
+            else NO_IDEA
+        )
     if evidence.get(name, 0) >= (1 if _TENSORS.match(name) else 2):
         return Value(TENSOR)
     return NO_IDEA
@@ -124,16 +134,13 @@ def _in_module(function: Function) -> bool:
 
 
 def _plainly(name: str, default: ast.expr | None, evidence: dict[str, int]) -> bool:
-    """In `forward(self, x)` a parameter without a default is a tensor; one with `=None` where its name or use says so."""
+    """In `forward(self, x)` a parameter without a default is a tensor; with `=None` where its name or use says so."""
     return default is None or bool(_TENSORS.match(name)) or evidence.get(name, 0) >= 2
 
 
 def annotated(node: ast.expr) -> Value | None:
     """What an annotation says: NO_IDEA for a class that is not known here, None where it says nothing at all."""
-    if isinstance(node, ast.Constant):
-        text = str(node.value)
-    else:
-        text = ast.unparse(node)
+    text = str(node.value) if isinstance(node, ast.Constant) else ast.unparse(node)
     return _read_annotation(text.strip(), 0)
 
 
@@ -143,6 +150,9 @@ def _read_annotation(text: str, depth: int) -> Value | None:
     optional = _OPTIONAL.match(text)
     if optional:
         return _read_annotation(next(one for one in optional.groups() if one is not None).strip(), depth + 1)
+    parts = _parts(text)
+    if len(parts) > 1:
+        return _union([_read_annotation(part, depth + 1) for part in parts])
     for pattern in (_MANY, _MAPPING):
         if many := pattern.match(text):
             item = _read_annotation(many[1].split(",")[0].strip(), depth + 1)
@@ -155,43 +165,126 @@ def _read_annotation(text: str, depth: int) -> Value | None:
     return Value(TENSOR, lib="torch") if "Tensor" in text and "[" not in text else NO_IDEA
 
 
-def evidence_of(body: ast.AST | list[ast.stmt], numeric: bool) -> dict[str, int]:
+_UNION = re.compile(r"^(?:typing\.)?Union\[(.*)\]$", re.S)
+
+
+def _parts(text: str) -> list[str]:
+    """Of `A | B` or `Union[A, B]` the parts."""
+    union = _UNION.match(text)
+    inner, separator = (union[1], ",") if union else (text, "|")
+    parts, depth, start = [], 0, 0
+    for number, letter in enumerate(inner):
+        depth += (letter == "[") - (letter == "]")
+        if letter == separator and depth == 0:
+            parts.append(inner[start:number].strip())
+            start = number + 1
+    return [part for part in (*parts, inner[start:].strip()) if part and part != "None"]
+
+
+def _union(values: list[Value | None]) -> Value | None:
+    """A tensor or a class that is not known: a tensor. A tensor or a number: neither."""
+    known = [one for one in values if one is not None and one.kind != UNKNOWN]
+    kinds = {one.kind for one in known}
+    return known[0] if len(kinds) == 1 else NO_IDEA
+
+
+def evidence_of(body: ast.AST | list[ast.stmt], numeric: bool, libraries: Mapping[str, str]) -> dict[str, int]:
     """How surely each name is used as a tensor: 2 by what only tensors have, 1 by what arrays have as well.
 
-    `numeric`: the program uses NumPy or pandas, so that what arrays have as well says nothing.
+    `numeric`: the program uses NumPy or pandas, so that what arrays have as well says nothing. `libraries`: names that
+    stand for something of a library, and its canonical name.
     """
     found: dict[str, int] = {}
+    assigned: list[tuple[str, ast.expr]] = []
     nodes = body if isinstance(body, list) else [body]
     for statement in nodes:
         for node in nodes_of(statement):
             if isinstance(node, ast.Call):
-                _look_at_call(node, numeric, found)
+                _look_at_call(node, numeric, found, libraries)
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                assigned.append((node.targets[0].id, node.value))
             elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
                 if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
                     found[node.value.id] = _MAPPING_USE
-            elif isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
-                if isinstance(node.left, ast.Constant) and isinstance(node.left.value, str):
-                    if isinstance(node.comparators[0], ast.Name):
-                        found[node.comparators[0].id] = _MAPPING_USE
+            elif isinstance(node, ast.Compare):
+                _look_at_comparison(node, found)
+    for name, source in reversed(assigned):  # what a tensor was cut out of is one
+        if found.get(name, 0) > 0 and isinstance(source, (ast.Name, ast.Subscript, ast.Call)):
+            _tell(source, found[name], found)
     return found
 
 
 # Of torch.* and tf.*: these take sizes, seeds or anything at all, and say nothing of their first argument.
 _TAKE_ANYTHING = frozenset(
-    "tensor as_tensor device from_numpy save load is_tensor convert_to_tensor constant manual_seed zeros ones empty full rand "
-    "randn randint randperm arange eye linspace logspace Size set_num_threads dtype finfo iinfo compile fill range "
-    "xla_device function Variable TensorSpec print rendezvous master_print optimizer_step save get_ordinal".split()
+    [
+        "tensor",
+        "as_tensor",
+        "device",
+        "from_numpy",
+        "save",
+        "load",
+        "is_tensor",
+        "convert_to_tensor",
+        "constant",
+        "manual_seed",
+        "zeros",
+        "ones",
+        "empty",
+        "full",
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+        "arange",
+        "eye",
+        "linspace",
+        "logspace",
+        "Size",
+        "set_num_threads",
+        "dtype",
+        "finfo",
+        "iinfo",
+        "compile",
+        "fill",
+        "range",
+        "xla_device",
+        "function",
+        "Variable",
+        "TensorSpec",
+        "print",
+        "rendezvous",
+        "master_print",
+        "optimizer_step",
+        "save",
+        "get_ordinal",
+    ]
 )
-_LIBRARIES = frozenset(("torch", "F", "tf", "xm"))
+_LIBRARIES = frozenset(
+    ("torch", "torch.nn.functional", "torch.linalg", "tensorflow", "tensorflow.math", "tensorflow.nn",
+     "torch_xla.core.xla_model")
+)  # fmt: skip
 _LOSSES = frozenset(("cross_entropy", "mse_loss", "nll_loss", "binary_cross_entropy_with_logits", "l1_loss"))
-_TORCH_ONLY = frozenset(("float", "long", "half", "dim", "cpu", "to", "clone", "bool", "eq", "ne", "gt", "lt", "ge", "le"))
+_TORCH_ONLY = frozenset(
+    ("float", "long", "half", "dim", "cpu", "to", "clone", "bool", "eq", "ne", "gt", "lt", "ge", "le")
+)
 
 
-def _look_at_call(node: ast.Call, numeric: bool, found: dict[str, int]) -> None:
+def _look_at_comparison(node: ast.Compare, found: dict[str, int]) -> None:
+    """`"labels" in batch`: a mapping."""
+    key, other = node.left, node.comparators[0]
+    text = isinstance(key, ast.Constant) and isinstance(key.value, str)
+    if text and isinstance(other, ast.Name) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+        found[other.id] = _MAPPING_USE
+
+
+def _look_at_call(node: ast.Call, numeric: bool, found: dict[str, int], libraries: Mapping[str, str]) -> None:
     func = node.func
     for keyword in node.keywords:
         if keyword.arg is None and isinstance(keyword.value, ast.Name):
             found[keyword.value.id] = _MAPPING_USE
+    if isinstance(func, ast.Name):
+        _look_at_library_call(node, libraries.get(func.id, ""), found)
+        return
     if not isinstance(func, ast.Attribute):
         return
     if isinstance(func.value, ast.Name) and _no_tensor_has(func.attr):
@@ -199,16 +292,21 @@ def _look_at_call(node: ast.Call, numeric: bool, found: dict[str, int]) -> None:
         return
     if func.attr in TENSOR_ONLY_METHODS:
         _tell(func.value, 2, found)
-    elif func.attr in _TORCH_ONLY:
+    elif func.attr in _TORCH_ONLY or (func.attr in ARRAY_METHODS and not numeric):
         _tell(func.value, 1, found)
-    elif func.attr in ARRAY_METHODS and not numeric:
-        _tell(func.value, 1, found)
-    if isinstance(func.value, ast.Name) and func.value.id in _LIBRARIES and func.attr not in _TAKE_ANYTHING:
-        for argument in node.args[:1]:
-            if func.attr[:1].islower():
-                _tell(argument, 2, found)
-    if func.attr in _LOSSES:
+    if isinstance(func.value, ast.Name):
+        owner = libraries.get(func.value.id) or CONVENTIONS.get(func.value.id, "")
+        _look_at_library_call(node, f"{owner}.{func.attr}", found)
+
+
+def _look_at_library_call(node: ast.Call, name: str, found: dict[str, int]) -> None:
+    """`torch.sum(x)`, `F.cross_entropy(out, labels)`: what is given first is a tensor, of a loss also the second."""
+    owner, _, last = name.rpartition(".")
+    if last in _LOSSES:
         for argument in [*node.args[:2], *(one.value for one in node.keywords if one.arg in ("input", "target"))]:
+            _tell(argument, 2, found)
+    elif owner in _LIBRARIES and last[:1].islower() and last not in _TAKE_ANYTHING:
+        for argument in node.args[:1]:
             _tell(argument, 2, found)
 
 

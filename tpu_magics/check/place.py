@@ -1,7 +1,7 @@
 """A place in a program, as a rule sees it.
 
-What lives here: what can be asked about the code around a node, and how a finding is made there. What does not: the walk
-that finds the values (flow.py), and which code runs where (regions.py).
+What lives here: what can be asked about the code around a node, and how a finding is made there. What does not: the
+walk that finds the values (flow.py), and which code runs where (regions.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAMED = (MODULE,)
 
 
 class Loop:
-    """A `for` or `while`. `is_step`: a training or evaluation step happens directly in it; `source`: what it goes over."""
+    """A `for` or `while`. `is_step`: a step happens directly in it; `loader`: what it goes over."""
 
     __slots__ = ("is_step", "loader", "node")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.check.values import NO_IDEA, NUMBER, Value
+from tpu_magics.check.values import NUMBER, Value
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import Cell
@@ -203,5 +203,3 @@ def _remote(call: Call) -> bool | None:
 
 def _in_order(calls: Iterable[Call]) -> list[Call]:
     return sorted(calls, key=lambda one: (one.at.cell_index, one.node.lineno, one.node.col_offset))
-
-

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.values import STRATEGY
+from tpu_magics.check.values import ACCELERATOR, LOADER, OPTIMIZER, STRATEGY
 
 if TYPE_CHECKING:
     from tpu_magics.check.place import Place
@@ -22,10 +22,15 @@ _HOST_METHODS = frozenset(
      "train_dataloader", "val_dataloader", "test_dataloader")
 )  # fmt: skip
 _STEP_METHODS = frozenset(("forward", "call", "training_step", "train_step", "compute_loss", "__call__"))
+_OF_PROGRAMS = frozenset((OPTIMIZER, ACCELERATOR, LOADER))
 _EVALUATION_METHODS = frozenset(("test_step", "validation_step", "prediction_step", "predict_step"))
-_DATA = re.compile(r"(^|\.)(Dataset|IterableDataset|TensorDataset|Sampler|BatchSampler|DataCollator\w*|\w*Dataset|Transform)$")
+_DATA = re.compile(
+    r"(^|\.)(Sampler|BatchSampler|DataCollator\w*|\w*Dataset|Transform|\w*(Image|Video)Processor\w*|ProcessorMixin|"
+    r"\w*FeatureExtract\w*|TorchvisionBackend|PilBackend)$"
+)
+_TEST_FILE = re.compile(r"(^|[/\\])(test_[^/\\]*|[^/\\]*_test|conftest)\.py$")
 _HOST_NAMES = re.compile(
-    r"^(test_|collate|_collate|\w*_collate(_fn)?$|preprocess|tokenize|compute_metrics|plot|show|visuali[sz]e|load_data|"
+    r"^(collate|_collate|\w*_collate(_fn)?$|preprocess|tokenize|compute_metrics|plot|show|visuali[sz]e|load_data|"
     r"make_data|prepare_data|get_data|build_vocab|set_seed|seed_everything|parse_args|transform(s)?$|augment$)"
 )
 
@@ -58,11 +63,21 @@ def _runs_at_each_step(function: Function) -> bool:
 def _looks_in_step(function: Function) -> bool:
     if _is_host(function):
         return False
-    if function.steps:
+    if function.steps and not _is_own_program(function):
         return True
     if _is_step_method(function):
         return True
     return any(in_step(call.at) and not call.at.every_n for call in function.callers)
+
+
+def _is_own_program(function: Function) -> bool:
+    """Whether it makes a step once, from beginning to end: what it does around the step is not done at each step."""
+    if function.launched:
+        return True
+    if any(call.value.kind in _OF_PROGRAMS and call.value.made is call.node for call in function.calls):
+        return True
+    callers = function.callers
+    return bool(callers) and all(call.at.top_level and not call.at.loops for call in callers)
 
 
 def _is_step_method(function: Function) -> bool:
@@ -84,6 +99,8 @@ def _looks_host(function: Function) -> bool:
         return True
     if function.outer is not None and _is_host(function.outer):
         return True
+    if function.name.startswith("test_") and _is_tested(function):
+        return True
     if function.cls is not None:
         return _is_host_method(function)
     if function.has_step:
@@ -94,11 +111,15 @@ def _looks_host(function: Function) -> bool:
     return bool(callers) and all(call.at.function is not None and _is_host(call.at.function) for call in callers)
 
 
+def _is_tested(function: Function) -> bool:
+    """Whether this is a test of pytest or unittest; `test_step` of a training program is none."""
+    at = function.at
+    return bool(_TEST_FILE.search(at.cell.path)) or at.program.uses("pytest") or at.program.uses("unittest")
+
+
 def _is_host_method(function: Function) -> bool:
     assert function.cls is not None
     if any(_DATA.search(base) for base in function.cls.all_bases()):
-        return True
-    if function.name.startswith("test_"):
         return True
     data = "__getitem__" in function.cls.methods and "__len__" in function.cls.methods and not function.cls.is_module
     return data or (function.cls.is_module and function.name in _HOST_METHODS)

@@ -162,4 +162,6 @@ _EMPTY: dict[str, Any] = {
 
 
 def _same(one: Any, other: Any, empty: Any) -> Any:
-    return one if one is other or (type(one) is type(other) and not isinstance(one, ast.AST) and one == other) else empty
+    return (
+        one if one is other or (type(one) is type(other) and not isinstance(one, ast.AST) and one == other) else empty
+    )

@@ -76,7 +76,7 @@ def _trained_at_home() -> Run | None:
     return None
 
 
-# -- the three rules -------------------------------------------------------------------------------------------------------
+# -- the three rules -----------------------------------------------------------------------------------------------
 
 
 def _rule(group: str, question: str) -> Callable[[Known], Item]:
@@ -87,10 +87,12 @@ def _rule(group: str, question: str) -> Callable[[Known], Item]:
         measured = {cause: known.causes[cause] for cause in _CAUSES[group] if known.causes.get(cause)}
         said = [_places(found)] if found else [f"No rule of the group {group} is broken in {_cells(known)}."]
         if measured and known.run is not None:
-            causes = ", ".join(f"{number} × {cause}" for cause, number in sorted(measured.items()))
+            causes = ", ".join(f"{cause} ({number})" for cause, number in sorted(measured.items()))
             said.append(f"The run {known.run.name} recompiled: {causes}.")
         if group == "values" and known.reads and known.run is not None:
-            said.append(f"The run {known.run.name} read values in the middle of steps at {_many(known.reads, 'place')}.")
+            said.append(
+                f"The run {known.run.name} read values in the middle of steps at {_many(known.reads, 'place')}."
+            )
         return Item(question, FAILED if found or measured else PASSED, " ".join(said))
 
     return item
@@ -111,7 +113,7 @@ def _places(found: Sequence[Finding]) -> str:
     return f"{named}{f' and {left} more' if left > 0 else ''}."
 
 
-# -- what was tried -------------------------------------------------------------------------------------------------------
+# -- what was tried ------------------------------------------------------------------------------------------------
 
 
 def _tried(known: Known) -> Item:
@@ -134,7 +136,7 @@ def _fits(_known: Known) -> Item:
     )
 
 
-# -- where data, models and strategy are --------------------------------------------------------------------------------
+# -- where data, models and strategy are ---------------------------------------------------------------------------
 
 
 def _data(known: Known) -> Item:

@@ -17,8 +17,8 @@ from typing import Any
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
 from tpu_magics.host.memory import host_memory
-from tpu_magics.launch import failure as failures
 from tpu_magics.launch import checking, guards, hoist, onlook, plan, process, reach, results, session, supervise, worker
+from tpu_magics.launch import failure as failures
 from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.launch.relay import Relay, Screen
 from tpu_magics.launch.work import FunctionWork, Work

@@ -53,7 +53,9 @@ def _check_cell(notebook: ShellNotebook, found: argparse.Namespace, cells: Seque
 
 
 def _findings(cells: Sequence[Cell], found: argparse.Namespace) -> list[Finding]:
-    select, ignore = (tuple(filter(None, (words or "").replace(" ", "").split(","))) for words in (found.select, found.ignore))
+    select, ignore = (
+        tuple(filter(None, (words or "").replace(" ", "").split(","))) for words in (found.select, found.ignore)
+    )
     return check_chosen(cells, select, ignore)
 
 
@@ -95,7 +97,7 @@ def _file_of(value: object) -> Path | None:
     return Path(file) if file and file.endswith(".py") else None
 
 
-# -- showing -------------------------------------------------------------------------------------------------------------
+# -- showing -------------------------------------------------------------------------------------------------------
 
 
 def _show(findings: Sequence[Finding], looked_at: str) -> None:
@@ -118,9 +120,7 @@ def _mended(cells: Sequence[Cell], found: argparse.Namespace, wanted: Sequence[F
     return fixing.fix(cells, again, wanted)
 
 
-def _show_changes(
-    cells: Sequence[Cell], found: argparse.Namespace, findings: Sequence[Finding]
-) -> None:
+def _show_changes(cells: Sequence[Cell], found: argparse.Namespace, findings: Sequence[Finding]) -> None:
     fixed = _mended(cells, found, findings)
     if found.diff:
         said = fixing.diff(fixed)

@@ -127,11 +127,12 @@ def _row(item: Any) -> int | None:
 
 
 def _shaped(item: Any) -> int | None:
-    """An array or tensor: its first dimension, the second where the first is 1 (a tokenizer's return_tensors)."""
+    """An array or tensor: its first dimension; of ids in one row (a tokenizer's return_tensors) the second."""
     shape = getattr(item, "shape", None)
     if shape is None or callable(shape) or len(shape) == 0:
         return None
-    return int(shape[1]) if len(shape) == 2 and shape[0] == 1 else int(shape[0])
+    one_row = len(shape) == 2 and shape[0] == 1 and "int" in str(getattr(item, "dtype", ""))
+    return int(shape[1] if one_row else shape[0])
 
 
 def _encoding(item: Any) -> int | None:

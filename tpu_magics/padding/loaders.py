@@ -50,8 +50,8 @@ def read_loader(given: Any, read_dataset: Callable[[Any], Source]) -> Source | N
 
 def _ordered(loader: Any, found: Source) -> Source:
     """With the loader's batch size and order."""
-    sampler = getattr(loader, "sampler", None)
     drawn = getattr(loader, "batch_sampler", None)
+    sampler = getattr(drawn, "sampler", None)
     size = loader.batch_size or getattr(drawn, "batch_size", None)
     drop = bool(getattr(loader, "drop_last", False) or getattr(drawn, "drop_last", False))
     found = replace(found, batch_size=size, drop_last=drop)

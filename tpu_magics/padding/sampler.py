@@ -223,8 +223,9 @@ def _own(collate: Any) -> Any:
             "Write a collate function that pads to tpu_magics.padding.bucket_for(longest, bounds).",
         )
     own = copy.copy(collate)
-    if hasattr(own, "padding"):
-        own.padding = True
+    for name, value in (("padding", True), ("max_length", None)):
+        if hasattr(own, name):
+            setattr(own, name, value)
     return own
 
 

@@ -26,8 +26,8 @@ def read(given: Any) -> Source:
     Raises:
         TpuMagicsError: it holds no lengths, or would be used up by reading it.
     """
-    _refuse(given)
     try:
+        _refuse(given)
         with kept_random_states():
             return read_loader(given, read_dataset) or read_dataset(given)
     except Texts as found:

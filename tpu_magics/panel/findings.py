@@ -46,8 +46,8 @@ def told(one: Finding) -> Told:
     """A finding of a check."""
     end = one.end_column - 1 if one.end_line == one.line else len(one.source)
     return Told(
-        one.code, one.group, _where(one.path, one.cell, one.line), one.source, one.column - 1, end, one.message, one.why,
-        one.fix, one.advice, bool(one.edits),
+        one.code, one.group, _where(one.path, one.cell, one.line), one.source, one.column - 1, end, one.message,
+        one.why, one.fix, one.advice, bool(one.edits),
     )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def _where(path: str, cell: int | None, line: int) -> str:
     return f"{short(path, 120)}{inside}, line {line}"
 
 
-# -- words ---------------------------------------------------------------------------------------------------------------
+# -- words ---------------------------------------------------------------------------------------------------------
 
 
 def headline(found: Sequence[Told]) -> str:
@@ -89,7 +89,7 @@ def findings_text(findings: Sequence[Finding], looked_at: str) -> str:
     return "\n\n".join(part for part in (head, lines, more) if part)
 
 
-# -- HTML ----------------------------------------------------------------------------------------------------------------
+# -- HTML ----------------------------------------------------------------------------------------------------------
 
 
 def findings_html(findings: Sequence[Finding], looked_at: str) -> str:
@@ -99,9 +99,8 @@ def findings_html(findings: Sequence[Finding], looked_at: str) -> str:
     if not shown:
         return f'<div class="tpu-magics-check">{chip("✓ ok", "#1a7f37")} {say(head)}</div>'
     more = small(f"{len(shown) - MOST:,} more are not shown.") if len(shown) > MOST else ""
-    return (
-        f'<div class="tpu-magics-check" style="color:inherit;max-width:70em">{title(head)}{blocks(shown[:MOST])}{more}</div>'
-    )
+    body = f"{title(head)}{blocks(shown[:MOST])}{more}"
+    return f'<div class="tpu-magics-check" style="color:inherit;max-width:70em">{body}</div>'
 
 
 def blocks(found: Iterable[Told]) -> str:

@@ -15,12 +15,12 @@ from tpu_magics.runs.events import (
     Cache,
     Compile,
     Divergence,
-    RuleFinding,
     Fallback,
     Mesh,
     Metrics,
     Precision,
     Read,
+    RuleFinding,
     Transfer,
 )
 

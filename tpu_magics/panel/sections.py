@@ -15,7 +15,6 @@ from tpu_magics.panel.sections_parts import charts_html, ranks_html, values_html
 from tpu_magics.panel.sections_rehearsal import rehearsal_html
 
 
-
 def _rules_html(view: RunView) -> str:
     """What the rules said of the code before the run, folded."""
     return folded([told_in_run(one) for one in view.findings])

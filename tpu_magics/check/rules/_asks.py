@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.rules import _reads, _values
 from tpu_magics.check.values import INSTANCE, LIST, MODEL, TENSOR
 
@@ -43,7 +44,7 @@ def first_asked(node: ast.AST, at: Place) -> ast.expr | None:
     """The first expression whose value this needs; None where it needs none of a tensor."""
     found = next(_asked(node, at), None)
     tests = _tests(node) if found is None else []
-    inside = (one for test in tests for part in ast.walk(test) if may_ask(part) for one in _asked(part, at))
+    inside = (one for test in tests for part in nodes_of(test) if may_ask(part) for one in _asked(part, at))
     found = found or next(inside, None)
     if found is None and tests:
         read = _read(tests[0], at)
@@ -201,7 +202,7 @@ def _of_comprehension(
 
 def _of_match(node: ast.Match, at: Place) -> Iterator[ast.expr]:
     """Value patterns compare; class patterns, names and `_` do not."""
-    compares = any(isinstance(one, ast.MatchValue) for case in node.cases for one in ast.walk(case.pattern))
+    compares = any(isinstance(one, ast.MatchValue) for case in node.cases for one in nodes_of(case.pattern))
     if compares and _values.computed(at.value(node.subject), at):
         yield node.subject
     for case in node.cases:

@@ -19,7 +19,7 @@ FLOAT16_TENSORS = frozenset(("torch.HalfTensor", "torch.cuda.HalfTensor"))
 _TEXTS = frozenset(("float16", "fp16", "half", "torch.float16", "torch.half"))
 _TPU_ROOTS = ("torch_xla", "accelerate", "tpu_magics")
 _GPU_STRATEGIES = ("tensorflow.distribute.MirroredStrategy", "tensorflow.distribute.MultiWorkerMirroredStrategy")
-_SENT = ("to", "cuda")
+_LISTED = ("tensorflow.config.list_physical_devices", "tensorflow.config.experimental.list_physical_devices")
 
 
 def is_float16(node: ast.expr | None, at: Place, texts: bool = False) -> bool:
@@ -73,6 +73,8 @@ def _looks_gpu_only(program: Program) -> bool:
     if program.xla or program.tpu_tf or any(program.uses(root) for root in _TPU_ROOTS):
         return False
     if program.calls(*_GPU_STRATEGIES):
+        return True
+    if any(call.at.constant(call.at.keyword(call.node, "device_type", 0)) == "GPU" for call in program.calls(*_LISTED)):
         return True
     if any(call.receiver.kind != NUMBER for call in program.methods("cuda")):
         return True

@@ -38,7 +38,14 @@ _ON_DEVICE = (TENSOR, OUTPUT, BATCH)
 
 def runs_on_xla(at: Place, *values: Value) -> bool:
     """Whether these tensors' code at this place is XLA's: TensorFlow's where it is compiled, torch's on the device."""
-    return at.compiled_tf if is_tf(at, *values) else at.on_device
+    if is_tf(at, *values):
+        return at.compiled_tf
+    return at.on_device or (at.top_level and at.program.uses("torch_xla") and any(_is_sent(one) for one in values))
+
+
+def _is_sent(value: Value) -> bool:
+    """At a program's top level, where tensors are the host's as a rule: what was put on the device."""
+    return value.where == "device"
 
 
 def is_tf(at: Place, *values: Value) -> bool:

@@ -1,6 +1,6 @@
-"""What the rules of the group `values` share: which values XLA computes here, how often code runs, what a test decides.
+"""What the rules of the group `values` share.
 
-What lives here: questions about one place and one expression. What does not: the rules themselves.
+What lives here: which values XLA computes, how often code runs, and what a test decides. What does not: the rules.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.evaluate import EVERY_N
+from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.values import (
     ACCELERATOR,
     ARGUMENTS,
@@ -130,13 +131,15 @@ def expression_parents(node: ast.AST, at: Place) -> Iterator[tuple[ast.AST, ast.
 
 
 def seldom(node: ast.AST, at: Place) -> bool:
-    """Whether this runs now and then only: in a `raise`, an `except`, an assertion's text, a block that leaves the loop,
-    or where a flag says that it is time to log."""
+    """Whether this runs now and then only.
+
+    So does what stands in a `raise`, an `except`, an assertion's text, a block that leaves the loop, and behind a flag
+    that says that it is time to log.
+    """
     child = node
     for parent in at.parents(node):
-        if isinstance(parent, (ast.Raise, ast.ExceptHandler)) or (
-            isinstance(parent, ast.Assert) and child is parent.msg
-        ):
+        of_assert = isinstance(parent, ast.Assert) and child is parent.msg
+        if of_assert or isinstance(parent, (ast.Raise, ast.ExceptHandler)):
             return True
         if isinstance(parent, ast.If) and child is not parent.test and _is_seldom(parent, child, at):
             return True
@@ -148,7 +151,7 @@ def seldom(node: ast.AST, at: Place) -> bool:
 
 def _is_seldom(parent: ast.If, child: ast.AST, at: Place) -> bool:
     block = parent.body if any(one is child for one in parent.body) else parent.orelse
-    flags = (getattr(one, "attr", getattr(one, "id", "")) for one in ast.walk(parent.test))
+    flags = (getattr(one, "attr", getattr(one, "id", "")) for one in nodes_of(parent.test))
     return _leaves(block, at) or (block is parent.body and any(_TIME_TO_LOG.search(flag) for flag in flags))
 
 
@@ -179,7 +182,7 @@ def _cuts(call: ast.Call, at: Place) -> bool:
 def decides_tensor_work(node: ast.AST, at: Place) -> bool:
     """Whether XLA's graph is another one when a test goes the other way (and not only what is saved or shown)."""
     if isinstance(node, ast.IfExp):
-        return any(_is_work(one, at) for side in (node.body, node.orelse) for one in ast.walk(side))
+        return any(_is_work(one, at) for side in (node.body, node.orelse) for one in nodes_of(side))
     if isinstance(node, (ast.If, ast.While)):
         return any(_is_work(one, at) for one in _walk((*node.body, *node.orelse)))
     return False
@@ -187,7 +190,7 @@ def decides_tensor_work(node: ast.AST, at: Place) -> bool:
 
 def _walk(block: Iterable[ast.stmt]) -> Iterator[ast.AST]:
     for statement in block:
-        yield from ast.walk(statement)
+        yield from nodes_of(statement)
 
 
 def _is_work(node: ast.AST, at: Place) -> bool:

@@ -23,15 +23,18 @@ def edits(node: ast.AST, at: Place) -> tuple[Edit, ...]:
     if isinstance(node, ast.BoolOp):
         return _combined(node, at)
     parts = _parts(node)
-    if parts is None or not choice(node, at) or not _is_scalar_truth(parts[0], at):
+    if parts is None or not choice(node, at) or not _spelling(parts[0], at):
         return ()
     names = {_base(side, at) for side in parts[1:]}
     base = names.pop()
-    if names or base is None or not _spelling(parts[0], at):
+    if names or base is None or not (_is_scalar_truth(parts[0], at) or _is_about(parts[0], base, at)):
         return ()
-    if isinstance(node, ast.If) and "#" in at.source(node):
-        return ()  # a comment would be lost
-    return (at.replace(node, choice(node, at)),)
+    return (at.replace(node, choice(node, at)),) if _is_plain(node, parts, at) else ()
+
+
+def _is_plain(node: ast.AST, parts: tuple[ast.expr, ...], at: Place) -> bool:
+    """Whether no comment is lost, and no line break of an expression."""
+    return "#" not in at.source(node) and not any("\n" in at.source(one) for one in parts)
 
 
 def _combined(node: ast.BoolOp, at: Place) -> tuple[Edit, ...]:
@@ -39,12 +42,15 @@ def _combined(node: ast.BoolOp, at: Place) -> tuple[Edit, ...]:
     where = _spelling(node.values[0], at)
     if not where or len(node.values) != 2 or not all(_is_scalar_truth(one, at) for one in node.values):
         return ()
+    if not _is_plain(node, tuple(node.values), at):
+        return ()
     word = "logical_and" if isinstance(node.op, ast.And) else "logical_or"
     return (at.replace(node, f"{where}.{word}({', '.join(_on_one_line(one, at) for one in node.values)})"),)
 
 
 def _on_one_line(node: ast.expr, at: Place) -> str:
-    return " ".join(at.source(node).split())
+    text = at.source(node)
+    return " ".join(text.split()) if "\n" in text else text
 
 
 def choice(node: ast.AST, at: Place) -> str:
@@ -123,6 +129,17 @@ def _is_scalar_truth(test: ast.expr, at: Place) -> bool:
         numbers = [at.value(one).kind == NUMBER for one in sides]
         return any(scalars) and all(scalar or number for scalar, number in zip(scalars, numbers, strict=True))
     return at.value(test).dtype == "bool" and _is_scalar(test, at)
+
+
+def _is_about(test: ast.expr, base: str, at: Place) -> bool:
+    """Whether a condition compares the chosen tensor itself with a number, and so has its one element and its shape."""
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], _ORDERS):
+        return False
+    left, right = test.left, test.comparators[0]
+    return any(
+        isinstance(one, ast.Name) and one.id == base and at.value(other).kind == NUMBER
+        for one, other in ((left, right), (right, left))
+    )
 
 
 def _is_number(node: ast.expr, at: Place) -> bool:

@@ -134,14 +134,14 @@ def _is_of(base: ast.expr, mask: ast.expr, at: Place) -> bool:
 
 def _check_put(node: ast.Call, at: Place) -> Iterator[Finding]:
     func = node.func
-    if not isinstance(func, ast.Attribute) or func.attr not in _PUTS or not at.on_device:
+    if not isinstance(func, ast.Attribute) or func.attr not in _PUTS:
         return
     of_module = at.name(node) == "torch.index_put"
     indices = at.keyword(node, "indices", 1 if of_module else 0)
     items = indices.elts if isinstance(indices, (ast.Tuple, ast.List)) else []
     base = (node.args[0] if node.args else node) if of_module else func.value
     mask = next((one for one in items if shapes.is_mask(one, at, shapes.is_array(at.value(base)))), None)
-    if mask is not None:
+    if mask is not None and shapes.runs_on_xla(at, at.value(base)):
         by = shapes.short(at, mask, "the mask")
         yield at.finding(
             node,

@@ -98,9 +98,9 @@ def check(node: ast.Call, at: Place) -> Iterator[Finding]:
 
 
 def _check_torch(node: ast.Call, last: str, given: ast.expr | None, of_method: bool, at: Place) -> Iterator[Finding]:
-    if last not in _TORCH or not at.on_device or _has_size(node, last, at, of_method):
-        return
     value = at.value(given)
+    if last not in _TORCH or not shapes.runs_on_xla(at, value) or _has_size(node, last, at, of_method):
+        return
     if value.lib == "tf" or value.where == "host" or value.kind in _ON_HOST:
         return
     if last == "where" and not _has_one_argument(node, at):

@@ -151,13 +151,13 @@ def _check_call(node: ast.Call, last: str, at: Place) -> Iterator[Finding]:
         yield from _check_function(node, name, at)
     elif isinstance(node.func, ast.Attribute) and last in _METHODS:
         receiver = at.value(node.func.value)
-        if shapes.is_array(receiver) and receiver.lib != "tf" and at.on_device:
+        if shapes.is_array(receiver) and receiver.lib != "tf" and shapes.runs_on_xla(at, receiver):
             yield from _check_sizes(node, last, _METHODS[last], at)
 
 
 def _check_function(node: ast.Call, name: str, at: Place) -> Iterator[Finding]:
     given = node.args[0] if node.args else at.keyword(node, "input") or at.keyword(node, "tensor")
-    if not at.on_device or (given is not None and at.value(given).where == "host"):
+    if at.value(given).where == "host" or not shapes.runs_on_xla(at, at.value(given)):
         return
     short = name.removeprefix("torch.")
     if name in _PACKS:

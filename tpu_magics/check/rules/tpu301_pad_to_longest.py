@@ -41,7 +41,7 @@ GROUP = "recompiles"
 WHY = "Each new longest row is a new input shape, and XLA compiles the training step again for every one."
 NODES = (ast.Call,)
 MULTIPLE = 64
-_FIX = 'Write pad_to_multiple_of=64, or padding="max_length" with max_length.'
+_FIX = 'Write `pad_to_multiple_of=64`, or `padding="max_length"` with a `max_length`.'
 _TRAINERS = ("transformers.Trainer", "transformers.Seq2SeqTrainer")
 _TF_METHODS = frozenset(("padded_batch", "ragged_batch", "bucket_by_sequence_length"))
 
@@ -117,7 +117,7 @@ def _trainer(node: ast.Call, at: Place) -> Iterator[Finding]:
         yield at.finding(
             node,
             f"Trainer is given no data_collator and pads each batch to its longest row with {at.source(given)}.",
-            f"Write data_collator=DataCollatorWithPadding({at.source(given)}, pad_to_multiple_of=64).",
+            f"Write `data_collator=DataCollatorWithPadding({at.source(given)}, pad_to_multiple_of=64)`.",
         )
 
 
@@ -135,7 +135,7 @@ def _longest(node: ast.Call, at: Place) -> Iterator[Finding]:
         yield at.finding(
             node,
             f"Each batch is padded to its longest row: {at.source(node)}.",
-            f"Round it up: -(-{at.source(node)} // 64) * 64.",
+            f"Round it up: `-(-{at.source(node)} // 64) * 64`.",
         )
 
 
@@ -151,9 +151,9 @@ def _tf(node: ast.Call, at: Place, method: str) -> Iterator[Finding]:
     if method == "bucket_by_sequence_length":
         if at.constant(at.keyword(node, "pad_to_bucket_boundary", 6)) is True:
             return
-        fix = "Write pad_to_bucket_boundary=True."
+        fix = "Write `pad_to_bucket_boundary=True`."
     else:
-        fix = "Write padded_batch() with padded_shapes that name every length."
+        fix = "Write `.padded_batch()` with `padded_shapes` that name every length."
     yield at.finding(node, f".{method}() pads each batch to its longest row.", fix)
 
 

@@ -86,7 +86,7 @@ def _said(call: Call, dataset: ast.expr | None, number: int | None, length: floa
     else:
         rest = f" of {call.at.source(dataset)}" if isinstance(dataset, (ast.Name, ast.Attribute)) else ""
         message = f"This training {name} keeps the short last batch{rest}."
-    fix = "Write drop_last=True, or pad the last batch to the batch size."
+    fix = "Write `drop_last=True`, or pad the last batch to the batch size."
     return call.at.finding(call.node, message, fix)
 
 

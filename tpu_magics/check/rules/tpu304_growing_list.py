@@ -60,13 +60,13 @@ def check(node: ast.Call | ast.Assign | ast.AugAssign, at: Place) -> Iterator[Fi
         yield at.finding(
             node,
             f"{kept.name} grows by a tensor at every step, and {at.source(use)} computes with all of it.",
-            "Keep a running sum (total += loss.detach()), or compute after the loop.",
+            "Keep a running sum (`total += loss.detach()`), or compute after the loop.",
         )
     elif (graph := growing.with_its_graph(kept, at)) is not None:
         yield at.finding(
             node,
             f"{kept.name} keeps {at.source(graph)} of every step, with its autograd graph.",
-            f"Keep {at.source(graph)}.detach().",
+            f"Keep `{at.source(graph)}.detach()`.",
             why=_WHY_GRAPH,
             edits=(at.insert_after(graph, ".detach()"),) if growing.only_read(kept, at) else (),
         )

@@ -57,7 +57,7 @@ def check(node: ast.Call, at: Place) -> Iterator[Finding]:
     yield at.finding(
         node,
         f"{callee} gets the padded {given} without the attention_mask.",
-        f"Write attention_mask={source} in the call.",
+        f"Write `attention_mask={source}` in the call.",
     )
 
 

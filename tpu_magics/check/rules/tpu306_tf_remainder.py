@@ -89,7 +89,7 @@ def _said(call: Call, number: int | None, length: float | None) -> Finding:
         message = f"{written} gives this training set a last batch of {length % number:.0f} rows instead of {number}."
     else:
         message = f"{written} keeps the short last batch of this training set."
-    return call.at.finding(call.node, message, f"Write drop_remainder=True in {written[1:].partition('(')[0]}().")
+    return call.at.finding(call.node, message, f"Write `.{call.method}(..., drop_remainder=True)`.")
 
 
 # -- what is for training --------------------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ def check_program(program: Program) -> Iterator[Finding]:
 
 def _check_lines(cell: Cell, at: Place) -> Iterator[Finding]:
     magics = {one.line: one.words for one in cell.line_magics if one.name in ("env", "set_env")}
-    shell = cell.magic in ("bash", "sh", "script") or bool(cell.line_magics) or cell.number is not None
+    shell = cell.magic in ("bash", "sh", "script") or bool(cell.line_magics) or at.notebook
     for number, line in enumerate(cell.lines, start=1):
         found = _WORDS.search(magics[number]) if number in magics else _of_shell(line, cell) if shell else None
         if found is not None and found[2].lower() not in _OFF:

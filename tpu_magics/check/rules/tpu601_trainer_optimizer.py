@@ -58,7 +58,8 @@ _BITSANDBYTES = frozenset(
 _GONE = ("adamw_hf", "adamw_apex_fused")
 _ENUM = "transformers.OptimizerNames."
 _ENUM_NAMES = {"ADAMW_BNB": "adamw_bnb_8bit", "LION": "lion_32bit", "PAGED_ADAMW": "paged_adamw_32bit",
-    "PAGED_LION": "paged_lion_32bit", "PAGED_ADEMAMIX": "paged_ademamix_32bit"}  # fmt: skip
+    "PAGED_LION": "paged_lion_32bit", "PAGED_ADEMAMIX": "paged_ademamix_32bit", "RMSPROP_8BIT": "rmsprop_bnb_8bit",
+    "RMSPROP_32BIT": "rmsprop_bnb_32bit"}  # fmt: skip
 
 
 def check(node: ast.Assign, at: Place) -> Iterator[Finding]:
