@@ -671,7 +671,7 @@ _MOVERS = frozenset(("send_to_device", "to_device", "move_to_device", "move_to",
 
 
 def _moved_by(node: ast.AST) -> set[str]:
-    """Names moved by `x.to(device)`, `{k: v.to(device) for k, v in batch.items()}` or `send_to_device(batch, device)`."""
+    """Names moved by `x.to(device)`, `{k: v.to(d) for k, v in batch.items()}` or `send_to_device(batch, device)`."""
     if not isinstance(node, ast.Call):
         return set()
     func = node.func

@@ -58,7 +58,7 @@ _RANK = Value(NUMBER, name="%rank")
 _VARIES = Value(NUMBER, varies=True)
 
 _BOOLS = "eq ne lt le gt ge isnan isinf isfinite isclose logical_and logical_or logical_not logical_xor isin greater " \
-    "less greater_equal less_equal not_equal is_nan is_inf is_finite isneginf isposinf "
+    "less greater_equal less_equal not_equal is_nan is_inf is_finite isneginf isposinf " \
     "signbit equal_ any all"  # fmt: skip
 _INTS = "argmax argmin argsort searchsorted bucketize bincount randint randint_like arange randperm one_hot " \
     "multinomial range shape rank size"  # fmt: skip

@@ -89,6 +89,8 @@ def with_distributed(tensor):
         dist.broadcast(tensor, src=0)  # ok: TPU406
     else:
         dist.broadcast(tensor, src=0)  # ok: TPU406
+    if rank < 2:
+        dist.all_reduce(tensor, group=dist.new_group([0, 1]))  # ok: TPU406
     if rank != 0:
         dist.barrier()  # TPU406: `dist.barrier`
         return

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tpu_magics.check.place import Place
 
 Position = tuple[int, int]
+Span = tuple[Position, Position]
 
 
 def added(call: ast.Call, text: str, at: Place) -> tuple[Edit, ...]:
@@ -35,32 +36,37 @@ def added(call: ast.Call, text: str, at: Place) -> tuple[Edit, ...]:
 
 def removed(call: ast.Call, keyword: ast.keyword, at: Place) -> tuple[Edit, ...]:
     """The edit that takes a keyword out of a call; none where a comment would be torn apart."""
-    parts: list[ast.AST] = [*call.args, *call.keywords]
-    parts.sort(key=lambda one: (getattr(one, "lineno", 0), getattr(one, "col_offset", 0)))
-    return without(keyword, keyword, parts, at.replace(call, "").end, at)
+    spans = sorted(_span(one, one, at) for one in (*call.args, *call.keywords))
+    return _without(_span(keyword, keyword, at), spans, at.replace(call, "").end, at)
 
 
-def removed_entry(made: ast.Dict, key: ast.expr, value: ast.expr, at: Place) -> tuple[Edit, ...]:
+def removed_entry(made: ast.Dict, key: ast.expr, at: Place) -> tuple[Edit, ...]:
     """The same for a key and its value in a dict literal."""
-    starts = [one if one is not None else other for one, other in zip(made.keys, made.values, strict=True)]
-    return without(key, value, starts, at.replace(made, "").end, at)
+    pairs = [(one or value, value) for one, value in zip(made.keys, made.values, strict=True)]
+    spans = [_span(first, last, at) for first, last in pairs]
+    wanted = next(span for span, (first, _) in zip(spans, pairs, strict=True) if first is key)
+    return _without(wanted, spans, at.replace(made, "").end, at)
 
 
-def without(first: ast.AST, last: ast.AST, parts: Sequence[ast.AST], closed: Position, at: Place) -> tuple[Edit, ...]:
-    """Take out what reaches from `first` to `last`, one of the `parts` of a bracket that ends at `closed`."""
-    start, end = at.replace(first, "").start, at.replace(last, "").end
+def _span(first: ast.AST, last: ast.AST, at: Place) -> Span:
+    return at.replace(first, "").start, at.replace(last, "").end
+
+
+def _without(wanted: Span, spans: Sequence[Span], closed: Position, at: Place) -> tuple[Edit, ...]:
+    """Take one of the parts of a bracket out, that ends at `closed`."""
+    start, end = wanted
     whole = _whole_lines(start, end, at)
     if whole is not None:
         return (whole,)
-    number = parts.index(first)
-    if number + 1 < len(parts):
-        following = at.replace(parts[number + 1], "").start
+    number = spans.index(wanted)
+    if number + 1 < len(spans):
+        following = spans[number + 1][0]
         return (Edit(start, following, ""),) if _is_only_comma(end, following, at) else ()
     if number == 0:
         stop = (closed[0], closed[1] - 1)
         return (Edit(start, stop, ""),) if _is_only_comma(end, stop, at) else ()
-    comma = at.replace(parts[number - 1], "").end
-    return (Edit(comma, end, ""),) if _is_only_comma(comma, start, at) else ()
+    before = spans[number - 1][1]
+    return (Edit(before, end, ""),) if _is_only_comma(before, start, at) else ()
 
 
 def _whole_lines(start: Position, end: Position, at: Place) -> Edit | None:

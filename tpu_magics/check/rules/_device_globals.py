@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.rules import _launch, _runtime, _workers
 from tpu_magics.check.rules._launch import END
 from tpu_magics.check.values import MODEL
@@ -45,7 +46,7 @@ def names_set(node: Statement, at: Place) -> list[str]:
                 return [owner.id]
         return []
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
+    return [one.id for target in targets for one in nodes_of(target) if isinstance(one, ast.Name)]
 
 
 def users(name: str, position: _launch.Position, program: Program) -> Iterator[_launch.Launch]:
@@ -64,7 +65,7 @@ def _given(launch: _launch.Launch) -> set[str]:
     if launch.call is not None:
         skipped = 1 if launch.call.node.args else 0
         parts: list[ast.expr] = [*launch.call.node.args[skipped:], *(one.value for one in launch.call.node.keywords)]
-        return {one.id for part in parts for one in ast.walk(part) if isinstance(one, ast.Name)}
+        return {one.id for part in parts for one in nodes_of(part) if isinstance(one, ast.Name)}
     return {word.partition("=")[2] or word for word in launch.words.split()}
 
 

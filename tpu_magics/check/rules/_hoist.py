@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.rules import _ranks
 from tpu_magics.check.values import CLASS, FUNCTION, LIST, MODEL, MODULE, TENSOR
 
@@ -150,7 +151,7 @@ def _own_class(call: Call, function: Function | None) -> str:
 
 
 def _contains(outer: ast.AST, node: ast.AST) -> bool:
-    return any(one is node for one in ast.walk(outer))
+    return any(one is node for one in nodes_of(outer))
 
 
 def _arguments(call: Call, function: Function | None) -> str:
@@ -215,7 +216,7 @@ def _stored(function: Function) -> dict[str, list[int]]:
     memo, key = function.at.program.memo, ("stored", id(function))
     if key not in memo:
         found: dict[str, list[int]] = {}
-        for node in ast.walk(function.node):
+        for node in nodes_of(function.node):
             if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
                 found.setdefault(node.id, []).append(node.lineno)
         memo[key] = found
@@ -225,7 +226,7 @@ def _stored(function: Function) -> dict[str, list[int]]:
 
 def _changed(name: str, call: Call, function: Function) -> str:
     """Whether the function has changed the object behind a name before the call."""
-    for node in ast.walk(function.node):
+    for node in nodes_of(function.node):
         line = getattr(node, "lineno", 0)
         if line < call.node.lineno and _changes(node, name) and call.at.value(node).kind not in (MODULE, FUNCTION):
             return f"needs `{name}`, which is changed in line {line}"
@@ -248,11 +249,11 @@ def _first(node: ast.AST) -> str:
 
 def helper_problem(function: Function) -> str:
     """What speaks against calling a helper that returns a model in the notebook; "" where nothing does."""
-    nodes = [node for node in ast.walk(function.node) if isinstance(node, ast.Return) and node.value is not None]
+    nodes = [node for node in nodes_of(function.node) if isinstance(node, ast.Return) and node.value is not None]
     other = next((node for node in nodes if function.at.value(node.value).kind != MODEL), None)
     if other is not None:
         return f"`{function.name}` returns more than the model (line {other.lineno})"
-    if any(isinstance(node, (ast.Global, ast.Nonlocal)) for node in ast.walk(function.node)):
+    if any(isinstance(node, (ast.Global, ast.Nonlocal)) for node in nodes_of(function.node)):
         return f"`{function.name}` sets names outside of itself"
     touched = (call for call in function.calls if call.name.startswith(("torch_xla.", "accelerate.")))
     return f"`{function.name}` uses the device" if next(touched, None) is not None else ""

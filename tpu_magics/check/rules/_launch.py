@@ -31,6 +31,8 @@ TRAIN = "tpu_train"
 Position = tuple[int, float, float]
 END = float("inf")
 _PROCESSES = re.compile(r"(?:^|\s)(?:-n\s*|--processes[\s=]\s*)(\d+)\b")
+_GPUS = re.compile(r"nvidia-smi|torch\.cuda\b|[\"']cuda\b")
+_TPUS = re.compile(r"tpu|xla", re.IGNORECASE)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -74,6 +76,14 @@ def launches(program: Program) -> tuple[Launch, ...]:
 def position_of(at: Place, node: ast.AST) -> Position:
     """Where a node stands in the order of cells and lines."""
     return (at.cell_index, getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
+
+
+def is_for_gpus(program: Program) -> bool:
+    """Whether a program speaks of CUDA and never of a TPU: accelerate's launcher starts workers on GPUs as well."""
+    if "for_gpus" not in program.memo:
+        texts = [cell.text for cell in program.cells]
+        program.memo["for_gpus"] = any(map(_GPUS.search, texts)) and not any(map(_TPUS.search, texts))
+    return bool(program.memo["for_gpus"])
 
 
 # -- calls ------------------------------------------------------------------------------------------------------------

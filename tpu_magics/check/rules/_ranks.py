@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.rules import _launch
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _early_exit(parent: ast.AST, child: ast.stmt, at: Place) -> Guard | None:
 
 def depends(node: ast.expr, at: Place, depth: int = _DEPTH) -> bool:
     """Whether an expression has other values on other ranks."""
-    return any(_is_rank(one, at, depth) for one in ast.walk(node))
+    return any(_is_rank(one, at, depth) for one in nodes_of(node))
 
 
 def _is_rank(node: ast.AST, at: Place, depth: int) -> bool:
@@ -148,7 +149,7 @@ def definitions(function: Function) -> dict[str, list[ast.expr]]:
 
 def _definitions(tree: ast.AST) -> dict[str, list[ast.expr]]:
     found: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         for target, value in _assigned(node):
             if isinstance(target, ast.Name):
                 found.setdefault(target.id, []).append(value)

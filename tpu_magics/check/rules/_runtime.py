@@ -11,6 +11,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.values import DEVICE, Value
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def on_cpu(call: Call) -> bool:
 def devices_given(node: ast.AST, at: Place) -> list[ast.expr]:
     """The XLA devices that an expression puts something on: `x.to(device)`, `torch.ones(3, device=device)`."""
     found: list[ast.expr] = []
-    for one in ast.walk(node):
+    for one in nodes_of(node):
         if not isinstance(one, ast.Call):
             continue
         given = [keyword.value for keyword in one.keywords if keyword.arg == "device"]

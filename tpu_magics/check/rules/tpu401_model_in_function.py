@@ -49,6 +49,8 @@ WHY = (
 def check_program(program: Program) -> Iterator[Finding]:
     said: set[int] = set()
     for launch in _launch.launches(program):
+        if not launch.ours and _launch.is_for_gpus(program):
+            continue
         if launch.ranks == 1 or "--hoist off" in " ".join(launch.words.split()) or _keeps(launch):
             continue
         for call, problem in _built(launch, program):

@@ -22,9 +22,10 @@ Use instead
 
     notebook_launcher(training_function, (model,))
 What it cannot see
-    What imported modules do. A notebook that launches nothing and trains in its own cells may use the device there;
-    so may code behind the launch, and a function that workers alone call. In a notebook that uses tpu_magics,
-    `set_seed` and `TrainingArguments` are kept from starting the runtime.
+    What imported modules do. A notebook that launches nothing may use the device in its own cells, unless all of its
+    training waits in a function that nothing calls yet; so may code behind the launch, and a function that workers
+    alone call. In a notebook that uses tpu_magics, `set_seed` and `TrainingArguments` are kept from starting the
+    runtime.
 """
 
 from __future__ import annotations
@@ -128,10 +129,11 @@ def _reached_from_top(function: Function, depth: int) -> list[_launch.Position]:
 
 
 def _is_to_be_launched(program: Program) -> bool:
-    """Whether a notebook's training stands in a function that nothing calls yet: it trains nowhere itself."""
+    """Whether a notebook's training stands in a function that nothing calls yet, and it trains nowhere itself."""
     if not program.notebook:
         return False
-    return not any(_runs_in_notebook(call.at, _DEPTH) for call in program.all_calls if _is_step(call))
+    steps = [call for call in program.all_calls if _is_step(call)]
+    return bool(steps) and not any(_runs_in_notebook(call.at, _DEPTH) for call in steps)
 
 
 def _is_step(call: Call) -> bool:

@@ -29,6 +29,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.rules import _device_globals, _launch, _workers
 from tpu_magics.check.values import MODEL, OPTIMIZER
 
@@ -99,6 +100,6 @@ def _is_prepared(name: str, launch: _launch.Launch, program: Program) -> bool:
             if call.method not in ("prepare", "prepare_optimizer") and not call.name.endswith("Trainer"):
                 continue
             parts = [*call.node.args, *(one.value for one in call.node.keywords)]
-            if any(isinstance(one, ast.Name) and one.id in names for part in parts for one in ast.walk(part)):
+            if any(isinstance(one, ast.Name) and one.id in names for part in parts for one in nodes_of(part)):
                 return True
     return False

@@ -10,14 +10,10 @@ Example
     xmp.spawn(_mp_fn, args=(flags,), nprocs=8)
 Use instead
     xmp.spawn(_mp_fn, args=(flags,))
-
-    or let tpu_magics start the workers, which honours the number (and rehearses that many ranks without a TPU):
-
-    %%tpu_train -n 8
-    xmp.spawn(_mp_fn, args=(flags,), nprocs=8)
+    # in a cell with %%tpu_train on top nprocs=8 is honoured, and rehearsed where there is no TPU
 What it cannot see
     Numbers that are known only when the program runs. `num_processes=8` is the guides' form for a host with eight
-    chips and is not reported, though it starts four processes where there are four. Calls with
+    chips and is not reported, though four processes are started where there are four. Calls with
     `mixed_precision="fp16"` are taken for a GPU's.
 """
 
@@ -47,6 +43,8 @@ FINE = (None, 0, 1, 8)
 def check_program(program: Program) -> Iterator[Finding]:
     for launch in _launch.launches(program):
         if launch.call is None or launch.ours or not isinstance(launch.ranks, int):
+            continue
+        if _launch.is_for_gpus(program):
             continue
         if launch.kind == _launch.SPAWN and launch.ranks != 1:
             yield _spawn(launch)

@@ -17,7 +17,7 @@ Use instead
         loss_fn(model(x.to(device)), y.to(device)).backward()
         xm.optimizer_step(optimizer, barrier=True)
 
-    or an MpDeviceLoader(loader, device), which syncs at each batch
+    # or go over an MpDeviceLoader(loader, device), which syncs at each batch
 What it cannot see
     Loaders of which it is not known what made them. In one process `optimizer.step(); torch_xla.sync()` is fine.
 """

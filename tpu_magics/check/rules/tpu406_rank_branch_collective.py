@@ -27,6 +27,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.rules import _ranks, _workers
 from tpu_magics.check.values import ACCELERATOR, TRAINER
 
@@ -55,6 +56,8 @@ METHODS = {
         "check_trigger")),
     TRAINER: frozenset(("train", "evaluate", "predict")),
 }  # fmt: skip
+# Among some ranks only: then only these enter.
+_GROUPS = ("group", "groups", "replicas")
 # On names that people give to an accelerator only.
 _ONLY_THERE = frozenset(("gather_for_metrics", "wait_for_everyone"))
 
@@ -74,7 +77,7 @@ def check_program(program: Program) -> Iterator[Finding]:
 def is_collective(call: Call) -> bool:
     """Whether a call waits for the other ranks."""
     if call.name:
-        return call.name in COLLECTIVES
+        return call.name in COLLECTIVES and not any(one.arg in _GROUPS for one in call.node.keywords)
     return call.method in METHODS.get(call.receiver.kind, ()) or call.method in _ONLY_THERE
 
 
@@ -117,7 +120,7 @@ def _short(text: str, most: int = 60) -> str:
 def _others_do(call: Call, guard: _ranks.Guard, program: Program) -> bool:
     """Whether the ranks that do not come here enter the same collective in their own branch."""
     spelling = _spelling(call.node)
-    if any(_spelling(node) == spelling for one in guard.others for node in ast.walk(one)):
+    if any(_spelling(node) == spelling for one in guard.others for node in nodes_of(one)):
         return True
     if guard.main is None:
         return False

@@ -15,7 +15,7 @@ Use instead
         ...
         xm.save(model.state_dict(), "model.pt")  # moved to the CPU, written by the main rank only
 
-    After `%%tpu_train` the trained weights are in the notebook's model: save it in the next cell.
+    # after %%tpu_train the trained weights are in the notebook's model: it can be saved in the next cell
 What it cannot see
     Other ways to write (`open(...).write`, `to_csv`, `savefig`). Saves under a condition on the rank, by
     `accelerator.save`, with `is_main_process=`, and to a path with the rank in it are fine.
@@ -58,7 +58,18 @@ def _is_fine(call: Call) -> bool:
     at, node = call.at, call.node
     if any(at.keyword(node, name) is not None for name in _GUARDS) or at.open_keywords(node):
         return True
-    return _has_own_path(node, at) or _ranks.is_guarded(node, at)
+    return _is_in_memory(call) or _has_own_path(node, at) or _ranks.is_guarded(node, at)
+
+
+def _is_in_memory(call: Call) -> bool:
+    """`torch.save(x, io.BytesIO())`, also through a name."""
+    for given in call.node.args[1:2]:
+        values = [given]
+        if isinstance(given, ast.Name) and call.at.function is not None:
+            values += _ranks.definitions(call.at.function).get(given.id, [])
+        if any("BytesIO" in call.at.source(one) for one in values):
+            return True
+    return False
 
 
 def _has_own_path(node: ast.Call, at: Place) -> bool:

@@ -89,7 +89,7 @@ def _fix(key: str, known: frozenset[str]) -> str:
 def _without(config: _fsdp.Config, entry: _fsdp.Entry) -> tuple[Edit, ...]:
     if entry.made is None or not isinstance(entry.node, ast.expr) or entry.value is None:
         return ()
-    return _arguments.removed_entry(entry.made, entry.node, entry.value, config.at)
+    return _arguments.removed_entry(entry.made, entry.node, config.at)
 
 
 def _dtypes(settings: _fsdp.Config) -> Iterator[Finding]:

@@ -40,8 +40,8 @@ CODE = "TPU703"
 NAME = "outside-strategy-scope"
 GROUP = "tensorflow"
 WHY = (
-    "Variables made outside of the scope live on the host: Keras raises that they were not created in the strategy's "
-    "scope, or trains on the host and leaves the TPU idle."
+    "Variables made outside of the scope belong to no core of the TPU: Keras raises (\"Mixing different "
+    "tf.distribute.Strategy objects\"), or trains on the host and leaves the TPU idle."
 )
 
 _MODELS = re.compile(
