@@ -104,7 +104,8 @@ FIXED = {
     "batch_norm": "F.batch_norm(x, None, None, training=True, eps=1e-3 * step)",
     "narrow": "x.narrow(1, step, 2)", "repeat": "x.repeat(step, 1)", "tile": "x.tile((step,))",
     "expand": "x.expand(step, 8, 16)", "broadcast_to": "torch.broadcast_to(x, (step, 8, 16))",
-    "split": "x.split(step)[0] * 2", "tensor_split": "torch.tensor_split(y, step)[0] * 2", "chunk": "torch.chunk(y, step)[0] * 2",
+    "split": "x.split(step)[0] * 2", "tensor_split": "torch.tensor_split(y, step)[0] * 2",
+    "chunk": "torch.chunk(y, step)[0] * 2",
     "adaptive_avg_pool1d": "F.adaptive_avg_pool1d(y, 2**step)",
     "repeat_interleave": "x.repeat_interleave(step, 0)",
     "one_hot": "F.one_hot(torch.zeros(4, dtype=torch.long, device=device), step)", "pad": "F.pad(x, (0, step))",
@@ -217,10 +218,8 @@ def test_what_is_computed_from_a_growing_list_compiles_at_each_step(
     assert measured[1] == {name: count for name, (_, count) in GROWING.items()}
 
 
-@pytest.mark.parametrize("name", sorted(FIXED))
+@pytest.mark.parametrize("name", sorted(FIXED.keys() - {"a position in a tensor without dimensions"}))
 def test_what_was_measured_to_compile_is_found(name: str) -> None:
-    if name == "a position in a tensor without dimensions":
-        pytest.skip("a tensor as an index is the shapes group's")
     assert [one.code for one in found(STEPS.format(code=FIXED[name]))] == ["TPU303"], FIXED[name]
 
 
@@ -327,7 +326,7 @@ def test_a_detached_loss_is_the_same_number() -> None:
         names: dict[str, Any] = {"torch": torch}
         exec(text, names)
         losses, w = names["train"](x, 5)
-        results.append(([float(one) for one in losses], w.tolist()))
+        results.append(([float(one.detach()) for one in losses], w.tolist()))
     assert results[0] == results[1]
 
 

@@ -24,8 +24,8 @@ def test_without_runs_nothing_is_known(runs: Path) -> None:
     found = seconds()
     assert (found.compile, found.token) == (None, None)
     assert found.compile_text == (
-        "Seconds of compiles are not available: no earlier run measured them here; train once with %%tpu_train, or give "
-        "--compile-seconds."
+        "Seconds of compiles are not available: no earlier run measured them here; train once with %%tpu_train, or "
+        "give --compile-seconds."
     )
     Recorded(runs).write(*began(CREATED))
     assert "none of the 1 earlier runs measured them here" in seconds().compile_text

@@ -6,9 +6,13 @@ written (fixing.py).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+
+_CELL = re.compile(r"In \[(\d+)\]")
 
 
 @dataclass(frozen=True)
@@ -66,4 +70,10 @@ class Finding:
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:
     """By file, cell, place and code; the same thing said twice stays once."""
-    return sorted(set(findings), key=lambda one: (one.path, one.cell or 0, one.line, one.column, one.code))
+    return sorted(set(findings), key=_place)
+
+
+def _place(one: Finding) -> tuple[str, int, int, int, int, str]:
+    cell = _CELL.fullmatch(one.path)
+    path, number = ("In [", int(cell[1])) if cell else (one.path, 0)
+    return path, number, one.cell or 0, one.line, one.column, one.code

@@ -56,7 +56,16 @@ def _findings(cells: Sequence[Cell], found: argparse.Namespace) -> list[Finding]
     select, ignore = (
         tuple(filter(None, (words or "").replace(" ", "").split(","))) for words in (found.select, found.ignore)
     )
-    return check_chosen(cells, select, ignore)
+    try:
+        return check_chosen(cells, select, ignore)
+    except TpuMagicsError:
+        raise
+    except Exception as fault:
+        raise TpuMagicsError(
+            f"The check broke off with {type(fault).__name__}: {fault}.",
+            "That is a fault of tpu_magics, not of your code; nothing was run or changed.",
+            "Please report it with the cell that it happens on.",
+        ) from fault
 
 
 def _asked(

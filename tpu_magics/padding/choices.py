@@ -15,7 +15,7 @@ from tpu_magics.padding.measured import Seconds
 
 MOST_PADDED = 0.2  # of all token slots: what a choice without measured seconds may waste
 SHOWN_BUCKETS = (2, 4, 8)
-SURE = ("max", "multiple", "longest", "none", "buckets")  # shapes hold for any data; or only for data like these
+SURE = ("max", "multiple", "none", "longest", "buckets")  # shapes hold for any data; or only for data like these
 RANKS_DIFFER = "ranks draw batches of their own, and would take different shapes in one step: on a TPU they hang"
 
 

@@ -112,14 +112,14 @@ def _asks_whether_there(node: ast.expr, at: Place) -> bool:
     if isinstance(node, ast.Name):
         function = at.function
         given = next((one for one in function.parameters if one.arg == node.id), None) if function is not None else None
-        return given is not None and (_FLAG.match(node.id) is not None or "Tensor" not in _annotation(given))
+        return given is not None and (_FLAG.match(node.id) is not None or not _is_annotated(given))
     if isinstance(node, (ast.Attribute, ast.Subscript)):
         return at.value(node.value).kind not in (TENSOR, INSTANCE, MODEL)
     return False
 
 
-def _annotation(given: ast.arg) -> str:
-    return ast.unparse(given.annotation) if given.annotation is not None else ""
+def _is_annotated(given: ast.arg) -> bool:
+    return given.annotation is not None and re.search(r"Tensor\b", ast.unparse(given.annotation)) is not None
 
 
 def _of_test(node: ast.If | ast.While | ast.Assert | ast.IfExp, at: Place) -> Iterator[ast.expr]:

@@ -11,8 +11,10 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules._origins import SCOPES, own_nodes
-from tpu_magics.check.values import ARRAY, LIST, LOADER, NUMBER, TFDATA, UNKNOWN
+from tpu_magics.check.nodes import nodes_of
+from tpu_magics.check.rules._origins import own_nodes
+from tpu_magics.check.rules._steps import step_loop
+from tpu_magics.check.values import ARRAY, LIST, NUMBER, UNKNOWN
 
 if TYPE_CHECKING:
     from tpu_magics.check.place import Loop, Place
@@ -25,10 +27,6 @@ _DRAWS = frozenset(
     ("randint", "random", "uniform", "choice", "randrange", "gauss", "triangular", "betavariate", "normalvariate",
      "rand", "randn", "beta", "normal", "time", "perf_counter", "monotonic")
 )  # fmt: skip
-# Calls after which the graph is run: what follows is another one.
-_CUTS = frozenset(
-    ("backward", "step", "optimizer_step", "mark_step", "sync", "item", "tolist", "train_on_batch", "apply_gradients")
-)
 _KINDS = (NUMBER, UNKNOWN)
 # What gives a number of its arguments, and no new one.
 _NUMERIC = frozenset(
@@ -69,38 +67,6 @@ def _scope(at: Place) -> Scope:
     return found
 
 
-def step_loop(at: Place) -> Loop | None:
-    """The innermost loop around a place of which each round is a graph of its own: a step is made or read in it."""
-    return next((one for one in reversed(at.loops) if one.is_step and _is_cut(at, one)), None)
-
-
-def _is_cut(at: Place, loop: Loop) -> bool:
-    """A loop over a range that only calls a model is unrolled into one graph."""
-    if loop.loader.kind in (LOADER, TFDATA) or loop.loader.ref is not None:
-        return True
-    key = ("cut", id(loop.node))
-    if key not in at.program.memo:
-        at.program.memo[key] = any(_cuts(at, node) for node in _outside_of_loops(loop.node.body))
-    return bool(at.program.memo[key])
-
-
-def _cuts(at: Place, node: ast.AST) -> bool:
-    if not isinstance(node, ast.Call):
-        return False
-    func = node.func
-    last = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
-    return last in _CUTS or bool(getattr(at.value(func).ref, "steps", False))
-
-
-def _outside_of_loops(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    waiting: list[ast.AST] = list(body)
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if not isinstance(node, (*SCOPES, ast.For, ast.AsyncFor, ast.While)):
-            waiting.extend(ast.iter_child_nodes(node))
-
-
 def _inner_loops(at: Place, loop: Loop | None) -> Iterator[ast.AST]:
     """Loops around the place that are inside the step: unrolled."""
     start = at.loops.index(loop) + 1 if loop is not None else 0
@@ -110,7 +76,7 @@ def _inner_loops(at: Place, loop: Loop | None) -> Iterator[ast.AST]:
 
 def _targets(node: ast.AST) -> set[str]:
     target = getattr(node, "target", None)
-    return {one.id for one in ast.walk(target) if isinstance(one, ast.Name)} if target is not None else set()
+    return {one.id for one in nodes_of(target) if isinstance(one, ast.Name)} if target is not None else set()
 
 
 def _assignments(body: list[ast.stmt]) -> Iterator[tuple[str, list[ast.AST]]]:
@@ -169,7 +135,7 @@ def _given_changes(scope: Scope, name: str, given: ast.AST, far: int) -> bool:
     if isinstance(given, ast.AugAssign):
         # Counted up in the step, and never set there: carried from step to step.
         return len(scope.given[name]) == 1 and scope.loop is not None and scope.at.value(given.target).kind in _KINDS
-    if any(_dotted(one) == name for one in ast.walk(given)):
+    if any(_dotted(one) == name for one in nodes_of(given)):
         return False
     return _changes(scope, given, far)
 

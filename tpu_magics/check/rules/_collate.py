@@ -11,6 +11,9 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.nodes import nodes_of
+from tpu_magics.check.rules._origins import origin
+
 if TYPE_CHECKING:
     from tpu_magics.check.place import Place
     from tpu_magics.check.program import Function
@@ -74,7 +77,7 @@ def pads_to_longest(node: ast.Call, at: Place) -> bool:
 
 def _has_a_dummy(rows: ast.expr) -> bool:
     """`pad_sequence([torch.zeros(LENGTH), *rows])`: one row that is as long as all should be."""
-    return any(isinstance(one, ast.Call) and _last(one) in _CREATES for one in ast.walk(rows))
+    return any(isinstance(one, ast.Call) and _last(one) in _CREATES for one in nodes_of(rows))
 
 
 def _calls_of(at: Place) -> Iterator[ast.Call]:
@@ -104,8 +107,6 @@ def is_longest(node: ast.Call, at: Place) -> bool:
 
 
 def _is_of_lengths(node: ast.expr, at: Place) -> bool:
-    from tpu_magics.check.rules._origins import origin
-
     node, _ = origin(at, node)
     if isinstance(node, (ast.GeneratorExp, ast.ListComp)):
         return _is_length(node.elt)
@@ -123,7 +124,7 @@ def _is_length(node: ast.expr) -> bool:
 def _pads_plainly(at: Place, name: str) -> bool:
     """Whether rows are padded to the length as it is: no use of the name rounds it or looks it up in buckets."""
     assert at.function is not None
-    uses = [one for one in ast.walk(at.function.node) if isinstance(one, ast.Name) and one.id == name]
+    uses = [one for one in nodes_of(at.function.node) if isinstance(one, ast.Name) and one.id == name]
     if sum(isinstance(one.ctx, ast.Store) for one in uses) != 1:
         return False
     loads = [one for one in uses if isinstance(one.ctx, ast.Load)]

@@ -107,12 +107,14 @@ def read(node: ast.expr, at: Place, strip: str = "fsdp_") -> Config | None:
     text = at.constant(node)
     if isinstance(text, str):
         return _of_json(text, node, at, strip)
-    made = node if isinstance(node, ast.Dict) else at.value(node).made
+    value = at.value(node)
+    made = node if isinstance(node, ast.Dict) else value.made
+    at = value.made_at or at  # of a dict that was made in another cell
     if isinstance(node, ast.Name) and _is_changed(node.id, at.program):
         return None
     if isinstance(made, ast.Dict):
         return _of_dict(made, at, strip)
-    if isinstance(made, ast.Call) and at.value(node).kind == LIST and not made.args:
+    if isinstance(made, ast.Call) and value.kind == LIST and not made.args:
         entries = {_key(one.arg, strip): _entry(one.arg, one, one.value, at, strip) for one in made.keywords if one.arg}
         return Config(entries, any(one.arg is None for one in made.keywords), at)
     return None

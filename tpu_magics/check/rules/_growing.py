@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from tpu_magics.check.rules._changing import changes, step_loop
+from tpu_magics.check.nodes import nodes_of
+from tpu_magics.check.rules._changing import changes
+from tpu_magics.check.rules._growing_cat import JOINS
 from tpu_magics.check.rules._origins import origin, own_nodes
+from tpu_magics.check.rules._steps import step_loop
 from tpu_magics.check.values import BATCH, LIST, OUTPUT, TENSOR, UNKNOWN
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Loop, Place
+    from tpu_magics.check.place import Place
 
 _TAKES = frozenset(("append", "extend", "insert", "appendleft"))
 _EMPTIES = frozenset(("clear", "pop", "popleft", "remove"))
-_JOINS = frozenset(("cat", "concat", "concatenate", "hstack", "vstack", "dstack"))
-_SUMS = frozenset(("stack", "sum", "mean", "max", "min", "add_n", *_JOINS))
+_SUMS = frozenset(("stack", "sum", "mean", "max", "min", "add_n", *JOINS))
 _LETS_GO = re.compile(r"\.(detach|item|cpu|tolist|numpy|data)\b|\b(float|int|no_grad|gather\w*|reduce)\(")
 _HOLDERS = (ast.Tuple, ast.List, ast.Dict)
 _TENSORS = (TENSOR, OUTPUT, BATCH)
@@ -78,6 +80,16 @@ def _tensors_in(node: ast.expr, at: Place) -> Iterator[ast.expr]:
 # -- whether it outlives the step --------------------------------------------------------------------------------------
 
 
+def _step_nodes(at: Place) -> list[ast.AST]:
+    """All nodes that run at each step around a place, gathered once."""
+    loop = step_loop(at)
+    key = ("step-nodes", id(loop.node) if loop is not None else id(at.function))
+    if key not in at.program.memo:
+        at.program.memo[key] = list(own_nodes(_step_body(at)))
+    found: list[ast.AST] = at.program.memo[key]
+    return found
+
+
 def _step_body(at: Place) -> list[ast.stmt]:
     loop = step_loop(at)
     if loop is not None:
@@ -94,7 +106,7 @@ def outlives_the_step(kept: Kept, at: Place) -> bool:
     made, _ = origin(at, kept.holder)
     if isinstance(made, ast.Call) and any(one.arg == "maxlen" for one in made.keywords):
         return False
-    return not any(_begins_anew(one, kept.name, root) for one in own_nodes(_step_body(at)))
+    return not any(_begins_anew(one, kept.name, root) for one in _step_nodes(at))
 
 
 def _root(node: ast.AST) -> str:
@@ -111,7 +123,7 @@ def _comes_from_outside(root: str, at: Place) -> bool:
     if root == "self":
         return True
     given = {one.arg for one in function.parameters}
-    return root not in given and not any(_binds(one, root) for one in own_nodes(_step_body(at)))
+    return root not in given and not any(_binds(one, root) for one in _step_nodes(at))
 
 
 def _binds(node: ast.AST, name: str) -> bool:
@@ -130,7 +142,7 @@ def _begins_anew(node: ast.AST, name: str, root: str) -> bool:
     for target in targets:
         written = ast.unparse(target)
         if written in (name, root) and node.value is not None:
-            return not any(isinstance(one, ast.Name) and one.id == root for one in ast.walk(node.value)) or (
+            return not any(isinstance(one, ast.Name) and one.id == root for one in nodes_of(node.value)) or (
                 isinstance(node.value, ast.Subscript)
             )
         if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Slice) and _root(target) == root:
@@ -143,21 +155,21 @@ def _begins_anew(node: ast.AST, name: str, root: str) -> bool:
 
 def use_in_step(kept: Kept, at: Place) -> ast.Call | None:
     """The call in the step that computes with the whole container."""
-    for body in _bodies(kept, at):
-        for node in own_nodes(body):
+    for nodes in _bodies(kept, at):
+        for node in nodes:
             if isinstance(node, ast.Call) and _computes(node, kept.name) and not _of_numbers(node):
                 return node
     return None
 
 
-def _bodies(kept: Kept, at: Place) -> Iterator[list[ast.stmt]]:
-    yield _step_body(at)
+def _bodies(kept: Kept, at: Place) -> Iterator[Iterable[ast.AST]]:
+    yield _step_nodes(at)
     function = at.function
     if kept.name.startswith("self.") and function is not None and function.cls is not None:
         for method in function.cls.methods.values():
             runs = any(call.at.in_step for call in method.callers)
             if runs and method is not function and isinstance(method.node.body, list):
-                yield method.node.body
+                yield own_nodes(method.node.body)
 
 
 def _computes(node: ast.Call, name: str) -> bool:
@@ -188,7 +200,7 @@ def _root_of_output(node: ast.expr) -> str:
 
 def _backward_from(at: Place) -> Iterator[str]:
     """What `backward()` is called on, or `accelerator.backward` with, in this step."""
-    for node in own_nodes(_step_body(at)):
+    for node in _step_nodes(at):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
             yield ast.unparse(node.args[0] if node.args else node.func.value)
 
@@ -200,54 +212,3 @@ def only_read(kept: Kept, at: Place) -> bool:
     text = at.cell.text
     root = re.escape(_root(kept.holder))
     return not re.search(rf"\b{root}\b[^\n]*\.backward\(|backward\([^\n]*\b{root}\b", text)
-
-
-# -- a tensor that grows -----------------------------------------------------------------------------------------------
-
-
-def grown_by_cat(node: ast.Assign, at: Place) -> str:
-    """The name of `x = torch.cat([x, new])` in a step, or in a loop that calls a model with it; else ""."""
-    target, value = node.targets[0], node.value
-    if not isinstance(value, ast.Call) or not isinstance(target, (ast.Name, ast.Attribute)) or not value.args:
-        return ""
-    name = at.name(value)
-    if name.rpartition(".")[2] not in _JOINS or not name.startswith("torch.") or at.value(value).where == "host":
-        return ""
-    written, parts = at.source(target), value.args[0]
-    if not isinstance(parts, (ast.List, ast.Tuple)) or written not in [at.source(one) for one in parts.elts]:
-        return ""
-    if not at.on_device or at.every_n or not at.loops or _made_anew(written, node, at.loops[-1]):
-        return ""
-    if not (_in_decoding_loop(written, at) or _grows_in_step(at)):
-        return ""
-    return written
-
-
-def _grows_in_step(at: Place) -> bool:
-    loop = step_loop(at)
-    return loop is not None and at.loops[-1] is loop
-
-
-def _made_anew(written: str, node: ast.Assign, loop: Loop) -> bool:
-    """Whether each round of the loop begins with another tensor of that name."""
-    return _is_target(loop.node, written) or any(
-        isinstance(one, ast.Assign)
-        and one is not node
-        and any(ast.unparse(target) == written for target in one.targets)
-        for one in loop.node.body
-    )
-
-
-def _is_target(node: ast.AST, written: str) -> bool:
-    target = getattr(node, "target", None)
-    return target is not None and any(isinstance(one, ast.Name) and one.id == written for one in ast.walk(target))
-
-
-def _in_decoding_loop(written: str, at: Place) -> bool:
-    """`logits = model(ids); ids = torch.cat([ids, next_id], dim=-1)`: the model is called with what grows."""
-    return any(
-        isinstance(one, ast.Call)
-        and at.value(one.func).kind == "model"
-        and any(ast.unparse(given) == written for given in (*one.args, *(keyword.value for keyword in one.keywords)))
-        for one in own_nodes(at.loops[-1].node.body)
-    )

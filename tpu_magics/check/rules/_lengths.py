@@ -29,6 +29,7 @@ _KEEPS = frozenset(
      "sqrt", "pow", "sigmoid", "tanh", "relu", "clamp", "pin_memory", "numpy")
 )  # fmt: skip
 _SIZES_FIRST = frozenset(("randn", "rand", "zeros", "ones", "empty", "random_sample", "random", "standard_normal"))
+_SIZES_LAST = ("randint", "normal", "uniform")
 _RANGES = frozenset(
     ("builtins.range", "torch.arange", "numpy.arange", "tensorflow.range", "tensorflow.data.Dataset.range")
 )
@@ -43,7 +44,6 @@ _COLUMNS = ("tensorflow.data.Dataset.from_tensor_slices", "tensorflow.data.Datas
 _SPLITS = {
     "torchvision.datasets.MNIST": (60_000, 10_000),
     "torchvision.datasets.FashionMNIST": (60_000, 10_000),
-    "torchvision.datasets.KMNIST": (60_000, 10_000),
     "torchvision.datasets.CIFAR10": (50_000, 10_000),
     "torchvision.datasets.CIFAR100": (50_000, 10_000),
     "keras.datasets.mnist.load_data": (60_000, 10_000),
@@ -190,14 +190,9 @@ def _of_creation(at: Place, node: ast.Call, last: str) -> float | None:
     first = at.constant(size)
     if isinstance(first, tuple):
         first = first[0] if first else None
-    return first if isinstance(first, int) and not isinstance(first, bool) else _first_of(at, size)
-
-
-_SIZES_LAST = ("randint", "normal", "uniform")
-
-
-def _first_of(at: Place, size: ast.expr | None) -> int | None:
-    return whole(at, size.elts[0]) if isinstance(size, (ast.Tuple, ast.List)) and size.elts else None
+    if isinstance(size, (ast.Tuple, ast.List)) and size.elts:
+        return whole(at, size.elts[0])
+    return first if isinstance(first, int) and not isinstance(first, bool) else None
 
 
 def _of_method(at: Place, node: ast.Call, func: ast.Attribute, far: int) -> float | None:

@@ -10,8 +10,9 @@ import ast
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.rules import _recompiles as recompiles
-from tpu_magics.check.values import MODULE, NOTHING, TOKENIZER, UNKNOWN
+from tpu_magics.check.values import MODULE, NO_IDEA, NOTHING, TOKENIZER, UNKNOWN, Value
 
 if TYPE_CHECKING:
     from tpu_magics.check.place import Place
@@ -49,6 +50,8 @@ def of_tokenizer(node: ast.Call, at: Place) -> Padding | None:
     if what is None:
         return None
     given = at.keyword(node, "padding", 1 if what == "pad" else None)
+    if given is None and what == "pad" and _is_of_features(node):
+        return None  # of features that an extractor may have made equal already
     return _read(node, at, given, LONGEST if what == "pad" else NO, at.keyword(node, "pad_to_multiple_of"))
 
 
@@ -71,6 +74,10 @@ def _asked_of(node: ast.Call, at: Place) -> str | None:
     return None
 
 
+def _is_of_features(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value).endswith("feature_extractor")
+
+
 def _says_padding(node: ast.Call) -> bool:
     return any(one.arg == "padding" for one in node.keywords)
 
@@ -84,7 +91,7 @@ def is_tokenizer(node: ast.AST, at: Place) -> bool:
 
 
 def _read(node: ast.Call, at: Place, given: ast.expr | None, default: str, multiple: ast.expr | None) -> Padding:
-    if multiple is not None and not recompiles.is_nothing(at.value(multiple)):
+    if multiple is not None and not recompiles.is_nothing(setting(multiple, at)):
         return Padding(FIXED, given, multiple)
     if given is None:
         return Padding(MAYBE if at.open_keywords(node) else default, None, multiple)
@@ -97,15 +104,25 @@ def is_longest(given: ast.expr | None, at: Place) -> bool:
 
 
 def _meaning(given: ast.expr, at: Place) -> str:
-    value = at.value(given)
-    if isinstance(given, ast.Attribute) and value.kind != MODULE:
-        return MAYBE  # `self.padding`: what a class says may be set anew
+    value = setting(given, at)
     if value.kind == MODULE:
         return _STRATEGIES.get(value.name.rpartition(".")[2], MAYBE)
     const = value.const
     if const is NOTHING or not isinstance(const, (bool, str)):
         return MAYBE
     return _STRATEGIES.get(str(const).upper(), MAYBE)
+
+
+def setting(node: ast.expr, at: Place) -> Value:
+    """The value of an argument. `self.padding` is what the class says only if all its instances here leave it at that."""
+    value, function = at.value(node), at.function
+    if not isinstance(node, ast.Attribute) or value.kind == MODULE or function is None or function.cls is None:
+        return value
+    made = [call for call in at.program.all_calls if call.value.ref is function.cls and call.name == ""]
+    given = [call.at.value(one) for call in made if (one := call.at.keyword(call.node, node.attr)) is not None]
+    if not made or any(call.at.open_keywords(call.node) for call in made):
+        return NO_IDEA
+    return next((one for one in given if one.const is NOTHING or one.const != value.const), value)
 
 
 _STRATEGIES = {
@@ -164,7 +181,7 @@ def cut_into_blocks(program: Program) -> bool:
         program.memo["blocks"] = any(
             isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) and _is_block(node.slice)
             for function in program.functions
-            for node in ast.walk(function.node)
+            for node in nodes_of(function.node)
         )
     return bool(program.memo["blocks"])
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.values import LIST, NUMBER, UNKNOWN, Value
 
 if TYPE_CHECKING:
@@ -25,11 +26,9 @@ _EVALUATION = frozenset(
 )  # fmt: skip
 # A condition that tells a TPU (or XLA) from other devices.
 _ASKS_FOR_TPU = re.compile(r"tpu|xla", re.IGNORECASE)
-_BATCH_FUNCTION = re.compile(
-    r"tokeni[sz]e|collate|preprocess|(^|_)(encode|prepare|convert|batch|process)(_|$)|to_features", re.IGNORECASE
-)
+_BATCH_FUNCTION = re.compile(r"tokeni[sz]e|collat|preprocess|(^|_)encode(_|$)|to_features", re.IGNORECASE)
 _BATCH_PARAMETERS = frozenset(
-    ("batch", "examples", "example", "features", "samples", "sample", "rows", "items", "instances", "data")
+    ("batch", "examples", "example", "features", "samples", "sample", "rows", "items", "instances")
 )
 
 
@@ -82,10 +81,10 @@ def told_by(node: ast.AST | None) -> list[str]:
     """The names and string keys in an expression: `raw_datasets["validation"]`."""
     if node is None:
         return []
-    names = [one.id for one in ast.walk(node) if isinstance(one, ast.Name)]
-    names += [one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)]
-    keys = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant)]
-    return [*(key for key in keys if isinstance(key, str)), *names]
+    nodes = list(nodes_of(node))
+    names = [one.id for one in nodes if isinstance(one, ast.Name)]
+    names += [one.attr for one in nodes if isinstance(one, ast.Attribute)]
+    return [*(one.value for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, str)), *names]
 
 
 # -- where code runs --------------------------------------------------------------------------------------------------

@@ -134,6 +134,16 @@ def is_in_scope(call: Call) -> bool:
     return state(call) == IN
 
 
+def receiver_is_in_scope(call: Call) -> bool:
+    """Whether `x` of `x.method(...)` is bound in a scope."""
+    func, program = call.node.func, call.at.program
+    if "bound_in_scope" not in program.memo:
+        targets = ((assigned_to(one.node, one.at), one) for one in program.all_calls)
+        bound = {one.at.source(target) for target, one in targets if target is not None and is_in_scope(one)}
+        program.memo["bound_in_scope"] = bound
+    return isinstance(func, ast.Attribute) and call.at.source(func.value) in program.memo["bound_in_scope"]
+
+
 def _state(node: ast.AST, at: Place, deep: int) -> str:
     if under_strategy(at) or _is_under_with(node, at):
         return IN

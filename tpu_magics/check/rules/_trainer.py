@@ -33,8 +33,10 @@ _EVALUATES = ("evaluate", "predict")
 
 @dataclass(frozen=True, eq=False)
 class Argument:
-    """One argument that is given: where it stands, its value and the keyword (None out of a `**` dict)."""
+    """One argument that is given: where it stands, its value and the keyword (None out of a `**` dict, which may be in
+    another cell)."""
 
+    at: Place
     node: ast.AST
     value: ast.expr
     constant: Any
@@ -59,7 +61,17 @@ class Arguments:
         if value is None:
             return None
         keyword = next((one for one in self.node.keywords if one.arg == name), None)
-        return Argument(keyword or value, value, self.at.constant(value), keyword)
+        return Argument(self._place_of(value), keyword or value, value, self.at.constant(value), keyword)
+
+    def _place_of(self, value: ast.expr) -> Place:
+        for keyword in self.node.keywords:
+            known = self.at.value(keyword.value) if keyword.arg is None else None
+            made = known.made if known is not None else None
+            held = made.values if isinstance(made, ast.Dict) else getattr(made, "keywords", ())
+            if known is not None and any(one is value or getattr(one, "value", None) is value for one in held):
+                place: Place = known.made_at or self.at
+                return place
+        return self.at
 
     def is_left(self, name: str) -> bool:
         """Whether an argument certainly has transformers' default."""

@@ -72,10 +72,11 @@ def _check_target(target: ast.Subscript, node: ast.Assign | ast.AugAssign, at: P
 def _fix(target: ast.Subscript, mask: ast.expr, node: ast.Assign | ast.AugAssign, at: Place) -> str:
     filled, spread = _view(target, mask, at)
     value = _value(target, mask, node, filled, at)
+    same = isinstance(target.slice, ast.Tuple) or at.source(target.value) in at.source(mask)
+    more = "" if same else f" (with `{shapes.atom(at, mask)}[..., None]` where {filled} has a dimension more)"
     if isinstance(node, ast.Assign) and at.value(node.value).kind == NUMBER:
-        return f"Write `{filled}.masked_fill_({spread}, {value})`, which works in place as well and keeps every shape."
-    assigned = filled if filled == at.source(target.value) else filled if filled.endswith("]") else f"{filled}[:]"
-    return f"Write `{assigned} = torch.where({spread}, {value}, {filled})`."
+        return f"Write `{filled}.masked_fill_({spread}, {value})`, which works in place as well{more}."
+    return f"Write `{filled} = torch.where({spread}, {value}, {filled})`{more}."
 
 
 def _view(target: ast.Subscript, mask: ast.expr, at: Place) -> tuple[str, str]:

@@ -26,6 +26,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.rules import _collate as collate
 from tpu_magics.check.rules import _padding as padding
 from tpu_magics.check.rules import _recompiles as recompiles
@@ -163,7 +164,7 @@ def _is_open(at: Place, shapes: ast.expr | None) -> bool:
         return True
     return any(
         (isinstance(one, ast.Constant) and one.value is None) or at.constant(one) == -1
-        for one in ast.walk(shapes)
+        for one in nodes_of(shapes)
         if isinstance(one, (ast.Constant, ast.UnaryOp))
     )
 

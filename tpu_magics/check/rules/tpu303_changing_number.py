@@ -3,7 +3,8 @@
 What it does
     Finds a Python number that changes from step to step (the step loop's counter, a number counted up in the loop or
     drawn at random) where it becomes a shape, an index or a bound of a slice, or a fixed argument of an operation:
-    the `k` of topk, the exponent of a power, the shift of roll, the diagonal of tril.
+    the `k` of topk, the exponent of a power, the shift of roll, the diagonal of tril; and where it is given to a
+    compiled `tf.function`.
 Why it is bad
     Such a number is written into the graph, so each new one is another graph and another compile. Measured with
     torch_xla 2.9: one compile for each number in shapes, in indices and slices of a tensor, and in topk, kthvalue,
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from tpu_magics.check.rules import _graph_numbers as numbers
 from tpu_magics.check.rules._changing import changes
-from tpu_magics.check.values import TENSOR
+from tpu_magics.check.values import FUNCTION, NUMBER, TENSOR
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
@@ -40,6 +41,7 @@ CODE = "TPU303"
 NAME = "changing-number"
 GROUP = "recompiles"
 WHY = "The number is written into the graph, so each new one is another graph that XLA compiles."
+_WHY_TRACED = "A tf.function is traced, and compiled by XLA, again for each new Python number that it is given."
 NODES = (ast.Call, ast.Subscript, ast.BinOp, ast.AugAssign)
 
 
@@ -53,6 +55,9 @@ def check(node: ast.AST, at: Place) -> Iterator[Finding]:
 
 
 def _call(node: ast.Call, at: Place) -> Iterator[Finding]:
+    if at.value(node.func).kind == FUNCTION:
+        yield from _traced(node, at)
+        return
     use = numbers.use_of(node, at)
     if use is None or not at.in_step or at.every_n or not at.on_device or not numbers.on_device(node, at, use):
         return
@@ -61,6 +66,20 @@ def _call(node: ast.Call, at: Place) -> Iterator[Finding]:
             what, number = numbers.short(at, node), at.source(argument)
             message = f"{use.said.format(what=what)} {number}, a Python number that changes every step."
             yield at.finding(node, message, use.fix.format(number=number))
+            return
+
+
+def _traced(node: ast.Call, at: Place) -> Iterator[Finding]:
+    """A Python number given to a `tf.function`, which is traced again for each new one."""
+    function = at.value(node.func).ref
+    traced = "tensorflow.function" in getattr(function, "decorators", ())
+    if not getattr(function, "compiled", False) and not (traced and at.program.tpu_tf):
+        return
+    for argument in (*node.args, *(one.value for one in node.keywords)):
+        if at.value(argument).kind == NUMBER and changes(at, argument):
+            number = at.source(argument)
+            message = f"{at.source(node.func)} is given {number}, a Python number that changes every step."
+            yield at.finding(node, message, f"Give it a tensor: `tf.constant({number})`.", why=_WHY_TRACED)
             return
 
 

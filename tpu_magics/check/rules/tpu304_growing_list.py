@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.rules import _growing as growing
+from tpu_magics.check.rules._growing_cat import grown_by_cat
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
@@ -45,7 +46,7 @@ _WHY_CAT = "The tensor has another shape at each step, and XLA compiles again fo
 
 
 def check(node: ast.Call | ast.Assign | ast.AugAssign, at: Place) -> Iterator[Finding]:
-    if isinstance(node, ast.Assign) and (name := growing.grown_by_cat(node, at)):
+    if isinstance(node, ast.Assign) and (name := grown_by_cat(node, at)):
         yield at.finding(
             node,
             f"{name} grows by {at.source(node.value.func)} at every step.",  # type: ignore[attr-defined]

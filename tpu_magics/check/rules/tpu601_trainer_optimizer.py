@@ -74,7 +74,7 @@ def check_program(program: Program) -> Iterator[Finding]:
             continue
         given = arguments.given("optim")
         if given is not None:
-            yield from _of_value(given.node, given.value, arguments.at, "The Trainer's optimizer is")
+            yield from _of_value(given.node, given.value, given.at, "The Trainer's optimizer is")
         elif arguments.is_left("optim"):
             yield arguments.at.finding(
                 arguments.node,

@@ -52,7 +52,7 @@ def check_program(program: Program) -> Iterator[Finding]:
             given = arguments.given(old)
             if given is None or given.constant is not True:
                 continue
-            yield arguments.at.finding(
+            yield given.at.finding(
                 given.node,
                 f"{arguments.name} asks for fp16 ({old}=True).",
                 f"Write {new}=True.",

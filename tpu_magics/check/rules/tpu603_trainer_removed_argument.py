@@ -45,18 +45,18 @@ def check_program(program: Program) -> Iterator[Finding]:
 
 
 def _found(arguments: _trainer.Arguments, given: _trainer.Argument, name: str, removed: Removed) -> Finding:
-    return arguments.at.finding(
+    return given.at.finding(
         given.node,
         f"{arguments.name} no longer has {name} (transformers {removed.last} was the last that took it).",
-        _fix(arguments, given, removed),
+        _fix(given, removed),
         edits=_edits(arguments, given, name, removed),
         advice=removed.general,
     )
 
 
-def _fix(arguments: _trainer.Arguments, given: _trainer.Argument, removed: Removed) -> str:
+def _fix(given: _trainer.Argument, removed: Removed) -> str:
     if removed.new:
-        return f"Write {removed.new}={arguments.at.source(given.value)}."
+        return f"Write {removed.new}={given.at.source(given.value)}."
     if removed.instead:
         return "Take it out." if given.constant is False else f"Write {removed.instead}."
     return removed.fix

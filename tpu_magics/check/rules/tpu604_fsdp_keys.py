@@ -75,7 +75,7 @@ def check_program(program: Program) -> Iterator[Finding]:
 
 def _is_off(one: _fsdp.Fsdp) -> Iterator[Finding]:
     if one.is_xla and one.is_off and one.given is not None:
-        yield one.arguments.at.finding(
+        yield one.given.at.finding(
             one.given.node,
             "fsdp_config asks for the FSDP of XLA, and fsdp is not set.",
             'Write fsdp="full_shard".',
@@ -94,9 +94,9 @@ def _is_for_gpus(one: _fsdp.Fsdp) -> Iterator[Finding]:
         why = _WHY_OFF if one.is_off else _WHY_GPU
         yield config.at.finding(entry.node, message, 'Add "xla": True.', why, _with_xla(config, entry))
     elif one.fsdp is not None and one.fsdp.constant is not NOTHING and not one.is_off:
-        said = one.arguments.at.source(one.fsdp.value)
+        said = one.fsdp.at.source(one.fsdp.value)
         fix = 'Write fsdp_config={"xla": True}.' if config is None else 'Add "xla": True to fsdp_config.'
-        yield one.arguments.at.finding(
+        yield one.fsdp.at.finding(
             one.fsdp.node, f'fsdp={said} is given without "xla": True in fsdp_config.', fix, _WHY_GPU
         )
 
@@ -118,7 +118,7 @@ def _with_xla(config: _fsdp.Config, entry: _fsdp.Entry) -> tuple[Edit, ...]:
 def _options(one: _fsdp.Fsdp) -> Iterator[Finding]:
     if not one.is_xla or one.fsdp is None:
         return
-    at = one.arguments.at
+    at = one.fsdp.at
     for option in _options_of(one):
         if option not in _HARMLESS:
             fix = _OPTIONS.get(option, 'Write fsdp="full_shard".')

@@ -53,8 +53,8 @@ def check_program(program: Program) -> Iterator[Finding]:
         if not (_trainer.only_evaluates(arguments) or _makes_own_loader(arguments) or _divides(arguments)):
             said = f"leaves {_NAME} out" if given is None else f"sets {_NAME}=False"
             message = f"{arguments.name} {said}: the last batch of an epoch may be smaller."
-            node = arguments.node if given is None else given.node
-            yield arguments.at.finding(node, message, f"Write {_NAME}=True.")
+            at, node = (arguments.at, arguments.node) if given is None else (given.at, given.node)
+            yield at.finding(node, message, f"Write {_NAME}=True.")
 
 
 def _makes_own_loader(arguments: _trainer.Arguments) -> bool:

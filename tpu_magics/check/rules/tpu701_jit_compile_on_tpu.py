@@ -73,15 +73,7 @@ def _is_model(call: Call) -> bool:
 
 def _is_apart(call: Call) -> bool:
     """Whether a model is compiled outside of the scope, in a program that compiles one for the TPU inside of it."""
-    if _tensorflow.state(call) != _tensorflow.OUT:
-        return False
-    func = call.node.func
-    name = call.at.source(func.value) if isinstance(func, ast.Attribute) else ""
-    for one in call.at.program.all_calls:
-        target = _tensorflow.assigned_to(one.node, one.at)
-        if target is not None and one.at.source(target) == name and _tensorflow.is_in_scope(one):
-            return False
-    return True
+    return _tensorflow.state(call) == _tensorflow.OUT and not _tensorflow.receiver_is_in_scope(call)
 
 
 def _found(call: Call) -> Iterator[Finding]:

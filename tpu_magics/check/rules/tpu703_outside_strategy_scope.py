@@ -5,9 +5,10 @@ What it does
     given to `compile`, that is made outside of `with strategy.scope():`. What a function makes that is called inside of
     the scope is inside. Loss functions, learning-rate schedules and data sets may stand outside.
 Why it is bad
-    Variables are put on the TPU's cores when they are created in the scope. Made outside of it, they live on the host:
-    Keras raises "Variable was not created in the distribution strategy scope", or trains on the host and leaves the TPU
-    idle.
+    Variables are put on the TPU's cores when they are created in the scope. Made outside of it, they belong to none:
+    Keras raises "Mixing different tf.distribute.Strategy objects" or "Variable was not created in the distribution
+    strategy scope", or trains on the host and leaves the TPU idle. `compile("adam")` outside of the scope makes the
+    optimizer there in Keras 3, not in Keras 2: that is said as advice.
 Example
     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
     with strategy.scope():
@@ -40,8 +41,13 @@ CODE = "TPU703"
 NAME = "outside-strategy-scope"
 GROUP = "tensorflow"
 WHY = (
-    "Variables made outside of the scope belong to no core of the TPU: Keras raises (\"Mixing different "
-    "tf.distribute.Strategy objects\"), or trains on the host and leaves the TPU idle."
+    'Variables made outside of the scope belong to no core of the TPU: Keras raises ("Mixing different '
+    'tf.distribute.Strategy objects"), or trains on the host and leaves the TPU idle.'
+)
+
+_WHY_NAME = (
+    'Keras 3 makes the optimizer where compile is called, and training then raises "Mixing different '
+    "tf.distribute.Strategy objects\" (Keras 2 enters the model's scope by itself)."
 )
 
 _MODELS = re.compile(
@@ -72,6 +78,10 @@ def check_program(program: Program) -> Iterator[Finding]:
     for call, shown in places.values():
         if not _elsewhere.is_elsewhere(shown.node, shown.at):
             yield shown.at.finding(shown.node, _said(call, shown), f"Move it into `{scope}`.")
+    for call in program.methods("compile"):
+        if _names_optimizer(call) and not _elsewhere.is_elsewhere(call.node, call.at):
+            message = f"{_short(call.node.func, call.at)} makes the optimizer outside of the strategy's scope."
+            yield call.at.finding(call.node, message, f"Move it into `{scope}`.", _WHY_NAME, advice=True)
 
 
 def _trains(program: Program) -> bool:
@@ -165,6 +175,13 @@ def _compile_of(call: Call) -> ast.Call | None:
         if isinstance(outer, ast.Call) and isinstance(outer.func, ast.Attribute) and outer.func.attr == "compile":
             return outer
     return None
+
+
+def _names_optimizer(call: Call) -> bool:
+    """`compile("adam")` outside of the scope, of a model that was made inside."""
+    given = call.at.keyword(call.node, "optimizer", 0)
+    by_name = isinstance(call.at.constant(given), str)
+    return by_name and _tensorflow.state(call) == OUT and _tensorflow.receiver_is_in_scope(call)
 
 
 # -- what is said ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,180 @@
+"""The tensorflow group: what samples cannot say.
+
+What lives here: what the fixes write, which is advice, and which TPU a program is taken to use. What does not: which
+lines are found (samples/tpu70*.py). TensorFlow is not needed: what it does was measured with 2.20 and Keras 3.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.check import sampled
+from tpu_magics.check import check_cells
+from tpu_magics.check.cells import Cell, cell_of
+from tpu_magics.check.finding import Finding
+from tpu_magics.check.fixing import fix
+from tpu_magics.check.rules import (
+    tpu701_jit_compile_on_tpu,
+    tpu702_jit_compile_missing,
+    tpu703_outside_strategy_scope,
+    tpu704_python_pipeline_remote_tpu,
+    tpu705_local_path_remote_tpu,
+    tpu706_resolver_without_local,
+)
+
+RULES = (
+    tpu701_jit_compile_on_tpu,
+    tpu702_jit_compile_missing,
+    tpu703_outside_strategy_scope,
+    tpu704_python_pipeline_remote_tpu,
+    tpu705_local_path_remote_tpu,
+    tpu706_resolver_without_local,
+)
+IMPORT = "import os\nimport tensorflow as tf\n"
+RESOLVER = "tf.distribute.cluster_resolver.TPUClusterResolver"
+STRATEGY = IMPORT + f'strategy = tf.distribute.TPUStrategy({RESOLVER}(tpu="local"))\n'
+MODEL = "tf.keras.Sequential([tf.keras.layers.Dense(1)])"
+
+
+def check(cells: Sequence[Cell]) -> list[Finding]:
+    return check_cells(cells, RULES)
+
+
+def found(text: str) -> list[Finding]:
+    return check([cell_of(text, "a.py")])
+
+
+def codes(text: str) -> list[str]:
+    return [one.code for one in found(text)]
+
+
+def mended(text: str) -> str:
+    """The text after all fixes; it parses, and mending it again changes nothing."""
+    cells = fix([cell_of(text, "a.py")], check).cells
+    assert cells[0].tree is not None
+    assert not fix(cells, check).changes
+    return cells[0].text
+
+
+# -- fixes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('m.compile("adam", "mse", jit_compile=True)', 'm.compile("adam", "mse")'),
+        ('m.compile("adam", jit_compile=True, loss="mse")', 'm.compile("adam", loss="mse")'),
+        ("m.compile(jit_compile=True)", "m.compile()"),
+        ("m.compile(\n    'adam',\n    jit_compile=True,  # fast\n)", "m.compile(\n    'adam',\n)"),
+        ("m.compile(\n    'adam',\n    jit_compile=True)", "m.compile(\n    'adam')"),
+        ("m.compile(\n    'adam',  # the usual\n    jit_compile=True)", None),
+    ],
+)
+def test_jit_compile_is_taken_out(before: str, after: str | None) -> None:
+    text = STRATEGY + "with strategy.scope():\n    m = " + MODEL + "\n    "
+    assert codes(text + before + "\nm.fit(1, 1)\n") == ["TPU701"]
+    assert mended(text + before + "\nm.fit(1, 1)\n") == text + (before if after is None else after) + "\nm.fit(1, 1)\n"
+
+
+def test_jit_compile_is_taken_out_of_a_decorator() -> None:
+    text = STRATEGY + "@tf.function({0})\ndef step(x):\n    return strategy.run(len, args=(x,))\n"
+    assert mended(text.format("jit_compile=True")) == text.format("")
+    assert mended(text.format("jit_compile=True, reduce_retracing=True")) == text.format("reduce_retracing=True")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("{0}()", '{0}(tpu="local")'),
+        ('{0}(tpu="")', '{0}(tpu="local")'),
+        ("{0}('')", '{0}("local")'),
+        ("{0}.connect()", '{0}.connect(tpu="local")'),
+        ('{0}(job_name="worker")', '{0}(tpu="local", job_name="worker")'),
+        ('{0}(tpu="local")', '{0}(tpu="local")'),
+    ],
+)
+def test_a_resolver_is_told_that_the_tpu_is_here(before: str, after: str) -> None:
+    text = IMPORT + "resolver = " + before.format(RESOLVER) + "\n"
+    assert mended(text) == IMPORT + "resolver = " + after.format(RESOLVER) + "\n"
+
+
+def test_the_fixed_samples_are_left_alone_by_another_round() -> None:
+    for path in sampled.FOLDER.glob("tpu70*.py"):
+        cells = fix([cell_of(path.read_text(), path.name)], check).cells
+        assert cells[0].tree is not None
+        assert not fix(cells, check).changes, path.name
+
+
+# -- advice ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_only_advice() -> None:
+    home = f'{IMPORT}# before the TPU\nm = {MODEL}\nm.compile("adam", "mse")\nm.fit(1, 1)\n'
+    assert [(one.code, one.advice) for one in found(home)] == [("TPU702", True)]
+    outside = f'{STRATEGY}with strategy.scope():\n    m = {MODEL}\nm.compile("adam", "mse")\nm.fit(1, 1)\n'
+    assert [(one.code, one.advice) for one in found(outside)] == [("TPU703", True)]
+    remote = STRATEGY.replace("local", "my-node") + f'm = {MODEL}\nm.save("m.keras")\nm.save("m")\n'
+    assert [(one.code, one.advice) for one in found(remote)] == [("TPU705", True), ("TPU705", False)]
+
+
+def test_no_advice_beside_a_strategy_or_without_training() -> None:
+    text = f'# TPU\n{IMPORT}{{0}}m = {MODEL}\nm.compile("adam", "mse")\n{{1}}'
+    assert codes(text.format("", "m.fit(1, 1)\n")) == ["TPU702"]
+    assert codes(text.format("", "")) == []
+    assert codes(text.format("s = tf.distribute.MirroredStrategy()\n", "m.fit(1, 1)\n")) == []
+    assert codes(text.replace("TPU", "laptop").format("", "m.fit(1, 1)\n")) == []
+
+
+# -- which TPU -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("resolver", "remote"),
+    [
+        ('{0}(tpu="my-tpu-node")', True),
+        ('{0}("grpc://10.0.0.2:8470")', True),
+        ('{0}("grpc://" + os.environ["COLAB_TPU_ADDR"])', True),
+        ('{0}(f"grpc://{{address}}")', True),
+        ('{0}(zone="us-central1-b", project="mine", tpu=name)', True),
+        ('{0}.connect("my-tpu-node")', True),
+        ('{0}(tpu="local")', False),
+        ("{0}(tpu=name)", False),
+        ('{0}(tpu=os.environ["TPU_NAME"])', False),
+        ("{0}(tpu=options.tpu)", False),
+        ('{0}(tpu="my-tpu-node") if node else {0}(tpu="local")', False),
+    ],
+)
+def test_a_remote_tpu_is_told_by_its_resolver(resolver: str, remote: bool) -> None:
+    text = f"{IMPORT}def main(name, node, address, options):\n"
+    text += f"    strategy = tf.distribute.TPUStrategy({resolver.format(RESOLVER)})\n"
+    text += "data = tf.data.Dataset.from_generator(iter, output_types=tf.int64)\n"
+    text += "records = tf.data.TFRecordDataset('a.tfrecord')\n"
+    assert codes(text) == (["TPU704", "TPU705"] if remote else [])
+
+
+# -- the scope through cells and functions ---------------------------------------------------------------------------
+
+
+def test_the_scope_is_seen_through_cells_and_functions() -> None:
+    cells = [
+        cell_of(STRATEGY, "a.ipynb", 1),
+        cell_of(f"def build():\n    return {MODEL}\n\ndef outer():\n    return build()\n", "a.ipynb", 2),
+        cell_of("with strategy.scope():\n    inside = outer()\n", "a.ipynb", 3),
+        cell_of("inside.fit(1, 1)\n", "a.ipynb", 4),
+    ]
+    assert check(cells) == []
+    outside = [*cells[:2], cell_of("outside = outer()\noutside.fit(1, 1)\n", "a.ipynb", 3)]
+    (one,) = check(outside)
+    assert (one.code, one.cell, one.line) == ("TPU703", 3, 1)
+    assert one.message == "outside is created outside of the strategy's scope."
+    assert one.fix == "Move it into `with strategy.scope():`."
+
+
+def test_a_scope_that_is_entered_by_hand_is_not_judged() -> None:
+    text = f"{STRATEGY}scope = strategy.scope()\nscope.__enter__()\nm = {MODEL}\nm.fit(1, 1)\n"
+    assert codes(text) == []
+    assert codes(text.replace("scope.__enter__()\n", "")) == ["TPU703"]
+    named = f"{STRATEGY}scope = strategy.scope()\nwith scope:\n    m = {MODEL}\nm.fit(1, 1)\n"
+    assert codes(named) == []

@@ -1,0 +1,66 @@
+"""Tensors that grow from step to step: `x = torch.cat([x, new])`.
+
+What lives here: telling one from a tensor that is made anew in each round. What does not: lists (_growing.py).
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.nodes import nodes_of
+from tpu_magics.check.rules._origins import own_nodes
+from tpu_magics.check.rules._steps import step_loop
+
+if TYPE_CHECKING:
+    from tpu_magics.check.place import Loop, Place
+
+JOINS = frozenset(("cat", "concat", "concatenate", "hstack", "vstack", "dstack"))
+
+
+def grown_by_cat(node: ast.Assign, at: Place) -> str:
+    """The name of `x = torch.cat([x, new])` in a step, or in a loop that calls a model with it; else ""."""
+    target, value = node.targets[0], node.value
+    if not isinstance(value, ast.Call) or not isinstance(target, (ast.Name, ast.Attribute)) or not value.args:
+        return ""
+    name = at.name(value)
+    if name.rpartition(".")[2] not in JOINS or not name.startswith("torch.") or at.value(value).where == "host":
+        return ""
+    written, parts = at.source(target), value.args[0]
+    if not isinstance(parts, (ast.List, ast.Tuple)) or written not in [at.source(one) for one in parts.elts]:
+        return ""
+    if not at.on_device or at.every_n or not at.loops or _made_anew(written, node, at.loops[-1]):
+        return ""
+    if not (_in_decoding_loop(written, at) or _grows_in_step(at)):
+        return ""
+    return written
+
+
+def _grows_in_step(at: Place) -> bool:
+    loop = step_loop(at)
+    return loop is not None and at.loops[-1] is loop
+
+
+def _made_anew(written: str, node: ast.Assign, loop: Loop) -> bool:
+    """Whether each round of the loop begins with another tensor of that name."""
+    return _is_target(loop.node, written) or any(
+        isinstance(one, ast.Assign)
+        and one is not node
+        and any(ast.unparse(target) == written for target in one.targets)
+        for one in loop.node.body
+    )
+
+
+def _is_target(node: ast.AST, written: str) -> bool:
+    target = getattr(node, "target", None)
+    return target is not None and any(isinstance(one, ast.Name) and one.id == written for one in nodes_of(target))
+
+
+def _in_decoding_loop(written: str, at: Place) -> bool:
+    """`logits = model(ids); ids = torch.cat([ids, next_id], dim=-1)`: the model is called with what grows."""
+    return any(
+        isinstance(one, ast.Call)
+        and at.value(one.func).kind == "model"
+        and any(ast.unparse(given) == written for given in (*one.args, *(keyword.value for keyword in one.keywords)))
+        for one in own_nodes(at.loops[-1].node.body)
+    )
