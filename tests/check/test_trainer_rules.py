@@ -81,14 +81,13 @@ def installed() -> dict[str, Any]:
     """Fields, optimizers and arguments of the installed libraries."""
     code = """
 import dataclasses, inspect, json
-from transformers import TrainingArguments, Seq2SeqTrainingArguments
+from transformers import Seq2SeqTrainingArguments
 from transformers.training_args import OptimizerNames
 from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel as Fsdp
+fields = {one.name: str(one.default) for one in dataclasses.fields(Seq2SeqTrainingArguments)}
 print(json.dumps({
-    "fields": [one.name for one in dataclasses.fields(Seq2SeqTrainingArguments)],
-    "default": str(dataclasses.fields(TrainingArguments)[[one.name for one in dataclasses.fields(
-        TrainingArguments)].index("optim")].default),
-    "optimizers": [one.value for one in OptimizerNames],
+    "fields": list(fields),
+    "default": fields["optim"],
     "names": {one.name: one.value for one in OptimizerNames},
     "settings": list(inspect.signature(Fsdp.__init__).parameters),
 }))
@@ -108,7 +107,7 @@ def test_removed_arguments_are_gone_and_their_successors_are_there() -> None:
 
 
 def test_optimizers_are_those_of_the_installed_transformers() -> None:
-    known = set(installed()["optimizers"])
+    known = set(installed()["names"].values())
     rule = tpu601_trainer_optimizer
     assert installed()["default"] == rule._DEFAULT in rule._FUSED
     assert known >= {*rule._FUSED, *rule._BITSANDBYTES, "adamw_torch_xla"}
@@ -123,19 +122,6 @@ def test_fsdp_settings_are_those_of_the_installed_torch_xla() -> None:
 
 
 # -- fixes -----------------------------------------------------------------------------------------------------------
-
-MADE = """
-import json, sys, warnings
-warnings.simplefilter("ignore")
-{0}
-print(json.dumps({{name: getattr(args, name) for name in {1}}}, default=str))
-"""
-
-
-def made(text: str, *names: str) -> dict[str, Any]:
-    """Attributes of the `args` that a program makes."""
-    result: dict[str, Any] = json.loads(run(MADE.format(IMPORT + text, list(names))))
-    return result
 
 
 def test_the_optimizer_is_added_or_replaced() -> None:
@@ -156,6 +142,16 @@ def test_the_optimizer_is_added_or_replaced() -> None:
     assert mended(bitsandbytes) == bitsandbytes  # another optimizer: for a person to decide
 
 
+RENAMED = f"""args = TrainingArguments(
+    "out",
+    debug="tpu_metrics_debug",
+    eval_strategy="epoch",
+    warmup_steps=0.25,
+    bf16=True,
+    {XLA})
+"""
+
+
 def test_arguments_are_renamed_or_taken_out() -> None:
     text = f"""args = TrainingArguments(
     "out",
@@ -168,22 +164,7 @@ def test_arguments_are_renamed_or_taken_out() -> None:
     {XLA},
     overwrite_output_dir=True)
 """
-    new = mended(text)
-    assert (
-        new
-        == f"""args = TrainingArguments(
-    "out",
-    debug="tpu_metrics_debug",
-    eval_strategy="epoch",
-    warmup_steps=0.25,
-    bf16=True,
-    {XLA})
-"""
-    )
-    args = made(
-        new + "steps = args.get_warmup_steps(100)\nargs.steps = steps\n", "bf16", "eval_strategy", "debug", "steps"
-    )
-    assert args == {"bf16": True, "eval_strategy": "epoch", "debug": ["tpu_metrics_debug"], "steps": 25}
+    assert mended(text) == RENAMED
 
 
 @pytest.mark.parametrize(
@@ -216,21 +197,21 @@ def test_what_is_not_a_keyword_is_not_rewritten() -> None:
     assert mended(text) == text
 
 
-def test_fsdp_keys_are_mended() -> None:
-    text = f"""args = TrainingArguments("out", {XLA}, fsdp="full_shard", fsdp_config={{
+FSDP = f"""args = TrainingArguments("out", {XLA}, fsdp="full_shard", fsdp_config={{
     "xla_fsdp_grad_ckpt": True,
     "min_split_size_mb": 64,
     "xla_fsdp_settings": {{"compute_dtype": torch.bfloat16, "min_split_size_mb": 64}},
 }})
 """
-    new = mended("import torch\n" + text)
+
+
+def test_fsdp_keys_are_mended() -> None:
+    new = mended("import torch\n" + FSDP)
     assert ast.literal_eval(new[new.index("{") : new.rindex("}") + 1]) == {
         "xla": True,
         "xla_fsdp_grad_ckpt": True,
         "xla_fsdp_settings": {"compute_dtype": "bfloat16"},
     }
-    args = made(new, "xla_fsdp_config", "fsdp", "optim")
-    assert args == {"xla_fsdp_config": {"compute_dtype": "torch.bfloat16"}, "fsdp": True, "optim": "adamw_torch_xla"}
 
 
 def test_the_fixed_samples_are_left_alone_by_another_round() -> None:
@@ -243,39 +224,65 @@ def test_the_fixed_samples_are_left_alone_by_another_round() -> None:
 
 # -- what is said is true --------------------------------------------------------------------------------------------
 
-TRAINED = """
-import torch, warnings
+PROGRAM = """
+import json, sys, warnings
+import torch
 import torch_xla.debug.metrics as met
-from transformers import BertConfig, BertForSequenceClassification, Trainer
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 warnings.simplefilter("ignore")
-def train(args, samples=10):
+
+def trained(text):
     torch.manual_seed(0)
     model = BertForSequenceClassification(BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=16, vocab_size=50, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
     ones = torch.ones(8, dtype=torch.long)
-    data = [{{"input_ids": (number + torch.arange(8)) % 50, "attention_mask": ones, "labels": number % 2}}
-            for number in range(samples)]
-    trainer = Trainer(model=model, args=args, train_dataset=data)
-    return trainer.train()
-SAID = dict(report_to="none", save_strategy="no", disable_tqdm=True, per_device_train_batch_size=4, num_train_epochs=2)
-{0}
+    data = [{"input_ids": (n + torch.arange(8)) % 50, "attention_mask": ones, "labels": n % 2} for n in range(10)]
+    trainer = Trainer(model=model, args=args_of(text), train_dataset=data)
+    before = met.counter_value("UncachedCompile") or 0
+    try:
+        loss = trainer.train().training_loss
+    except RuntimeError as error:
+        return str(error)
+    compiles = (met.counter_value("UncachedCompile") or 0) - before
+    return loss, compiles, model.classifier.weight.detach().cpu().flatten().tolist()
+
+def args_of(text):
+    names = {"TrainingArguments": TrainingArguments, "torch": torch}
+    exec(text, names)
+    return names["args"]
+
+def shown(text, *names):
+    args = args_of(text)
+    return {**{name: getattr(args, name) for name in names}, "steps": args.get_warmup_steps(100)}
 """
 
 
-def test_the_default_optimizer_does_not_train_on_xla_and_the_fixed_one_does(tmp_path: Path) -> None:
-    text = f"args = TrainingArguments({str(tmp_path)!r}, dataloader_drop_last=True, **SAID)\n"
-    trained = TRAINED.format(
-        IMPORT
-        + "{0}\ntry:\n    print(train(args).global_step)\nexcept RuntimeError as error:\n    print(str(error)[:30])\n"
-    )
-    assert run(trained.replace("{0}", text)).startswith("`fused=True` requires all")
-    assert run(trained.replace("{0}", mended(text))) == "4"
+def result_of(**said: str) -> dict[str, Any]:
+    """What expressions over `trained` and `shown` give, in one process."""
+    asked = ", ".join(f"{name!r}: {expression}" for name, expression in said.items())
+    result: dict[str, Any] = json.loads(run(f"{PROGRAM}\nprint(json.dumps({{{asked}}}, default=str))"))
+    return result
 
 
-def test_the_last_batch_costs_compiles(tmp_path: Path) -> None:
-    text = f'args = TrainingArguments({str(tmp_path)!r}, optim="adamw_torch_xla", {{0}}**SAID)\ntrain(args)\n'
-    count = 'print(met.counter_value("UncachedCompile"))\n'
-    short, whole = (
-        int(run(TRAINED.format(IMPORT + text.format(one) + count))) for one in ("", "dataloader_drop_last=True, ")
+def test_what_the_fixes_write_is_taken_trains_and_gives_the_same(tmp_path: Path) -> None:
+    said = 'report_to="none", save_strategy="no", disable_tqdm=True, per_device_train_batch_size=4, num_train_epochs=2'
+    text = f"args = TrainingArguments({str(tmp_path)!r}, {said}, dataloader_drop_last=True)\n"
+    short = text.replace("dataloader_drop_last=True", 'optim="adamw_torch_xla"')
+    assert codes(text) == ["TPU601"]
+    assert codes(short) == ["TPU606"]
+    on_xla = result_of(
+        renamed=f"shown({RENAMED!r}, 'bf16', 'eval_strategy', 'debug')",
+        fsdp=f"shown({mended(FSDP)!r}, 'xla_fsdp_config', 'fsdp', 'optim')",
+        before=f"trained({text!r})",
+        short=f"trained({short!r})",
+        after=f"trained({mended(text)!r})",
     )
-    assert short > whole
+    assert on_xla["renamed"] == {"bf16": True, "eval_strategy": "epoch", "debug": ["tpu_metrics_debug"], "steps": 25}
+    assert on_xla["fsdp"]["xla_fsdp_config"] == {"compute_dtype": "torch.bfloat16"}
+    assert on_xla["before"].startswith("`fused=True` requires all the params")
+    assert on_xla["short"][1] > 2  # its graphs have the whole batches of `after` among them, and the small one
+    assert on_xla["after"][1] < on_xla["short"][1]
+    # Where the program ran as it was (on the host), the fixed one gives the same.
+    on_host = result_of(before=f"trained({text.replace(said, said + ', use_cpu=True')!r})")
+    assert on_xla["after"][2] == pytest.approx(on_host["before"][2], rel=1e-3, abs=1e-5)
+    assert on_xla["after"][0] == pytest.approx(on_host["before"][0], rel=1e-3)

@@ -253,6 +253,32 @@ def test_the_same_line_is_fine_after_the_loop_and_every_n_steps() -> None:
         assert codes(step("pass") + textwrap.indent(line, "    ") + "\n") == []
 
 
+GUARDED = (
+    "if step % 100 == 0 and torch.equal(x, y):\n    loss = -loss",
+    "if step % 100 == 0 and any(p.isnan().any() for p in model.parameters()):\n    print('bad')",
+    "bad = step % 100 == 0 and (loss > 3 or not loss > 1)",
+    "last = loss.item() if step % 100 == 0 else None",
+    "step % 100 == 0 and print(loss)",
+    "if not step % 100:\n    print(loss.item())",
+    "if step % 100:\n    continue\nprint(loss.item())",
+    "if args.should_log:\n    print(loss)",
+)
+
+
+@pytest.mark.parametrize("body", GUARDED)
+def test_what_is_looked_at_now_and_then_is_fine(body: str) -> None:
+    assert codes(step(body)) == []
+
+
+def test_names_are_followed_through_imports() -> None:
+    text = step("a = close(x, y)\nb = fetch(loss)\nfoo.master_print(loss)\nc = np.array(loss)\nd = exp(loss)")
+    text = text.replace(TORCH, TORCH + "from torch import allclose as close\nfrom builtins import float as fetch\n")
+    text = text.replace(
+        TORCH, TORCH + "import torch_xla.core.xla_model as foo\nimport numpy as np\nfrom math import exp\n"
+    )
+    assert codes(text) == ["TPU101", "TPU102", "TPU103", "TPU102", "TPU102"]
+
+
 def test_a_helper_is_judged_by_where_it_is_called() -> None:
     helper = "def value_of(t):\n    return t.item()\n\n\n"
     head, body = TORCH + "\n\n" + helper, step("last = value_of(loss)").removeprefix(TORCH)

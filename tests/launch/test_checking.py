@@ -15,6 +15,7 @@ from tpu_magics.runs.events import RuleFinding
 pytestmark = pytest.mark.usefixtures("fresh_session")
 
 BROKEN = "import torch\ndef f(x: torch.Tensor):\n    if x.sum() > 0:\n        return x[x > 0]\n"
+USED = "def nothing():\n    f(torch.ones(3))\n"
 CLEAN = "import torch\ndef f(x: torch.Tensor):\n    return torch.where(x > 0, x, 0.0)\n"
 
 
@@ -42,7 +43,7 @@ def nothing() -> None:
 
 
 def test_what_was_found_stands_in_the_run_with_its_place_and_reasons() -> None:
-    notebook("a = 1", BROKEN)
+    notebook("a = 1", BROKEN, USED)
     found = run(nothing).run.events("finding")
     assert [(e.code, e.group, e.site.path, e.site.line, e.site.code) for e in found if isinstance(e, RuleFinding)] == [
         ("TPU101", "values", "In [2]", 3, "if x.sum() > 0:"),
@@ -57,15 +58,28 @@ def test_clean_cells_leave_no_record() -> None:
 
 
 def test_strict_starts_nothing_and_names_the_lines(runs: Path) -> None:
-    notebook(BROKEN)
+    notebook(BROKEN, USED)
     text = said(refused(nothing, strict=True))
     assert "the code breaks 2 rules of XLA or of launching" in text
     assert "TPU101 In [1], line 3" in text and "if x.sum() > 0:" in text and "# noqa: CODE" in text
     assert not runs.exists() or not list(runs.iterdir()), "a run folder was made"
 
 
+def test_functions_that_the_run_does_not_use_say_nothing_of_it() -> None:
+    other = BROKEN.replace("def f", "def other")
+    notebook(other, "def nothing():\n    pass\n")
+    assert run(nothing, strict=True).run.events("finding") == []
+    for used in (
+        "def nothing():\n    other(torch.ones(3))\n",
+        "def nothing():\n    return dict(step=other)\n",
+        "other(torch.ones(3))\n",
+    ):
+        notebook(other, used)
+        assert "TPU101" in said(refused(nothing, strict=True)), used
+
+
 def test_a_comment_silences_strict() -> None:
-    notebook(BROKEN.replace("> 0:", "> 0:  # noqa: TPU101").replace("[x > 0]", "[x > 0]  # noqa"))
+    notebook(BROKEN.replace("> 0:", "> 0:  # noqa: TPU101").replace("[x > 0]", "[x > 0]  # noqa"), USED)
     assert run(nothing, strict=True).run.status == "done"
 
 

@@ -184,6 +184,8 @@ def _modules_in(arguments: Arguments) -> Value | None:
 def _made_tensor(walk: Evaluator, node: ast.Call, name: str, value: Value, arguments: Arguments) -> Value:
     where = value.where or _where_given(walk, node) or _where_of(arguments)
     dtype = _dtype_given(walk, node) or value.dtype
+    if not dtype and name in _CASTS:
+        dtype = dtype_of(arguments[1]) if len(arguments) > 1 else "float" if _is_float(arguments) else ""
     if name in ("torch.max", "torch.min") and (
         (len(arguments) > 1 and arguments[1].kind == NUMBER) or _given(node, "dim")
     ):
@@ -202,6 +204,10 @@ def _made_tensor(walk: Evaluator, node: ast.Call, name: str, value: Value, argum
         first = const[0] if isinstance(const, tuple) and const else const
         dtype = "bool" if isinstance(first, bool) else "int" if isinstance(first, int) else ""
     return value.with_(where=where, dtype=dtype, made=node, made_at=walk.at, name=name)
+
+
+def _is_float(arguments: Arguments) -> bool:
+    return bool(arguments) and isinstance(arguments[0].const, float)
 
 
 def _given(node: ast.Call, name: str) -> bool:
@@ -230,6 +236,9 @@ def _where_of(arguments: Arguments) -> str:
     if any(one.where == "device" for one in tensors):
         return "device"
     return "host" if tensors and all(one.where == "host" for one in tensors) else ""
+
+
+_CASTS = frozenset(("tensorflow.cast", "tensorflow.convert_to_tensor", "tensorflow.constant"))
 
 
 def _dtype_given(walk: Evaluator, node: ast.Call) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from tpu_magics.check.finding import Finding, in_order
 from tpu_magics.check.flow import Walker
+from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.program import Program, Speaker
 from tpu_magics.check.syntax import NotPython, problem
 
@@ -112,16 +113,36 @@ def parts_of(cells: Sequence[Cell], name: str) -> list[Part]:
     wanted = [one for one in program.functions if _name(one) == name][-1:]
     classes = [one for one in program.classes if one.name == name][-1:]
     wanted += [method for cls in classes for method in cls.methods.values()]
-    reached: list[Function] = []
-    while wanted:
-        function = wanted.pop()
+    parts = [_part(one.node, one.at.cell) for one in _reached(program, wanted)]
+    homes = {id(cls.node): cell for cls in classes for cell in cells if cell.tree and cls.node in nodes_of(cell.tree)}
+    return parts + [_part(cls.node, homes[id(cls.node)]) for cls in classes if id(cls.node) in homes]
+
+
+def unused_parts(cells: Sequence[Cell], name: str) -> list[Part]:
+    """Where functions stand that neither the function of this name nor code outside of functions uses. Methods count
+    as used: which objects there are is not known."""
+    program = walk(cells, frozenset((ast.Name,)))
+    named = {node.id for node, at in program.recorded if at.top_level and isinstance(node, ast.Name)}
+    used = [one for one in program.functions if one.cls is not None or one.name in (name, "<lambda>")]
+    used += [one for one in program.functions if one.outer is None and one.name in named]
+    reached = set(map(id, _reached(program, used)))
+    return [_part(one.node, one.at.cell) for one in program.functions if id(one) not in reached]
+
+
+def _reached(program: Program, wanted: Sequence[Function]) -> list[Function]:
+    """These functions, what they call, what they name (`collate_fn=collate`), and what is defined in them."""
+    waiting, reached = list(wanted), []
+    by_name: dict[str, list[Function]] = {}
+    for one in program.functions:
+        by_name.setdefault(one.name, []).append(one)
+    while waiting:
+        function = waiting.pop()
         if function not in reached:
             reached.append(function)
-            wanted += [one for one in program.functions if any(call.at.function is function for call in one.callers)]
-            wanted += function.inner
-    parts = [_part(one.node, one.at.cell) for one in reached]
-    homes = {id(cls.node): cell for cls in classes for cell in cells if cell.tree and cls.node in ast.walk(cell.tree)}
-    return parts + [_part(cls.node, homes[id(cls.node)]) for cls in classes if id(cls.node) in homes]
+            waiting += [one for one in program.functions if any(call.at.function is function for call in one.callers)]
+            waiting += [one for name in function.reads for one in by_name.get(name, ()) if one.cls is None]
+            waiting += function.inner
+    return reached
 
 
 def _name(function: Function) -> str:

@@ -189,7 +189,8 @@ def attribute(value: Value, name: str) -> Value:
             return _tensor_attribute(value, name)
         if name in _TUPLES:
             return Value(LIST, item=Value(TENSOR, lib=value.lib, where=value.where))
-        return NO_IDEA if name == "past_key_values" else Value(TENSOR, lib=value.lib, where=value.where)
+        dtype = "float" if name in _FLOATS else ""
+        return NO_IDEA if name == "past_key_values" else Value(TENSOR, lib=value.lib, where=value.where, dtype=dtype)
     handler = _ATTRIBUTES.get(kind)
     return handler(value, name) if handler is not None else NO_IDEA
 
@@ -199,6 +200,9 @@ _TUPLES = frozenset(
     ("hidden_states", "attentions", "cross_attentions", "encoder_hidden_states", "decoder_hidden_states",
      "encoder_attentions", "decoder_attentions")
 )  # fmt: skip
+
+
+_FLOATS = frozenset(("loss", "logits", "last_hidden_state", "pooler_output"))
 
 
 def _tensor_attribute(value: Value, name: str) -> Value:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-
 _CELL = re.compile(r"In \[(\d+)\]")
 
 

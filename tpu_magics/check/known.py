@@ -165,7 +165,6 @@ _EXACT: dict[str, Value] = {
         ]),
         Value(TENSOR, lib="tf", dtype="float"),
     ),
-    "tensorflow.convert_to_tensor": _TF,
     "tensorflow.data.Dataset": Value(TFDATA),
     "tensorflow.data.TFRecordDataset": Value(TFDATA),
     "tensorflow.data.TextLineDataset": Value(TFDATA),
@@ -315,6 +314,8 @@ def call(name: str) -> Value:
         return _transformers(name)
     if name.startswith(("torch.get_", "torch.is_", "torch.set_")):
         return _NUMBER
+    if name.startswith(("torch._", "torch.autocast_")):
+        return NO_IDEA
     if root == "tensorflow" or root == "tf":
         special = _tensorflow(name)
         if special is not None:

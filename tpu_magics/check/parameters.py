@@ -162,9 +162,10 @@ def _read_annotation(text: str, depth: int) -> Value | None:
             return value.with_(dtype="bool") if _BOOL_TENSOR.search(text) else value
     if _ANYTHING.match(text):
         return None
-    return Value(TENSOR, lib="torch") if "Tensor" in text and "[" not in text else NO_IDEA
+    return Value(TENSOR, lib="torch") if _SOME_TENSOR.search(text) and "[" not in text else NO_IDEA
 
 
+_SOME_TENSOR = re.compile(r"(?<!\w)\w*Tensor(?!\w)")
 _UNION = re.compile(r"^(?:typing\.)?Union\[(.*)\]$", re.S)
 
 

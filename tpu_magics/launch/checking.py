@@ -21,10 +21,17 @@ SHOWN = 8  # findings named in the error of --strict
 KEPT = 200  # findings in a run folder
 
 
-def look(script: Path | None, strict: bool) -> list[Finding]:
-    """The findings of the code that is about to run. Raises TpuMagicsError for broken rules where `strict`."""
+def look(function: str, script: Path | None, strict: bool) -> list[Finding]:
+    """The findings of the code that is about to run: the script's, or the cells' without functions that this run does
+    not use. Raises TpuMagicsError for broken rules where `strict`.
+
+    Args:
+        function: name of the function that is trained; "" for plain statements.
+        script: the file that is run instead of a function.
+        strict: whether a broken rule refuses the run.
+    """
     try:
-        found = _findings(script)
+        found = _findings(function, script)
     except Exception as error:  # a fault of ours must not cost a run
         session.current.notebook.say(f"The rules could not be checked ({type(error).__name__}: {error}).")
         return []
@@ -34,11 +41,17 @@ def look(script: Path | None, strict: bool) -> list[Finding]:
     return found
 
 
-def _findings(script: Path | None) -> list[Finding]:
+def _findings(function: str, script: Path | None) -> list[Finding]:
     from tpu_magics.check import check_chosen
     from tpu_magics.check.cells import read_file
+    from tpu_magics.check.engine import unused_parts
 
-    return check_chosen(session.current.notebook.checked_cells() if script is None else read_file(script))
+    if script is not None:
+        return check_chosen(read_file(script))
+    cells = session.current.notebook.checked_cells()
+    found = check_chosen(cells)
+    unused = unused_parts(cells, function) if found else []
+    return [one for one in found if not any(part.holds(one) for part in unused)]
 
 
 def _refused(broken: Sequence[Finding]) -> TpuMagicsError:

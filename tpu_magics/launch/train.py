@@ -142,7 +142,7 @@ def start(request: Request, options: Options, workers: int | None = None) -> res
         check_name(options.run_name)
     session.current.refuse_second()
     process.require_main_thread()
-    found = checking.look(request.script, options.strict)
+    found = checking.look(getattr(request.hoistable, "__name__", ""), request.script, options.strict)
     going = _prepare(request, options, workers)
     session.current.going = going
     session.current.last = going.result

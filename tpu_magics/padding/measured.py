@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from tpu_magics.errors import TpuMagicsError
@@ -57,18 +57,15 @@ def seconds(name: str | None = None, one: float | None = None, rate: float | Non
     """
     found = _measured(name)
     if one is not None:
-        text = f"One compile: {one:g} s, as given."
-        found = Seconds(one, found.token, text, found.token_text, found.device)
+        found = replace(found, compile=one, compile_text=f"One compile: {one:g} s, as given.")
     if rate is not None:
-        found = Seconds(
-            found.compile, 1 / rate, found.compile_text, f"Tokens: {rate:,.0f} a second, as given.", found.device
-        )
-    return found
+        found = replace(found, token=1 / rate, token_text=f"Tokens: {rate:,.0f} a second, as given.")
+    return replace(found, device="") if one is not None and rate is not None else found
 
 
 def not_asked() -> Seconds:
     """For a text that must not change from run to run."""
-    return Seconds(compile_text="", token_text="")
+    return Seconds()
 
 
 def _measured(name: str | None) -> Seconds:

@@ -190,8 +190,11 @@ def _seconds(task: Task, found: Seconds) -> Iterator[str]:
     if found.compile is None and found.token is None:
         return
     epochs = f"{task.epochs:,} epoch{'s' if task.epochs > 1 else ''}"
-    steps = f", and the steps of {epochs} (--epochs)" if found.token is not None else ""
-    yield f"Predicted: one compile for each shape of {epochs}{steps}."
+    steps = ", and the steps" if found.token is not None else ""
+    yield (
+        f"Predicted for {epochs} (--epochs): one compile for each shape{steps}. An optimiser that makes its state in the "
+        "first step compiles once more, whatever is chosen."
+    )
     if found.device == "CPU":
         yield (
             "These are seconds of XLA:CPU. On a TPU a token takes much less time, and a compile of a large model more: "

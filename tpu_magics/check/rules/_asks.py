@@ -26,13 +26,14 @@ _ORDERS = frozenset(("max", "min", "sorted"))
 _COMPARING = frozenset(("torch.equal", "torch.allclose", "torch.is_nonzero", "torch._assert"))
 _COMPARING_METHODS = frozenset(("equal", "allclose", "is_nonzero"))
 _CALLED = _TRUTHS | _ORDERS | _COMPARING_METHODS | {"_assert"}
+_NAMES = _COMPARING | {"builtins." + one for one in _TRUTHS | _ORDERS}
 
 
-def may_ask(node: ast.AST) -> bool:
+def may_ask(node: ast.AST, at: Place) -> bool:
     """The cheap look: most nodes ask for no value whatever stands in them."""
     if isinstance(node, ast.Call):
         func = node.func
-        return (func.id if isinstance(func, ast.Name) else getattr(func, "attr", "")) in _CALLED
+        return func.attr in _CALLED if isinstance(func, ast.Attribute) else at.name(func) in _NAMES
     if isinstance(node, ast.Compare):
         return len(node.ops) > 1 or isinstance(node.ops[0], (ast.In, ast.NotIn))
     if isinstance(node, ast.UnaryOp):
@@ -44,8 +45,8 @@ def first_asked(node: ast.AST, at: Place) -> ast.expr | None:
     """The first expression whose value this needs; None where it needs none of a tensor."""
     found = next(_asked(node, at), None)
     tests = _tests(node) if found is None else []
-    inside = (one for test in tests for part in nodes_of(test) if may_ask(part) for one in _asked(part, at))
-    found = found or next(inside, None)
+    inside = (one for test in tests for part in nodes_of(test) if may_ask(part, at) for one in _asked(part, at))
+    found = found or next((one for one in inside if not _values.guarded(one, at)), None)
     if found is None and tests:
         read = _read(tests[0], at)
         return read if read is not None and _values.decides_tensor_work(node, at) else None

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules._origins import own_nodes
-from tpu_magics.check.rules._steps import step_loop
+from tpu_magics.check.rules._origins import own_statements
+from tpu_magics.check.rules._step_loops import step_loop
 from tpu_magics.check.values import ARRAY, LIST, NUMBER, UNKNOWN
 
 if TYPE_CHECKING:
     from tpu_magics.check.place import Loop, Place
-    from tpu_magics.check.program import Function
+    from tpu_magics.check.program import Class, Function
 
 _FAR = 8
 _COUNTS = ("builtins.range", "builtins.enumerate", "tqdm.trange", "itertools.count")
@@ -81,13 +81,13 @@ def _targets(node: ast.AST) -> set[str]:
 
 def _assignments(body: list[ast.stmt]) -> Iterator[tuple[str, list[ast.AST]]]:
     found: dict[str, list[ast.AST]] = {}
-    for node in own_nodes(body):
+    for node in own_statements(body):
         if isinstance(node, ast.AugAssign):
             found.setdefault(_dotted(node.target), []).append(node)
         elif isinstance(node, ast.Assign):
             for target in node.targets:
                 found.setdefault(_dotted(target), []).append(node.value)
-        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
             found.setdefault(_dotted(node.target), []).append(node.value)
     return iter(found.items())
 
@@ -184,13 +184,23 @@ def _attribute_changes(scope: Scope, node: ast.Attribute) -> bool:
     """`self.step`, counted up by a method that runs at each step."""
     name = _dotted(node)
     function = scope.at.function
-    if not name or function is None or function.cls is None or not name.startswith("self."):
+    if function is None or function.cls is None or not name.startswith("self."):
         return False
-    for method in function.cls.methods.values():
-        for one in own_nodes(_body(method)):
-            if isinstance(one, ast.AugAssign) and _dotted(one.target) == name:
-                return bool(method is function or _runs_in_step(method))
-    return False
+    key = ("counted", id(function.cls))
+    if key not in scope.at.program.memo:
+        scope.at.program.memo[key] = _counted(function.cls)
+    counting: dict[str, Function] = scope.at.program.memo[key]
+    return name in counting and (counting[name] is function or _runs_in_step(counting[name]))
+
+
+def _counted(cls: Class) -> dict[str, Function]:
+    """What the methods of a class count up, and where."""
+    return {
+        _dotted(one.target): method
+        for method in cls.methods.values()
+        for one in own_statements(_body(method))
+        if isinstance(one, ast.AugAssign)
+    }
 
 
 def _runs_in_step(method: Function) -> bool:

@@ -15,7 +15,7 @@ from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.rules._changing import changes
 from tpu_magics.check.rules._growing_cat import JOINS
 from tpu_magics.check.rules._origins import origin, own_nodes
-from tpu_magics.check.rules._steps import step_loop
+from tpu_magics.check.rules._step_loops import step_loop
 from tpu_magics.check.values import BATCH, LIST, OUTPUT, TENSOR, UNKNOWN
 
 if TYPE_CHECKING:

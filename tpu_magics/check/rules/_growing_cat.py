@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.rules._origins import own_nodes
-from tpu_magics.check.rules._steps import step_loop
+from tpu_magics.check.rules._step_loops import step_loop
 
 if TYPE_CHECKING:
     from tpu_magics.check.place import Loop, Place

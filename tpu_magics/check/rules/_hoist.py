@@ -1,7 +1,7 @@
 """Which models the launcher can build once in the notebook, and why not: `launch/hoist` told from the code alone.
 
-What lives here: the calls of training code that build models, and for each the first thing that speaks against hoisting
-it. What does not: hoisting itself (launch/hoist/read.py and values.py, whose reasons these are).
+What lives here: the calls of training code that build models, and where each stands. What does not: their arguments and
+helper functions (_hoist_arguments.py), and hoisting itself (launch/hoist/read.py, whose reasons these are).
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules import _ranks
-from tpu_magics.check.values import CLASS, FUNCTION, LIST, MODEL, MODULE, TENSOR
+from tpu_magics.check.rules import _hoist_arguments, _ranks
+from tpu_magics.check.values import LIST, MODEL, TENSOR
 
 if TYPE_CHECKING:
     from tpu_magics.check.place import Place
     from tpu_magics.check.program import Call, Class, Function
 
-BUILDERS = frozenset(("from_pretrained", "from_config", "_from_config", "load_from_checkpoint"))
 WEIGHTLESS = frozenset(
     ("ReLU", "GELU", "SiLU", "Sigmoid", "Tanh", "Softmax", "LogSoftmax", "LeakyReLU", "ELU", "Identity", "Flatten",
      "Unflatten", "Upsample", "PixelShuffle", "Softplus", "Hardtanh", "CosineSimilarity", "PairwiseDistance", "Fold",
@@ -32,22 +31,12 @@ _HARMLESS = frozenset(
      "warnings.catch_warnings", "builtins.open")
 )  # fmt: skip
 _HARMLESS_METHODS = frozenset(("main_process_first", "local_main_process_first"))
-_PURE = frozenset(
-    ("len", "int", "float", "complex", "str", "bytes", "bool", "abs", "round", "divmod", "pow", "min", "max", "sum",
-     "any", "all", "sorted", "list", "tuple", "dict", "set", "frozenset", "range", "zip", "enumerate", "reversed",
-     "slice", "repr", "getattr", "hasattr", "isinstance")
-)  # fmt: skip
-_PURE_METHODS = frozenset(
-    ("get", "items", "keys", "values", "copy", "count", "index", "lower", "upper", "strip", "lstrip", "rstrip", "split",
-     "join", "format", "startswith", "endswith", "replace", "title", "removeprefix", "removesuffix")
-)  # fmt: skip
-_MUTATORS = frozenset(
-    ("update", "append", "extend", "insert", "add", "pop", "clear", "remove", "discard", "setdefault", "sort",
-     "reverse", "popitem", "__setattr__")
-)  # fmt: skip
 _BARE = ("torch.nn.Module", "torch.nn.modules.module.Module")
+# Methods that give a model back.
+_SAME = frozenset(
+    ("to", "cuda", "cpu", "train", "eval", "half", "float", "double", "bfloat16", "requires_grad_", "apply")
+)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_DEPTH = 6
 
 
 def builds(call: Call) -> bool:
@@ -98,13 +87,31 @@ def reason(call: Call, function: Function | None) -> str:
     if call.at.function is not function:
         inner = call.at.function
         return f"it stands in `{inner.name}`, not in the launched function itself" if inner is not None else ""
-    return _context(call) or _own_class(call, function) or _arguments(call, function)
+    found = _context(call) or _part_problem(call, function)
+    return found or (_hoist_arguments.problem(call, function) if function is not None else "")
 
 
-def _context(call: Call) -> str:
+def _part_problem(call: Call, function: Function | None) -> str:
+    """What speaks against a part of the model: `nn.Sequential(*[nn.Linear(8, 8) for _ in range(n)])`."""
+    for part in function.calls if function is not None else ():
+        if part.node is call.node or not _spans(call.node, part.node) or not builds(part):
+            continue
+        found = _context(part, call.node)
+        if found:
+            return f"its part `{' '.join(call.at.source(part.node).split())[:50]}` cannot be hoisted: {found}"
+    return ""
+
+
+def _spans(outer: ast.Call, inner: ast.Call) -> bool:
+    last, end = outer.end_lineno or outer.lineno, outer.end_col_offset or 0
+    place = (inner.lineno, inner.col_offset)
+    return (outer.lineno, outer.col_offset) <= place < (last, end)
+
+
+def _context(call: Call, until: ast.AST | None = None) -> str:
     child: ast.AST = call.node
     for parent in call.at.parents(call.node):
-        if isinstance(parent, _FUNCTIONS):
+        if isinstance(parent, _FUNCTIONS) or parent is until:
             return ""
         found = _around(parent, child, call.at)
         if found:
@@ -143,117 +150,23 @@ def _is_harmless(item: ast.withitem, at: Place) -> bool:
     return at.name(node) in _HARMLESS or (isinstance(node.func, ast.Attribute) and node.func.attr in _HARMLESS_METHODS)
 
 
-def _own_class(call: Call, function: Function | None) -> str:
-    value = call.at.value(call.node.func)
-    if function is None or value.kind != CLASS or not _contains(function.node, value.ref.node):
-        return ""
-    return f"its class `{value.ref.name}` is defined inside of the launched function"
+def helper_reason(call: Call, helper: Function, function: Function | None) -> str:
+    """The same for the call of a function of the program that builds a model and returns it."""
+    if helper.outer is not None:
+        return f"it stands in the inner function `{helper.name}`, which may run any number of times"
+    found = reason(call, function)
+    return found or _returned(helper) or _hoist_arguments.effects(helper)
 
 
-def _contains(outer: ast.AST, node: ast.AST) -> bool:
-    return any(one is node for one in nodes_of(outer))
-
-
-def _arguments(call: Call, function: Function | None) -> str:
-    if function is None:
-        return ""
-    for given in (*call.node.args, *(one.value for one in call.node.keywords)):
-        found = _problem(given, call, function, _DEPTH)
-        if found:
-            return f"its argument `{' '.join(call.at.source(given).split())[:50]}` {found}"
+def _returned(helper: Function) -> str:
+    """What a helper returns besides a model that it builds."""
+    built = {id(one.node) for one in helper.calls if one.value.kind == MODEL and one.method not in _SAME}
+    assigned = _ranks.definitions(helper)
+    for node in nodes_of(helper.node):
+        if not isinstance(node, ast.Return) or node.value is None:
+            continue
+        values = assigned.get(node.value.id, []) if isinstance(node.value, ast.Name) else [node.value]
+        if not values or any(id(one) not in built for one in values):
+            code = " ".join(helper.at.source(node.value).split())[:50]
+            return f"`{helper.name}` returns `{code}` (line {node.lineno}), which is no call that builds a model"
     return ""
-
-
-def _problem(node: ast.expr, call: Call, function: Function, depth: int) -> str:
-    """Why an expression has no value before the function runs."""
-    if isinstance(node, ast.Name):
-        return _name_problem(node.id, call, function, depth)
-    if isinstance(node, ast.Call):
-        if call.at.value(node).kind == MODEL:
-            return ""
-        if not _is_pure(node, call.at):
-            return f"calls `{call.at.source(node.func)}`, whose result is known only when the function runs"
-        inner: list[ast.expr] = [*node.args, *(one.value for one in node.keywords)]
-        inner += [node.func.value] if isinstance(node.func, ast.Attribute) and not call.at.name(node) else []
-        return next((text for one in inner if (text := _problem(one, call, function, depth))), "")
-    if isinstance(node, ast.Attribute) and node.attr == "device":
-        return "depends on the device"
-    children = (one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
-    return next((text for one in children if (text := _problem(one, call, function, depth))), "")
-
-
-def _is_pure(node: ast.Call, at: Place) -> bool:
-    name = at.name(node)
-    if name:
-        owner = name.split(".")[-2] if name.endswith(tuple(BUILDERS)) else name.rpartition(".")[2]
-        return (
-            name.removeprefix("builtins.") in _PURE
-            or owner.endswith("Config")
-            or name in ("types.SimpleNamespace", "argparse.Namespace")
-        )
-    callee = at.value(node.func)
-    if callee.kind == CLASS:
-        return not callee.ref.is_module
-    return isinstance(node.func, ast.Attribute) and node.func.attr in _PURE_METHODS
-
-
-def _name_problem(name: str, call: Call, function: Function, depth: int) -> str:
-    stored = _stored(function).get(name, [])
-    values = _ranks.definitions(function).get(name, [])
-    parameter = any(one.arg == name for one in function.parameters)
-    if not stored:
-        index = parameter and name == _ranks.index_parameter(function)
-        return (
-            f"needs `{name}`, which has no value before the function runs" if index else _changed(name, call, function)
-        )
-    if parameter or len(stored) > 1 or len(values) != 1 or depth == 0:
-        return f"needs `{name}`, which is set while the function runs (line {stored[-1]})"
-    return _problem(values[0], call, function, depth - 1) or _changed(name, call, function)
-
-
-def _stored(function: Function) -> dict[str, list[int]]:
-    """The names that a function sets, other than by imports and definitions, and the lines."""
-    memo, key = function.at.program.memo, ("stored", id(function))
-    if key not in memo:
-        found: dict[str, list[int]] = {}
-        for node in nodes_of(function.node):
-            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-                found.setdefault(node.id, []).append(node.lineno)
-        memo[key] = found
-    known: dict[str, list[int]] = memo[key]
-    return known
-
-
-def _changed(name: str, call: Call, function: Function) -> str:
-    """Whether the function has changed the object behind a name before the call."""
-    for node in nodes_of(function.node):
-        line = getattr(node, "lineno", 0)
-        if line < call.node.lineno and _changes(node, name) and call.at.value(node).kind not in (MODULE, FUNCTION):
-            return f"needs `{name}`, which is changed in line {line}"
-    return ""
-
-
-def _changes(node: ast.AST, name: str) -> bool:
-    if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
-        return _first(node) == name
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return node.func.attr in _MUTATORS and _first(node.func.value) == name
-    return False
-
-
-def _first(node: ast.AST) -> str:
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        node = node.value
-    return getattr(node, "id", "")
-
-
-def helper_problem(function: Function) -> str:
-    """What speaks against calling a helper that returns a model in the notebook; "" where nothing does."""
-    nodes = [node for node in nodes_of(function.node) if isinstance(node, ast.Return) and node.value is not None]
-    other = next((node for node in nodes if function.at.value(node.value).kind != MODEL), None)
-    if other is not None:
-        return f"`{function.name}` returns more than the model (line {other.lineno})"
-    if any(isinstance(node, (ast.Global, ast.Nonlocal)) for node in nodes_of(function.node)):
-        return f"`{function.name}` sets names outside of itself"
-    touched = (call for call in function.calls if call.name.startswith(("torch_xla.", "accelerate.")))
-    return f"`{function.name}` uses the device" if next(touched, None) is not None else ""

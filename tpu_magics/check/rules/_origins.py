@@ -7,13 +7,15 @@ values (flow.py); this reads only how things were written.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from tpu_magics.check.place import Place
 
 _FAR = 12  # names that stand for names: no program goes further
+_TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))  # newer than the oldest Python we run on
+_BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Match, *_TRIES)
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
@@ -79,11 +81,11 @@ def _assigned_at_top(at: Place) -> dict[str, list[Given]]:
 
 def _gathered(body: list[ast.stmt], cell: int) -> dict[str, list[Given]]:
     found: dict[str, list[Given]] = {}
-    for node in own_nodes(body):
+    for node in own_statements(body):
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 _note(target, node.value, (), cell, node.lineno, found)
-        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
             _note(node.target, node.value, (), cell, node.lineno, found)
     return found
 
@@ -98,11 +100,28 @@ def _note(
             _note(one, value, (*path, number), cell, line, found)
 
 
-def own_nodes(body: list[ast.stmt]) -> Iterator[ast.AST]:
+def own_statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """All statements of a body in order, with those of its loops and branches, but not of functions defined in it."""
+    waiting = list(body)[::-1]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if isinstance(node, _BLOCKS):
+            inner = [one for name in ("body", "orelse", "finalbody") for one in getattr(node, name, ())]
+            inner += [one for case in _cases(node) for one in case.body]
+            waiting.extend(inner[::-1])
+
+
+def _cases(node: ast.stmt) -> list[ast.ExceptHandler | ast.match_case]:
+    return [*getattr(node, "handlers", ()), *getattr(node, "cases", ())]
+
+
+def own_nodes(body: Iterable[ast.stmt]) -> Iterator[ast.AST]:
     """All nodes of these statements in order, but not those of functions and classes defined in them."""
-    waiting: list[ast.AST] = list(reversed(body))
+    waiting: list[ast.AST] = []
+    waiting.extend(list(body)[::-1])
     while waiting:
         node = waiting.pop()
         yield node
         if not isinstance(node, SCOPES):
-            waiting.extend(reversed(list(ast.iter_child_nodes(node))))
+            waiting.extend(list(ast.iter_child_nodes(node))[::-1])

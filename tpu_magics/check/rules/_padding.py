@@ -114,7 +114,7 @@ def _meaning(given: ast.expr, at: Place) -> str:
 
 
 def setting(node: ast.expr, at: Place) -> Value:
-    """The value of an argument. `self.padding` is what the class says only if all its instances here leave it at that."""
+    """The value of an argument; `self.padding` is what the class says only if its instances here leave it at that."""
     value, function = at.value(node), at.function
     if not isinstance(node, ast.Attribute) or value.kind == MODULE or function is None or function.cls is None:
         return value
@@ -150,40 +150,55 @@ def _may_encode(call: Call) -> bool:
     return not call.name or call.name == _PARTIAL
 
 
+def _over_data(program: Program) -> list[Padding]:
+    """The paddings of the tokenizer's calls that run for each batch of rows."""
+    return [one for call, one in _encodings(program) if recompiles.runs_per_batch(call.at)]
+
+
+def _collators(program: Program) -> list[Padding]:
+    return [of_collator(call.node, call.at, call.name) for call in program.calls(*COLLATORS)]
+
+
 def evened_before(program: Program) -> bool:
-    """Whether all rows have a length of a few: every tokenizer's call over data pads to max_length or to a multiple."""
-    over_data = [one for call, one in _encodings(program) if recompiles.runs_per_batch(call.at)]
-    return bool(over_data) and all(one.to == FIXED for one in over_data)
+    """Whether the only collator gets rows that the only tokenizer's call over data has padded to few lengths.
+
+    With several of either it is not known which goes with which.
+    """
+    return [one.to for one in _over_data(program)] == [FIXED] and len(_collators(program)) == 1
+
+
+def evened_after(program: Program) -> bool:
+    """Whether the only collator rounds up what the only tokenizer's call over data leaves."""
+    return [one.to for one in _collators(program)] == [FIXED] and len(_over_data(program)) == 1
 
 
 def uneven_before(program: Program) -> bool:
     """Whether rows surely differ in length: a tokenizer's call over data pads to the longest, or not at all."""
-    found = [one for call, one in _encodings(program) if recompiles.runs_per_batch(call.at)]
-    return any(one.to in (NO, LONGEST) for one in found)
+    return any(one.to in (NO, LONGEST) for one in _over_data(program))
 
 
 def pads_somewhere(program: Program) -> bool:
     """Whether this program pads texts at all."""
     if any(one.to in (LONGEST, FIXED) for _, one in _encodings(program)):
         return True
-    return any(of_collator(call.node, call.at, call.name).to != NO for call in program.calls(*COLLATORS))
-
-
-def evened_after(program: Program) -> bool:
-    """Whether a collator pads what is left to a multiple."""
-    found = [of_collator(call.node, call.at, call.name).to for call in program.calls(*COLLATORS)]
-    return bool(found) and all(one == FIXED for one in found)
+    return any(one.to != NO for one in _collators(program))
 
 
 def cut_into_blocks(program: Program) -> bool:
     """Whether texts are joined and cut into blocks of one length: `t[i : i + block_size]`, as for language models."""
     if "blocks" not in program.memo:
-        program.memo["blocks"] = any(
+        program.memo["blocks"] = any(_keeps_whole_chunks(call) for call in program.all_calls) or any(
             isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) and _is_block(node.slice)
             for function in program.functions
             for node in nodes_of(function.node)
         )
     return bool(program.memo["blocks"])
+
+
+def _keeps_whole_chunks(call: Call) -> bool:
+    """`return_overflowing_tokens` with `return_length`: chunks that are shorter than the context are left out."""
+    given = {one.arg for one in call.node.keywords}
+    return {"return_overflowing_tokens", "return_length"} <= given
 
 
 def _is_block(node: ast.Slice) -> bool:

@@ -1,7 +1,7 @@
-"""The loop of which each round is a graph of its own.
+"""What a training loop does besides its step: whether it runs the graph, reduces gradients, and over which loader.
 
-What lives here: telling it from loops that are unrolled into one graph. What does not: whether code runs at each step at
-all (Place.in_step).
+What lives here: all calls that one round of a loop makes, those of the program's functions included, and what they
+amount to. What does not: what is wrong with it (tpu405_optimizer_step.py).
 """
 
 from __future__ import annotations
@@ -10,45 +10,109 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules._origins import SCOPES
-from tpu_magics.check.values import LOADER, TFDATA
+from tpu_magics.check.rules import _workers
+from tpu_magics.check.values import LIST, LOADER, NUMBER, Value
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Loop, Place
+    from tpu_magics.check.place import Loop
+    from tpu_magics.check.program import Call, Function, Program
 
-# Calls after which the graph is run: what follows is another one.
-_CUTS = frozenset(
-    ("backward", "step", "optimizer_step", "mark_step", "sync", "item", "tolist", "train_on_batch", "apply_gradients")
-)
-
-
-def step_loop(at: Place) -> Loop | None:
-    """The innermost loop around a place of which each round is a graph of its own: a step is made or read in it."""
-    return next((one for one in reversed(at.loops) if one.is_step and _is_cut(at, one)), None)
-
-
-def _is_cut(at: Place, loop: Loop) -> bool:
-    """A loop over a range that only calls a model is unrolled into one graph."""
-    if loop.loader.kind in (LOADER, TFDATA) or loop.loader.ref is not None:
-        return True
-    key = ("cut", id(loop.node))
-    if key not in at.program.memo:
-        at.program.memo[key] = any(_cuts(at, node) for node in _outside_of_loops(loop.node.body))
-    return bool(at.program.memo[key])
+XM = "torch_xla.core.xla_model."
+OPTIMIZER_STEP = XM + "optimizer_step"
+SYNCS = frozenset((XM + "mark_step", "torch_xla.sync", "torch_xla.step", "torch_xla.torch_xla.sync",
+    "torch_xla.torch_xla.step", "torch_xla.compile", "torch_xla.torch_xla.compile", XM + "rendezvous",
+    XM + "mesh_reduce", XM + "do_on_ordinals"))  # fmt: skip
+COMPILERS = ("torch_xla.compile", "torch_xla.torch_xla.compile", "torch.compile")
+REDUCES = frozenset((XM + "reduce_gradients", XM + "all_reduce", XM + "all_reduce_bucketized_gradients",
+    "torch.distributed.all_reduce"))  # fmt: skip
+# Wrappers and modes under which gradients are reduced by something else.
+_OTHERS = ("torch.nn.parallel.", "torch.distributed.fsdp.", "torch_xla.distributed.fsdp.",
+    "torch_xla.distributed.spmd.", "torch_xla.experimental.spmd_fully_sharded_data_parallel.",
+    "torch_xla.runtime.use_spmd", "pytorch_lightning.", "lightning.")  # fmt: skip
+DEVICE_LOADERS = ("MpDeviceLoader", "ParallelLoader")
 
 
-def _cuts(at: Place, node: ast.AST) -> bool:
-    if not isinstance(node, ast.Call):
-        return False
-    func = node.func
-    last = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
-    return last in _CUTS or bool(getattr(at.value(func).ref, "steps", False))
-
-
-def _outside_of_loops(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    waiting: list[ast.AST] = list(body)
+def round_calls(loop: Loop, calls: list[Call], program: Program) -> list[Call]:
+    """The calls that one round of `loop` makes: those of `calls` in it, and those of the functions that it calls."""
+    own = [call for call in calls if loop in call.at.loops]
+    found, seen = list(own), set()
+    waiting = list(own)
     while waiting:
-        node = waiting.pop()
-        yield node
-        if not isinstance(node, (*SCOPES, ast.For, ast.AsyncFor, ast.While)):
-            waiting.extend(ast.iter_child_nodes(node))
+        target = _workers.targets(program).get(id(waiting.pop().node))
+        if target is not None and target not in seen:
+            seen.add(target)
+            found += target.calls
+            waiting += target.calls
+    return found
+
+
+def top_calls(program: Program) -> list[Call]:
+    """The calls of the notebook's own statements."""
+    return [call for call in program.all_calls if call.at.function is None]
+
+
+def loader_of(loop: Loop) -> Value | None:
+    """The loader that a loop goes over, through enumerate, zip and tqdm; None where it is none."""
+    value = loop.loader
+    if value.kind == LOADER:
+        return value
+    return value.ref if value.kind == LIST and isinstance(value.ref, Value) and value.ref.kind == LOADER else None
+
+
+def is_device_loader(value: Value | None) -> bool:
+    """Whether a loader certainly syncs at each batch."""
+    return value is not None and value.prepared and value.name.endswith(DEVICE_LOADERS)
+
+
+def never_syncs(loop: Loop) -> bool:
+    """Whether what a loop goes over certainly runs no graph: a plain loader, a range, a list."""
+    loader = loader_of(loop)
+    if loader is not None:
+        return loader.made is not None and not loader.prepared and loader.name == "torch.utils.data.DataLoader"
+    value = loop.loader
+    if isinstance(loop.node, ast.While) or value.kind not in (LIST, NUMBER):
+        return False
+    return value.name == "builtins.range" or value.items is not None
+
+
+def syncs(call: Call) -> bool:
+    """Whether a call runs the pending graph."""
+    if call.name == OPTIMIZER_STEP:
+        barrier = call.at.keyword(call.node, "barrier", 1)
+        return call.at.open_keywords(call.node) or (barrier is not None and call.at.constant(barrier) is not False)
+    return call.name in SYNCS
+
+
+def is_compiled(function: Function | None, program: Program) -> bool:
+    """Whether a function is given to `torch_xla.compile`, which runs its graph, or to another compiler."""
+    if function is None:
+        return False
+    if any(name in SYNCS or name == "torch.compile" for name in function.decorators):
+        return True
+    calls = program.calls(*COMPILERS)
+    return any(call.at.value(one).ref is function for call in calls for one in call.node.args[:1])
+
+
+def in_step_context(call: Call) -> bool:
+    """`with torch_xla.step():`"""
+    contexts = (parent for parent in call.at.parents(call.node) if isinstance(parent, (ast.With, ast.AsyncWith)))
+    return any(call.at.name(item.context_expr) in SYNCS for one in contexts for item in one.items)
+
+
+def is_handled(program: Program) -> bool:
+    """Whether accelerate, a Trainer, SPMD, FSDP, DDP or the eager mode takes care of steps somewhere in the program."""
+    if "steps_handled" not in program.memo:
+        program.memo["steps_handled"] = (
+            any(program.methods(one, "accelerator") for one in ("prepare", "backward", "prepare_optimizer"))
+            or bool(program.calls(*_OTHERS))
+            or any(name.startswith(_OTHERS) for name in program.imported)
+            or any("eager" in call.name for call in program.calls("torch_xla.experimental."))
+        )
+    return bool(program.memo["steps_handled"])
+
+
+def optimizer_steps(program: Program) -> Iterator[Call]:
+    """`optimizer.step()` of torch optimizers that nothing has prepared."""
+    for call in program.methods("step", "optimizer"):
+        if not call.receiver.prepared and call.receiver.lib != "tf":
+            yield call

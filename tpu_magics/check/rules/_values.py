@@ -85,17 +85,31 @@ def each_step(at: Place) -> bool:
 
 
 def each_time(at: Place) -> bool:
-    """The same, and also functions that this program does not call: where they are used, they run in a step."""
+    """The same, and also code that nothing places outside of the steps: functions that are not called here, or from
+    such code. What a program does before, between and after its steps is seldom enough."""
     if at.every_n:
         return False
-    return at.in_step or (at.function is not None and _stands_alone(at.function))
+    return at.in_step or (at.function is not None and _is_no_program(at.function))
 
 
-def _stands_alone(function: Function) -> bool:
-    """Whether nothing here tells how often a function runs, and it is no program of its own either."""
-    if function.callers or function.has_step:
-        return False
-    return not any(call.value.kind in _OF_PROGRAMS or _makes_steps(call) for call in function.calls)
+def _is_no_program(function: Function) -> bool:
+    memo = function.at.program.memo
+    key = ("no program", id(function))
+    if key not in memo:
+        memo[key] = False  # of a function that calls itself
+        memo[key] = not _is_program(function) and _is_called_so(function)
+    return bool(memo[key])
+
+
+def _is_called_so(function: Function) -> bool:
+    return not function.callers or any(each_time(call.at) or call.at.top_level for call in function.callers)
+
+
+def _is_program(function: Function) -> bool:
+    """Whether it holds steps, or makes what a program is made of."""
+    if function.has_step:
+        return True
+    return any(call.value.kind in _OF_PROGRAMS or _makes_steps(call) for call in function.calls)
 
 
 def _makes_steps(call: Call) -> bool:

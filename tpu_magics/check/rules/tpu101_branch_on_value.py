@@ -53,10 +53,10 @@ NODES = (*_STATEMENTS, ast.IfExp, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.Call
 
 
 def check(node: ast.AST, at: Place) -> Iterator[Finding]:
-    if not _asks.may_ask(node) or not (_values.each_time(at) or _values.is_compiled_tf(at)):
+    if not _asks.may_ask(node, at) or not (_values.each_time(at) or _values.is_compiled_tf(at)):
         return
     asked = _asks.first_asked(node, at)
-    if asked is None or _values.seldom(node, at):
+    if asked is None or _values.seldom(node, at) or _values.guarded(node, at):
         return
     if isinstance(node, _STATEMENTS) or not _in_a_test(node, at):
         yield _finding(node, asked, at)
@@ -67,7 +67,7 @@ def _in_a_test(node: ast.AST, at: Place) -> bool:
     for parent, child in _values.expression_parents(node, at):
         if getattr(parent, "test", None) is child or (isinstance(parent, ast.comprehension) and child in parent.ifs):
             return True
-        if isinstance(parent, _HOLDERS) and _asks.may_ask(parent) and _asks.first_asked(parent, at):
+        if isinstance(parent, _HOLDERS) and _asks.may_ask(parent, at) and _asks.first_asked(parent, at):
             return True
     return False
 

@@ -59,10 +59,10 @@ def _call(node: ast.Call, at: Place) -> Iterator[Finding]:
         yield from _traced(node, at)
         return
     use = numbers.use_of(node, at)
-    if use is None or not at.in_step or at.every_n or not at.on_device or not numbers.on_device(node, at, use):
+    if use is None or not at.in_step or at.every_n or not at.on_device:
         return
     for argument in use.arguments:
-        if changes(at, argument):
+        if changes(at, argument) and numbers.on_device(node, at, use):
             what, number = numbers.short(at, node), at.source(argument)
             message = f"{use.said.format(what=what)} {number}, a Python number that changes every step."
             yield at.finding(node, message, use.fix.format(number=number))

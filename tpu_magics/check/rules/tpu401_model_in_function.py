@@ -84,8 +84,7 @@ def _built(launch: _launch.Launch, program: Program) -> Iterator[tuple[Call, str
         helper = _workers.targets(program).get(id(call.node))
         if helper is not None and call.value.kind == MODEL and call.value.made is not call.node and _makes(helper):
             helpers[helper] = call
-            problem = _hoist.reason(call, function) or _hoist.helper_problem(helper)
-            yield call, problem
+            yield call, _hoist.helper_reason(call, helper, function)
     for other in sorted(_workers.reached(launch, program) - {function}, key=lambda one: one.node.lineno):
         if not _is_method(other) and other not in helpers:
             for call in _hoist.top_builds(other.calls):

@@ -145,25 +145,25 @@ def _ends(call: Call) -> bool:
 
 def _xla_step(call: Call, program: Program) -> Iterator[Finding]:
     at = call.at
-    barrier = at.keyword(call.node, "barrier", 1)
     if at.open_keywords(call.node):
         return
-    if barrier is not None and at.constant(barrier) is True:
-        again = _synced_again(call)
-        if again:
-            fix = "Leave `barrier=True` away: one sync per step is enough."
-            edits = (at.replace(barrier, "False"),)
-            yield at.finding(
-                call.node, f"`barrier=True` syncs each step, and {again} does it again.", fix, WHY_TWICE, edits
-            )
-    elif (barrier is None or at.constant(barrier) is False) and _is_never_run(call, program):
-        optimizer = at.source(call.node.args[0]) if call.node.args else "optimizer"
-        fix = f"Write `xm.optimizer_step({optimizer}, barrier=True)`, or use an MpDeviceLoader, which syncs at each batch."
-        edits = (
-            (at.replace(barrier, "True"),) if barrier is not None else _arguments.added(call.node, "barrier=True", at)
-        )
-        message = f"`{at.source(call.node)}` has no barrier, and nothing else in the loop runs the graph."
-        yield at.finding(call.node, message, fix, edits=edits)
+    barrier = at.keyword(call.node, "barrier", 1)
+    if barrier is None or at.constant(barrier) is False:
+        if _is_never_run(call, program):
+            yield _without_barrier(call, barrier)
+    elif at.constant(barrier) is True and (again := _synced_again(call)):
+        message = f"`barrier=True` syncs each step, and {again} does it again."
+        fix = "Leave `barrier=True` away: one sync per step is enough."
+        yield at.finding(call.node, message, fix, WHY_TWICE, [at.replace(barrier, "False")])
+
+
+def _without_barrier(call: Call, barrier: ast.expr | None) -> Finding:
+    at = call.at
+    optimizer = at.source(call.node.args[0]) if call.node.args else "optimizer"
+    message = f"`{at.source(call.node)}` has no barrier, and nothing else in the loop runs the graph."
+    fix = f"Write `xm.optimizer_step({optimizer}, barrier=True)`, or use an MpDeviceLoader: it syncs at each batch."
+    written = _arguments.added(call.node, "barrier=True", at)
+    return at.finding(call.node, message, fix, edits=[at.replace(barrier, "True")] if barrier is not None else written)
 
 
 def _synced_again(call: Call) -> str:

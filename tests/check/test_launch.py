@@ -1,0 +1,294 @@
+"""The group `launch`: what samples cannot say.
+
+What lives here: that TPU401 agrees with what the launcher really hoists, fixes that are run, and forms that depend on
+the notebook around a line. What does not: lines that must be found and lines that must not (samples/tpu4*).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tpu_magics.check import Finding, check_cells, check_text
+from tpu_magics.check.cells import cell_of
+from tpu_magics.check.fixing import fix
+from tpu_magics.check.rules import RULES
+
+LAUNCH = [rule for rule in RULES if rule.GROUP == "launch"]
+RULE = {rule.CODE: rule for rule in LAUNCH}
+XLA = (
+    "import torch\nimport torch_xla\nimport torch_xla.core.xla_model as xm\n"
+    "import torch_xla.distributed.parallel_loader as pl\n"
+)
+
+
+def found(*cells: str) -> list[Finding]:
+    """The findings of this group in the cells of a notebook."""
+    return check_cells(
+        [cell_of(textwrap.dedent(text), "nb.ipynb", number) for number, text in enumerate(cells, 1)], LAUNCH
+    )
+
+
+def codes(*cells: str) -> list[str]:
+    return [one.code for one in found(*cells)]
+
+
+def mended(text: str, number: int | None = None) -> str:
+    """The text after `--fix`; a second time must change nothing."""
+    path = "x.py" if number is None else "nb.ipynb"
+    once = fix([cell_of(text, path, number)], lambda cells: check_cells(cells, LAUNCH))
+    twice = fix(once.cells, lambda cells: check_cells(cells, LAUNCH))
+    assert twice.cells[0].text == once.cells[0].text
+    return once.cells[0].text
+
+
+def run(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program on XLA:CPU, in a process of its own."""
+    path = folder / "program.py"
+    path.write_text(text)
+    environment = {**os.environ, "PJRT_DEVICE": "CPU"}
+    return subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, cwd=folder, env=environment, timeout=300
+    )
+
+
+# -- static and run time agree ---------------------------------------------------------------------------------------
+
+# What only building the model, or the values in the notebook, can tell.
+AT_RUN_TIME = (
+    "around a model", "own generator", "generator as an argument", "cannot be copied", "keeps its argument",
+    "changes its argument", "raises", "fails to evaluate",
+)  # fmt: skip
+
+
+def trained_by_us(before: str, body: str) -> list[Finding]:
+    text = f"{before}\ndef train(flag=True):\n    {body}\n    return 1\nimport tpu_magics\ntpu_magics.train(train)\n"
+    return check_text(text, "x.py", [RULE["TPU401"]])
+
+
+def test_what_the_launcher_declines_to_hoist_is_found() -> None:
+    pytest.importorskip("torch_xla")
+    from tests.launch import hoisting, test_hoist_declined
+
+    before = hoisting.NOTEBOOK + test_hoist_declined.NAMES
+    told = {case: trained_by_us(before, body) for case, (body, *_) in test_hoist_declined.DECLINED.items()}
+    assert set(AT_RUN_TIME) < set(told)
+    assert sorted(case for case, findings in told.items() if not findings) == sorted(AT_RUN_TIME)
+    assert all("cannot be hoisted" in one.message for findings in told.values() for one in findings)
+
+
+def test_what_the_launcher_hoists_is_fine() -> None:
+    pytest.importorskip("torch_xla")
+    from tests.launch import hoisting, test_hoist
+
+    before = hoisting.NOTEBOOK + test_hoist.HELPERS
+    told = {case: trained_by_us(before, body) for case, (body, _) in test_hoist.FORMS.items()}
+    assert {case: findings for case, findings in told.items() if findings} == {}
+
+
+def test_the_programs_that_compiles_are_watched_with_make_their_steps_right() -> None:
+    folder = Path(__file__).parents[1] / "cases" / "recompiles"
+    told = {path.name: check_text(path.read_text(), "x.py", [RULE["TPU405"]]) for path in folder.glob("*.py")}
+    never_synced = "read_never_synced.py"  # its name says it
+    assert [one.code for one in told.pop(never_synced)] == ["TPU405"]
+    assert {name: findings for name, findings in told.items() if findings} == {}
+
+
+# -- fixes that are run ----------------------------------------------------------------------------------------------
+
+TRAINING = XLA + textwrap.dedent(
+    """
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(32, 4), torch.randn(32, 2))
+
+
+    def train():
+        device = xm.xla_device()
+        model = torch.nn.Linear(4, 2).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x, y in LOADER:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x.to(device)), y.to(device)).backward()
+            STEP
+        return model.weight.tolist()
+
+
+    print(train())
+    """
+)
+PLAIN = "torch.utils.data.DataLoader(data, batch_size=8)"
+
+
+@pytest.mark.parametrize(
+    ("loader", "step", "after"),
+    [
+        (PLAIN, "xm.optimizer_step(optimizer)", "xm.optimizer_step(optimizer, barrier=True)"),
+        (PLAIN, "xm.optimizer_step(optimizer, barrier=False)", "xm.optimizer_step(optimizer, barrier=True)"),
+        (
+            f"pl.MpDeviceLoader({PLAIN}, device)",
+            "xm.optimizer_step(optimizer, barrier=True)",
+            "xm.optimizer_step(optimizer, barrier=False)",
+        ),
+    ],
+)
+def test_a_barrier_is_mended_and_the_weights_are_equal(loader: str, step: str, after: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch_xla")
+    text = TRAINING.replace("LOADER", loader).replace("STEP", step)
+    assert mended(text) == text.replace(step, after)
+    old, new = run(text, tmp_path), run(mended(text), tmp_path)
+    assert old.returncode == new.returncode == 0, old.stderr + new.stderr
+    assert old.stdout == new.stdout
+    assert old.stdout.startswith("[[")
+
+
+def test_a_number_of_processes_that_torch_xla_refuses_is_taken_out(tmp_path: Path) -> None:
+    pytest.importorskip("torch_xla")
+    text = (
+        "import torch_xla.distributed.xla_multiprocessing as xmp\n\n\ndef _mp_fn(index):\n    print('rank', index)\n\n\n"
+        "if __name__ == '__main__':\n    xmp.spawn(_mp_fn, args=(), nprocs=8)\n"
+    )
+    after = mended(text)
+    assert after == text.replace("nprocs=8", "nprocs=None")
+    assert "Unsupported nprocs (8)" in run(text, tmp_path).stderr
+    assert run(after, tmp_path).stdout == "rank 0\n"
+
+
+def test_a_file_that_xm_save_writes_holds_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("torch_xla")
+    text = XLA + textwrap.dedent(
+        """
+        import sys
+        import torch_xla.distributed.xla_multiprocessing as xmp
+
+
+        def _mp_fn(index):
+            weight = torch.arange(6.0).to(xm.xla_device()) * 2
+            torch.save({"weight": weight, "step": 3}, "out.pt")
+
+
+        if __name__ == "__main__":
+            xmp.spawn(_mp_fn, start_method="fork")
+            found = torch.load("out.pt", map_location="cpu")
+            print(found["weight"].tolist(), found["step"])
+        """
+    )
+    after = mended(text)
+    assert after == text.replace("torch.save(", "xm.save(")
+    old, new = run(text, tmp_path), run(after, tmp_path)
+    assert old.stdout == new.stdout == "[0.0, 2.0, 4.0, 6.0, 8.0, 10.0] 3\n", old.stderr + new.stderr
+
+
+def test_ranks_that_step_alone_are_given_the_reducing_step() -> None:
+    text = XLA + textwrap.dedent(
+        """
+        def _mp_fn(index, model, loader):
+            optimizer = torch.optim.SGD(model.to(xm.xla_device()).parameters(), lr=0.1)
+            for x in pl.MpDeviceLoader(loader, xm.xla_device()):
+                model(x).sum().backward()
+                optimizer.step()
+
+
+        torch_xla.launch(_mp_fn, args=(model, loader))
+        """
+    )
+    assert mended(text) == text.replace("optimizer.step()", "xm.optimizer_step(optimizer)")
+
+
+def test_a_launch_in_a_notebook_is_told_to_fork() -> None:
+    text = "import torch_xla\ndef f(index):\n    pass\n\ntorch_xla.launch(f)\ntorch_xla.launch(f, args=())\n"
+    after = mended(text, 1)
+    assert after.endswith(
+        'torch_xla.launch(f, start_method="fork")\ntorch_xla.launch(f, start_method="fork", args=())\n'
+    )
+
+
+# -- the notebook around a line --------------------------------------------------------------------------------------
+
+STEPPING = """
+def train():
+    device = torch_xla.device()
+    model = torch.nn.Linear(4, 2).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.ones(2, 4, device=device)).sum().backward()
+        optimizer.step()
+        torch_xla.sync()
+"""
+
+
+@pytest.mark.parametrize(
+    ("init", "magic", "wanted"),
+    [
+        ("%tpu_init", "%%tpu_train", []),  # as many as there are chips: one on Colab
+        ("%tpu_init -n 8", "%%tpu_train", ["TPU405"]),
+        ("%tpu_init --processes 8", "%%tpu_train -n 1", []),
+        ("%tpu_init -n 1", "%%tpu_train --processes=4", ["TPU405"]),
+        ("%tpu_init", "%%tpu_train -n2", ["TPU405"]),
+    ],
+)
+def test_how_many_ranks_the_magics_ask_for(init: str, magic: str, wanted: list[str]) -> None:
+    assert codes(f"%load_ext tpu_magics\n{init}\n{XLA}", f"{magic}\n{STEPPING}") == wanted
+
+
+def test_a_cell_that_says_ranks_is_written_for_several() -> None:
+    told = STEPPING.replace("    for _", "    xm.master_print('starts')\n    for _")
+    assert codes(f"%load_ext tpu_magics\n{XLA}", f"%%tpu_train\n{told}") == ["TPU405"]
+
+
+def test_our_launcher_honours_what_torch_xla_refuses() -> None:
+    launch = "xmp.spawn(f, nprocs=8)"
+    setup = "import torch_xla.distributed.xla_multiprocessing as xmp\ndef f(index):\n    pass\n"
+    assert codes(setup, launch) == ["TPU404", "TPU410"]
+    assert codes("%load_ext tpu_magics", setup, f"%%tpu_train\n{launch}") == []
+
+
+def test_what_comes_behind_the_launch_is_not_too_early() -> None:
+    function = "def f():\n    pass\n"
+    setup = "from accelerate import Accelerator, notebook_launcher\n"
+    assert codes(setup, "accelerator = Accelerator()", f"{function}\nnotebook_launcher(f)") == ["TPU402"]
+    assert codes(setup, f"{function}\nnotebook_launcher(f)", "accelerator = Accelerator()") == []
+    assert codes(setup, "accelerator = Accelerator()", f"{function}\nnotebook_launcher(f, num_processes=1)") == []
+
+
+def test_seeds_and_arguments_are_kept_quiet_by_tpu_magics() -> None:
+    cells = (
+        "from accelerate.utils import set_seed\nfrom transformers import TrainingArguments",
+        "set_seed(0)\narguments = TrainingArguments('out')",
+    )
+    assert codes("from accelerate import notebook_launcher", *cells, "def f():\n    pass\nnotebook_launcher(f)") == [
+        "TPU402",
+        "TPU402",
+    ]
+    assert codes("%load_ext tpu_magics", *cells, "%%tpu_train\ndef f():\n    pass\n") == []
+
+
+def test_one_fault_is_told_once() -> None:
+    cells = (
+        "import torch\nimport torch_xla.core.xla_model as xm\nfrom accelerate import notebook_launcher",
+        "weights = torch.ones(3).to(xm.xla_device())",
+        "def f():\n    print(weights)\n\nnotebook_launcher(f)",
+    )
+    assert codes(*cells) == ["TPU403"]
+
+
+def test_a_notebook_for_gpus_is_left_alone() -> None:
+    cells = (
+        "!nvidia-smi\nimport torch\nfrom accelerate import notebook_launcher",
+        "def f():\n    model = torch.nn.Linear(4, 4)\n\nnotebook_launcher(f, num_processes=4)",
+    )
+    assert codes(*cells) == []
+    assert codes("# or on a TPU", *cells) == ["TPU401", "TPU404"]
+
+
+def test_a_fix_for_a_cell_says_where_the_weights_are() -> None:
+    (one,) = found(
+        "%load_ext tpu_magics\nimport torch\nmodel = torch.nn.Linear(4, 4)",
+        "%%tpu_train model\ndef f(model):\n    torch.save(model.state_dict(), 'model.pt')",
+    )
+    assert one.code == "TPU408"
+    assert "next cell" in one.fix
