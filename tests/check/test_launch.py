@@ -1,14 +1,11 @@
 """The group `launch`: what samples cannot say.
 
-What lives here: that TPU401 agrees with what the launcher really hoists, fixes that are run, and forms that depend on
-the notebook around a line. What does not: lines that must be found and lines that must not (samples/tpu4*).
+What lives here: that TPU401 agrees with what the launcher really hoists, and forms that depend on the notebook around a
+line. What does not: lines that must be found and lines that must not (samples/tpu4*), and fixes (test_launch_fixes.py).
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -16,7 +13,6 @@ import pytest
 
 from tpu_magics.check import Finding, check_cells, check_text
 from tpu_magics.check.cells import cell_of
-from tpu_magics.check.fixing import fix
 from tpu_magics.check.rules import RULES
 
 LAUNCH = [rule for rule in RULES if rule.GROUP == "launch"]
@@ -36,25 +32,6 @@ def found(*cells: str) -> list[Finding]:
 
 def codes(*cells: str) -> list[str]:
     return [one.code for one in found(*cells)]
-
-
-def mended(text: str, number: int | None = None) -> str:
-    """The text after `--fix`; a second time must change nothing."""
-    path = "x.py" if number is None else "nb.ipynb"
-    once = fix([cell_of(text, path, number)], lambda cells: check_cells(cells, LAUNCH))
-    twice = fix(once.cells, lambda cells: check_cells(cells, LAUNCH))
-    assert twice.cells[0].text == once.cells[0].text
-    return once.cells[0].text
-
-
-def run(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a program on XLA:CPU, in a process of its own."""
-    path = folder / "program.py"
-    path.write_text(text)
-    environment = {**os.environ, "PJRT_DEVICE": "CPU"}
-    return subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, cwd=folder, env=environment, timeout=300
-    )
 
 
 # -- static and run time agree ---------------------------------------------------------------------------------------
@@ -99,114 +76,6 @@ def test_the_programs_that_compiles_are_watched_with_make_their_steps_right() ->
     assert {name: findings for name, findings in told.items() if findings} == {}
 
 
-# -- fixes that are run ----------------------------------------------------------------------------------------------
-
-TRAINING = XLA + textwrap.dedent(
-    """
-    torch.manual_seed(0)
-    data = torch.utils.data.TensorDataset(torch.randn(32, 4), torch.randn(32, 2))
-
-
-    def train():
-        device = xm.xla_device()
-        model = torch.nn.Linear(4, 2).to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for x, y in LOADER:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x.to(device)), y.to(device)).backward()
-            STEP
-        return model.weight.tolist()
-
-
-    print(train())
-    """
-)
-PLAIN = "torch.utils.data.DataLoader(data, batch_size=8)"
-
-
-@pytest.mark.parametrize(
-    ("loader", "step", "after"),
-    [
-        (PLAIN, "xm.optimizer_step(optimizer)", "xm.optimizer_step(optimizer, barrier=True)"),
-        (PLAIN, "xm.optimizer_step(optimizer, barrier=False)", "xm.optimizer_step(optimizer, barrier=True)"),
-        (
-            f"pl.MpDeviceLoader({PLAIN}, device)",
-            "xm.optimizer_step(optimizer, barrier=True)",
-            "xm.optimizer_step(optimizer, barrier=False)",
-        ),
-    ],
-)
-def test_a_barrier_is_mended_and_the_weights_are_equal(loader: str, step: str, after: str, tmp_path: Path) -> None:
-    pytest.importorskip("torch_xla")
-    text = TRAINING.replace("LOADER", loader).replace("STEP", step)
-    assert mended(text) == text.replace(step, after)
-    old, new = run(text, tmp_path), run(mended(text), tmp_path)
-    assert old.returncode == new.returncode == 0, old.stderr + new.stderr
-    assert old.stdout == new.stdout
-    assert old.stdout.startswith("[[")
-
-
-def test_a_number_of_processes_that_torch_xla_refuses_is_taken_out(tmp_path: Path) -> None:
-    pytest.importorskip("torch_xla")
-    text = (
-        "import torch_xla.distributed.xla_multiprocessing as xmp\n\n\ndef _mp_fn(index):\n    print('rank', index)\n\n\n"
-        "if __name__ == '__main__':\n    xmp.spawn(_mp_fn, args=(), nprocs=8)\n"
-    )
-    after = mended(text)
-    assert after == text.replace("nprocs=8", "nprocs=None")
-    assert "Unsupported nprocs (8)" in run(text, tmp_path).stderr
-    assert run(after, tmp_path).stdout == "rank 0\n"
-
-
-def test_a_file_that_xm_save_writes_holds_the_same(tmp_path: Path) -> None:
-    pytest.importorskip("torch_xla")
-    text = XLA + textwrap.dedent(
-        """
-        import sys
-        import torch_xla.distributed.xla_multiprocessing as xmp
-
-
-        def _mp_fn(index):
-            weight = torch.arange(6.0).to(xm.xla_device()) * 2
-            torch.save({"weight": weight, "step": 3}, "out.pt")
-
-
-        if __name__ == "__main__":
-            xmp.spawn(_mp_fn, start_method="fork")
-            found = torch.load("out.pt", map_location="cpu")
-            print(found["weight"].tolist(), found["step"])
-        """
-    )
-    after = mended(text)
-    assert after == text.replace("torch.save(", "xm.save(")
-    old, new = run(text, tmp_path), run(after, tmp_path)
-    assert old.stdout == new.stdout == "[0.0, 2.0, 4.0, 6.0, 8.0, 10.0] 3\n", old.stderr + new.stderr
-
-
-def test_ranks_that_step_alone_are_given_the_reducing_step() -> None:
-    text = XLA + textwrap.dedent(
-        """
-        def _mp_fn(index, model, loader):
-            optimizer = torch.optim.SGD(model.to(xm.xla_device()).parameters(), lr=0.1)
-            for x in pl.MpDeviceLoader(loader, xm.xla_device()):
-                model(x).sum().backward()
-                optimizer.step()
-
-
-        torch_xla.launch(_mp_fn, args=(model, loader))
-        """
-    )
-    assert mended(text) == text.replace("optimizer.step()", "xm.optimizer_step(optimizer)")
-
-
-def test_a_launch_in_a_notebook_is_told_to_fork() -> None:
-    text = "import torch_xla\ndef f(index):\n    pass\n\ntorch_xla.launch(f)\ntorch_xla.launch(f, args=())\n"
-    after = mended(text, 1)
-    assert after.endswith(
-        'torch_xla.launch(f, start_method="fork")\ntorch_xla.launch(f, start_method="fork", args=())\n'
-    )
-
-
 # -- the notebook around a line --------------------------------------------------------------------------------------
 
 STEPPING = """
@@ -243,7 +112,7 @@ def test_a_cell_that_says_ranks_is_written_for_several() -> None:
 def test_our_launcher_honours_what_torch_xla_refuses() -> None:
     launch = "xmp.spawn(f, nprocs=8)"
     setup = "import torch_xla.distributed.xla_multiprocessing as xmp\ndef f(index):\n    pass\n"
-    assert codes(setup, launch) == ["TPU404", "TPU410"]
+    assert codes(setup, launch) == ["TPU410", "TPU404"]
     assert codes("%load_ext tpu_magics", setup, f"%%tpu_train\n{launch}") == []
 
 

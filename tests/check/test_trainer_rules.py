@@ -257,10 +257,12 @@ def shown(text, *names):
 """
 
 
-def result_of(**said: str) -> dict[str, Any]:
-    """What expressions over `trained` and `shown` give, in one process."""
+def result_of(on_host: bool = False, **said: str) -> dict[str, Any]:
+    """What expressions over `trained` and `shown` give, in one process. `on_host`: torch_xla is not looked for."""
     asked = ", ".join(f"{name!r}: {expression}" for name, expression in said.items())
-    result: dict[str, Any] = json.loads(run(f"{PROGRAM}\nprint(json.dumps({{{asked}}}, default=str))"))
+    result: dict[str, Any] = json.loads(
+        run(f"{PROGRAM}\nprint(json.dumps({{{asked}}}, default=str))", USE_TORCH_XLA="0" if on_host else "1")
+    )
     return result
 
 
@@ -283,6 +285,6 @@ def test_what_the_fixes_write_is_taken_trains_and_gives_the_same(tmp_path: Path)
     assert on_xla["short"][1] > 2  # its graphs have the whole batches of `after` among them, and the small one
     assert on_xla["after"][1] < on_xla["short"][1]
     # Where the program ran as it was (on the host), the fixed one gives the same.
-    on_host = result_of(before=f"trained({text.replace(said, said + ', use_cpu=True')!r})")
+    on_host = result_of(on_host=True, before=f"trained({text!r})")
     assert on_xla["after"][2] == pytest.approx(on_host["before"][2], rel=1e-3, abs=1e-5)
     assert on_xla["after"][0] == pytest.approx(on_host["before"][0], rel=1e-3)

@@ -161,6 +161,10 @@ REFUSED = {
     ),
     "rows of texts": ([{"text": "a"}], "These are texts and have no length in tokens yet: a row of texts (text)."),
     "rows": ([{"image": 3}], "Sample 0 of the list has no length: it is a row without input_ids; it has image."),
+    "batches": (
+        [torch.ones(4, 9, dtype=torch.long)],
+        "Sample 0 of the list has no length: it is a table of whole numbers (4, 9): a batch, or an image.",
+    ),
     "columns": ({"image": [1]}, "No column of the dict is known to hold tokens."),
     "a set": ({3, 4}, "A set is not a list of lengths."),
     "a number": (3, "A int holds no lengths."),

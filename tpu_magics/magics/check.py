@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.check import check_chosen, fixing
 from tpu_magics.check.cells import Cell, cell_of, read_file
-from tpu_magics.check.engine import parts_of
+from tpu_magics.check.engine import parts_of, unused_parts
 from tpu_magics.check.finding import Finding
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.magics.show import show_table
@@ -30,7 +30,7 @@ def run(notebook: ShellNotebook, found: argparse.Namespace, cell: str | None) ->
     if cell is not None:
         return _check_cell(notebook, found, cells)
     if found.ready:
-        return _ready(found, cells)
+        return _ready(notebook, found, cells)
     findings, looked_at, shown = _asked(notebook, found, cells)
     if found.fix or found.diff:
         return _show_changes(shown, found, findings)
@@ -156,8 +156,18 @@ def _replace(
     _show(left, f"the mended cell ({fixed.count} mended; run it now)")
 
 
-def _ready(found: argparse.Namespace, cells: Sequence[Cell]) -> None:
+def _ready(notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[Cell]) -> None:
+    """The checklist; with a NAME, of the code that training it uses."""
     from tpu_magics.launch.ready import checklist
     from tpu_magics.panel.ready import ready_table
 
-    show_table(ready_table(checklist(cells, _findings(cells, found))))
+    if len(found.names) > 1:
+        raise TpuMagicsError(
+            f"--ready takes one NAME, not {len(found.names)}.", "It is about one training.", "Name its function."
+        )
+    findings = _findings(cells, found)
+    for name in found.names:
+        home = _home(name, cells, notebook.namespace)
+        unused = unused_parts(home, name)
+        findings = [one for one in _findings(home, found) if not any(part.holds(one) for part in unused)]
+    show_table(ready_table(checklist(cells, findings)))

@@ -127,12 +127,16 @@ def _row(item: Any) -> int | None:
 
 
 def _shaped(item: Any) -> int | None:
-    """An array or tensor: its first dimension; of ids in one row (a tokenizer's return_tensors) the second."""
+    """An array or tensor: its first dimension; of ids in one row (a tokenizer's return_tensors) the second. Whole
+    numbers in several rows are no sample of tokens."""
     shape = getattr(item, "shape", None)
     if shape is None or callable(shape) or len(shape) == 0:
         return None
-    one_row = len(shape) == 2 and shape[0] == 1 and "int" in str(getattr(item, "dtype", ""))
-    return int(shape[1] if one_row else shape[0])
+    if len(shape) == 1 or "int" not in str(getattr(item, "dtype", "")):
+        return int(shape[0])
+    if len(shape) == 2 and shape[0] == 1:
+        return int(shape[1])
+    raise NoLength(f"a table of whole numbers {tuple(map(int, shape))}: a batch, or an image")
 
 
 def _encoding(item: Any) -> int | None:

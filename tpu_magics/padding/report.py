@@ -192,8 +192,8 @@ def _seconds(task: Task, found: Seconds) -> Iterator[str]:
     epochs = f"{task.epochs:,} epoch{'s' if task.epochs > 1 else ''}"
     steps = ", and the steps" if found.token is not None else ""
     yield (
-        f"Predicted for {epochs} (--epochs): one compile for each shape{steps}. An optimiser that makes its state in the "
-        "first step compiles once more, whatever is chosen."
+        f"Predicted for {epochs} (--epochs): one compile for each shape{steps}. An optimiser that makes its state in "
+        "the first step compiles once more, whatever is chosen."
     )
     if found.device == "CPU":
         yield (
