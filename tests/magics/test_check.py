@@ -141,6 +141,14 @@ def test_the_checklist_tells_what_it_rests_on(notebook: Kernel) -> None:
     assert "The run training_function on XLA:CPU: 3 steps" in shown
 
 
+def test_the_checklist_of_one_training_leaves_out_what_it_does_not_use(notebook: Kernel) -> None:
+    notebook.run("def clean(x: torch.Tensor):\n    return torch.where(x > 0, x, 0.0)\n").good()
+    assert "TPU201" in text(notebook, "%tpu_check --ready")
+    shown = text(notebook, "%tpu_check clean --ready")
+    assert "TPU201" not in shown and "TPU101" not in shown and "✓ passed" in shown
+    assert "--ready takes one NAME" in notebook.run("%tpu_check clean other --ready").said
+
+
 def test_findings_stand_folded_in_the_panel_and_do_not_stop_the_run(notebook: Kernel) -> None:
     notebook.run(f"%%tpu_train model{TRAINING}").good()
     assert notebook.value(TRAINED)

@@ -205,7 +205,7 @@ def check_parser(prog: str) -> MagicParser:
         parser.add_argument(
             "--ready",
             action="store_true",
-            help="the checklist before asking for a TPU, with the evidence for each item",
+            help="the checklist before asking for a TPU, with the evidence for each item; with NAME, for training it",
         )
     changes = parser.add_mutually_exclusive_group()
     what = "put the mended cell in the place of this one" if cell else "show the mended cells, to be pasted"

@@ -65,6 +65,13 @@ sampler = BatchSampler(RandomSampler(eighty_four), batch_size=BATCH, drop_last=F
 by_sampler = DataLoader(eighty_four, batch_sampler=sampler)  # ok: TPU302
 
 
+def make_data(rows):
+    return TensorDataset(torch.randn(rows, 16), torch.zeros(rows))
+
+
+made = DataLoader(make_data(320), batch_size=BATCH, shuffle=True)  # ok: TPU302
+
+
 def options():
     return {"batch_size": BATCH, "shuffle": True, "drop_last": True}
 

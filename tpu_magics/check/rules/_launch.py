@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tpu_magics.check.rules._constants import constant
 from tpu_magics.check.values import FUNCTION, NOTHING, Value
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ END = float("inf")
 _PROCESSES = re.compile(r"(?:^|\s)(?:-n\s*|--processes[\s=]\s*)(\d+)\b")
 _GPUS = re.compile(r"nvidia-smi|torch\.cuda\b|[\"']cuda\b")
 _TPUS = re.compile(r"tpu|xla", re.IGNORECASE)
+_STARTED = re.compile(r"_mp_(\w+_)?fn$|map_fn$")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -68,6 +70,7 @@ def launches(program: Program) -> tuple[Launch, ...]:
     """All of them, in order."""
     if "launches" not in program.memo:
         found = [*_by_calls(program), *_by_magics(program)]
+        found += _by_name(program, {id(one.function) for one in found})
         program.memo["launches"] = tuple(sorted(found, key=lambda one: one.position))
     known: tuple[Launch, ...] = program.memo["launches"]
     return known
@@ -112,10 +115,17 @@ def _ranks_of(call: Call, kind: str) -> Any:
         return 1 if at.constant(at.keyword(call.node, "debug_single_process", 3)) is True else None
     name, place = _RANKS[kind]
     given = at.keyword(call.node, name, place)
-    asked = at.constant(given) if given is not None else None
+    asked = constant(given, at) if given is not None else None
     if kind == OURS and given is None:
         return _session_ranks(at.program, at.cell_index)
     return asked if asked is None or (isinstance(asked, int) and not isinstance(asked, bool)) else NOTHING
+
+
+def _by_name(program: Program, launched: set[int]) -> Iterator[Launch]:
+    """`_mp_fn`, which `xla_spawn.py script.py` and `%tpu_train script.py` start on each chip."""
+    for function in program.functions:
+        if _STARTED.match(function.name) and id(function) not in launched and function.at.top_level:
+            yield Launch(SPAWN, False, function, None, (len(program.cells), END, END))
 
 
 # -- magics -----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules._origins import origin
+from tpu_magics.check.rules._origins import origin, own_statements
+from tpu_magics.check.values import FUNCTION
 
 if TYPE_CHECKING:
     from tpu_magics.check.place import Place
@@ -124,9 +125,9 @@ def _of_call(at: Place, node: ast.Call, path: _Path, far: int) -> float | None:
         return _NAMED[name](at, node, far)
     if name.startswith(("torch.", "numpy.", "tensorflow.")):
         return _of_creation(at, node, name.rpartition(".")[2])
-    if isinstance(node.func, ast.Attribute) and not name:
+    if isinstance(node.func, ast.Attribute) and not name and at.value(node.func).kind != FUNCTION:
         return _of_method(at, node, node.func, far)
-    return _of_own_class(at, node)
+    return _of_own(at, node, far)
 
 
 def _of_slices(at: Place, node: ast.Call, far: int) -> float | None:
@@ -230,13 +231,15 @@ _COUNTED: dict[str, Callable[[float | None, int | None, bool], float | None]] = 
 }
 
 
-def _of_own_class(at: Place, node: ast.Call) -> float | None:
-    """What `__len__` of a class of the program returns, where that is a number."""
-    cls = at.value(node.func).ref
-    method = cls.method("__len__") if cls is not None and hasattr(cls, "method") else None
-    if method is None or isinstance(method.node, ast.Lambda) or method.returns is None:
-        return None
-    const = method.returns.const
+def _of_own(at: Place, node: ast.Call, far: int) -> float | None:
+    """What `__len__` of a class of the program returns, or the length of what a function of it returns."""
+    ref = at.value(node.func).ref
+    if at.value(node.func).kind == FUNCTION and ref is not None and ref.calls:
+        body = ref.node.body if isinstance(ref.node.body, list) else []
+        given = [one.value for one in own_statements(body) if isinstance(one, ast.Return)]
+        return rows(ref.calls[0].at, given[0], (), far) if len(given) == 1 else None
+    method = ref.method("__len__") if hasattr(ref, "method") else None
+    const = method.returns.const if method is not None and method.returns is not None else None
     return const if isinstance(const, int) and not isinstance(const, bool) else None
 
 

@@ -99,16 +99,29 @@ def in_step_context(call: Call) -> bool:
     return any(call.at.name(item.context_expr) in SYNCS for one in contexts for item in one.items)
 
 
-def is_handled(program: Program) -> bool:
-    """Whether accelerate, a Trainer, SPMD, FSDP, DDP or the eager mode takes care of steps somewhere in the program."""
-    if "steps_handled" not in program.memo:
-        program.memo["steps_handled"] = (
-            any(program.methods(one, "accelerator") for one in ("prepare", "backward", "prepare_optimizer"))
-            or bool(program.calls(*_OTHERS))
-            or any(name.startswith(_OTHERS) for name in program.imported)
-            or any("eager" in call.name for call in program.calls("torch_xla.experimental."))
-        )
-    return bool(program.memo["steps_handled"])
+def is_handled(at: Place) -> bool:
+    """Whether accelerate, SPMD, FSDP, DDP or the eager mode takes care of the steps of the code at this place: in the
+    program as a whole, in its function, those around it or that it calls, and those that call it."""
+    handlers = _handlers(at.program)
+    if not handlers or at.function is None:
+        return bool(handlers)
+    family = _workers.closure({at.function, *callers(at.function)}, at.program) if None not in handlers else {at.function}
+    return None in handlers or bool(handlers & (family | set(callers(at.function))))
+
+
+def _handlers(program: Program) -> set[Function | None]:
+    """The functions that call what takes care of steps; None: the program's own statements or its imports."""
+    if "step_handlers" not in program.memo:
+        calls = [*program.calls(*_OTHERS)]
+        for method in ("prepare", "backward", "prepare_optimizer"):
+            calls += program.methods(method, ACCELERATOR)
+        calls += [call for call in program.calls("torch_xla.experimental.") if "eager" in call.name]
+        found = {call.at.function for call in calls}
+        if any(name.startswith(_OTHERS) for name in program.imported):
+            found.add(None)
+        program.memo["step_handlers"] = found
+    known: set[Function | None] = program.memo["step_handlers"]
+    return known
 
 
 def optimizer_steps(program: Program) -> Iterator[Call]:

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.rules import _loaders
+from tpu_magics.check.rules._constants import constant
 from tpu_magics.check.values import MODEL
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _finding(size: Size, training: int) -> Finding:
 
 def _constant(call: Call, name: str, position: int | None = None) -> tuple[ast.expr, int] | None:
     node = call.at.keyword(call.node, name, position)
-    found = call.at.constant(node)
+    found = constant(node, call.at)
     return (node, found) if node is not None and isinstance(found, int) and not isinstance(found, bool) else None
 
 

@@ -1,0 +1,48 @@
+"""Python constants, also through items that are set one by one.
+
+What lives here: `FLAGS["num_cores"]` after `FLAGS["num_cores"] = 8`. What does not: constants that values.py carries.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+from tpu_magics.check.nodes import nodes_of
+from tpu_magics.check.values import NOTHING
+
+if TYPE_CHECKING:
+    from tpu_magics.check.place import Place
+    from tpu_magics.check.program import Program
+
+
+def constant(node: ast.expr | None, at: Place) -> Any:
+    """The constant that an expression is; NOTHING where it is not known, or set to several."""
+    found = at.constant(node)
+    if found is not NOTHING or not isinstance(node, ast.Subscript):
+        return found
+    values = _items(at.program).get(_key(node), ())
+    constants = {at.constant(one) for one in values if _hashable(at.constant(one))}
+    return constants.pop() if len(constants) == 1 and values else NOTHING
+
+
+def _hashable(value: Any) -> bool:
+    return isinstance(value, (int, float, str, bool, type(None), type(NOTHING)))
+
+
+def _key(node: ast.Subscript) -> tuple[str, str]:
+    return ast.unparse(node.value), ast.unparse(node.slice)
+
+
+def _items(program: Program) -> dict[tuple[str, str], list[ast.expr]]:
+    """What items of containers are set to, in the whole program."""
+    if "items_set" not in program.memo:
+        found: dict[tuple[str, str], list[ast.expr]] = {}
+        for cell in program.cells:
+            for node in nodes_of(cell.tree) if cell.tree is not None else ():
+                for target in node.targets if isinstance(node, ast.Assign) else ():
+                    if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+                        found.setdefault(_key(target), []).append(node.value)  # type: ignore[attr-defined]
+        program.memo["items_set"] = found
+    known: dict[tuple[str, str], list[ast.expr]] = program.memo["items_set"]
+    return known
