@@ -25,6 +25,7 @@ def test_a_finding_shows_its_line_with_the_place_marked_and_everything_escaped()
     assert "&lt;script&gt;" in html and "<script" not in html and "&lt;b&gt;" in html
     assert ">x.sum() &gt;" in html, "what it is about is marked"
     assert "Why &amp; how." in html and "Write torch.where." in html
+    assert "<code" in html and "`" not in html, "what stands between backticks is shown as code"
 
 
 def test_text_and_html_say_the_same() -> None:

@@ -12,7 +12,7 @@ from itertools import groupby
 
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.formats import Report, text
-from tpu_magics.panel.sections_words import AMBER, GREY, chip, count, paragraph, say, short, small, title
+from tpu_magics.panel.sections_words import AMBER, GREY, chip, code, count, paragraph, say, short, small, title
 from tpu_magics.runs.events import RuleFinding
 
 MOST = 100  # findings shown in a notebook
@@ -110,18 +110,26 @@ def blocks(found: Iterable[Told]) -> str:
 def _block(one: Told) -> str:
     colour = GREY if one.advice else AMBER
     word = f"advice {one.code}" if one.advice else f"! {one.code}"
-    head = f'<p style="{_LINE}">{chip(word, colour)} <b>{say(one.where)}</b> {say(one.message)}</p>'
-    return f'<div style="{_BLOCK}">{head}{_code(one, colour)}{"".join(_reasons(one))}</div>'
+    head = f'<p style="{_LINE}">{chip(word, colour)} <b>{say(one.where)}</b> {_worded(one.message)}</p>'
+    return f'<div style="{_BLOCK}">{head}{_shown(one, colour)}{"".join(_reasons(one))}</div>'
 
 
 def _reasons(one: Told) -> Iterator[str]:
     if one.why:
-        yield paragraph("Why:", say(one.why))
+        yield paragraph("Why:", _worded(one.why))
     if one.fix:
-        yield paragraph("Fix:", say(one.fix))
+        yield paragraph("Fix:", _worded(one.fix))
 
 
-def _code(one: Told, colour: str) -> str:
+def _worded(text: str) -> str:
+    """What stands between backticks as code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return say(text)
+    return "".join(code(part) if number % 2 else say(part) for number, part in enumerate(parts))
+
+
+def _shown(one: Told, colour: str) -> str:
     source = one.source.rstrip()
     if not source.strip():
         return ""

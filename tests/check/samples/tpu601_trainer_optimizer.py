@@ -175,3 +175,8 @@ class Decoupled(Seq2SeqTrainer):
 def trainer_with_optimizer(model):
     args = Seq2SeqTrainingArguments("out", dataloader_drop_last=True)  # ok: TPU601
     Decoupled(model=model, args=args, train_dataset=data["train"]).train()
+
+
+def without_arguments(model, optimizer):
+    Trainer(model=model, train_dataset=data["train"]).train()  # TPU601: is given no TrainingArguments
+    Trainer(model=model, train_dataset=data["train"], optimizers=(optimizer, None)).train()  # ok: TPU601

@@ -69,5 +69,15 @@ with contextlib.suppress(ValueError), strategy.scope():
     small = makers["small"]()
     small.compile(optimizer=keras.optimizers.Adam(), loss="mse")  # ok: TPU703, TPU702
 
+with strategy.scope() if strategy else contextlib.nullcontext():
+    chosen = keras.Sequential([keras.layers.Dense(1)])  # ok: TPU703
+    chosen.compile("adam", "mse")
+
+
+def given_a_strategy(strategy):
+    fourth = keras.Sequential([keras.layers.Dense(1)])  # ok: TPU703
+    fourth.fit(None)
+
+
 history = model.fit(tf.zeros((128, 8)), tf.zeros((128, 1)), batch_size=128)
 Experiment(strategy).run(tf.data.Dataset.from_tensor_slices(tf.zeros((8, 8))).batch(8, drop_remainder=True))

@@ -36,6 +36,7 @@ def data(name, bucket):
     tfds.load("mnist", split="train")  # TPU705: home directory
     tfds.load("mnist", split="train", data_dir="/data/tfds")  # TPU705: "/data/tfds"
     tf.data.TFRecordDataset(pathlib.Path("data") / "train.tfrecord")  # TPU705: pathlib.Path("data") / "train.tfrecord"
+    tf.data.TFRecordDataset(tf.keras.utils.get_file("train.tfrecord", "https://host/train.tfrecord"))  # TPU705: a path of
     tf.data.TFRecordDataset("gs://bucket/train.tfrecord")  # ok: TPU705
     tf.data.TFRecordDataset(os.path.join(REMOTE, name))  # ok: TPU705
     tf.data.TFRecordDataset([f"{GCS}/{n}.tfrecord" for n in range(8)])  # ok: TPU705

@@ -89,6 +89,11 @@ def _of_words(text: str) -> tuple[int, int]:
     return (1, -1) if _TPU.search(text) else (0, 0)
 
 
+def is_meant_elsewhere(node: ast.AST, at: Place) -> bool:
+    """Whether this code, or the whole program, is for another device than a TPU."""
+    return is_gpu_program(at.program) or is_elsewhere(node, at)
+
+
 def is_gpu_program(program: Program) -> bool:
     """Whether the program itself sends things to "cuda" and has no sign of XLA."""
     if "sends_to_cuda" not in program.memo:

@@ -7,6 +7,7 @@ helper functions (_hoist_arguments.py), and hoisting itself (launch/hoist/read.p
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,11 @@ WEIGHTLESS = frozenset(
 _WEIGHTLESS_ENDS = ("Loss", "LossV2", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "Pool1d", "Pool2d", "Pool3d",
     "Pad1d", "Pad2d", "Pad3d")  # fmt: skip
 _WRAPPERS = ("torch.nn.parallel.", "torch.nn.DataParallel", "torch.distributed.", "torch_xla.distributed.")
+# Libraries of which the engine knows nothing.
+_OTHER_LIBRARIES = ("diffusers.", "sentence_transformers.", "segmentation_models_pytorch.", "monai.networks.")
+_IS_MODEL = re.compile(
+    r"\.(\w*(Model|Pipeline|Transformer|Unet)|U[Nn]et\w*|\w*(Model|Pipeline|AutoencoderKL)\.from_pretrained)$"
+)
 _HARMLESS = frozenset(
     ("contextlib.nullcontext", "contextlib.suppress", "contextlib.redirect_stdout", "contextlib.redirect_stderr",
      "warnings.catch_warnings", "builtins.open")
@@ -42,6 +48,8 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 def builds(call: Call) -> bool:
     """Whether a call builds a model with weights."""
     value, name = call.value, call.name
+    if name.startswith(_OTHER_LIBRARIES) and _IS_MODEL.search(name):
+        return True
     if value.kind != MODEL or value.lib == "tf" or value.made is not call.node:
         return False
     last = name.rpartition(".")[2] if name else value.name

@@ -165,11 +165,6 @@ def _of_subset(at: Place, node: ast.Call, far: int) -> float | None:
     return rows(at, at.keyword(node, "indices", 1), (), far)
 
 
-def _of_fake(at: Place, node: ast.Call, _far: int) -> float | None:
-    given = at.keyword(node, "size", 0)
-    return 1000 if given is None else whole(at, given)
-
-
 def _of_load_dataset(at: Place, node: ast.Call, _far: int) -> float | None:
     split = at.constant(at.keyword(node, "split"))
     found = _SLICED.match(split) if isinstance(split, str) else None
@@ -178,7 +173,6 @@ def _of_load_dataset(at: Place, node: ast.Call, _far: int) -> float | None:
 
 _NAMED: dict[str, Callable[[Place, ast.Call, int], float | None]] = {
     "torch.utils.data.Subset": _of_subset,
-    "torchvision.datasets.FakeData": _of_fake,
     "datasets.load_dataset": _of_load_dataset,
 }
 

@@ -48,6 +48,8 @@ def starters(program: Program) -> Iterator[Call]:
 
 def _names_xla(call: Call) -> bool:
     """`x.to("xla")`, `torch.ones(3, device="xla")`, also through `torch.device("xla")`."""
+    if call.name == "torch.distributed.init_process_group":
+        return _is_text(call.at.constant(call.at.keyword(call.node, "backend", 0)))
     if call.method not in ("to", "") or call.name == "torch.device":
         return False
     given = [one.value for one in call.node.keywords if one.arg == "device"]

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.rules import _workers
-from tpu_magics.check.values import LIST, LOADER, NUMBER, Value
+from tpu_magics.check.values import ACCELERATOR, LIST, LOADER, NUMBER, Value
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Loop
+    from tpu_magics.check.place import Loop, Place
     from tpu_magics.check.program import Call, Function, Program
 
 XM = "torch_xla.core.xla_model."
@@ -100,13 +100,13 @@ def in_step_context(call: Call) -> bool:
 
 
 def is_handled(at: Place) -> bool:
-    """Whether accelerate, SPMD, FSDP, DDP or the eager mode takes care of the steps of the code at this place: in the
-    program as a whole, in its function, those around it or that it calls, and those that call it."""
+    """Whether accelerate, SPMD, FSDP, DDP or the eager mode takes care of the steps at this place: for the program as a
+    whole, in its function, in those around it or that call it, or in those that it calls."""
     handlers = _handlers(at.program)
-    if not handlers or at.function is None:
+    if not handlers or None in handlers or at.function is None:
         return bool(handlers)
-    family = _workers.closure({at.function, *callers(at.function)}, at.program) if None not in handlers else {at.function}
-    return None in handlers or bool(handlers & (family | set(callers(at.function))))
+    around = set(_workers.around(at.function))
+    return bool(handlers & around) or bool(handlers & _workers.closure({at.function}, at.program))
 
 
 def _handlers(program: Program) -> set[Function | None]:

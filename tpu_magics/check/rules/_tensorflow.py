@@ -32,6 +32,9 @@ def strategies(program: Program) -> list[Call]:
 
 def strategy_name(program: Program) -> str:
     """What the program calls its TPUStrategy."""
+    for call in program.methods("scope"):
+        if isinstance(call.node.func, ast.Attribute):
+            return call.at.source(call.node.func.value)
     for call in strategies(program):
         target = assigned_to(call.node, call.at)
         if target is not None:
@@ -84,12 +87,17 @@ def begins_with(node: ast.expr, at: Place, deep: int = 6) -> str:
     constant = at.constant(node)
     if isinstance(constant, (str, bytes)):
         return constant if isinstance(constant, str) else constant.decode(errors="replace")
+    if isinstance(node, ast.Call) and at.name(node) in _LOCAL_PATHS:
+        return "/"
     if deep == 0:
         return ""
     first = _first_part(node, at)
     return begins_with(first, at, deep - 1) if first is not None else ""
 
 
+# What gives a path of this machine.
+_LOCAL_PATHS = ("keras.utils.get_file", "tempfile.mkdtemp", "os.getcwd", "pathlib.Path.cwd", "pathlib.Path.home",
+    "huggingface_hub.hf_hub_download", "huggingface_hub.snapshot_download")  # fmt: skip
 _JOINS = ("os.path.join", "posixpath.join", "tensorflow.io.gfile.join", "pathlib.Path", "pathlib.PurePath", "str",
     "builtins.str", "os.fspath", "os.path.abspath", "os.path.expanduser", "glob.glob", "tensorflow.io.gfile.glob",
     "tensorflow.io.matching_files", "sorted", "builtins.sorted", "builtins.list", "tensorflow.constant")  # fmt: skip
@@ -153,7 +161,7 @@ def _state(node: ast.AST, at: Place, deep: int) -> str:
     if deep == 0 or isinstance(function.node, ast.Lambda) or (function.cls is not None and function.cls.is_module):
         return UNKNOWN
     if not function.callers:
-        return OUT if knows_strategy(function) else UNKNOWN
+        return OUT if _uses_strategy(function) else UNKNOWN
     found = {_state(one.node, one.at, deep - 1) for one in function.callers}
     return IN if IN in found else OUT if found == {OUT} else UNKNOWN
 
@@ -170,6 +178,9 @@ def _is_under_with(node: ast.AST, at: Place) -> bool:
 
 
 def _is_scope(node: ast.expr) -> bool:
+    """`strategy.scope()`, also as one side of a condition."""
+    if isinstance(node, ast.IfExp):
+        return _is_scope(node.body) or _is_scope(node.orelse)
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "scope"
 
 
@@ -177,6 +188,10 @@ def knows_strategy(function: Function) -> bool:
     """Whether a function makes a strategy, is given one, or enters a scope."""
     if any(value.kind == STRATEGY for value in (*function.given.values(), *function.env.values())):
         return True
+    return _uses_strategy(function)
+
+
+def _uses_strategy(function: Function) -> bool:
     return any(call.method == "scope" or call.name in STRATEGIES for call in function.calls)
 
 

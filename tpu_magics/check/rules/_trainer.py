@@ -25,6 +25,7 @@ _NAMES = re.compile(
     r"|sentence_transformers\.SentenceTransformerTrainingArguments"
 )
 _TRAINERS = re.compile(r"(transformers|trl|sentence_transformers)\.\w*Trainer")
+_PLAIN = ("transformers.Trainer", "transformers.Seq2SeqTrainer")
 _OWN_OPTIMIZER = ("create_optimizer", "create_optimizer_and_scheduler", "get_optimizer_cls_and_kwargs")
 _OPTIMIZERS = 10  # where Trainer(...) takes `optimizers`
 _TRAINS = ("train", "hyperparameter_search")
@@ -97,7 +98,7 @@ class Arguments:
     @property
     def stands_elsewhere(self) -> bool:
         """Whether the code around them is for another device."""
-        return _elsewhere.is_gpu_program(self.at.program) or _elsewhere.is_elsewhere(self.node, self.at)
+        return _elsewhere.is_meant_elsewhere(self.node, self.at)
 
 
 def all_of(program: Program) -> list[Arguments]:
@@ -169,7 +170,7 @@ def _all_stored(program: Program) -> Iterator[str]:
 def brings_optimizer(arguments: Arguments) -> bool:
     """Whether every Trainer that gets these arguments has an optimizer of its own."""
     trainers = trainers_of(arguments)
-    return bool(trainers) and all(_has_optimizer(one) for one in trainers)
+    return bool(trainers) and all(has_optimizer(one) for one in trainers)
 
 
 def overrides(arguments: Arguments, method: str) -> bool:
@@ -178,9 +179,8 @@ def overrides(arguments: Arguments, method: str) -> bool:
     return bool(trainers) and all(_method(one, method) for one in trainers)
 
 
-def only_evaluates(arguments: Arguments) -> bool:
+def only_evaluates(program: Program) -> bool:
     """Whether nothing in the program trains, and something evaluates or predicts."""
-    program = arguments.at.program
     if "only_evaluates" not in program.memo:
         evaluates = any(_of_trainer(call) for method in _EVALUATES for call in program.methods(method))
         trains = any(_of_trainer(call) for method in _TRAINS for call in program.methods(method))
@@ -216,12 +216,19 @@ def _is_trainer(call: Call) -> bool:
     return value.kind == CLASS and any(_TRAINERS.fullmatch(base) for base in value.ref.all_bases())
 
 
+def without_arguments(program: Program) -> Iterator[Call]:
+    """Trainers of transformers that are made without arguments, and so get the default ones."""
+    for one in _trainers(program):
+        if one.name in _PLAIN and one.at.keyword(one.node, "args", 1) is None and not one.at.open_keywords(one.node):
+            yield one
+
+
 def _given_to(trainer: Call) -> ast.AST | None:
     """What made the arguments of a Trainer."""
     return trainer.at.value(trainer.at.keyword(trainer.node, "args", 1)).made
 
 
-def _has_optimizer(trainer: Call) -> bool:
+def has_optimizer(trainer: Call) -> bool:
     at, node = trainer.at, trainer.node
     given = at.keyword(node, "optimizers", _OPTIMIZERS) or at.keyword(node, "optimizer_cls_and_kwargs")
     if isinstance(given, ast.Tuple) and given.elts:

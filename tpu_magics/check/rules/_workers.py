@@ -6,6 +6,7 @@ What lives here: the functions that launches reach, and a place's launches. What
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.rules._launch import END, TRAIN, Launch, form, launches
@@ -42,15 +43,16 @@ def workers(program: Program) -> dict[Function, tuple[Launch, ...]]:
 def reached(launch: Launch, program: Program) -> set[Function]:
     """What a launch's workers run: its function, what that calls, and what is defined inside of these."""
     if launch.function is not None:
-        return _closure({launch.function}, program)
+        return closure({launch.function}, program)
     if launch.call is not None or launch.position[1] != END:
         return set()
     index = launch.position[0]
     own = [call for call in program.all_calls if call.at.cell_index == index and call.at.top_level]
-    return _closure({one for call in own if (one := targets(program).get(id(call.node))) is not None}, program)
+    return closure({one for call in own if (one := targets(program).get(id(call.node))) is not None}, program)
 
 
-def _closure(start: set[Function], program: Program) -> set[Function]:
+def closure(start: set[Function], program: Program) -> set[Function]:
+    """The functions, those that they call, and those that are defined in them."""
     found, waiting = set(start), list(start)
     inner = _inner(program)
     while waiting:
@@ -61,6 +63,15 @@ def _closure(start: set[Function], program: Program) -> set[Function]:
                 found.add(other)
                 waiting.append(other)
     return found
+
+
+def around(function: Function | None, depth: int = 3) -> Iterator[Function]:
+    """The function, those that it is defined in, and those that call them."""
+    while function is not None:
+        yield function
+        for call in function.callers if depth else ():
+            yield from around(call.at.function, depth - 1)
+        function = function.outer
 
 
 def _inner(program: Program) -> dict[Function, list[Function]]:

@@ -33,7 +33,7 @@ from tpu_magics.check.rules import _arguments, _runtime, _spelling, _steps, _wor
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
     from tpu_magics.check.place import Loop, Place
-    from tpu_magics.check.program import Call, Function, Program
+    from tpu_magics.check.program import Call, Program
 
 CODE = "TPU405"
 NAME = "optimizer-step"
@@ -44,12 +44,14 @@ WHY_TWICE = "What stands between the two syncs becomes a graph of its own, compi
 
 
 def check_program(program: Program) -> Iterator[Finding]:
-    if not program.uses("torch_xla") or _steps.is_handled(program):
+    if not program.uses("torch_xla"):
         return
     for call in _steps.optimizer_steps(program):
-        yield from _plain_step(call, program)
+        if not _steps.is_handled(call.at):
+            yield from _plain_step(call, program)
     for call in program.calls(_steps.OPTIMIZER_STEP):
-        yield from _xla_step(call, program)
+        if not _steps.is_handled(call.at):
+            yield from _xla_step(call, program)
 
 
 # -- optimizer.step() -------------------------------------------------------------------------------------------------
@@ -94,19 +96,10 @@ def _is_reduced(call: Call, program: Program) -> bool:
 def _is_on_xla(at: Place) -> bool:
     """Whether the code around certainly uses an XLA device: its function, those around it and its callers, its workers,
     or the notebook."""
-    around = set(_around(at.function)) | {None}
+    around = {*_workers.around(at.function), None}
     mine = set(_workers.launches_of(at))
     calls = at.program.calls(*_runtime.DEVICES)
     return any(call.at.function in around or mine & set(_workers.launches_of(call.at)) for call in calls)
-
-
-def _around(function: Function | None, depth: int = 3) -> Iterator[Function]:
-    """The function, those that it is defined in, and those that call them."""
-    while function is not None:
-        yield function
-        for call in function.callers if depth else ():
-            yield from _around(call.at.function, depth - 1)
-        function = function.outer
 
 
 def _is_never_run(call: Call, program: Program) -> bool:

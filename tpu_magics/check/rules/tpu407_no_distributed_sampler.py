@@ -46,10 +46,12 @@ _SPLITS = re.compile(
 
 
 def check_program(program: Program) -> Iterator[Finding]:
-    if not program.uses("torch_xla") or _steps.is_handled(program) or program.calls("transformers.Trainer"):
+    if not program.uses("torch_xla") or program.calls("transformers.Trainer"):
         return
     for call in program.calls(_loaders.LOADER):
-        if _is_in_workers(call, program) and not _is_split(call) and not _loaders.is_for_evaluation(call, program):
+        if not _is_in_workers(call, program) or _steps.is_handled(call.at) or _is_split(call):
+            continue
+        if not _loaders.is_for_evaluation(call, program):
             yield _finding(call)
 
 

@@ -1,8 +1,9 @@
 """Every rank writes the same file.
 
 What it does
-    Reports `torch.save`, `save_pretrained`, `np.save`, `json.dump`, `pickle.dump` and safetensors' `save_file` that
-    every rank of launched workers runs.
+    Reports `torch.save`, `xm.save(..., master_only=False)`, `save_pretrained`, `np.save`, `json.dump`, `pickle.dump`
+    and safetensors' `save_file` that every rank of launched workers runs; and, in a program that launches nothing itself,
+    a model's weights that a function with an Accelerator of its own saves on every rank.
 Why it is bad
     All ranks write to the same path at the same time: a file may be torn, and eight chips wait for the disk. What is
     saved from an XLA device with `torch.save` also needs XLA to be read again.
@@ -27,8 +28,8 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _launch, _ranks, _spelling, _workers
-from tpu_magics.check.values import MODEL
+from tpu_magics.check.rules import _launch, _ranks, _runtime, _spelling, _workers
+from tpu_magics.check.values import ACCELERATOR, MODEL
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
@@ -41,21 +42,36 @@ GROUP = "launch"
 WHY = "All ranks write the same file at the same time: it may be torn, and all of them wait for the disk."
 SAVES = ("torch.save", "numpy.save", "numpy.savez", "numpy.savez_compressed", "json.dump", "pickle.dump",
     "safetensors.torch.save_file", "safetensors.torch.save_model", "joblib.dump", "torch.jit.save")  # fmt: skip
+XM_SAVE = "torch_xla.core.xla_model.save"
 METHODS = ("save_pretrained",)
 _GUARDS = ("is_main_process", "save_function")
 
 
 def check_program(program: Program) -> Iterator[Finding]:
-    if not _launch.launches(program):
+    launched = bool(_launch.launches(program))
+    if not launched and not program.uses("accelerate"):
         return
-    calls = [*program.calls(*SAVES), *(call for method in METHODS for call in program.methods(method))]
+    calls = [*program.calls(*SAVES, XM_SAVE), *(call for method in METHODS for call in program.methods(method))]
     for call in calls:
-        if _workers.may_be_several(call.at) and not _is_fine(call):
+        if (_workers.may_be_several(call.at) or (not launched and _is_accelerated(call))) and not _is_fine(call):
             yield _finding(call)
+
+
+def _is_accelerated(call: Call) -> bool:
+    """Whether the model's weights are saved in a function with an Accelerator of its own: `accelerate launch` or a
+    launcher elsewhere runs it in each process."""
+    if not _saves_model(call) or call.at.function is None:
+        return False
+    own = set(_workers.around(call.at.function))
+    made = [one for one in call.at.program.calls("accelerate.Accelerator") if one.at.function in own]
+    prepares = any(one.at.function in own for one in call.at.program.methods("prepare", ACCELERATOR))
+    return prepares and bool(made) and not any(map(_runtime.on_cpu, made))
 
 
 def _is_fine(call: Call) -> bool:
     at, node = call.at, call.node
+    if call.name == XM_SAVE and at.constant(at.keyword(node, "master_only", 2)) is not False:
+        return True
     if any(at.keyword(node, name) is not None for name in _GUARDS) or at.open_keywords(node):
         return True
     return _is_in_memory(call) or _has_own_path(node, at) or _ranks.is_guarded(node, at)
@@ -108,6 +124,8 @@ def _saves_model(call: Call) -> bool:
 def _fix(call: Call) -> str:
     at = call.at
     hugging_face = bool(at.program.methods("prepare", "accelerator"))
+    if call.name == XM_SAVE:
+        return "Leave `master_only=False` away, or put the rank into the path."
     if call.name == "torch.save":
         given = ", ".join(at.source(one) for one in call.node.args)
         return f"Write `{'accelerator' if hugging_face else 'xm'}.save({given})`: one rank writes, from the CPU."

@@ -24,7 +24,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _arguments, _trainer
+from tpu_magics.check.rules import _arguments, _elsewhere, _trainer
 from tpu_magics.check.values import ARGUMENTS
 
 if TYPE_CHECKING:
@@ -69,8 +69,10 @@ def check(node: ast.Assign, at: Place) -> Iterator[Finding]:
 
 
 def check_program(program: Program) -> Iterator[Finding]:
+    if _trainer.only_evaluates(program):
+        return
     for arguments in _trainer.on_tpu(program):
-        if _trainer.only_evaluates(arguments) or _trainer.brings_optimizer(arguments):
+        if _trainer.brings_optimizer(arguments):
             continue
         given = arguments.given("optim")
         if given is not None:
@@ -82,6 +84,12 @@ def check_program(program: Program) -> Iterator[Finding]:
                 _FIX,
                 edits=_arguments.added(arguments.node, _XLA, arguments.at),
             )
+
+    for trainer in _trainer.without_arguments(program):
+        if not (_trainer.has_optimizer(trainer) or _elsewhere.is_meant_elsewhere(trainer.node, trainer.at)):
+            said = trainer.at.source(trainer.node.func)
+            message = f"{said} is given no TrainingArguments: its optimizer is the default, {_DEFAULT}."
+            yield trainer.at.finding(trainer.node, message, f"Write args=TrainingArguments({_XLA}).")
 
 
 def _of_value(node: ast.AST, value: ast.expr, at: Place, said: str) -> Iterator[Finding]:

@@ -50,7 +50,7 @@ def check_program(program: Program) -> Iterator[Finding]:
             continue
         if given is None and not arguments.is_left(_NAME):
             continue
-        if not (_trainer.only_evaluates(arguments) or _makes_own_loader(arguments) or _divides(arguments)):
+        if not (_trainer.only_evaluates(program) or _makes_own_loader(arguments) or _divides(arguments)):
             said = f"leaves {_NAME} out" if given is None else f"sets {_NAME}=False"
             message = f"{arguments.name} {said}: the last batch of an epoch may be smaller."
             at, node = (arguments.at, arguments.node) if given is None else (given.at, given.node)

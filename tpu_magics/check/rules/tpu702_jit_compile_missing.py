@@ -33,12 +33,13 @@ GROUP = "tensorflow"
 WHY = "Without jit_compile=True a CPU runs the model without XLA: the rehearsal does not show what a TPU would refuse."
 
 _TPU = re.compile(r"(?<![a-z])(tpus?|xla)(?![a-z0-9])", re.IGNORECASE)
+_BY_NAME = re.compile(r"TPU(ClusterResolver|Strategy|DistributionStrategy|Estimator)")  # also of TensorFlow 1
 _FITS = ("fit", "train_on_batch", "fit_generator")
 
 
 def check_program(program: Program) -> Iterator[Finding]:
     compiles = [call for call in program.methods("compile", MODEL) if call.receiver.lib == "tf"]
-    if not compiles or program.tpu_tf or program.calls("tensorflow.distribute.") or not _speaks_of_tpus(program):
+    if not compiles or program.tpu_tf or _is_distributed(program) or not _speaks_of_tpus(program):
         return
     if any(_says_jit(call) for call in compiles) or not any(program.methods(method) for method in _FITS):
         return
@@ -49,6 +50,12 @@ def check_program(program: Program) -> Iterator[Finding]:
             "Add jit_compile=True while there is no TPU, and take it out again on the TPU.",
             advice=True,
         )
+
+
+def _is_distributed(program: Program) -> bool:
+    if program.calls("tensorflow.distribute.") or program.methods("scope"):
+        return True
+    return any(_BY_NAME.search(cell.text) for cell in program.cells)
 
 
 def _says_jit(call: Call) -> bool:

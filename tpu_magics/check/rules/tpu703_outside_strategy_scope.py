@@ -71,7 +71,7 @@ def check_program(program: Program) -> Iterator[Finding]:
         return
     made = [call for call in program.all_calls if not _is_part_of_module(call)]
     places: dict[int, tuple[Call, Call]] = {}
-    for call in (*_models(program, made), *_optimizers(program, made), *_metrics(made)):
+    for call in (*_models(program, made), *_optimizers(program, made), *_metrics(program, made)):
         shown = _where_it_is_called(call)
         places.setdefault(id(_group(shown)), (call, shown))
     scope = f"with {_tensorflow.strategy_name(program)}.scope():"
@@ -155,16 +155,22 @@ def _is_used(program: Program, optimizer: Call) -> bool:
     return False
 
 
-def _metrics(made: list[Call]) -> Iterator[Call]:
-    """Metric objects in the arguments of a `compile` outside of the scope."""
-    for call in made:
-        if (
-            call.name
-            and _METRICS.fullmatch(call.name)
-            and _compile_of(call) is not None
-            and _tensorflow.state(call) == OUT
-        ):
+def _metrics(program: Program, made: list[Call]) -> Iterator[Call]:
+    """Metric objects in the arguments of a `compile` outside of the scope, and those that a compiled step updates."""
+    metrics = [call for call in made if call.name and _METRICS.fullmatch(call.name)]
+    updated = {id(node) for node in _updated(program)} if metrics else set()
+    for call in metrics:
+        if (_compile_of(call) is not None or id(call.node) in updated) and _tensorflow.state(call) == OUT:
             yield call
+
+
+def _updated(program: Program) -> Iterator[ast.AST]:
+    """What made the values that are called, or whose `update_state` is called, in code that is compiled for the TPU."""
+    for call in program.all_calls:
+        if call.method == "update_state" or isinstance(call.node.func, ast.Name):
+            value = call.receiver if call.method else call.at.value(call.node.func)
+            if value.made is not None and call.at.compiled_tf:
+                yield value.made
 
 
 def _compile_of(call: Call) -> ast.Call | None:
