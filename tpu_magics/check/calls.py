@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tpu_magics.check import known
 from tpu_magics.check.evaluate import FLAGS, MOST_ITEMS, TENSORS, Evaluator, attribute, element, joined
 from tpu_magics.check.marks import mark, mark_called
+from tpu_magics.check.parameters import by_name
 from tpu_magics.check.program import Call, Class, Function
 from tpu_magics.check.values import (
     A_NUMBER,
@@ -44,6 +45,7 @@ from tpu_magics.check.values import (
     TFDATA,
     TOKENIZER,
     TRAINER,
+    UNKNOWN,
     Value,
     join,
 )
@@ -602,7 +604,8 @@ def _called_model(walk: Evaluator, node: ast.Call, callee: Value, arguments: Arg
 def _accelerator_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
     if method in ("prepare", "prepare_model", "prepare_data_loader"):
         prepared = tuple(
-            one.with_(prepared=True, where="device" if one.kind == MODEL else one.where) for one in arguments
+            one.with_(prepared=True, where="device" if one.kind == MODEL else one.where)
+            for one in map(_by_its_name, node.args, arguments)
         )
         return prepared[0] if len(prepared) == 1 else Value(LIST, items=prepared)
     if method in ("gather", "gather_for_metrics", "reduce", "pad_across_processes"):
@@ -612,6 +615,11 @@ def _accelerator_method(walk: Evaluator, node: ast.Call, value: Value, method: s
     if method in ("accumulate", "autocast", "no_sync", "main_process_first", "local_main_process_first", "profile"):
         return NO_IDEA
     return NO_IDEA
+
+
+def _by_its_name(node: ast.expr, value: Value) -> Value:
+    """Of what is not known the kind that its name says: `train_dl` out of another file."""
+    return by_name(node.id) if value.kind == UNKNOWN and isinstance(node, ast.Name) else value
 
 
 def _dataset_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:

@@ -81,6 +81,8 @@ def element(value: Value) -> Value:
         return joined(value.items)
     if kind == NUMBER and (value.shape or value.read):
         return value.with_(const=NOTHING)
+    if kind == UNKNOWN and value.prepared:  # by accelerate: iterated over, it is a loader
+        return Value(BATCH, lib="torch", where="device")
     return NO_IDEA
 
 

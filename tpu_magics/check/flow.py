@@ -406,7 +406,9 @@ class Walker(Evaluator):
         moved = self._moved.get(id(node))
         if moved is None:
             names = set(names_in(node.target))
-            moved = {name for statement in node.body for one in nodes_of(statement) for name in _moved_by(one) & names}
+            nodes = [one for statement in node.body for one in nodes_of(statement)]
+            parts = names | {part for one in nodes for part in _parts_of(one, names)}
+            moved = names if any(_moved_by(one) & parts for one in nodes) else set()
             self._moved[id(node)] = moved
         for name in moved:
             self.bind(name, _on_host(self.env.get(name, NO_IDEA)))
@@ -679,6 +681,13 @@ def _moved_by(node: ast.AST) -> set[str]:
         return {_root(func.value)}
     last = func.id if isinstance(func, ast.Name) else func.attr if isinstance(func, ast.Attribute) else ""
     return {_root(one) for one in node.args} if last in _MOVERS else set()
+
+
+def _parts_of(node: ast.AST, names: set[str]) -> Iterable[str]:
+    """Names given a part of these: `ids = batch["ids"]`, `x, y = batch`."""
+    if isinstance(node, ast.Assign) and not isinstance(node.value, ast.Call) and _root(node.value) in names:
+        return tuple(name for target in node.targets for name in names_in(target))
+    return ()
 
 
 def _root(node: ast.AST) -> str:

@@ -106,7 +106,7 @@ def _no_tensor_has(method: str) -> bool:
 def guess(function: Function, argument: ast.arg, default: ast.expr | None, evidence: dict[str, int]) -> Value:
     """The value of a parameter as its own function tells it."""
     if argument.annotation is not None and (found := annotated(argument.annotation)) is not None:
-        return found
+        return NO_IDEA if _is_foreign(argument.annotation, function) else found
     if isinstance(default, ast.Constant) and default.value is not None:
         return A_NUMBER
     name = argument.arg
@@ -127,6 +127,19 @@ def guess(function: Function, argument: ast.arg, default: ast.expr | None, evide
     if evidence.get(name, 0) >= (1 if _TENSORS.match(name) else 2):
         return Value(TENSOR)
     return NO_IDEA
+
+
+_TENSOR_LIBRARIES = ("torch", "tensorflow", "keras", "jaxtyping")
+
+
+def _is_foreign(annotation: ast.expr, function: Function) -> bool:
+    """Whether a `Tensor` in an annotation is a class of somebody else's."""
+    for node in nodes_of(annotation):
+        if isinstance(node, ast.Name) and "Tensor" in node.id:
+            value = function.at.program.globals.get(node.id)
+            if value is not None and not value.name.startswith(_TENSOR_LIBRARIES):
+                return True
+    return False
 
 
 def _in_module(function: Function) -> bool:

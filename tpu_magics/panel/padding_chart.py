@@ -39,10 +39,11 @@ class Box:
     x: float
     y: float
     wide: float
+    high: float = _LINE
 
     def meets(self, other: Box) -> bool:
         apart = self.x + self.wide < other.x or other.x + other.wide < self.x
-        return not (apart or self.y + _LINE <= other.y or other.y + _LINE <= self.y)
+        return not (apart or self.y + self.high <= other.y or other.y + other.high <= self.y)
 
     def out(self) -> bool:
         return self.x < LEFT or self.x + self.wide > WIDE or self.y < 2 or self.y + _LINE > HIGH - BOTTOM
@@ -143,19 +144,31 @@ def _leader(box: Box, x: float, y: float) -> str:
     """A thin line from a dot to a name that does not stand right beside it."""
     if abs(box.y + 7 - y) < 1:
         return ""
-    to_x, to_y = min(max(x, box.x), box.x + box.wide), box.y + (_LINE if box.y < y else 0)
+    to_x, to_y = _end(box, x, y)
     return f'<path d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}" stroke="currentColor" stroke-opacity="0.4"/>'
+
+
+def _end(box: Box, x: float, y: float) -> tuple[float, float]:
+    """Where a name's leader ends: its nearest edge."""
+    return min(max(x, box.x), box.x + box.wide), box.y + (_LINE if box.y < y else 0)
+
+
+def _leader_box(box: Box, x: float, y: float) -> Box:
+    """The room that the leader takes on its way, without the dot's own."""
+    to_x, to_y = _end(box, x, y)
+    return Box(min(x, to_x), min(y, to_y), abs(to_x - x), abs(to_y - y))
 
 
 def _free(wide: float, gap: float, x: float, y: float, taken: Sequence[Box]) -> Box:
     """Right, left, above or below, further off where these are taken."""
-    for off in range(5):
+    for off in range(8):
         lift = off * _LINE
         beside = [(x + gap, y - 7 - lift), (x - gap - wide, y - 7 - lift), (x + gap, y - 7 + lift)]
         beside += [(x - wide / 2, y - 22 - lift), (x - wide / 2, y + 9 + lift), (x - gap - wide, y - 7 + lift)]
         for at in beside:
             box = Box(*at, wide)
-            if not box.out() and not any(box.meets(other) for other in taken):
+            leader = _leader_box(box, x, y)
+            if not box.out() and not any(box.meets(other) or leader.meets(other) for other in taken):
                 return box
     return Box(max(0, min(x + gap, WIDE - wide)), y - 7, wide)
 
