@@ -6,6 +6,7 @@ they cannot say (test_values.py and the other groups).
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from pathlib import Path
 
@@ -52,3 +53,19 @@ def test_every_finding_says_what_why_and_how_to_mend_it() -> None:
     for one in findings:
         assert one.message.endswith((".", "?")) and one.why.endswith(".") and one.fix.endswith("."), one
         assert one.line >= 1 and one.column >= 1 and (one.end_line, one.end_column) >= (one.line, one.column), one
+
+
+def test_the_list_of_rules_is_that_of_their_files() -> None:
+    folder = Path(next(iter(importlib.import_module("tpu_magics.check.rules").__path__)))
+    files = sorted(path.stem for path in folder.glob("tpu*.py"))
+    listed = [rule.__name__.rpartition(".")[2] for rule in RULES]
+    assert listed == files
+    for rule in RULES:
+        name = rule.__name__.rpartition(".")[2]
+        assert name == f"{rule.CODE.lower()}_{rule.NAME.replace('-', '_')}", name
+        assert rule.GROUP == GROUPS[rule.CODE[3]], name
+
+
+GROUPS = {
+    "1": "values", "2": "shapes", "3": "recompiles", "4": "launch", "5": "precision", "6": "trainer", "7": "tensorflow",
+}  # fmt: skip

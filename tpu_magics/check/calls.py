@@ -11,7 +11,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.check import known
-from tpu_magics.check.evaluate import FLAGS, MOST_ITEMS, TENSORS, Evaluator, attribute, element, joined
+from tpu_magics.check.evaluate import (
+    DEFAULT_DEVICE,
+    FLAGS,
+    MOST_ITEMS,
+    TENSORS,
+    Evaluator,
+    attribute,
+    element,
+    joined,
+    where_together,
+)
 from tpu_magics.check.marks import mark, mark_called
 from tpu_magics.check.parameters import by_name
 from tpu_magics.check.program import Call, Class, Function
@@ -119,6 +129,8 @@ def _give(walk: Evaluator, target: Function, call: Call, arguments: Arguments) -
 
 
 def _join_given(target: Function, name: str, value: Value) -> None:
+    if value.where == "made":
+        value = value.with_(where="")  # what one call gives for a try says nothing of where a function runs
     before = target.given.get(name)
     target.given[name] = value if before is None else join(before, value)
 
@@ -157,15 +169,27 @@ def _instance(walk: Evaluator, node: ast.Call, callee: Value) -> Value:
         value = known.call(base)
         if value is not NO_IDEA and value.kind not in (TENSOR, NUMBER, ARRAY):
             return value.with_(made=node, made_at=walk.at, name=base)
+    if cls.method("__init__") is None:
+        _fill(walk, node, cls)
     if any(base.rpartition(".")[2].endswith("Dataset") for base in cls.all_bases()):
         return Value(DATASET, lib="torch", ref=cls, made=node, made_at=walk.at, name=cls.name)
     return Value(INSTANCE, ref=cls, made=node, made_at=walk.at, name=cls.name)
+
+
+def _fill(walk: Evaluator, node: ast.Call, cls: Class) -> None:
+    """The fields of a data class hold what it is made with."""
+    for keyword in node.keywords:
+        before = cls.attribute(keyword.arg) if keyword.arg is not None else None
+        if keyword.arg is not None and before is not None:
+            cls.attributes[keyword.arg] = join(before, walk.at.value(keyword.value))
 
 
 def _by_name(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
     special = _SPECIAL.get(name)
     if special is not None:
         return special(walk, node, name, arguments)
+    if name in _DEFAULTS:
+        walk.program.memo[DEFAULT_DEVICE] = True
     value = known.call(name)
     if value is NO_IDEA:
         return NO_IDEA
@@ -184,7 +208,7 @@ def _modules_in(arguments: Arguments) -> Value | None:
 
 
 def _made_tensor(walk: Evaluator, node: ast.Call, name: str, value: Value, arguments: Arguments) -> Value:
-    where = value.where or _where_given(walk, node) or _where_of(arguments)
+    where = value.where or _where_given(walk, node) or _where_made(walk, node, name, arguments)
     dtype = _dtype_given(walk, node) or value.dtype
     if not dtype and name in _CASTS:
         dtype = dtype_of(arguments[1]) if len(arguments) > 1 else "float" if _is_float(arguments) else ""
@@ -223,6 +247,25 @@ def _where_given(walk: Evaluator, node: ast.Call) -> str:
     return ""
 
 
+# These make a tensor on the CPU unless they are told a device.
+_MAKERS = frozenset("torch." + one for one in (
+    "tensor", "as_tensor", "rand", "randn", "randint", "randperm", "zeros", "ones", "full", "arange", "linspace",
+    "empty", "eye", "from_numpy",
+))  # fmt: skip
+_DEFAULTS = frozenset(("torch.set_default_device", "torch.set_default_tensor_type"))
+
+
+def _where_made(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> str:
+    if name in ("torch.nn.Parameter", "torch.nn.parameter.Parameter"):
+        return ""  # it moves with its module
+    if name not in _MAKERS:
+        return _where_of(arguments)
+    told = _given(node, "device") or any(keyword.arg is None for keyword in node.keywords)
+    elsewhere = DEFAULT_DEVICE in walk.program.memo or any(one.kind == DEVICE for one in walk.at.withs)
+    given = name == "torch.as_tensor" and arguments and arguments[0].kind in TENSORS
+    return "" if told or elsewhere or given else "made"
+
+
 def where_of_device(value: Value) -> str:
     """Where a tensor is that was put on this device: "cpu" and the like is the host."""
     if isinstance(value.const, str):
@@ -235,9 +278,7 @@ def where_of_device(value: Value) -> str:
 def _where_of(arguments: Arguments) -> str:
     tensors = [one for one in arguments if one.kind in TENSORS]
     tensors += [one.item for one in arguments if one.kind == LIST and one.item is not None and one.item.kind in TENSORS]
-    if any(one.where == "device" for one in tensors):
-        return "device"
-    return "host" if tensors and all(one.where == "host" for one in tensors) else ""
+    return where_together(one.where for one in tensors)
 
 
 _CASTS = frozenset(("tensorflow.cast", "tensorflow.convert_to_tensor", "tensorflow.constant"))
@@ -356,13 +397,19 @@ def _mapped(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) ->
     return Value(LIST)
 
 
+_SUPER_TRAINER = "%super-trainer"
+
+
 def _super(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
     function = walk.at.function
     while function is not None and function.cls is None:
         function = function.outer
-    if function is None or function.cls is None or not function.cls.parents:
+    if function is None or function.cls is None:
         return NO_IDEA
-    return Value(INSTANCE, ref=function.cls.parents[0])
+    if function.cls.parents:
+        return Value(INSTANCE, ref=function.cls.parents[0])
+    trainer = any(base.endswith("Trainer") for base in function.cls.bases)
+    return Value(INSTANCE, lib="torch", name=_SUPER_TRAINER) if trainer else NO_IDEA
 
 
 def _device(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
@@ -517,9 +564,17 @@ def _moved(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments
             where = where_of_device(one)
         elif one.kind in TENSORS:
             where, dtype = one.where, one.dtype
+        elif one.kind == UNKNOWN:
+            where = "" if _may_be_device(node) else where
         else:
             dtype = dtype_of(one) or dtype
     return Value(value.kind, lib=value.lib, where=where, dtype=dtype)
+
+
+def _may_be_device(node: ast.Call) -> bool:
+    """Whether what `.to()` is given may be a device: `self.device`, but not `self.dtype`."""
+    given = [*node.args[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "device")]
+    return any("type" not in str(getattr(one, "attr", getattr(one, "id", ""))) for one in given)
 
 
 def _batch_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
@@ -598,7 +653,7 @@ def _called_model(walk: Evaluator, node: ast.Call, callee: Value, arguments: Arg
         ("LSTM", "GRU", "RNN", "MultiheadAttention")
     )
     dtype = "float" if tensor and callee.lib == "torch" else ""
-    return Value(TENSOR if tensor else OUTPUT, lib=callee.lib, where="" if where == "host" else where, dtype=dtype)
+    return Value(TENSOR if tensor else OUTPUT, lib=callee.lib, where="" if where in ("host", "made") else where, dtype=dtype)
 
 
 def _accelerator_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
@@ -686,12 +741,28 @@ def _strategy_method(walk: Evaluator, node: ast.Call, value: Value, method: str,
         return value
     if method in ("run", "reduce", "experimental_run_v2"):
         function = arguments[0] if arguments else NO_IDEA
+        if method != "reduce":
+            _give_replicas(walk, node, function)
         if method == "run" and function.kind == FUNCTION:
             return _returned(function.ref, ())
         return Value(TENSOR, lib="tf") if method == "reduce" else NO_IDEA
     if method in ("experimental_distribute_dataset", "distribute_datasets_from_function"):
         return arguments[0] if arguments and arguments[0].kind == TFDATA else Value(TFDATA)
     return NO_IDEA
+
+
+_OF_REPLICA = Value(BATCH, lib="tf")
+
+
+def _give_replicas(walk: Evaluator, node: ast.Call, function: Value) -> None:
+    """`strategy.run(step, args=(next(iterator),))`: what nothing is known of is a part of a batch."""
+    if function.kind != FUNCTION or not isinstance(function.ref, Function):
+        return
+    given = node.args[1] if len(node.args) > 1 else next((one.value for one in node.keywords if one.arg == "args"), None)
+    items = walk.at.value(given).items or ()
+    parameters = function.ref.parameters[1 if function.ref.cls is not None else 0 :]
+    for parameter, item in zip(parameters, items, strict=False):
+        _join_given(function.ref, parameter.arg, _OF_REPLICA if item.kind == UNKNOWN else item)
 
 
 def _loader_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
@@ -727,12 +798,20 @@ def _registered(value: Value, node: ast.Call, arguments: Arguments) -> Value:
 def _instance_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
     if method in _REGISTER:
         return _registered(value, node, arguments)
+    if value.name == _SUPER_TRAINER:
+        return _OF_TRAINER.get(method, NO_IDEA)
     own = attribute(value, method)
     if own.kind == FUNCTION:
         return _returned(own.ref, arguments)
     if own.kind in (MODEL, INSTANCE):
         return _called_model(walk, node, own, arguments)
     return NO_IDEA
+
+
+_OF_TRAINER = {
+    "training_step": Value(TENSOR, lib="torch", where="device", dtype="float"),
+    **dict.fromkeys(("compute_loss", "prediction_step"), Value(OUTPUT, lib="torch", where="device")),
+}
 
 
 def _tokenizer_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:

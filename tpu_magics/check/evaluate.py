@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 MOST_ITEMS = 24  # of a list or tuple that are known one by one
 EVERY_N = "%every-n"  # the name of a Python truth that holds only now and then
+DEFAULT_DEVICE = "default device"  # in a program's memo: it sets the device of what is made without one
 FLAGS = ("varies", "read", "shape")  # of numbers: what is computed from one has them too
 TENSORS = (TENSOR, OUTPUT, BATCH)
 _BUILTINS = frozenset(dir(builtins))
@@ -84,6 +85,14 @@ def element(value: Value) -> Value:
     if kind == UNKNOWN and value.prepared:  # by accelerate: iterated over, it is a loader
         return Value(BATCH, lib="torch", where="device")
     return NO_IDEA
+
+
+def where_together(places: Iterable[str]) -> str:
+    """Where what is computed from tensors at these places is."""
+    found = set(places)
+    if "device" in found or "" in found:
+        return "device" if "device" in found else ""
+    return found.pop() if len(found) == 1 else "made" if found else ""
 
 
 def joined(values: Iterable[Value]) -> Value:
@@ -354,9 +363,7 @@ def _dtype_of(left: Value, op: ast.operator, right: Value) -> str:
 
 def _tensor_of(left: Value, right: Value, dtype: str) -> Value:
     both = [one for one in (left, right) if one.kind in TENSORS]
-    where = "device" if any(one.where == "device" for one in both) else both[0].where
-    if any(one.where != where for one in both) and where != "device":
-        where = ""
+    where = where_together(one.where for one in both)
     shape = all(one.shape for one in both)  # of tf.shape(x): known when XLA compiles
     return Value(TENSOR, lib=next((one.lib for one in both if one.lib), ""), where=where, dtype=dtype, shape=shape)
 

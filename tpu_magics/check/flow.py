@@ -24,7 +24,7 @@ from tpu_magics.check.evaluate import (
 )
 from tpu_magics.check.names import canonical
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.parameters import evidence_of, guess
+from tpu_magics.check.parameters import annotated, evidence_of, guess
 from tpu_magics.check.place import Loop, Place
 from tpu_magics.check.program import Class, Function, Program
 from tpu_magics.check.values import (
@@ -186,6 +186,7 @@ class Walker(Evaluator):
         cls = owner.ref if owner.kind in (INSTANCE, MODEL) else None
         if isinstance(cls, Class):
             before = cls.attributes.get(target.attr)
+            value = value if value.where != "made" else value.with_(where="")  # it may move with its owner
             cls.attributes[target.attr] = value if before is None else join(before, value)
 
     def _assign_item(self, target: ast.Subscript, value: Value) -> None:
@@ -244,6 +245,11 @@ class Walker(Evaluator):
     def _annotated(self, node: ast.AnnAssign) -> bool:
         value = self.value(node.value)
         self.record(node)
+        if self._class is not None and self.at.function is None and isinstance(node.target, ast.Name):
+            said = annotated(node.annotation)  # the field of a data class
+            if said is not None and (node.value is None or value.const is None):
+                self.assign(node.target, said)
+                return False
         if node.value is not None:
             self.assign(node.target, value)
         return False

@@ -21,6 +21,7 @@ from tpu_magics.check.values import (
     NUMBER,
     OPTIMIZER,
     STRATEGY,
+    TENSOR,
     TFDATA,
     UNKNOWN,
     Value,
@@ -85,6 +86,19 @@ def _mark_method(walk: Evaluator, call: Call, arguments: Sequence[Value]) -> Non
         _host(arguments[0])
     elif kind == ACCELERATOR and method == "backward":
         _step(walk)
+    elif method == "compile" and call.node.keywords:
+        _keras_functions(walk, call.node)
+
+
+def _keras_functions(walk: Evaluator, node: ast.Call) -> None:
+    """`model.compile(loss=masked_loss, metrics=[accuracy])`: Keras calls them in its step, with two tensors."""
+    for keyword in node.keywords:
+        value = walk.at.value(keyword.value)
+        for one in (value, *(value.items or ())):
+            if keyword.arg in ("loss", "metrics", "weighted_metrics") and one.kind == FUNCTION and one.ref is not None:
+                one.ref.of_keras = True
+                for parameter in one.ref.parameters[:2]:
+                    one.ref.given.setdefault(parameter.arg, Value(TENSOR, lib="tf"))
 
 
 def _is_model_call(walk: Evaluator, node: ast.Call) -> bool:

@@ -87,6 +87,8 @@ _TENSORS = re.compile(
 _NOT_LIBRARY_SELF = frozenset(("self", "cls"))
 _MODULE_METHODS = frozenset(("forward", "call", "training_step", "validation_step", "test_step", "train_step"))
 
+_TRAINER_METHODS = frozenset(("compute_loss", "training_step", "prediction_step"))
+
 
 def by_name(name: str) -> Value:
     """What a name is that nothing binds (another file or cell does): by convention, where people have one."""
@@ -110,6 +112,8 @@ def guess(function: Function, argument: ast.arg, default: ast.expr | None, evide
     if isinstance(default, ast.Constant) and default.value is not None:
         return A_NUMBER
     name = argument.arg
+    if name == "inputs" and _in_trainer(function):
+        return Value(BATCH, lib="torch", where="device")
     if evidence.get(name, 0) < 0:
         return Value(BATCH) if evidence[name] == _MAPPING_USE and _in_module(function) else NO_IDEA
     for pattern, value in _NAMED:
@@ -144,6 +148,11 @@ def _is_foreign(annotation: ast.expr, function: Function) -> bool:
 
 def _in_module(function: Function) -> bool:
     return function.cls is not None and function.cls.is_module and function.name in _MODULE_METHODS
+
+
+def _in_trainer(function: Function) -> bool:
+    bases = function.cls.all_bases() if function.cls is not None else ()
+    return function.name in _TRAINER_METHODS and any(base.endswith("Trainer") for base in bases)
 
 
 def _plainly(name: str, default: ast.expr | None, evidence: dict[str, int]) -> bool:

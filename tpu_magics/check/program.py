@@ -71,6 +71,7 @@ class Function:
     callers: list[Call] = field(default_factory=list)
     decorators: tuple[str, ...] = ()
     compiled: bool = False  # tf.function(jit_compile=True), or given to strategy.run
+    of_keras: bool = False  # a loss or metric given to a Keras model
 
     @property
     def parameters(self) -> list[ast.arg]:

@@ -135,6 +135,8 @@ def _looks_compiled(function: Function) -> bool:
     program = function.at.program
     if program.tpu_tf and "tensorflow.function" in function.decorators:
         return True
+    if function.of_keras and (program.tpu_tf or _compiles_models(function)):
+        return True
     if function.cls is not None and function.cls.lib == "tf" and function.cls.is_module:
         steps = _STEP_METHODS | _EVALUATION_METHODS
         if function.name in steps and (program.tpu_tf or _compiles_models(function)):

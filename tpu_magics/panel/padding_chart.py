@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from tpu_magics.panel.labels import Box, Field
 from tpu_magics.panel.sections_words import BLUE, GREY
 
 WIDE, HIGH = 440, 290
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 32, 44  # around the field of a drawing
 BINS = 56
 SKEWED = 8  # times the median: where the longest is more, lengths are drawn by their logarithm
-_LETTER, _BOLD, _LINE = 6.4, 7.2, 14  # of a label: width of a letter, of a bold one, height
-_GAP, _RING = 8, 13  # between a dot and its label; the chosen dot has a ring
+_LETTER = 6.4  # its width
 
 
 @dataclass(frozen=True)
@@ -30,23 +30,6 @@ class Dot:
     across: int
     up: float
     state: str = ""
-
-
-@dataclass(frozen=True)
-class Box:
-    """Where a label lies: `x`, `y` is its upper left corner."""
-
-    x: float
-    y: float
-    wide: float
-    high: float = _LINE
-
-    def meets(self, other: Box) -> bool:
-        apart = self.x + self.wide < other.x or other.x + other.wide < self.x
-        return not (apart or self.y + self.high <= other.y or other.y + other.high <= self.y)
-
-    def out(self) -> bool:
-        return self.x < LEFT or self.x + self.wide > WIDE or self.y < 2 or self.y + _LINE > HIGH - BOTTOM
 
 
 # -- padded tokens against shapes ----------------------------------------------------------------------------------
@@ -60,7 +43,7 @@ def scatter(dots: Sequence[Dot], across: str, up: str) -> str:
     places = [(_log_x(dot.across, most), _y(dot.up, top)) for dot in merged]
     parts = [*_levels(top), *_counts(most), _caption(up, LEFT, 16), _caption(across, WIDE - RIGHT, HIGH - 8, "end")]
     parts += [_dot(dot, *place) for dot, place in zip(merged, places, strict=True)]
-    parts += _labels(merged, places)
+    parts += _names(merged, places)
     return _svg(parts, f"{up} against {across}")
 
 
@@ -125,52 +108,16 @@ def _dot(dot: Dot, x: float, y: float) -> str:
     return f'<circle {place} r="4.5" fill="{inside}" stroke="{GREY}" stroke-width="1.5"/>'
 
 
-def _labels(dots: Sequence[Dot], places: Sequence[tuple[float, float]]) -> Iterator[str]:
-    """Each name beside its dot, where it lies on no other name or dot; the chosen one's first."""
-    taken = [Box(x - 5, y - _LINE / 2, 10) for x, y in places]
-    caption = Box(LEFT, 5, 90)
-    order = sorted(range(len(dots)), key=lambda at: dots[at].state != "chosen")
-    for at in order:
+def _names(dots: Sequence[Dot], places: Sequence[tuple[float, float]]) -> Iterator[str]:
+    """Each name beside its dot, the chosen one's first, with a thin line where it does not stand right beside it."""
+    field = Field(LEFT, WIDE, 2, HIGH - BOTTOM, [Box(LEFT, 5, 90), *(Box(x - 5, y - 7, 10) for x, y in places)])
+    for at in sorted(range(len(dots)), key=lambda at: dots[at].state != "chosen"):
         chosen = dots[at].state == "chosen"
-        wide, gap = len(dots[at].name) * (_BOLD if chosen else _LETTER), _RING if chosen else _GAP
-        box = _free(wide, gap, *places[at], [caption, *(each for n, each in enumerate(taken) if n != at)])
-        taken.append(box)
-        bold = ' font-weight="600"' if chosen else ""
-        yield _leader(box, *places[at])
-        yield _word(dots[at].name, box.x, box.y + 11, "start", bold)
-
-
-def _leader(box: Box, x: float, y: float) -> str:
-    """A thin line from a dot to a name that does not stand right beside it."""
-    if abs(box.y + 7 - y) < 1:
-        return ""
-    to_x, to_y = _end(box, x, y)
-    return f'<path d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}" stroke="currentColor" stroke-opacity="0.4"/>'
-
-
-def _end(box: Box, x: float, y: float) -> tuple[float, float]:
-    """Where a name's leader ends: its nearest edge."""
-    return min(max(x, box.x), box.x + box.wide), box.y + (_LINE if box.y < y else 0)
-
-
-def _leader_box(box: Box, x: float, y: float) -> Box:
-    """The room that the leader takes on its way, without the dot's own."""
-    to_x, to_y = _end(box, x, y)
-    return Box(min(x, to_x), min(y, to_y), abs(to_x - x), abs(to_y - y))
-
-
-def _free(wide: float, gap: float, x: float, y: float, taken: Sequence[Box]) -> Box:
-    """Right, left, above or below, further off where these are taken."""
-    for off in range(8):
-        lift = off * _LINE
-        beside = [(x + gap, y - 7 - lift), (x - gap - wide, y - 7 - lift), (x + gap, y - 7 + lift)]
-        beside += [(x - wide / 2, y - 22 - lift), (x - wide / 2, y + 9 + lift), (x - gap - wide, y - 7 + lift)]
-        for at in beside:
-            box = Box(*at, wide)
-            leader = _leader_box(box, x, y)
-            if not box.out() and not any(box.meets(other) or leader.meets(other) for other in taken):
-                return box
-    return Box(max(0, min(x + gap, WIDE - wide)), y - 7, wide)
+        box, leader = field.put(dots[at].name, *places[at], bold=chosen)
+        if leader is not None:
+            (x, y), (to_x, to_y) = places[at], leader
+            yield f'<path d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}" stroke="currentColor" stroke-opacity="0.4"/>'
+        yield _word(dots[at].name, box.x, box.y + 11, "start", ' font-weight="600"' if chosen else "")
 
 
 # -- lengths -------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Files of this machine and a TPU on another."""
 
+import glob
 import os
 import pathlib
 
@@ -37,6 +38,11 @@ def data(name, bucket):
     tfds.load("mnist", split="train", data_dir="/data/tfds")  # TPU705: "/data/tfds"
     tf.data.TFRecordDataset(pathlib.Path("data") / "train.tfrecord")  # TPU705: pathlib.Path("data") / "train.tfrecord"
     tf.data.TFRecordDataset(tf.keras.utils.get_file("train.tfrecord", "https://host/train.tfrecord"))  # TPU705: a path of
+    records = glob.glob("/content/data/*.tfrecord")
+    tf.data.TFRecordDataset(records)  # TPU705: records, a path of this machine
+    tf.data.Dataset.range(8).save("numbers")  # TPU705: "numbers"
+    either = GCS if bucket else "/content/data"
+    tf.data.TFRecordDataset(either + "/train.tfrecord")  # ok: TPU705
     tf.data.TFRecordDataset("gs://bucket/train.tfrecord")  # ok: TPU705
     tf.data.TFRecordDataset(os.path.join(REMOTE, name))  # ok: TPU705
     tf.data.TFRecordDataset([f"{GCS}/{n}.tfrecord" for n in range(8)])  # ok: TPU705

@@ -21,11 +21,6 @@ _NUMBERS = frozenset(("builtins.float", "builtins.int", "builtins.complex"))
 # These put what they are given on the host first.
 _TO_HOST = frozenset(("torch_xla.core.xla_model.mesh_reduce", "torch_xla.core.xla_model._maybe_convert_to_cpu"))
 _OF_LISTS = frozenset(("torch.tensor", "torch.as_tensor"))
-# Torch functions that make a tensor on the CPU unless they are told a device.
-_MAKERS = frozenset(
-    ("torch.tensor", "torch.rand", "torch.randn", "torch.randint", "torch.randperm", "torch.zeros", "torch.ones",
-     "torch.full", "torch.arange", "torch.linspace", "torch.empty", "torch.eye", "torch.from_numpy")
-)  # fmt: skip
 
 
 def read_tensor(node: ast.AST, at: Place) -> ast.expr | None:
@@ -92,8 +87,4 @@ def _is_list(node: ast.expr, at: Place) -> bool:
 def is_made_on_cpu(tensor: ast.expr, at: Place) -> bool:
     """`torch.randint(0, 9, (1,))` names no device, and is on the CPU."""
     value = at.value(tensor)
-    made = tensor if isinstance(tensor, ast.Call) else value.made
-    place = at if made is tensor else value.made_at
-    if not isinstance(made, ast.Call) or place is None or place.name(made) not in _MAKERS:
-        return False
-    return place.keyword(made, "device") is None and not at.program.calls("torch.set_default_device")
+    return value.where == "made" or (value.kind == LIST and value.item is not None and value.item.where == "made")

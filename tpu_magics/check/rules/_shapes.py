@@ -34,6 +34,7 @@ _SELECTIONS = ("torch.masked_select", "torch.Tensor.masked_select", "tensorflow.
 _COMPARED = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _BITS = (ast.BitAnd, ast.BitOr, ast.BitXor)
 _ON_DEVICE = (TENSOR, OUTPUT, BATCH)
+ON_CPU = ("host", "made")
 
 
 def runs_on_xla(at: Place, *values: Value) -> bool:
@@ -57,7 +58,7 @@ def is_tf(at: Place, *values: Value) -> bool:
 
 def is_array(value: Value) -> bool:
     """Whether it may be a tensor on the device (tensors of the host are a loader's or NumPy's business)."""
-    return value.kind in _ON_DEVICE and value.where != "host"
+    return value.kind in _ON_DEVICE and value.where not in ON_CPU
 
 
 def mask_in(node: ast.Subscript, at: Place) -> ast.expr | None:
@@ -105,7 +106,7 @@ def _has_form_of_mask(node: ast.expr, at: Place, of_tensor: bool) -> bool:
 
 def _compares_data(node: ast.Compare, at: Place) -> bool:
     """`x[i == 0]` with a Python number is no mask: somewhere a tensor has to be."""
-    return any(is_array(at.value(one)) for one in (node.left, *node.comparators))
+    return any(at.value(one).kind in _ON_DEVICE for one in (node.left, *node.comparators))
 
 
 def selection(node: ast.AST, at: Place) -> tuple[ast.expr, ast.expr] | None:

@@ -7,6 +7,7 @@ through the functions of the program. What does not: what is wrong there.
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.program import LOCAL_TPU, RESOLVERS, STRATEGIES
@@ -119,8 +120,27 @@ def _first_part(node: ast.expr, at: Place) -> ast.expr | None:
             return node.args[0]
         text = isinstance(node.func, ast.Attribute) and node.func.attr in ("format", "joinpath", "as_posix", "rstrip")
         return node.func.value if text and isinstance(node.func, ast.Attribute) else None
+    if isinstance(node, ast.Name) and (only := _only_assigned(at.program).get(node.id)) is not None:
+        return only
     made = at.value(node).made
     return made if isinstance(made, ast.expr) and made is not node else None
+
+
+def _only_assigned(program: Program) -> dict[str, ast.expr]:
+    """What names stand for that are bound once in the whole program, by an assignment."""
+    if "only_assigned" not in program.memo:
+        bound: Counter[str] = Counter()
+        given: dict[str, ast.expr] = {}
+        for node in (one for cell in program.cells if cell.tree is not None for one in ast.walk(cell.tree)):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                bound[node.id] += 1
+            elif isinstance(node, ast.arg):
+                bound[node.arg] += 1
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                given[node.targets[0].id] = node.value
+        program.memo["only_assigned"] = {name: value for name, value in given.items() if bound[name] == 1}
+    found: dict[str, ast.expr] = program.memo["only_assigned"]
+    return found
 
 
 # -- the scope ---------------------------------------------------------------------------------------------------------

@@ -127,10 +127,6 @@ def _is_arguments(call: Call) -> bool:
     return value.kind == CLASS and any(_NAMES.fullmatch(base) for base in value.ref.all_bases())
 
 
-def is_arguments_name(name: str) -> bool:
-    return _NAMES.fullmatch(name) is not None
-
-
 def _fields(cls: Class) -> set[str]:
     """What a subclass sets in its body."""
     names = set()

@@ -58,6 +58,8 @@ def check(node: ast.AST, at: Place) -> Iterator[Finding]:
     asked = _asks.first_asked(node, at)
     if asked is None or _values.seldom(node, at) or _values.guarded(node, at):
         return
+    if _reads.is_made_on_cpu(_operand(asked, at), at) and not at.in_step:
+        return
     if isinstance(node, _STATEMENTS) or not _in_a_test(node, at):
         yield _finding(node, asked, at)
 

@@ -71,7 +71,7 @@ def _of_range(node: ast.Call, at: Place) -> ast.expr | None:
 
 def _data(bound: ast.expr, at: Place) -> Iterator[ast.expr]:
     """The tensors, and numbers read out of tensors, that a bound depends on."""
-    if _values.computed(at.value(bound), at):
+    if _values.computed(at.value(bound), at) and not _reads.is_made_on_cpu(bound, at):
         yield bound
     for one in _reads.data(bound, at):
         yield _reads.read_tensor(one, at) or one
@@ -84,7 +84,9 @@ def _of_index(node: ast.Subscript, at: Place) -> ast.expr | None:
     inside = node.slice
     parts = [inside.lower, inside.upper, inside.step] if isinstance(inside, ast.Slice) else [inside]
     found = next((one for one in parts if one is not None and _values.computed(at.value(one), at)), None)
-    return found if found is not None and _is_sequence(at.value(node.value)) else None
+    if found is None or _reads.is_made_on_cpu(found, at):
+        return None
+    return found if _is_sequence(at.value(node.value)) else None
 
 
 def _is_sequence(value: Value) -> bool:

@@ -101,7 +101,7 @@ def _check_torch(node: ast.Call, last: str, given: ast.expr | None, of_method: b
     value = at.value(given)
     if last not in _TORCH or not shapes.runs_on_xla(at, value) or _has_size(node, last, at, of_method):
         return
-    if value.lib == "tf" or value.where == "host" or value.kind in _ON_HOST:
+    if value.lib == "tf" or value.where in shapes.ON_CPU or value.kind in _ON_HOST:
         return
     if last == "where" and not _has_one_argument(node, at):
         return

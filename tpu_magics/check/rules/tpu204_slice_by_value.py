@@ -157,7 +157,7 @@ def _check_call(node: ast.Call, last: str, at: Place) -> Iterator[Finding]:
 
 def _check_function(node: ast.Call, name: str, at: Place) -> Iterator[Finding]:
     given = node.args[0] if node.args else at.keyword(node, "input") or at.keyword(node, "tensor")
-    if at.value(given).where == "host" or not shapes.runs_on_xla(at, at.value(given)):
+    if at.value(given).where in shapes.ON_CPU or not shapes.runs_on_xla(at, at.value(given)):
         return
     short = name.removeprefix("torch.")
     if name in _PACKS:

@@ -95,10 +95,9 @@ def _is_for_gpus(one: _fsdp.Fsdp) -> Iterator[Finding]:
         yield config.at.finding(entry.node, message, 'Add "xla": True.', why, _with_xla(config, entry))
     elif one.fsdp is not None and one.fsdp.constant is not NOTHING and not one.is_off:
         said = one.fsdp.at.source(one.fsdp.value)
+        where = one.given or one.fsdp
         fix = 'Write fsdp_config={"xla": True}.' if config is None else 'Add "xla": True to fsdp_config.'
-        yield one.fsdp.at.finding(
-            one.fsdp.node, f'fsdp={said} is given without "xla": True in fsdp_config.', fix, _WHY_GPU
-        )
+        yield where.at.finding(where.node, f'fsdp={said} is given without "xla": True in fsdp_config.', fix, _WHY_GPU)
 
 
 def _without_config(one: _fsdp.Fsdp) -> Any:

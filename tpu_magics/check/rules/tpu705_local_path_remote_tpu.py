@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.rules import _tensorflow
-from tpu_magics.check.values import MODEL
+from tpu_magics.check.values import MODEL, TFDATA
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
@@ -57,6 +57,7 @@ _NAMES: dict[str, tuple[str, int, str]] = {
     "tensorflow.data.experimental.CsvDataset": ("filenames", 0, _DATA),
     "tensorflow.data.experimental.make_csv_dataset": ("file_pattern", 0, _DATA),
     "tensorflow.data.experimental.load": ("path", 0, _DATA),
+    "tensorflow.data.experimental.save": ("path", 1, _DATA),
     "tensorflow.data.Dataset.load": ("path", 0, _DATA),
     "tensorflow.data.Dataset.list_files": ("file_pattern", 0, _DATA),
     "tensorflow.io.read_file": ("filename", 0, _DATA),
@@ -105,6 +106,8 @@ def check_program(program: Program) -> Iterator[Finding]:
     for method, spec in _MODEL_METHODS.items():
         for call in program.methods(method, MODEL):
             yield from _found(call, spec)
+    for call in program.methods("save", TFDATA):
+        yield from _found(call, ("path", 0, _DATA))
     for method, spec in _CHECKPOINT_METHODS.items():
         for call in program.methods(method):
             if _is_checkpoint(call):

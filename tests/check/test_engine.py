@@ -1,0 +1,235 @@
+"""What the walk knows of values and places, probed one by one.
+
+What lives here: the engine alone. What does not: rules (test_samples.py).
+"""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+
+import pytest
+
+from tpu_magics.check import check_cells
+from tpu_magics.check.cells import cell_of
+from tpu_magics.check.engine import parts_of, unused_parts, walk
+from tpu_magics.check.names import canonical
+from tpu_magics.check.place import Place
+from tpu_magics.check.values import NOTHING, Value
+
+HEAD = """\
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch.nn as nn
+import torch.nn.functional as F
+import numpy as np
+from torch.utils.data import DataLoader
+from accelerate import Accelerator
+"""
+
+
+def probed(code: str) -> list[tuple[Value, Place]]:
+    """The value and place of what each `probe(...)` is given, in the order of the lines."""
+    program = walk([cell_of(HEAD + textwrap.dedent(code), "x.py")], frozenset((ast.Call,)))
+    calls = [(node, at) for node, at in program.recorded if isinstance(node, ast.Call)]
+    wanted = [(node, at) for node, at in calls if isinstance(node.func, ast.Name) and node.func.id == "probe"]
+    return [(at.value(node.args[0]), at) for node, at in sorted(wanted, key=lambda pair: pair[0].lineno)]
+
+
+def value(code: str) -> Value:
+    return probed(code)[-1][0]
+
+
+def place(code: str) -> Place:
+    return probed(code)[-1][1]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "fields"),
+    [
+        ("x = torch.ones(3)\nprobe(x.sum() > 0)", "tensor", {"dtype": "bool", "lib": "torch"}),
+        ("from torch import ones as o\nprobe(o(3))", "tensor", {}),
+        ("import torch as t\nprobe(t.nn.functional.relu(t.ones(3)))", "tensor", {"dtype": "float"}),
+        ("probe(torch.ones(3).shape[0])", "number", {"shape": True}),
+        ("b, n = torch.ones(3, 4).shape\nprobe(n // 2)", "number", {"shape": True}),
+        ("probe(torch.ones(3).size(0))", "number", {"shape": True}),
+        ("probe(len(torch.ones(3)))", "number", {"shape": True}),
+        ("probe(torch.ones(3).sum().item())", "number", {"read": True}),
+        ("probe(int(torch.ones(3).sum()) + 1)", "number", {"read": True}),
+        ("probe(torch.ones(3).cpu())", "tensor", {"where": "host"}),
+        ("probe(torch.ones(3, device='cpu') * 2)", "tensor", {"where": "host"}),
+        ("probe(torch.ones(3).to(xm.xla_device()))", "tensor", {"where": "device"}),
+        ("probe(torch.ones(3).numpy())", "array", {}),
+        ("probe(np.ones(3) > 0)", "array", {}),
+        ("probe(torch.ones(3) is None)", "number", {}),
+        ("probe('a' in {'a': torch.ones(3)})", "number", {}),
+        ("N = 8\nprobe(N * 2)", "number", {"const": 16}),
+        ("probe(nn.Linear(2, 3)(torch.ones(2)))", "tensor", {"dtype": "float"}),
+        ("model = nn.Sequential(nn.Linear(2, 3)).to(xm.xla_device())\nprobe(model)", "model", {"where": "device"}),
+        ("for a, b in DataLoader([]):\n    probe(a)", "tensor", {}),
+        ("for i, batch in enumerate(DataLoader([])):\n    probe(i)", "number", {"varies": True}),
+        ("for batch in DataLoader([]):\n    probe({k: v for k, v in batch.items()}['x'])", "tensor", {}),
+        ("total = 0\nfor b in DataLoader([]):\n    probe(total)\n    total += b.sum()", "tensor", {}),
+        ("step = 0\nwhile True:\n    step += 1\n    probe(step * 2)", "number", {"varies": True}),
+        ("xs = []\nxs.append(torch.ones(3))\nprobe(xs[0])", "tensor", {}),
+        ("d = dict(batch_size=4)\nprobe(d['batch_size'])", "number", {}),
+        ("x = None\nif DEBUG:\n    x = torch.ones(3)\nprobe(x)", "tensor", {}),
+        ("x = 1 if DEBUG else torch.ones(3)\nprobe(x)", "tensor", {}),
+        ("probe([y for y in torch.ones(3)][0])", "tensor", {}),
+        ("if (n := torch.ones(3).sum()) > 1:\n    pass\nprobe(n)", "tensor", {}),
+        ("f = lambda x: x * 2\nprobe(f(torch.ones(3)))", "tensor", {}),
+        ("def f(x):\n    return x > 0\nprobe(f(torch.ones(3)))", "tensor", {"dtype": "bool"}),
+        ("def f(x):\n    probe(x)\nf(torch.ones(3))", "tensor", {}),
+        ("def f(x):\n    probe(x)\nf(3)", "number", {}),
+        ("def f(x: torch.Tensor | None = None):\n    probe(x)", "tensor", {}),
+        ("def f(n: int):\n    probe(n)", "number", {}),
+        ("def f(flag=False):\n    probe(flag)", "number", {}),
+        ("def f(x):\n    probe(x)\n    return F.relu(x)", "tensor", {}),
+        ("def f(x):\n    probe(x)\n    return x.lower()", "unknown", {}),
+        ("class N(nn.Module):\n    def forward(self, x, mask=None):\n        probe(x)", "tensor", {}),
+        (
+            "class N(nn.Module):\n    def __init__(self):\n        self.w = nn.Parameter(torch.ones(1))\n"
+            "    def forward(self, x):\n        probe(self.w)",
+            "tensor",
+            {},
+        ),
+        ("class N(nn.Module):\n    def forward(self, x):\n        probe(self.config.use)", "unknown", {}),
+        ("class N(nn.Module):\n    def forward(self, x):\n        probe(self.training)", "number", {}),
+        (
+            "a = Accelerator()\nm, l = a.prepare(nn.Linear(1, 1), DataLoader([]))\nfor b in l:\n    probe(b)",
+            "batch",
+            {"where": "device"},
+        ),
+        ("from elsewhere import *\nprobe(something)", "unknown", {}),
+        ("from torch import *\nprobe(ones(3))", "tensor", {}),
+        ("import tensorflow as tf\nprobe(tf.shape(tf.ones(3))[0])", "tensor", {"lib": "tf", "shape": True}),
+        ("from tensorflow import keras\nprobe(keras.Sequential([]))", "model", {"lib": "tf"}),
+        ("from transformers import AutoTokenizer as T\nprobe(T.from_pretrained('x'))", "tokenizer", {}),
+        ("from transformers import AutoModel\nprobe(AutoModel.from_pretrained('x'))", "model", {}),
+    ],
+)
+def test_a_value_is_known(code: str, kind: str, fields: dict[str, object]) -> None:
+    found = value(code)
+    assert found.kind == kind, found
+    for name, wanted in fields.items():
+        assert getattr(found, name) == wanted, found
+
+
+def test_a_constant_is_followed_and_forgotten_where_it_changes() -> None:
+    assert value("N = 4\nprobe(N)").const == 4
+    assert value("N = 4\nN = unknown()\nprobe(N)").const is NOTHING
+    assert value("N = 4\nif DEBUG:\n    N = 8\nprobe(N)").const is NOTHING
+    assert value("N = 4\nfor i in range(3):\n    N = N + 1\nprobe(N)").const is NOTHING
+
+
+LOOP = """
+def train(model, optimizer, loader):
+    for epoch in range(3):
+        for step, batch in enumerate(loader):
+            loss = model(**batch).loss
+            loss.backward()
+            optimizer.step()
+            {here}
+        {between}
+    {after}
+"""
+
+
+def looped(**lines: str) -> Place:
+    return place(LOOP.format(**{"here": "pass", "between": "pass", "after": "pass", **lines}))
+
+
+def test_the_innermost_loop_with_a_step_is_the_step_loop() -> None:
+    assert looped(here="probe(loss)").in_step
+    assert not looped(between="probe(loss)").in_step
+    assert not looped(after="probe(loss)").in_step
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "step % 100 == 0", "not step % 100", "(step + 1) % config.every == 0", "step == 0", "step in (1, 10)",
+        "rank == 0 and step % 10 == 0", "step and step % 10 == 0",
+    ],
+)  # fmt: skip
+def test_what_runs_now_and_then_is_told_from_what_runs_each_step(condition: str) -> None:
+    assert looped(here=f"if {condition}:\n                probe(loss)").every_n
+
+
+@pytest.mark.parametrize(
+    "condition", ["rank == 0", "xm.is_master_ordinal()", "loss > 3", "batch['x'].shape[1] % 8 == 0"]
+)
+def test_what_runs_each_step_is_not_taken_for_now_and_then(condition: str) -> None:
+    assert not looped(here=f"if {condition}:\n                probe(loss)").every_n
+
+
+def test_what_stands_below_an_early_continue_runs_now_and_then() -> None:
+    assert looped(here="if step % 100:\n                continue\n            probe(loss)").every_n
+
+
+def test_functions_that_a_step_calls_run_at_each_step_and_others_do_not() -> None:
+    helper = "def report(loss):\n    probe(loss)\n"
+    assert place(helper + LOOP.format(here="report(loss)", between="pass", after="pass")).in_step
+    assert not place(helper + LOOP.format(here="pass", between="report(loss)", after="pass")).in_step
+
+
+@pytest.mark.parametrize(
+    ("code", "on_device"),
+    [
+        ("def step(x):\n    probe(x)", True),
+        ("class D(torch.utils.data.Dataset):\n    def __getitem__(self, i):\n        probe(i)", False),
+        ("def collate(rows):\n    probe(rows)\nloader = DataLoader([], collate_fn=collate)", False),
+        ("def tokens(rows):\n    probe(rows)\nds.map(tokens, batched=True)", False),
+        ("def closure(loss):\n    probe(loss)\nxm.add_step_closure(closure, args=(1,))", False),
+        ("class N(nn.Module):\n    def __init__(self, x):\n        probe(x)", False),
+        ("class N(nn.Module):\n    def forward(self, x):\n        probe(x)", True),
+        ("probe(torch.ones(3))", False),
+    ],
+)
+def test_where_code_runs(code: str, on_device: bool) -> None:
+    assert place(code).on_device is on_device
+
+
+def test_names_have_one_spelling() -> None:
+    assert canonical("tensorflow.keras.layers.Dense") == canonical("keras.layers.Dense") == "keras.layers.Dense"
+    assert canonical("transformers.models.bert.modeling_bert.BertModel") == "transformers.BertModel"
+    assert canonical("torch.nn.modules.linear.Linear") == "torch.nn.Linear"
+    assert canonical("accelerate.accelerator.Accelerator") == "accelerate.Accelerator"
+    assert canonical("numpy.linalg.norm") == "numpy.linalg.norm"
+
+
+def test_cells_share_their_names_in_order() -> None:
+    texts = ["import torch as t", "def f(x):\n    return t.nonzero(x)", "f(t.ones(3))"]
+    cells = [cell_of(text, f"In [{number}]") for number, text in enumerate(texts, 1)]
+    assert [(one.code, one.path, one.line) for one in check_cells(cells)] == [("TPU203", "In [2]", 2)]
+
+
+PARTS = """
+def used(x):
+    return x
+def collate(rows):
+    return rows
+def unused(x):
+    return x
+class Net:
+    def forward(self, x):
+        return helper(x)
+def helper(x):
+    return x
+def train(model):
+    return used(DataLoader([], collate_fn=collate))
+"""
+
+
+def test_what_a_function_uses_is_found_by_calls_and_by_names() -> None:
+    cells = [cell_of(HEAD + PARTS, "In [1]")]
+    lines = cells[0].lines
+
+    def names(parts: list[object]) -> set[str]:
+        return {lines[part.first - 1].split("(")[0].split()[-1] for part in parts}  # type: ignore[attr-defined]
+
+    assert names(list(parts_of(cells, "train"))) == {"train", "used", "collate"}
+    assert names(list(parts_of(cells, "Net.forward"))) == {"forward", "helper"}
+    assert names(list(unused_parts(cells, "train"))) == {"unused"}
+    assert parts_of(cells, "nothing") == []
