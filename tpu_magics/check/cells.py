@@ -19,6 +19,7 @@ from pathlib import Path
 from tpu_magics.check import ipython, notebook, syntax
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.ipython import LineMagic
+from tpu_magics.check.nodes import no_collections
 from tpu_magics.check.syntax import NotPython
 
 Note = Callable[[str], None]
@@ -131,6 +132,7 @@ def read_file(path: str | Path, note: Note = lambda _: None) -> list[Cell]:
     return cells_of(Path(path).read_bytes(), str(path), note)
 
 
+@no_collections()
 def cells_of(data: bytes, path: str, note: Note = lambda _: None) -> list[Cell]:
     """The same for a file's bytes."""
     try:

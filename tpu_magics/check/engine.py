@@ -6,18 +6,16 @@ What lives here: the walk, then the rules over what it recorded. What does not: 
 from __future__ import annotations
 
 import ast
-import gc
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.finding import Finding, in_order
 from tpu_magics.check.flow import Walker
-from tpu_magics.check.nodes import nodes_of
+from tpu_magics.check.nodes import no_collections, nodes_of
 from tpu_magics.check.program import Program, Speaker
 from tpu_magics.check.syntax import NotPython, problem
 
@@ -37,24 +35,11 @@ def check_program(cells: Sequence[Cell], rules: Sequence[ModuleType]) -> list[Fi
     if not any(_OURS.search(cell.text) for cell in cells):
         return in_order(broken)
     try:
-        with _no_collections():
+        with no_collections():
             return in_order([*broken, *_found(cells, rules)])
     except RecursionError:
         deep = NotPython("the code is nested too deeply to be followed")
         return in_order([*broken, problem(cells[0].path, cells[0].number, cells[0].text, deep)])
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Trees are many small objects that all live until the end: looking for garbage among them costs half the time."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _found(cells: Sequence[Cell], rules: Sequence[ModuleType]) -> Iterator[Finding]:

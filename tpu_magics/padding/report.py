@@ -86,8 +86,7 @@ def advise(given: Any, asked: Asked | None = None, expression: str = "lengths") 
     asked.check()
     source = _as_asked(read(given), asked)
     longest = asked.max_length or max(source.lengths)
-    lengths = [min(length, longest) for length in source.lengths]
-    cut = sum(length > longest for length in source.lengths)
+    lengths, cut = _cut(source.lengths, longest)
     task = _task(source, lengths, asked)
     found = not_asked() if asked.plain else seconds(asked.run, asked.compile_seconds, asked.tokens_per_second)
     names = _names(given, source, expression)
@@ -110,10 +109,24 @@ def _as_asked(source: Source, asked: Asked) -> Source:
     return replace(source, lengths=[source.lengths[at] for batch in source.batches for at in batch], batches=batches)
 
 
+def _cut(lengths: list[int], longest: int) -> tuple[list[int], int]:
+    """The lengths, none above `longest`, and how many were cut."""
+    if max(lengths) <= longest:
+        return lengths, 0
+    return [min(length, longest) for length in lengths], sum(length > longest for length in lengths)
+
+
+def _counts(lengths: list[int]) -> dict[int, int]:
+    """Samples of each length, the shortest first; an empty sample takes one slot all the same."""
+    counts = Counter(lengths)
+    counts[1] += counts.pop(0, 0)
+    return dict(sorted((+counts).items()))
+
+
 def _task(source: Source, lengths: list[int], asked: Asked) -> Task:
     batch = asked.batch or source.batch_size or BATCH
     return Task(
-        counts=dict(sorted(Counter(max(1, length) for length in lengths).items())),
+        counts=_counts(lengths),
         tokens=sum(lengths),
         drawn=draw(lengths, source, batch, asked.epochs),
         batch_size=batch,
