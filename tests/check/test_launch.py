@@ -148,7 +148,7 @@ def test_one_fault_is_told_once() -> None:
 def test_a_notebook_for_gpus_is_left_alone() -> None:
     cells = (
         "!nvidia-smi\nimport torch\nfrom accelerate import notebook_launcher",
-        "def f():\n    model = torch.nn.Linear(4, 4)\n\nnotebook_launcher(f, num_processes=4)",
+        "def f():\n    model = torch.nn.Linear(4, 4)\n    outputs = model\n\nnotebook_launcher(f, num_processes=4)",
     )
     assert codes(*cells) == []
     assert codes("# or on a TPU", *cells) == ["TPU401", "TPU404"]

@@ -151,6 +151,8 @@ def _result(
         found = _METHODS.get(receiver.kind)
         if found is not None:
             return found(walk, node, receiver, method, arguments)
+    if method == "cpu" and receiver.kind == UNKNOWN and not node.args:
+        return Value(TENSOR, lib="torch", where="host")
     handler = _CALLED.get(callee.kind)
     return handler(walk, node, callee, arguments) if handler is not None else NO_IDEA
 
@@ -278,7 +280,8 @@ def where_of_device(value: Value) -> str:
 def _where_of(arguments: Arguments) -> str:
     tensors = [one for one in arguments if one.kind in TENSORS]
     tensors += [one.item for one in arguments if one.kind == LIST and one.item is not None and one.item.kind in TENSORS]
-    return where_together(one.where for one in tensors)
+    found = where_together(one.where for one in tensors)
+    return "" if found == "made" and any(one.kind == UNKNOWN for one in arguments) else found
 
 
 _CASTS = frozenset(("tensorflow.cast", "tensorflow.convert_to_tensor", "tensorflow.constant"))
@@ -653,7 +656,8 @@ def _called_model(walk: Evaluator, node: ast.Call, callee: Value, arguments: Arg
         ("LSTM", "GRU", "RNN", "MultiheadAttention")
     )
     dtype = "float" if tensor and callee.lib == "torch" else ""
-    return Value(TENSOR if tensor else OUTPUT, lib=callee.lib, where="" if where in ("host", "made") else where, dtype=dtype)
+    where = "" if where in ("host", "made") else where
+    return Value(TENSOR if tensor else OUTPUT, lib=callee.lib, where=where, dtype=dtype)
 
 
 def _accelerator_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
@@ -798,6 +802,8 @@ def _registered(value: Value, node: ast.Call, arguments: Arguments) -> Value:
 def _instance_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
     if method in _REGISTER:
         return _registered(value, node, arguments)
+    if method == "add_weight" and value.ref is not None and value.ref.lib == "tf":
+        return Value(TENSOR, lib="tf")
     if value.name == _SUPER_TRAINER:
         return _OF_TRAINER.get(method, NO_IDEA)
     own = attribute(value, method)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -36,10 +36,20 @@ def check_program(cells: Sequence[Cell], rules: Sequence[ModuleType]) -> list[Fi
         return in_order(broken)
     try:
         with no_collections():
-            return in_order([*broken, *_found(cells, rules)])
+            return in_order([*broken, *_distinct(_found(cells, rules))])
     except RecursionError:
         deep = NotPython("the code is nested too deeply to be followed")
         return in_order([*broken, problem(cells[0].path, cells[0].number, cells[0].text, deep)])
+
+
+def _distinct(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """What is said of a line is said once (`assert nonzero(x).size(0) == 4, nonzero(x).size(0)`)."""
+    said = set()
+    for one in findings:
+        key = (one.code, one.path, one.cell, one.line, one.message)
+        if one.edits or key not in said:
+            yield one
+        said.add(key)
 
 
 def _found(cells: Sequence[Cell], rules: Sequence[ModuleType]) -> Iterator[Finding]:

@@ -196,6 +196,8 @@ def attribute(value: Value, name: str) -> Value:
     if kind == TENSOR:
         return _tensor_attribute(value, name)
     if kind in (OUTPUT, BATCH):
+        if name.startswith("num_"):
+            return A_SHAPE
         if name in known.NUMBER_ATTRIBUTES:
             return _tensor_attribute(value, name)
         if name in _TUPLES:
@@ -363,7 +365,8 @@ def _dtype_of(left: Value, op: ast.operator, right: Value) -> str:
 
 def _tensor_of(left: Value, right: Value, dtype: str) -> Value:
     both = [one for one in (left, right) if one.kind in TENSORS]
-    where = where_together(one.where for one in both)
+    unknown = left.kind == UNKNOWN or right.kind == UNKNOWN
+    where = where_together("" if unknown and one.where == "made" else one.where for one in both)
     shape = all(one.shape for one in both)  # of tf.shape(x): known when XLA compiles
     return Value(TENSOR, lib=next((one.lib for one in both if one.lib), ""), where=where, dtype=dtype, shape=shape)
 

@@ -8,6 +8,7 @@ uses that, notes the values on the nodes and records the nodes that rules want. 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from tpu_magics.check.evaluate import (
 )
 from tpu_magics.check.names import canonical
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.parameters import annotated, evidence_of, guess
+from tpu_magics.check.parameters import annotated, by_name, evidence_of, guess
 from tpu_magics.check.place import Loop, Place
 from tpu_magics.check.program import Class, Function, Program
 from tpu_magics.check.values import (
@@ -39,6 +40,7 @@ from tpu_magics.check.values import (
     NO_IDEA,
     NOTHING,
     NUMBER,
+    OPTIMIZER,
     TENSOR,
     UNKNOWN,
     Value,
@@ -53,6 +55,11 @@ _LIGHTNING = ("LightningModule", "PreTrainedModel", "PyTorchModelHubMixin")
 _KERAS_MODULES = ("keras.Model", "keras.models.Model", "keras.layers.Layer", "keras.Layer", "keras.Sequential",
     "keras.models.Sequential", "keras.losses.Loss", "keras.metrics.Metric", "tensorflow.Module")  # fmt: skip
 _MISSING: Any = object()
+# What these make is no model and no loader of torch, whatever it is called.
+_OTHER_LIBRARIES = re.compile(
+    r"(sklearn|xgboost|lightgbm|catboost|argparse|json|joblib|pickle|spacy|gensim|numpy|pandas|scipy|tiktoken|jinja2|"
+    r"sentencepiece|tokenizers|nltk|importlib|evaluate|statsmodels|onnx\w*|jax|flax|builtins|re|os|yaml|socket|codecs)\b"
+)
 
 
 class Walker(Evaluator):
@@ -240,14 +247,24 @@ class Walker(Evaluator):
         self.record(node)
         for target in node.targets:
             self.assign(target, value)
+            if value.kind == UNKNOWN and isinstance(node.value, ast.Call):
+                self._named_by_convention(target, node.value)
         return False
+
+    def _named_by_convention(self, target: ast.expr, call: ast.Call) -> None:
+        """`train_loader, val_loader = get_loaders()` out of another file: what the names say."""
+        if not _OTHER_LIBRARIES.match(self.at.name(call)):
+            for name in names_in(target):
+                found = by_name(name)
+                if found.kind in (LOADER, MODEL, OPTIMIZER):
+                    self.bind(name, found)
 
     def _annotated(self, node: ast.AnnAssign) -> bool:
         value = self.value(node.value)
         self.record(node)
         if self._class is not None and self.at.function is None and isinstance(node.target, ast.Name):
             said = annotated(node.annotation)  # the field of a data class
-            if said is not None and (node.value is None or value.const is None):
+            if said is not None and (node.value is None or (value.const is None and said.kind != NUMBER)):
                 self.assign(node.target, said)
                 return False
         if node.value is not None:
@@ -298,7 +315,7 @@ class Walker(Evaluator):
         place = self.at
         if test.name == EVERY_N and not place.every_n:
             self.at = self._place(every_n=True)
-        then, ended = self._branch(node.body)
+        then, ended = self._branch(node.body, _told_apart(node.test, self.at))
         self.at = place
         if test.name == "%modulo" and ended and place.loops and not node.orelse:
             self.at = self._place(
@@ -317,14 +334,17 @@ class Walker(Evaluator):
             for name, value in changes.items():
                 self.bind(name, value)
 
-    def _branch(self, body: Sequence[ast.stmt]) -> tuple[dict[str, Value], bool]:
+    def _branch(self, body: Sequence[ast.stmt], no_tensors: Iterable[str] = ()) -> tuple[dict[str, Value], bool]:
         """Walk a branch and undo what it bound: (name -> value at its end, whether its end is not reached)."""
         outer, self._journal = self._journal, {}
+        told = {name: NO_IDEA.with_() for name in no_tensors if name in self.env}
+        for name, value in told.items():
+            self.bind(name, value)
         ended = self._block(body)
         journal, self._journal = self._journal, outer
         changes: dict[str, Value] = {}
         for name, before in journal.items():
-            if name in self.env:
+            if name in self.env and self.env[name] is not told.get(name):
                 changes[name] = self.env[name]
             if before is _MISSING:
                 self.env.pop(name, None)
@@ -533,7 +553,8 @@ class Walker(Evaluator):
         return name.removeprefix("builtins.") if name else ""
 
     def _class_definition(self, node: ast.ClassDef) -> bool:
-        bases = self.values(node.bases)
+        self.values(node.bases)
+        bases = [self.at.value(one.value if isinstance(one, ast.Subscript) else one) for one in node.bases]
         for keyword in node.keywords:
             self.value(keyword.value)
         self.values(node.decorator_list)
@@ -620,6 +641,18 @@ class Walker(Evaluator):
             return given if given.kind != NUMBER or given.const is not None else join(given, guessed)
         before = getattr(default, "_value", NO_IDEA)
         return join(given, before)
+
+
+def _told_apart(test: ast.expr, at: Place) -> Iterable[str]:
+    """The names that a test says to be no tensors: `isinstance(x, (int, str))`."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return [name for one in test.values for name in _told_apart(one, at)]
+    if not isinstance(test, ast.Call) or at.name(test) != "builtins.isinstance" or len(test.args) != 2:
+        return ()
+    given, kinds = test.args
+    names = [at.name(one) for one in (kinds.elts if isinstance(kinds, ast.Tuple) else [kinds])]
+    sure = all(name and not name.startswith(("torch.", "tensorflow.", "keras.")) for name in names)
+    return [given.id] if sure and isinstance(given, ast.Name) else ()
 
 
 def _told(function: Function) -> bool:

@@ -38,7 +38,7 @@ _PREFIXES = {
 _LONGEST = sorted(_PREFIXES, key=len, reverse=True)
 _FIRSTS = {prefix.partition(".")[0] for prefix in _PREFIXES} | {"transformers", "torch"}
 _TORCH_MODULE = re.compile(r"torch\.nn\.modules\.\w+\.")
-_TORCH_OPTIM = re.compile(r"torch\.optim\.[a-z]\w*\.(?=[A-Z])")
+_TORCH_OPTIM = re.compile(r"torch\.optim\.(?!lr_scheduler|swa_utils)[a-z]\w*\.(?=[A-Z])")
 _TRANSFORMERS = re.compile(r"transformers\.(?:[a-z]\w*\.)+(?=[A-Z])")
 
 # What people call these where a cell or a fragment leaves the import out.

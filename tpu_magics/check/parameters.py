@@ -25,6 +25,7 @@ from tpu_magics.check.values import (
     LOADER,
     MODEL,
     NO_IDEA,
+    NUMBER,
     OPTIMIZER,
     OUTPUT,
     SCHEDULER,
@@ -61,11 +62,12 @@ _MAPPING = re.compile(r"^(?:typing\.)?(?:dict|Dict|Mapping)\[[^,]*,(.*)\]$", re.
 
 # Names that people give to one thing only.
 _NAMED = (
-    (re.compile(r"^(\w*_)?(model|net|network|encoder|decoder|backbone|generator|discriminator)$"), Value(MODEL)),
+    (re.compile(r"^(\w*_)?(model|net|network|encoder|decoder|backbone|generator|discriminator|policy|actor|critic|student|teacher)$"),
+     Value(MODEL)),
     (re.compile(r"^(criterion|loss_fn|loss_func|loss_function|\w+_loss_fn)$"), Value(MODEL)),
     (re.compile(r"^(optimizer|optim|optimiser|opt)(_\w+)?$"), Value(OPTIMIZER)),
     (re.compile(r"^(lr_)?scheduler$"), Value(SCHEDULER)),
-    (re.compile(r"^(\w*_)?(data_?loader|loader|dl)$"), Value(LOADER)),
+    (re.compile(r"^((\w*_)?(data_?loader|loader|dl)|(train|val|valid|validation|test|eval|dev)(data)?loader)$"), Value(LOADER)),
     (re.compile(r"^tokenizer$"), Value(TOKENIZER)),
     (re.compile(r"^accelerator$"), Value(ACCELERATOR)),
     (re.compile(r"^device$"), Value(DEVICE)),
@@ -112,6 +114,8 @@ def guess(function: Function, argument: ast.arg, default: ast.expr | None, evide
     if isinstance(default, ast.Constant) and default.value is not None:
         return A_NUMBER
     name = argument.arg
+    if name in ("batch", "epoch") and _in_callback(function):
+        return Value(NUMBER, varies=True)
     if name == "inputs" and _in_trainer(function):
         return Value(BATCH, lib="torch", where="device")
     if evidence.get(name, 0) < 0:
@@ -153,6 +157,12 @@ def _in_module(function: Function) -> bool:
 def _in_trainer(function: Function) -> bool:
     bases = function.cls.all_bases() if function.cls is not None else ()
     return function.name in _TRAINER_METHODS and any(base.endswith("Trainer") for base in bases)
+
+
+def _in_callback(function: Function) -> bool:
+    """Whether this is a hook of a Keras callback: `on_batch_end(self, batch, logs)` is given the batch's number."""
+    bases = function.cls.all_bases() if function.cls is not None else ()
+    return function.name.startswith("on_") and any("keras" in base and base.endswith("Callback") for base in bases)
 
 
 def _plainly(name: str, default: ast.expr | None, evidence: dict[str, int]) -> bool:
@@ -287,6 +297,7 @@ _LIBRARIES = frozenset(
      "torch_xla.core.xla_model")
 )  # fmt: skip
 _LOSSES = frozenset(("cross_entropy", "mse_loss", "nll_loss", "binary_cross_entropy_with_logits", "l1_loss"))
+_PAIRS = frozenset(("max", "min", "maximum", "minimum", "matmul", "mm", "bmm", "dot", "cdist", "cosine_similarity"))
 _TORCH_ONLY = frozenset(
     ("float", "long", "half", "dim", "cpu", "to", "clone", "bool", "eq", "ne", "gt", "lt", "ge", "le")
 )
@@ -329,7 +340,7 @@ def _look_at_library_call(node: ast.Call, name: str, found: dict[str, int]) -> N
         for argument in [*node.args[:2], *(one.value for one in node.keywords if one.arg in ("input", "target"))]:
             _tell(argument, 2, found)
     elif owner in _LIBRARIES and last[:1].islower() and last not in _TAKE_ANYTHING:
-        for argument in node.args[:1]:
+        for argument in node.args[: 2 if last in _PAIRS else 1]:
             _tell(argument, 2, found)
 
 

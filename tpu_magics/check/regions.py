@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.values import ACCELERATOR, LOADER, OPTIMIZER, STRATEGY
+from tpu_magics.check import known
+from tpu_magics.check.values import ACCELERATOR, DATASET, LOADER, OPTIMIZER, STRATEGY
 
 if TYPE_CHECKING:
     from tpu_magics.check.place import Place
@@ -28,6 +29,9 @@ _DATA = re.compile(
     r"(^|\.)(Sampler|BatchSampler|DataCollator\w*|\w*Dataset|Transform|\w*(Image|Video)Processor\w*|ProcessorMixin|"
     r"\w*FeatureExtract\w*|TorchvisionBackend|PilBackend)$"
 )
+_DATA_CLASS = re.compile(r"(Dataset|Sampler|DataModule)$|Collat(e|or)")
+# What a transform or a collator is called with.
+_SAMPLES = [[name] for name in ("img", "image", "pil_img", "sample", "examples", "features", "instances")]
 _TEST_FILE = re.compile(r"(^|[/\\])(test_[^/\\]*|[^/\\]*_test|conftest)\.py$")
 _HOST_NAMES = re.compile(
     r"^(collate|_collate|\w*_collate(_fn)?$|preprocess|tokenize|compute_metrics|plot|show|visuali[sz]e|load_data|"
@@ -107,8 +111,7 @@ def _looks_host(function: Function) -> bool:
         return False
     if _HOST_NAMES.match(function.name):
         return True
-    callers = function.callers
-    return bool(callers) and all(call.at.function is not None and _is_host(call.at.function) for call in callers)
+    return _is_called_on_host(function)
 
 
 def _is_tested(function: Function) -> bool:
@@ -121,8 +124,22 @@ def _is_host_method(function: Function) -> bool:
     assert function.cls is not None
     if any(_DATA.search(base) for base in function.cls.all_bases()):
         return True
-    data = "__getitem__" in function.cls.methods and "__len__" in function.cls.methods and not function.cls.is_module
-    return data or (function.cls.is_module and function.name in _HOST_METHODS)
+    if function.cls.is_module:
+        return function.name in _HOST_METHODS
+    of_library = any(known.call(base).kind == DATASET for base in function.cls.all_bases())
+    if of_library or _DATA_CLASS.search(function.cls.name):
+        return True
+    if "__getitem__" in function.cls.methods and "__len__" in function.cls.methods:
+        return True
+    if function.name == "__call__" and [one.arg for one in function.parameters][1:2] in _SAMPLES:
+        return True
+    return not function.has_step and _is_called_on_host(function)
+
+
+def _is_called_on_host(function: Function) -> bool:
+    """Whether all calls of it that are seen are on the host."""
+    callers = function.callers
+    return bool(callers) and all(call.at.function is not None and _is_host(call.at.function) for call in callers)
 
 
 def _is_compiled(function: Function) -> bool:

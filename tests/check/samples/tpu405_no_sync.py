@@ -5,6 +5,7 @@ import torch.nn.functional as F
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.parallel_loader as pl
+from batches import unknown_batches
 from torch.utils.data import DataLoader, TensorDataset
 
 data = TensorDataset(torch.randn(64, 16), torch.randint(0, 4, (64,)))
@@ -159,3 +160,18 @@ def loops_over_what_is_given(model, loader, optimizer):
     for x, y in loader:
         F.cross_entropy(model(x), y).backward()
         xm.optimizer_step(optimizer)  # ok: TPU405
+
+
+def moves_its_batches(model, loader, optimizer):
+    device = xm.xla_device()
+    for x, y in loader:
+        x, y = x.to(device), y.to(device)
+        F.cross_entropy(model(x), y).backward()
+        xm.optimizer_step(optimizer)  # TPU405: has no barrier
+    for step, batch in enumerate(unknown_batches()):
+        loss = model(batch["x"].to(device)).mean()
+        loss.backward()
+        optimizer.step()  # TPU405: nothing runs the graph
+    for batch in unknown_batches():
+        model(batch["x"]).mean().backward()
+        optimizer.step()  # ok: TPU405

@@ -33,7 +33,7 @@ Position = tuple[int, float, float]
 END = float("inf")
 _PROCESSES = re.compile(r"(?:^|\s)(?:-n\s*|--processes[\s=]\s*)(\d+)\b")
 _GPUS = re.compile(r"nvidia-smi|torch\.cuda\b|[\"']cuda\b")
-_TPUS = re.compile(r"tpu|xla", re.IGNORECASE)
+_TPUS = re.compile(r"(?<![a-z])(tpus?|xla)(?![a-z])", re.IGNORECASE)
 _STARTED = re.compile(r"_mp_(\w+_)?fn$|map_fn$")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 

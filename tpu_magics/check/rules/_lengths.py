@@ -194,6 +194,8 @@ def _of_method(at: Place, node: ast.Call, func: ast.Attribute, far: int) -> floa
     method = func.attr
     if method in _KEEPS:
         return rows(at, func.value, (), far)
+    if method in ("shard", "filter"):
+        return inf if rows(at, func.value, (), far) == inf else None
     if method == "select":
         return rows(at, at.keyword(node, "indices", 0), (), far)
     if method in _COUNTED:

@@ -15,6 +15,7 @@ from tpu_magics.check.values import FUNCTION, LIST, NUMBER
 
 if TYPE_CHECKING:
     from tpu_magics.check.place import Place
+    from tpu_magics.check.values import Value
 
 _METHODS = frozenset(("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__index__", "__array__"))
 _NUMBERS = frozenset(("builtins.float", "builtins.int", "builtins.complex"))
@@ -66,7 +67,7 @@ def _given(node: ast.Call, at: Place) -> Iterator[ast.expr]:
         return
     if name in _NUMBERS or name in _TO_HOST:
         wanted = node.args[1:2] if name in _TO_HOST and len(node.args) > 1 else node.args[:1]
-        yield from (one for one in wanted if _values.readable(at.value(one), at))
+        yield from (one for one in wanted if _readable(at.value(one), at))
     elif name.startswith(("numpy.", "math.")):
         yield from (one for one in node.args if _values.computed(at.value(one), at) or _is_list(one, at))
     elif name in _OF_LISTS:
@@ -76,7 +77,11 @@ def _given(node: ast.Call, at: Place) -> Iterator[ast.expr]:
 def _reads_its_receiver(node: ast.Call, func: ast.Attribute, at: Place) -> bool:
     if func.attr not in _METHODS and (func.attr != "to" or at.value(node).where != "host"):
         return False
-    return _values.readable(at.value(func.value), at)
+    return _readable(at.value(func.value), at)
+
+
+def _readable(value: Value, at: Place) -> bool:
+    return _values.readable(value, at) or _values.handed_over(value, at)
 
 
 def _is_list(node: ast.expr, at: Place) -> bool:

@@ -33,6 +33,7 @@ _OTHERS = (
         "global_runtime_device_count", "addressable_device_count", "addressable_runtime_device_count",
         "local_device_count", "process_index", "process_count", "is_bf16_supported")),
 )  # fmt: skip
+_NAMES_OF_DEVICES = (*DEVICES, "")  # accelerator.device has no name of its own
 ALL = (*DEVICES, *ACCELERATORS, *QUIETED, *_OTHERS)
 
 
@@ -64,7 +65,9 @@ def _is_text(constant: object) -> bool:
 
 def is_xla_device(value: Value) -> bool:
     """Whether a value certainly is an XLA device."""
-    return _is_text(value.const) or (value.kind == DEVICE and value.name in DEVICES)
+    if _is_text(value.const):
+        return True
+    return value.kind == DEVICE and value.where == "device" and value.name in _NAMES_OF_DEVICES
 
 
 def on_cpu(call: Call) -> bool:

@@ -10,8 +10,9 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.rules import _workers
-from tpu_magics.check.values import ACCELERATOR, LIST, LOADER, NUMBER, Value
+from tpu_magics.check.values import ACCELERATOR, DEVICE, LIST, LOADER, UNKNOWN, Value
 
 if TYPE_CHECKING:
     from tpu_magics.check.place import Loop, Place
@@ -27,8 +28,8 @@ REDUCES = frozenset((XM + "reduce_gradients", XM + "all_reduce", XM + "all_reduc
     "torch.distributed.all_reduce"))  # fmt: skip
 # Wrappers and modes under which gradients are reduced by something else.
 _OTHERS = ("torch.nn.parallel.", "torch.distributed.fsdp.", "torch_xla.distributed.fsdp.",
-    "torch_xla.distributed.spmd.", "torch_xla.experimental.spmd_fully_sharded_data_parallel.",
-    "torch_xla.runtime.use_spmd", "pytorch_lightning.", "lightning.")  # fmt: skip
+    "torch_xla.distributed.zero_redundancy_optimizer.", "torch_xla.distributed.spmd.", "torch_xla.runtime.use_spmd",
+    "torch_xla.experimental.spmd_fully_sharded_data_parallel.", "pytorch_lightning.", "lightning.")  # fmt: skip
 DEVICE_LOADERS = ("MpDeviceLoader", "ParallelLoader")
 
 
@@ -64,15 +65,29 @@ def is_device_loader(value: Value | None) -> bool:
     return value is not None and value.prepared and value.name.endswith(DEVICE_LOADERS)
 
 
-def never_syncs(loop: Loop) -> bool:
-    """Whether what a loop goes over certainly runs no graph: a plain loader, a range, a list."""
+def never_syncs(loop: Loop, calls: list[Call]) -> bool:
+    """Whether what a loop goes over certainly runs no graph: a plain loader, a range, a list; also a loader that is not
+    known, where the loop moves its batches to the device itself."""
     loader = loader_of(loop)
-    if loader is not None:
-        return loader.made is not None and not loader.prepared and loader.name == "torch.utils.data.DataLoader"
+    if loader is not None and (loader.made is not None or loader.prepared):
+        return not loader.prepared and loader.name == "torch.utils.data.DataLoader"
     value = loop.loader
-    if isinstance(loop.node, ast.While) or value.kind not in (LIST, NUMBER):
+    if not isinstance(loop.node, ast.While) and (value.name == "builtins.range" or value.items is not None):
+        return True
+    return value.kind in (LIST, LOADER, UNKNOWN) and _moves_batches(loop, calls)
+
+
+def _moves_batches(loop: Loop, calls: list[Call]) -> bool:
+    """`x = x.to(device)` of what the loop is given."""
+    if isinstance(loop.node, ast.While):
         return False
-    return value.name == "builtins.range" or value.items is not None
+    given = {one.id for one in nodes_of(loop.node.target) if isinstance(one, ast.Name)}
+    moves = (call for call in calls if call.method == "to" and call.at.loops[-1:] == (loop,) and call.node.args)
+    return any(
+        call.at.value(call.node.args[0]).kind == DEVICE
+        and any(isinstance(one, ast.Name) and one.id in given for one in nodes_of(call.node.func))
+        for call in moves
+    )
 
 
 def syncs(call: Call) -> bool:

@@ -64,7 +64,7 @@ def readable(value: Value, at: Place) -> bool:
 def holds(value: Value, at: Place, deep: int = 3) -> bool:
     """Whether there are such tensors in it: showing it reads them."""
     if value.kind != LIST:
-        return readable(value, at)
+        return value.where != "made" and readable(value, at)
     inside = (*(value.items or ()), *((value.item,) if value.item is not None else ()))
     return deep > 0 and any(holds(one, at, deep - 1) for one in inside)
 
@@ -73,6 +73,19 @@ def _here(value: Value, at: Place) -> bool:
     if value.where == "host" or value.shape:
         return False
     return is_compiled_tf(at) if value.lib == "tf" else at.on_device
+
+
+def handed_over(value: Value, at: Place) -> bool:
+    """Whether it is a TensorFlow tensor that eager code has from what XLA runs: `loss = train_step(x)`."""
+    return value.lib == "tf" and value.kind == TENSOR and value.where != "host" and _has_compiled(at) and not at.compiled_tf
+
+
+def _has_compiled(at: Place) -> bool:
+    """Whether TensorFlow code of this program is compiled by XLA."""
+    memo = at.program.memo
+    if "has compiled" not in memo:
+        memo["has compiled"] = at.program.tpu_tf or any(one.compiled for one in at.program.functions)
+    return bool(memo["has compiled"])
 
 
 def is_compiled_tf(at: Place) -> bool:
@@ -166,7 +179,16 @@ def seldom(node: ast.AST, at: Place) -> bool:
 def _is_seldom(parent: ast.If, child: ast.AST, at: Place) -> bool:
     block = parent.body if any(one is child for one in parent.body) else parent.orelse
     flags = (getattr(one, "attr", getattr(one, "id", "")) for one in nodes_of(parent.test))
+    if block is parent.body and _asks_for_cpu(parent.test):
+        return True
     return _leaves(block, at) or (block is parent.body and any(_TIME_TO_LOG.search(flag) for flag in flags))
+
+
+def _asks_for_cpu(test: ast.expr) -> bool:
+    """`if device.type == "cpu":`, where a read costs nothing."""
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq):
+        return False
+    return any(isinstance(one, ast.Constant) and one.value == "cpu" for one in (test.left, *test.comparators))
 
 
 def _leaves(block: list[ast.stmt], at: Place) -> bool:

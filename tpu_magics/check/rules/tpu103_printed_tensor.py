@@ -102,7 +102,7 @@ def _tensors(node: ast.expr, at: Place) -> Iterator[ast.expr]:
 def _reads_when_shown(node: ast.expr, at: Place) -> bool:
     value = at.value(node)
     if value.lib == "tf":
-        return at.program.tpu_tf and not at.compiled_tf and value.kind == TENSOR and value.where != "host"
+        return _values.handed_over(value, at)
     if value.kind == BATCH or (value.kind == LIST and value.item is not None and value.item.kind == BATCH):
         return value.where == "device"
     return _values.holds(value, at)

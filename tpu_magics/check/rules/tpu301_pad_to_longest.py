@@ -114,12 +114,20 @@ def _trainer(node: ast.Call, at: Place) -> Iterator[Finding]:
         return
     if collator is not None and not recompiles.is_nothing(at.value(collator)):
         return
-    if padding.is_tokenizer(given, at) and padding.uneven_before(at.program):
+    if padding.is_tokenizer(given, at) and not _is_of_images(given, at) and padding.uneven_before(at.program):
         yield at.finding(
             node,
             f"Trainer is given no data_collator and pads each batch to its longest row with {at.source(given)}.",
             f"Write `data_collator=DataCollatorWithPadding({at.source(given)}, pad_to_multiple_of=64)`.",
         )
+
+
+def _is_of_images(given: ast.expr, at: Place) -> bool:
+    """A feature extractor of images: with it Trainer pads nothing."""
+    vision = ("Image", "Vision", "Video", "Segment", "ObjectDetection", "ViT")
+    if "eature" not in f"{at.value(given).name}{at.source(given)}":
+        return False
+    return any(word in name.rpartition(".")[2] for name in at.program.imported for word in vision)
 
 
 def _pad_sequence(node: ast.Call, at: Place) -> Iterator[Finding]:

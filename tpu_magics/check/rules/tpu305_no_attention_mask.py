@@ -47,7 +47,7 @@ def check(node: ast.Call, at: Place) -> Iterator[Finding]:
     model = _model(node, at)
     if model is None or at.open_keywords(node) or len(node.args) > 1:
         return
-    if any(one.arg in _MASKS for one in node.keywords):
+    if any(one.arg in _MASKS for one in node.keywords) or _is_of_images(node, model):
         return
     ids = at.keyword(node, _IDS, 0) or at.keyword(node, "inputs")
     source = _padded_source(ids, at) if ids is not None else None
@@ -67,6 +67,11 @@ def _model(node: ast.Call, at: Place) -> Value | None:
         return value
     receiver, method = at.method(node)
     return receiver if method in ("generate", "forward") and receiver.kind == MODEL else None
+
+
+def _is_of_images(node: ast.Call, model: Value) -> bool:
+    """The text encoder of a diffusion model or of CLIP: it was trained on padded texts without a mask."""
+    return "CLIPText" in model.name or ast.unparse(node.func).endswith("text_encoder")
 
 
 def _is_transformer(model: Value, node: ast.Call, ids: ast.expr | None, at: Place) -> bool:
@@ -100,7 +105,12 @@ def _padded_source(ids: ast.expr, at: Place) -> str | None:
         return mask if found is not None and found.to in (padding.LONGEST, padding.FIXED) else None
     if at.value(batch).kind not in (BATCH, OUTPUT, LIST, UNKNOWN, TENSOR):
         return None
-    return mask if padding.pads_somewhere(at.program) else None
+    return mask if _pads(at) else None
+
+
+def _pads(at: Place) -> bool:
+    """Whether this program pads texts, and does not cut them into full blocks."""
+    return padding.pads_somewhere(at.program) and not padding.cut_into_blocks(at.program)
 
 
 def _named_mask(ids: ast.expr, at: Place) -> str | None:
@@ -109,10 +119,10 @@ def _named_mask(ids: ast.expr, at: Place) -> str | None:
         return None
     given = [one.arg for one in at.function.parameters] if at.function is not None else []
     mask = next((one for one in given if one in _MASK_NAMES), None)
-    if mask is not None or (ids.id in given and padding.pads_somewhere(at.program)):
+    if mask is not None or (ids.id in given and _pads(at)):
         return mask or _MASKS[0]
     node, path = origin(at, ids)
-    return _MASKS[0] if (path or node is ids) and padding.pads_somewhere(at.program) else None
+    return _MASKS[0] if (path or node is ids) and _pads(at) else None
 
 
 def _item_of_batch(ids: ast.expr, at: Place) -> tuple[ast.expr, str] | None:

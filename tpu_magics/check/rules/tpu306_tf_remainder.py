@@ -64,7 +64,7 @@ def _short(call: Call) -> Finding | None:
     at, node = call.at, call.node
     size_at, drop_at = _METHODS[call.method]
     assert isinstance(node.func, ast.Attribute)
-    if at.open_keywords(node) or _drops(call, drop_at) or _in_lambda(at):
+    if at.open_keywords(node) or _drops(call, drop_at) or _in_lambda(at) or _is_a_look(call):
         return None
     number = whole(at, at.keyword(node, "batch_size", size_at))
     length = rows(at, node.func.value)
@@ -81,6 +81,14 @@ def _drops(call: Call, position: int | None) -> bool:
 def _in_lambda(at: Place) -> bool:
     """`windows.flat_map(lambda window: window.batch(5))` makes rows, not batches of a training step."""
     return at.function is not None and isinstance(at.function.node, ast.Lambda)
+
+
+def _is_a_look(call: Call) -> bool:
+    """`next(iter(data.batch(20)))`, `data.unbatch().batch(20)`: some rows to be shown, in batches of another size."""
+    assert isinstance(call.node.func, ast.Attribute)
+    data, outer = call.node.func.value, call.at.parent(call.node)
+    again = isinstance(data, ast.Call) and _method(data) == "unbatch"
+    return again or (isinstance(outer, ast.Call) and call.at.name(outer) in ("builtins.iter", "builtins.next"))
 
 
 def _said(call: Call, number: int | None, length: float | None) -> Finding:

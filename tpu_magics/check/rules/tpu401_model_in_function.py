@@ -106,32 +106,28 @@ def _statements(launch: _launch.Launch, program: Program) -> list[Call]:
     return [call for call in program.all_calls if call.at.top_level and launch in _workers.launches_of(call.at)]
 
 
-# -- words ------------------------------------------------------------------------------------------------------------
+# -- words -----------------------------------------------------------------------------------------------------------
 
 
 def _finding(call: Call, launch: _launch.Launch, problem: str) -> Finding:
     at = call.at
     code = _spelling.shown(at.source(call.node))
-    name = launch.function.name if launch.function is not None else "this cell"
+    name = launch.function.name if launch.function is not None else ""
     if launch.ours:
-        message = f"{code} is built by each worker of `{name}` and cannot be hoisted: {problem}."
-        return at.finding(
-            call.node, message, f"Build it in an earlier cell and pass it: `%%tpu_train model`, {_def(launch)}."
-        )
-    return at.finding(
-        call.node, f"{code} builds a model inside `{name}`, in each process of {launch.kind}.", _fix(launch)
-    )
+        where = f"of `{name}`" if name else "of this cell"
+        message = f"{code} is built by each worker {where} and cannot be hoisted: {problem}."
+        fix = f"Build it in an earlier cell and pass it: `%%tpu_train model`, `def {_plain(name)}(model)`."
+        return at.finding(call.node, message, fix)
+    message = f"{code} builds a model inside `{name}`, in each process of {launch.kind}."
+    return at.finding(call.node, message, _fix(launch, _plain(name)))
 
 
-def _def(launch: _launch.Launch) -> str:
-    name = launch.function.name if launch.function is not None else "train"
-    return f"`def {name}(model)`"
+def _plain(name: str) -> str:
+    return name if name.isidentifier() else "training_function"
 
 
-def _fix(launch: _launch.Launch) -> str:
-    name = launch.function.name if launch.function is not None else "f"
-    start = f"notebook_launcher({name}, (model,))"
-    form = f"def {name}(model)"
+def _fix(launch: _launch.Launch, name: str) -> str:
+    form, start = f"def {name}(model)", f"notebook_launcher({name}, (model,))"
     if launch.kind != _launch.NOTEBOOK:
         start = f'{launch.kind}({name}, args=(model,), start_method="fork")'
         form = f"def {name}(index, model)"

@@ -19,7 +19,8 @@ Use instead
 
     # or go over an MpDeviceLoader(loader, device), which syncs at each batch
 What it cannot see
-    Loaders of which it is not known what made them. In one process `optimizer.step(); torch_xla.sync()` is fine.
+    Loaders of which it is not known what made them, unless the loop itself moves their batches to the device. In one
+    process `optimizer.step(); torch_xla.sync()` is fine.
 """
 
 from __future__ import annotations
@@ -61,9 +62,8 @@ def _plain_step(call: Call, program: Program) -> Iterator[Finding]:
     at = call.at
     if not at.on_device:
         return
-    reduced = _is_reduced(call, program)
-    unreduced = _workers.in_several(at) and not reduced
-    unrun = not reduced and _is_on_xla(at) and _is_never_run(call, program)
+    unreduced = _workers.in_several(at) and not _is_reduced(call, program)
+    unrun = _is_on_xla(at) and not _has_xla_step_beside(at) and _is_never_run(call, program)
     if not unreduced and not unrun:
         return
     name = at.source(call.node.func)
@@ -93,6 +93,12 @@ def _is_reduced(call: Call, program: Program) -> bool:
     return False
 
 
+def _has_xla_step_beside(at: Place) -> bool:
+    """`if tpu: xm.optimizer_step(optimizer) else: optimizer.step()`: then this step is another device's."""
+    steps = at.program.calls(_steps.OPTIMIZER_STEP)
+    return any(one.at.function is at.function and one.at.loops == at.loops for one in steps)
+
+
 def _is_on_xla(at: Place) -> bool:
     """Whether the code around certainly uses an XLA device: its function, those around it and its callers, its workers,
     or the notebook."""
@@ -120,7 +126,7 @@ def _is_unrun_loop(at: Place, program: Program) -> bool:
     calls = (
         at.function.calls if at.function is not None else [one for one in program.all_calls if one.at.function is None]
     )
-    if not _steps.never_syncs(at.loops[-1]):
+    if not _steps.never_syncs(at.loops[-1], calls):
         return False
     for loop in at.loops:
         if _steps.is_device_loader(_steps.loader_of(loop)) or any(map(_ends, _steps.round_calls(loop, calls, program))):

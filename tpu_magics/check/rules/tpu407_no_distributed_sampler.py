@@ -59,10 +59,9 @@ def _finding(call: Call) -> Finding:
     at = call.at
     data = at.keyword(call.node, "dataset", 0)
     shown = at.source(data) if data is not None else "dataset"
-    fix = (
-        f"Give it `sampler=DistributedSampler({shown}, num_replicas=xr.world_size(), rank=xr.global_ordinal())` "
-        "instead of `shuffle=True`."
-    )
+    sampler = f"DistributedSampler({shown}, num_replicas=xr.world_size(), rank=xr.global_ordinal())"
+    instead = " instead of `shuffle`" if at.keyword(call.node, "shuffle", 2) is not None else ""
+    fix = f"Give it `sampler={sampler}`{instead}."
     return at.finding(call.node, f"The DataLoader over `{shown}` gives every rank all of the data.", fix)
 
 

@@ -2,8 +2,8 @@
 
 What it does
     Reports `torch.save`, `xm.save(..., master_only=False)`, `save_pretrained`, `np.save`, `json.dump`, `pickle.dump`
-    and safetensors' `save_file` that every rank of launched workers runs; and, in a program that launches nothing itself,
-    a model's weights that a function with an Accelerator of its own saves on every rank.
+    and safetensors' `save_file` that every rank of launched workers runs; and, in a program that launches nothing
+    itself, a model's weights that a function with an Accelerator of its own saves on every rank.
 Why it is bad
     All ranks write to the same path at the same time: a file may be torn, and eight chips wait for the disk. What is
     saved from an XLA device with `torch.save` also needs XLA to be read again.
@@ -60,7 +60,8 @@ def check_program(program: Program) -> Iterator[Finding]:
 def _is_accelerated(call: Call) -> bool:
     """Whether the model's weights are saved in a function with an Accelerator of its own: `accelerate launch` or a
     launcher elsewhere runs it in each process."""
-    if not _saves_model(call) or call.at.function is None:
+    sharded = any("Parallel" in name for name in call.at.program.imported)  # then all ranks take part in a save
+    if sharded or not _saves_model(call) or call.at.function is None:
         return False
     own = set(_workers.around(call.at.function))
     made = [one for one in call.at.program.calls("accelerate.Accelerator") if one.at.function in own]
@@ -129,6 +130,8 @@ def _fix(call: Call) -> str:
     if call.name == "torch.save":
         given = ", ".join(at.source(one) for one in call.node.args)
         return f"Write `{'accelerator' if hugging_face else 'xm'}.save({given})`: one rank writes, from the CPU."
+    if call.receiver.kind == MODEL and at.program.calls("transformers.Trainer"):
+        return "Call `trainer.save_model(...)`, which lets one rank write."
     if call.receiver.kind == MODEL and hugging_face:
         return "Give `is_main_process=accelerator.is_main_process, save_function=accelerator.save`."
     return f"Put it under `if {'accelerator.is_main_process' if hugging_face else 'xm.is_master_ordinal()'}:`."
