@@ -19,6 +19,7 @@ from tpu_magics.check.evaluate import (
     Evaluator,
     attribute,
     element,
+    gone_over,
     joined,
     where_together,
 )
@@ -352,7 +353,7 @@ def _range(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> 
 
 
 def _enumerate(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
-    inner = arguments[0] if arguments else NO_IDEA
+    inner = gone_over(arguments[0], node.args[0]) if arguments else NO_IDEA
     return Value(LIST, item=Value(LIST, items=(Value(NUMBER, varies=True), element(inner))), ref=_source(inner))
 
 

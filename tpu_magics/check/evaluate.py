@@ -87,6 +87,14 @@ def element(value: Value) -> Value:
     return NO_IDEA
 
 
+def gone_over(value: Value, node: ast.expr) -> Value:
+    """What a loop goes over; of a call that is not known the loader it is given (`logger.log_every(loader, 10)`)."""
+    if value.kind != UNKNOWN or not isinstance(node, ast.Call):
+        return value
+    given: Iterable[Value] = (getattr(one, "_value", NO_IDEA) for one in node.args)
+    return next((one for one in given if one.kind == LOADER), value)
+
+
 def where_together(places: Iterable[str]) -> str:
     """Where what is computed from tensors at these places is."""
     found = set(places)
@@ -204,6 +212,8 @@ def attribute(value: Value, name: str) -> Value:
             return Value(LIST, item=Value(TENSOR, lib=value.lib, where=value.where))
         dtype = "float" if name in _FLOATS else ""
         return NO_IDEA if name == "past_key_values" else Value(TENSOR, lib=value.lib, where=value.where, dtype=dtype)
+    if kind == UNKNOWN and name == "grad":
+        return Value(TENSOR, lib="torch")
     handler = _ATTRIBUTES.get(kind)
     return handler(value, name) if handler is not None else NO_IDEA
 
@@ -259,10 +269,15 @@ def _own_attribute(value: Value, name: str) -> Value | None:
 def _instance_attribute(value: Value, name: str) -> Value:
     found = _own_attribute(value, name)
     if found is not None:
-        return found
+        return by_name(name) if found.kind == UNKNOWN and found.item is None and _is_loss(name) else found
     if value.ref is not None and value.ref.is_module:
         return _model_attribute(value.with_(ref=None), name) if name in ("training", "device") else NO_IDEA
     return NO_IDEA
+
+
+def _is_loss(name: str) -> bool:
+    """Of what another file makes: `self.criterion = config.criterion`."""
+    return name in ("criterion", "loss_fn")
 
 
 def _accelerator_attribute(value: Value, name: str) -> Value:
@@ -435,7 +450,8 @@ def _compare(walk: Evaluator, node: ast.Compare) -> Value:
         return AN_ARRAY
     flags: dict[str, Any] = {flag: any(getattr(value, flag) for value in values) for flag in FLAGS}
     unknown = any(value.kind == UNKNOWN for value in values)
-    return Value(UNKNOWN if unknown else NUMBER, name=_now_and_then(values, node), **flags)
+    dtype = "bool" if unknown else ""  # where one of them is a tensor
+    return Value(UNKNOWN if unknown else NUMBER, dtype=dtype, name=_now_and_then(values, node), **flags)
 
 
 def _now_and_then(values: list[Value], node: ast.Compare) -> str:

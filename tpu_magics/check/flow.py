@@ -19,10 +19,12 @@ from tpu_magics.check.evaluate import (
     attribute,
     binary,
     element,
+    gone_over,
     module,
     names_in,
     subscript,
 )
+from tpu_magics.check.marks import JIT
 from tpu_magics.check.names import canonical
 from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.parameters import annotated, by_name, evidence_of, guess
@@ -372,7 +374,7 @@ class Walker(Evaluator):
     # -- loops --------------------------------------------------------------------------------------------------------
 
     def _for(self, node: ast.For | ast.AsyncFor) -> bool:
-        over = self.value(node.iter)
+        over = gone_over(self.value(node.iter), node.iter)
         loop = self._loops.get(id(node))
         if loop is None:
             loop = self._loops[id(node)] = Loop(node, over)
@@ -545,7 +547,7 @@ class Walker(Evaluator):
         function.decorators = tuple(self._decorator(node) for node in nodes)
         for node in nodes:
             if isinstance(node, ast.Call) and self._decorator(node) in ("tensorflow.function", "functools.partial"):
-                jit = any(one.arg == "jit_compile" and self.at.constant(one.value) is True for one in node.keywords)
+                jit = any(one.arg in JIT and self.at.constant(one.value) is True for one in node.keywords)
                 function.compiled = function.compiled or jit
 
     def _decorator(self, node: ast.expr) -> str:
@@ -723,7 +725,9 @@ def _moved_by(node: ast.AST) -> set[str]:
 
 
 def _parts_of(node: ast.AST, names: set[str]) -> Iterable[str]:
-    """Names given a part of these: `ids = batch["ids"]`, `x, y = batch`."""
+    """Names given a part of these: `ids = batch["ids"]`, `x, y = batch`, `for image in images`."""
+    if isinstance(node, ast.comprehension):
+        return names_in(node.target) if _root(node.iter) in names else ()
     if isinstance(node, ast.Assign) and not isinstance(node.value, ast.Call) and _root(node.value) in names:
         return tuple(name for target in node.targets for name in names_in(target))
     return ()

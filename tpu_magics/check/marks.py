@@ -47,6 +47,7 @@ _STEPS = frozenset(
 _HOST_KEYWORDS = frozenset(("collate_fn", "compute_metrics", "worker_init_fn", "transform", "target_transform",
     "preprocess_logits_for_metrics", "transforms"))  # fmt: skip
 _HOST_METHODS = frozenset(("map", "filter", "with_transform", "set_transform"))
+JIT = ("jit_compile", "experimental_compile")  # the second is the older name
 _STEP_CLOSURES = frozenset(("torch_xla.core.xla_model.add_step_closure",))
 
 
@@ -166,4 +167,4 @@ def _compiled(value: Value) -> None:
 
 
 def _jit(walk: Evaluator, node: ast.Call) -> bool:
-    return any(one.arg == "jit_compile" and walk.at.constant(one.value) is True for one in node.keywords)
+    return any(one.arg in JIT and walk.at.constant(one.value) is True for one in node.keywords)

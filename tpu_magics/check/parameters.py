@@ -64,7 +64,7 @@ _MAPPING = re.compile(r"^(?:typing\.)?(?:dict|Dict|Mapping)\[[^,]*,(.*)\]$", re.
 _NAMED = (
     (re.compile(r"^(\w*_)?(model|net|network|encoder|decoder|backbone|generator|discriminator|policy|actor|critic|student|teacher)$"),
      Value(MODEL)),
-    (re.compile(r"^(criterion|loss_fn|loss_func|loss_function|\w+_loss_fn)$"), Value(MODEL)),
+    (re.compile(r"^(criterion|crit|loss_fn|loss_func|loss_function|\w+_loss_fn)$"), Value(MODEL)),
     (re.compile(r"^(optimizer|optim|optimiser|opt)(_\w+)?$"), Value(OPTIMIZER)),
     (re.compile(r"^(lr_)?scheduler$"), Value(SCHEDULER)),
     (re.compile(r"^((\w*_)?(data_?loader|loader|dl)|(train|val|valid|validation|test|eval|dev)(data)?loader)$"), Value(LOADER)),
@@ -96,6 +96,8 @@ def by_name(name: str) -> Value:
     """What a name is that nothing binds (another file or cell does): by convention, where people have one."""
     return next((value for pattern, value in _NAMED if pattern.match(name)), NO_IDEA)
 
+
+SURELY = 3  # by what nothing but a tensor of torch has: `loss.backward()`
 
 # Evidence against: what no tensor has, and what only mappings have.
 _NO_TENSOR, _MAPPING_USE = -2, -1
@@ -167,7 +169,7 @@ def _in_callback(function: Function) -> bool:
 
 def _plainly(name: str, default: ast.expr | None, evidence: dict[str, int]) -> bool:
     """In `forward(self, x)` a parameter without a default is a tensor; with `=None` where its name or use says so."""
-    return default is None or bool(_TENSORS.match(name)) or evidence.get(name, 0) >= 2
+    return default is None or bool(_TENSORS.match(name)) or evidence.get(name, 0) >= 1
 
 
 def annotated(node: ast.expr) -> Value | None:
@@ -325,7 +327,7 @@ def _look_at_call(node: ast.Call, numeric: bool, found: dict[str, int], librarie
         found[func.value.id] = _MAPPING_USE if func.attr in _MAPPINGS_HAVE else _NO_TENSOR
         return
     if func.attr in TENSOR_ONLY_METHODS:
-        _tell(func.value, 2, found)
+        _tell(func.value, SURELY if func.attr in ("backward", "detach") else 2, found)
     elif func.attr in _TORCH_ONLY or (func.attr in ARRAY_METHODS and not numeric):
         _tell(func.value, 1, found)
     if isinstance(func.value, ast.Name):

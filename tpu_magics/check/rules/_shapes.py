@@ -97,11 +97,28 @@ def _has_form_of_mask(node: ast.expr, at: Place, of_tensor: bool) -> bool:
     if isinstance(node, ast.Compare):
         return all(isinstance(one, _COMPARED) for one in node.ops) and _compares_data(node, at)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
-        return is_mask(node.operand, at, of_tensor)
+        return of_tensor or is_mask(node.operand, at, of_tensor)  # nobody inverts positions
     if isinstance(node, ast.BinOp) and isinstance(node.op, _BITS):
         return is_mask(node.left, at, of_tensor) or is_mask(node.right, at, of_tensor)
-    names = _SURE_NAME if at.value(node).kind == UNKNOWN else _MASK_NAME
+    value = at.value(node)
+    if of_tensor and (value.dtype == "bool" or (isinstance(node, ast.Name) and node.id in _inverted(at))):
+        return True
+    names = _SURE_NAME if value.kind == UNKNOWN else _MASK_NAME
     return bool(names.search(last_name(node)))
+
+
+def _inverted(at: Place) -> frozenset[str]:
+    """The names that this function inverts (`~pos`): what they stand for is bool."""
+    function = at.function
+    key = ("inverted", id(function) if function is not None else at.cell_index)
+    if key not in at.program.memo:
+        top = function.node if function is not None else at.cell.tree
+        inverted = (one.operand for one in nodes_of(top or ast.Module([], [])) if isinstance(one, ast.UnaryOp))
+        at.program.memo[key] = frozenset(
+            one.id for one in inverted if isinstance(one, ast.Name)
+        )
+    found: frozenset[str] = at.program.memo[key]
+    return found
 
 
 def _compares_data(node: ast.Compare, at: Place) -> bool:

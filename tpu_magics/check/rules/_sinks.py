@@ -34,7 +34,8 @@ def is_sink(node: ast.AST, at: Place) -> bool:
         return False
     name = at.name(node)
     if name:
-        return name in _NAMES
+        owner, _, last = name.rpartition(".")
+        return name in _NAMES or (last in _LEVELS and owner in ("absl.logging", "loguru.logger"))
     func = node.func
     if not isinstance(func, ast.Attribute) or func.attr not in _ATTRIBUTES:
         return False

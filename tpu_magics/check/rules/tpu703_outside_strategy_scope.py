@@ -67,7 +67,7 @@ _APPLIES = ("apply_gradients", "minimize", "apply")
 
 
 def check_program(program: Program) -> Iterator[Finding]:
-    if not _tensorflow.strategies(program) or _tensorflow.is_entered(program) or not _trains(program):
+    if not _tensorflow.strategies(program) or _tensorflow.is_entered(program):
         return
     made = [call for call in program.all_calls if not _is_part_of_module(call)]
     places: dict[int, tuple[Call, Call]] = {}
@@ -104,13 +104,15 @@ def _models(program: Program, made: list[Call]) -> list[Call]:
     outside = [call for call, state in states if state == OUT]
     if not outside:
         return []
+    own = [call for call in outside if not call.name.startswith("keras.applications.")]
+    if not _trains(program):  # the training is in another file
+        return own or outside[-1:]
     inside = [call for call, state in states if state == IN]
     trained = [call for call in outside if _trained(program, call)]
     if any(_trained(program, call) for call in inside):  # those outside are something else, unless the scope meets them
         return [call for call in trained if any(map(_tensorflow.is_in_scope, _trained(program, call)))]
     if trained or inside:
         return trained
-    own = [call for call in outside if not call.name.startswith("keras.applications.")]
     return own or outside[-1:]
 
 
@@ -135,7 +137,7 @@ def _optimizers(program: Program, made: list[Call]) -> Iterator[Call]:
             call.name
             and _OPTIMIZERS.fullmatch(call.name)
             and _tensorflow.state(call) == OUT
-            and _is_used(program, call)
+            and (_is_used(program, call) or not _trains(program))
         ):
             yield call
 
