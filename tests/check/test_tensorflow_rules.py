@@ -115,7 +115,8 @@ def test_what_is_only_advice() -> None:
     assert [(one.code, one.advice) for one in found(home)] == [("TPU702", True)]
     outside = f'{STRATEGY}with strategy.scope():\n    m = {MODEL}\nm.compile("adam", "mse")\nm.fit(1, 1)\n'
     assert [(one.code, one.advice) for one in found(outside)] == [("TPU703", True)]
-    remote = STRATEGY.replace("local", "my-node") + f'with strategy.scope():\n    m = {MODEL}\nm.save("m.keras")\nm.save("m")\n'
+    remote = STRATEGY.replace("local", "my-node") + f"with strategy.scope():\n    m = {MODEL}\n"
+    remote += 'm.save("m.keras")\nm.save("m")\n'
     assert [(one.code, one.advice) for one in found(remote)] == [("TPU705", True), ("TPU705", False)]
 
 

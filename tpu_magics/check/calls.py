@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.check import known
 from tpu_magics.check.evaluate import (
-    DEFAULT_DEVICE,
+    AN_ITEM,
     FLAGS,
     MOST_ITEMS,
     TENSORS,
@@ -130,8 +130,6 @@ def _give(walk: Evaluator, target: Function, call: Call, arguments: Arguments) -
 
 
 def _join_given(target: Function, name: str, value: Value) -> None:
-    if value.where == "made":
-        value = value.with_(where="")  # what one call gives for a try says nothing of where a function runs
     before = target.given.get(name)
     target.given[name] = value if before is None else join(before, value)
 
@@ -191,8 +189,6 @@ def _by_name(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -
     special = _SPECIAL.get(name)
     if special is not None:
         return special(walk, node, name, arguments)
-    if name in _DEFAULTS:
-        walk.program.memo[DEFAULT_DEVICE] = True
     value = known.call(name)
     if value is NO_IDEA:
         return NO_IDEA
@@ -211,7 +207,7 @@ def _modules_in(arguments: Arguments) -> Value | None:
 
 
 def _made_tensor(walk: Evaluator, node: ast.Call, name: str, value: Value, arguments: Arguments) -> Value:
-    where = value.where or _where_given(walk, node) or _where_made(walk, node, name, arguments)
+    where = value.where or _where_given(walk, node) or _where_of_parts(name, arguments)
     dtype = _dtype_given(walk, node) or value.dtype
     if not dtype and name in _CASTS:
         dtype = dtype_of(arguments[1]) if len(arguments) > 1 else "float" if _is_float(arguments) else ""
@@ -250,23 +246,9 @@ def _where_given(walk: Evaluator, node: ast.Call) -> str:
     return ""
 
 
-# These make a tensor on the CPU unless they are told a device.
-_MAKERS = frozenset("torch." + one for one in (
-    "tensor", "as_tensor", "rand", "randn", "randint", "randperm", "zeros", "ones", "full", "arange", "linspace",
-    "empty", "eye", "from_numpy",
-))  # fmt: skip
-_DEFAULTS = frozenset(("torch.set_default_device", "torch.set_default_tensor_type"))
-
-
-def _where_made(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> str:
-    if name in ("torch.nn.Parameter", "torch.nn.parameter.Parameter"):
-        return ""  # it moves with its module
-    if name not in _MAKERS:
-        return _where_of(arguments)
-    told = _given(node, "device") or any(keyword.arg is None for keyword in node.keywords)
-    elsewhere = DEFAULT_DEVICE in walk.program.memo or any(one.kind == DEVICE for one in walk.at.withs)
-    given = name == "torch.as_tensor" and arguments and arguments[0].kind in TENSORS
-    return "" if told or elsewhere or given else "made"
+def _where_of_parts(name: str, arguments: Arguments) -> str:
+    # A parameter moves with its module, wherever its first value was.
+    return "" if name in ("torch.nn.Parameter", "torch.nn.parameter.Parameter") else _where_of(arguments)
 
 
 def where_of_device(value: Value) -> str:
@@ -281,8 +263,7 @@ def where_of_device(value: Value) -> str:
 def _where_of(arguments: Arguments) -> str:
     tensors = [one for one in arguments if one.kind in TENSORS]
     tensors += [one.item for one in arguments if one.kind == LIST and one.item is not None and one.item.kind in TENSORS]
-    found = where_together(one.where for one in tensors)
-    return "" if found == "made" and any(one.kind == UNKNOWN for one in arguments) else found
+    return where_together(one.where for one in tensors)
 
 
 _CASTS = frozenset(("tensorflow.cast", "tensorflow.convert_to_tensor", "tensorflow.constant"))
@@ -389,7 +370,8 @@ def _listed(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) ->
 
 
 def _next(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
-    return element(arguments[0]) if arguments else NO_IDEA
+    found = element(arguments[0]) if arguments else NO_IDEA
+    return AN_ITEM if found is NO_IDEA else found
 
 
 def _mapped(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
@@ -457,8 +439,11 @@ def _trange(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) ->
     return Value(LIST, item=Value(NUMBER, varies=True), name="builtins.range", made=node, made_at=walk.at)
 
 
+_UNPACKED = Value(LIST, items=(Value(BATCH, lib="tf"), Value(BATCH, lib="tf"), NO_IDEA))
+
 _Special = Callable[[Evaluator, ast.Call, str, Sequence[Value]], Value]
 _SPECIAL: dict[str, _Special] = {
+    "keras.utils.unpack_x_y_sample_weight": lambda walk, node, name, arguments: _UNPACKED,
     "builtins.len": _len,
     **dict.fromkeys(("builtins.int", "builtins.float", "builtins.bool", "builtins.complex"), _python_number),
     **dict.fromkeys(
@@ -657,7 +642,7 @@ def _called_model(walk: Evaluator, node: ast.Call, callee: Value, arguments: Arg
         ("LSTM", "GRU", "RNN", "MultiheadAttention")
     )
     dtype = "float" if tensor and callee.lib == "torch" else ""
-    where = "" if where in ("host", "made") else where
+    where = "" if where == "host" else where
     return Value(TENSOR if tensor else OUTPUT, lib=callee.lib, where=where, dtype=dtype)
 
 
@@ -763,7 +748,9 @@ def _give_replicas(walk: Evaluator, node: ast.Call, function: Value) -> None:
     """`strategy.run(step, args=(next(iterator),))`: what nothing is known of is a part of a batch."""
     if function.kind != FUNCTION or not isinstance(function.ref, Function):
         return
-    given = node.args[1] if len(node.args) > 1 else next((one.value for one in node.keywords if one.arg == "args"), None)
+    given = (
+        node.args[1] if len(node.args) > 1 else next((one.value for one in node.keywords if one.arg == "args"), None)
+    )
     items = walk.at.value(given).items or ()
     parameters = function.ref.parameters[1 if function.ref.cls is not None else 0 :]
     for parameter, item in zip(parameters, items, strict=False):

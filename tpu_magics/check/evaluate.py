@@ -48,9 +48,10 @@ if TYPE_CHECKING:
 
 MOST_ITEMS = 24  # of a list or tuple that are known one by one
 EVERY_N = "%every-n"  # the name of a Python truth that holds only now and then
-DEFAULT_DEVICE = "default device"  # in a program's memo: it sets the device of what is made without one
 FLAGS = ("varies", "read", "shape")  # of numbers: what is computed from one has them too
 TENSORS = (TENSOR, OUTPUT, BATCH)
+# What a loop over something unknown gives, and its parts: sent to a device, it is a tensor and no model.
+AN_ITEM = Value(UNKNOWN, name="%item")
 _BUILTINS = frozenset(dir(builtins))
 _MODULES: dict[str, Value] = {}
 
@@ -82,6 +83,8 @@ def element(value: Value) -> Value:
         return joined(value.items)
     if kind == NUMBER and (value.shape or value.read):
         return value.with_(const=NOTHING)
+    if value.name == AN_ITEM.name:
+        return value
     if kind == UNKNOWN and value.prepared:  # by accelerate: iterated over, it is a loader
         return Value(BATCH, lib="torch", where="device")
     return NO_IDEA
@@ -98,9 +101,9 @@ def gone_over(value: Value, node: ast.expr) -> Value:
 def where_together(places: Iterable[str]) -> str:
     """Where what is computed from tensors at these places is."""
     found = set(places)
-    if "device" in found or "" in found:
-        return "device" if "device" in found else ""
-    return found.pop() if len(found) == 1 else "made" if found else ""
+    if "device" in found:
+        return "device"
+    return "host" if found == {"host"} else ""
 
 
 def joined(values: Iterable[Value]) -> Value:
@@ -215,7 +218,7 @@ def attribute(value: Value, name: str) -> Value:
     if kind == UNKNOWN and name == "grad":
         return Value(TENSOR, lib="torch")
     handler = _ATTRIBUTES.get(kind)
-    return handler(value, name) if handler is not None else NO_IDEA
+    return handler(value, name) if handler is not None else value if value is AN_ITEM else NO_IDEA
 
 
 # Of a ModelOutput: None, or one tensor for each layer.
@@ -380,8 +383,7 @@ def _dtype_of(left: Value, op: ast.operator, right: Value) -> str:
 
 def _tensor_of(left: Value, right: Value, dtype: str) -> Value:
     both = [one for one in (left, right) if one.kind in TENSORS]
-    unknown = left.kind == UNKNOWN or right.kind == UNKNOWN
-    where = where_together("" if unknown and one.where == "made" else one.where for one in both)
+    where = where_together(one.where for one in both)
     shape = all(one.shape for one in both)  # of tf.shape(x): known when XLA compiles
     return Value(TENSOR, lib=next((one.lib for one in both if one.lib), ""), where=where, dtype=dtype, shape=shape)
 
@@ -489,7 +491,18 @@ _NEVER_ON_XLA = frozenset(
 def _if_exp(walk: Evaluator, node: ast.IfExp) -> Value:
     walk.value(node.test)
     body, orelse = walk.value(node.body), walk.value(node.orelse)
-    return orelse if walk.at.name(node.test) in _NEVER_ON_XLA else join(body, orelse)
+    if walk.at.name(node.test) in _NEVER_ON_XLA:
+        return orelse
+    return body if _is_left_alone(walk, node) else join(body, orelse)
+
+
+def _is_left_alone(walk: Evaluator, node: ast.IfExp) -> bool:
+    """`norm.item() if isinstance(norm, torch.Tensor) else norm`: what is left alone is no tensor."""
+    test = node.test
+    if not isinstance(test, ast.Call) or len(test.args) != 2 or walk.at.name(test) != "builtins.isinstance":
+        return False
+    of_tensors = walk.at.name(test.args[1]) in ("torch.Tensor", "tensorflow.Tensor")
+    return of_tensors and ast.dump(node.orelse) == ast.dump(test.args[0])
 
 
 # -- containers ----------------------------------------------------------------------------------------------------
@@ -546,7 +559,7 @@ def subscript(value: Value, index: Value, node: ast.expr) -> Value:
         return value  # a Sequential or ModuleList
     if kind == DATASET and isinstance(index.const, str):
         return value  # of a DatasetDict a split, of a Dataset a column
-    return NO_IDEA
+    return value if value is AN_ITEM else NO_IDEA
 
 
 def _list_item(value: Value, index: Value, node: ast.expr) -> Value:
@@ -571,7 +584,8 @@ def _slice(walk: Evaluator, node: ast.Slice) -> Value:
 def _comprehension(walk: Evaluator, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
     targets = {name: walk.env.get(name) for generator in node.generators for name in names_in(generator.target)}
     for generator in node.generators:
-        walk.assign(generator.target, element(walk.value(generator.iter)))
+        item = element(walk.value(generator.iter))
+        walk.assign(generator.target, AN_ITEM if item is NO_IDEA else item)
         walk.values(generator.ifs)
     if isinstance(node, ast.DictComp):
         walk.value(node.key)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.check import known
 from tpu_magics.check.evaluate import (
+    AN_ITEM,
     EVERY_N,
     Evaluator,
     attribute,
@@ -27,7 +28,7 @@ from tpu_magics.check.evaluate import (
 from tpu_magics.check.marks import JIT
 from tpu_magics.check.names import canonical
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.parameters import annotated, by_name, evidence_of, guess
+from tpu_magics.check.parameters import SURELY, annotated, by_name, evidence_of, guess
 from tpu_magics.check.place import Loop, Place
 from tpu_magics.check.program import Class, Function, Program
 from tpu_magics.check.values import (
@@ -57,6 +58,7 @@ _LIGHTNING = ("LightningModule", "PreTrainedModel", "PyTorchModelHubMixin")
 _KERAS_MODULES = ("keras.Model", "keras.models.Model", "keras.layers.Layer", "keras.Layer", "keras.Sequential",
     "keras.models.Sequential", "keras.losses.Loss", "keras.metrics.Metric", "tensorflow.Module")  # fmt: skip
 _MISSING: Any = object()
+_TORCH_TENSOR = Value(TENSOR, lib="torch")
 # What these make is no model and no loader of torch, whatever it is called.
 _OTHER_LIBRARIES = re.compile(
     r"(sklearn|xgboost|lightgbm|catboost|argparse|json|joblib|pickle|spacy|gensim|numpy|pandas|scipy|tiktoken|jinja2|"
@@ -195,7 +197,6 @@ class Walker(Evaluator):
         cls = owner.ref if owner.kind in (INSTANCE, MODEL) else None
         if isinstance(cls, Class):
             before = cls.attributes.get(target.attr)
-            value = value if value.where != "made" else value.with_(where="")  # it may move with its owner
             cls.attributes[target.attr] = value if before is None else join(before, value)
 
     def _assign_item(self, target: ast.Subscript, value: Value) -> None:
@@ -260,6 +261,8 @@ class Walker(Evaluator):
                 found = by_name(name)
                 if found.kind in (LOADER, MODEL, OPTIMIZER):
                     self.bind(name, found)
+                elif self._evidence().get(name, 0) >= SURELY:
+                    self.bind(name, _TORCH_TENSOR)
 
     def _annotated(self, node: ast.AnnAssign) -> bool:
         value = self.value(node.value)
@@ -381,6 +384,7 @@ class Walker(Evaluator):
         loop.loader = over
         self.record(node)
         item = element(over)
+        item = AN_ITEM if item is NO_IDEA else item
         if item.kind == NUMBER and not item.varies and over.name != "builtins.range":
             # `for length in (7, 9, 12)`: another number each round.
             several = over.items is not None and len({str(one.const) for one in over.items}) > 1
@@ -623,15 +627,27 @@ class Walker(Evaluator):
             if number == 0 and function.cls is not None and "staticmethod" not in function.decorators:
                 self.env[name] = Value(INSTANCE, ref=function.cls)
                 continue
-            if function.evidence is None:
-                body: Any = function.node.body
-                function.evidence = evidence_of(body, self._numeric, self._libraries)
-            guessed = guess(function, argument, defaults.get(name), function.evidence)
+            guessed = guess(function, argument, defaults.get(name), self._evidence())
             self.env[name] = self._given(function, name, guessed, defaults.get(name))
         if spec.vararg is not None:
             self.env[spec.vararg.arg] = Value(LIST)
         if spec.kwarg is not None:
             self.env[spec.kwarg.arg] = Value(LIST)
+
+    def _evidence(self) -> dict[str, int]:
+        """How the names of this function, or of this cell, are used."""
+        function, cell = self.at.function, self.at.cell
+        if function is None:
+            key = ("evidence", self.at.cell_index)
+            if key not in self.program.memo:
+                body: Any = cell.tree.body if cell.tree is not None else []
+                self.program.memo[key] = evidence_of(body, self._numeric, self._libraries)
+            found: dict[str, int] = self.program.memo[key]
+            return found
+        if function.evidence is None:
+            body = function.node.body
+            function.evidence = evidence_of(body, self._numeric, self._libraries)
+        return function.evidence
 
     def _given(self, function: Function, name: str, guessed: Value, default: ast.expr | None) -> Value:
         """What call sites give wins over a guess, where they say anything."""

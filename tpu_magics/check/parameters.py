@@ -55,19 +55,26 @@ _ANNOTATED = (
     (re.compile(r"Dataset$"), Value(DATASET)),
 )
 _BOOL_TENSOR = re.compile(r"BoolTensor$")
-_ANYTHING = re.compile(r"^(typing\.)?(Any|object|Callable.*)$|^[A-Z]$")
+_ANYTHING = re.compile(r"^(typing\.)?(Any|object|Iterable|Iterator|Callable.*)$|^[A-Z]$")
 _OPTIONAL = re.compile(r"^(?:typing\.)?Optional\[(.*)\]$|^(.*?)\s*\|\s*None$|^None\s*\|\s*(.*)$", re.S)
 _MANY = re.compile(r"^(?:typing\.)?(?:list|List|tuple|Tuple|Sequence|Iterable|Set|set)\[(.*)\]$", re.S)
 _MAPPING = re.compile(r"^(?:typing\.)?(?:dict|Dict|Mapping)\[[^,]*,(.*)\]$", re.S)
 
 # Names that people give to one thing only.
 _NAMED = (
-    (re.compile(r"^(\w*_)?(model|net|network|encoder|decoder|backbone|generator|discriminator|policy|actor|critic|student|teacher)$"),
-     Value(MODEL)),
+    (
+        re.compile(
+            r"^(\w*_)?(model|net|network|encoder|decoder|backbone|generator|discriminator|policy|actor|critic|student|teacher)$"
+        ),
+        Value(MODEL),
+    ),
     (re.compile(r"^(criterion|crit|loss_fn|loss_func|loss_function|\w+_loss_fn)$"), Value(MODEL)),
     (re.compile(r"^(optimizer|optim|optimiser|opt)(_\w+)?$"), Value(OPTIMIZER)),
     (re.compile(r"^(lr_)?scheduler$"), Value(SCHEDULER)),
-    (re.compile(r"^((\w*_)?(data_?loader|loader|dl)|(train|val|valid|validation|test|eval|dev)(data)?loader)$"), Value(LOADER)),
+    (
+        re.compile(r"^((\w*_)?(data_?loader|loader|dl)|(train|val|valid|validation|test|eval|dev)(data)?loader)$"),
+        Value(LOADER),
+    ),
     (re.compile(r"^tokenizer$"), Value(TOKENIZER)),
     (re.compile(r"^accelerator$"), Value(ACCELERATOR)),
     (re.compile(r"^device$"), Value(DEVICE)),

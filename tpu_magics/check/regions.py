@@ -35,7 +35,8 @@ _SAMPLES = [[name] for name in ("img", "image", "pil_img", "sample", "examples",
 _TEST_FILE = re.compile(r"(^|[/\\])(test_[^/\\]*|[^/\\]*_test|conftest)\.py$")
 _HOST_NAMES = re.compile(
     r"^(collate|_collate|\w*_collate(_fn)?$|preprocess|tokenize|compute_metrics|plot|show|visuali[sz]e|load_data|"
-    r"make_data|prepare_data|get_data|build_vocab|set_seed|seed_everything|parse_args|transform(s)?$|augment$)"
+    r"make_data|prepare_data|get_data|(get|sample|make|next)_(random_)?batch(es)?$|build_vocab|set_seed|seed_everything|"
+    r"parse_args|transform(s)?$|augment$)"
 )
 
 

@@ -46,8 +46,8 @@ class Value:
     Attributes:
         kind: of the names above.
         lib: "torch" or "tf" for tensors, models, optimisers; "" where it is not known.
-        where: "device" (on the XLA device), "host" (certainly on the CPU), "made" (made on the CPU by a call that
-            names no device, and not moved since), "" (not known: as good as on the device where code runs on it).
+        where: "device" (on the XLA device), "host" (certainly on the CPU), "" (not known: as good as on the
+            device where code runs on it; also what torch made without being told a device).
         dtype: of a tensor: "bool", "int", "float" or "".
         name: the canonical name that it stands for or that made it ("torch.utils.data.DataLoader").
         made: the call that made it, for its arguments; None where there is none.

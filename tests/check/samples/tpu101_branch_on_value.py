@@ -61,7 +61,7 @@ def train(model, optimizer, loader, config, best=None):
             same = x.equal(y)  # TPU101: equal() asks Python for the value of x
             if isinstance(loss, torch.Tensor) and loss.requires_grad:  # ok: TPU101
                 loss.backward()
-            xm.optimizer_step(optimizer)
+            xm.optimizer_step(optimizer, barrier=True)
             total += loss.detach()
             previous = loss.detach()
             if step % config.log_every == 0:  # ok: TPU101

@@ -39,7 +39,7 @@ def train_epoch(model, optimizer, loader, criterion, device, epoch, every=100):
         logits = model(images)
         loss = criterion(logits, labels)
         loss.backward()
-        xm.optimizer_step(optimizer)
+        xm.optimizer_step(optimizer, barrier=True)
         running += loss.item()  # TPU102: loss.item() reads the value of loss
         running += loss.item() * images.size(0)  # TPU102: loss.item() reads the value of loss
         meter.update(loss.detach().cpu(), len(lengths))  # TPU102: loss.detach().cpu() reads the value of loss.detach()

@@ -61,7 +61,7 @@ def crops(model, loader, optimizer):
         images = images * brightness  # ok: TPU303
         loss = F.cross_entropy(model(images), labels.to(device))
         loss.backward()
-        xm.optimizer_step(optimizer)
+        xm.optimizer_step(optimizer, barrier=True)
         optimizer.zero_grad()
 
 

@@ -89,7 +89,16 @@ def _is_list(node: ast.expr, at: Place) -> bool:
     return value.kind == LIST and _values.holds(value, at, 1)
 
 
+# These make a tensor on the CPU unless they are told a device.
+MAKERS = frozenset(
+    ("torch.tensor", "torch.rand", "torch.randn", "torch.randint", "torch.randperm", "torch.zeros", "torch.ones",
+     "torch.full", "torch.arange", "torch.linspace", "torch.empty", "torch.eye", "torch.from_numpy")
+)  # fmt: skip
+
+
 def is_made_on_cpu(tensor: ast.expr, at: Place) -> bool:
-    """`torch.randint(0, 9, (1,))` names no device, and is on the CPU."""
-    value = at.value(tensor)
-    return value.where == "made" or (value.kind == LIST and value.item is not None and value.item.where == "made")
+    """`torch.randint(0, 9, (1,)).item()` names no device, and is drawn on the CPU. What has a name may have been moved:
+    it counts as a tensor like any other."""
+    if not isinstance(tensor, ast.Call) or at.name(tensor) not in MAKERS:
+        return False
+    return at.keyword(tensor, "device") is None and not at.program.calls("torch.set_default_device")

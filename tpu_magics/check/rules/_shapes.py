@@ -34,7 +34,7 @@ _SELECTIONS = ("torch.masked_select", "torch.Tensor.masked_select", "tensorflow.
 _COMPARED = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _BITS = (ast.BitAnd, ast.BitOr, ast.BitXor)
 _ON_DEVICE = (TENSOR, OUTPUT, BATCH)
-ON_CPU = ("host", "made")
+ON_CPU = ("host",)
 
 
 def runs_on_xla(at: Place, *values: Value) -> bool:
@@ -113,10 +113,9 @@ def _inverted(at: Place) -> frozenset[str]:
     key = ("inverted", id(function) if function is not None else at.cell_index)
     if key not in at.program.memo:
         top = function.node if function is not None else at.cell.tree
-        inverted = (one.operand for one in nodes_of(top or ast.Module([], [])) if isinstance(one, ast.UnaryOp))
-        at.program.memo[key] = frozenset(
-            one.id for one in inverted if isinstance(one, ast.Name)
-        )
+        unary = (one for one in (() if top is None else nodes_of(top)) if isinstance(one, ast.UnaryOp))
+        operands = (one.operand for one in unary if isinstance(one.op, ast.Invert))
+        at.program.memo[key] = frozenset(one.id for one in operands if isinstance(one, ast.Name))
     found: frozenset[str] = at.program.memo[key]
     return found
 

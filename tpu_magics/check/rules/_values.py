@@ -64,7 +64,7 @@ def readable(value: Value, at: Place) -> bool:
 def holds(value: Value, at: Place, deep: int = 3) -> bool:
     """Whether there are such tensors in it: showing it reads them."""
     if value.kind != LIST:
-        return value.where != "made" and readable(value, at)
+        return readable(value, at)
     inside = (*(value.items or ()), *((value.item,) if value.item is not None else ()))
     return deep > 0 and any(holds(one, at, deep - 1) for one in inside)
 
@@ -77,7 +77,8 @@ def _here(value: Value, at: Place) -> bool:
 
 def handed_over(value: Value, at: Place) -> bool:
     """Whether it is a TensorFlow tensor that eager code has from what XLA runs: `loss = train_step(x)`."""
-    return value.lib == "tf" and value.kind == TENSOR and value.where != "host" and _has_compiled(at) and not at.compiled_tf
+    eager = value.lib == "tf" and value.kind == TENSOR and value.where != "host" and not at.compiled_tf
+    return eager and _has_compiled(at)
 
 
 def _has_compiled(at: Place) -> bool:

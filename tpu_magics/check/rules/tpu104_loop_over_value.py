@@ -24,6 +24,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.rules import _reads, _values
 from tpu_magics.check.values import ARRAY, LIST, MODEL, Value
 
@@ -84,9 +85,14 @@ def _of_index(node: ast.Subscript, at: Place) -> ast.expr | None:
     inside = node.slice
     parts = [inside.lower, inside.upper, inside.step] if isinstance(inside, ast.Slice) else [inside]
     found = next((one for one in parts if one is not None and _values.computed(at.value(one), at)), None)
-    if found is None or _reads.is_made_on_cpu(found, at):
+    if found is None or _is_drawn(found, at):
         return None
     return found if _is_sequence(at.value(node.value)) else None
+
+
+def _is_drawn(index: ast.expr, at: Place) -> bool:
+    """Rows of a corpus at random places: `for at in torch.randint(...): tokens[at : at + width]` is the host's work."""
+    return any(at.value(one).name in _reads.MAKERS for one in nodes_of(index) if isinstance(one, (ast.Name, ast.Call)))
 
 
 def _is_sequence(value: Value) -> bool:

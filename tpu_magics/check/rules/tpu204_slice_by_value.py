@@ -118,12 +118,10 @@ def check(node: ast.Subscript | ast.Call, at: Place) -> Iterator[Finding]:
 
 
 def _check_slices(node: ast.Subscript, at: Place) -> Iterator[Finding]:
-    items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    slices = [one for one in items if isinstance(one, ast.Slice)]
-    bounds = [bound for one in slices for bound in (one.lower, one.upper, one.step) if bound is not None]
-    base = at.value(node.value)
-    by = next((_size(one) for one in bounds if sizes.is_of_data(one, at)), None)
+    base, by = at.value(node.value), _bound_of_data(node, at)
     if by is None or not _is_sliced_tensor(base, node) or not shapes.runs_on_xla(at, base, at.value(by)):
+        return
+    if _is_said_outside(node, at):
         return
     what, whose = shapes.short(at, node, "this slice"), shapes.short(at, by, "a value")
     tf = shapes.is_tf(at, base, at.value(by))
@@ -133,6 +131,24 @@ def _check_slices(node: ast.Subscript, at: Place) -> Iterator[Finding]:
     yield at.finding(
         node, f"The bounds of {what} depend on the value of {whose}.", fix, why=shapes.WHY_TF if tf else None
     )
+
+
+def _bound_of_data(node: ast.Subscript, at: Place) -> ast.expr | None:
+    """The first bound of these slices that data decides."""
+    items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    slices = [one for one in items if isinstance(one, ast.Slice)]
+    bounds = [bound for one in slices for bound in (one.lower, one.upper, one.step) if bound is not None]
+    return next((_size(one) for one in bounds if sizes.is_of_data(one, at)), None)
+
+
+def _is_said_outside(node: ast.Subscript, at: Place) -> bool:
+    """`logp[i, :n[i], labels[i, :m[i]]]`: the outer slice is reported."""
+    for outer in at.parents(node):
+        if isinstance(outer, ast.stmt):
+            return False
+        if isinstance(outer, ast.Subscript) and _bound_of_data(outer, at) is not None:
+            return _is_sliced_tensor(at.value(outer.value), outer)
+    return False
 
 
 def _is_sliced_tensor(base: Value, node: ast.Subscript) -> bool:

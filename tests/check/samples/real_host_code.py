@@ -1,0 +1,119 @@
+"""What runs on the host looks like a step's code and is none: data sets, samplers, transforms, batches drawn on the CPU,
+what is said once an epoch. Every line that must not be found has a form that is common in public training scripts."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import torch_xla
+import torch_xla.core.xla_model as xm
+from torch.optim import lr_scheduler
+from torch.utils.data import Dataset, Sampler
+
+device = torch_xla.device()
+tokens = np.memmap("tokens.bin", dtype=np.uint16, mode="r")
+
+
+def get_batch(batch, width):
+    """Rows at random places: their numbers are drawn on the CPU, and read there."""
+    starts = torch.randint(len(tokens) - width, (batch,))
+    x = torch.stack([torch.from_numpy(tokens[at : at + width].astype(np.int64)) for at in starts])  # ok: TPU104
+    y = torch.stack([torch.from_numpy(tokens[at + 1 : at + 1 + width].astype(np.int64)) for at in starts])  # ok: TPU104
+    return x.to(device), y.to(device)
+
+
+def moved_first(batch, width, devices):
+    starts = torch.randint(len(tokens) - width, (batch,)).to(devices[0])
+    return [tokens[at : at + width] for at in starts]  # TPU104: picks by the value of at
+
+
+class Boxes:
+    """Called by a data set alone."""
+
+    def __call__(self, picture, target):
+        boxes = torch.as_tensor(target["boxes"], dtype=torch.float32).reshape(-1, 4)
+        keep = (boxes[:, 3] > boxes[:, 1]) & (boxes[:, 2] > boxes[:, 0])
+        target["boxes"] = boxes[keep]  # ok: TPU201
+        return picture, target
+
+
+class Pictures(Dataset[int]):
+    def __init__(self, files):
+        self.files, self.prepare = files, Boxes()
+
+    def __getitem__(self, number):
+        picture, target = self.prepare(*self.files[number])
+        if target["boxes"].sum() > 0:  # ok: TPU101
+            return picture, target
+        return picture, {}
+
+
+class Weighted(Sampler[list[int]]):
+    def __init__(self, weights):
+        self.weights = torch.tensor(weights, dtype=torch.float64)
+        if not torch.isfinite(self.weights).all():  # ok: TPU101
+            raise ValueError("weights")
+
+    def __iter__(self):
+        order = torch.multinomial(self.weights, 8)
+        return iter(order.tolist())  # ok: TPU102
+
+
+@dataclass
+class SpeechCollator:
+    processor: object
+
+    def __call__(self, features):
+        lengths = torch.tensor([len(one["labels"]) for one in features])
+        longest = max(lengths)  # ok: TPU101
+        return {"labels": torch.stack([one["labels"] for one in features])[:, :longest]}
+
+
+class RandomCrop:
+    def __call__(self, img, target):
+        inside = target["boxes"][:, 2] > target["boxes"][:, 0]
+        return img, target["boxes"][inside]  # ok: TPU201
+
+
+def show(picture):
+    if isinstance(picture, (str, int)):
+        return str(picture)  # ok: TPU103
+    return None
+
+
+def outcome(predictions, references):
+    if device.type == "cpu":
+        return predictions.detach().numpy(), references.detach().numpy()  # ok: TPU102
+    return predictions, references
+
+
+def train(model, optimizer, loaders, sizes, epochs):
+    scheduler = lr_scheduler.StepLR(optimizer, step_size=7)
+    best = 0.0
+    for epoch in range(epochs):
+        for phase in ("train", "val"):
+            right = torch.zeros((), device=device)
+            for x, y in loaders[phase]:
+                x, y = x.to(device), y.to(device)
+                out = model(x)
+                loss = F.cross_entropy(out, y)
+                if phase == "train":
+                    loss.backward()
+                    xm.optimizer_step(optimizer, barrier=True)
+                right += (out.argmax(-1) == y).sum()
+                print(loss.item())  # TPU102: loss.item() reads the value of loss
+            if phase == "train":
+                scheduler.step()
+            accuracy = right.double() / sizes[phase]
+            print(f"{epoch} {phase} {accuracy:.3f}")  # ok: TPU103
+            if phase == "val" and accuracy > best:  # ok: TPU101
+                best = accuracy
+    return best
+
+
+def gathered(model, loader):
+    kept = []
+    for batch in loader:
+        kept.append(batch.target.cpu())
+    return torch.cat(kept).numpy()  # ok: TPU102
