@@ -152,8 +152,25 @@ def _result(
             return found(walk, node, receiver, method, arguments)
     if method == "cpu" and receiver.kind == UNKNOWN and not node.args:
         return Value(TENSOR, lib="torch", where="host")
+    if receiver is AN_ITEM:
+        return _item_method(walk, node, method, arguments)
     handler = _CALLED.get(callee.kind)
     return handler(walk, node, callee, arguments) if handler is not None else NO_IDEA
+
+
+def _item_method(walk: Evaluator, node: ast.Call, method: str, arguments: Arguments) -> Value:
+    """Of a part of something unknown that a loop goes over: a batch, where it is sent to a device."""
+    if method == "items":
+        return Value(LIST, item=Value(LIST, items=(A_NUMBER, AN_ITEM)))
+    if method == "values":
+        return Value(LIST, item=AN_ITEM)
+    if method in ("to", "cuda"):
+        moved = _moved(walk, node, _SENT, method, arguments)
+        return moved if moved.where == "device" else AN_ITEM
+    return AN_ITEM if method in ("get", "pop", "copy") else NO_IDEA
+
+
+_SENT = Value(BATCH, lib="torch")
 
 
 def _returned(function: Any, arguments: Arguments) -> Value:

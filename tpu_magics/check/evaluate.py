@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import operator
+import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -195,8 +196,14 @@ _DTYPES = {"float16": "float", "bfloat16": "float", "float32": "float", "bool": 
 _ACCELERATORS = frozenset(("is_main_process", "is_local_main_process", "process_index", "local_process_index"))
 
 
+_PARAMETER = re.compile(r"^(p|param|parameter|w|weights?|x|tensor)$")
+
+
 def _attribute(walk: Evaluator, node: ast.Attribute) -> Value:
-    return attribute(walk.value(node.value), node.attr)
+    value = walk.value(node.value)
+    if value.kind == UNKNOWN and node.attr == "grad" and isinstance(node.value, ast.Name):
+        return Value(TENSOR) if _PARAMETER.match(node.value.id) else NO_IDEA
+    return attribute(value, node.attr)
 
 
 def attribute(value: Value, name: str) -> Value:
@@ -215,8 +222,6 @@ def attribute(value: Value, name: str) -> Value:
             return Value(LIST, item=Value(TENSOR, lib=value.lib, where=value.where))
         dtype = "float" if name in _FLOATS else ""
         return NO_IDEA if name == "past_key_values" else Value(TENSOR, lib=value.lib, where=value.where, dtype=dtype)
-    if kind == UNKNOWN and name == "grad":
-        return Value(TENSOR, lib="torch")
     handler = _ATTRIBUTES.get(kind)
     return handler(value, name) if handler is not None else value if value is AN_ITEM else NO_IDEA
 

@@ -13,6 +13,7 @@ from tpu_magics.check.program import Call, Function
 from tpu_magics.check.values import (
     ACCELERATOR,
     ARRAY,
+    BATCH,
     DATASET,
     FUNCTION,
     LIST,
@@ -65,7 +66,7 @@ def mark(walk: Evaluator, call: Call, arguments: Sequence[Value]) -> None:
     elif call.name == "tensorflow.function" and arguments and _jit(walk, node):
         _compiled(arguments[0])
     if _is_model_call(walk, node):
-        _model_call(walk)
+        _model_call(walk, any(one.where == "device" and one.kind in (TENSOR, BATCH) for one in arguments))
     for keyword in node.keywords:
         if keyword.arg in _HOST_KEYWORDS:
             _host(walk.at.value(keyword.value))
@@ -106,16 +107,18 @@ def _is_model_call(walk: Evaluator, node: ast.Call) -> bool:
     return walk.at.value(node.func).kind == MODEL
 
 
-def _model_call(walk: Evaluator) -> None:
+def _model_call(walk: Evaluator, of_sent: bool = False) -> None:
     """A model that is called on what a loader gives makes the loop an evaluation's; one that is called again and again
-    outside of a module (a module goes over its layers) makes it a loop that generates."""
+    outside of a module (a module goes over its layers) makes it a loop that generates. `of_sent`: it is called on what
+    was sent to the device."""
     loops, function = walk.at.loops, walk.at.function
     if not loops:
         if function is not None:
             function.runs_model = True
         return
     over = loops[-1].loader
-    if over.kind in (LOADER, TFDATA) or _over_loader(over):
+    unknown = over.kind == UNKNOWN and (over.prepared or of_sent)
+    if over.kind in (LOADER, TFDATA) or _over_loader(over) or unknown:
         loops[-1].is_step = True
     elif isinstance(loops[-1].node, ast.While) or over.name == "builtins.range":
         module = function is not None and function.cls is not None and function.cls.is_module

@@ -10,6 +10,7 @@ nobody gives a tensor as a size without having computed it. So a size has to be 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -67,12 +68,21 @@ def _is_computed(node: ast.expr, at: Place, deeper: int) -> bool:
         return _computes(node, at)
     if isinstance(node, ast.Subscript):
         return _is_item_of_data(node.value, at, deeper)
+    if isinstance(node, ast.Name) and _is_said_to_be_tensor(node.id, at):
+        return True
     if isinstance(node, ast.Name):
         return any(
             _is_item_of_data(given, at, deeper - 1) if item else _is_computed(given, at, deeper - 1)
             for given, item in _definitions(at).get(node.id, ())
         )
     return False
+
+
+def _is_said_to_be_tensor(name: str, at: Place) -> bool:
+    """A parameter annotated as a tensor and nothing else."""
+    parameters = at.function.parameters if at.function is not None else ()
+    given = next((one.annotation for one in parameters if one.arg == name), None)
+    return given is not None and re.search(r"(^|\.)\w*Tensor'?$", ast.unparse(given)) is not None
 
 
 def _computes(node: ast.Call, at: Place) -> bool:
