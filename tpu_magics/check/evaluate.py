@@ -547,7 +547,7 @@ def subscript(value: Value, index: Value, node: ast.expr) -> Value:
     """`value[index]`."""
     kind = value.kind
     if kind == TENSOR:
-        return value.with_(name="", made=None) if value.name else value
+        return value.with_(name="", made=None) if value.name and value.name != "torch.randperm" else value
     if kind in (BATCH, OUTPUT):
         if isinstance(node, ast.Slice):
             return value

@@ -82,7 +82,8 @@ def _mark_method(walk: Evaluator, call: Call, arguments: Sequence[Value]) -> Non
     ):
         _step(walk)
     elif kind == STRATEGY and method == "run" and arguments:
-        _compiled(arguments[0])
+        if "Mirrored" not in call.receiver.name:  # of GPUs: XLA only where jit_compile says so
+            _compiled(arguments[0])
         _step(walk)
     elif method in _HOST_METHODS and kind in (DATASET, UNKNOWN, TFDATA) and arguments:
         _host(arguments[0])

@@ -96,9 +96,15 @@ MAKERS = frozenset(
 )  # fmt: skip
 
 
+_PERMUTATION = "torch.randperm"
+
+
 def is_made_on_cpu(tensor: ast.expr, at: Place) -> bool:
     """`torch.randint(0, 9, (1,)).item()` names no device, and is drawn on the CPU. What has a name may have been moved:
-    it counts as a tensor like any other."""
+    it counts as a tensor like any other, but for a permutation, by which the host goes over its data."""
+    value = at.value(tensor)
+    if value.name == _PERMUTATION and value.made_at is not None:
+        return value.made_at.keyword(value.made, "device") is None and value.where != "device"
     if not isinstance(tensor, ast.Call) or at.name(tensor) not in MAKERS:
         return False
     return at.keyword(tensor, "device") is None and not at.program.calls("torch.set_default_device")

@@ -24,6 +24,7 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.rules import _shapes as shapes
 from tpu_magics.check.rules import _sizes as sizes
 from tpu_magics.check.values import UNKNOWN
@@ -121,7 +122,7 @@ def _check_slices(node: ast.Subscript, at: Place) -> Iterator[Finding]:
     base, by = at.value(node.value), _bound_of_data(node, at)
     if by is None or not _is_sliced_tensor(base, node) or not shapes.runs_on_xla(at, base, at.value(by)):
         return
-    if _is_said_outside(node, at):
+    if _is_said_outside(node, at) or _is_said_before(node, by, at):
         return
     what, whose = shapes.short(at, node, "this slice"), shapes.short(at, by, "a value")
     tf = shapes.is_tf(at, base, at.value(by))
@@ -149,6 +150,19 @@ def _is_said_outside(node: ast.Subscript, at: Place) -> bool:
         if isinstance(outer, ast.Subscript) and _bound_of_data(outer, at) is not None:
             return _is_sliced_tensor(at.value(outer.value), outer)
     return False
+
+
+def _is_said_before(node: ast.Subscript, by: ast.expr, at: Place) -> bool:
+    """`return ids[:, :n], mask[:, :n]`: one fault, two slices on a line."""
+    top = next((one for one in at.parents(node) if isinstance(one, ast.stmt)), None)
+    slices = (one for one in (() if top is None else nodes_of(top)) if isinstance(one, ast.Subscript))
+    before = (one for one in slices if one.lineno == node.lineno and one.col_offset < node.col_offset)
+    found = ((one, _bound_of_data(one, at)) for one in before)
+    wanted = at.source(by)
+    return any(
+        other is not None and at.source(other) == wanted and _is_sliced_tensor(at.value(one.value), one)
+        for one, other in found
+    )
 
 
 def _is_sliced_tensor(base: Value, node: ast.Subscript) -> bool:

@@ -32,7 +32,7 @@ NAME = "jit-compile-missing"
 GROUP = "tensorflow"
 WHY = "Without jit_compile=True a CPU runs the model without XLA: the rehearsal does not show what a TPU would refuse."
 
-_TPU = re.compile(r"(?<![a-z])(tpus?|xla)(?![a-z0-9])", re.IGNORECASE)
+_TPU = re.compile(r"(?<![a-z])(tpus?)(?![a-z0-9])", re.IGNORECASE)
 _BY_NAME = re.compile(r"TPU(ClusterResolver|Strategy|DistributionStrategy|Estimator)")  # also of TensorFlow 1
 _FITS = ("fit", "train_on_batch", "fit_generator")
 
