@@ -29,7 +29,18 @@ MAGICS = """
 found = get_ipython().magics_manager.magics
 print(sorted(name for kind in found.values() for name in kind if name.startswith("tpu_")))
 """
-ALL = ["tpu_check", "tpu_check", "tpu_init", "tpu_logs", "tpu_pad", "tpu_panel", "tpu_runs", "tpu_stop", "tpu_train", "tpu_train"]
+ALL = [
+    "tpu_check",
+    "tpu_check",
+    "tpu_init",
+    "tpu_logs",
+    "tpu_pad",
+    "tpu_panel",
+    "tpu_runs",
+    "tpu_stop",
+    "tpu_train",
+    "tpu_train",
+]
 
 
 def test_loading_is_quick_and_imports_no_framework(tmp_path: Path) -> None:

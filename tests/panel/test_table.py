@@ -91,7 +91,7 @@ def test_a_state_is_a_symbol_and_a_word(state, text):
 
 
 def test_an_unknown_state_is_refused():
-    with pytest.raises(ValueError, match="A row's state is one of '', 'ok', 'warning', 'broken', .*, not 'bad'"):
+    with pytest.raises(ValueError, match=r"A row's state is one of '', 'ok', 'warning', 'broken', .*, not 'bad'"):
         Row(("a",), "bad")
 
 
