@@ -121,7 +121,8 @@ def _give(walk: Evaluator, target: Function, call: Call, arguments: Arguments) -
         target.callers.append(call)
     parameters = target.parameters
     bound = target.cls is not None and "staticmethod" not in target.decorators and bool(parameters)
-    own = parameters[1:] if bound else parameters
+    positional = len(parameters) - len(target.node.args.kwonlyargs)
+    own = parameters[1:positional] if bound else parameters[:positional]
     for parameter, value in zip(own, arguments, strict=False):
         _join_given(target, parameter.arg, value)
     for keyword in call.node.keywords:
@@ -619,6 +620,8 @@ def _model_method(walk: Evaluator, node: ast.Call, value: Value, method: str, ar
         return Value(OUTPUT, lib=value.lib)
     if method in ("predict",):
         return AN_ARRAY
+    if method == "clip_grad_norm_":
+        return Value(TENSOR, lib="torch", where="device")
     if method in ("state_dict", "fit", "evaluate", "compile", "summary", "save", "save_pretrained"):
         return NO_IDEA
     return NO_IDEA

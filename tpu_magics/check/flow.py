@@ -85,6 +85,7 @@ class Walker(Evaluator):
         self._waiting: list[Function] = []
         self._class: Class | None = None
         self._numeric = False
+        self._only_tf = False
         self._libraries: dict[str, str] = {}
 
     # -- both passes --------------------------------------------------------------------------------------------------
@@ -105,6 +106,7 @@ class Walker(Evaluator):
         for index, cell in enumerate(self.program.cells):
             if cell.tree is not None:
                 self._cell(index, cell)
+        self._only_tf = self.program.uses("tensorflow") and not self.program.uses("torch")
         self._numeric = self.program.uses("numpy") or self.program.uses("pandas")
         found = self.program.globals.items()
         self._libraries = {name: value.name for name, value in found if value.kind == MODULE}
@@ -628,6 +630,8 @@ class Walker(Evaluator):
                 self.env[name] = Value(INSTANCE, ref=function.cls)
                 continue
             guessed = guess(function, argument, defaults.get(name), self._evidence())
+            if self._only_tf and guessed.kind in (TENSOR, BATCH, MODEL) and not guessed.lib:
+                guessed = guessed.with_(lib="tf")
             self.env[name] = self._given(function, name, guessed, defaults.get(name))
         if spec.vararg is not None:
             self.env[spec.vararg.arg] = Value(LIST)

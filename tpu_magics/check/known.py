@@ -498,6 +498,20 @@ TENSOR_ONLY_METHODS = frozenset(
         "index_add_",
         "scatter",
         "gather",
+        "clamp_min",
+        "clamp_max",
+        "amax",
+        "amin",
+        "aminmax",
+        "nan_to_num",
+        "isnan",
+        "isfinite",
+        "isinf",
+        "index_add",
+        "scatter_add",
+        "scatter_add_",
+        "relu",
+        "log1p",
     ]
 )
 ARRAY_METHODS = frozenset([

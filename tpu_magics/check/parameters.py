@@ -77,7 +77,7 @@ _NAMED = (
     ),
     (re.compile(r"^tokenizer$"), Value(TOKENIZER)),
     (re.compile(r"^accelerator$"), Value(ACCELERATOR)),
-    (re.compile(r"^device$"), Value(DEVICE)),
+    (re.compile(r"^(xla_|tpu_)?dev(ice)?$"), Value(DEVICE)),
     (re.compile(r"^strategy$"), Value(STRATEGY)),
     (re.compile(r"^batch$"), Value(BATCH)),
 )
@@ -132,7 +132,7 @@ def guess(function: Function, argument: ast.arg, default: ast.expr | None, evide
     for pattern, value in _NAMED:
         if pattern.match(name):
             return value
-    if _FLAGS.search(name):
+    if _FLAGS.search(name) and evidence.get(name, 0) < 2:
         return NO_IDEA
     if _in_module(function):
         lib = function.cls.lib if function.cls is not None else ""
@@ -248,12 +248,19 @@ def evidence_of(body: ast.AST | list[ast.stmt], numeric: bool, libraries: Mappin
             elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
                 if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
                     found[node.value.id] = _MAPPING_USE
+                elif not numeric and isinstance(node.slice, ast.Tuple) and any(map(_only_arrays, node.slice.elts)):
+                    _tell(node.value, 2, found)  # `x[:, 0]`, `x[..., None]`
             elif isinstance(node, ast.Compare):
                 _look_at_comparison(node, found)
     for name, source in reversed(assigned):  # what a tensor was cut out of is one
         if found.get(name, 0) > 0 and isinstance(source, (ast.Name, ast.Subscript, ast.Call)):
             _tell(source, found[name], found)
     return found
+
+
+def _only_arrays(index: ast.expr) -> bool:
+    """An index that no list and no dict takes."""
+    return isinstance(index, ast.Slice) or (isinstance(index, ast.Constant) and index.value in (None, ...))
 
 
 # Of torch.* and tf.*: these take sizes, seeds or anything at all, and say nothing of their first argument.

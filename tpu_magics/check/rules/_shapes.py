@@ -31,6 +31,7 @@ _MASK_NAME = re.compile(r"(^|_)masks?$|^(is_)?(keep|kept|valid|invalid)$", re.IG
 # Of what is not known to be a tensor, only these: `keep = nms(...)` are positions.
 _SURE_NAME = re.compile(r"(^|_)mask$", re.IGNORECASE)
 _SELECTIONS = ("torch.masked_select", "torch.Tensor.masked_select", "tensorflow.boolean_mask")
+_RESHAPING = frozenset(("squeeze", "unsqueeze", "view", "reshape", "flatten", "contiguous", "expand_as", "detach", "t"))
 _COMPARED = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _BITS = (ast.BitAnd, ast.BitOr, ast.BitXor)
 _ON_DEVICE = (TENSOR, OUTPUT, BATCH)
@@ -100,6 +101,8 @@ def _has_form_of_mask(node: ast.expr, at: Place, of_tensor: bool) -> bool:
         return of_tensor or is_mask(node.operand, at, of_tensor)  # nobody inverts positions
     if isinstance(node, ast.BinOp) and isinstance(node.op, _BITS):
         return is_mask(node.left, at, of_tensor) or is_mask(node.right, at, of_tensor)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _RESHAPING:
+        return is_mask(node.func.value, at, of_tensor)
     value = at.value(node)
     if of_tensor and (value.dtype == "bool" or (isinstance(node, ast.Name) and node.id in _inverted(at))):
         return True

@@ -27,6 +27,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.rules import _reads, _sinks, _values
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def check(node: ast.Call, at: Place) -> Iterator[Finding]:
         return
     tensor = _reads.read_tensor(node, at)
     if tensor is None or _values.seldom(node, at) or _values.guarded(node, at) or _said_elsewhere(node, at):
+        return
+    if _said_beside(node, at):
         return
     yield at.finding(
         node,
@@ -78,6 +81,23 @@ def _said_elsewhere(node: ast.Call, at: Place) -> bool:
         if isinstance(parent, (ast.If, ast.While, ast.IfExp)) and child is parent.test:
             return _values.decides_tensor_work(parent, at)
     return False
+
+
+def _said_beside(node: ast.Call, at: Place) -> bool:
+    """Whether a read stands before it on this line: `add_batch(predictions=preds.cpu(), references=labels.cpu())`."""
+    for parent, child in _values.expression_parents(node, at):
+        if isinstance(parent, ast.stmt):
+            return False
+        for beside in ast.iter_child_nodes(parent):
+            if beside is child:
+                break
+            if any(_reads.read_tensor(one, at) is not None and _on_one_line(one, node) for one in nodes_of(beside)):
+                return True
+    return False
+
+
+def _on_one_line(one: ast.AST, other: ast.AST) -> bool:
+    return getattr(one, "lineno", 0) == getattr(other, "lineno", 1)
 
 
 def _cure(node: ast.Call, tensor: ast.expr, at: Place) -> str:
