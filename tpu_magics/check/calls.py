@@ -511,6 +511,8 @@ def _tensor_method(walk: Evaluator, node: ast.Call, value: Value, method: str, a
     lib, where = value.lib, value.where
     if method in known.TENSOR_NUMBERS or (method.startswith(("is_", "_is_")) and method not in known.TENSOR_READS):
         return A_SHAPE
+    if method.startswith("get_"):
+        return NO_IDEA  # `cache.get_seq_length()`: it is no tensor
     if method in known.TENSOR_READS:
         return Value(
             NUMBER,
@@ -584,6 +586,9 @@ def _may_be_device(node: ast.Call) -> bool:
     return any("type" not in str(getattr(one, "attr", getattr(one, "id", ""))) for one in given)
 
 
+_OPTIONS = ("return_", "output_", "use_", "is_", "has_")  # of what a batch may hold, no tensors
+
+
 def _batch_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
     tensor = Value(TENSOR, lib=value.lib, where=value.where)
     if method == "items":
@@ -595,7 +600,8 @@ def _batch_method(walk: Evaluator, node: ast.Call, value: Value, method: str, ar
     if method in ("to", "cuda"):
         return _moved(walk, node, value, method, arguments)
     if method in ("get", "pop"):
-        return tensor
+        key = arguments[0].const if arguments else NOTHING
+        return NO_IDEA if isinstance(key, str) and key.startswith(_OPTIONS) else tensor
     if method in ("copy", "clone"):
         return value
     return _tensor_method(walk, node, tensor, method, arguments)

@@ -150,6 +150,8 @@ def _alike(one: Value, other: Value) -> Value:
     found = {name: _same(getattr(one, name), getattr(other, name), _EMPTY[name]) for name in _EMPTY}
     if one.item is not None or other.item is not None:
         found["item"] = join(one.item, other.item) if one.item and other.item else one.item or other.item
+    if one.items is not None and other.items is not None and len(one.items) == len(other.items):
+        found["items"] = tuple(join(a, b) for a, b in zip(one.items, other.items, strict=True))
     for flag in ("varies", "read", "prepared"):
         found[flag] = getattr(one, flag) or getattr(other, flag)
     return Value(one.kind, **found)
