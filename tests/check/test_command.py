@@ -248,7 +248,7 @@ def test_diff_shows_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> No
     write("b.py", "import torch\nblue(1)\n")
     assert check("--diff", "--fix", ".") == 1
     assert capsys.readouterr().out == (
-        "--- a.py (before)\n+++ a.py (after)\n@@ -1,3 +1,3 @@\n import torch\n-red(1)\n+green(1)\n blue(2)\n"
+        "--- a.py\n+++ a.py\n@@ -1,3 +1,3 @@\n import torch\n-red(1)\n+green(1)\n blue(2)\n"
     )
     assert Path("a.py").read_text() == BAD
     assert check("--diff", "b.py") == 0

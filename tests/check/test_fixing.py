@@ -270,7 +270,7 @@ def test_a_file_that_may_not_be_written_stays(tmp_path: Path, monkeypatch: pytes
 def test_the_diff_of_a_file() -> None:
     found = fix([cell_of(TORCH + "red(1)", "a.py")], check)
     assert diff(found) == (
-        "--- a.py (before)\n+++ a.py (after)\n@@ -1,2 +1,2 @@\n import torch\n"
+        "--- a.py\n+++ a.py\n@@ -1,2 +1,2 @@\n import torch\n"
         "-red(1)\n\\ No newline at end of file\n+green(1)\n\\ No newline at end of file\n"
     )
 

@@ -175,6 +175,8 @@ _SENT = Value(BATCH, lib="torch")
 
 
 def _returned(function: Any, arguments: Arguments) -> Value:
+    if isinstance(function, Function) and function.yields is not None:
+        return function.yields
     if not isinstance(function, Function) or function.returns is None:
         return NO_IDEA
     return function.returns

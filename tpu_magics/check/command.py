@@ -129,8 +129,9 @@ class _Check:
 
     def stdin(self) -> int:
         """Standard input as one file; with --fix its new text goes to standard output and the report beside it."""
-        name = self.options.stdin_filename or "<stdin>"
-        self._file(name, sys.stdin.buffer.read())
+        data = sys.stdin.buffer.read()
+        name = self.options.stdin_filename or ("<stdin>.ipynb" if _looks_like_notebook(data) else "<stdin>")
+        self._file(name, data)
         return self._end()
 
     def _bytes(self, path: str) -> bytes | None:
@@ -204,6 +205,11 @@ class _Check:
 
     def _note(self, said: str) -> None:
         _say(said + "\n", "stderr")
+
+
+def _looks_like_notebook(data: bytes) -> bool:
+    """JSON is Python too, and nothing would be found in it."""
+    return data.lstrip()[:1] == b"{" and b'"cells"' in data and b'"nbformat"' in data
 
 
 def check_cells_of_file(cells: Sequence[Cell], config: Config) -> list[Finding]:

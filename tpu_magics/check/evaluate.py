@@ -220,7 +220,7 @@ def attribute(value: Value, name: str) -> Value:
             return _tensor_attribute(value, name)
         if name in _TUPLES:
             return Value(LIST, item=Value(TENSOR, lib=value.lib, where=value.where))
-        dtype = "float" if name in _FLOATS else ""
+        dtype = "float" if name in _FLOATS else "int" if name == "indices" else ""
         return NO_IDEA if name == "past_key_values" else Value(TENSOR, lib=value.lib, where=value.where, dtype=dtype)
     handler = _ATTRIBUTES.get(kind)
     return handler(value, name) if handler is not None else value if value is AN_ITEM else NO_IDEA
@@ -635,6 +635,19 @@ def _await(walk: Evaluator, node: ast.Await) -> Value:
     return walk.value(node.value)
 
 
+def _yield(walk: Evaluator, node: ast.Yield) -> Value:
+    """What a generator function gives is gathered: a list of such items, over the same loader as its loop."""
+    item = walk.value(node.value)
+    function, loops = walk.at.function, walk.at.loops
+    if function is not None:
+        over = loops[-1].loader if loops else NO_IDEA
+        source = over if over.kind in (LOADER, TFDATA) else over.ref if isinstance(over.ref, Value) else None
+        before = function.yields
+        item = item if before is None or before.item is None else join(before.item, item)
+        function.yields = Value(LIST, item=AN_ITEM if item is NO_IDEA else item, ref=source)
+    return NO_IDEA
+
+
 def _lambda(walk: Evaluator, node: ast.Lambda) -> Value:
     walk.values(one for one in (*node.args.defaults, *node.args.kw_defaults) if one is not None)
     return Value(FUNCTION, ref=walk.define_lambda(node))
@@ -671,5 +684,6 @@ _EXPRESSIONS: dict[type, Callable[[Evaluator, Any], Value]] = {
     ast.NamedExpr: _named,
     ast.Starred: _starred,
     ast.Await: _await,
+    ast.Yield: _yield,
     ast.Lambda: _lambda,
 }

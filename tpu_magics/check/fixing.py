@@ -122,8 +122,11 @@ def diff(fixed: Fixed) -> str:
 
 
 def _diff(old: Cell, text: str) -> str:
-    name = old.path if old.number is None else f"{old.path}, cell {old.number}"
-    lines = difflib.unified_diff(_lines(old.text), _lines(text), f"{name} (before)", f"{name} (after)")
+    if old.number is None:  # plain paths: `patch` and `git apply` take it
+        before, after = old.path, old.path
+    else:
+        before, after = (f"{old.path}, cell {old.number} ({when})" for when in ("before", "after"))
+    lines = difflib.unified_diff(_lines(old.text), _lines(text), before, after)
     return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
 
 

@@ -28,7 +28,7 @@ from tpu_magics.check.evaluate import (
 from tpu_magics.check.marks import JIT
 from tpu_magics.check.names import canonical
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.parameters import SURELY, annotated, by_name, evidence_of, guess
+from tpu_magics.check.parameters import MODEL_USE, SURELY, annotated, by_name, evidence_of, guess
 from tpu_magics.check.place import Loop, Place
 from tpu_magics.check.program import Class, Function, Program
 from tpu_magics.check.values import (
@@ -59,6 +59,7 @@ _KERAS_MODULES = ("keras.Model", "keras.models.Model", "keras.layers.Layer", "ke
     "keras.models.Sequential", "keras.losses.Loss", "keras.metrics.Metric", "tensorflow.Module")  # fmt: skip
 _MISSING: Any = object()
 _TORCH_TENSOR = Value(TENSOR, lib="torch")
+_TORCH_MODEL = Value(MODEL, lib="torch")
 # What these make is no model and no loader of torch, whatever it is called.
 _OTHER_LIBRARIES = re.compile(
     r"(sklearn|xgboost|lightgbm|catboost|argparse|json|joblib|pickle|spacy|gensim|numpy|pandas|scipy|tiktoken|jinja2|"
@@ -263,6 +264,8 @@ class Walker(Evaluator):
                 found = by_name(name)
                 if found.kind in (LOADER, MODEL, OPTIMIZER):
                     self.bind(name, found)
+                elif self._evidence().get(name, 0) == MODEL_USE:
+                    self.bind(name, _TORCH_MODEL)
                 elif self._evidence().get(name, 0) >= SURELY:
                     self.bind(name, _TORCH_TENSOR)
 
@@ -613,7 +616,7 @@ class Walker(Evaluator):
         if isinstance(node, ast.Lambda):
             function.returns = self.value(node.body)
         else:
-            function.returns = None
+            function.returns = function.yields = None
             self._block(node.body)
         function.env = self.env
         inner, self._waiting = self._waiting, waiting
@@ -761,7 +764,7 @@ def _root(node: ast.AST) -> str:
 
 def _on_host(value: Value) -> Value:
     if value.kind in (TENSOR, BATCH):
-        return value.with_(where="host")
+        return value if value.where == "device" else value.with_(where="host")
     if value.kind == LIST:
         items = tuple(map(_on_host, value.items)) if value.items is not None else None
         return value.with_(items=items, item=_on_host(value.item) if value.item is not None else None)

@@ -105,7 +105,10 @@ def _keras_functions(walk: Evaluator, node: ast.Call) -> None:
 
 
 def _is_model_call(walk: Evaluator, node: ast.Call) -> bool:
-    return walk.at.value(node.func).kind == MODEL
+    func = node.func
+    if isinstance(func, ast.Attribute) and func.attr in ("generate", "forward"):
+        return walk.at.value(func.value).kind == MODEL
+    return walk.at.value(func).kind == MODEL
 
 
 def _model_call(walk: Evaluator, of_sent: bool = False) -> None:

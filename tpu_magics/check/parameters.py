@@ -107,7 +107,8 @@ def by_name(name: str) -> Value:
 SURELY = 3  # by what nothing but a tensor of torch has: `loss.backward()`
 
 # Evidence against: what no tensor has, and what only mappings have.
-_NO_TENSOR, _MAPPING_USE = -2, -1
+MODEL_USE, _NO_TENSOR, _MAPPING_USE = -3, -2, -1
+_MODELS_HAVE = frozenset(("parameters", "named_parameters", "named_modules"))
 _MAPPINGS_HAVE = frozenset(("keys", "items", "update", "setdefault"))
 _TENSORS_HAVE = frozenset(("get_device", "get_shape"))
 
@@ -127,6 +128,8 @@ def guess(function: Function, argument: ast.arg, default: ast.expr | None, evide
         return Value(NUMBER, varies=True)
     if name == "inputs" and _in_trainer(function):
         return Value(BATCH, lib="torch", where="device")
+    if evidence.get(name, 0) == MODEL_USE:
+        return Value(MODEL)
     if evidence.get(name, 0) < 0:
         return Value(BATCH) if evidence[name] == _MAPPING_USE and _in_module(function) else NO_IDEA
     for pattern, value in _NAMED:
@@ -336,6 +339,9 @@ def _look_at_call(node: ast.Call, numeric: bool, found: dict[str, int], librarie
         _look_at_library_call(node, libraries.get(func.id, ""), found)
         return
     if not isinstance(func, ast.Attribute):
+        return
+    if isinstance(func.value, ast.Name) and func.attr in _MODELS_HAVE:
+        found[func.value.id] = MODEL_USE
         return
     if isinstance(func.value, ast.Name) and _no_tensor_has(func.attr):
         found[func.value.id] = _MAPPING_USE if func.attr in _MAPPINGS_HAVE else _NO_TENSOR

@@ -141,6 +141,8 @@ def join(one: Value, other: Value) -> Value:
             return second
         if first.kind == UNKNOWN:
             return NO_IDEA if second.kind == NUMBER else second
+        if first.kind in (BATCH, OUTPUT) and second.holds_tensors:
+            return first.with_(where=first.where if first.where == second.where else "")
     return NO_IDEA
 
 

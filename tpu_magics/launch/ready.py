@@ -8,6 +8,7 @@ transformers TPU guide.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,8 +82,6 @@ def _trained_at_home() -> Run | None:
 
 def _rule(group: str, question: str) -> Callable[[Known], Item]:
     def item(known: Known) -> Item:
-        if not known.program.cells:
-            return Item(question, UNKNOWN, "No cell has run yet.")
         found = [one for one in known.findings if one.group == group and not one.advice]
         measured = {cause: known.causes[cause] for cause in _CAUSES[group] if known.causes.get(cause)}
         said = [_places(found)] if found else [f"No rule of the group {group} is broken in {_cells(known)}."]
@@ -93,9 +92,22 @@ def _rule(group: str, question: str) -> Callable[[Known], Item]:
             said.append(
                 f"The run {known.run.name} read values in the middle of steps at {_many(known.reads, 'place')}."
             )
+        if not found and not measured and not _has_training(known):
+            return Item(question, UNKNOWN, NO_TRAINING)
         return Item(question, FAILED if found or measured else PASSED, " ".join(said))
 
     return item
+
+
+NO_TRAINING = "No training was found in the cells that have run."
+
+
+def _has_training(known: Known) -> bool:
+    """Whether there is something that the rules could have spoken about: a step, a launch, a `fit` or `train`."""
+    program = known.program
+    steps = any(function.has_step or function.launched or function.runs_model for function in program.functions)
+    calls = any(program.methods(method) for method in ("fit", "train", "backward", "train_on_batch"))
+    return steps or calls or _launch_is_there(known)
 
 
 def _cells(known: Known) -> str:
@@ -127,7 +139,12 @@ def _tried(known: Known) -> Item:
     counts = [_many(summary.steps or 0, "step")]
     counts += [_many(summary.compiles, "compile")] if summary.compiles is not None else []
     counts += [_many(summary.recompiles, "recompile")] if summary.recompiles is not None else []
-    return Item(question, PASSED, f"The run {run.name} on {where}: {', '.join(counts)}.")
+    return Item(question, PASSED, f"The run {run.name} on {where}{_when(run)}: {', '.join(counts)}.")
+
+
+def _when(run: Run) -> str:
+    """Runs of other notebooks in this folder count as well: the time tells which it is."""
+    return f" ({time.strftime('%Y-%m-%d %H:%M', time.localtime(run.created))})" if run.created else ""
 
 
 def _fits(_known: Known) -> Item:
@@ -189,8 +206,8 @@ def _scope(known: Known) -> Item:
     found = [one for one in known.findings if one.code in _SCOPE and not one.advice]
     if found:
         return Item(question, FAILED, _places(found))
-    if not known.program.cells:
-        return Item(question, UNKNOWN, "No cell has run yet.")
+    if not _has_training(known):
+        return Item(question, UNKNOWN, NO_TRAINING)
     early = session.current.marks.cells.get("runtime")
     if early:
         return Item(question, FAILED, f"The XLA runtime was started in the notebook, in {early}.")
@@ -200,6 +217,8 @@ def _scope(known: Known) -> Item:
 def _jit(known: Known) -> Item:
     question = "jit_compile as it has to be there"
     if not known.program.uses("tensorflow") and not known.program.uses("keras"):
+        if not _has_training(known):
+            return Item(question, UNKNOWN, NO_TRAINING)
         return Item(question, PASSED, "No TensorFlow in the cells; torch_xla compiles every graph by itself.")
     found = [one for one in known.findings if one.code in _JIT]
     if found:
@@ -214,8 +233,8 @@ def _arguments(known: Known) -> Item:
     found = [one for one in known.findings if one.group in groups and one.code not in elsewhere and not one.advice]
     if found:
         return Item(question, FAILED, _places(found))
-    if not known.program.cells:
-        return Item(question, UNKNOWN, "No cell has run yet.")
+    if not _has_training(known):
+        return Item(question, UNKNOWN, NO_TRAINING)
     return Item(question, PASSED, f"No rule of the groups {', '.join(groups)} is broken in {_cells(known)}.")
 
 

@@ -19,13 +19,21 @@ def newest(texts: Mapping[int, str], ids: Mapping[str, str]) -> list[Cell]:
     """The cells `In [n]`, without those that a later run has replaced.
 
     A front end that sends ids tells which these are; elsewhere it is a cell with the same text, or one that defines
-    the same name or begins with the same line and shares half of its lines.
+    the same name or begins with the same line and shares half of its lines. What never ran is left out, but for the
+    newest, which runs now: cells that do not parse, and those below `%%tpu_check`.
     """
     kept: list[int] = []
     for number in sorted(texts, reverse=True):
+        if kept and not _ran(texts[number]):
+            continue
         if not any(_replaced(number, later, texts, ids) for later in kept):
             kept.append(number)
     return [_cell(texts[number], f"In [{number}]") for number in reversed(kept)]
+
+
+def _ran(text: str) -> bool:
+    cell = _cell(text, "In [0]")
+    return cell.tree is not None and cell.magic != "tpu_check"
 
 
 def _replaced(number: int, later: int, texts: Mapping[int, str], ids: Mapping[str, str]) -> bool:

@@ -7,6 +7,7 @@ checklist (launch/ready.py), and how findings look (panel/findings.py).
 from __future__ import annotations
 
 import argparse
+import ast
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,8 +73,9 @@ def _asked(
     notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[Cell]
 ) -> tuple[list[Finding], str, Sequence[Cell]]:
     if not found.names:
-        number = sum(cell.tree is None or bool(cell.tree.body) for cell in cells)
-        return _findings(cells, found), f"{number} cell{'s' * (number != 1)}", cells
+        number = sum(_has_code(cell) for cell in cells)
+        looked_at = f"{number} cell{'s' * (number != 1)}" if number else "no cell: none with code has run yet"
+        return _findings(cells, found), looked_at, cells
     findings: list[Finding] = []
     shown: list[Cell] = []
     for name in found.names:
@@ -84,6 +86,16 @@ def _asked(
     return list(dict.fromkeys(findings)), f"{', '.join(found.names)} and what it calls", shown
 
 
+def _has_code(cell: Cell) -> bool:
+    """Whether there is more in it than magics."""
+    return cell.tree is None or any(not _is_masked(node) for node in cell.tree.body)
+
+
+def _is_masked(node: ast.stmt) -> bool:
+    """What stands in the tree for a line of IPython's."""
+    return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+
+
 def _home(name: str, cells: Sequence[Cell], namespace: dict[str, Any]) -> Sequence[Cell]:
     """The cells, or the file, that define this name."""
     if parts_of(cells, name):
@@ -92,9 +104,13 @@ def _home(name: str, cells: Sequence[Cell], namespace: dict[str, Any]) -> Sequen
     path = _file_of(value)
     if path is not None and parts_of(home := read_file(path), name):
         return home
+    first = name.partition(".")[0]
+    why = "The notebook has no such name either."
+    if value is not None:
+        why = f"{first} is a {type(value).__name__}; what libraries define is not followed."
     raise TpuMagicsError(
         f"No cell defines a function or class {name}.",
-        f"{name} is a {type(value).__name__}." if value is not None else "The notebook has no such name either.",
+        why,
         "Name a function or class (`Net.forward` for a method), or leave the name away to check all cells.",
     )
 

@@ -129,7 +129,7 @@ class ShellNotebook:
         """The cells so far as the rules read them; of a cell that was run again, the newest only."""
         from tpu_magics.magics.cells import newest
 
-        texts = [str(text) for text in self._history()]
+        texts = list(map(str, self._history()))
         return newest({number: text for number, text in enumerate(texts) if number and text.strip()}, self.cell_ids())
 
     def source(self, magic_line: str, body: str) -> Source:

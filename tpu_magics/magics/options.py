@@ -43,6 +43,12 @@ class MagicParser(argparse.ArgumentParser):
 
     def _refuse(self, word: str) -> NoReturn:
         known = [option for action in self._actions for option in action.option_strings]
+        if not word.startswith("-"):
+            raise TpuMagicsError(
+                f"{self.prog} does not take {word!r} here.",
+                "It has no more ARGs than its help says; an expression with blanks in it is several words.",
+                f"Look at {self.prog} -h, or give the expression a name and use that.",
+            )
         option = word.split("=")[0]
         near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]}?" if near else "."

@@ -16,6 +16,7 @@ from tpu_magics.padding.measured import Seconds
 MOST_PADDED = 0.2  # of all token slots: what a choice without measured seconds may waste
 SHOWN_BUCKETS = (2, 4, 8)
 SURE = ("max", "multiple", "none", "longest", "buckets")  # shapes hold for any data; or only for data like these
+SHUFFLES_DIFFER = "its lengths are those of one shuffle, and each other one brings new ones"
 RANKS_DIFFER = "ranks draw batches of their own, and would take different shapes in one step: on a TPU they hang"
 
 
@@ -73,7 +74,8 @@ def choices(task: Task, seconds: Seconds) -> tuple[Choice, ...]:
 
 def _none(task: Task) -> Choice:
     lengths = tuple(sorted(task.counts))
-    barred = "" if task.batch_size == 1 else "a batch needs one length: it is for batches of one sample"
+    one = task.batch_size == 1 or len(lengths) == 1
+    barred = "" if one else "a batch needs one length: it is for batches of one sample"
     if task.ranks > 1 and len(lengths) > 1:
         barred = RANKS_DIFFER
     return _choice(task, "no padding", "none", lengths, len(lengths), task.tokens, barred=barred)
@@ -83,6 +85,8 @@ def _in_batch(task: Task, multiple: int) -> Choice:
     padded = task.drawn.padded_to(multiple)
     shapes = len(padded.lengths) + (padded.short_shapes if task.last else 0)
     barred = RANKS_DIFFER if task.ranks > 1 and shapes > 1 else ""
+    if multiple == 1 and len(task.counts) > 1 and task.batch_size > 1:
+        barred = barred or SHUFFLES_DIFFER
     name = "longest in batch" if multiple == 1 else f"multiple of {multiple}"
     kind = "longest" if multiple == 1 else "multiple"
     return _choice(task, name, kind, padded.lengths, shapes, padded.slots, barred=barred, multiple=multiple)

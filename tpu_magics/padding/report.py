@@ -124,7 +124,7 @@ def _counts(lengths: list[int]) -> dict[int, int]:
 
 
 def _task(source: Source, lengths: list[int], asked: Asked) -> Task:
-    batch = asked.batch or source.batch_size or BATCH
+    batch = asked.batch or source.batch_size or min(BATCH, len(lengths))
     return Task(
         counts=_counts(lengths),
         tokens=sum(lengths),

@@ -36,6 +36,14 @@ def read(given: Any) -> Source:
             "A text's length depends on the tokenizer.",
             "Tokenise them first: lengths = [len(ids) for ids in tokenizer(texts)['input_ids']]",
         ) from None
+    except TpuMagicsError:
+        raise
+    except Exception as error:  # of the person's own data set, collator or loader
+        raise TpuMagicsError(
+            f"Reading the samples broke off with {type(error).__name__}: {error}.",
+            f"The {type(given).__name__} itself raised it, for one of its samples or batches.",
+            "Mend it, or give the lengths themselves: %tpu_pad [len(ids) for ids in ...]",
+        ) from error
 
 
 def read_dataset(given: Any) -> Source:

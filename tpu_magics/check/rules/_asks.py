@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules import _reads, _values
+from tpu_magics.check.rules import _reads, _values, _work
 from tpu_magics.check.values import INSTANCE, LIST, MODEL, TENSOR
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def first_asked(node: ast.AST, at: Place) -> ast.expr | None:
     found = found or next((one for one in inside if not _values.guarded(one, at)), None)
     if found is None and tests:
         read = _read(tests[0], at)
-        return read if read is not None and _values.decides_tensor_work(node, at) else None
+        return read if read is not None and _work.decides_tensor_work(node, at) else None
     return found
 
 

@@ -65,7 +65,7 @@ def cure(node: ast.AST, asked: ast.expr, at: Place, tf: bool) -> str:
     if rewritten:
         indicator = ", or multiply by an indicator (`tf.cast(condition, tf.float32)`)" if tf else ""
         return f"Write `{rewritten}`{indicator}."
-    if isinstance(node, ast.If) and isinstance(node.body[-1], (ast.Raise, ast.Break, ast.Return)):
+    if isinstance(node, ast.If) and isinstance(node.body[-1], (ast.Raise, ast.Break, ast.Continue, ast.Return)):
         return _LEAVE[xp]
     sentences = _SENTENCES.get(type(node))
     if sentences is not None:

@@ -79,7 +79,20 @@ def _compared(outer: ast.Compare, mask: ast.expr, at: Place) -> str:
     """`preds[mask] == labels[mask]`: compare all, and count where the mask is true."""
     bare = _bare(at.source(outer), outer, at, {})
     weight = shapes.atom(at, mask)
-    return f"Compare all elements and let the mask drop the rest: `(({bare}) & {weight}).sum() / {weight}.sum()`."
+    mean = f" / {weight}.sum()" if _is_averaged(outer, at) else ""
+    return f"Compare all elements and let the mask drop the rest: `(({bare}) & {weight}).sum(){mean}`."
+
+
+def _is_averaged(outer: ast.Compare, at: Place) -> bool:
+    """Whether a mean is asked for: `(preds[mask] == labels[mask]).float().mean()`."""
+    node: ast.AST | None = outer
+    while node is not None:
+        node = at.parent(node)
+        if isinstance(node, ast.Attribute) and node.attr == "mean":
+            return True
+        if not isinstance(node, (ast.Attribute, ast.Call)):
+            return at.name(node) == "torch.mean" if node is not None else False
+    return False
 
 
 # -- a loss of selected elements --------------------------------------------------------------------------------------
@@ -102,7 +115,9 @@ def _loss(call: ast.Call, mask: ast.expr, at: Place, names: dict[str, str], tf: 
         arguments += _ignored(mask, at)
     each = _call(function, [*arguments, _EACH])
     divided = at.constant(at.keyword(call, "reduction")) != "sum"
-    return f"Compute the loss of all elements and {_ZEROED} {_form(each, mask, at, False, divided)}"
+    weighted = divided and any(one.arg == "weight" for one in call.keywords)
+    more = " (With `weight` torch divides by the sum of the chosen elements' weights instead.)" if weighted else ""
+    return f"Compute the loss of all elements and {_ZEROED} {_form(each, mask, at, False, divided)}{more}"
 
 
 def _call(function: str, arguments: list[str]) -> str:

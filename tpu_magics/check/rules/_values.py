@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.evaluate import EVERY_N
@@ -19,7 +19,6 @@ from tpu_magics.check.values import (
     FUNCTION,
     LIST,
     LOADER,
-    MODEL,
     OPTIMIZER,
     OUTPUT,
     TENSOR,
@@ -33,15 +32,6 @@ if TYPE_CHECKING:
     from tpu_magics.check.program import Call, Function
 
 STRUCTURES = (OUTPUT, BATCH)
-# Calls of these libraries that compute nothing.
-_NO_WORK = frozenset(
-    ("torch.save", "torch.load", "torch.no_grad", "torch.enable_grad", "torch.inference_mode", "torch.is_tensor",
-     "torch_xla.core.xla_model.save", "torch_xla.core.xla_model.master_print",
-     "torch_xla.core.xla_model.is_master_ordinal", "torch_xla.core.xla_model.add_step_closure")
-)  # fmt: skip
-_LIBRARIES = ("torch.", "torch_xla.", "tensorflow.", "keras.ops.")
-_WORK_METHODS = frozenset(("backward", "zero_grad", "optimizer_step", "mark_step"))
-_READS = frozenset(("item", "tolist", "numpy", "cpu", "to"))
 # What the body of a program makes, and a helper is given.
 _OF_PROGRAMS = frozenset((ACCELERATOR, ARGUMENTS, LOADER, OPTIMIZER, TOKENIZER, TRAINER))
 _TIME_TO_LOG = re.compile(
@@ -214,44 +204,6 @@ def _cuts(call: ast.Call, at: Place) -> bool:
     name = at.name(call)
     stepped = name == "torch_xla.core.xla_model.optimizer_step" and at.constant(at.keyword(call, "barrier", 1)) is True
     return stepped or name in _SYNCS
-
-
-def decides_tensor_work(node: ast.AST, at: Place) -> bool:
-    """Whether XLA's graph is another one when a test goes the other way (and not only what is saved or shown)."""
-    if isinstance(node, ast.IfExp):
-        return any(_is_work(one, at) for side in (node.body, node.orelse) for one in nodes_of(side))
-    if isinstance(node, (ast.If, ast.While)):
-        return any(_is_work(one, at) for one in _walk((*node.body, *node.orelse)))
-    return False
-
-
-def _walk(block: Iterable[ast.stmt]) -> Iterator[ast.AST]:
-    for statement in block:
-        yield from nodes_of(statement)
-
-
-def _is_work(node: ast.AST, at: Place) -> bool:
-    if isinstance(node, ast.Call):
-        return _is_work_call(node, at)
-    if isinstance(node, (ast.BinOp, ast.UnaryOp)):
-        return at.value(node).kind == TENSOR
-    if isinstance(node, ast.AugAssign):
-        return at.value(node.target).kind == TENSOR
-    if isinstance(node, ast.Return):
-        return not at.loops and node.value is not None and holds(at.value(node.value), at)
-    return isinstance(node, ast.Continue)
-
-
-def _is_work_call(node: ast.Call, at: Place) -> bool:
-    name = at.name(node)
-    if name:
-        return name.startswith(_LIBRARIES) and name not in _NO_WORK
-    if at.value(node.func).kind == MODEL:
-        return True
-    receiver, method = at.method(node)
-    if method in _WORK_METHODS or (method == "step" and receiver.kind == OPTIMIZER):
-        return True
-    return receiver.kind == TENSOR and method not in _READS and at.value(node).kind == TENSOR
 
 
 def shown(node: ast.AST, at: Place, most: int = 60) -> str:

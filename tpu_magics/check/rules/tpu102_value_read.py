@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules import _reads, _sinks, _values
+from tpu_magics.check.rules import _reads, _sinks, _values, _work
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
@@ -79,7 +79,7 @@ def _said_elsewhere(node: ast.Call, at: Place) -> bool:
         if isinstance(parent, ast.Call) and at.name(parent) == "builtins.range":
             return True
         if isinstance(parent, (ast.If, ast.While, ast.IfExp)) and child is parent.test:
-            return _values.decides_tensor_work(parent, at)
+            return _work.decides_tensor_work(parent, at)
     return False
 
 

@@ -76,7 +76,15 @@ def _fix(target: ast.Subscript, mask: ast.expr, node: ast.Assign | ast.AugAssign
     more = "" if same else f" (with `{shapes.atom(at, mask)}[..., None]` where {filled} has a dimension more)"
     if isinstance(node, ast.Assign) and at.value(node.value).kind == NUMBER:
         return f"Write `{filled}.masked_fill_({spread}, {value})`, which works in place as well{more}."
-    return f"Write `{filled} = torch.where({spread}, {value}, {filled})`{more}."
+    text = f"Write `{filled} = torch.where({spread}, {value}, {filled})`{more}"
+    if isinstance(node, ast.Assign) and not _is_selected(node.value):
+        text += f"; {value} then has to have a value for every element, not only for the true ones"
+    return f"{text}."
+
+
+def _is_selected(value: ast.expr) -> bool:
+    """`x[mask] = y[mask]`: the same elements of another tensor."""
+    return isinstance(value, ast.Subscript)
 
 
 def _view(target: ast.Subscript, mask: ast.expr, at: Place) -> tuple[str, str]:

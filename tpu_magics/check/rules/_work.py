@@ -1,0 +1,66 @@
+"""Which code makes XLA's graph another one.
+
+What lives here: whether a test decides what is computed, and not only what is saved or shown. What does not: which
+tests depend on values (_asks.py).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.nodes import nodes_of
+from tpu_magics.check.rules import _values
+from tpu_magics.check.values import MODEL, OPTIMIZER, TENSOR
+
+if TYPE_CHECKING:
+    from tpu_magics.check.place import Place
+
+# Calls of these libraries that compute nothing.
+_NO_WORK = frozenset(
+    ("torch.save", "torch.load", "torch.no_grad", "torch.enable_grad", "torch.inference_mode", "torch.is_tensor",
+     "torch_xla.core.xla_model.save", "torch_xla.core.xla_model.master_print",
+     "torch_xla.core.xla_model.is_master_ordinal", "torch_xla.core.xla_model.add_step_closure")
+)  # fmt: skip
+_LIBRARIES = ("torch.", "torch_xla.", "tensorflow.", "keras.ops.")
+_WORK_METHODS = frozenset(("backward", "zero_grad", "optimizer_step", "mark_step"))
+_READS = frozenset(("item", "tolist", "numpy", "cpu", "to"))
+
+
+def decides_tensor_work(node: ast.AST, at: Place) -> bool:
+    """Whether XLA's graph is another one when a test goes the other way (and not only what is saved or shown)."""
+    if isinstance(node, ast.IfExp):
+        return any(_is_work(one, at) for side in (node.body, node.orelse) for one in nodes_of(side))
+    if isinstance(node, (ast.If, ast.While)):
+        return any(_is_work(one, at) for one in _walk((*node.body, *node.orelse)))
+    return False
+
+
+def _walk(block: Iterable[ast.stmt]) -> Iterator[ast.AST]:
+    for statement in block:
+        yield from nodes_of(statement)
+
+
+def _is_work(node: ast.AST, at: Place) -> bool:
+    if isinstance(node, ast.Call):
+        return _is_work_call(node, at)
+    if isinstance(node, (ast.BinOp, ast.UnaryOp)):
+        return at.value(node).kind == TENSOR
+    if isinstance(node, ast.AugAssign):
+        return at.value(node.target).kind == TENSOR
+    if isinstance(node, ast.Return):
+        return not at.loops and node.value is not None and _values.holds(at.value(node.value), at)
+    return isinstance(node, ast.Continue)
+
+
+def _is_work_call(node: ast.Call, at: Place) -> bool:
+    name = at.name(node)
+    if name:
+        return name.startswith(_LIBRARIES) and name not in _NO_WORK
+    if at.value(node.func).kind == MODEL:
+        return True
+    receiver, method = at.method(node)
+    if method in _WORK_METHODS or (method == "step" and receiver.kind == OPTIMIZER):
+        return True
+    return receiver.kind == TENSOR and method not in _READS and at.value(node).kind == TENSOR
