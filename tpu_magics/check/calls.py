@@ -664,7 +664,7 @@ def _called_model(walk: Evaluator, node: ast.Call, callee: Value, arguments: Arg
         return method.returns
     if callee.kind == INSTANCE and not (callee.ref is not None and callee.ref.is_module):
         return NO_IDEA
-    where = _where_of(arguments) if arguments else callee.where
+    where = callee.where if callee.where == "device" or not arguments else _where_of(arguments)
     name = callee.name
     tensor = name.startswith(("torch.nn.", "keras.layers.", "keras.losses.")) and not name.endswith(
         ("LSTM", "GRU", "RNN", "MultiheadAttention")
