@@ -86,8 +86,9 @@ def test_a_comment_silences_strict() -> None:
 
 def test_a_fault_of_the_checker_costs_a_line_and_no_run() -> None:
     book = notebook(RuntimeError("boom"))
-    assert run(nothing, strict=True).run.status == "done"
+    assert run(nothing).run.status == "done"
     assert "The rules could not be checked (RuntimeError: boom)." in book.lines
+    assert "Nothing was started: the rules could not be checked" in said(refused(nothing, strict=True))
 
 
 def test_a_plain_program_is_checked_as_its_file() -> None:
@@ -168,8 +169,7 @@ def test_an_earlier_run_is_evidence_also_against() -> None:
     run(read_each_step, 4)
     found = items(CLEAN)
     assert found[TRIED].state == "passed" and "): 4 steps" in found[TRIED].evidence
-    assert found[RULES[0]].state == "unknown", "the cells have no training of their own"
-    found = items(CLEAN, TRAINING)
+    assert found[RULES[0]].state == "failed", "what was measured counts against what the code looks like"
     assert "read values in the middle of steps" in found[RULES[0]].evidence
 
 

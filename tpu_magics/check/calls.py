@@ -21,6 +21,7 @@ from tpu_magics.check.evaluate import (
     element,
     gone_over,
     joined,
+    subscript,
     where_together,
 )
 from tpu_magics.check.marks import mark, mark_called
@@ -107,7 +108,7 @@ def _note(walk: Evaluator, call: Call, callee: Value, arguments: Arguments) -> N
 def _called(callee: Value, call: Call) -> Function | None:
     """The function of this program that a call runs."""
     if callee.kind == FUNCTION:
-        return callee.ref if isinstance(callee.ref, Function) else None
+        return callee.ref if isinstance(callee.ref, Function) and not callee.prepared else None
     owner: Class | None = callee.ref if callee.kind in (MODEL, INSTANCE, CLASS) else None
     if owner is None:
         return None
@@ -123,7 +124,9 @@ def _give(walk: Evaluator, target: Function, call: Call, arguments: Arguments) -
     bound = target.cls is not None and "staticmethod" not in target.decorators and bool(parameters)
     positional = len(parameters) - len(target.node.args.kwonlyargs)
     own = parameters[1:positional] if bound else parameters[:positional]
-    for parameter, value in zip(own, arguments, strict=False):
+    for parameter, node, value in zip(own, call.node.args, arguments, strict=False):
+        if isinstance(node, ast.Starred):
+            break  # who gets what is not known from here on
         _join_given(target, parameter.arg, value)
     for keyword in call.node.keywords:
         if keyword.arg is not None:
@@ -179,7 +182,16 @@ def _returned(function: Any, arguments: Arguments) -> Value:
         return function.yields
     if not isinstance(function, Function) or function.returns is None:
         return NO_IDEA
-    return function.returns
+    return _passed_through(function, arguments) or function.returns
+
+
+def _passed_through(function: Function, arguments: Arguments) -> Value | None:
+    """Of `default(mask, ones)` what this call gives, and not what other calls have given it."""
+    if not arguments or not function.passes or "" in function.passes:
+        return None
+    names = [one.arg for one in function.parameters][1 if function.cls is not None else 0 :]
+    given = [value for name, value in zip(names, arguments, strict=False) if name in function.passes]
+    return joined(given) if len(given) == len(function.passes) else None
 
 
 def _instance(walk: Evaluator, node: ast.Call, callee: Value) -> Value:
@@ -443,7 +455,10 @@ def _print(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> 
 
 
 def _partial(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
-    return arguments[0] if arguments else NO_IDEA
+    if not arguments:
+        return NO_IDEA
+    bound = len(arguments) > 1 and arguments[0].kind == FUNCTION
+    return arguments[0].with_(prepared=True) if bound else arguments[0]  # its parameters are other ones now
 
 
 def _torch_max(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
@@ -746,7 +761,10 @@ def _list_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arg
     if method == "keys":
         return Value(LIST, item=A_NUMBER)
     if method in ("get", "pop", "popleft", "setdefault"):
-        return element(value)
+        return subscript(value, arguments[0], node.args[0]) if arguments else element(value)
+    if method in ("update", "clear") and isinstance(func, ast.Attribute):
+        walk.assign_again(func.value, value.with_(made=None, items=None, const=NOTHING, item=None))
+        return NONE
     if method in ("copy",):
         return value
     if method in ("index", "count"):

@@ -114,30 +114,47 @@ def parts_of(cells: Sequence[Cell], name: str) -> list[Part]:
 
 
 def unused_parts(cells: Sequence[Cell], name: str) -> list[Part]:
-    """Where functions stand that neither the function of this name nor code outside of functions uses. Methods count
-    as used: which objects there are is not known."""
-    program = walk(cells, frozenset((ast.Name,)))
-    named = {node.id for node, at in program.recorded if at.top_level and isinstance(node, ast.Name)}
-    used = [one for one in program.functions if one.cls is not None or one.name in (name, "<lambda>")]
-    used += [one for one in program.functions if one.outer is None and one.name in named]
-    reached = set(map(id, _reached(program, used)))
-    return [_part(one.node, one.at.cell) for one in program.functions if id(one) not in reached]
+    """What stands in the cells and is not run where the function of this name is trained: functions that neither it nor
+    code outside of functions uses, and the statements of other cells that train. Methods count as used: which objects
+    there are is not known."""
+    with no_collections():
+        program = walk(cells, frozenset((ast.Name,)))
+        outside = {cell: cell.magic == "tpu_train" and cell is not cells[-1] for cell in cells}
+        top = ((node, at) for node, at in program.recorded if at.top_level and not outside[at.cell])
+        named = {node.id for node, _ in top if isinstance(node, ast.Name)}
+        used = [one for one in program.functions if one.cls is not None or one.name in (name, "<lambda>")]
+        used += [one for one in program.functions if one.outer is None and one.name in named]
+        reached = set(map(id, _reached(program, used)))
+        parts = [_part(one.node, one.at.cell) for one in program.functions if id(one) not in reached]
+        return parts + [part for cell, left in outside.items() if left for part in _statements(cell)]
+
+
+def _statements(cell: Cell) -> Iterator[Part]:
+    """The statements of a cell that define nothing."""
+    for node in cell.tree.body if cell.tree is not None else ():
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield Part(cell.path, cell.number, node.lineno, node.end_lineno or node.lineno)
 
 
 def _reached(program: Program, wanted: Sequence[Function]) -> list[Function]:
     """These functions, what they call, what they name (`collate_fn=collate`), and what is defined in them."""
-    waiting, reached = list(wanted), []
     by_name: dict[str, list[Function]] = {}
+    called: dict[int, list[Function]] = {}
     for one in program.functions:
-        by_name.setdefault(one.name, []).append(one)
+        if one.cls is None:
+            by_name.setdefault(one.name, []).append(one)
+        for call in one.callers:
+            if call.at.function is not None:
+                called.setdefault(id(call.at.function), []).append(one)
+    waiting, reached = list(wanted), {}
     while waiting:
         function = waiting.pop()
-        if function not in reached:
-            reached.append(function)
-            waiting += [one for one in program.functions if any(call.at.function is function for call in one.callers)]
-            waiting += [one for name in function.reads for one in by_name.get(name, ()) if one.cls is None]
-            waiting += function.inner
-    return reached
+        if id(function) in reached:
+            continue
+        reached[id(function)] = function
+        waiting += [*called.get(id(function), ()), *function.inner]
+        waiting += [one for name in function.reads for one in by_name.get(name, ())]
+    return list(reached.values())
 
 
 def _name(function: Function) -> str:

@@ -473,8 +473,57 @@ def _now_and_then(values: list[Value], node: ast.Compare) -> str:
     return "%modulo" if any(value.name == "%modulo" for value in values) and isinstance(op, (ast.NotEq, ast.Gt)) else ""
 
 
+_TYPE_TESTS = frozenset(("torch.is_tensor", "tensorflow.is_tensor", "keras.ops.is_tensor"))
+_TENSOR_TYPES = frozenset(("torch.Tensor", "torch.FloatTensor", "torch.LongTensor", "tensorflow.Tensor"))
+
+
+def told_apart(test: ast.expr, at: Place) -> tuple[list[str], list[str]]:
+    """Names that are no tensors where a test holds, and where it fails: `isinstance(x, int)`, `torch.is_tensor(x)`."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        holds, fails = told_apart(test.operand, at)
+        return fails, holds
+    if isinstance(test, ast.BoolOp):
+        sides = [told_apart(one, at) for one in test.values]
+        every = isinstance(test.op, ast.And)
+        found = [name for holds, fails in sides for name in (holds if every else fails)]
+        return (found, []) if every else ([], found)
+    if not isinstance(test, ast.Call) or not test.args or not isinstance(test.args[0], ast.Name):
+        return [], []
+    return _by_type(test, test.args[0].id, at)
+
+
+def _by_type(test: ast.Call, name: str, at: Place) -> tuple[list[str], list[str]]:
+    asked = at.name(test)
+    if asked in _TYPE_TESTS:
+        return [], [name]
+    if asked != "builtins.isinstance" or len(test.args) != 2:
+        return [], []
+    kinds = test.args[1]
+    names = [at.name(one) for one in (kinds.elts if isinstance(kinds, ast.Tuple) else [kinds])]
+    if names and all(one in _TENSOR_TYPES for one in names):
+        return [], [name]
+    libraries = ("torch.", "tensorflow.", "keras.")
+    return ([name], []) if all(one and not one.startswith(libraries) for one in names) else ([], [])
+
+
+def _told_one_by_one(walk: Evaluator, node: ast.BoolOp) -> list[Value]:
+    """The parts of `isinstance(x, float) and x > 3`: each knows what those before it have told."""
+    before: dict[str, Value] = {}
+    values = []
+    for one in node.values:
+        values.append(walk.value(one))
+        holds, fails = told_apart(one, walk.at)
+        for name in holds if isinstance(node.op, ast.And) else fails:
+            if name in walk.env:
+                before.setdefault(name, walk.env[name])
+                walk.bind(name, NO_IDEA)
+    for name, value in before.items():
+        walk.bind(name, value)
+    return values
+
+
 def _bool_op(walk: Evaluator, node: ast.BoolOp) -> Value:
-    values = walk.values(node.values)
+    values = _told_one_by_one(walk, node)
     found = joined(values)
     names = {value.name for value in values}
     if found.kind == NUMBER:

@@ -24,6 +24,7 @@ from tpu_magics.check.evaluate import (
     module,
     names_in,
     subscript,
+    told_apart,
 )
 from tpu_magics.check.marks import JIT
 from tpu_magics.check.names import canonical
@@ -186,10 +187,11 @@ class Walker(Evaluator):
 
     def _unpack(self, targets: Sequence[ast.expr], value: Value) -> None:
         items = value.items
-        plain = not any(isinstance(one, ast.Starred) for one in targets)
+        star = next((number for number, one in enumerate(targets) if isinstance(one, ast.Starred)), len(targets))
         for number, target in enumerate(targets):
-            if items is not None and plain and number < len(items):
-                self.assign(target, items[number])
+            at = number if number < star else number - len(targets)  # behind a star they count from the end
+            if items is not None and number != star and -len(items) <= at < len(items):
+                self.assign(target, items[at])
             elif isinstance(target, ast.Starred):
                 self.assign(target.value, Value(LIST, item=element(value)))
             else:
@@ -310,6 +312,7 @@ class Walker(Evaluator):
         if function is not None and node.value is not None:
             before = function.returns
             function.returns = value if before is None else join(before, value)
+            function.passes = function.passes | _passed(node.value, function)
         return True
 
     def _leave(self, node: ast.stmt) -> bool:
@@ -325,7 +328,8 @@ class Walker(Evaluator):
         place = self.at
         if test.name == EVERY_N and not place.every_n:
             self.at = self._place(every_n=True)
-        then, ended = self._branch(node.body, _told_apart(node.test, self.at))
+        here, there = told_apart(node.test, self.at)
+        then, ended = self._branch(node.body, here)
         self.at = place
         if test.name == "%modulo" and ended and place.loops and not node.orelse:
             self.at = self._place(
@@ -334,9 +338,12 @@ class Walker(Evaluator):
             return False
         if test.name == "%modulo" and node.orelse and not place.every_n:
             self.at = self._place(every_n=True)
-        other, other_ended = self._branch(node.orelse) if node.orelse else ({}, False)
+        other, other_ended = self._branch(node.orelse, there) if node.orelse else ({}, False)
         self.at = place
         self._merge(then, ended, other, other_ended)
+        if ended and not node.orelse:
+            for name in there:
+                self.bind(name, NO_IDEA)
         return ended and other_ended and bool(node.orelse)
 
     def _replay(self, changes: dict[str, Value], ended: bool) -> None:
@@ -392,7 +399,7 @@ class Walker(Evaluator):
         item = AN_ITEM if item is NO_IDEA else item
         if item.kind == NUMBER and not item.varies and over.name != "builtins.range":
             # `for length in (7, 9, 12)`: another number each round.
-            several = over.items is not None and len({str(one.const) for one in over.items}) > 1
+            several = over.items is not None and len({one.const for one in over.items}) > 1
             item = item.with_(varies=several, const=NOTHING)
         self._carry(node)
         self.assign(node.target, item)
@@ -529,15 +536,15 @@ class Walker(Evaluator):
         function.at, function.outer = self.at, self.at.function
         self._decorated(function, node.decorator_list)
         self._waiting.append(function)
-        if self._class is None or self.at.function is not None:
+        if self._class is None:
             self.bind(node.name, Value(FUNCTION, ref=function))
         self.record(node)
         return False
 
     def _new_function(self, node: Any, name: str) -> Function:
-        cls = self._class if self.at.function is None else None
+        cls = self._class
         function = self._functions[id(node)] = Function(node, name, cls, self.at)
-        self.program.functions.append(function)
+        self._register(function)
         if cls is not None:
             cls.methods.setdefault(name, function)
         return function
@@ -547,10 +554,15 @@ class Walker(Evaluator):
         if function is None:
             function = Function(node, "<lambda>", None, self.at)
             self._functions[id(node)] = function
-            self.program.functions.append(function)
+            self._register(function)
         function.at, function.outer = self.at, self.at.function
         self._waiting.append(function)
         return function
+
+    def _register(self, function: Function) -> None:
+        self.program.functions.append(function)
+        if self.at.function is not None:
+            self.at.function.inner.append(function)
 
     def _decorated(self, function: Function, nodes: Sequence[ast.expr]) -> None:
         function.decorators = tuple(self._decorator(node) for node in nodes)
@@ -617,6 +629,7 @@ class Walker(Evaluator):
             function.returns = self.value(node.body)
         else:
             function.returns = function.yields = None
+            function.passes = frozenset()
             self._block(node.body)
         function.env = self.env
         inner, self._waiting = self._waiting, waiting
@@ -668,16 +681,15 @@ class Walker(Evaluator):
         return join(given, before)
 
 
-def _told_apart(test: ast.expr, at: Place) -> Iterable[str]:
-    """The names that a test says to be no tensors: `isinstance(x, (int, str))`."""
-    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-        return [name for one in test.values for name in _told_apart(one, at)]
-    if not isinstance(test, ast.Call) or at.name(test) != "builtins.isinstance" or len(test.args) != 2:
-        return ()
-    given, kinds = test.args
-    names = [at.name(one) for one in (kinds.elts if isinstance(kinds, ast.Tuple) else [kinds])]
-    sure = all(name and not name.startswith(("torch.", "tensorflow.", "keras.")) for name in names)
-    return [given.id] if sure and isinstance(given, ast.Name) else ()
+_NOT_PASSED = frozenset(("",))
+
+
+def _passed(node: ast.expr, function: Function) -> frozenset[str]:
+    """The parameters that a return hands back as they are (`return v if exists(v) else d`); "" where there is more."""
+    if isinstance(node, ast.IfExp):
+        return _passed(node.body, function) | _passed(node.orelse, function)
+    names = {one.arg for one in function.parameters}
+    return frozenset((node.id,)) if isinstance(node, ast.Name) and node.id in names else _NOT_PASSED
 
 
 def _told(function: Function) -> bool:

@@ -64,6 +64,7 @@ class Function:
     given: dict[str, Value] = field(default_factory=dict)  # parameters, joined over the call sites of this pass
     given_before: dict[str, Value] = field(default_factory=dict)  # of the pass before
     returns: Value | None = None
+    passes: frozenset[str] = frozenset()  # parameters that it returns as they are; "" among them: and something else
     yields: Value | None = None  # of a generator: what it goes over gives
     reads: set[str] = field(default_factory=set)
     env: dict[str, Value] = field(default_factory=dict)  # its names at the end

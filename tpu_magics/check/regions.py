@@ -14,7 +14,7 @@ from tpu_magics.check.values import ACCELERATOR, DATASET, LOADER, OPTIMIZER, STR
 
 if TYPE_CHECKING:
     from tpu_magics.check.place import Place
-    from tpu_magics.check.program import Function
+    from tpu_magics.check.program import Function, Program
 
 # Methods that run on the host, once or for one sample: when a module is built, and all of a data set.
 _HOST_METHODS = frozenset(
@@ -65,14 +65,20 @@ def _runs_at_each_step(function: Function) -> bool:
     return _asked("in_step", function, _looks_in_step)
 
 
-def _looks_in_step(function: Function) -> bool:
+def _looks_in_step(function: Function, known_so_far: set[int]) -> bool:
     if _is_host(function):
         return False
     if function.steps and not _is_own_program(function):
         return True
     if _is_step_method(function):
         return True
-    return any(in_step(call.at) and not call.at.every_n for call in function.callers)
+    return any(_is_step_call(call.at, known_so_far) for call in function.callers)
+
+
+def _is_step_call(at: Place, known_so_far: set[int]) -> bool:
+    if at.every_n:
+        return False
+    return any(loop.is_step for loop in at.loops) or (at.function is not None and id(at.function) in known_so_far)
 
 
 def _is_own_program(function: Function) -> bool:
@@ -97,22 +103,22 @@ def _is_host(function: Function) -> bool:
     return _asked("host", function, _looks_host)
 
 
-def _looks_host(function: Function) -> bool:
+def _looks_host(function: Function, known_so_far: set[int]) -> bool:
     if function.launched or function.compiled:
         return False
     if function.host:
         return True
-    if function.outer is not None and _is_host(function.outer):
+    if function.outer is not None and id(function.outer) in known_so_far:
         return True
     if function.name.startswith("test_") and _is_tested(function):
         return True
     if function.cls is not None:
-        return _is_host_method(function)
+        return _is_host_method(function, known_so_far)
     if function.has_step:
         return False
     if _HOST_NAMES.match(function.name):
         return True
-    return _is_called_on_host(function)
+    return _is_called_on_host(function, known_so_far)
 
 
 def _is_tested(function: Function) -> bool:
@@ -121,7 +127,7 @@ def _is_tested(function: Function) -> bool:
     return bool(_TEST_FILE.search(at.cell.path)) or at.program.uses("pytest") or at.program.uses("unittest")
 
 
-def _is_host_method(function: Function) -> bool:
+def _is_host_method(function: Function, known_so_far: set[int]) -> bool:
     assert function.cls is not None
     if any(_DATA.search(base) for base in function.cls.all_bases()):
         return True
@@ -134,20 +140,22 @@ def _is_host_method(function: Function) -> bool:
         return True
     if function.name == "__call__" and [one.arg for one in function.parameters][1:2] in _SAMPLES:
         return True
-    return not function.has_step and _is_called_on_host(function)
+    return not function.has_step and _is_called_on_host(function, known_so_far)
 
 
-def _is_called_on_host(function: Function) -> bool:
+def _is_called_on_host(function: Function, known_so_far: set[int]) -> bool:
     """Whether all calls of it that are seen are on the host."""
     callers = function.callers
-    return bool(callers) and all(call.at.function is not None and _is_host(call.at.function) for call in callers)
+    return bool(callers) and all(
+        call.at.function is not None and id(call.at.function) in known_so_far for call in callers
+    )
 
 
 def _is_compiled(function: Function) -> bool:
     return _asked("compiled", function, _looks_compiled)
 
 
-def _looks_compiled(function: Function) -> bool:
+def _looks_compiled(function: Function, known_so_far: set[int]) -> bool:
     if function.compiled:
         return True
     program = function.at.program
@@ -159,9 +167,9 @@ def _looks_compiled(function: Function) -> bool:
         steps = _STEP_METHODS | _EVALUATION_METHODS
         if function.name in steps and (program.tpu_tf or _compiles_models(function)):
             return True
-    if function.outer is not None and _is_compiled(function.outer):
+    if function.outer is not None and id(function.outer) in known_so_far:
         return True
-    return any(call.at.function is not None and _is_compiled(call.at.function) for call in function.callers)
+    return any(call.at.function is not None and id(call.at.function) in known_so_far for call in function.callers)
 
 
 def _compiles_models(function: Function) -> bool:
@@ -172,14 +180,31 @@ def _compiles_models(function: Function) -> bool:
     return bool(program.memo["compiles_models"])
 
 
-def _asked(question: str, function: Function, answer: Callable[[Function], bool]) -> bool:
-    """Asked once for each function; a function that is asked about itself on the way is not yet."""
-    memo = function.at.program.memo
-    key = (question, id(function))
-    if key not in memo:
-        memo[key] = False
-        memo[key] = answer(function)
-    return bool(memo[key])
+def _asked(question: str, function: Function, answer: Callable[[Function, set[int]], bool]) -> bool:
+    program = function.at.program
+    if question not in program.memo:
+        program.memo[question] = _spread(program, answer)
+    return id(function) in program.memo[question]
+
+
+def _spread(program: Program, answer: Callable[[Function, set[int]], bool]) -> set[int]:
+    """The functions of which something holds by themselves, or by where they are called: the least set that holds
+    together, whatever their order."""
+    dependents: dict[int, list[Function]] = {}
+    for function in program.functions:
+        for call in function.callers:
+            if call.at.function is not None:
+                dependents.setdefault(id(call.at.function), []).append(function)
+        if function.outer is not None:
+            dependents.setdefault(id(function.outer), []).append(function)
+    found: set[int] = set()
+    waiting = list(program.functions)
+    while waiting:
+        function = waiting.pop()
+        if id(function) not in found and answer(function, found):
+            found.add(id(function))
+            waiting += dependents.get(id(function), ())
+    return found
 
 
 def under_strategy(at: Place) -> bool:

@@ -130,12 +130,15 @@ AN_ARRAY = Value(ARRAY)
 NONE = Value(NUMBER, const=None)
 
 
-def join(one: Value, other: Value) -> Value:
+DEEPEST = 3  # levels of lists in lists that are joined item by item
+
+
+def join(one: Value, other: Value, depth: int = 0) -> Value:
     """What is known where two paths meet: a tensor wins over a number (`total = 0` before `total += loss`)."""
     if one is other:
         return one
     if one.kind == other.kind:
-        return _alike(one, other)
+        return _alike(one, other, depth)
     for first, second in ((one, other), (other, one)):
         if first.kind == NUMBER and (first.const is None or second.kind in (TENSOR, OUTPUT, BATCH, LIST)):
             return second
@@ -146,14 +149,16 @@ def join(one: Value, other: Value) -> Value:
     return NO_IDEA
 
 
-def _alike(one: Value, other: Value) -> Value:
+def _alike(one: Value, other: Value, depth: int) -> Value:
     if one.kind in (FUNCTION, CLASS):
         return one  # two definitions of one name (`try: ... except ImportError: def ...`)
     found = {name: _same(getattr(one, name), getattr(other, name), _EMPTY[name]) for name in _EMPTY}
     if one.item is not None or other.item is not None:
-        found["item"] = join(one.item, other.item) if one.item and other.item else one.item or other.item
-    if one.items is not None and other.items is not None and len(one.items) == len(other.items):
-        found["items"] = tuple(join(a, b) for a, b in zip(one.items, other.items, strict=True))
+        found["item"] = one.item or other.item
+        if one.item is not None and other.item is not None and depth < DEEPEST:
+            found["item"] = join(one.item, other.item, depth + 1)
+    if one.items is not None and other.items is not None and len(one.items) == len(other.items) and depth < DEEPEST:
+        found["items"] = tuple(join(a, b, depth + 1) for a, b in zip(one.items, other.items, strict=True))
     for flag in ("varies", "read", "prepared"):
         found[flag] = getattr(one, flag) or getattr(other, flag)
     return Value(one.kind, **found)

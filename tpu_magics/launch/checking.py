@@ -33,6 +33,12 @@ def look(function: str, script: Path | None, strict: bool) -> list[Finding]:
     try:
         found = _findings(function, script)
     except Exception as error:  # a fault of ours must not cost a run
+        if strict:
+            raise TpuMagicsError(
+                f"Nothing was started: the rules could not be checked ({type(error).__name__}: {error}).",
+                "--strict asks for a check before the run.",
+                "Mend what the message names, or train without --strict.",
+            ) from error
         session.current.notebook.say(f"The rules could not be checked ({type(error).__name__}: {error}).")
         return []
     broken = [one for one in found if not one.advice]

@@ -92,9 +92,10 @@ def _rule(group: str, question: str) -> Callable[[Known], Item]:
             said.append(
                 f"The run {known.run.name} read values in the middle of steps at {_many(known.reads, 'place')}."
             )
-        if not found and not measured and not _has_training(known):
+        read = group == "values" and known.reads > 0
+        if not found and not measured and not read and not _has_training(known):
             return Item(question, UNKNOWN, NO_TRAINING)
-        return Item(question, FAILED if found or measured else PASSED, " ".join(said))
+        return Item(question, FAILED if found or measured or read else PASSED, " ".join(said))
 
     return item
 
@@ -172,7 +173,7 @@ def _data(known: Known) -> Item:
 
 def _launch_is_there(known: Known) -> bool:
     program = known.program
-    magics = any(cell.magic == "tpu_train" for cell in program.cells)
+    magics = any(cell.magic == "tpu_train" and cell.tree is not None and cell.tree.body for cell in program.cells)
     lines = any(magic.name == "tpu_train" for cell in program.cells for magic in cell.line_magics)
     return magics or lines or bool(program.calls(*LAUNCHERS))
 
@@ -182,8 +183,6 @@ def _in_place(known: Known) -> Item:
     program = known.program
     if program.tpu_tf or (program.uses("tensorflow") and not program.uses("torch")):
         return _tensorflow_in_place(question, program)
-    if session.current.initialised and _launch_is_there(known):
-        return Item(question, PASSED, "%tpu_init has run, and a cell launches the training.")
     if _launch_is_there(known):
         return Item(question, PASSED, "A cell launches the training; the launcher initialises each worker.")
     return Item(question, FAILED, "No cell launches the training: put %%tpu_train on top of the training cell.")
@@ -223,7 +222,12 @@ def _jit(known: Known) -> Item:
     found = [one for one in known.findings if one.code in _JIT]
     if found:
         return Item(question, FAILED, _places(found))
-    return Item(question, PASSED, "It is off where a TPUStrategy is used, and on elsewhere.")
+    if known.program.tpu_tf:
+        return Item(question, PASSED, "It is not on, as a TPUStrategy wants it.")
+    on = any(call.at.constant(call.at.keyword(call.node, "jit_compile")) is True for call in known.program.all_calls)
+    if on:
+        return Item(question, PASSED, "It is on, so that XLA is tested at home; take it off on the TPU.")
+    return Item(question, UNKNOWN, "Neither a TPUStrategy nor jit_compile=True was found in the cells.")
 
 
 def _arguments(known: Known) -> Item:

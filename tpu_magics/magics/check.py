@@ -177,6 +177,12 @@ def _ready(notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[C
     from tpu_magics.launch.ready import checklist
     from tpu_magics.panel.ready import ready_table
 
+    if found.select or found.ignore:
+        raise TpuMagicsError(
+            "--ready goes with neither --select nor --ignore.",
+            "A rule that is left out could not be passed.",
+            "Leave them away; `# noqa: CODE` silences what is meant that way.",
+        )
     if len(found.names) > 1:
         raise TpuMagicsError(
             f"--ready takes one NAME, not {len(found.names)}.", "It is about one training.", "Name its function."
