@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -24,8 +24,6 @@ from tpu_magics.errors import TpuMagicsError
 
 CLEAN, FOUND, WRONG = 0, 1, 2
 STDIN = "-"
-
-Checker = Callable[[Sequence[Cell], Sequence[ModuleType]], Sequence[Finding]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

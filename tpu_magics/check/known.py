@@ -39,14 +39,12 @@ XR = "torch_xla.runtime."
 # -- what calls of a name give: exact names first, then the longest prefix ---------------------------------------------
 
 _NUMBER = Value(NUMBER)
-_SHAPE = Value(NUMBER, shape=True)
 _READ = Value(NUMBER, read=True)
 _TORCH = Value(TENSOR, lib="torch")
 _TORCH_BOOL = Value(TENSOR, lib="torch", dtype="bool")
 _TORCH_INT = Value(TENSOR, lib="torch", dtype="int")
 _TORCH_FLOAT = Value(TENSOR, lib="torch", dtype="float")
 _TORCH_OUTPUT = Value(OUTPUT, lib="torch")
-_TORCH_HOST = Value(TENSOR, lib="torch", where="host")
 _TF = Value(TENSOR, lib="tf")
 _TF_BOOL = Value(TENSOR, lib="tf", dtype="bool")
 _TF_INT = Value(TENSOR, lib="tf", dtype="int")

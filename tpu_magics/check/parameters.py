@@ -93,7 +93,6 @@ _TENSORS = re.compile(
     r"probs?|tensors?|\w*mask|lengths?|y_true|y_pred|y_hat|xb|yb|a|b|t|data|hidden|state|states|grads?|gradients?|"
     r"token_type_ids|position_ids|attention_mask|log_probs?|rewards?|noise|out|tensor|per_example_loss|keep|valid)$"
 )  # fmt: skip
-_NOT_LIBRARY_SELF = frozenset(("self", "cls"))
 _MODULE_METHODS = frozenset(("forward", "call", "training_step", "validation_step", "test_step", "train_step"))
 
 _TRAINER_METHODS = frozenset(("compute_loss", "training_step", "prediction_step"))

@@ -175,10 +175,6 @@ class Place:
         start, end = self._span(node)
         return Edit(start, end, text)
 
-    def insert_before(self, node: ast.AST, text: str) -> Edit:
-        start, _ = self._span(node)
-        return Edit(start, start, text)
-
     def insert_after(self, node: ast.AST, text: str) -> Edit:
         _, end = self._span(node)
         return Edit(end, end, text)

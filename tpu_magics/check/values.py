@@ -125,7 +125,6 @@ class Value:
 NO_IDEA = Value(UNKNOWN)
 A_NUMBER = Value(NUMBER)
 A_SHAPE = Value(NUMBER, shape=True)
-A_TENSOR = Value(TENSOR)
 AN_ARRAY = Value(ARRAY)
 NONE = Value(NUMBER, const=None)
 

@@ -63,7 +63,6 @@ _METRICS = re.compile(r"(keras|tensorflow)\.metrics\.[A-Z]\w*")
 _KERAS_MODELS = ("keras.Model", "keras.models.Model", "keras.Sequential", "keras.models.Sequential")
 _TRAINS = ("fit", "compile", "train_on_batch", "fit_generator")
 _RUNS = ("run", "experimental_run_v2")
-_APPLIES = ("apply_gradients", "minimize", "apply")
 
 
 def check_program(program: Program) -> Iterator[Finding]:
@@ -71,7 +70,7 @@ def check_program(program: Program) -> Iterator[Finding]:
         return
     made = [call for call in program.all_calls if not _is_part_of_module(call)]
     places: dict[int, tuple[Call, Call]] = {}
-    for call in (*_models(program, made), *_optimizers(program, made), *_metrics(program, made)):
+    for call in (*_models(program, made), *_optimizers(made), *_metrics(program, made)):
         shown = _where_it_is_called(call)
         places.setdefault(id(_group(shown)), (call, shown))
     scope = f"with {_tensorflow.strategy_name(program)}.scope():"
@@ -131,30 +130,10 @@ def _trained(program: Program, model: Call) -> list[Call]:
     return [call for call in found if call.receiver.made is model.node]
 
 
-def _optimizers(program: Program, made: list[Call]) -> Iterator[Call]:
+def _optimizers(made: list[Call]) -> Iterator[Call]:
     for call in made:
-        if (
-            call.name
-            and _OPTIMIZERS.fullmatch(call.name)
-            and _tensorflow.state(call) == OUT
-            and (_is_used(program, call) or not _trains(program))
-        ):
+        if call.name and _OPTIMIZERS.fullmatch(call.name) and _tensorflow.state(call) == OUT:
             yield call
-
-
-def _is_used(program: Program, optimizer: Call) -> bool:
-    node, at = optimizer.node, optimizer.at
-    if any(call.receiver.made is node for method in _APPLIES for call in program.methods(method)):
-        return True
-    target = _tensorflow.assigned_to(node, at)
-    names = {one.id for one in ast.walk(target) if isinstance(one, ast.Name)} if target is not None else set()
-    for call in program.methods("compile"):
-        given = call.at.keyword(call.node, "optimizer", 0)
-        if given is node or (given is not None and call.at.value(given).made is node):
-            return True
-        if isinstance(given, ast.Name) and given.id in names and call.at.function is at.function:
-            return True
-    return False
 
 
 def _metrics(program: Program, made: list[Call]) -> Iterator[Call]:

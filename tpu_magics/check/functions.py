@@ -1,0 +1,245 @@
+"""Functions of Python and of libraries whose result follows from what they are given.
+
+What lives here: `len`, `range`, `enumerate`, `torch.device` and their like, by canonical name. What does not: functions
+that always give the same kind (known.py).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tpu_magics.check import known
+from tpu_magics.check.evaluate import (
+    AN_ITEM,
+    FLAGS,
+    MOST_ITEMS,
+    TENSORS,
+    Evaluator,
+    element,
+    gone_over,
+    joined,
+)
+from tpu_magics.check.giving import join_given, returned
+from tpu_magics.check.program import Function
+from tpu_magics.check.tensors import made_tensor
+from tpu_magics.check.values import (
+    A_NUMBER,
+    A_SHAPE,
+    ARRAY,
+    BATCH,
+    DATASET,
+    DEVICE,
+    FUNCTION,
+    INSTANCE,
+    LIST,
+    LOADER,
+    NO_IDEA,
+    NONE,
+    NOTHING,
+    NUMBER,
+    OUTPUT,
+    TENSOR,
+    TFDATA,
+    Value,
+)
+
+if TYPE_CHECKING:
+    Arguments = Sequence[Value]
+
+
+def _len(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+    found = arguments[0].items if arguments and arguments[0].items is not None else None
+    return A_SHAPE.with_(const=len(found)) if found is not None else A_SHAPE
+
+
+def _python_number(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+    if not arguments:
+        return A_NUMBER
+    first = arguments[0]
+    if first.kind in TENSORS or first.kind == ARRAY:
+        return Value(NUMBER, read=first.kind != ARRAY and first.where != "host")
+    if first.kind == NUMBER:
+        return first.with_(const=_converted(name, first.const))
+    return A_NUMBER
+
+
+def _converted(name: str, const: Any) -> Any:
+    kinds: dict[str, Callable[[Any], Any]] = {"builtins.int": int, "builtins.float": float, "builtins.bool": bool}
+    if const is NOTHING or not isinstance(const, (int, float, bool)):
+        return NOTHING
+    try:
+        return kinds[name](const) if name in kinds else NOTHING
+    except (ValueError, OverflowError):
+        return NOTHING
+
+
+def _same_number(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+    """abs, round, pow, max, min, sum of what is given."""
+    if len(arguments) == 1 and arguments[0].kind in (LIST, BATCH, OUTPUT):
+        found = element(arguments[0])
+    else:
+        found = joined(arguments) if arguments else NO_IDEA
+    if found.kind in TENSORS:
+        return Value(TENSOR, lib=found.lib, where=found.where)
+    if found.kind == NUMBER:
+        flags: dict[str, Any] = {flag: any(getattr(one, flag) for one in arguments) for flag in FLAGS}
+        return Value(NUMBER, **flags)
+    return found if found.kind == ARRAY else A_NUMBER
+
+
+def _range(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+    return Value(LIST, item=Value(NUMBER, varies=True), name="builtins.range", made=node, made_at=walk.at)
+
+
+def _enumerate(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+    inner = gone_over(arguments[0], node.args[0]) if arguments else NO_IDEA
+    return Value(LIST, item=Value(LIST, items=(Value(NUMBER, varies=True), element(inner))), ref=_source(inner))
+
+
+def _source(value: Value) -> Any:
+    """The loader that a wrapped iterable goes over: kept so that a loop knows it."""
+    if value.kind in (LOADER, TFDATA, DATASET):
+        return value
+    return value.ref if value.kind == LIST and isinstance(value.ref, Value) else None
+
+
+def _zip(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+    items = tuple(element(one) for one in arguments[:MOST_ITEMS])
+    source = next((found for one in arguments if (found := _source(one)) is not None), None)
+    return Value(LIST, item=Value(LIST, items=items), ref=source)
+
+
+def _passed_on(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+    """Wrappers that go over what they are given, or give it back."""
+    if arguments:
+        return arguments[0]
+    given = next((one.value for one in node.keywords if one.arg in ("iterable", "model", "module")), None)
+    return walk.at.value(given)
+
+
+def _listed(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+    if not arguments:
+        return Value(LIST, items=(), made=node)
+    first = arguments[0]
+    if first.kind == LIST:
+        return first
+    found = element(first)
+    return Value(LIST, item=None if found is NO_IDEA else found)
+
+
+def _next(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+    found = element(arguments[0]) if arguments else NO_IDEA
+    return AN_ITEM if found is NO_IDEA else found
+
+
+def _mapped(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+    function = arguments[0] if arguments else NO_IDEA
+    if function.kind == FUNCTION and isinstance(function.ref, Function) and len(arguments) > 1:
+        for parameter in function.ref.parameters[:1]:
+            join_given(function.ref, parameter.arg, element(arguments[1]))
+        return Value(LIST, item=returned(function.ref, ()))
+    return Value(LIST)
+
+
+SUPER_TRAINER = "%super-trainer"
+
+
+def _super(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+    function = walk.at.function
+    while function is not None and function.cls is None:
+        function = function.outer
+    if function is None or function.cls is None:
+        return NO_IDEA
+    if function.cls.parents:
+        return Value(INSTANCE, ref=function.cls.parents[0])
+    trainer = any(base.endswith("Trainer") for base in function.cls.bases)
+    return Value(INSTANCE, lib="torch", name=SUPER_TRAINER) if trainer else NO_IDEA
+
+
+def _device(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+    const = arguments[0].const if arguments else NOTHING
+    where = "" if not isinstance(const, str) else "host" if const.startswith("cpu") else "device"
+    return Value(
+        DEVICE, where=where, name=name, const=const if isinstance(const, str) else NOTHING, made=node, made_at=walk.at
+    )
+
+
+def _tf_function(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+    return arguments[0] if arguments else NO_IDEA
+
+
+def _dictionary(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+    values = [walk.at.value(one.value) for one in node.keywords]
+    if arguments and not values:
+        return arguments[0] if arguments[0].kind in (BATCH, LIST) else Value(LIST, name="builtins.dict")
+    item = joined(values) if values else None
+    return Value(LIST, item=item, made=node, made_at=walk.at, name="builtins.dict")
+
+
+def _print(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+    return NONE
+
+
+def _partial(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+    if not arguments:
+        return NO_IDEA
+    bound = len(arguments) > 1 and arguments[0].kind == FUNCTION
+    return arguments[0].with_(prepared=True) if bound else arguments[0]  # its parameters are other ones now
+
+
+def _torch_max(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+    return made_tensor(walk, node, name, known.call(name), arguments)
+
+
+def _path_join(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+    first = arguments[0].const if arguments else NOTHING
+    return Value(NUMBER, const=f"{first}/..." if isinstance(first, str) else NOTHING)
+
+
+_UNPACKED = Value(LIST, items=(Value(BATCH, lib="tf"), Value(BATCH, lib="tf"), NO_IDEA))
+
+_Special = Callable[[Evaluator, ast.Call, str, Sequence[Value]], Value]
+SPECIAL: dict[str, _Special] = {
+    "keras.utils.unpack_x_y_sample_weight": lambda walk, node, name, arguments: _UNPACKED,
+    "builtins.len": _len,
+    **dict.fromkeys(("builtins.int", "builtins.float", "builtins.bool", "builtins.complex"), _python_number),
+    **dict.fromkeys(
+        ("builtins.abs", "builtins.round", "builtins.pow", "builtins.max", "builtins.min", "builtins.sum"), _same_number
+    ),
+    "builtins.range": _range,
+    "tqdm.trange": _range,
+    "builtins.enumerate": _enumerate,
+    "builtins.zip": _zip,
+    **dict.fromkeys(
+        ("builtins.iter", "builtins.reversed", "tqdm.tqdm", "itertools.islice", "itertools.cycle", "itertools.chain",
+         "torch.compile", "torch.jit.script", "copy.deepcopy", "copy.copy", "accelerate.skip_first_batches",
+         "torch_xla.compile", "fastprogress.progress_bar"),
+        _passed_on,
+    ),
+    "functools.partial": _partial,
+    **dict.fromkeys(
+        ("builtins.list", "builtins.tuple", "builtins.sorted", "builtins.set", "builtins.frozenset"), _listed
+    ),
+    "builtins.next": _next,
+    "builtins.map": _mapped,
+    **dict.fromkeys(("builtins.dict", "collections.OrderedDict"), _dictionary),
+    **dict.fromkeys(
+        ("collections.defaultdict", "collections.Counter"),
+        lambda walk, node, name, arguments: Value(LIST, name="builtins.dict"),
+    ),
+    "builtins.super": _super,
+    "builtins.print": _print,
+    **dict.fromkeys(
+        ("builtins.isinstance", "builtins.hasattr", "builtins.callable", "builtins.str", "builtins.repr", "builtins.id",
+         "builtins.format", "builtins.type", "builtins.hash", "builtins.any", "builtins.all", "builtins.issubclass",
+         "builtins.ord", "builtins.input", "builtins.divmod"),
+        lambda walk, node, name, arguments: A_NUMBER,
+    ),
+    "torch.device": _device,
+    "torch.max": _torch_max,
+    "torch.min": _torch_max,
+    "tensorflow.function": _tf_function,
+    "os.path.join": _path_join,
+}  # fmt: skip
