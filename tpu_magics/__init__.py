@@ -51,8 +51,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "padding":  # the one room that people's own code uses by its name
-        return import_module("tpu_magics.padding")
+    if name in ("padding", "check"):  # the rooms that people's own code uses by their names
+        return import_module(f"tpu_magics.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'tpu_magics' has no attribute {name!r}")
     module, attribute = _WHERE[name]

@@ -6,17 +6,19 @@ notebooks (cells.py), and the command line (command.py). Standard library only; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tpu_magics.check.finding import Edit, Finding
+from tpu_magics.check.finding import Edit, Finding, in_order
+from tpu_magics.errors import TpuMagicsError
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import Cell
 
-__all__ = ["Edit", "Finding", "check_cells", "check_chosen", "check_text"]
+__all__ = ["Edit", "Finding", "check_cells", "check_chosen", "check_function", "check_paths", "check_text"]
 
 
 def check_cells(cells: Sequence[Cell], rules: Sequence[ModuleType] | None = None) -> list[Finding]:
@@ -48,6 +50,61 @@ def check_chosen(cells: Sequence[Cell], select: Sequence[str] = (), ignore: Sequ
     rules = Rules(tuple(RULES))
     chosen = Configs(rules, rules.checked(select, "--select"), rules.checked(ignore, "--ignore"))
     return check_cells_of_file(cells, chosen.of(Path.cwd()))
+
+
+def check_paths(paths: Sequence[str | Path], select: Sequence[str] = (), ignore: Sequence[str] = ()) -> list[Finding]:
+    """The findings of files and folders, as `python -m tpu_magics check` has them.
+
+    Args:
+        paths: .py and .ipynb files, and folders that are walked for them.
+        select: only these rules, as codes, beginnings of codes, groups or names.
+        ignore: not these.
+
+    Raises:
+        TpuMagicsError: a path is missing, a word names no rule, or a `[tool.tpu_magics]` cannot be followed.
+        OSError: a file cannot be read.
+    """
+    from tpu_magics.check.cells import read_file
+    from tpu_magics.check.command import check_cells_of_file
+    from tpu_magics.check.config import Configs, Rules
+    from tpu_magics.check.files import files_of
+    from tpu_magics.check.rules import RULES
+
+    rules = Rules(RULES)
+    configs = Configs(rules, rules.checked(select, "select"), rules.checked(ignore, "ignore"))
+    missing: list[str] = []
+    files = list(files_of([str(path) for path in paths], configs, missing))
+    if missing:
+        raise TpuMagicsError(
+            f"There is no file or folder {missing[0]}.",
+            f"The working directory is {Path.cwd()}.",
+            "Give paths from there.",
+        )
+    return in_order([one for file in files for one in check_cells_of_file(read_file(file), configs.of(file))])
+
+
+def check_function(function: Callable[..., Any]) -> list[Finding]:
+    """The findings of a function or class, and of what it calls in its own file or cell.
+
+    Raises:
+        TpuMagicsError: its source is not at hand.
+    """
+    from tpu_magics.check.cells import cell_of
+    from tpu_magics.check.engine import parts_of
+
+    name = getattr(function, "__qualname__", "")
+    try:
+        lines = inspect.findsource(function)[0]
+        path = inspect.getsourcefile(function) or "<source>"
+    except (OSError, TypeError) as error:
+        raise TpuMagicsError(
+            f"The source of {name or function!r} is not at hand: {error}.",
+            "A check reads code; it does not run it.",
+            "Give a function or class that a file or a cell defines.",
+        ) from error
+    cells = [cell_of("".join(lines), path)]
+    parts = parts_of(cells, name)
+    return [one for one in check_cells(cells) if any(part.holds(one) for part in parts)]
 
 
 def check_text(text: str, path: str = "<text>", rules: Sequence[ModuleType] | None = None) -> list[Finding]:
