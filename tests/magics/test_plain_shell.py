@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ for number, cell in enumerate({cells!r}, start=1):
 def run_cells(folder: Path, *cells: str) -> dict[int, str]:
     """What each cell prints, by its number; %load_ext is the first."""
     text = python(SHELL.format(cells=["%load_ext tpu_magics", *cells]), folder)
-    parts = without_colours(text).split("== ")[1:]
+    parts = re.split(r"(?m)^== (?=\d+$)", without_colours(text))[1:]
     return {int(part.partition("\n")[0]): part.partition("\n")[2] for part in parts}
 
 
@@ -58,6 +59,7 @@ def training_function(model):
     assert "XLA:CPU rehearsal" in said[2] and "<" not in said[2]
     assert said[4].startswith("one\n<IPython.core.display.HTML object>\n") and "bar: 100%" in said[4]
     assert "training_function: done, 1 rank on XLA:CPU, 6 steps in " in said[4]
+    assert "broken rule" not in said[4]
     assert "trained weights are home: model" in said[4]
     assert said[5] == "7 False\n"
     assert "NameError: name 'boom' is not defined" in said[6] and "(In [6], line 4, in broken)" in said[6]
@@ -116,3 +118,22 @@ def test_the_command_ipython_loads_it_and_helps(tmp_path: Path) -> None:
     )
     for magic in ("%tpu_train", "%tpu_logs", "%tpu_stop"):
         assert f"usage: {magic}" in said
+
+
+@pytest.mark.slow
+def test_without_a_panel_a_line_says_what_the_rules_found(tmp_path: Path) -> None:
+    train = """%%tpu_train model
+def training_function(model):
+    import torch_xla
+    model.to(torch_xla.device())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        loss = model(torch.ones(4, 8).to(torch_xla.device())).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        torch_xla.sync()
+        print(loss.item())
+"""
+    said = run_cells(tmp_path, MODEL, train, "%tpu_check")
+    assert "tpu_magics: 1 broken rule in the code: TPU102. %tpu_check shows where and why." in said[3]
+    assert "In [3], line 11: TPU102" in said[4] and "print(loss.item())" in said[4]

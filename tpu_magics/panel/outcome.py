@@ -8,17 +8,29 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tpu_magics.launch.results import TrainResult
+from tpu_magics.panel.findings import codes, headline, told_in_run
 from tpu_magics.panel.runs import plain_summary
 from tpu_magics.panel.sections_rehearsal import rehearsal
 from tpu_magics.panel.sections_words import count
+from tpu_magics.runs.events import RuleFinding
 
 
 def show(result: TrainResult, say: Callable[[str], None], plain: bool, panel: bool = False) -> None:
     """Say how the run ended; below a panel, only what it means for the notebook."""
     if plain:
         print(plain_summary(result.run), flush=True)
-    else:
-        say(below_panel(result) if panel else one_line(result))
+        return
+    say(below_panel(result) if panel else one_line(result))
+    if not panel and (rules := rules_line(result)):
+        say(rules)
+
+
+def rules_line(result: TrainResult) -> str:
+    """What the rules said of the code before the run, where no panel has it folded; "" where they said nothing."""
+    found = [told_in_run(one) for one in result.run.events("finding") if isinstance(one, RuleFinding)]
+    if not found:
+        return ""
+    return f"{headline(found)} in the code: {codes(found)}. %tpu_check shows where and why."
 
 
 def below_panel(result: TrainResult) -> str:
