@@ -180,6 +180,32 @@ def test_strict_refuses_with_the_lines_and_starts_nothing(notebook: Kernel) -> N
     assert notebook.value(TRAINED) is False
 
 
+def test_a_front_end_that_keeps_no_history_is_checked_as_well(own_kernel: Kernel) -> None:
+    """nbval runs cells with store_history=False."""
+    for code in ("%load_ext tpu_magics", MODEL, STEP):
+        own_kernel.client.execute(code, store_history=False, reply=True, timeout=60)
+    for code, wanted in (
+        ("%tpu_check step", "TPU201"),
+        ("%tpu_check other", "TPU101"),
+        ("%%tpu_check\nx = 1", "No broken"),
+    ):
+        sent = own_kernel.client.execute(code, store_history=False)
+        assert wanted in shown_for(own_kernel, sent), code
+
+
+def shown_for(kernel: Kernel, sent: str) -> str:
+    """The plain text that an execution displays."""
+    texts = []
+    while True:
+        message = kernel.client.get_iopub_msg(timeout=60)
+        if message["parent_header"].get("msg_id") != sent:
+            continue
+        if message["msg_type"] in ("display_data", "error", "stream"):
+            texts.append(str(message["content"].get("data", message["content"])))
+        if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
+            return "".join(texts)
+
+
 def test_help_is_made_from_the_options(notebook: Kernel) -> None:
     assert "--ready" in notebook.run("%tpu_check -h").good().printed
     assert "--fix" in notebook.run("%%tpu_check -h").good().printed

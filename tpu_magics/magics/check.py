@@ -41,7 +41,7 @@ def run(notebook: ShellNotebook, found: argparse.Namespace, cell: str | None) ->
 
 def _check_cell(notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[Cell]) -> None:
     """This cell alone, with what the others define; it is not run."""
-    if not cells or cells[-1].path != f"In [{notebook.cell_number()}]":
+    if not cells or cells[-1].magic != "tpu_check":
         cells = [*cells, cell_of("", f"In [{notebook.cell_number()}]")]
     own = cells[-1]
     findings = [one for one in _findings(cells, found) if one.path == own.path]

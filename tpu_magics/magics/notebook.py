@@ -128,8 +128,11 @@ class ShellNotebook:
     def checked_cells(self) -> list[Cell]:
         """The cells so far as the rules read them; of a cell that was run again, the newest only."""
         from tpu_magics.magics.cells import newest
+        from tpu_magics.magics.shell import Unrecorded
 
         texts = list(map(str, self._history()))
+        if Unrecorded.now:
+            texts += Unrecorded.texts
         return newest({number: text for number, text in enumerate(texts) if number and text.strip()}, self.cell_ids())
 
     def source(self, magic_line: str, body: str) -> Source:

@@ -15,6 +15,13 @@ from tpu_magics.magics import options
 EVENTS = ("pre_run_cell", "post_run_cell")
 
 
+class Unrecorded:
+    """The cells that a front end runs without a history (nbval does). `now`: the newest cell is one of them."""
+
+    texts: list[str] = []
+    now = False
+
+
 def load(shell: Any) -> None:
     """Register the magics with a shell, and listen to its cells. Imports no framework; again it changes nothing."""
     unload(shell)
@@ -61,10 +68,14 @@ class Listener:
     def __init__(self, shell: Any) -> None:
         self.shell = shell
 
-    def pre_run_cell(self, _info: Any) -> None:
+    def pre_run_cell(self, info: Any) -> None:
         """Weights of a background run that has ended are loaded between cells, where nothing reads them."""
         import sys
 
+        if info is not None and not info.silent:
+            Unrecorded.now = not info.store_history
+            if Unrecorded.now:
+                Unrecorded.texts.append(str(info.raw_cell))
         session = sys.modules.get("tpu_magics.launch.session")
         going = session.current.going if session is not None else None
         if going is None or not going.options.background or not going.ended:
