@@ -6,14 +6,11 @@ What does not: lines that must be found and lines that must not (samples/tpu5*).
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
+from tests.check.measured import measured
 from tpu_magics.check import check_cells, check_text
 from tpu_magics.check.cells import cell_of
 from tpu_magics.check.rules import tpu501_bf16_environment, tpu502_cuda_amp, tpu503_half
@@ -127,13 +124,5 @@ print("FOUND", json.dumps(found))
 def test_autocast_for_cuda_leaves_xla_in_float32_and_the_scaler_scales() -> None:
     """The reasons that TPU502 gives, as measured on XLA:CPU."""
     pytest.importorskip("torch_xla")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "PT_XLA"))}
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURED],
-        check=True,
-        env={**environment, "PJRT_DEVICE": "CPU"},
-        capture_output=True,
-        text=True,
-    )
-    found = json.loads(done.stdout.partition("FOUND ")[2])
+    found = measured(MEASURED)
     assert found == {"cuda": "torch.float32", "xla": "torch.bfloat16", "scale": 65536.0}

@@ -6,16 +6,13 @@ rules say of it. What does not: lines that must be found and lines that must not
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 import textwrap
 from typing import Any
 
 import pytest
 
+from tests.check.measured import measured
 from tpu_magics.check import check_cells, check_text
 from tpu_magics.check.cells import cell_of
 from tpu_magics.check.finding import Finding
@@ -335,15 +332,7 @@ print("FOUND", json.dumps(found))
 def test_torch_xla_compiles_for_each_size_and_the_cures_once() -> None:
     """The reasons that the rules give, as measured on XLA:CPU."""
     pytest.importorskip("torch_xla")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "PT_XLA"))}
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURED],
-        check=True,
-        env={**environment, "PJRT_DEVICE": "CPU"},
-        capture_output=True,
-        text=True,
-    )
-    counts = json.loads(done.stdout.partition("FOUND ")[2])
+    counts = measured(MEASURED)
     for name, each in counts.items():
         later = each[1:]
         assert all(later) != name.endswith("cured"), counts

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from tpu_magics.errors import TpuMagicsError
 
@@ -301,8 +301,3 @@ def pad_parser() -> MagicParser:
         "--plain", action="store_true", help="text only, without measured seconds: the same in every run, for comparing"
     )
     return parser
-
-
-def values_of(found: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Some of the parsed values, as keywords."""
-    return {name: getattr(found, name) for name in names}

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.values import LIST, NUMBER, UNKNOWN, Value
+from tpu_magics.check.values import LIST, NUMBER, Value
 
 if TYPE_CHECKING:
     from tpu_magics.check.place import Place
@@ -158,7 +158,3 @@ def loader_of(value: Value) -> Value:
 def is_nothing(value: Value) -> bool:
     """Whether an argument is certainly None."""
     return value.kind == NUMBER and value.const is None
-
-
-def may_be(value: Value, kind: str) -> bool:
-    return value.kind in (kind, UNKNOWN)
