@@ -31,6 +31,7 @@ class WorkerSpec:
     `meeting`: where the ranks of a rehearsal find each other, a folder they share (None: no rehearsal);
     `collective_timeout`: seconds that a rank of a rehearsal waits in a collective for the others;
     `spmd`: devices of one SPMD worker (None: not SPMD; 0: all that the host has).
+    `tracing`: nothing is run, the graphs are written (None: a run).
     """
 
     index: int
@@ -46,6 +47,18 @@ class WorkerSpec:
     meeting: Path | None = None
     collective_timeout: float = COLLECTIVE_TIMEOUT
     spmd: int | None = None
+    tracing: Tracing | None = None
+
+
+@dataclass(frozen=True)
+class Tracing:
+    """What a worker does that traces its function instead of running it. `folder`: where it writes the graphs; `world`:
+    ranks that it is told of, with none of the others there; `devices`: of an SPMD worker; `steps`: at most so many."""
+
+    folder: Path
+    world: int = 1
+    devices: int = 1
+    steps: int = 5
 
 
 class StepLimit(BaseException):
@@ -65,7 +78,8 @@ class RecompileLimit(BaseException):
 class Watching:
     """How a rank is watched. `device`: "CPU" or "TPU"; `ranks`: world size; `precision`, `cache`: as in WorkerSpec;
     `cell_names`: file names of cells -> "In [n]"; `cell_ids`: "In [n]" -> the front end's id of that cell; `rehearsed`:
-    collectives are carried by the host, and cut the graphs; `spmd`: one worker drives several devices."""
+    collectives are carried by the host, and cut the graphs; `spmd`: one worker drives several devices; `tracing`: as in
+    WorkerSpec."""
 
     device: str = "CPU"
     ranks: int = 1
@@ -77,6 +91,7 @@ class Watching:
     cell_ids: Mapping[str, str] = field(default_factory=dict)
     rehearsed: bool = False
     spmd: bool = False
+    tracing: Tracing | None = None
 
 
 class CollectiveTimeout(BaseException):

@@ -125,7 +125,7 @@ def _train_launches(read: cell.Cell, options: Options, namespace: dict[str, Any]
         __tracebackhide__ = True
         call, kind = read.calls[number]
         bound = inspect.signature(original).bind(*args, **kwargs)
-        namespace[output] = _INTERCEPTORS[kind](bound, options, _labels(call))
+        namespace[output] = launched(kind, bound, options, _labels(call))
         last.append(namespace[output])
 
     body, final = cell.split_final(cell.replace_calls(read, INTERCEPT))
@@ -187,6 +187,11 @@ _INTERCEPTORS: Mapping[str, Callable[[inspect.BoundArguments, Options, Sequence[
     "xmp.spawn": _spawn,
     "torch_xla.launch": _launch,
 }
+
+
+def launched(kind: str, call: inspect.BoundArguments, options: Options, labels: Sequence[str] = ()) -> TrainResult:
+    """What a pasted launcher's call does; `kind`: a key of `_INTERCEPTORS`."""
+    return _INTERCEPTORS[kind](call, options, labels)
 
 
 def _start_call(function: Any, args: Any, options: Options, labels: Sequence[str], index_first: bool) -> TrainResult:

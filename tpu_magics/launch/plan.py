@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ PRECISION_NAMES = ("fp32", "bf16", "bf16-downcast")
 
 @dataclass(frozen=True)
 class Options:
-    """What a person may choose for a run; None: the session's default."""
+    """What a person may choose for a run; None: the session's default. `gate`: asked with the request before
+    anything is forked; what it raises ends it."""
 
     processes: int | None = None
     precision: str | None = None
@@ -46,6 +47,7 @@ class Options:
     spmd: int | None = None
     collective_timeout: float | None = None
     strict: bool = False
+    gate: Callable[[Any, Options], None] | None = None
 
     def check(self) -> None:
         """Raise TpuMagicsError for values that no run can have."""

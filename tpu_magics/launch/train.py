@@ -104,6 +104,7 @@ def train(
     spmd: int | bool | None = None,
     collective_timeout: float | None = None,
     strict: bool = False,
+    gate: Callable[[Request, Options], None] | None = None,
 ) -> results.TrainResult:
     """Train `function(*args, **kwargs)` on every rank, as `%%tpu_train` does.
 
@@ -125,13 +126,15 @@ def train(
             whatever the session has).
         collective_timeout: seconds that a rank of a rehearsal waits in a collective for the others (default: 60).
         strict: refuse to start where the code breaks a rule of XLA or of launching (see `%tpu_check`).
+        gate: asked before anything is forked; what it raises ends it.
 
     Raises:
         TpuMagicsError: before anything is forked, where the run cannot work.
         TrainingFailed: a worker failed; the models here are unchanged.
     """
     options = Options(processes, precision, hoist, background, steps, timeout, force, run_name, plain, max_recompiles)
-    options = replace(options, spmd=plan.spmd_option(spmd), collective_timeout=collective_timeout, strict=strict)
+    options = replace(options, spmd=plan.spmd_option(spmd), collective_timeout=collective_timeout)
+    options = replace(options, strict=strict, gate=gate)
     return start(function_request(function, args, kwargs), options)
 
 
@@ -143,6 +146,8 @@ def start(request: Request, options: Options, workers: int | None = None) -> res
     session.current.refuse_second()
     process.require_main_thread()
     found = checking.look(getattr(request.hoistable, "__name__", ""), request.script, options.strict)
+    if options.gate is not None:
+        options.gate(request, replace(options, gate=None))
     going = _prepare(request, options, workers)
     session.current.going = going
     session.current.last = going.result

@@ -126,6 +126,8 @@ class _Worker:
                 watcher.ended()
         if backend.finish() and not self.steps:
             self._note("no-sync", NO_SYNC)
+        if self.spec.tracing is not None:
+            self.status = "limit"  # what is on the device now are zeros: nothing of it comes home
         watcher.close()
         return value
 
@@ -133,7 +135,7 @@ class _Worker:
         spec, task = self.spec, self.task
         limits = {"cache": spec.cache, "max_steps": spec.max_steps, "max_recompiles": spec.max_recompiles}
         cells = {"cell_names": task.cell_names, "cell_ids": task.cell_ids}
-        kind = {"rehearsed": spec.meeting is not None, "spmd": spec.spmd is not None}
+        kind = {"rehearsed": spec.meeting is not None, "spmd": spec.spmd is not None, "tracing": spec.tracing}
         return Watching(spec.device, self.ranks, spec.precision, **limits, **cells, **kind)  # type: ignore[arg-type]
 
     def _bring_home(self, ordinal: int, replica: int, value: Any) -> None:

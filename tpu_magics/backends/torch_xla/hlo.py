@@ -6,6 +6,7 @@ how they are read (hlo_text.py) and compared (hlo_compare.py), and where the tex
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 
 from tpu_magics.backends.torch_xla.hlo_compare import GraphChange, compare, distance
@@ -19,11 +20,19 @@ __all__ = [
     "compare",
     "distance",
     "dtype_counts",
+    "fingerprint",
     "join",
     "multiplications",
     "multiplied_types",
     "parse",
 ]
+
+
+def fingerprint(graph: Graph) -> str:
+    """Equal for equal graphs however they were written: XLA's dumps and torch_xla's own text number and name
+    differently. Counted are opcodes, types, constants, attributes, and where each operand comes from."""
+    ops = "\n".join(f"{op.opcode} {op.results} {op.operands} {op.attributes} {op.value}" for op in graph.ops)
+    return hashlib.sha256(ops.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def multiplications(graph: Graph) -> tuple[int, int]:

@@ -168,6 +168,10 @@ class _First:
         start_autograd_threads()
         if self.spec.spmd is not None:
             spmd.make_mesh(self.spec)
+        if self.spec.tracing is not None and self.spec.tracing.world > 1:
+            from tpu_magics.backends.torch_xla.trace.alone import enter
+
+            enter(self.spec.tracing.world)
         if self.spec.meeting is not None:
             from tpu_magics.backends.torch_xla.rehearse.join import join
 

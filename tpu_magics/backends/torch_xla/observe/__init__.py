@@ -47,7 +47,7 @@ def arrange(folder: Path | None, rank: int | None = None) -> None:
 @contextmanager
 def observing(writer: EventWriter, watching: Watching) -> Iterator[Observer]:
     """Watch this process until the block ends. Only for workers: it changes torch_xla's and accelerate's modules."""
-    from tpu_magics.backends.torch_xla import trainer
+    from tpu_magics.backends.torch_xla import trace, trainer
     from tpu_magics.backends.torch_xla.observe import hooks
     from tpu_magics.backends.torch_xla.observe.observer import Observer
     from tpu_magics.backends.torch_xla.observe.told import Files
@@ -57,9 +57,13 @@ def observing(writer: EventWriter, watching: Watching) -> Iterator[Observer]:
     def write(kind: type[events.Event], **fields: Any) -> None:
         writer.write(kind(t=time.time(), rank=writer.rank, **fields))
 
-    files = _files[0] if _files else Files(None)
+    tracer = None if watching.tracing is None else trace.begin(watching.tracing)
+    files = tracer.files if tracer is not None else _files[0] if _files else Files(None)
     precision = PrecisionWatch(watching.precision, write)
     observer = Observer(writer, watching, files, precision)
+    if tracer is not None:
+        tracer.observer, observer.value = observer, tracer.value
+        observer.executed = observer.compiled = 0
     precision.install()
     if watching.rehearsed and not files.debugging:
         files.notes.append("the pieces that collectives cut cannot be put together, so their number is not available")
@@ -80,6 +84,11 @@ def finish() -> bool:
     import torch_xla
     import torch_xla.core.xla_model as xm
 
+    from tpu_magics.backends.torch_xla import trace
+
+    tracer = trace.going()
+    if tracer is not None:
+        return tracer.finish()
     before = graphs_executed()
     torch_xla.sync()
     xm.wait_device_ops()

@@ -1,0 +1,89 @@
+"""A training step as a framework lowers it: what a backend gives to the preflight.
+
+What lives here: frozen dataclasses. What does not: how a graph is had (torch_xla/trace/, tensorflow/lower.py), and what
+the TPU's compiler says of it (preflight/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of the person's. `path`: "In [3]", "cell 3" or a file's path; `line` counts from 1."""
+
+    path: str
+    line: int
+    code: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Read:
+    """A value that the host read while the step was traced. It got zero. `count`: how often, in the whole trace."""
+
+    place: Place | None
+    what: str
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What a TPU does not run as part of the program. `op`: as the framework or the compiler names it; `text`: why, in
+    a sentence; `kind`: "host" (the op runs on the host, outside of the program), "custom" (a custom call that this TPU
+    does not know) or "compiler" (the compiler's refusal)."""
+
+    op: str
+    text: str
+    kind: str
+    place: Place | None = None
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One graph of a training function, as the framework lowers it.
+
+    `module`: StableHLO (bytecode or text) for `form` "stablehlo", a serialized HloModuleProto for "hlo"; `hash`: the
+    framework's own of it; `donors`: numbers of the parameters whose memory the outputs may take; `replicas`: copies of
+    the program that run together, with the collectives between them in the graph; `partitions`: devices that one
+    program is split over (SPMD). `site`: where its sync stands; `nth`: which sync of the function, from 0; `steady`:
+    the graph that all later steps run; `parameters`: "f32[768,768] encoder.weight", in the graph's order.
+    `places`: number -> line of the person's; the name of an instruction's op ends with "#" and its number, so that the
+    module itself does not change when a line moves.
+    """
+
+    module: bytes
+    form: str
+    hash: str
+    donors: tuple[int, ...] = ()
+    replicas: int = 1
+    partitions: int = 1
+    site: Place | None = None
+    nth: int = 0
+    steady: bool = True
+    parameters: tuple[str, ...] = ()
+    places: Mapping[int, Place] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What tracing a function gave. `graphs`: the distinct ones in the order of their syncs, the last is steady;
+    `syncs`: how many were seen; `settled`: two successive ones were equal; `batch`: rows of the largest input, where
+    they are known; `changes`: (cause, sentence) of each sync whose graph was another than the one before it, from the
+    third on."""
+
+    graphs: tuple[Graph, ...]
+    syncs: int
+    settled: bool
+    reads: tuple[Read, ...] = ()
+    refused: tuple[Refused, ...] = ()
+    seconds: float = 0.0
+    batch: int | None = None
+    precision: str = ""
+    changes: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()

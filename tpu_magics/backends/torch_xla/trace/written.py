@@ -1,0 +1,35 @@
+"""What was traced, on its way to the notebook: one JSON file, and one file for each graph.
+
+What lives here: writing it, in the worker. What does not: reading it (preflight/tracing.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tpu_magics.backends.lowered import Graph, Read, Refused
+
+TRACED = "traced.json"
+
+
+def write(
+    folder: Path, graphs: Sequence[tuple[Graph, bool]], reads: Sequence[Read], refused: Sequence[Refused], **more: Any
+) -> None:
+    """Write all of it; `graphs`: with whether it is the steady one; `more`: other fields of Traced."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    told = []
+    for number, (graph, steady) in enumerate(graphs):
+        file = f"graph-{number}.pb"
+        (folder / file).write_bytes(graph.module)
+        fields = {name: value for name, value in vars(graph).items() if name not in ("module", "places", "site")}
+        site = None if graph.site is None else asdict(graph.site)
+        places = {str(key): asdict(place) for key, place in graph.places.items()}
+        told.append({**fields, "file": file, "steady": steady, "site": site, "places": places})
+    found = {"graphs": told, "reads": [asdict(one) for one in reads], "refused": [asdict(one) for one in refused]}
+    temporary = folder / f"{TRACED}.tmp"
+    temporary.write_text(json.dumps({**found, **more}))
+    temporary.replace(folder / TRACED)

@@ -1,0 +1,121 @@
+"""The road of a function that is traced, and not run.
+
+What lives here: one worker on XLA:CPU that writes the graphs of a request. What does not: what is done with them
+(preflight/), and how a function is traced (backends/).
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tpu_magics.backends.base import Tracing
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.host import Host
+from tpu_magics.launch import guards, plan, process, reach, results, session, supervise, worker
+from tpu_magics.launch.plan import Options
+from tpu_magics.launch.relay import Screen
+from tpu_magics.launch.train import Going, Request
+from tpu_magics.runs.folder import RunFolder
+from tpu_magics.runs.reader import Run
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is traced for: `world`: ranks of the TPU; `devices`: of one SPMD worker (None: not SPMD); `steps`: at most
+    so many."""
+
+    world: int = 1
+    devices: int | None = None
+    steps: int = 5
+
+
+@contextmanager
+def traced(request: Request, options: Options, asked: Asked) -> Iterator[tuple[Path, Run]]:
+    """The folder that the worker wrote its graphs into, and the records of that run; both are gone after the block.
+
+    Raises:
+        TpuMagicsError: the request cannot be forked.
+        TrainingFailed: the function failed while it was traced.
+    """
+    options.check()
+    session.current.refuse_second()
+    process.require_main_thread()
+    root = Path(tempfile.mkdtemp(prefix="tpu_magics-preflight-"))
+    try:
+        going = _prepared(request, options, asked, root)
+        session.current.going = going
+        try:
+            going.fork()
+            going.watch_until_end()
+            going.come_home()
+        except BaseException as error:
+            going.abandon(error)
+            raise
+        yield going.graphs, Run(going.folder.path)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _prepared(request: Request, options: Options, asked: Asked, root: Path) -> _Tracing:
+    current = session.current
+    host = at_home(session.known_host())
+    backend = current.backend
+    precision = options.precision or current.precision
+    options = replace(options, spmd=asked.devices, processes=None, steps=None)
+    made = plan.make_plan(host, options, precision, 1)
+    backend.prepare()
+    models = reach.models_of(iter(request.items), backend.is_model)
+    guards.check(guards.Situation(backend, host, current.marks, request.items, models, request.source))
+    size = sum(backend.model_bytes(model) for model in models.values())
+    plan.require_memory(made, size, options.force)
+    folder = RunFolder.create("preflight", root)
+    tracing = Tracing(root / "graphs", 1 if asked.devices else asked.world, asked.devices or 1, asked.steps)
+    work = request.make(models, None)
+    return _Tracing(request, options, made, host, folder, work, {}, size, None, tracing=tracing)
+
+
+def at_home(host: Host) -> Host:
+    """The host as one without a TPU: tracing touches none."""
+    return replace(host, device="CPU", workers=1, replicas=1, repairs=())
+
+
+class _Silent:
+    """What the function prints while it is traced is made of zeros: it is not shown."""
+
+    def text(self, text: str) -> None:
+        pass
+
+    def display(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str, update: bool) -> None:
+        pass
+
+    def clear(self, wait: bool) -> None:
+        pass
+
+
+@dataclass
+class _Tracing(Going):
+    """A run whose worker traces."""
+
+    tracing: Tracing | None = None
+
+    @property
+    def graphs(self) -> Path:
+        assert self.tracing is not None
+        return self.tracing.folder
+
+    def _fork_one(self, task: worker.Task, index: int) -> supervise.Watched:
+        spec = replace(self.plan.spec(index), tracing=self.tracing)
+        pid = process.fork_worker(lambda: worker.main(task, spec), self.folder.stacks_path(index))
+        return supervise.Watched(index, pid, index)
+
+    def _screen(self) -> Screen:
+        return _Silent()
+
+    def _load(self) -> results.Home:
+        raise TpuMagicsError("A traced run has no results.", "Nothing was run.", "This is an error of tpu_magics.")
