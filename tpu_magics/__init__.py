@@ -15,20 +15,22 @@ if TYPE_CHECKING:
     from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
     from tpu_magics.launch.results import TrainResult
     from tpu_magics.launch.session import initialise as init
-    from tpu_magics.launch.train import train
     from tpu_magics.magics.pad import pad
     from tpu_magics.magics.panel import show_run
+    from tpu_magics.magics.preflight import preflight
+    from tpu_magics.magics.train import train
     from tpu_magics.runs.live import log
     from tpu_magics.runs.reader import find_run, list_runs
 
 _WHERE = {
-    "train": ("tpu_magics.launch.train", "train"),
+    "train": ("tpu_magics.magics.train", "train"),
     "init": ("tpu_magics.launch.session", "initialise"),
     "log": ("tpu_magics.runs.live", "log"),
     "find_run": ("tpu_magics.runs.reader", "find_run"),
     "list_runs": ("tpu_magics.runs.reader", "list_runs"),
     "show_run": ("tpu_magics.magics.panel", "show_run"),
     "pad": ("tpu_magics.magics.pad", "pad"),
+    "preflight": ("tpu_magics.magics.preflight", "preflight"),
     "TrainResult": ("tpu_magics.launch.results", "TrainResult"),
     "TpuMagicsError": ("tpu_magics.errors", "TpuMagicsError"),
     "TrainingFailed": ("tpu_magics.errors", "TrainingFailed"),
@@ -45,6 +47,7 @@ __all__ = [
     "list_runs",
     "log",
     "pad",
+    "preflight",
     "show_run",
     "train",
 ]
@@ -57,6 +60,12 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'tpu_magics' has no attribute {name!r}")
     module, attribute = _WHERE[name]
     return getattr(import_module(module), attribute)
+
+
+def _preflight() -> Any:
+    """The function; once something of the room of the same name is imported, `tpu_magics.preflight` is the room, which
+    calls this."""
+    return getattr(import_module("tpu_magics.magics.preflight"), "preflight")  # noqa: B009
 
 
 def __dir__() -> list[str]:

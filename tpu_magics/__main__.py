@@ -1,4 +1,5 @@
-"""`python -m tpu_magics ...`: the command line, for looking at runs and checking code outside a notebook.
+"""`python -m tpu_magics ...`: the command line, for what is done outside a notebook: looking at runs, checking code,
+preflights.
 
 What lives here: parsing and printing. What does not: anything a notebook needs.
 """
@@ -14,12 +15,15 @@ from pathlib import Path
 from tpu_magics.check.command import add_arguments as add_check_arguments
 from tpu_magics.check.command import run as run_check
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.magics.preflight_command import add_arguments as add_preflight_arguments
+from tpu_magics.magics.preflight_command import run as run_preflight
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="tpu-magics", description="Look at runs, check code, and look at this host, from a shell."
+        prog="tpu-magics",
+        description="Look at runs, check code, compile for a TPU, and look at this host, from a shell.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     host = commands.add_parser("host", help="where this is, which TPU, which versions: the table of %%tpu_init")
@@ -41,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     check = commands.add_parser("check", help="look for code that breaks XLA's rules, in Python files and notebooks")
     add_check_arguments(check)
     check.set_defaults(run=run_check)
+    preflight = commands.add_parser("preflight", help="compile a training function for a TPU that is not here")
+    add_preflight_arguments(preflight)
+    preflight.set_defaults(run=run_preflight)
     found = parser.parse_args(argv)
     try:
         return found.run(found) or 0

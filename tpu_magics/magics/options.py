@@ -177,6 +177,11 @@ def train_parser(prog: str) -> MagicParser:
         help="stop the run at recompile N+1, with the table of causes",
     )
     parser.add_argument(
+        "--preflight",
+        metavar="T",
+        help="compile for that TPU first (v5e-8, ...), and do not start where it cannot fit",
+    )
+    parser.add_argument(
         "--strict",
         action="store_true",
         help="do not start where the code breaks a rule of XLA or of launching (%%tpu_check shows them)",
@@ -187,6 +192,53 @@ def train_parser(prog: str) -> MagicParser:
         action="store_true",
         help="no panel; end with a summary without times, ids and sizes, for comparing",
     )
+    return parser
+
+
+def preflight_parser() -> MagicParser:
+    """%tpu_preflight"""
+    parser = MagicParser(
+        "%tpu_preflight",
+        "Compile the steps of a training function for a TPU that is not here, with the TPU's own compiler: does it\n"
+        "fit, is it bf16, what will it cost? No step is executed.",
+        "Examples:\n  %tpu_preflight training_function model --target v5e-8\n"
+        "  %tpu_preflight training_function model batch=32 --target v5e-8,v6e-8 --fit batch\n",
+    )
+    parser.add_argument(
+        "args", nargs="*", metavar="FUNCTION ARG", help="expressions, evaluated in the notebook; key=expr too"
+    )
+    parser.add_argument("--target", metavar="T,T", help="TPUs: v5e-8 (Google: v5litepod-8), v6e-1, v4-8, v5p-8, ...")
+    parser.add_argument(
+        "--fit", metavar="NAME", help="search the largest value of an argument, or of a name in the notebook, that fits"
+    )
+    parser.add_argument(
+        "--steps",
+        type=_count,
+        default=5,
+        metavar="N",
+        help="trace at most N steps (default: 5)",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=("fp32", "bf16", "bf16-downcast"),
+        help="bf16: float and double become bfloat16; bf16-downcast: float becomes bfloat16, double float32",
+    )
+    parser.add_argument(
+        "-n", "--processes", type=_count, metavar="N", help="number of ranks (default: those of the target)"
+    )
+    parser.add_argument("--spmd", action="store_true", help="one process drives all devices of the target as a mesh")
+    parser.add_argument(
+        "-o",
+        "--output",
+        default="_preflight",
+        metavar="NAME",
+        help="the result's name (default: _preflight)",
+    )
+    parser.add_argument("--anew", action="store_true", help="compile anew, and keep nothing")
+    parser.add_argument(
+        "--force", action="store_true", help="trace although the forecast says that host memory will not do"
+    )
+    parser.add_argument("--plain", action="store_true", help="text only, without times: the same in every run")
     return parser
 
 

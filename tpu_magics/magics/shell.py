@@ -222,6 +222,21 @@ class TpuMagics(Magics):
 
     @no_var_expand
     @line_magic
+    def tpu_preflight(self, line: str) -> None:
+        __tracebackhide__ = True
+        from tpu_magics.launch.arguments import split_words
+
+        parser = options.preflight_parser()
+        found = parser.read(split_words(line))
+        if found.help:
+            print(parser.format_help())
+            return
+        from tpu_magics.magics import preflight
+
+        preflight.run(_notebook(self.shell), found)
+
+    @no_var_expand
+    @line_magic
     def tpu_pad(self, line: str) -> None:
         from tpu_magics.launch.arguments import split_words
         from tpu_magics.magics import pad
@@ -240,4 +255,5 @@ TpuMagics.tpu_runs.__doc__ = options.runs_parser().doc()
 TpuMagics.tpu_panel.__doc__ = options.panel_parser().doc()
 TpuMagics.tpu_logs.__doc__ = options.logs_parser().doc()
 TpuMagics.tpu_stop.__doc__ = options.stop_parser().doc()
+TpuMagics.tpu_preflight.__doc__ = options.preflight_parser().doc()
 TpuMagics.tpu_pad.__doc__ = options.pad_parser().doc()

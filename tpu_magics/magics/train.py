@@ -7,11 +7,14 @@ training.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import cells, session
+from tpu_magics.launch import train as launcher
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.results import TrainResult
 from tpu_magics.magics.options import MagicParser
@@ -38,14 +41,36 @@ def run(notebook: ShellNotebook, found: argparse.Namespace, args: Sequence[str],
             f"-o {found.output} is not a name.", "It becomes a Python variable.", "Give -o an identifier."
         )
     before = session.current.last
-    options = _options(found)
     try:
-        result = _train(notebook, options, args, line, cell, found.output)
+        with preflight_first(found.preflight, found.plain) as gate:
+            result = _train(notebook, replace(_options(found), gate=gate), args, line, cell, found.output)
     finally:
         if session.current.last is not before:
             notebook.namespace[found.output] = session.current.last
-    if result is not None and not options.background:
-        outcome.show(result, notebook.say, plain=options.plain, panel=notebook.has_panel(result.run))
+    if result is not None and not found.background:
+        outcome.show(result, notebook.say, plain=found.plain, panel=notebook.has_panel(result.run))
+
+
+@contextmanager
+def preflight_first(target: str | None, plain: bool) -> Iterator[Callable[..., None] | None]:
+    """The gate of --preflight; nothing of the preflight is imported without it."""
+    if target is None:
+        yield None
+        return
+    from tpu_magics.magics.preflight import before_training
+
+    with before_training(target, plain) as gate:
+        yield gate
+
+
+def train(function: Callable[..., Any], *args: Any, preflight: str | None = None, **options: Any) -> TrainResult:
+    """`tpu_magics.train`: see launch/train.py. `preflight`: the name of a TPU ("v5e-8"), or several: compile for it
+    first, and do not start where the program cannot fit."""
+    with preflight_first(preflight, bool(options.get("plain"))) as gate:
+        return launcher.train(function, *args, gate=gate, **options)
+
+
+train.__doc__ = f"{launcher.train.__doc__}\n\n    {train.__doc__}"
 
 
 def _options(found: argparse.Namespace) -> Options:

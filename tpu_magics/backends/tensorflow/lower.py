@@ -1,0 +1,165 @@
+"""A TensorFlow training step as the preflight needs it.
+
+What lives here: tracing a step and asking TensorFlow for its HLO. What does not: what is a step (step.py), its
+arguments (arguments.py), what becomes of the HLO (program.py), and what a TPU's compiler says of it (preflight/).
+
+Read and seen in TensorFlow 2.21, `tf.function(...).experimental_get_compiler_ir`:
+- tensorflow-cpu lowers for XLA:CPU only (`platform_name="TPU"`: no kernels registered for XLA_TPU_JIT). The HLO is
+  that from before XLA's optimisations. For dense, convolution, recurrent and transformer models with Keras' optimizers
+  it had no custom call, and a TPU's compiler took it as it was. What differs: random numbers, where the TPU's own
+  lowering leaves the algorithm to the compiler (DefaultRngAlgForDeviceType), and XLA:CPU's names Philox.
+- Variables that the function assigns share their memory with the result (`alias_resource_update`), as on a TPU.
+- Without a device name it draws a random number, and so moves the global generator on.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tpu_magics.backends.lowered import Graph, Traced
+from tpu_magics.errors import TpuMagicsError
+
+if TYPE_CHECKING:
+    from tpu_magics.backends.tensorflow.program import Program, Value
+    from tpu_magics.backends.tensorflow.step import Step
+
+_CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
+_ONE_REPLICA = (
+    "The program is that of one replica: the all-reduce of gradients that a strategy with more replicas puts in is not "
+    "part of it."
+)
+_KEPT_POLICY = "Precision {asked} was asked for; {model} was made with the policy {policy} before, and keeps it."
+_NO_POLICY = (
+    "Precision {asked} was asked for: that sets Keras' policy for models made afterwards; this step is as it is."
+)
+_GROWING = "{op}{place} gives a shape that depends on values; the program is compiled for the largest it can have."
+
+
+def lower(
+    function: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    precision: str = "",
+    cell_names: Mapping[str, str] | None = None,
+) -> Traced:
+    """Lower one step, without executing it.
+
+    The step's Python body runs once, as tf.function's tracing does. No variable and no random generator changes.
+    Variables that the first step would make (weights of a model that is not built, metrics, the optimizer's slots) are
+    made, as `fit` makes them before its first step.
+
+    Args:
+        function: a tf.function (jit_compile or not); a Python function over tensors; a compiled Keras model, or its
+            train_step.
+        args: arrays, tensors, tf.TensorSpecs, in any nest of tuples, lists and mappings. A tf.data.Dataset stands for
+            one element of it, an iterator over one for a supply of such elements. For a Keras model: x, y and
+            sample_weight, or one tuple of them. All else is a constant of the step.
+        kwargs: as args.
+        precision: what `--precision` asked for; it acts on models that are made after it was set, not here.
+        cell_names: file names of cells -> "In [n]".
+
+    Returns:
+        One graph, of form "hlo". `settled` is True: a traced function is one graph for one set of shapes.
+
+    Raises:
+        TpuMagicsError: the step cannot be traced, XLA refuses an op of it (each with its line), a shape is not known,
+            or torch_xla is in this process.
+    """
+    started = time.monotonic()
+    _require_alone()
+    from tpu_magics.backends.tensorflow.places import Places
+    from tpu_magics.backends.tensorflow.step import step_of
+
+    places = Places(cell_names or {})
+    step = step_of(function, args, kwargs or {})
+    program = _program(step, places)
+    graph = Graph(
+        module=program.module,
+        form="hlo",
+        hash=program.hash,
+        donors=program.donors,
+        site=places.of_function(step.source),
+        parameters=program.parameters,
+        places=program.places,
+    )
+    return Traced(
+        graphs=(graph,),
+        syncs=1,
+        settled=True,
+        seconds=time.monotonic() - started,
+        batch=step.arguments.batch(),
+        notes=_notes(step, program, precision),
+    )
+
+
+def _require_alone() -> None:
+    if "torch_xla" in sys.modules:
+        # Seen with tensorflow-cpu 2.21 and torch_xla 2.9.0: imported in this order it works, in the other the process
+        # aborts ("Option ... registered more than once"). Which of two XLAs answers is not something to build on.
+        raise TpuMagicsError(
+            "TensorFlow and torch_xla are both in this kernel.",
+            "Each brings an XLA of its own, and the two do not go together in one process.",
+            "Restart the kernel, and run this notebook's TensorFlow cells without importing torch_xla.",
+        )
+
+
+def _program(step: Step, places: Any) -> Program:
+    import tensorflow as tf
+
+    from tpu_magics.backends.tensorflow.program import program_of
+    from tpu_magics.backends.tensorflow.refusals import unlowered, untraceable
+
+    compiled = tf.function(step.call, jit_compile=True, autograph=False)
+    given = step.arguments.given()
+    try:
+        step.prepare()
+        concrete = compiled.get_concrete_function(*given)
+        write = compiled.experimental_get_compiler_ir(*given)
+    except Exception as error:
+        raise untraceable(step.name, error, places) from error
+    try:
+        serialized = _hlo(write, concrete)
+    except Exception as error:
+        raise unlowered(step.name, error, concrete.graph, places) from error
+    return program_of(serialized, step.name, places.of_graph(concrete.graph), _values(step, concrete))
+
+
+def _hlo(write: Any, concrete: Any) -> bytes:
+    """Where the variables are, there the program is made."""
+    device = next((one.device for one in concrete.variables if one.device), _CPU)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="device_name is being deprecated")
+        return bytes(write(stage="hlo_serialized", device_name=device))
+
+
+def _values(step: Step, concrete: Any) -> list[Value]:
+    """Arguments and captures, in the order in which XLA takes them."""
+    from tpu_magics.backends.tensorflow.program import Value, dtype_name
+
+    variables = {id(one.handle): one for one in concrete.variables}
+    found = [Value(leaf.name, dtype_name(leaf.spec.dtype), tuple(leaf.spec.shape)) for leaf in step.arguments.leaves]
+    for captured in concrete.captured_inputs:
+        one = variables.get(id(captured), captured)
+        name = one.name.removesuffix(":0") if one is not captured else "a captured tensor"
+        found.append(Value(name, dtype_name(one.dtype), tuple(one.shape)))
+    return found
+
+
+def _notes(step: Step, program: Program, precision: str) -> tuple[str, ...]:
+    growing = [_GROWING.format(op=op, place=f" at {place}" if place else "") for op, place in program.growing]
+    return (_ONE_REPLICA, *step.arguments.notes, *step.notes, *growing, *_precision_notes(step, precision))
+
+
+def _precision_notes(step: Step, asked: str) -> list[str]:
+    if not asked:
+        return []
+    if step.model is None:
+        return [_NO_POLICY.format(asked=asked)]
+    policy = step.model.dtype_policy.name
+    wanted = {"bf16": "mixed_bfloat16", "fp32": "float32"}.get(asked)
+    return [] if policy == wanted else [_KEPT_POLICY.format(asked=asked, model=step.model.name, policy=policy)]

@@ -1,0 +1,140 @@
+"""A step's HLO, made ready to travel.
+
+What lives here: what TensorFlow wrote of one process taken out, so that equal steps give equal bytes; ops numbered,
+with their lines beside the module; donated parameters; names of parameters. What does not: how the HLO is had
+(lower.py).
+
+Instructions and messages were read in TensorFlow 2.21 (xla/service/hlo.proto).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tensorflow.compiler.xla import xla_data_pb2
+from tensorflow.compiler.xla.service import hlo_pb2
+
+from tpu_magics.backends.lowered import Place
+
+
+@dataclass(frozen=True)
+class Value:
+    """What may be a parameter of the program: an argument or what the function captured. `dtype`: "f32"."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}] {self.name}".strip()
+
+
+@dataclass(frozen=True)
+class Program:
+    """`hash`: of the module without the names and numbers of its ops; `places`: number of an op -> its line; `growing`:
+    op types whose result has a shape that depends on values, with their lines."""
+
+    module: bytes
+    hash: str
+    donors: tuple[int, ...]
+    parameters: tuple[str, ...]
+    places: Mapping[int, Place]
+    growing: tuple[tuple[str, Place | None], ...]
+
+
+def program_of(serialized: bytes, name: str, lines: Mapping[str, Place], values: Sequence[Value]) -> Program:
+    """Args: a serialized HloModuleProto; the step's name; name of each op -> its line; what may be its parameters."""
+    module = hlo_pb2.HloModuleProto.FromString(serialized)
+    _settle_names(module, name)
+    _replace_copies(module)
+    donors = {one.parameter_number for one in module.input_output_alias.entries}
+    growing = tuple(dict.fromkeys(_growing(module, lines)))
+    hash_, places = _hash(module), _number(module, lines)
+    module.ClearField("input_output_alias")  # the compiler refuses a module that has donors (see Graph) and this
+    return Program(
+        module=module.SerializeToString(deterministic=True),
+        hash=hash_,
+        donors=tuple(sorted(donors)),
+        parameters=_parameters(module, values),
+        places=places,
+        growing=growing,
+    )
+
+
+def dtype_name(dtype: Any) -> str:
+    """XLA's name of a tf.DType: "f32", "bf16", "s64", "pred"."""
+    named = {"bool": "pred", "bfloat16": "bf16"}.get(dtype.name)
+    return named or dtype.name.replace("float", "f").replace("complex", "c").replace("int", "s").replace("us", "u")
+
+
+def _instructions(module: Any) -> Iterator[Any]:
+    return (instruction for computation in module.computations for instruction in computation.instructions)
+
+
+def _settle_names(module: Any, name: str) -> None:
+    """Names that hold TensorFlow's running numbers of functions, which are others in each trace."""
+    module.name, module.id = name, 0
+    for number, computation in enumerate(module.computations):
+        if computation.name == module.entry_computation_name:
+            computation.name = module.entry_computation_name = name
+        else:
+            computation.name = f"computation.{number}"
+    for number, instruction in enumerate(_instructions(module)):
+        instruction.name = f"{instruction.opcode}.{number}"
+
+
+def _replace_copies(module: Any) -> None:
+    """TensorFlow puts a copy before each updated variable. StableHLO has none, and jaxlib's conversion refuses it (seen
+    in 0.10.2); a reshape to the same shape is as little."""
+    for instruction in _instructions(module):
+        if instruction.opcode == "copy":
+            instruction.opcode = "reshape"
+
+
+def _hash(module: Any) -> str:
+    bare = hlo_pb2.HloModuleProto()
+    bare.CopyFrom(module)
+    bare.name = bare.entry_computation_name = ""
+    for computation in bare.computations:
+        computation.name = ""
+    for instruction in _instructions(bare):
+        instruction.ClearField("metadata")
+    return hashlib.sha256(bare.SerializeToString(deterministic=True)).hexdigest()
+
+
+def _number(module: Any, lines: Mapping[str, Place]) -> dict[int, Place]:
+    """Give each op name its number, and no other word of lines (see Graph.places)."""
+    found = {}
+    module.ClearField("stack_frame_index")
+    for number, instruction in enumerate(_instructions(module)):
+        op_type, name = instruction.metadata.op_type, instruction.metadata.op_name
+        if name in lines:
+            found[number] = lines[name]
+        instruction.metadata.Clear()
+        instruction.metadata.op_type = op_type
+        instruction.metadata.op_name = f"{name or instruction.opcode}#{number}"
+    return found
+
+
+def _growing(module: Any, lines: Mapping[str, Place]) -> Iterator[tuple[str, Place | None]]:
+    for instruction in _instructions(module):
+        if instruction.opcode == "set-dimension-size":
+            yield instruction.metadata.op_type, lines.get(instruction.metadata.op_name)
+
+
+def _parameters(module: Any, values: Sequence[Value]) -> tuple[str, ...]:
+    """The program's parameters come in the order of the values, without those that became constants."""
+    left = list(values)
+    found = []
+    for shape in module.host_program_shape.parameters:
+        dtype = xla_data_pb2.PrimitiveType.Name(shape.element_type).lower()
+        value = Value("", dtype, tuple(shape.dimensions))
+        place = next((n for n, one in enumerate(left) if (one.dtype, one.shape) == (value.dtype, value.shape)), None)
+        if place is not None:
+            value = left[place]
+            del left[: place + 1]
+        found.append(str(value))
+    return tuple(found)

@@ -1,0 +1,149 @@
+"""Why a step has no program: TensorFlow's refusals, told with the person's line.
+
+What lives here: the texts of errors. What does not: what a TPU's compiler refuses later (preflight/).
+
+The forms of TensorFlow's errors were read in TensorFlow 2.21.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tpu_magics.backends.lowered import Place, Refused
+from tpu_magics.backends.tensorflow.places import Places, ops
+from tpu_magics.errors import TpuMagicsError
+
+_NO_KERNEL = re.compile(r"(\w+) \(No registered '\w+' OpKernel for XLA_\w+_JIT devices.*?\{\{node ([^}]+)\}\}")
+_NODE = re.compile(r"node [`]?([^`}]+)[`}]")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_SAID = 300  # characters of TensorFlow's own text
+_AROUND = (
+    *("File ", "in user code", "The op is created", "Stack trace", "[["),
+    *("tf2xla conversion", "Exception encountered"),
+)
+_FAILED = "Failed getting HLO text: '"
+_HOST_OPS = {
+    "PyFunc": "tf.numpy_function",
+    "PyFuncStateless": "tf.numpy_function",
+    "EagerPyFunc": "tf.py_function",
+    "PrintV2": "tf.print",
+    "StringFormat": "tf.print or tf.strings.format",
+    "AsString": "tf.strings.as_string",
+    "WriteScalarSummary": "tf.summary",
+    "WriteSummary": "tf.summary",
+    "LookupTableFindV2": "a lookup table",
+    "IteratorGetNext": "an iterator over a dataset",
+}
+_TAKE_OUT = (
+    "Do it before the step, in the tf.data pipeline, or after it with what the step returns. (With soft device "
+    "placement TensorFlow on a TPU may run it on the host in the middle of each step; the preflight has no program "
+    "for that.)"
+)
+_REPLACE = "Use another op in its place: one that XLA has, or several that give the same."
+_SAME_ERROR = "Mend what the text names; tf.function(..., jit_compile=True) gives the same error on a CPU."
+# (what the error's type or text has, what to do)
+_ADVICE = (
+    (
+        "Using a symbolic `tf.Tensor` as a Python `bool`",
+        "Use tf.cond or tf.where in place of the Python `if`, `while`, `for` or `and` on a tensor. (Keras lets no "
+        "AutoGraph into layers.)",
+    ),
+    (
+        "no attribute 'numpy'",
+        "Take the read out of the step: return the tensor, and read it after the step.",
+    ),
+    ("created on the first call", "Make variables once, outside of the step."),
+    (
+        "compile-time constant",
+        "Give the value as a Python number, or as an array in place of a tf.TensorSpec: the program's shapes depend "
+        "on it.",
+    ),
+    (
+        "Trying to access resource",
+        "Make the model outside of a strategy with more than one replica for the preflight.",
+    ),
+)
+
+
+def untraceable(name: str, error: Exception, places: Places) -> TpuMagicsError:
+    """For what a function's Python body raised while TensorFlow traced it."""
+    if isinstance(error, TpuMagicsError):
+        return error
+    place = places.of_error(error)
+    kind = type(error).__name__
+    return TpuMagicsError(
+        f"{name} cannot be traced{_at(place)}.",
+        f"{kind}: {_words(str(error)).removeprefix(f'{kind}: ')}",
+        _advice(error, "Mend the line. A call of the function with these arguments shows the whole traceback."),
+        _shown([place]),
+    )
+
+
+def unlowered(name: str, error: Exception, graph: Any, places: Places) -> TpuMagicsError:
+    """For what TensorFlow's bridge to XLA refused. It names the first op; ops of the host are all told."""
+    lines = places.of_graph(graph)
+    refused = refused_ops(str(error), lines)
+    if refused:
+        refused = tuple(dict.fromkeys((*refused, *host_ops(graph, lines))))
+    if not refused:
+        return TpuMagicsError(
+            f"TensorFlow has no XLA program for {name}.",
+            _words(str(error)),
+            _advice(error, _SAME_ERROR),
+            _shown([_line(node, lines) for node in _NODE.findall(str(error))]),
+        )
+    first = refused[0]
+    rest = f" and {len(refused) - 1} more" if refused[1:] else ""
+    return TpuMagicsError(
+        f"{name} holds what XLA cannot compile: {first.op}{_at(first.place)}{rest}.",
+        "; ".join(f"{one.op}{_at(one.place)}: {one.text}" for one in refused) + ".",
+        _TAKE_OUT if first.kind == "host" else _REPLACE,
+        _shown([one.place for one in refused]),
+    )
+
+
+def refused_ops(text: str, lines: Mapping[str, Place]) -> tuple[Refused, ...]:
+    """The ops that an error names, each with its line."""
+    found = dict.fromkeys((op, _line(node, lines)) for op, node in _NO_KERNEL.findall(text))
+    return tuple(_refused(op, place) for op, place in found)
+
+
+def _line(node: str, lines: Mapping[str, Place]) -> Place | None:
+    """Of an op that the error names without the calls around it."""
+    inner = (place for name, place in lines.items() if name.endswith(f"/{node}"))
+    return lines.get(node) or next(inner, None)
+
+
+def host_ops(graph: Any, lines: Mapping[str, Place]) -> Iterator[Refused]:
+    """Ops of the graph that run on the host."""
+    return (_refused(op.type, lines.get(name)) for name, op in ops(graph) if op.type in _HOST_OPS)
+
+
+def _refused(op: str, place: Place | None) -> Refused:
+    if op in _HOST_OPS:
+        return Refused(op, f"{_HOST_OPS[op]} runs on the host, outside of the program", "host", place)
+    return Refused(op, "XLA has no such op", "compiler", place)
+
+
+def _advice(error: Exception, otherwise: str) -> str:
+    text = f"{type(error).__name__} {error}"
+    return next((todo for sign, todo in _ADVICE if sign in text), otherwise)
+
+
+def _at(place: Place | None) -> str:
+    return f" at {place}" if place else ""
+
+
+def _shown(places: list[Place | None]) -> list[str]:
+    return [f"{place}: {place.code}" for place in dict.fromkeys(places) if place and place.code]
+
+
+def _words(text: str) -> str:
+    """The message itself, of a text with stack lines around it."""
+    lines = [_COLOUR.sub("", line).strip() for line in text.splitlines()]
+    kept = [line for line in lines if line and not line.startswith(_AROUND)]
+    signed = [line for line in kept if any(sign in line for sign, _ in _ADVICE)]
+    chosen = (signed or kept or ["no text"])[-1 if text.startswith("in user code") else 0].removeprefix(_FAILED)
+    return chosen if len(chosen) <= _SAID else f"{chosen[:_SAID].rpartition('. ')[0] or chosen[:_SAID]}."

@@ -1,0 +1,113 @@
+"""Which cell of a file defines a function, and which trains it.
+
+What lives here: looking at cells that have not been run, and at the names that they left. What does not: running them
+(headless.py, script.py).
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tpu_magics.check.cells import Cell
+from tpu_magics.check.finding import Finding
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch.cell import LAUNCHERS
+
+NOT_KEPT = ("tpu_check", "timeit")  # cell magics below which nothing is defined in the notebook
+TRAINING = frozenset({name.rpartition(".")[2] for name in LAUNCHERS} | {"train"})  # what calls that train are called
+_FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+_OWN_SCOPE = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def defining(cells: Sequence[Cell], name: str) -> int | None:
+    """The index of the last cell that defines `name` (of "a.b", its "a"): with `def` or `class` where one does, else by
+    any binding. None where none does, but one may: by `from x import *` or `%run`.
+
+    Raises TpuMagicsError where no cell can.
+    """
+    root = name.partition(".")[0]
+    bound = [_bound(cell) for cell in cells]
+    for found in ([root in one and one[root] for one in bound], [root in one for one in bound]):
+        if any(found):
+            return max(index for index, here in enumerate(found) if here)
+    if any("*" in one for one in bound) or any(line.name == "run" for cell in cells for line in cell.line_magics):
+        return None
+    raise _not_defined(root, cells)
+
+
+def _not_defined(name: str, cells: Sequence[Cell]) -> TpuMagicsError:
+    functions = list(dict.fromkeys(name for cell in cells for name in _functions(cell)))
+    near = difflib.get_close_matches(name, functions, n=1)
+    where = "No cell defines" if cells[0].number is not None else f"{cells[0].path} does not define"
+    return TpuMagicsError(
+        f"{where} `{name}`{f'; did you mean `{near[0]}`?' if near else '.'}",
+        " ".join([_there(functions), *(_unread(cell.problem) for cell in cells if cell.problem and cell.tree is None)]),
+        "Give --function the name of the training function.",
+    )
+
+
+def _there(functions: Sequence[str]) -> str:
+    return f"The functions there are: {', '.join(functions)}." if functions else "No functions are defined there."
+
+
+def _unread(problem: Finding) -> str:
+    return f"{problem.place} cannot be read: {problem.message}"
+
+
+def _functions(cell: Cell) -> list[str]:
+    return [node.name for node in cell.tree.body if isinstance(node, _FUNCTION)] if cell.tree else []
+
+
+def _bound(cell: Cell) -> dict[str, bool]:
+    """The names that a cell binds, and whether a `def` or `class` does it."""
+    found: dict[str, bool] = {}
+    if cell.tree is not None and cell.magic not in NOT_KEPT:
+        for name, is_defined in _bindings(cell.tree):
+            found[name] = is_defined or found.get(name, False)
+    return found
+
+
+def _bindings(tree: ast.AST) -> Iterator[tuple[str, bool]]:
+    """What statements bind at the top level; "*" for all names of a module."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (*_FUNCTION, ast.ClassDef)):
+            yield node.name, True
+        elif isinstance(node, ast.alias):
+            yield (node.asname or node.name).partition(".")[0], False
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, False
+        elif not isinstance(node, _OWN_SCOPE):
+            yield from _bindings(node)
+
+
+def value_of(namespace: dict[str, Any], name: str) -> Any:
+    """The value of "a.b". Raises TpuMagicsError where there is none."""
+    try:
+        return eval(name, namespace)
+    except Exception as error:
+        raise TpuMagicsError(
+            f"--function {name} cannot be had: {type(error).__name__}: {error}.",
+            "It names a function of the file, or an attribute of something there.",
+            "Give --function the name of the training function.",
+        ) from error
+
+
+def trains(cell: Cell, name: str) -> bool:
+    """Whether a cell that was not run looks like one that trains the function: `%tpu_train name`, or a call of a
+    launcher with it."""
+    if any(line.name == "tpu_train" and line.words.split()[:1] == [name] for line in cell.line_magics):
+        return True
+    calls = [node for node in ast.walk(cell.tree) if isinstance(node, ast.Call)] if cell.tree else []
+    return any(_called(call) in TRAINING and _gives(call, name) for call in calls)
+
+
+def _called(call: ast.Call) -> str:
+    return str(getattr(call.func, "attr", None) or getattr(call.func, "id", ""))
+
+
+def _gives(call: ast.Call, name: str) -> bool:
+    given = [*call.args[:1], *(word.value for word in call.keywords)]
+    return any(isinstance(value, ast.Name) and value.id == name for value in given)

@@ -1,0 +1,174 @@
+"""A notebook's cells, run without a front end.
+
+What lives here: the shell, the folder and the names that cells run with, and what became of each. What does not: which
+cells are run (defining.py), and what they may not do (untrained.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from tpu_magics.check import notebook
+from tpu_magics.check.cells import Cell, cell_of
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import session
+from tpu_magics.magics.notebook import ShellNotebook
+
+MAY_FAIL, NOT_RUN = "raises-exception", "skip-execution"  # tags of cells, as nbclient reads them
+
+
+@dataclass(frozen=True)
+class Code:
+    """A code cell of a file. `number` counts code cells from 1; `read`: its text as Python, for looking into it."""
+
+    number: int
+    text: str
+    read: Cell
+    tags: frozenset[str] = frozenset()
+
+    @property
+    def title(self) -> str:
+        """The first line that says something."""
+        lines = [line.strip() for line in self.text.splitlines()]
+        return next((line for line in lines if line and not line.startswith("#")), "(nothing to run)")[:80]
+
+
+def code_cells(path: Path) -> tuple[Code, ...]:
+    """The code cells of a notebook. Raises TpuMagicsError where it cannot be read, or has none."""
+    data = path.read_bytes()
+    try:
+        found = notebook.read(data)
+    except notebook.NotANotebook as error:
+        raise TpuMagicsError(
+            f"{path} is not a notebook: {error} (line {error.line}).",
+            "A notebook is a JSON file with a list of cells.",
+            "Name a notebook as Jupyter saves it (.ipynb), or a Python file (.py).",
+        ) from None
+    if not any(text.strip() for text in found.sources):
+        other = f" Its kernel speaks {found.language}." if found.language else ""
+        raise TpuMagicsError(
+            f"{path} has no code cells.",
+            f"A preflight runs the Python cells of a notebook.{other}",
+            "Name the notebook that defines the training function.",
+        )
+    tags = _tags(data)
+    return tuple(
+        Code(number, text, cell_of(text, str(path), number), tags[number - 1])
+        for number, text in enumerate(found.sources, start=1)
+    )
+
+
+def _tags(data: bytes) -> list[frozenset[str]]:
+    """Of each code cell; nbformat 3 has none, and there are as many sets as `notebook.read` gives sources."""
+    found = json.loads(data.decode("utf-8-sig"))
+    sheets = [found] if "cells" in found else found["worksheets"]
+    cells = [cell for sheet in map(_dict, sheets) for cell in map(_dict, sheet.get("cells") or ())]
+    metadata = [_dict(cell.get("metadata")) for cell in cells if cell.get("cell_type") == "code"]
+    return [frozenset(map(str, tags if isinstance(tags := one.get("tags"), list) else ())) for one in metadata]
+
+
+def _dict(found: Any) -> dict[str, Any]:
+    return found if isinstance(found, dict) else {}
+
+
+# -- the shell ------------------------------------------------------------------------------------------------------
+
+
+class Shell(InteractiveShell):
+    """IPython's shell without a terminal and without a kernel: figures are drawn (with Agg), and not shown."""
+
+    def enable_gui(self, gui: str | None = None) -> None:
+        """There is no event loop to run."""
+
+    def enable_matplotlib(self, gui: str | None = None) -> tuple[None, str]:  # noqa: ARG002
+        """`%matplotlib ...` asks for a front end, whichever it names."""
+        return None, "agg"
+
+
+@contextmanager
+def shell_in(folder: Path) -> Iterator[Shell]:
+    """A fresh shell in this folder, as Jupyter starts one: magics loaded, nothing kept in the person's history.
+
+    Afterwards this process is as it was, but for what cells have imported.
+    """
+    before = Path.cwd(), list(sys.path), os.environ.get("MPLBACKEND"), session.current.notebook
+    os.chdir(folder)
+    sys.path.insert(0, "")
+    os.environ["MPLBACKEND"] = "agg"
+    shell = _new_shell()
+    try:
+        yield shell
+    finally:
+        shell.restore_sys_module_state()
+        Shell.clear_instance()
+        os.chdir(before[0])
+        sys.path[:] = before[1]
+        _set("MPLBACKEND", before[2])
+        session.current.notebook = before[3]
+
+
+def _new_shell() -> Shell:
+    config = Config({"HistoryManager": {"enabled": False}})
+    shell: Shell = Shell.instance(config=config, colors="neutral" if sys.stderr.isatty() else "nocolor")
+    _know_inline_figures(shell)
+    shell.extension_manager.load_extension("tpu_magics")
+    shell.extension_manager.loaded.discard("tpu_magics")  # a cell's own %load_ext is not told that it is one too many
+    session.current.notebook = ShellNotebook(shell)
+    return shell
+
+
+def _know_inline_figures(shell: Shell) -> None:
+    """`%config InlineBackend.figure_format = "retina"` stands in many notebooks; a kernel knows it from the start."""
+    try:
+        from matplotlib_inline.config import InlineBackend
+    except ImportError:
+        return
+    shell.configurables.append(InlineBackend.instance(parent=shell))
+
+
+def _set(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+# -- a cell ---------------------------------------------------------------------------------------------------------
+
+
+def run_cell(shell: Shell, code: Code) -> BaseException | None:
+    """Run one cell under its number; gives what it raised, whose traceback the shell has shown.
+
+    Raises KeyboardInterrupt: the person stopped it.
+    """
+    _count_to(shell, code.number)
+    result = shell.run_cell(code.text, store_history=True)
+    error: BaseException | None = result.error_before_exec or result.error_in_exec
+    if isinstance(error, KeyboardInterrupt) and not isinstance(error, TpuMagicsError):
+        raise KeyboardInterrupt
+    return error
+
+
+def _count_to(shell: Shell, number: int) -> None:
+    """Let the next cell be `In [number]`: cells without text have no number in IPython, and are not run."""
+    while shell.execution_count < number:
+        shell.history_manager.store_inputs(shell.execution_count, "")
+        shell.execution_count += 1
+
+
+def last_line(error: BaseException) -> str:
+    """ "NameError: name 'x' is not defined"; of our own errors the first sentence."""
+    if isinstance(error, TpuMagicsError):
+        return error.what
+    return traceback.format_exception_only(error)[-1].strip()

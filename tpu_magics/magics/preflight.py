@@ -1,0 +1,192 @@
+"""`%tpu_preflight` and `tpu_magics.preflight`: a function and the names of TPUs -> what their compilers say.
+
+What lives here: the way from a parsed line to preflight/run.py, and how progress and result show themselves. What does
+not: the preflight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import arguments, session
+from tpu_magics.panel.preflight import to_html, to_text
+from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
+from tpu_magics.preflight import report
+from tpu_magics.preflight.compiling import Progress
+from tpu_magics.preflight.gate import Gate, gate
+from tpu_magics.preflight.run import STEPS, Telling
+from tpu_magics.preflight.run import preflight as find
+
+if TYPE_CHECKING:
+    from tpu_magics.magics.notebook import ShellNotebook
+
+OUTPUT = "_preflight"
+
+
+class Preflight(report.Preflight):
+    """A result that a notebook shows as tables and drawings, and `print` as text."""
+
+    def __str__(self) -> str:
+        return to_text(self)
+
+    def _repr_mimebundle_(self, **_: Any) -> Mapping[str, str]:
+        return {"text/plain": to_text(self), "text/html": to_html(self)}
+
+
+def preflight(
+    function: Any,
+    *args: Any,
+    target: str | Sequence[str],
+    kwargs: Mapping[str, Any] | None = None,
+    fit: str | None = None,
+    steps: int = STEPS,
+    precision: str | None = None,
+    processes: int | None = None,
+    spmd: bool = False,
+    force: bool = False,
+    kept: bool = True,
+    plain: bool = False,
+) -> Preflight:
+    """What `%tpu_preflight` does: compile the steps of a training function for TPUs that are not here.
+
+    The function is traced in a forked worker, and no step of it is executed: what it reads from the device is zero.
+    (A TensorFlow step is traced in this process, and not executed either.) Each distinct graph is then compiled by the
+    TPU's own compiler, in a process of its own.
+
+    Args:
+        function: a training function; or a tf.function, a Keras model or its `train_step`.
+        args: its arguments.
+        target: names of TPUs, "v5e-8" or "v5litepod-8,v6e-1".
+        kwargs: its keyword arguments.
+        fit: the name of an argument, or of a name in the notebook: its largest value that fits is searched.
+        steps: trace at most so many steps; it ends earlier where two successive graphs are equal.
+        precision: "fp32", "bf16" or "bf16-downcast" (default: the session's).
+        processes: ranks (default: those of the target).
+        spmd: one process drives all devices of the target.
+        force: trace also where the forecast says that host memory will not do.
+        kept: take results of earlier compiles, and keep these.
+        plain: show progress as lines of text.
+
+    Returns:
+        The result: it shows itself in a notebook, `print` gives it as text. `.fits`, `["v5e-8"].steady.memory.needed`
+        (bytes), `["v5e-8"].roofline.seconds`, `.to_dict()`.
+
+    Raises:
+        TpuMagicsError: jax or libtpu is missing, the target is not known, the function fails, never syncs, or gives
+            another graph at every step.
+    """
+    with telling(plain) as tell:
+        found = find(
+            function,
+            *args,
+            target=target,
+            kwargs=kwargs,
+            fit=fit,
+            steps=steps,
+            precision=precision,
+            processes=processes,
+            spmd=spmd,
+            force=force,
+            kept=kept,
+            telling=tell,
+        )
+    return shown(found)
+
+
+def shown(found: report.Preflight) -> Preflight:
+    """The result as one that shows itself."""
+    return Preflight(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
+
+
+def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
+    """Evaluate FUNCTION and ARGs, bind the result to its name, and display it."""
+    __tracebackhide__ = True
+    if not found.args or not found.target:
+        raise TpuMagicsError(
+            f"%tpu_preflight needs {'FUNCTION' if not found.args else '--target'}.",
+            "It compiles a training function for a TPU that is not here.",
+            "For example: %tpu_preflight training_function model --target v5e-8",
+        )
+    if not found.output.isidentifier():
+        raise TpuMagicsError(
+            f"-o {found.output} is not a name.", "It becomes a Python variable.", "Give -o an identifier."
+        )
+    positional, named = arguments.parse_arguments(found.args)
+    values, keywords = arguments.evaluate_all(positional, named, notebook.namespace)
+    if not values:
+        raise TpuMagicsError(
+            "%tpu_preflight does not say which function.",
+            "Its first ARG is the training function.",
+            "For example: %tpu_preflight training_function model --target v5e-8",
+        )
+    names = ("target", "fit", "steps", "precision", "processes", "spmd", "force", "plain")
+    options = {name: getattr(found, name) for name in names}
+    result = preflight(*values, kwargs=keywords, kept=not found.anew, **options)
+    notebook.namespace[found.output] = result
+    show(result, found.plain)
+
+
+def show(result: Preflight, plain: bool) -> None:
+    """Display it: as text only where it is plain, or where there is no front end."""
+    if plain or not _has_front_end():
+        print(to_text(result, no_times=plain), flush=True)
+        return
+    from IPython.display import display
+
+    display(dict(result._repr_mimebundle_()), raw=True)
+
+
+def _has_front_end() -> bool:
+    return "ipykernel" in sys.modules
+
+
+@contextmanager
+def telling(plain: bool) -> Iterator[Telling]:
+    """Who hears how it goes: a line of the notebook that is updated, or of the terminal; gone at the end. Nobody hears
+    it where all is to be comparable."""
+    if plain:
+        yield Telling()
+    elif _has_front_end():
+        yield from _in_notebook()
+    else:
+        line = TerminalLine(sys.stderr)
+        try:
+            yield Telling(line.show, lambda text: session.current.notebook.say(text))
+        finally:
+            line.close()
+
+
+def _in_notebook() -> Iterator[Telling]:
+    from IPython.display import display
+
+    handle = display({"text/plain": "", "text/html": ""}, raw=True, display_id=True)
+
+    def update(text: str, html: str) -> None:
+        handle.update({"text/plain": text, "text/html": html}, raw=True)
+
+    def progress(now: Progress) -> None:
+        update(progress_text(now), progress_html(now))
+
+    try:
+        yield Telling(progress, lambda text: update(text, _line(text)))
+    finally:
+        update("", "")
+
+
+def _line(text: str) -> str:
+    from tpu_magics.panel.sections_words import say
+
+    return f'<div class="tpu-magics-preflight" style="color:inherit">◐ {say(text)}</div>'
+
+
+@contextmanager
+def before_training(target: str, plain: bool) -> Iterator[Gate]:
+    """The gate of `%%tpu_train --preflight TARGET`, which shows its result."""
+    with telling(plain) as tell:
+        yield gate(target, tell, lambda found: show(shown(found), plain))

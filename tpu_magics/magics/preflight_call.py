@@ -1,0 +1,116 @@
+"""What a preflight from the command line calls: the function, its arguments, and the options it would be trained with.
+
+What lives here: the way from a file to that call. What does not: running the file's code (running.py), and what is done
+with the call (preflight_command.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import arguments, guards, session
+from tpu_magics.launch.plan import ALL_DEVICES, NO_SPMD, Options
+from tpu_magics.magics.running import Program
+from tpu_magics.magics.untrained import Launch
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function and its arguments. `precision`, `processes`, `spmd` as in `%%tpu_train`; None and False: the
+    session's; `environment`: variables that its launcher sets."""
+
+    function: Callable[..., Any]
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    precision: str | None = None
+    processes: int | None = None
+    spmd: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def call_of(program: Program, found: argparse.Namespace) -> Call:
+    """The function with the ARGs that were given, else with those that the file itself trains it with.
+
+    Raises TpuMagicsError: the code fails, the function or an ARG is missing.
+    """
+    positional, named = arguments.parse_arguments(found.args or ())
+    program.run()
+    function = program.function()
+    launch = program.launch_of(function)
+    if found.args is None and launch is None and lacking(function, (), {}, found.fit) and program.go_on():
+        launch = program.launch_of(function)
+    if found.args is not None:
+        args, kwargs = arguments.evaluate_all(positional, named, program.namespace)
+    else:
+        args, kwargs = (list(launch.args), dict(launch.kwargs)) if launch else ([], {})
+    _check(function, args, kwargs, found)
+    return Call(function, args, kwargs, **_options(found, launch))
+
+
+def _options(found: argparse.Namespace, launch: Launch | None) -> dict[str, Any]:
+    """Those of the command line before those that the file trains the function with, and these before the session's."""
+    theirs = launch.options if launch else Options()
+    spmd = bool(found.spmd) or (found.processes is None and _is_spmd(theirs))
+    return {
+        "precision": found.precision or theirs.precision,
+        "processes": None if spmd else found.processes or theirs.processes,
+        "spmd": spmd,
+        "environment": theirs.environment,
+    }
+
+
+def _is_spmd(options: Options) -> bool:
+    asked = session.current.spmd if options.spmd is None and options.processes is None else options.spmd
+    return asked is not None and asked >= ALL_DEVICES and asked != NO_SPMD
+
+
+# -- the arguments --------------------------------------------------------------------------------------------------
+
+
+def _check(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found: argparse.Namespace) -> None:
+    """Raise TpuMagicsError where the function cannot be called so. The parameter of --fit may be left away."""
+    missing = lacking(function, args, kwargs, None)
+    if missing and missing != [found.fit]:
+        names = [name for name in missing if name != found.fit]
+        raise TpuMagicsError(
+            f"{found.function}{inspect.signature(function)} needs {_listed(names)}.",
+            "No --args were given, and no cell or call that was reached trains it with any."
+            if found.args is None
+            else f"--args gives {_given(found.args)}.",
+            f"Give one expression for each behind --args, evaluated in the notebook: --args {' '.join(missing)}",
+        )
+    guards.check_function(function, args, {**kwargs, **dict.fromkeys(missing)}, index_first=False)
+
+
+def lacking(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], fitted: str | None) -> list[str]:
+    """The parameters without a value, but for `fitted`. Raises TpuMagicsError for arguments that none takes."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # no function, or one of C
+        return []
+    try:
+        bound = signature.bind_partial(*args, **kwargs)
+    except TypeError as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise TpuMagicsError(
+            f"{name}{signature} does not take these arguments: {error}.",
+            f"Given: {len(args)} positional{''.join(f', {name}' for name in kwargs)}.",
+            "Give behind --args what the function takes, as in a call: --args model lr=1e-3",
+        ) from None
+    needed = [one for one in signature.parameters.values() if one.default is one.empty and one.kind in _BY_NAME]
+    return [one.name for one in needed if one.name not in bound.arguments and one.name != fitted]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _given(expressions: Sequence[str]) -> str:
+    return " ".join(expressions) or "nothing"

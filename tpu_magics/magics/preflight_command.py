@@ -1,0 +1,146 @@
+"""`python -m tpu_magics preflight NOTEBOOK --function F --target T`.
+
+What lives here: the options, what goes to which stream, and the exit code. What does not: the way from the file to the
+call (preflight_call.py), and the preflight itself (preflight/). Importing this is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tpu_magics.errors import TpuMagicsError
+
+if TYPE_CHECKING:
+    from tpu_magics.magics.preflight_call import Call
+    from tpu_magics.preflight.report import Preflight
+
+FITS, DOES_NOT_FIT, WRONG, INTERRUPTED = 0, 1, 2, 130
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("file", metavar="NOTEBOOK", help="a notebook (.ipynb) or a Python file (.py)")
+    parser.add_argument(
+        "--function", required=True, metavar="F", help="the training function; the cells up to its own are run first"
+    )
+    parser.add_argument("--target", required=True, metavar="T[,T]", help="TPUs to compile for: v5e-8,v6e-8")
+    parser.add_argument("--fit", metavar="NAME", help="find the largest value of this parameter or name that fits")
+    parser.add_argument("--steps", type=int, default=5, metavar="N", help="trace so many steps at most (default: 5)")
+    parser.add_argument("--precision", choices=("fp32", "bf16", "bf16-downcast"), help="as in %%%%tpu_train")
+    workers = parser.add_mutually_exclusive_group()
+    workers.add_argument("-n", "--processes", type=int, metavar="N", help="ranks (default: the target's chips)")
+    workers.add_argument("--spmd", action="store_true", help="one program for all devices, as in %%%%tpu_train")
+    parser.add_argument("--format", choices=tuple(_FORMATS), default="text", help="default: text")
+    parser.add_argument(
+        "--args",
+        nargs="*",
+        metavar="EXPR",
+        help="arguments of the function: expressions, evaluated in the notebook; key=expr too (default: those that the "
+        "notebook trains it with)",
+    )
+
+
+def run(found: argparse.Namespace) -> int:
+    """Run the command; gives the exit code: 0 it fits every target, 1 it does not, 2 it could not be found out."""
+    try:
+        with _standard_output_aside():
+            result = _preflight_of(found)
+    except KeyboardInterrupt as stopped:
+        print(stopped if isinstance(stopped, TpuMagicsError) else "Interrupted.", file=sys.stderr)
+        return INTERRUPTED
+    except TpuMagicsError as error:
+        print(error, file=sys.stderr)
+        return WRONG
+    _show(_FORMATS[found.format](result))
+    return _exit_code(result)
+
+
+def _show(text: str) -> None:
+    """What standard output cannot encode is escaped."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def _exit_code(result: Preflight) -> int:
+    """A target without an answer (its compile was stopped, ...) counts before one that is too small."""
+    if any(one.status == "failed" for one in result.results):
+        return WRONG
+    return FITS if result.fits else DOES_NOT_FIT
+
+
+@contextmanager
+def _standard_output_aside() -> Iterator[None]:
+    """Standard output is for the result alone: what cells, the programs that they start, and the function print goes to
+    standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _preflight_of(found: argparse.Namespace) -> Preflight:
+    from tpu_magics.magics.preflight_call import call_of
+    from tpu_magics.magics.running import program_of
+
+    _check_early(found)
+    with program_of(Path(found.file), found.function, _say) as program:
+        call = call_of(program, found)
+        os.environ.update(call.environment)
+        return _preflight(call, found)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _check_early(found: argparse.Namespace) -> None:
+    """What is wrong whatever the cells say, told before they have run for minutes."""
+    from tpu_magics.launch.arguments import parse_arguments
+    from tpu_magics.launch.plan import Options
+    from tpu_magics.preflight import installed, targets
+
+    targets.parse_all(found.target)
+    Options(processes=found.processes, steps=found.steps).check()
+    parse_arguments(found.args or ())
+    installed.versions()
+
+
+def _preflight(call: Call, found: argparse.Namespace) -> Preflight:
+    from tpu_magics.preflight.run import preflight
+
+    return preflight(
+        call.function,
+        *call.args,
+        target=found.target,
+        fit=found.fit,
+        steps=found.steps,
+        precision=call.precision,
+        processes=call.processes,
+        spmd=call.spmd,
+        **call.kwargs,
+    )
+
+
+def _text(result: Preflight) -> str:
+    from tpu_magics.panel.preflight import to_text
+
+    return to_text(result)
+
+
+def _json(result: Preflight) -> str:
+    return json.dumps(result.to_dict(), indent=2)
+
+
+_FORMATS: Mapping[str, Callable[[Preflight], str]] = {"text": _text, "json": _json}

@@ -1,0 +1,185 @@
+"""A file's own code, run up to a function: a notebook's cells, or a Python file's top level.
+
+What lives here: in which order cells are run, how far, and what is said on the way. What does not: how a cell is run
+(headless.py), what it may not do (untrained.py), and Python files (script.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.magics import headless, script
+from tpu_magics.magics.defining import defining, trains, value_of
+from tpu_magics.magics.headless import Code, Shell
+from tpu_magics.magics.untrained import Launch, Untrained, first_of
+
+SLOW = 1.0  # seconds from which a cell's time is told
+_NOTHING = object()
+Say = Callable[[str], None]
+
+
+class Program(Protocol):
+    """Code that defines a function."""
+
+    @property
+    def namespace(self) -> dict[str, Any]:
+        """Its names."""
+
+    def run(self) -> None:
+        """Run it up to the function's definition. Raises TpuMagicsError where that fails."""
+
+    def go_on(self) -> bool:
+        """Run on to where the function is trained; False where nothing there looks like it."""
+
+    def function(self) -> Any:
+        """The function. Raises TpuMagicsError where there is none after all."""
+
+    def launch_of(self, function: Any) -> Launch | None:
+        """The training that the code so far would have begun with this function."""
+
+
+@contextmanager
+def program_of(path: Path, function: str, say: Say) -> Iterator[Program]:
+    """The program of a file, its folder and names in place while it is used.
+
+    Raises TpuMagicsError where the file cannot be read, or does not define the function.
+    """
+    path = path.expanduser().absolute()
+    _check_file(path)
+    if path.suffix.lower() == ".py":
+        with script.importing_from(path.parent):
+            yield script.Script(path, function, say)
+        return
+    codes = headless.code_cells(path)
+    at = defining([code.read for code in codes], function)
+    with headless.shell_in(path.parent) as shell:
+        yield Cells(path, codes, at, function, shell, say)
+
+
+def _check_file(path: Path) -> None:
+    if path.is_file():
+        return
+    near = sorted(one.name for one in path.parent.glob("*.ipynb")) if path.parent.is_dir() else []
+    raise TpuMagicsError(
+        f"{path} {'is a folder' if path.is_dir() else 'does not exist'}.",
+        f"Notebooks in that folder: {', '.join(near[:10])}." if near else f"The working directory is {Path.cwd()}.",
+        "Name a notebook (.ipynb) or a Python file (.py).",
+    )
+
+
+# -- a notebook -----------------------------------------------------------------------------------------------------
+
+
+class Cells:
+    """A notebook's code cells in a shell. `at`: the index of the one that defines the function; None where only
+    running them can tell."""
+
+    def __init__(
+        self, path: Path, codes: Sequence[Code], at: int | None, function: str, shell: Shell, say: Say
+    ) -> None:
+        self.path, self.codes, self.at, self.name, self.shell, self.say = path, codes, at, function, shell, say
+        self.untrained = Untrained(say)
+        self.next = 0
+        self.total = len(codes) if at is None else codes[at].number
+
+    @property
+    def namespace(self) -> dict[str, Any]:
+        names: dict[str, Any] = self.shell.user_ns
+        return names
+
+    def run(self) -> None:
+        with self.untrained:
+            if self.at is not None:
+                self._run_to(self.at)
+                return
+            while self.next < len(self.codes) and not self._is_defined():
+                self._run_to(self.next)
+
+    def go_on(self) -> bool:
+        ahead = (index for index in range(self.next, len(self.codes)) if trains(self.codes[index].read, self.name))
+        index = next(ahead, None)
+        if index is None:
+            return False
+        self.say(f"`{self.name}` needs arguments: on to cell {self.codes[index].number}, which trains it.")
+        self.total = self.codes[index].number
+        with self.untrained:
+            self._run_to(index)
+        return True
+
+    def function(self) -> Any:
+        if not self._is_defined():
+            raise self._undefined()
+        return value_of(self.namespace, self.name)
+
+    def launch_of(self, function: Any) -> Launch | None:
+        return first_of(self.untrained.launches, function)
+
+    def _is_defined(self) -> bool:
+        return self._root is not _NOTHING
+
+    @property
+    def _root(self) -> Any:
+        """What the function's name, of "a.b" its "a", stands for now."""
+        return self.namespace.get(self.name.partition(".")[0], _NOTHING)
+
+    def _run_to(self, last: int) -> None:
+        for code in self.codes[self.next : last + 1]:
+            self.next = code.number
+            if not code.text.strip():
+                continue
+            self.untrained.place = f"cell {code.number}"
+            told = f"cell {code.number} of {self.total}: {code.title}"
+            if headless.NOT_RUN in code.tags:
+                self.say(f"{told}  [not run: its tag is {headless.NOT_RUN}]")
+                continue
+            self.say(told)
+            self._run(code)
+
+    def _run(self, code: Code) -> None:
+        before, began = self._root, time.monotonic()
+        error = headless.run_cell(self.shell, code)
+        seconds = time.monotonic() - began
+        if seconds > SLOW:
+            self.say(f"cell {code.number} took {seconds:.1f} s")
+        if error is None or headless.MAY_FAIL in code.tags:
+            return
+        if self._is_needed(code, defines=self._root is not before):
+            raise self._failed(code, error)
+        why = ": trainings that it may need were left out" if self.untrained.launches else ""
+        self.say(f"cell {code.number} failed, and what follows is done all the same{why}.")
+
+    def _is_needed(self, code: Code, defines: bool) -> bool:
+        """Whether a failure of this cell ends the command. Where a training was left out, cells often fail for lack of
+        its results, the function's own too; `defines`: that one had bound the function before."""
+        index = code.number - 1
+        if self.untrained.launches:
+            return index == self.at and not defines
+        return self.at is None or index <= self.at
+
+    def _failed(self, code: Code, error: BaseException) -> TpuMagicsError:
+        upto = f"up to cell {self.at + 1}, which defines `{self.name}`," if self.at is not None else "one by one"
+        return TpuMagicsError(
+            f"Cell {code.number} of {self.path.name} failed: {headless.last_line(error)}",
+            f"Its traceback stands above. The cells {upto} are run first, in the notebook's folder.",
+            "Correct the cell, and see that the files and packages that it needs are here; one that is not needed can "
+            f'be left out: give it the tag "{headless.NOT_RUN}".',
+        )
+
+    def _undefined(self) -> TpuMagicsError:
+        if self.at is None:
+            return TpuMagicsError(
+                f"`{self.name}` is not defined after all {len(self.codes)} cells of {self.path.name} have run.",
+                "No cell defines it by that name, and what they import with * or %run has no such name either.",
+                "Give --function the name of the training function.",
+            )
+        return TpuMagicsError(
+            f"Cell {self.at + 1} of {self.path.name} has run, and `{self.name}` is not defined.",
+            "Below %%tpu_train, statements that end with no function are left out, and with them what they define; "
+            "a definition below an `if` may not have been reached.",
+            f"Move `{self.name}` to a cell of its own.",
+        )

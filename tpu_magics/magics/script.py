@@ -1,0 +1,111 @@
+"""A Python file's own code, run as a module, up to its end.
+
+What lives here: importing the file, and what stands for the notebook then. What does not: what it may not do
+(untrained.py), and notebooks (running.py).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tpu_magics.check.cells import Cell, read_file
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import session
+from tpu_magics.launch.notebook import PlainProgram
+from tpu_magics.magics.defining import defining, value_of
+from tpu_magics.magics.headless import last_line
+from tpu_magics.magics.untrained import Launch, Untrained, first_of
+
+
+class ScriptNotebook(PlainProgram):
+    """A Python file that was imported stands for the notebook."""
+
+    def __init__(self, path: Path, module: ModuleType) -> None:
+        self.path, self.module = path, module
+
+    @property
+    def namespace(self) -> dict[str, Any]:
+        return vars(self.module)
+
+    def checked_cells(self) -> Sequence[Cell]:
+        return read_file(self.path)
+
+
+class Script:
+    """A Python file, run as a module: what stands below `if __name__ == "__main__":` is not."""
+
+    def __init__(self, path: Path, function: str, say: Callable[[str], None]) -> None:
+        self.path, self.name, self.say = path, function, say
+        self.untrained = Untrained(say)
+        self.module = ModuleType(path.stem)
+
+    @property
+    def namespace(self) -> dict[str, Any]:
+        return vars(self.module)
+
+    def run(self) -> None:
+        cells = read_file(self.path)
+        if all(cell.tree is not None for cell in cells):
+            defining(cells, self.name)
+        self.say(f'{self.path.name} (what is below `if __name__ == "__main__":` is not run)')
+        self.untrained.place = self.path.name
+        with self.untrained:
+            try:
+                self._import()
+            except (Exception, SystemExit) as error:
+                traceback.print_exception(type(error), error, _without_ours(error))
+                raise TpuMagicsError(
+                    f"{self.path.name} failed: {last_line(error)}",
+                    f"Its traceback stands above. The file is run first, to have `{self.name}`.",
+                    "Correct it, and see that the files and packages that it needs are here.",
+                ) from error
+
+    def _import(self) -> None:
+        name = self.path.stem if self.path.stem not in sys.modules else f"{self.path.stem}_of_{self.path.parent.name}"
+        spec = importlib.util.spec_from_file_location(name, self.path)
+        assert spec is not None and spec.loader is not None  # its suffix is .py
+        self.module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        session.current.notebook = ScriptNotebook(self.path, self.module)
+        spec.loader.exec_module(self.module)
+
+    def go_on(self) -> bool:
+        return False
+
+    def function(self) -> Any:
+        if self.name.partition(".")[0] not in self.namespace:
+            raise TpuMagicsError(
+                f"{self.path.name} has run, and `{self.name}` is not defined.",
+                "It is not defined at the file's top level, or below a condition that did not hold.",
+                "Give --function the name of the training function.",
+            )
+        return value_of(self.namespace, self.name)
+
+    def launch_of(self, function: Any) -> Launch | None:
+        return first_of(self.untrained.launches, function)
+
+
+def _without_ours(error: BaseException) -> Any:
+    """The traceback from the file's own first line on; None where it did not come so far."""
+    found = error.__traceback__
+    while found is not None and found.tb_frame.f_code.co_name != "<module>":
+        found = found.tb_next
+    return found
+
+
+@contextmanager
+def importing_from(folder: Path) -> Iterator[None]:
+    """Its folder is the first that modules are looked for in, as it is for `python file.py`."""
+    before, notebook = list(sys.path), session.current.notebook
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+        session.current.notebook = notebook

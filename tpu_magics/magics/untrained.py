@@ -1,0 +1,135 @@
+"""Running a person's cells without training.
+
+What lives here: what stands in the place of each way to train while cells run: our own launcher, those that are called
+in its stead, and the Trainer. What does not: running the cells (headless.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType, TracebackType
+from typing import Any
+
+from tpu_magics.backends.torch_xla.post_import import PostImport
+from tpu_magics.launch import cells, train
+from tpu_magics.launch.cell import LAUNCHERS
+from tpu_magics.launch.plan import Options
+from tpu_magics.launch.work import FunctionWork, ScriptWork
+
+# Public methods that train, by the module that defines their class (read in transformers 5.23).
+TRAINERS: Mapping[str, str] = {"transformers.trainer": "Trainer.train"}
+# Our own preflights that cells ask for: minutes as well, and their answer is not the one that was asked for now.
+PREFLIGHTS: Mapping[str, str] = {"tpu_magics.preflight.run": "preflight", "tpu_magics.magics.preflight": "run"}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A training that was asked for and left out. `place`: "cell 4", or the file; `said`: what was left out, in words;
+    `function` is None for statements, scripts and trainers. `args` are complete: the rank, where the launcher gives
+    one, is the first of them."""
+
+    place: str
+    said: str
+    function: Callable[..., Any] | None = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=Options)
+
+
+class Untrained:
+    """While it is entered, whatever would train is noted and left out, also where it is imported only then.
+
+    Not thread-safe: it changes modules of this process. `say` is told of each training that is left out.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+        self.place = ""
+        self.launches: list[Launch] = []
+        self._hook = PostImport()
+        self._undo: list[Callable[[], None]] = []
+        self._active = False
+
+    def __enter__(self) -> Untrained:
+        self._active = True
+        self._replace(train, "start", self._started)
+        for name, kind in LAUNCHERS.items():
+            module, _, attribute = name.rpartition(".")
+            self._hook.when_imported(module, functools.partial(self._leave_out, attribute, self._launcher(kind)))
+        for table, instead in ((TRAINERS, self._trainer), (PREFLIGHTS, self._preflight)):
+            for module, method in table.items():
+                self._hook.when_imported(module, functools.partial(self._leave_out, method, instead))
+        return self
+
+    def __exit__(self, *_: TracebackType | type | BaseException | None) -> None:
+        self._active = False
+        self._hook.remove()
+        while self._undo:
+            self._undo.pop()()
+
+    # -- in the place of what trains ------------------------------------------------------------------------------
+
+    def _started(self, request: train.Request, options: Options, workers: int | None = None) -> None:  # noqa: ARG002
+        """In the place of `train.start`, where all our own ways to train meet."""
+        options.check()
+        work = request.make({}, None)
+        if not isinstance(work, FunctionWork):
+            said = f"the script {request.script}" if isinstance(work, ScriptWork) else _STATEMENTS
+            self._note(Launch(self.place, said, options=options))
+            return
+        first = (0,) if work.index_first else ()
+        said = f"the training of `{request.name}`"
+        self._note(Launch(self.place, said, work.function, (*first, *work.args), work.kwargs, options))
+
+    def _launcher(self, kind: str) -> Callable[..., None]:
+        def launched(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+            bound = inspect.signature(original).bind(*args, **kwargs)
+            cells.launched(kind, bound, Options())
+
+        return launched
+
+    def _trainer(self, original: Callable[..., Any], *_: Any, **__: Any) -> None:
+        self._note(Launch(self.place, f"{original.__qualname__}()"))
+
+    def _preflight(self, *_: Any, **__: Any) -> None:
+        self._note(Launch(self.place, "the preflight that the cell asks for"))
+
+    def _note(self, launch: Launch) -> None:
+        self.launches.append(launch)
+        self.say(f"{launch.place}: {launch.said} is left out, as nothing is trained here.")
+
+    # -- putting it there -----------------------------------------------------------------------------------------
+
+    def _leave_out(self, path: str, instead: Callable[..., None], module: ModuleType) -> None:
+        """Put a function that calls `instead(original, ...)` in the place of the module's `path`."""
+        owner: Any = module
+        *above, name = path.split(".")
+        for part in above:
+            owner = getattr(owner, part, None)
+        original = getattr(owner, name, None)
+        if original is None or getattr(original, _MARK, None) is self:
+            return
+
+        @functools.wraps(original)
+        def left_out(*args: Any, **kwargs: Any) -> Any:
+            """Code that holds on to this one gets the original, when the cells have run."""
+            return instead(original, *args, **kwargs) if self._active else original(*args, **kwargs)
+
+        setattr(left_out, _MARK, self)
+        self._replace(owner, name, left_out)
+
+    def _replace(self, owner: Any, name: str, value: Any) -> None:
+        self._undo.append(functools.partial(setattr, owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+
+_MARK = "__tpu_magics_untrained__"
+_STATEMENTS = "what stands below %%tpu_train (but for the imports, functions and classes that it begins with)"
+
+
+def first_of(launches: Sequence[Launch], function: Any) -> Launch | None:
+    """The first of the trainings that would have trained this function."""
+    return next((one for one in launches if one.function is not None and one.function is function), None)

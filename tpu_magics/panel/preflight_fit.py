@@ -1,0 +1,136 @@
+"""The largest size that fits, as tables and a drawing.
+
+What lives here: what a search found, in words, and its numbers for the drawing. What does not: the search
+(preflight/fit), drawing (preflight_plot.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tpu_magics.panel import preflight_words as words
+from tpu_magics.panel import table as plain
+from tpu_magics.panel.preflight_plot import Line, Mark, plot
+from tpu_magics.panel.sections_words import NOT_AVAILABLE, count, short, small, title
+from tpu_magics.panel.table import Row, Table
+from tpu_magics.preflight.facts import Memory
+from tpu_magics.preflight.fit import FitPoint, FitResult
+from tpu_magics.preflight.report import Preflight
+
+NICE = "largest multiple of 8"
+LEGEND = "Dots and squares fit, crosses do not, triangles need more than is drawn; dashed: what a program may have."
+_GIB = 2**30
+
+
+def fit_html(found: Preflight) -> str:
+    """The answer, the drawing, and all that was tried."""
+    if not found.fit:
+        return ""
+    drawing = plot([_line(one) for one in found.fit], _name(found), "HBM of a device, GiB")
+    shown = f'<div style="flex:1 1 24em;max-width:500px">{drawing}<div>{small(LEGEND)}</div></div>' if drawing else ""
+    listed = f'<div style="flex:1 1 22em">{plain.to_html(tries(found))}</div>'
+    return (
+        f"{title(_heading(found))}{plain.to_html(_answer(found))}"
+        f'<div style="display:flex;flex-wrap:wrap;gap:.8em 2em;margin:.8em 0">{shown}{listed}</div>'
+    )
+
+
+def fit_text(found: Preflight, width: int, no_times: bool = False) -> Iterator[str]:
+    """The same without the drawing."""
+    if found.fit:
+        answer = _answer(found)
+        yield plain.to_text(Table(_heading(found), answer.columns, answer.rows, answer.notes), width)
+        yield plain.to_text(tries(found, no_times), width)
+
+
+def _name(found: Preflight) -> str:
+    return short(found.fit[0].name, 40)
+
+
+def _heading(found: Preflight) -> str:
+    return f"The largest {_name(found)} that fits"
+
+
+# -- the answer ------------------------------------------------------------------------------------------------------
+
+
+def _answer(found: Preflight) -> Table:
+    columns = ("target", "largest", NICE, "on each chip", "in all")
+    notes = tuple(dict.fromkeys(_note(found, one, note) for one in found.fit for note in one.notes))
+    return Table("", columns, tuple(Row(tuple(_answers(found, one))) for one in found.fit), notes)
+
+
+def _note(found: Preflight, one: FitResult, note: str) -> str:
+    return note if len(found.fit) == 1 else f"{one.target}: {note}"
+
+
+def _answers(found: Preflight, one: FitResult) -> Iterator[str]:
+    best = one.nice if one.nice is not None else one.largest
+    yield one.target
+    yield _told(one.largest)
+    yield _told(one.nice)
+    if best is None:
+        return
+    result = found.target(one.target)
+    every, chips = result.everywhere(best), result.target.chips
+    yield f"{every / chips:,.0f}" if every % chips == 0 else f"{every / chips:,.1f}"
+    yield f"{every:,} on {count(chips, 'chip')}"
+
+
+def _told(size: int | None) -> str:
+    return NOT_AVAILABLE if size is None else f"{size:,}"
+
+
+# -- all that was tried ----------------------------------------------------------------------------------------------
+
+
+def tries(found: Preflight, no_times: bool = False) -> Table:
+    """A row for each size, a column for each target."""
+    sizes = sorted({point.size for one in found.fit for point in one.points})
+    rows = tuple(Row((f"{size:,}", *(_cell(one, size) for one in found.fit))) for size in sizes)
+    points = [point for one in found.fit for point in one.points]
+    took = "" if no_times else f", {words.took(sum(point.seconds or 0.0 for point in points))}"
+    return Table(
+        f"Tried: {count(len(points), 'compile')}{took}", (_name(found), *(_head(one) for one in found.fit)), rows
+    )
+
+
+def _head(one: FitResult) -> str:
+    limit = next((point.available for point in one.points if point.available), None)
+    return f"{one.target}, {words.limit(limit)}" if limit else one.target
+
+
+def _cell(one: FitResult, size: int) -> str:
+    point = next((point for point in one.points if point.size == size), None)
+    if point is None:
+        return words.NOTHING
+    marks = [mark for mark, value in (("largest", one.largest), (NICE, one.nice)) if value == size]
+    error = [short(point.error, 160)] if point.error and point.status not in ("fits", "too-large") else []
+    return "\n".join((f"{words.STATES[point.status][0]}{_memory(point)}", *marks, *error))
+
+
+def _memory(point: FitPoint) -> str:
+    if point.needed is None:
+        return ""
+    return f": {words.needed(Memory(point.needed, point.available))}"
+
+
+def _line(one: FitResult) -> Line:
+    """The numbers of a target's drawing: none where HBM was told for no size."""
+    known = [point for point in one.points if point.needed is not None and point.available]
+    limit = max((point.available or 0 for point in known), default=0) / _GIB
+    marks = (
+        Mark(point.size, (point.needed or 0) / _GIB, point.status == "fits", point.size == _best(one))
+        for point in known
+    )
+    return Line(one.target, limit, tuple(sorted(marks, key=lambda mark: mark.size)))
+
+
+def _best(one: FitResult) -> int | None:
+    return one.nice if one.nice is not None else one.largest
+
+
+def named(results: Sequence[FitResult]) -> str:
+    """ "batch_size: 104 on v5litepod-8, 216 on v6e-8"."""
+    told = ", ".join(f"{_told(_best(one))} on {one.target}" for one in results)
+    return f"{short(results[0].name, 40)}: {told}" if results else ""

@@ -1,0 +1,127 @@
+"""What stands in the way: a program that does not fit, is refused, or changes with each step; values that read zero.
+
+What lives here: these as facts of label, state, sentences and what to do. What does not: rendering (preflight.py), and
+the verdict (preflight_verdict.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tpu_magics.backends.lowered import Read, Traced
+from tpu_magics.panel import preflight_words as words
+from tpu_magics.panel.sections_words import Fact, count, cut, short, size
+from tpu_magics.preflight.report import Preflight, TargetResult
+
+SHOWN = 5  # lines of one kind
+_TEXT = 800  # characters of what the compiler says
+
+
+def problems(found: Preflight) -> tuple[Fact, ...]:
+    """What stops a training first."""
+    return (*_targets(found.results), *_traces(found.results))
+
+
+# -- a target's ------------------------------------------------------------------------------------------------------
+
+
+def _targets(results: Sequence[TargetResult]) -> Iterator[Fact]:
+    told = {"too-large": _too_large, "refused": _refused, "failed": _failed}
+    for one in results:
+        if one.status in told:
+            yield told[one.status](one)
+
+
+def _too_large(one: TargetResult) -> Fact:
+    memory = one.worst.memory
+    lines = [f"It does not fit into the HBM of a {one.device}."]
+    if memory is not None and memory.available:
+        lines = [
+            f"It needs {words.needed(memory)}, and a program on a {one.device} has {words.limit(memory.available)}."
+        ]
+    if one.worst is not one.steady and one.steady.status == "fits":
+        lines.append("Only the first step does not fit: it makes the optimiser's state.")
+    lines += [_large(one)] if one.worst.buffers else []
+    lines.append(f"What to do: {_less(one)}")
+    return Fact(one.name, tuple(lines), "broken", "does not fit")
+
+
+def _large(one: TargetResult) -> str:
+    found = one.worst.buffers[0]
+    where = f" ({words.place_text(found.place)})" if found.place else ""
+    return f"The largest buffer: {found.shape}, {size(found.size)}{where}."
+
+
+def _less(one: TargetResult) -> str:
+    """The cures that are left."""
+    bf16 = [] if (one.bf16_share and one.bf16_share > 0.9) or "bf16" in one.traced.precision else ["--precision bf16"]
+    ways = ["a smaller batch (--fit NAME finds the largest)", *bf16, "gradient checkpointing", "shorter sequences"]
+    return f"{', '.join(ways[:-1])} or {ways[-1]}."
+
+
+def _refused(one: TargetResult) -> Fact:
+    places = [f"{refused.op}{_at(words.place_text(refused.place))}: {refused.text}" for refused in one.worst.refused]
+    lines = [cut(text, _TEXT) for text in places[:SHOWN]] or ["The compiler does not take the program."]
+    if one.worst.error:
+        lines.append(f"The compiler says: {cut(' '.join(one.worst.error.split()), _TEXT)}")
+    return Fact(one.name, tuple(lines), "broken", "refused")
+
+
+def _failed(one: TargetResult) -> Fact:
+    lines = [cut(" ".join(one.worst.error.split()), _TEXT) or "The compile process ended without an answer."]
+    lines += [cut(note, _TEXT) for note in one.worst.notes[:SHOWN]]
+    return Fact(one.name, tuple(lines), "warning", "no answer")
+
+
+# -- the trace's -----------------------------------------------------------------------------------------------------
+
+
+def _traces(results: Sequence[TargetResult]) -> Iterator[Fact]:
+    """Each once: targets with as many ranks have one trace."""
+    facts = (fact for one in results for fact in _trace(one.traced))
+    yield from dict.fromkeys(facts)
+
+
+def _trace(traced: Traced) -> Iterator[Fact]:
+    if not traced.settled:
+        yield _changing(traced)
+    host = [one for one in traced.refused if one.kind in ("host", "custom")]
+    if host:
+        lines = [f"{one.op}{_at(words.place_text(one.place))}: {one.text}" for one in host[:SHOWN]]
+        todo = "What to do: write it with ops that XLA has, or move it out of the step."
+        yield Fact(
+            "Ops", (*(cut(line, _TEXT) for line in lines), *_more(len(host)), todo), "broken", "not in the program"
+        )
+    if traced.reads:
+        yield _reads(traced)
+
+
+def _changing(traced: Traced) -> Fact:
+    if traced.syncs < 2:
+        one = "Only one step was seen, so whether the next has the same graph is not known."
+        return Fact("Graph", (one, "What to do: let the function take 3 steps or more."), "warning", "one step only")
+    changes = dict.fromkeys(f"{cause}: {text}" for cause, text in traced.changes)
+    lines = [
+        f"In {count(traced.syncs, 'step')} no two successive graphs were equal: on a TPU each step compiles again."
+    ]
+    lines += [cut(text, _TEXT) for text in list(changes)[:SHOWN]]
+    return Fact("Graph", (*lines, *_more(len(changes))), "broken", "changes in each step")
+
+
+def _reads(traced: Traced) -> Fact:
+    lines = [_read(one) for one in traced.reads[:SHOWN]]
+    why = "No step is executed, so what the host reads is zero: a branch on such a value went as for zero."
+    return Fact("Reads", (*lines, *_more(len(traced.reads)), why), "warning", "read zero")
+
+
+def _read(one: Read) -> str:
+    code = one.place.code if one.place and one.place.code else one.what
+    return f"{short(code, 100)}{_at(words.place_text(one.place))}, {count(one.count, 'time')}"
+
+
+def _more(many: int) -> tuple[str, ...]:
+    return (f"{many - SHOWN:,} more are listed below.",) if many > SHOWN else ()
+
+
+def _at(place: str) -> str:
+    return f" ({place})" if place else ""

@@ -1,0 +1,72 @@
+"""The compile process's own main: `python -m tpu_magics.preflight.compiler JOB.json DESCRIPTOR`.
+
+What lives here: what the process must be before libtpu is loaded, and the loop over the programs of its job. Events go
+to the open file DESCRIPTOR as JSON lines (job.py). What does not: compiling one program (programs.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from tpu_magics.launch.process import die_with_parent
+from tpu_magics.preflight.compiler import job as events
+from tpu_magics.preflight.compiler import private, programs
+from tpu_magics.preflight.compiler.job import Job
+from tpu_magics.preflight.facts import to_json
+
+FIRST_TO_GO = 1000  # for the kernel, when memory runs out: before the notebook's own process (proc(5), oom_score_adj)
+
+
+def main(path: Path, descriptor: int) -> int:
+    job = Job.read(path)
+    become_compiler(job.parent)
+    with os.fdopen(descriptor, "w", encoding="utf-8", buffering=1) as pipe:
+        return compile_all(job, lambda **event: print(json.dumps(event), file=pipe))
+
+
+def become_compiler(parent: int) -> None:
+    """End with the parent, leave no core file, and be the first to go when memory runs out."""
+    die_with_parent(parent)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        Path("/proc/self/oom_score_adj").write_text(str(FIRST_TO_GO))
+    except OSError:
+        pass  # not allowed in some containers; the bound on memory is watched all the same
+
+
+def compile_all(job: Job, tell: Callable[..., None]) -> int:
+    try:
+        devices = private.devices(job.topology, job.options)
+    except private.TopologyRefused as error:
+        tell(event=events.NO_TOPOLOGY, text=str(error))
+        return 1
+    except Exception as error:  # libtpu does not load, or jaxlib is not what it was read as
+        tell(event=events.UNUSABLE, text=_text(error))
+        return 1
+    tell(event=events.READY)
+    for program in job.programs:
+        tell(event=events.STARTED, graph=program.number)
+        try:
+            found = programs.compiled(job, program, devices)
+        except Exception as error:  # not a refusal: jaxlib is not what it was read as
+            tell(event=events.UNUSABLE, text=_text(error))
+            return 1
+        measured = replace(found, peak=programs.peak_memory())
+        tell(event=events.COMPILED, graph=program.number, compiled=to_json(measured))
+    return 0
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+if __name__ == "__main__":
+    code = main(Path(sys.argv[1]), int(sys.argv[2]))
+    sys.stderr.flush()
+    os._exit(code)  # all that matters is written: nothing waits for libtpu's threads

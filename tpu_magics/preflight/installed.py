@@ -1,0 +1,71 @@
+"""jax, jaxlib and libtpu, as far as that can be known without importing them.
+
+What lives here: their versions, and whether they will do. What does not: using them (compiler/).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+
+from tpu_magics.errors import TpuMagicsError
+
+NEEDED = {"jax": (0, 7, 2), "jaxlib": (0, 7, 2), "libtpu": (0, 0, 21, 1)}  # the oldest that this was run with
+NEWER_PYTHON = (3, 11)  # of the oldest jax above
+INSTALL = "Install them with: pip install 'tpu-magics[preflight]'"
+UPGRADE = "Install newer ones with: pip install -U 'tpu-magics[preflight]'"
+
+
+def versions(packages: Sequence[str] = ()) -> dict[str, str]:
+    """Versions by name. `packages`: folders that are searched before this interpreter's own.
+
+    Raises TpuMagicsError where one is missing or too old.
+    """
+    found = {name: version for name in NEEDED if (version := _version(name, packages))}
+    missing = [name for name in NEEDED if name not in found]
+    if missing:
+        raise _missing(missing)
+    old = [name for name, least in NEEDED.items() if _numbers(found[name]) < least]
+    if old:
+        raise _old(old, found)
+    return found
+
+
+def listed(found: Mapping[str, str]) -> str:
+    """ "jax 0.10.2, jaxlib 0.10.2, libtpu 0.0.52"."""
+    return ", ".join(f"{name} {version}" for name, version in found.items())
+
+
+def _version(name: str, packages: Sequence[str]) -> str:
+    found = metadata.distributions(name=name, path=[*packages, *sys.path])
+    return next((one.version for one in found), "")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(one) for one in re.findall(r"\d+", version.split("+")[0]))
+
+
+def _missing(names: Sequence[str]) -> TpuMagicsError:
+    if sys.version_info < NEWER_PYTHON:
+        return TpuMagicsError(
+            f"{' and '.join(names)} cannot be had for this Python ({sys.version_info[0]}.{sys.version_info[1]}).",
+            "The compiler for TPUs comes with libtpu, and is called through jax 0.7.2 or newer. Both need Python 3.11.",
+            "Run the preflight with Python 3.11 or newer, and there: pip install -U 'tpu-magics[preflight]'",
+        )
+    are = "is" if len(names) == 1 else "are"
+    return TpuMagicsError(
+        f"{' and '.join(names)} {are} not installed.",
+        "The compiler for TPUs comes with libtpu, and is called through jax. No TPU is needed for it.",
+        INSTALL,
+    )
+
+
+def _old(names: Sequence[str], found: Mapping[str, str]) -> TpuMagicsError:
+    least = ", ".join(f"{name} {'.'.join(map(str, NEEDED[name]))}" for name in names)
+    return TpuMagicsError(
+        f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} too old for a preflight.",
+        f"Found: {listed(found)}. Needed: {least} or newer.",
+        UPGRADE,
+    )

@@ -1,0 +1,66 @@
+"""Does this training step suit a TPU?
+
+What lives here: the verdict that the reasons come to. What does not: the reasons (judge_reasons.py), the roofline's
+arithmetic (roofline.py), and how a verdict looks (panel/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tpu_magics.preflight.judge_reasons import ELSEWHERE, MEND, REASONS, SPEAKS, Case, Reason
+
+__all__ = ["ELSEWHERE", "MEND", "SPEAKS", "UNKNOWN", "Case", "Reason", "Verdict", "judge"]
+
+UNKNOWN = (
+    "how long you train (a TPU pays for long training, where minutes of compiling do not count)",
+    "whether the host keeps up (reading data, tracing and starting each step are not in the program)",
+    "what an hour of either costs you",
+)
+_NAMES = {
+    "busy": "few FLOPs for the bytes moved",
+    "batch": "the batch",
+    "padding": "padding",
+    "reads": "reads by the host",
+}
+_ORDER = {ELSEWHERE: 0, MEND: 1, SPEAKS: 2}
+_WORTH = {False: 0, None: 1, True: 2}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`suits`: True, False, or None where too little is known. `word`: "suits a TPU", "not as it is", "a GPU serves
+    better", ...; `because`: a sentence or two; `reasons`: all of them, what decides first, then against, neither, for;
+    `unknown`: what no program tells."""
+
+    suits: bool | None
+    word: str
+    because: str
+    reasons: tuple[Reason, ...]
+    unknown: tuple[str, ...] = UNKNOWN
+
+    @property
+    def text(self) -> str:
+        return f"{self.word[0].upper()}{self.word[1:]}. {self.because}"
+
+
+def judge(case: Case) -> Verdict:
+    """The verdict for one target."""
+    found = [reason for find in REASONS for reason in find(case)]
+    reasons = tuple(sorted(found, key=lambda one: (_ORDER[one.decides], _WORTH[one.good])))
+    return Verdict(*_conclusion(reasons), reasons)
+
+
+def _conclusion(reasons: Sequence[Reason]) -> tuple[bool | None, str, str]:
+    """The first reason that decides; the others stand below."""
+    if elsewhere := [one for one in reasons if one.decides == ELSEWHERE]:
+        where = "a GPU or the CPU" if any(one.about == "step" for one in elsewhere) else "a GPU"
+        return False, f"{where} serves better", f"{elsewhere[0].text}."
+    if mend := [one for one in reasons if one.decides == MEND]:
+        return False, "not as it is", f"{mend[0].text}."
+    if not any(one.about == "matmul" and one.good for one in reasons):
+        return None, "it cannot be said", f"{next(one for one in reasons if one.good is None).text}."
+    against = dict.fromkeys(_NAMES[one.about] for one in reasons if one.good is False)
+    but = f" It would gain from mending: {', '.join(against)}." if against else ""
+    return True, "suits a TPU", f"Most of its work is matrix multiplication.{but}"

@@ -1,0 +1,140 @@
+"""Results of compiles that are kept on disk, and how long those compiles took.
+
+What lives here: `Store`, its keys, its files. What does not: what a result says (facts.py), and the lines of the
+person's, which are not kept (compiling.py).
+
+A key is the hash of all that a result depends on: the graph's module as it goes to the compiler, its donors, replicas,
+partitions and parameters, the TPU, the versions of jaxlib, libtpu and of this package, and the form of the files here.
+The modules have no source lines in them (`Graph.places`), so a result outlives edits around the training function.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tpu_magics import __version__
+from tpu_magics.preflight.facts import Compiled, Graph, from_json, to_json
+from tpu_magics.preflight.targets import Target
+
+__all__ = ["KEPT", "Store", "default_folder", "key"]
+
+FORM = 1  # of the files: a larger number makes all that were kept before a miss
+KEPT = ("fits", "too-large", "refused")  # the compiler's answers; "failed" is none
+RESULT, PACE = ".result.json", ".pace.json"
+SIMILAR = 4  # times smaller or larger: beyond, one compile says nothing of how long another takes
+PACES = 50  # compiles that a TPU's file remembers
+
+
+def default_folder() -> Path:
+    """`$XDG_CACHE_HOME/tpu_magics/preflight`, or ~/.cache/... (https://specifications.freedesktop.org/basedir)."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    cache = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
+    return cache / "tpu_magics" / "preflight"
+
+
+def key(graph: Graph, target: Target, versions: Mapping[str, str]) -> str:
+    """64 hexadecimal digits."""
+    asked = {
+        "form": [FORM, __version__],
+        "graph": [graph.form, graph.donors, graph.replicas, graph.partitions, graph.parameters],
+        "target": [target.topology, target.options, target.accelerator_type, target.chip.available],
+        "versions": [versions.get(name, "") for name in ("jaxlib", "libtpu")],
+    }
+    text = json.dumps(asked, sort_keys=True, default=list).encode()
+    return hashlib.sha256(text + b"\0" + graph.module).hexdigest()
+
+
+@dataclass(frozen=True)
+class Store:
+    """`folder`: made when something is kept; `entries` and `size`: results and bytes of them at most, the oldest go.
+
+    What cannot be read is a miss, and what cannot be written is not kept: a preflight does not fail for its cache.
+    """
+
+    folder: Path
+    entries: int = 1000
+    size: int = 100 * 2**20
+
+    def get(self, name: str) -> Compiled | None:
+        """The result of that key, `kept`."""
+        data = _read(self.folder / f"{name}{RESULT}")
+        try:
+            found = from_json(Compiled, {**data["compiled"], "kept": True})
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
+        return found if data.get("key") == name and found.status in KEPT else None
+
+    def put(self, name: str, compiled: Compiled) -> None:
+        """Keep it, if it is an answer of the compiler's."""
+        if compiled.status in KEPT:
+            _write(self.folder / f"{name}{RESULT}", {"key": name, "compiled": to_json(compiled)})
+            self._drop_oldest()
+
+    def expected(self, target: Target, size: int) -> float | None:
+        """Seconds that a compile of so many bytes may take, by the one nearest in size of those there were for this
+        TPU; None where none is similar."""
+        paces = [one for one in self._paces(target) if max(one[0], size) <= SIMILAR * min(one[0], size)]
+        if not paces or not size:
+            return None
+        nearest = min(reversed(paces), key=lambda one: abs(math.log(one[0] / size)))
+        return nearest[1] * size / nearest[0]
+
+    def timed(self, target: Target, size: int, seconds: float) -> None:
+        """Remember how long a compile took."""
+        paces = [*self._paces(target), (size, seconds)][-PACES:]
+        _write(self._pace_file(target), {"paces": paces})
+
+    def _paces(self, target: Target) -> list[tuple[int, float]]:
+        try:
+            return [
+                (int(size), float(seconds)) for size, seconds in _read(self._pace_file(target))["paces"] if size > 0
+            ]
+        except (KeyError, TypeError, ValueError):
+            return []
+
+    def _pace_file(self, target: Target) -> Path:
+        return self.folder / f"{target.generation}{PACE}"
+
+    def _drop_oldest(self) -> None:
+        try:
+            found = sorted(
+                ((one.stat(), one) for one in self.folder.glob(f"*{RESULT}")), key=lambda one: -one[0].st_mtime
+            )
+        except OSError:
+            return  # another process drops them at the same time
+        total = 0
+        for count, (stat, path) in enumerate(found):
+            total += stat.st_size
+            if count and (count >= self.entries or total > self.size):
+                path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _write(path: Path, data: Mapping[str, Any]) -> None:
+    """As a whole or not at all."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    except OSError:
+        return
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(data, file)
+        Path(name).replace(path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)

@@ -1,0 +1,157 @@
+"""Names of TPUs: Google's ("v5litepod-8"), plain ones ("v5e-8"), topologies ("v5e:2x4").
+
+What lives here: reading names, and saying which there are. What does not: the slices themselves (slices.py), and what a
+chip can do (chips.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.preflight.chips import CHIPS, Chip
+from tpu_magics.preflight.slices import SLICES, Target, of_topology
+
+__all__ = ["Chip", "Target", "known", "known_lines", "parse", "parse_all"]
+
+# How people write generations, besides Google's prefix and the plain name; a "tpu" before any of them is forgiven.
+_ALIASES = {"v5lite": "v5e", "v7x": "7x", "trillium": "v6e", "ironwood": "7x"}
+_CHIPS = {chip.generation: chip for chip in CHIPS}
+_GENERATIONS = {**_ALIASES, **{chip.prefix: chip.generation for chip in CHIPS}, **{name: name for name in _CHIPS}}
+_NAMES = "|".join(sorted(_GENERATIONS, key=len, reverse=True))
+_NAME = re.compile(rf"(?:tpu)?-?(?P<generation>{_NAMES})(?:-?(?P<number>\d+)|:(?P<bounds>\d+(?:x\d+)*)|-?)")
+
+_GPU_WORDS = ("nvidia", "geforce", "tesla", "quadro", "rtx", "gtx", "cuda", "gpu", "rocm", "radeon")
+_GPUS = (
+    *("a2", "a10", "a10g", "a16", "a30", "a40", "a100", "a800", "b100", "b200", "b300", "gb200", "gb300", "gh200"),
+    *("h20", "h100", "h200", "h800", "k80", "l4", "l40", "l40s", "p4", "p40", "p100", "t4", "v100"),
+    *("mi210", "mi250", "mi250x", "mi300", "mi300x", "mi325x", "mi350x"),
+)
+_COUNTED = {"chips": "chips", "cores": "TensorCores"}
+_TODO = "name one of these, or several with commas between them, e.g. --target v5e-8,v6e-8"
+
+
+def known() -> tuple[str, ...]:
+    """Google's names of all slices, by generation and size."""
+    return tuple(target.name for slices in SLICES.values() for target in slices.values())
+
+
+def known_lines() -> list[str]:
+    """All names for people to read, a line for each generation."""
+    return [_line(chip) for chip in CHIPS]
+
+
+def parse(text: str) -> Target:
+    """The slice of that name; case, blanks and underscores do not matter.
+
+    Raises TpuMagicsError where no TPU has that name; it lists those that there are.
+    """
+    found = _NAME.fullmatch(re.sub(r"[\s_]+", "", text).lower())
+    if found is None:
+        raise _not_a_tpu(text)
+    chip = _CHIPS[_GENERATIONS[found["generation"]]]
+    if found["bounds"] is not None:
+        return _by_topology(text, chip, found["bounds"])
+    if found["number"] is None:
+        raise _no_number(text, chip)
+    return _by_number(text, chip, int(found["number"]))
+
+
+def parse_all(text: str | Iterable[str]) -> tuple[Target, ...]:
+    """The slices of names with commas between them (or of several such texts), in that order, each once.
+
+    Raises TpuMagicsError where no name is given, or one is not a TPU's.
+    """
+    texts = [text] if isinstance(text, str) else list(text)
+    names = [name for one in texts for name in one.split(",") if name.strip()]
+    if not names:
+        raise TpuMagicsError("No TPU is named to compile for.", todo=_TODO, details=known_lines())
+    return tuple(dict.fromkeys(parse(name) for name in names))
+
+
+def _by_topology(text: str, chip: Chip, bounds: str) -> Target:
+    target = of_topology(chip, tuple(map(int, bounds.split("x"))))
+    if target is None:
+        raise _no_such_topology(text, chip)
+    return target
+
+
+def _by_number(text: str, chip: Chip, number: int) -> Target:
+    target = SLICES[chip.generation].get(number)
+    if target is None:
+        raise _no_such_size(text, chip, number)
+    return target
+
+
+# -- what is wrong with a name --------------------------------------------------------------------------------------
+
+
+def _not_a_tpu(text: str) -> TpuMagicsError:
+    if _is_gpu(text):
+        return TpuMagicsError(
+            f'"{text.strip()}" is a GPU.',
+            "A preflight asks the TPU's own compiler, which makes programs for TPUs only.",
+            _TODO,
+            known_lines(),
+        )
+    near = _near(text)
+    why = f"The nearest names: {', '.join(near)}." if near else ""
+    return TpuMagicsError(f'No TPU is called "{text.strip()}".', why, _TODO, known_lines())
+
+
+def _no_number(text: str, chip: Chip) -> TpuMagicsError:
+    first = [_plain(chip, number) for number in list(SLICES[chip.generation])[:3]]
+    return TpuMagicsError(
+        f'"{text.strip()}" names a generation of TPU, and no slice of it.',
+        f"How many chips there are decides what is compiled in between them. {_counts(chip)}",
+        f"say how many: {', '.join(first)}, ...",
+        [_line(chip)],
+    )
+
+
+def _no_such_size(text: str, chip: Chip, number: int) -> TpuMagicsError:
+    near = sorted(SLICES[chip.generation], key=lambda one: abs(one - number))[:2]
+    return TpuMagicsError(
+        f'There is no slice "{text.strip()}".',
+        f"{_counts(chip)} The nearest: {' and '.join(_plain(chip, one) for one in sorted(near))}.",
+        "name one of these",
+        [_line(chip)],
+    )
+
+
+def _no_such_topology(text: str, chip: Chip) -> TpuMagicsError:
+    topologies = [target.topology for target in SLICES[chip.generation].values()]
+    return TpuMagicsError(
+        f'A TPU {chip.generation} cannot have the topology "{text.strip()}".',
+        f"The numbers are chips in each direction, and the largest slice is {topologies[-1]}.",
+        "name one of these, or one of their kind",
+        [", ".join(topologies)],
+    )
+
+
+def _is_gpu(text: str) -> bool:
+    words = re.split(r"[^a-z0-9]+", text.lower())
+    return any(word in _GPUS or word.startswith(_GPU_WORDS) for word in words)
+
+
+def _near(text: str) -> list[str]:
+    plain = (_plain(_CHIPS[generation], number) for generation, slices in SLICES.items() for number in slices)
+    return difflib.get_close_matches(text.strip().lower(), dict.fromkeys([*known(), *plain]), n=3)
+
+
+def _plain(chip: Chip, number: int) -> str:
+    """ "v5e-8", where Google writes "v5litepod-8"."""
+    return f"{chip.topology}-{number}"
+
+
+def _counts(chip: Chip) -> str:
+    each = f", {chip.cores} in each chip" if chip.kind.counts == "cores" else ""
+    return f"The number in {chip.topology}-N counts {_COUNTED[chip.kind.counts]}{each}."
+
+
+def _line(chip: Chip) -> str:
+    names = dict.fromkeys(f"{one}-N" for one in (chip.prefix, chip.generation))
+    numbers = ", ".join(str(number) for number in SLICES[chip.generation])
+    return f"{' or '.join(names)}: N = {numbers} {_COUNTED[chip.kind.counts]}"

@@ -1,0 +1,56 @@
+"""The newest preflights of this folder, for the checklist before a TPU is asked for.
+
+What lives here: one small file beside the runs: what fitted which TPU. What does not: preflights themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tpu_magics.runs.files import runs_root
+
+_FILE = "preflights.json"
+_KEPT = 50
+
+
+@dataclass(frozen=True)
+class Record:
+    """`function`: its name; `target`: as Google writes it; `status`: "fits", "too-large", "refused" or "failed";
+    `needed`, `available`: bytes of HBM of one device, None where not known; `t`: unix seconds."""
+
+    function: str
+    target: str
+    status: str
+    needed: int | None
+    available: int | None
+    t: float = field(default_factory=time.time)
+
+
+def note(record: Record, root: Path | None = None) -> None:
+    """Keep it as the newest. Where the folder cannot be written, nothing is kept: a preflight does not fail for it."""
+    folder = runs_root() if root is None else root
+    found = [asdict(one) for one in (*_read(folder), record)][-_KEPT:]
+    temporary = folder / f".{_FILE}.tmp"
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary.write_text(json.dumps(found))
+        temporary.replace(folder / _FILE)
+
+
+def newest(root: Path | None = None) -> list[Record]:
+    """The newest record of each function and target, the newest first."""
+    found: dict[tuple[str, str], Record] = {}
+    for one in reversed(_read(runs_root() if root is None else root)):
+        found.setdefault((one.function, one.target), one)
+    return list(found.values())
+
+
+def _read(folder: Path) -> list[Record]:
+    try:
+        return [Record(**one) for one in json.loads((folder / _FILE).read_text())]
+    except (OSError, ValueError, TypeError):
+        return []
