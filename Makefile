@@ -17,8 +17,8 @@ help:  ## show this list
 	@echo
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1	\2/p' Makefile
 	@echo
-	@echo "  The first of them downloads about 4.4 GB into .venv; UV_TORCH_BACKEND=cpu make ... takes PyTorch's"
-	@echo "  CPU build instead (about 0.5 GB in all), where PyTorch's own wheel index can be reached."
+	@echo "  The first of them downloads about 5.2 GB into .venv; UV_TORCH_BACKEND=cpu make ... takes PyTorch's"
+	@echo "  CPU build instead (about 1.3 GB in all), where PyTorch's own wheel index can be reached."
 	@echo "  Another Python: make demo PYTHON=/path/to/python3"
 
 demo: install  ## train a small model in notebooks/01_quickstart.ipynb and show the run
@@ -63,4 +63,4 @@ install:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
 	    echo "tpu_magics needs Python 3.10 or newer, and '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)"; \
 	    echo "What to do: name a newer one: make $(GOAL) PYTHON=/path/to/python3.11"; exit 1; }
-	@GOAL=$(GOAL) $(PYTHON) scripts/install.py torch,dev
+	@GOAL=$(GOAL) $(PYTHON) scripts/install.py torch,preflight,dev

@@ -1,8 +1,9 @@
 """`make`'s first step: a virtual environment in .venv with this package and its extras, made once and kept.
 
-What lives here: making .venv with the standard library's venv, uv into it, our extras through uv, and beside them the
-kernel that Colab has; a stamp that says when that is done, so that a second call costs a moment and an interrupted one
-is done again. What does not: anything that needs more than the Python that runs it, or that touches the system.
+What lives here: making .venv with the standard library's venv, uv into it, our extras through uv, and what does not go
+together with these in folders of their own; a stamp that says when that is done, so that a second call costs a moment
+and an interrupted one is done again. What does not: anything that needs more than the Python that runs it, or that
+touches the system.
 
 Usage: python3 scripts/install.py EXTRA[,EXTRA...]
 """
@@ -21,18 +22,30 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / ".installed"
-# The kernel of Colab's TPU image (2026-08), for tests: a folder that goes before .venv's own packages on PYTHONPATH.
-# The unpinned ones are what these need besides what .venv has.
-OLD_KERNEL = VENV / "ipykernel6"
-OLD_KERNEL_PACKAGES = (
-    *("ipykernel==6.17.1", "ipython==7.34.0", "ipywidgets==7.7.1", "traitlets==5.7.1"),
-    *("backcall", "decorator", "ipython-genutils", "nest-asyncio", "pickleshare"),
+# Folders in .venv that go before .venv's own packages on PYTHONPATH: name, packages, the oldest Python that has them,
+# and whether what they need comes with them (else it is .venv's own).
+OVERLAYS = (
+    # The kernel of Colab's TPU image (2026-08), for tests; the unpinned ones are what it needs besides what .venv has.
+    (
+        "ipykernel6",
+        (
+            *("ipykernel==6.17.1", "ipython==7.34.0", "ipywidgets==7.7.1", "traitlets==5.7.1"),
+            *("backcall", "decorator", "ipython-genutils", "nest-asyncio", "pickleshare"),
+        ),
+        (3, 10),
+        False,
+    ),
+    # TensorFlow, which does not go into one process with torch_xla.
+    ("tensorflow", ("tensorflow-cpu>=2.20",), (3, 10), True),
+    # The TPU compiler of Colab's TPU image (2026-08), for tests.
+    ("preflight-colab", ("jax==0.7.2", "jaxlib==0.7.2", "libtpu==0.0.21.1"), (3, 11), False),
 )
 INTERRUPTED = "an install began here and has not ended"
 
-# Measured on Linux x86-64 with CPython 3.11 and torch 2.9.0: the sizes of the wheels, and of .venv afterwards.
+# Measured on Linux x86-64 with CPython 3.11, torch 2.9.0, tensorflow-cpu 2.21.0, libtpu 0.0.52 and 0.0.21.1: the sizes
+# of the wheels, and of .venv afterwards.
 NOTICE = """\
-    The first time, this downloads about 4.4 GB and takes about 8 GB of disk: 4.1 GB of the download is PyTorch's
+    The first time, this downloads about 5.2 GB and takes about 11 GB of disk: 4.1 GB of the download is PyTorch's
     default build with its CUDA libraries, which nothing here uses. Where PyTorch's own wheel index can be reached, its
     CPU build of about 0.2 GB does as well; to take it, stop here (Ctrl-C) and run:
         UV_TORCH_BACKEND=cpu make {goal}"""
@@ -58,7 +71,8 @@ def main(arguments: list[str]) -> None:
         # Otherwise each process would compile PyTorch's modules anew, at several seconds a process.
         command.append("--compile-bytecode")
     run(command, "the packages")
-    install_old_kernel()
+    for overlay in OVERLAYS:
+        install_overlay(*overlay)
     STAMP.write_text(wanted)
     say("installed")
 
@@ -66,7 +80,7 @@ def main(arguments: list[str]) -> None:
 def key(extras: str) -> str:
     """What the stamp holds: changes whenever .venv has to be brought up to date."""
     version = version_of(Path(sys.executable)) or ""
-    parts = [(ROOT / "pyproject.toml").read_text(), extras, version, str(ROOT), *OLD_KERNEL_PACKAGES]
+    parts = [(ROOT / "pyproject.toml").read_text(), extras, version, str(ROOT), repr(OVERLAYS)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -117,11 +131,15 @@ def install_uv() -> None:
     run([PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "uv"], "uv")
 
 
-def install_old_kernel() -> None:
-    """ipykernel 6 into a folder of its own: 5 MB."""
-    shutil.rmtree(OLD_KERNEL, ignore_errors=True)
+def install_overlay(name: str, packages: tuple[str, ...], oldest: tuple[int, int], with_needs: bool) -> None:
+    """A row of OVERLAYS, made anew; left out where this Python is older than its packages."""
+    folder = VENV / name
+    shutil.rmtree(folder, ignore_errors=True)
+    if sys.version_info < oldest:
+        return
     command: list[str | Path] = [PYTHON, "-m", "uv", "pip", "install", "--quiet", "--python", PYTHON]
-    run([*command, "--no-deps", "--target", OLD_KERNEL, *OLD_KERNEL_PACKAGES], "the older kernel")
+    needs = [] if with_needs else ["--no-deps"]
+    run([*command, *needs, "--target", folder, *packages], f"{packages[0]} beside the packages")
 
 
 def answers(module: str, *arguments: str) -> bool:

@@ -19,6 +19,7 @@ from tpu_magics.check.finding import Finding
 from tpu_magics.check.marks import LAUNCHERS
 from tpu_magics.check.program import RESOLVERS, STRATEGIES, Program
 from tpu_magics.launch import session
+from tpu_magics.runs import preflights
 from tpu_magics.runs.events import Compile, Transfer
 from tpu_magics.runs.reader import Run, list_runs
 
@@ -145,13 +146,39 @@ def _tried(known: Known) -> Item:
 
 def _when(run: Run) -> str:
     """Runs of other notebooks in this folder count as well: the time tells which it is."""
-    return f" ({time.strftime('%Y-%m-%d %H:%M', time.localtime(run.created))})" if run.created else ""
+    return f" ({_day(run.created)})" if run.created else ""
 
 
-def _fits(_known: Known) -> Item:
-    return Item(
-        "Fits into the TPU's memory", UNKNOWN, "No compilation for a TPU is on record; XLA:CPU does not tell HBM."
-    )
+def _day(t: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(t))
+
+
+def _fits(known: Known) -> Item:
+    """By the newest preflight of each function and TPU; where the cells define one of these functions, by theirs."""
+    question = "Fits into the TPU's memory"
+    found = preflights.newest()
+    here = {function.name for function in known.program.functions}
+    found = [one for one in found if one.function in here] or found
+    if not found:
+        name = next((function.name for function in known.program.functions if function.has_step), "FUNCTION")
+        hint = f"%tpu_preflight {name} ... --target v5e-8"
+        return Item(question, UNKNOWN, f"No compilation for a TPU is on record; {hint} makes one, without a TPU.")
+    newest = [one for one in found if one.function == found[0].function]
+    state = next((state for state, names in _ANSWERS.items() if any(one.status in names for one in newest)), PASSED)
+    return Item(question, state, " ".join(map(_answer, newest)))
+
+
+# What a preflight's records say of the item, the first that holds.
+_ANSWERS = {FAILED: ("too-large", "refused"), UNKNOWN: ("failed",)}
+_SAYS = {"fits": "fits", "too-large": "does not fit", "refused": "is refused by its compiler", "failed": "no answer"}
+
+
+def _answer(one: preflights.Record) -> str:
+    """ "train on v5litepod-8 (2026-10-01 14:20): fits, 3.10 of 15.75 GiB of HBM are needed." """
+    says = _SAYS.get(one.status, one.status)
+    if one.needed is not None and one.available:
+        says += f", {one.needed / 2**30:,.2f} of {one.available / 2**30:,.2f} GiB of HBM are needed"
+    return f"{one.function} on {one.target} ({_day(one.t)}): {says}."
 
 
 # -- where data, models and strategy are ---------------------------------------------------------------------------

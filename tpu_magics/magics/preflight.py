@@ -48,7 +48,7 @@ def preflight(
     steps: int = STEPS,
     precision: str | None = None,
     processes: int | None = None,
-    spmd: bool = False,
+    spmd: bool | None = None,
     force: bool = False,
     kept: bool = True,
     plain: bool = False,
@@ -68,10 +68,10 @@ def preflight(
         steps: trace at most so many steps; it ends earlier where two successive graphs are equal.
         precision: "fp32", "bf16" or "bf16-downcast" (default: the session's).
         processes: ranks (default: those of the target).
-        spmd: one process drives all devices of the target.
+        spmd: one process drives all devices of the target (default: as in the session).
         force: trace also where the forecast says that host memory will not do.
         kept: take results of earlier compiles, and keep these.
-        plain: show progress as lines of text.
+        plain: tell nothing of the progress.
 
     Returns:
         The result: it shows itself in a notebook, `print` gives it as text. `.fits`, `["v5e-8"].steady.memory.needed`
@@ -82,7 +82,7 @@ def preflight(
             another graph at every step.
     """
     with telling(plain) as tell:
-        found = find(
+        return _found(
             function,
             *args,
             target=target,
@@ -96,7 +96,10 @@ def preflight(
             kept=kept,
             telling=tell,
         )
-    return shown(found)
+
+
+def _found(*args: Any, **options: Any) -> Preflight:
+    return shown(find(*args, **options))
 
 
 def shown(found: report.Preflight) -> Preflight:
@@ -125,58 +128,78 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
             "Its first ARG is the training function.",
             "For example: %tpu_preflight training_function model --target v5e-8",
         )
-    names = ("target", "fit", "steps", "precision", "processes", "spmd", "force", "plain")
+    names = ("target", "fit", "steps", "precision", "processes", "force")
     options = {name: getattr(found, name) for name in names}
-    result = preflight(*values, kwargs=keywords, kept=not found.anew, **options)
-    notebook.namespace[found.output] = result
-    show(result, found.plain)
+    with telling(found.plain) as tell:
+        result = _found(*values, kwargs=keywords, kept=not found.anew, spmd=found.spmd or None, telling=tell, **options)
+        notebook.namespace[found.output] = result
+        tell.found(result)
 
 
-def show(result: Preflight, plain: bool) -> None:
-    """Display it: as text only where it is plain, or where there is no front end."""
-    if plain or not _has_front_end():
-        print(to_text(result, no_times=plain), flush=True)
-        return
-    from IPython.display import display
-
-    display(dict(result._repr_mimebundle_()), raw=True)
-
-
-def _has_front_end() -> bool:
-    return "ipykernel" in sys.modules
+# -- who hears how it goes ------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def telling(plain: bool) -> Iterator[Telling]:
-    """Who hears how it goes: a line of the notebook that is updated, or of the terminal; gone at the end. Nobody hears
-    it where all is to be comparable."""
+    """Who hears how it goes: a line of the notebook or of the terminal, in whose place the result stands at the end;
+    nobody, where all is to be comparable."""
     if plain:
-        yield Telling()
-    elif _has_front_end():
-        yield from _in_notebook()
+        yield Telling(found=lambda found: _print(found, no_times=True))
+    elif "ipykernel" in sys.modules:
+        with Output() as output:
+            yield Telling(output.progress, output.line, output.result)
     else:
-        line = TerminalLine(sys.stderr)
-        try:
-            yield Telling(line.show, lambda text: session.current.notebook.say(text))
-        finally:
-            line.close()
+        yield from _in_terminal()
 
 
-def _in_notebook() -> Iterator[Telling]:
-    from IPython.display import display
+def _print(found: report.Preflight, no_times: bool = False) -> None:
+    print(to_text(found, no_times=no_times), flush=True)
 
-    handle = display({"text/plain": "", "text/html": ""}, raw=True, display_id=True)
 
-    def update(text: str, html: str) -> None:
-        handle.update({"text/plain": text, "text/html": html}, raw=True)
+def _in_terminal() -> Iterator[Telling]:
+    line = TerminalLine(sys.stderr)
 
-    def progress(now: Progress) -> None:
-        update(progress_text(now), progress_html(now))
+    def result(found: report.Preflight) -> None:
+        line.close()
+        _print(found)
 
     try:
-        yield Telling(progress, lambda text: update(text, _line(text)))
+        yield Telling(line.show, lambda text: session.current.notebook.say(text), result)
     finally:
-        update("", "")
+        line.close()
+
+
+class Output:
+    """One output of a cell: how it goes, and then the result in its place. Without one, nothing is left to be seen."""
+
+    def __init__(self) -> None:
+        self.handle: Any = None
+        self.settled = False
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.handle is not None and not self.settled:
+            self._put({})
+
+    def progress(self, now: Progress) -> None:
+        self._put({"text/plain": progress_text(now), "text/html": progress_html(now)})
+
+    def line(self, text: str) -> None:
+        self._put({"text/plain": text, "text/html": _line(text)})
+
+    def result(self, found: report.Preflight) -> None:
+        self._put(shown(found)._repr_mimebundle_())
+        self.settled = True
+
+    def _put(self, bundle: Mapping[str, str]) -> None:
+        from IPython.display import display
+
+        if self.handle is None:
+            self.handle = display(dict(bundle), raw=True, display_id=True)
+        else:
+            self.handle.update(dict(bundle), raw=True)
 
 
 def _line(text: str) -> str:
@@ -185,8 +208,18 @@ def _line(text: str) -> str:
     return f'<div class="tpu-magics-preflight" style="color:inherit">◐ {say(text)}</div>'
 
 
-@contextmanager
-def before_training(target: str, plain: bool) -> Iterator[Gate]:
-    """The gate of `%%tpu_train --preflight TARGET`, which shows its result."""
-    with telling(plain) as tell:
-        yield gate(target, tell, lambda found: show(shown(found), plain))
+def before_training(target: str | Sequence[str], plain: bool, namespace: dict[str, Any] | None = None) -> Gate:
+    """The gate of `%%tpu_train --preflight TARGET`, which shows its result, and binds it to its name."""
+
+    @contextmanager
+    def hearing() -> Iterator[Telling]:
+        with telling(plain) as tell:
+
+            def found(result: report.Preflight) -> None:
+                if namespace is not None:
+                    namespace[OUTPUT] = shown(result)
+                tell.found(result)
+
+            yield dataclasses.replace(tell, found=found)
+
+    return gate(target, hearing)

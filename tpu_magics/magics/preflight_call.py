@@ -14,7 +14,7 @@ from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import arguments, guards, session
-from tpu_magics.launch.plan import ALL_DEVICES, NO_SPMD, Options
+from tpu_magics.launch.plan import NO_SPMD, Options
 from tpu_magics.magics.running import Program
 from tpu_magics.magics.untrained import Launch
 
@@ -44,7 +44,7 @@ def call_of(program: Program, found: argparse.Namespace) -> Call:
     program.run()
     function = program.function()
     launch = program.launch_of(function)
-    if found.args is None and launch is None and lacking(function, (), {}, found.fit) and program.go_on():
+    if found.args is None and launch is None and lacking(function, (), {}) and program.go_on():
         launch = program.launch_of(function)
     if found.args is not None:
         args, kwargs = arguments.evaluate_all(positional, named, program.namespace)
@@ -55,42 +55,44 @@ def call_of(program: Program, found: argparse.Namespace) -> Call:
 
 
 def _options(found: argparse.Namespace, launch: Launch | None) -> dict[str, Any]:
-    """Those of the command line before those that the file trains the function with, and these before the session's."""
+    """Those of the command line before those that the file trains the function with, and these before the session's.
+    A file that asks for several ranks gets those of the target, as the launcher would give it there."""
     theirs = launch.options if launch else Options()
-    spmd = bool(found.spmd) or (found.processes is None and _is_spmd(theirs))
+    one = 1 if theirs.processes == 1 else None
     return {
         "precision": found.precision or theirs.precision,
-        "processes": None if spmd else found.processes or theirs.processes,
-        "spmd": spmd,
+        "processes": found.processes or (None if found.spmd else one),
+        "spmd": found.spmd or (found.processes is None and _is_spmd(theirs)),
         "environment": theirs.environment,
     }
 
 
 def _is_spmd(options: Options) -> bool:
-    asked = session.current.spmd if options.spmd is None and options.processes is None else options.spmd
-    return asked is not None and asked >= ALL_DEVICES and asked != NO_SPMD
+    if options.spmd is not None:
+        return options.spmd != NO_SPMD
+    return options.processes is None and session.current.spmd is not None
 
 
 # -- the arguments --------------------------------------------------------------------------------------------------
 
 
 def _check(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found: argparse.Namespace) -> None:
-    """Raise TpuMagicsError where the function cannot be called so. The parameter of --fit may be left away."""
-    missing = lacking(function, args, kwargs, None)
-    if missing and missing != [found.fit]:
-        names = [name for name in missing if name != found.fit]
+    """Raise TpuMagicsError where the function cannot be called so."""
+    missing = lacking(function, args, kwargs)
+    if missing:
         raise TpuMagicsError(
-            f"{found.function}{inspect.signature(function)} needs {_listed(names)}.",
+            f"{found.function}{inspect.signature(function)} needs {_listed(missing)}.",
             "No --args were given, and no cell or call that was reached trains it with any."
             if found.args is None
-            else f"--args gives {_given(found.args)}.",
-            f"Give one expression for each behind --args, evaluated in the notebook: --args {' '.join(missing)}",
+            else f"--args gives {' '.join(found.args) or 'nothing'}.",
+            "Give an expression for each parameter behind --args, evaluated in the notebook: "
+            f"--args {' '.join(map(_as_given, _needed(inspect.signature(function))))}",
         )
-    guards.check_function(function, args, {**kwargs, **dict.fromkeys(missing)}, index_first=False)
+    guards.check_function(function, args, kwargs, index_first=False)
 
 
-def lacking(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], fitted: str | None) -> list[str]:
-    """The parameters without a value, but for `fitted`. Raises TpuMagicsError for arguments that none takes."""
+def lacking(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    """The parameters without a value. Raises TpuMagicsError for arguments that none takes."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # no function, or one of C
@@ -104,13 +106,16 @@ def lacking(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], fitte
             f"Given: {len(args)} positional{''.join(f', {name}' for name in kwargs)}.",
             "Give behind --args what the function takes, as in a call: --args model lr=1e-3",
         ) from None
-    needed = [one for one in signature.parameters.values() if one.default is one.empty and one.kind in _BY_NAME]
-    return [one.name for one in needed if one.name not in bound.arguments and one.name != fitted]
+    return [one.name for one in _needed(signature) if one.name not in bound.arguments]
+
+
+def _needed(signature: inspect.Signature) -> list[inspect.Parameter]:
+    return [one for one in signature.parameters.values() if one.default is one.empty and one.kind in _BY_NAME]
+
+
+def _as_given(parameter: inspect.Parameter) -> str:
+    return f"{parameter.name}=..." if parameter.kind is parameter.KEYWORD_ONLY else parameter.name
 
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
-
-
-def _given(expressions: Sequence[str]) -> str:
-    return " ".join(expressions) or "nothing"

@@ -31,12 +31,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--function", required=True, metavar="F", help="the training function; the cells up to its own are run first"
     )
     parser.add_argument("--target", required=True, metavar="T[,T]", help="TPUs to compile for: v5e-8,v6e-8")
-    parser.add_argument("--fit", metavar="NAME", help="find the largest value of this parameter or name that fits")
+    parser.add_argument(
+        "--fit", metavar="NAME", help="search the largest value of an argument, or of a name in the notebook, that fits"
+    )
     parser.add_argument("--steps", type=int, default=5, metavar="N", help="trace so many steps at most (default: 5)")
     parser.add_argument("--precision", choices=("fp32", "bf16", "bf16-downcast"), help="as in %%%%tpu_train")
     workers = parser.add_mutually_exclusive_group()
-    workers.add_argument("-n", "--processes", type=int, metavar="N", help="ranks (default: the target's chips)")
-    workers.add_argument("--spmd", action="store_true", help="one program for all devices, as in %%%%tpu_train")
+    workers.add_argument("-n", "--processes", type=int, metavar="N", help="ranks (default: those of the target)")
+    workers.add_argument("--spmd", action="store_true", help="one process drives all devices of the target")
+    parser.add_argument("--anew", action="store_true", help="compile anew, and keep nothing")
+    parser.add_argument("--force", action="store_true", help="trace although host memory will not do by the forecast")
     parser.add_argument("--format", choices=tuple(_FORMATS), default="text", help="default: text")
     parser.add_argument(
         "--args",
@@ -118,19 +122,27 @@ def _check_early(found: argparse.Namespace) -> None:
 
 
 def _preflight(call: Call, found: argparse.Namespace) -> Preflight:
-    from tpu_magics.preflight.run import preflight
+    from tpu_magics.panel.preflight_progress import TerminalLine
+    from tpu_magics.preflight.run import Telling, preflight
 
-    return preflight(
-        call.function,
-        *call.args,
-        target=found.target,
-        fit=found.fit,
-        steps=found.steps,
-        precision=call.precision,
-        processes=call.processes,
-        spmd=call.spmd,
-        **call.kwargs,
-    )
+    line = TerminalLine(sys.stderr)
+    try:
+        return preflight(
+            call.function,
+            *call.args,
+            kwargs=call.kwargs,
+            target=found.target,
+            fit=found.fit,
+            steps=found.steps,
+            precision=call.precision,
+            processes=call.processes,
+            spmd=call.spmd,
+            force=found.force,
+            kept=not found.anew,
+            telling=Telling(line.show, _say),
+        )
+    finally:
+        line.close()
 
 
 def _text(result: Preflight) -> str:

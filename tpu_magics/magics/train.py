@@ -7,8 +7,8 @@ training.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,9 +41,9 @@ def run(notebook: ShellNotebook, found: argparse.Namespace, args: Sequence[str],
             f"-o {found.output} is not a name.", "It becomes a Python variable.", "Give -o an identifier."
         )
     before = session.current.last
+    gate = preflight_first(found.preflight, found.plain, notebook.namespace)
     try:
-        with preflight_first(found.preflight, found.plain) as gate:
-            result = _train(notebook, replace(_options(found), gate=gate), args, line, cell, found.output)
+        result = _train(notebook, replace(_options(found), gate=gate), args, line, cell, found.output)
     finally:
         if session.current.last is not before:
             notebook.namespace[found.output] = session.current.last
@@ -51,26 +51,37 @@ def run(notebook: ShellNotebook, found: argparse.Namespace, args: Sequence[str],
         outcome.show(result, notebook.say, plain=found.plain, panel=notebook.has_panel(result.run))
 
 
-@contextmanager
-def preflight_first(target: str | None, plain: bool) -> Iterator[Callable[..., None] | None]:
+def preflight_first(
+    target: str | Sequence[str] | None, plain: bool, namespace: dict[str, Any] | None = None
+) -> Callable[[Any, Options], None] | None:
     """The gate of --preflight; nothing of the preflight is imported without it."""
     if target is None:
-        yield None
-        return
+        return None
     from tpu_magics.magics.preflight import before_training
 
-    with before_training(target, plain) as gate:
-        yield gate
+    return before_training(target, plain, namespace)
 
 
-def train(function: Callable[..., Any], *args: Any, preflight: str | None = None, **options: Any) -> TrainResult:
-    """`tpu_magics.train`: see launch/train.py. `preflight`: the name of a TPU ("v5e-8"), or several: compile for it
-    first, and do not start where the program cannot fit."""
-    with preflight_first(preflight, bool(options.get("plain"))) as gate:
-        return launcher.train(function, *args, gate=gate, **options)
+def train(
+    function: Callable[..., Any], *args: Any, preflight: str | Sequence[str] | None = None, **options: Any
+) -> TrainResult:
+    """preflight: the name of a TPU ("v5e-8"), or several: compile for it first, and do not start where the program
+            does not fit."""
+    gate = preflight_first(preflight, bool(options.get("plain")))
+    return launcher.train(function, *args, gate=gate, **options)
 
 
-train.__doc__ = f"{launcher.train.__doc__}\n\n    {train.__doc__}"
+def _public() -> inspect.Signature:
+    """The launcher's options by their names, with `preflight` for the gate that is made of it."""
+    given = inspect.signature(launcher.train)
+    kept = [one for one in given.parameters.values() if one.name != "gate"]
+    own = inspect.signature(train).parameters["preflight"]
+    return given.replace(parameters=[*kept, own])
+
+
+_GATE = "gate: asked before anything is forked; what it raises ends it."
+train.__signature__ = _public()  # type: ignore[attr-defined]
+train.__doc__ = (launcher.train.__doc__ or "").replace(_GATE, train.__doc__ or "")
 
 
 def _options(found: argparse.Namespace) -> Options:

@@ -19,10 +19,9 @@ from tpu_magics.launch.cell import LAUNCHERS
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.work import FunctionWork, ScriptWork
 
-# Public methods that train, by the module that defines their class (read in transformers 5.23).
-TRAINERS: Mapping[str, str] = {"transformers.trainer": "Trainer.train"}
-# Our own preflights that cells ask for: minutes as well, and their answer is not the one that was asked for now.
-PREFLIGHTS: Mapping[str, str] = {"tpu_magics.preflight.run": "preflight", "tpu_magics.magics.preflight": "run"}
+TRAINER = "transformers.trainer.Trainer.train"  # read in transformers 5.23
+# Our own preflights that cells ask for: they take minutes as well, and are not the one that was asked for now.
+PREFLIGHTS = ("tpu_magics.magics.preflight.run", "tpu_magics.magics.preflight.preflight")
 
 
 @dataclass(frozen=True)
@@ -56,12 +55,8 @@ class Untrained:
     def __enter__(self) -> Untrained:
         self._active = True
         self._replace(train, "start", self._started)
-        for name, kind in LAUNCHERS.items():
-            module, _, attribute = name.rpartition(".")
-            self._hook.when_imported(module, functools.partial(self._leave_out, attribute, self._launcher(kind)))
-        for table, instead in ((TRAINERS, self._trainer), (PREFLIGHTS, self._preflight)):
-            for module, method in table.items():
-                self._hook.when_imported(module, functools.partial(self._leave_out, method, instead))
+        for module, found in self._instead().items():
+            self._hook.when_imported(module, functools.partial(self._leave_out, found))
         return self
 
     def __exit__(self, *_: TracebackType | type | BaseException | None) -> None:
@@ -69,6 +64,19 @@ class Untrained:
         self._hook.remove()
         while self._undo:
             self._undo.pop()()
+
+    def _instead(self) -> dict[str, dict[str, Callable[..., None]]]:
+        """What is called in the place of what: by module, and path in it."""
+        found: dict[str, dict[str, Callable[..., None]]] = {}
+        for name, kind in LAUNCHERS.items():
+            module, _, attribute = name.rpartition(".")
+            found.setdefault(module, {})[attribute] = self._launcher(kind)
+        module, kind, method = TRAINER.rsplit(".", 2)
+        found[module] = {f"{kind}.{method}": self._trainer}
+        for name in PREFLIGHTS:
+            module, _, attribute = name.rpartition(".")
+            found.setdefault(module, {})[attribute] = self._preflight
+        return found
 
     # -- in the place of what trains ------------------------------------------------------------------------------
 
@@ -103,23 +111,26 @@ class Untrained:
 
     # -- putting it there -----------------------------------------------------------------------------------------
 
-    def _leave_out(self, path: str, instead: Callable[..., None], module: ModuleType) -> None:
-        """Put a function that calls `instead(original, ...)` in the place of the module's `path`."""
-        owner: Any = module
-        *above, name = path.split(".")
-        for part in above:
-            owner = getattr(owner, part, None)
-        original = getattr(owner, name, None)
-        if original is None or getattr(original, _MARK, None) is self:
-            return
+    def _leave_out(self, instead: Mapping[str, Callable[..., None]], module: ModuleType) -> None:
+        for path, function in instead.items():
+            owner: Any = module
+            *above, name = path.split(".")
+            for part in above:
+                owner = getattr(owner, part, None)
+            original = getattr(owner, name, None)
+            if original is not None and getattr(original, _MARK, None) is not self:
+                self._replace(owner, name, self._left_out(original, function))
+
+    def _left_out(self, original: Callable[..., Any], instead: Callable[..., None]) -> Callable[..., Any]:
+        """A function that calls `instead(original, ...)`. Code that holds on to it gets the original's work, when the
+        cells have run."""
 
         @functools.wraps(original)
         def left_out(*args: Any, **kwargs: Any) -> Any:
-            """Code that holds on to this one gets the original, when the cells have run."""
             return instead(original, *args, **kwargs) if self._active else original(*args, **kwargs)
 
         setattr(left_out, _MARK, self)
-        self._replace(owner, name, left_out)
+        return left_out
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
         self._undo.append(functools.partial(setattr, owner, name, getattr(owner, name)))

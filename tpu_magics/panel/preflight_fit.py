@@ -6,7 +6,7 @@ What lives here: what a search found, in words, and its numbers for the drawing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel import table as plain
@@ -128,9 +128,3 @@ def _line(one: FitResult) -> Line:
 
 def _best(one: FitResult) -> int | None:
     return one.nice if one.nice is not None else one.largest
-
-
-def named(results: Sequence[FitResult]) -> str:
-    """ "batch_size: 104 on v5litepod-8, 216 on v6e-8"."""
-    told = ", ".join(f"{_told(_best(one))} on {one.target}" for one in results)
-    return f"{short(results[0].name, 40)}: {told}" if results else ""

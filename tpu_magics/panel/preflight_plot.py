@@ -120,7 +120,7 @@ def _path(line: Line, scale: _Scale, colour: str) -> str:
     """Through all that are not cut off at the top."""
     inside = sorted((mark for mark in line.marks if mark.needed <= scale.top), key=lambda mark: mark.size)
     places = "L".join(f"{scale.x(mark.size):.1f} {scale.y(mark.needed):.1f}" for mark in inside)
-    return f'<path d="M{places}" fill="none" stroke="{colour}" stroke-opacity="0.45"/>' if len(inside) > 1 else ""
+    return f'<path d="M{places}" fill="none" stroke="{colour}" stroke-opacity="0.7"/>' if len(inside) > 1 else ""
 
 
 def _dot(mark: Mark, scale: _Scale, colour: str, round_: bool) -> str:

@@ -152,14 +152,19 @@ def bf16(result: TargetResult) -> Figure:
         found = result.steady.multiplications
         none = found is not None and not sum(found.flops.values())
         return Figure("bf16", "none" if none else NOT_AVAILABLE, ("no matmuls" if none else why_none(result.steady),))
-    return Figure("bf16", percent(share), ("of matmul FLOPs",))
+    return Figure("bf16", brief(share), ("of matmul FLOPs",))
+
+
+def brief(share: float) -> str:
+    """A share in the room of a figure: "< 1 %"."""
+    return percent(share).replace("less than", "<").replace("more than", ">")
 
 
 def padding(result: TargetResult) -> Figure:
     lost, found = result.padding_waste, result.steady.padding
     if lost is None or found is None:
         return Figure("Padding", NOT_AVAILABLE, (why_none(result.steady),))
-    return Figure("Padding", percent(lost), (size(found.padded - found.plain),))
+    return Figure("Padding", brief(lost), (size(found.padded - found.plain),))
 
 
 def compile_time(result: TargetResult) -> Figure:

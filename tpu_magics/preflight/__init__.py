@@ -1,22 +1,44 @@
 """Ahead-of-time compiles for a TPU that is not here: does a training step fit, is it bf16, what will it cost?
 
 What lives here: a module that can be called, since this room and what it does have one name:
-`tpu_magics.preflight(...)` is `tpu_magics.magics.preflight.preflight`. What does not: any of the work; run.py is the
-road through the room.
+`tpu_magics.preflight(...)` is `tpu_magics.magics.preflight.preflight`, and shows that one's help and signature. What
+does not: any of the work; run.py is the road through the room.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 from types import ModuleType
 from typing import Any
 
 
-class _Callable(ModuleType):
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        import tpu_magics
+def _function() -> Any:
+    import tpu_magics
 
-        return tpu_magics._preflight()(*args, **kwargs)
+    return tpu_magics._preflight()
+
+
+class _Callable(ModuleType):
+    """The room, as the function that people know by its name."""
+
+    @property
+    def __call__(self) -> Any:
+        return _function()
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(_function())
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        """`help(module)` shows no signature, so that it stands above."""
+        return f"preflight{_without_types(self.__signature__)}\n\n{inspect.getdoc(_function())}"
+
+
+def _without_types(signature: inspect.Signature) -> inspect.Signature:
+    bare = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
+    return signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
 
 
 sys.modules[__name__].__class__ = _Callable

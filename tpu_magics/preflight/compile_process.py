@@ -32,11 +32,15 @@ from tpu_magics.preflight.targets import Target
 # would make libtpu look for it.
 NOT_INHERITED = (
     *("ALLOW_MULTIPLE_LIBTPU_LOAD", "CLOUD_TPU_", "ENABLE_PJRT", "JAX_", "JAXLIB_", "LIBTPU_", "MEGASCALE_", "PJRT_"),
-    *("PT_XLA_", "TENSORSTORE_", "TF_", "TORCH_", "TPU_", "VTI_", "XLA_", "XRT_"),
+    *("PT_XLA_", "TF_", "TPU_", "XLA_", "XRT_"),
 )
 TERM_PATIENCE, KILL_PATIENCE = 2.0, 10.0  # seconds that the process group has to end
 CHILDREN_EVERY = 2.0  # seconds between looks for processes that the compile process started (it starts none)
 LAST_LINES = 12
+# What libtpu takes this host for. With v4, v5p or v6e here, the cost analysis of libtpu 0.0.21.1 ends the process
+# ("File not found: .../tpu_chip_config_memfile_megachip_tccontrol"). The answers for a topology do not depend on it:
+# those for v2, v4 and v6e came out the same with four values and none, from 0.0.21.1 and 0.0.52.
+HOST = "v5litepod-8"
 PREFIX = "tpu_magics-preflight-"
 _ROOT = Path(__file__).resolve().parents[2]
 # Lines that libtpu always writes, and those that follow a crash and say nothing of its cause.
@@ -165,10 +169,12 @@ def environment(given: Mapping[str, str], target: Target, folder: Path, packages
     """The variables of the process: those of this one, less what would change the compile, and the TPU's."""
     kept = {name: value for name, value in given.items() if not name.startswith(NOT_INHERITED)}
     path = [*packages, *kept.get("PYTHONPATH", "").split(os.pathsep), *(() if _installed() else (str(_ROOT),))]
+    absolute = [str(Path(one).absolute()) for one in path if one]  # its working directory is another
     return {
         **kept,
         **target.environment,
-        "PYTHONPATH": os.pathsep.join(one for one in path if one),
+        "TPU_ACCELERATOR_TYPE": HOST,
+        "PYTHONPATH": os.pathsep.join(absolute),
         "TMPDIR": str(folder),
         "TPU_LOG_DIR": str(folder / "logs"),  # otherwise /tmp/tpu_logs, which is never emptied
     }

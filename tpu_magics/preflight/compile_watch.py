@@ -6,6 +6,7 @@ itself (compile_process.py), and which graphs it is given (compiling.py).
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -78,7 +79,7 @@ class Watch:
             compiled = from_json(Compiled, event["compiled"])
             self.done(self._number, compiled)
             self._state = "done"
-            self.tell(self._number, "done", compiled.seconds or 0.0, self.process.resident())
+            self.tell(self._number, "done", compiled.seconds or 0.0, self.process.resident() or self.process.peak)
 
     def _tell(self, resident: int) -> None:
         now = time.monotonic()
@@ -109,7 +110,7 @@ class Watch:
 
     def _where(self) -> str:
         graph = self.graphs[self._number]
-        size = f"{len(graph.module) / 1000:,.0f} kB of {FORMS.get(graph.form, graph.form)}"
+        size = f"{math.ceil(len(graph.module) / 1000):,} kB of {FORMS.get(graph.form, graph.form)}"
         return f"at graph {self._number + 1} of {self.count} ({size})"
 
     def _no_topology(self, text: str) -> TpuMagicsError:

@@ -7,6 +7,7 @@ the preflight itself (run.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from tpu_magics.backends.lowered import Traced
@@ -24,11 +25,16 @@ from tpu_magics.preflight.targets import parse_all
 __all__ = ["Gate", "gate"]
 
 Gate = Callable[[Request, Options], None]
+GIB = 2**30
+HINT = 200  # characters of a compiler's text
 
 
-def gate(target: str | Sequence[str], telling: Telling, done: Callable[[Preflight], None]) -> Gate:
+def gate(target: str | Sequence[str], telling: Callable[[], AbstractContextManager[Telling]]) -> Gate:
     """Raises TpuMagicsError, before anything is forked for the training, where its program does not compile for one of
-    these TPUs or does not fit. `done` gets the result first."""
+    these TPUs or does not fit. `telling`: who hears of it, each time that it is asked; of the result before it raises.
+
+    Raises TpuMagicsError at once where a target is not known, or the compiler is missing.
+    """
     targets = parse_all(target)
     installed.versions()
 
@@ -36,11 +42,12 @@ def gate(target: str | Sequence[str], telling: Telling, done: Callable[[Prefligh
         def lower(world: int, devices: int | None) -> Traced:
             return trace_request(request, replace(options, background=False), Asked(world, devices, STEPS))
 
-        way = Way(request.name, lower, _is_spmd(options), None, Store(default_folder()), (), telling)
-        found = Preflight(request.name, tuple(way.result(one) for one in targets))
-        note(request.name, found.results)
-        done(found)
-        _require(found)
+        with telling() as tell:
+            way = Way(request.name, lower, _is_spmd(options), None, Store(default_folder()), (), tell)
+            found = Preflight(request.name, tuple(way.result(one) for one in targets))
+            note(request.name, found.results)
+            tell.found(found)
+        _require(found, is_function=callable(request.hoistable))
 
     return ask
 
@@ -51,23 +58,30 @@ def _is_spmd(options: Options) -> bool:
     return options.processes is None and session.current.spmd is not None
 
 
-def _require(found: Preflight) -> None:
+def _require(found: Preflight, is_function: bool) -> None:
     bad = next((one for one in found.results if not one.fits), None)
     if bad is None:
         return
+    what = f"`{found.function}`" if is_function else "This"
     raise TpuMagicsError(
-        f"{found.function} is not trained: {_says(bad)}.",
+        f"{what} is not trained: {_says(bad)}.",
         "--preflight lets a training start only where its program compiles for that TPU and fits.",
-        f"Use a smaller batch, bf16 or gradient checkpointing; %tpu_preflight {found.function} ... --target "
-        f"{bad.name} --fit NAME finds the largest batch. Without --preflight it is trained all the same.",
+        f"{_todo(found.function if is_function else 'FUNCTION', bad)} Without --preflight it is trained all the same.",
     )
+
+
+def _todo(function: str, bad: TargetResult) -> str:
+    if bad.status != "too-large":
+        return "Look at what the table above names."
+    search = f"%tpu_preflight {function} ... --target {bad.name} --fit NAME finds the largest batch"
+    return f"Use a smaller batch, bf16 or gradient checkpointing; {search}."
 
 
 def _says(one: TargetResult) -> str:
     memory = one.worst.memory
     if one.status == "too-large" and memory is not None and memory.available:
-        needed, available = memory.needed / 2**30, memory.available / 2**30
+        needed, available = memory.needed / GIB, memory.available / GIB
         return f"on {one.name} it needs {needed:,.2f} GiB of HBM, and a program has {available:,.2f} GiB there"
     said = {"too-large": "it does not fit into the HBM of", "refused": "the compiler refuses it for"}
-    text = next(iter(one.worst.error.splitlines()), "")[:200]
+    text = next(iter(one.worst.error.splitlines()), "")[:HINT]
     return f"{said.get(one.status, 'it could not be compiled for')} {one.name}{': ' if text else ''}{text}"

@@ -1,7 +1,7 @@
 """A function -> what the compilers of the TPUs say of it: the road of a preflight.
 
 What lives here: the order of things: trace, compile, search. What does not: the things themselves (tracing.py,
-compiling.py, fit/), and how the result looks (panel/preflight.py).
+compiling.py, probing.py, fit/), and how the result looks (panel/preflight.py).
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.plan import ALL_DEVICES, Options
 from tpu_magics.launch.tracing import Asked
 from tpu_magics.launch.train import Request, function_request
 from tpu_magics.preflight import installed
 from tpu_magics.preflight.compiling import Progress, compile_graphs
-from tpu_magics.preflight.facts import Compiled, Traced
-from tpu_magics.preflight.fit import FitPoint, FitResult, search
+from tpu_magics.preflight.facts import Compiled, Graph, Traced
+from tpu_magics.preflight.fit import search
+from tpu_magics.preflight.probing import Probing, Ranked, require_steps
 from tpu_magics.preflight.report import Preflight, TargetResult
 from tpu_magics.preflight.sizes import Size
 from tpu_magics.preflight.store import Store, default_folder
@@ -30,15 +31,16 @@ from tpu_magics.runs import preflights
 __all__ = ["STEPS", "Telling", "Way", "note", "preflight", "trace_request"]
 
 STEPS = 5
-_WORST = ("fits", "too-large", "refused", "failed")
 
 
 @dataclass(frozen=True)
 class Telling:
-    """Who hears how it goes. `progress`: of each compile, at least once a second; `line`: of each trace."""
+    """Who hears how it goes. `progress`: of each compile, at least once a second; `line`: of each trace; `found`: of
+    the result."""
 
     progress: Callable[[Progress], None] = lambda _now: None
     line: Callable[[str], None] = lambda _line: None
+    found: Callable[[Preflight], None] = lambda _found: None
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,13 @@ class Way:
         return self.traces[key]
 
     def result(self, target: Target) -> TargetResult:
+        """All graphs of the trace, compiled for that target."""
         traced = self.traced(target)
-        compiled = compile_graphs(
-            traced.graphs, target, store=self.store, tell=self.tell.progress, packages=self.packages
-        )
-        return TargetResult(target, traced, tuple(compiled))
+        return TargetResult(target, traced, tuple(self.compiled(traced.graphs, target)))
+
+    def compiled(self, graphs: Sequence[Graph], target: Target) -> list[Compiled]:
+        """What the compiler says of these graphs."""
+        return compile_graphs(graphs, target, store=self.store, tell=self.tell.progress, packages=self.packages)
 
 
 def preflight(
@@ -79,7 +83,7 @@ def preflight(
     steps: int = STEPS,
     precision: str | None = None,
     processes: int | None = None,
-    spmd: bool = False,
+    spmd: bool | None = None,
     force: bool = False,
     kept: bool = True,
     packages: Sequence[str] = (),
@@ -87,24 +91,36 @@ def preflight(
 ) -> Preflight:
     """Compile `function(*args, **kwargs)` for TPUs that are not here; see `tpu_magics.preflight`."""
     targets = parse_all(target)
-    options = Options(processes=processes, precision=precision, steps=steps, force=force)
+    options = Options(processes, precision, steps=steps, force=force, spmd=ALL_DEVICES if spmd else None)
     options.check()
     installed.versions(packages)
-    call = _Call(function, args, dict(kwargs or {}))
     tell = telling or Telling()
     store = Store(default_folder()) if kept else None
+    call = _Call(function, args, dict(kwargs or {}))
+    whole = _is_spmd(spmd, processes)
 
-    def way(one: _Call) -> Way:
-        return Way(one.name, one.lowering(options, steps), spmd, processes, store, packages, tell)
+    def way(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Way:
+        one = replace(call, args=args, kwargs=kwargs)
+        return Way(call.name, one.lowering(options, steps), whole, processes, store, packages, tell)
 
+    first = way(call.args, call.kwargs)
     size = Size.of(fit, function, args, call.kwargs, session.current.notebook.namespace) if fit else None
-    first = way(call)
-    results = tuple(first.result(one) for one in targets)
-    found: tuple[FitResult, ...] = ()
     if size is not None:
-        found = _search(size, call, results, way, tell)
+        require_steps(f"{size.name} = {size.now}", first.traced(targets[0]), steps)
+    results = tuple(first.result(one) for one in targets)
     note(call.name, results)
-    return Preflight(call.name, results, found)
+    if size is None:
+        return Preflight(call.name, results)
+    probing = Probing(size, args, call.kwargs, {one.name: one for one in results}, way, steps)
+    ranked = [Ranked.of(one) for one in results]
+    return Preflight(call.name, results, search(size.name, size.now, ranked, probing.probe, tell=tell.line))
+
+
+def _is_spmd(asked: bool | None, processes: int | None) -> bool:
+    """As a training here would be, where it is not said."""
+    if asked is None:
+        return processes is None and session.current.spmd is not None
+    return asked
 
 
 @dataclass(frozen=True)
@@ -157,51 +173,7 @@ def _lower_tensorflow(call: _Call, options: Options) -> Traced:
     return lower(call.function, call.args, call.kwargs, precision=precision, cell_names=notebook.cell_names())
 
 
-# -- the search -----------------------------------------------------------------------------------------------------
-
-
-def _search(
-    size: Size, call: _Call, results: Sequence[TargetResult], way: Callable[[_Call], Way], tell: Telling
-) -> tuple[FitResult, ...]:
-    """The largest size for each target. What was compiled for the size that there is now is its first point."""
-    by_name = {one.name: one for one in results}
-
-    def probe(value: int, names: Sequence[str]) -> Mapping[str, FitPoint]:
-        if value == size.now:
-            return {name: _point(value, by_name[name]) for name in names}
-        with size.at(value, call.args, call.kwargs) as (args, kwargs):
-            going = way(_Call(call.function, args, kwargs))
-            return {name: _point(value, going.result(by_name[name].target)) for name in names}
-
-    ranked = [_Ranked(one.name, 1 if one.graph.partitions > 1 else one.target.ranks) for one in results]
-    return search(size.name, size.now, ranked, probe, tell=tell.line)
-
-
-@dataclass(frozen=True)
-class _Ranked:
-    """A target as the search knows it."""
-
-    name: str
-    ranks: int
-
-
-def _point(value: int, found: TargetResult) -> FitPoint:
-    worst = found.worst
-    memory = worst.memory
-    return FitPoint(
-        size=value,
-        status=worst.status,
-        needed=memory.needed if memory is not None else None,
-        available=memory.available if memory is not None else None,
-        seconds=_seconds(found.compiled),
-        error=worst.error,
-        graph=found.graph.hash,
-    )
-
-
-def _seconds(compiled: Sequence[Compiled]) -> float | None:
-    known = [one.seconds for one in compiled if one.seconds is not None]
-    return sum(known) if known else None
+# -- what is said of it ---------------------------------------------------------------------------------------------
 
 
 def note(name: str, results: Sequence[TargetResult]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.errors import TpuMagicsError, TrainingFailed
+from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import tracing as road
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.train import Request
@@ -27,10 +27,13 @@ def trace(request: Request, options: Options, asked: road.Asked) -> Traced:
 
     Raises:
         TpuMagicsError: it cannot be forked, fails while it is traced, or never syncs.
+        TrainingInterrupted: the person stopped it.
     """
     try:
         with road.traced(request, options, asked) as (folder, run):
             found = _read(folder, run)
+    except TrainingInterrupted:
+        raise
     except TrainingFailed as error:
         raise TpuMagicsError(
             f"{request.name} failed while it was traced: {error.what}",

@@ -121,7 +121,7 @@ def _program(step: Step, places: Any) -> Program:
         concrete = compiled.get_concrete_function(*given)
         write = compiled.experimental_get_compiler_ir(*given)
     except Exception as error:
-        raise untraceable(step.name, error, places) from error
+        raise untraceable(step, error, places) from error
     try:
         serialized = _hlo(write, concrete)
     except Exception as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -37,6 +38,7 @@ class Places:
     def __init__(self, cell_names: Mapping[str, str]) -> None:
         self.cell_names = cell_names
         self._known: dict[tuple[str, int], Place] = {}
+        self.is_persons = lru_cache(maxsize=4096)(self._is_persons)
 
     def of_graph(self, graph: Any) -> dict[str, Place]:
         """Name of each op -> its line, without those that stand in no line of the person's. Two ops of one name (in two
@@ -67,8 +69,7 @@ class Places:
             error = error.__cause__ or error.__context__
         return found
 
-    def is_persons(self, path: str) -> bool:
-        """Whether code at `path` is theirs."""
+    def _is_persons(self, path: str) -> bool:
         if path in self.cell_names:
             return True
         generated = _GENERATED in path or any(under(path, folder) for folder in _LIBRARIES)

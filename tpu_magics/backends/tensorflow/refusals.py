@@ -13,6 +13,7 @@ from typing import Any
 
 from tpu_magics.backends.lowered import Place, Refused
 from tpu_magics.backends.tensorflow.places import Places, ops
+from tpu_magics.backends.tensorflow.step import GIVE_MODEL, Step, runs_many_steps
 from tpu_magics.errors import TpuMagicsError
 
 _NO_KERNEL = re.compile(r"(\w+) \(No registered '\w+' OpKernel for XLA_\w+_JIT devices.*?\{\{node ([^}]+)\}\}")
@@ -42,7 +43,9 @@ _TAKE_OUT = (
     "for that.)"
 )
 _REPLACE = "Use another op in its place: one that XLA has, or several that give the same."
+_MEND = "Mend the line. A call of the function with these arguments shows the whole traceback."
 _SAME_ERROR = "Mend what the text names; tf.function(..., jit_compile=True) gives the same error on a CPU."
+_ONE_REPLICA = "For the preflight, make the model outside of a strategy with more than one replica."
 # (what the error's type or text has, what to do)
 _ADVICE = (
     (
@@ -60,23 +63,21 @@ _ADVICE = (
         "Give the value as a Python number, or as an array in place of a tf.TensorSpec: the program's shapes depend "
         "on it.",
     ),
-    (
-        "Trying to access resource",
-        "Make the model outside of a strategy with more than one replica for the preflight.",
-    ),
+    ("Trying to access resource", _ONE_REPLICA),
+    ('Need to be inside "with strategy.scope()"', _ONE_REPLICA),
 )
 
 
-def untraceable(name: str, error: Exception, places: Places) -> TpuMagicsError:
-    """For what a function's Python body raised while TensorFlow traced it."""
+def untraceable(step: Step, error: Exception, places: Places) -> TpuMagicsError:
+    """For what a step's Python body raised while TensorFlow traced it."""
     if isinstance(error, TpuMagicsError):
         return error
     place = places.of_error(error)
     kind = type(error).__name__
     return TpuMagicsError(
-        f"{name} cannot be traced{_at(place)}.",
+        f"{step.name} cannot be traced{_at(place)}.",
         f"{kind}: {_words(str(error)).removeprefix(f'{kind}: ')}",
-        _advice(error, "Mend the line. A call of the function with these arguments shows the whole traceback."),
+        GIVE_MODEL if runs_many_steps(step.source) else _advice(error, _MEND),
         _shown([place]),
     )
 

@@ -21,6 +21,10 @@ from tpu_magics.errors import TpuMagicsError
 
 _BATCH = ("x", "y", "sample_weight")
 _TRAIN_STEP = "train_step"
+_MANY_STEPS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+
+_ONE_STEP = "What is compiled is the program of one training step."
+GIVE_MODEL = "Give the model itself and one batch, in place of `fit`: (model, x, y), or a dataset for x and y."
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,18 @@ class Step:
 
 def step_of(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
     """What lower.lower takes, in one form. Raises TpuMagicsError for what has no shape to compile for."""
+    if isinstance(getattr(function, "__self__", None), keras.Model) and function.__name__ in _MANY_STEPS:
+        raise TpuMagicsError(f"model.{function.__name__} is more than a step.", _ONE_STEP, GIVE_MODEL)
     model = _model_of(function)
     return _of_function(function, args, kwargs) if model is None else _of_model(model, args, kwargs)
 
 
 # -- Keras ----------------------------------------------------------------------------------------------------------
+
+
+def runs_many_steps(function: Any) -> bool:
+    """Whether a Python function calls `fit` or the like, by the names in its code."""
+    return bool({*_MANY_STEPS} & {*getattr(getattr(function, "__code__", None), "co_names", ())})
 
 
 def _model_of(function: Any) -> Any:
@@ -160,7 +171,8 @@ def _takes(source: Any, count: int, kwargs: Mapping[str, Any]) -> bool:
 
 def _names(source: Any, count: int) -> list[str]:
     try:
-        known = list(inspect.signature(source).parameters)
+        found = list(inspect.signature(source).parameters.values())
     except (TypeError, ValueError):
-        known = []
+        found = []
+    known = [one.name for one in found if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     return [*known[:count], *(f"argument {n}" for n in range(len(known), count))]

@@ -12,6 +12,7 @@ import resource
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 from tpu_magics.launch.process import die_with_parent
@@ -41,6 +42,10 @@ def become_compiler(parent: int) -> None:
 
 
 def compile_all(job: Job, tell: Callable[..., None]) -> int:
+    others = _other_versions(job)
+    if others:
+        tell(event=events.UNUSABLE, text=others)
+        return 1
     try:
         devices = private.devices(job.topology, job.options)
     except private.TopologyRefused as error:
@@ -60,6 +65,15 @@ def compile_all(job: Job, tell: Callable[..., None]) -> int:
         measured = replace(found, peak=programs.peak_memory())
         tell(event=events.COMPILED, graph=program.number, compiled=to_json(measured))
     return 0
+
+
+def _other_versions(job: Job) -> str:
+    """A sentence where this process finds others than its parent did: results would be kept for the wrong ones."""
+    found = {name: next((one.version for one in metadata.distributions(name=name)), "none") for name in job.versions}
+    if found == job.versions:
+        return ""
+    names = [f"{name} {version}" for name, version in found.items() if version != job.versions[name]]
+    return f"The compile process finds other versions: {', '.join(names)}."
 
 
 def _text(error: Exception) -> str:

@@ -124,8 +124,17 @@ def held(assignment: Assignment) -> list[Held]:
     fixed = [one for one in assignment.allocations if one.kind != "temporary"]
     temporary = [one for one in assignment.allocations if one.kind == "temporary"]
     point = _fullest(temporary, assignment)
-    whole = (Held(one, max(one.values, key=_weight)) for one in fixed if one.values)
+    whole = (Held(one, _whole(one, assignment)) for one in fixed if one.values)
     return [*whole, *(Held(one, value) for one in temporary for value in _apart(_alive(one, assignment, point)))]
+
+
+def _whole(allocation: Allocation, assignment: Assignment) -> Value:
+    """The value that an allocation is there for: what is in an argument first, and in an output last."""
+    most = max(map(_weight, allocation.values))
+    large = [value for value in allocation.values if _weight(value) == most]
+    if allocation.kind == "output":
+        return max(large, key=lambda value: (_range(value, assignment) or (0, 0))[1])
+    return min(large, key=lambda value: (_range(value, assignment) or (0, 0))[0])
 
 
 def _weight(value: Value) -> tuple[int, bool]:

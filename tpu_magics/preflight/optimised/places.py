@@ -22,10 +22,11 @@ _SOURCE = re.compile(r'[{ ]source_file="((?:[^"\\]|\\.)*)"(?: source_line=(\d+))
 _NUMBERED = re.compile(r'^(\d+) (?:"(.*)"|\{(.*)\})\s*$')
 _FIELD = re.compile(r"(\w+)=(\d+)")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
-# Whose lines are not the person's: installed packages, the standard library, code without a file; and, unless there is
-# no other line, folders of these names, where a package is worked on in its own repository.
-_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|^<frozen |^<string>$|/tpu_magics/")
-_NAMED = re.compile(r"(?:^|/)(?:torch|torch_xla|jax|jaxlib|tensorflow|keras|transformers|accelerate)/")
+# Whose lines are not the person's: installed packages, the standard library, code without a file (MLIR calls a module
+# that it read from bytes "-").
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|^<(?:frozen .*|string|stdin|unknown)>$|^-$")
+# The same, unless there is no other line: a package that is worked on in its own repository.
+_NAMED = re.compile(r"(?:^|/)(?:torch|torch_xla|jax|jaxlib|tensorflow|keras|transformers|accelerate|tpu_magics)/")
 _DEEPEST = 1000
 
 

@@ -1,0 +1,302 @@
+"""`%tpu_preflight` and `%%tpu_train --preflight` in a real kernel, with the real compiler."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .kernel import LOAD, Cell, Kernel, python, running_kernel
+from .samples import MODEL, TRAIN, TRAINED
+
+TARGET = "--target v5e-1"
+WITHIN = 8.0  # seconds in which a stopped cell has to end
+LARGE = """
+def large(rows=2**21):
+    import torch_xla
+    model = nn.Sequential(nn.Linear(8, 8192), nn.ReLU(), nn.Linear(8192, 1)).to(torch_xla.device())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.rand(rows, 8, device=torch_xla.device())).mean().backward()
+        optimizer.step()
+        torch_xla.sync()
+"""
+LAUNCHER = "%%tpu_train --preflight v5e-1\nfrom accelerate import notebook_launcher\n"
+
+
+@pytest.fixture(scope="module")
+def module_kernel(tmp_path_factory: pytest.TempPathFactory, tpu_compiler: tuple[str, ...]) -> Iterator[Kernel]:  # noqa: ARG001
+    """The kernel of these tests: what is compiled is kept in a folder of their own."""
+    folder = tmp_path_factory.mktemp("kernel")
+    with running_kernel(folder, XDG_CACHE_HOME=str(folder / "cache")) as kernel:
+        kernel.run(LOAD).good()
+        yield kernel
+
+
+@pytest.fixture
+def notebook(kernel: Kernel) -> Kernel:
+    kernel.run("for name in ('_preflight', 'mine'):\n    get_ipython().user_ns.pop(name, None)").good()
+    kernel.run(MODEL + TRAIN + LARGE + "import time").good()
+    return kernel
+
+
+def saved(cell: Cell) -> list[dict[str, Any]]:
+    """What a saved notebook has of the cell's displays: each as it was at last."""
+    found: dict[str, dict[str, Any]] = {}
+    for number, output in enumerate(cell.of("display_data", "update_display_data", "execute_result")):
+        found[output.display_id or str(number)] = output.content["data"]
+    return list(found.values())
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+# -- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def test_the_result_stands_where_the_progress_was(notebook: Kernel) -> None:
+    cell = notebook.run(f"%tpu_preflight train model {TARGET}").good()
+    assert "compiling" in cell.shown and not cell.printed
+    [shown] = saved(cell)
+    assert set(shown) == {"text/plain", "text/html"}
+    assert shown["text/plain"].startswith("Preflight of train: batch 4 on each rank; no step was executed\n")
+    assert "✓ fits" in shown["text/plain"] and 'class="tpu-magics-preflight"' in shown["text/html"]
+    assert notebook.value("(_preflight.fits, _preflight['v5e-1'].status, _preflight.function)") == (
+        True,
+        "fits",
+        "train",
+    )
+    assert notebook.value(TRAINED) is False
+
+
+def test_the_second_time_takes_what_was_kept_and_it_has_another_name(notebook: Kernel) -> None:
+    notebook.run(f"%tpu_preflight train model {TARGET}").good()
+    cell = notebook.run(f"%tpu_preflight train model {TARGET} -o mine").good()
+    assert "compiling" not in cell.shown
+    assert notebook.value("mine['v5e-1'].steady.kept") is True
+
+
+def test_plain_is_text_and_the_same_each_time(notebook: Kernel) -> None:
+    line = f"%tpu_preflight train model steps=3 {TARGET} --plain"
+    once = notebook.run(line + " --anew").good()
+    assert not once.displays and once.printed.startswith("Preflight of train")
+    assert notebook.run(line).good().printed == once.printed
+    assert notebook.run(line).good().printed == once.printed, "kept results change nothing of it"
+
+
+def test_the_python_function_gives_the_same_and_shows_itself(notebook: Kernel) -> None:
+    magic = notebook.run(f"%tpu_preflight train model {TARGET} --plain").good().printed
+    notebook.run("import tpu_magics").good()
+    cell = notebook.run("mine = tpu_magics.preflight(train, model, target='v5e-1')\nprint('done')").good()
+    assert saved(cell) == [{}] or saved(cell) == [], "of the progress nothing is left"
+    [shown] = notebook.run("mine").good().displays
+    assert shown["text/plain"].startswith("Preflight of train") and "<table" in shown["text/html"]
+    assert notebook.run("print(mine)").good().printed.strip() == shown["text/plain"]
+    notebook.run("mine = tpu_magics.preflight(train, model, target=['v5litepod-1'], plain=True)").good()
+    assert words(notebook.run("mine.fits and print('it fits')").good().printed) == "it fits" and magic
+
+
+def test_help(notebook: Kernel) -> None:
+    told = notebook.run("%tpu_preflight -h").good().printed
+    assert all(option in told for option in ("--target", "--fit NAME", "--precision", "--plain", "-o NAME", "--anew"))
+    assert notebook.value("get_ipython().find_magic('tpu_preflight').__doc__").strip() == told.strip()
+
+
+def test_without_a_front_end_it_prints(tmp_path: Path, tpu_compiler: tuple[str, ...]) -> None:  # noqa: ARG001
+    code = (
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\n"
+        "shell.run_line_magic('load_ext', 'tpu_magics')\n"
+        f"shell.run_cell({MODEL + TRAIN!r}).raise_error()\n"
+        "shell.run_line_magic('tpu_preflight', 'train model --target v5e-1')\n"
+    )
+    printed = python(code, tmp_path, IPYTHONDIR=str(tmp_path / "ipython"), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert "train: tracing, for one rank" in printed and "v5litepod-1: compiling" in printed
+    assert "Preflight of train: batch 4 on each rank; no step was executed\n" in printed
+
+
+# -- before a training ------------------------------------------------------------------------------------------------
+
+FITTING = {
+    "a function of the cell": "%%tpu_train model --preflight v5e-1 --run-name gated\n" + TRAIN,
+    "plain statements": "%%tpu_train --preflight v5e-1 --run-name gated\ntrain(model)\n",
+    "a pasted launcher": LAUNCHER.replace("v5e-1", "v5e-1 --run-name gated")
+    + "notebook_launcher(train, (model,), num_processes=1)\n",
+    "a function that is there": "%tpu_train train model --preflight v5e-1 --run-name gated",
+}
+
+
+@pytest.mark.parametrize("form", FITTING)
+def test_what_fits_is_trained_in_the_same_cell(notebook: Kernel, form: str) -> None:
+    cell = notebook.run(FITTING[form]).good()
+    assert saved(cell)[0]["text/plain"].startswith("Preflight of ")
+    assert notebook.value(f"(_tpu.status, _preflight.fits, {TRAINED})") == ("done", True, True)
+
+
+TOO_LARGE = {
+    "a function of the cell": ("%%tpu_train --preflight v5e-1\n" + LARGE, "`large` is not trained"),
+    "plain statements": ("%%tpu_train --preflight v5e-1\nlarge()\n", "This is not trained"),
+    "a pasted launcher": (LAUNCHER + "notebook_launcher(large)\n", "`large` is not trained"),
+    "a function that is there": ("%tpu_train large --preflight v5e-1", "`large` is not trained"),
+}
+
+
+@pytest.mark.parametrize("form", TOO_LARGE)
+def test_what_does_not_fit_is_not_trained(notebook: Kernel, form: str) -> None:
+    before = notebook.value("len(__import__('tpu_magics').list_runs())")
+    code, said = TOO_LARGE[form]
+    cell = notebook.run(code)
+    assert cell.error_type == "TpuMagicsError"
+    assert f"{said}: on v5litepod-1 it needs " in cell.said and "and a program has 15.75 GiB there." in cell.said
+    assert "Use a smaller batch, bf16 or gradient checkpointing" in cell.said
+    assert "does not fit" in saved(cell)[-1]["text/plain"], "the result is shown all the same"
+    assert notebook.value("('_tpu' in globals(), _preflight.fits)") == (False, False)
+    assert notebook.value("len(__import__('tpu_magics').list_runs())") == before
+    notebook.run("%tpu_train train model").good()
+
+
+def test_several_launches_of_a_cell_are_each_asked(notebook: Kernel) -> None:
+    twice = "notebook_launcher(train, (model,), num_processes=1)\n" * 2 + "notebook_launcher(large)\n"
+    cell = notebook.run(LAUNCHER + twice)
+    assert "`large` is not trained" in cell.said
+    shown = [one["text/plain"] for one in saved(cell) if one.get("text/plain", "").startswith("Preflight of")]
+    assert [text.split(":")[0] for text in shown] == ["Preflight of train"] * 2 + ["Preflight of large"]
+    assert notebook.value(TRAINED)
+
+
+def test_with_other_options(notebook: Kernel) -> None:
+    plain = notebook.run("%tpu_train train model --preflight v5e-1 --plain --steps 2").good()
+    assert not plain.displays and "Preflight of train" in plain.printed and "steps" in plain.printed
+    assert notebook.value(f"(_tpu.steps, {TRAINED})") == (2, False)
+    notebook.run("%tpu_train train model --preflight v5e-1 --background").good()
+    notebook.run("_tpu.wait()").good()
+    assert notebook.value(f"(_tpu.status, {TRAINED})") == ("done", True)
+
+
+def test_the_function_trains_behind_the_gate(notebook: Kernel) -> None:
+    notebook.run("import tpu_magics").good()
+    cell = notebook.run("tpu_magics.train(large, preflight='v5e-1')")
+    assert "`large` is not trained" in cell.said
+    notebook.run("result = tpu_magics.train(train, model, preflight='v5e-1', plain=True)").good()
+    assert notebook.value(f"(result.status, {TRAINED})") == ("done", True)
+
+
+# -- interrupts -------------------------------------------------------------------------------------------------------
+
+
+def stopped(kernel: Kernel, cell: Cell) -> float:
+    began = time.monotonic()
+    kernel.interrupt()
+    kernel.finish(cell, timeout=60)
+    return time.monotonic() - began
+
+
+SLOW = """
+def slow(model):
+    import torch_xla
+    model.to(torch_xla.device())
+    open('tracing', 'w').close()
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("how", [f"%tpu_preflight slow model {TARGET}", "%tpu_train slow model --preflight v5e-1"])
+def test_stopped_while_it_is_traced(notebook: Kernel, tmp_path: Path, how: str) -> None:
+    notebook.run(SLOW).good()
+    cell = notebook.send(how)
+    notebook.wait_until((tmp_path / "tracing").exists, timeout=60)
+    assert stopped(notebook, cell) < WITHIN
+    assert cell.error_type in ("KeyboardInterrupt", "TrainingInterrupted")
+    assert saved(cell) == [{}], "of the progress nothing is left"
+    left_nothing(notebook)
+
+
+def test_stopped_while_it_compiles(notebook: Kernel) -> None:
+    cell = notebook.send(f"%tpu_preflight train model lr=0.5 {TARGET} --anew")
+    notebook.wait_for(cell, "compiling", timeout=60)
+    assert stopped(notebook, cell) < WITHIN
+    assert cell.error_type == "KeyboardInterrupt" and saved(cell) == [{}]
+    left_nothing(notebook)
+
+
+def test_stopped_in_a_search(notebook: Kernel) -> None:
+    cell = notebook.send(f"%tpu_preflight large rows=64 {TARGET} --fit rows --anew")
+    notebook.wait_for(cell, "(64 fits)", timeout=90)
+    assert stopped(notebook, cell) < WITHIN
+    assert cell.error_type in ("KeyboardInterrupt", "TrainingInterrupted")
+    left_nothing(notebook)
+
+
+def left_nothing(notebook: Kernel) -> None:
+    assert notebook.descendants() == []
+    assert notebook.value(f"('_preflight' in globals(), {TRAINED})") == (False, False)
+    assert notebook.value("__import__('glob').glob('/tmp/tpu_magics-preflight-*')") == []
+    assert "✓ fits" in notebook.run(f"%tpu_preflight train model {TARGET}").good().shown
+    notebook.run("%tpu_train train model").good()
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+FUNCTIONS = """
+def never():
+    import torch_xla
+    return torch.ones(2, device=torch_xla.device()) + 1
+
+def grows():
+    import torch_xla
+    for step in range(9):
+        x = torch.ones(step + 2, device=torch_xla.device()) * 2
+        torch_xla.sync()
+
+def needs(model, batch):
+    pass
+
+number, word, flag, early = 5, "many", True, torch.ones(8, 8)
+
+def made_before(model):
+    import torch_xla
+    rows = early.to(torch_xla.device())
+    model.to(torch_xla.device())
+    for _ in range(4):
+        model(rows).sum().backward()
+        model.zero_grad()
+        torch_xla.sync()
+"""
+WRONG = {
+    "": "%tpu_preflight needs FUNCTION.",
+    "train model": "%tpu_preflight needs --target.",
+    f"model=model {TARGET}": "%tpu_preflight does not say which function.",
+    f"nowhere {TARGET}": "The ARG 'nowhere' cannot be evaluated: NameError",
+    "train model --target v9-8": "No TPU is called 'v9-8'.",
+    "train model --target A100": "No TPU is called 'A100'.",
+    f"needs {TARGET}": "needs",
+    f"never {TARGET}": "never never syncs, so it has no step that could be compiled.",
+    f"grows {TARGET}": "The graph of grows changes at every step: 5 steps gave 5 graphs.",
+    f"train model {TARGET} --fit batch": "--fit batch: there is no such name. Why: It is no parameter of the function "
+    "(model, steps, lr), and no name of the notebook.",
+    f"train model {TARGET} --fit word": "--fit word: its value is 'many'.",
+    f"train model {TARGET} --fit flag": "--fit flag: its value is True.",
+    f"train model {TARGET} --fit lr": "--fit lr: its value is 0.1.",
+    f"train model {TARGET} --fit steps --steps 2": "A search cannot do with --steps 2.",
+    f"train model steps=2 {TARGET} --fit steps": "With steps = 2 the function makes only 2 steps",
+    f"train model {TARGET} -n 0": "-n 0 is not possible.",
+    f"train model {TARGET} -n many": "argument -n/--processes: 'many' is not a whole number.",
+    f"train model {TARGET} -n 2 --spmd": "-n 2 and --spmd cannot be had together.",
+    f"train model {TARGET} --steps 0": "--steps 0 is not possible.",
+    f"train model {TARGET} -o 2x": "-o 2x is not a name.",
+    f"train model {TARGET} --fitt x": "%tpu_preflight has no option --fitt; did you mean --fit?",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_what_is_wrong_is_said(notebook: Kernel, line: str) -> None:
+    notebook.run(FUNCTIONS).good()
+    cell = notebook.run(f"%tpu_preflight {line}")
+    assert cell.error_type == "TpuMagicsError" and WRONG[line] in cell.said, cell.said
+    assert "What to do: " in cell.said or "no option" in cell.said
+    assert saved(cell) in ([], [{}])

@@ -1,0 +1,160 @@
+"""Preflights as a compiler would give them, for tests of the verdict, of the report and of how both look.
+
+What lives here: makers. What does not: any assertion, and any compiler: the figures of `bert` are of the size that
+libtpu 0.0.52 tells for a training step of BERT-base, the others are made up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tpu_magics.backends.lowered import Graph, Place, Read, Refused, Traced
+from tpu_magics.preflight.facts import Buffer, Compiled, Memory, Multiplications, PaddedDimension, Padding
+from tpu_magics.preflight.fit import FitPoint, FitResult
+from tpu_magics.preflight.report import Preflight, TargetResult
+from tpu_magics.preflight.targets import parse
+
+GIB, MIB = 2**30, 2**20
+ATTENTION = Place("In [3]", 21, "    loss = model(**batch).loss")
+STEP = Place("In [3]", 24, "    optimizer.step()")
+READ = Place("In [3]", 27, "    losses.append(loss.item())")
+VERSIONS = {"jax": "0.10.2", "jaxlib": "0.10.2", "libtpu": "0.0.52"}
+
+
+def graph(nth: int, **others: Any) -> Graph:
+    return Graph(b"module", "hlo", f"hash{nth}", nth=nth, steady=nth > 0, site=replace(STEP, line=25), **others)
+
+
+def traced(**others: Any) -> Traced:
+    """Of a step that settles with its second sync."""
+    known = {"graphs": (graph(0), graph(1)), "syncs": 3, "settled": True, "seconds": 9.1, "batch": 32}
+    return Traced(**{**known, "precision": "bf16", **others})
+
+
+def buffers() -> tuple[Buffer, ...]:
+    tiles = "{3,2,1,0:T(8,128)(2,1)}"
+    found = [Buffer(144 * MIB, 144 * MIB, "bf16[32,12,384,512]", tiles, "temporary", "aten__softmax", ATTENTION)]
+    found += [Buffer(89 * MIB, 89 * MIB, "f32[30522,768]", "{1,0:T(8,128)}", "argument", "", STEP)]
+    found += [Buffer(64 * MIB, 50 * MIB, "bf16[32,128,100]", tiles, "temporary", "aten__mm", ATTENTION)]
+    return tuple(found)
+
+
+def compiled(name: str = "v5litepod-8", nth: int = 1, needed: float = 4.3 * GIB, **others: Any) -> Compiled:
+    """A step of BERT-base with AdamW, batch 32 x 128, in bf16."""
+    code, arguments, outputs = 90 * MIB, int(1.24 * GIB), int(1.22 * GIB)
+    aliased = outputs - 20 * MIB if nth else 0
+    rest = int(needed) - arguments - (outputs - aliased) - code
+    known = {
+        "target": name,
+        "graph": f"hash{nth}",
+        "status": "fits",
+        "seconds": 31.4,
+        "memory": Memory(int(needed), parse(name).chip.available, arguments, outputs, aliased, rest, code),
+        "flops": 2.16e12,
+        "bytes_accessed": 5.2e10,
+        "hbm_bytes": 2.1e10,
+        "multiplications": Multiplications({"bf16": 2.09e12, "f32": 2e10}, {"bf16": 98, "f32": 4}),
+        "padding": Padding(int(4.2 * GIB), int(4.1 * GIB), (PaddedDimension(2, 128, 90 * MIB, 6, "f32[768,2]"),)),
+        "buffers": buffers(),
+        "versions": VERSIONS,
+        "peak": int(2.4 * GIB),
+    }
+    return Compiled(**{**known, **others})
+
+
+def result(name: str = "v5e-8", trace: Traced | None = None, **others: Any) -> TargetResult:
+    target, trace = parse(name), trace or traced()
+    first = {key: value for key, value in others.items() if key not in ("memory", "padding")}
+    made = [compiled(target.name, one.nth, **(others if one.steady else first)) for one in trace.graphs]
+    return TargetResult(target, trace, tuple(made))
+
+
+def bert() -> Preflight:
+    """It fits both."""
+    v6e = result("v6e-8", seconds=38.0, kept=True)
+    return Preflight("train", (result("v5e-8"), v6e))
+
+
+def too_large() -> Preflight:
+    """Batch 512 x 512 in f32."""
+    found = []
+    for name in ("v5e-8", "v6e-8"):
+        target = parse(name)
+        memory = Memory(int(184.1 * GIB), target.chip.available)
+        nothing = {"flops": None, "bytes_accessed": None, "hbm_bytes": None, "multiplications": None, "padding": None}
+        found.append(
+            result(
+                name,
+                traced(batch=512, precision="fp32", reads=(Read(READ, "loss.item()", 3),)),
+                **{**nothing, "memory": memory, "status": "too-large", "seconds": 4.2, "needed": 184.1 * GIB},
+                error="RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM",
+            )
+        )
+    whole = tuple(
+        replace(one, compiled=tuple(replace(each, memory=one.compiled[-1].memory) for each in one.compiled))
+        for one in found
+    )
+    return Preflight("train", whole)
+
+
+def tiny() -> Preflight:
+    """A small MLP on batch 8."""
+    small = Multiplications({"f32": 2.4e6}, {"f32": 6})
+    memory = Memory(3 * MIB, parse("v5e-8").chip.available, MIB, MIB, MIB, MIB, MIB)
+    facts = {"flops": 2.8e6, "bytes_accessed": 4e6, "hbm_bytes": 1.9e6, "multiplications": small, "memory": memory}
+    lost = Padding(3 * MIB, 2 * MIB, (PaddedDimension(100, 128, MIB, 8, "f32[64,100]", "hidden.weight"),))
+    one = result("v5e-8", traced(batch=8, precision="fp32"), **facts, padding=lost)
+    return Preflight("train", (replace(one, compiled=tuple(replace(each, memory=memory) for each in one.compiled)),))
+
+
+def custom() -> Preflight:
+    """An op that runs on the host, a value read in each step, and a graph that changes."""
+    op = Refused(
+        "aten::nonzero", "the number of its results depends on values, so the host runs it.", "host", ATTENTION, 3
+    )
+    text = "input_ids now int64[32,129], before int64[32,128]"
+    trace = traced(
+        refused=(op,),
+        reads=(Read(READ, "loss.item()", 5),),
+        settled=False,
+        syncs=5,
+        changes=(("input-shape", text), ("input-shape", "input_ids now int64[32,131], before int64[32,129]")),
+        notes=("The batch was made of zeros.",),
+    )
+    return Preflight("train", (result("v5e-8", trace),))
+
+
+def refused() -> Preflight:
+    error = "INTERNAL: Mosaic failed to compile TPU kernel: custom call 'my_kernel' is not known"
+    one = Refused("my_kernel", "the TPU does not know this custom call.", "compiler", ATTENTION)
+    nothing = {"flops": None, "bytes_accessed": None, "hbm_bytes": None, "multiplications": None, "padding": None}
+    found = result("v5e-8", status="refused", refused=(one,), error=error, memory=None, buffers=(), **nothing)
+    none = tuple(replace(each, memory=None) for each in found.compiled)
+    died = tuple(
+        replace(each, status="failed", error="The compile process was stopped at 12 GiB of host memory.")
+        for each in none
+    )
+    return Preflight("train", (replace(found, compiled=none), TargetResult(parse("v4-8"), found.traced, died)))
+
+
+def fitted() -> Preflight:
+    """The search on both."""
+    found = bert()
+    fits = [_search(one, growth) for one, growth in zip(found.results, (0.0755, 0.0762), strict=True)]
+    return replace(found, fit=tuple(fits))
+
+
+def _search(one: TargetResult, growth: float) -> FitResult:
+    available = one.target.chip.available or 0
+    largest = int((available / GIB - 1.9) / growth)
+    nice = largest // 8 * 8
+    tried = (32, 512, 208, nice, nice + 8, largest, largest + 1)
+    points = [_point(size, int((1.9 + growth * size) * GIB), available) for size in dict.fromkeys(tried)]
+    note = f"batch_size = {largest} fits, {largest + 1} does not: both were compiled."
+    return FitResult(one.name, "batch_size", largest, nice, tuple(points), one.target.ranks, (note,))
+
+
+def _point(size: int, needed: int, available: int) -> FitPoint:
+    status = "fits" if needed <= available else "too-large"
+    return FitPoint(size, status, needed, available, 28.0 if status == "fits" else 3.9, "", f"hash-{size}")

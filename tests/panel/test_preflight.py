@@ -1,0 +1,426 @@
+"""A preflight as text, html and drawing, and the line of a compile in progress."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.panel import preflights
+from tests.panel.preflights import GIB, MIB, result, traced
+from tpu_magics.backends.lowered import Place, Read
+from tpu_magics.panel import preflight_words as words
+from tpu_magics.panel.preflight import to_html, to_text
+from tpu_magics.panel.preflight_plot import HIGH, WIDE, Line, Mark, plot
+from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
+from tpu_magics.panel.preflight_topic import Topic
+from tpu_magics.panel.preflight_topics import topics
+from tpu_magics.preflight.compiling import Progress
+from tpu_magics.preflight.facts import Memory, Multiplications
+from tpu_magics.preflight.fit import FitPoint, FitResult
+from tpu_magics.preflight.report import Preflight, TargetResult
+
+MADE = ("bert", "too_large", "tiny", "custom", "refused", "fitted")
+VOID = ("br", "path", "circle", "rect")
+
+
+class Page(HTMLParser):
+    """Tags, their attributes and the texts."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data + " "
+
+
+def made(name: str) -> Preflight:
+    found: Preflight = getattr(preflights, name)()
+    return found
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def page(found: Preflight) -> str:
+    return flat(Page(to_html(found)).text.replace("\xa0", " "))
+
+
+def topic(found: Preflight, title: str) -> Topic:
+    return next(one for one in topics(found) if one.title == title)
+
+
+def cells(found: Preflight, title: str) -> list[tuple[str, ...]]:
+    return [row.cells for row in topic(found, title).table.rows]
+
+
+# -- both forms ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_html_stands_alone_and_is_whole(name: str) -> None:
+    html = to_html(made(name))
+    shown = Page(html)
+    assert not {"script", "style", "link", "img"} & {tag for tag, _attrs in shown.tags}
+    assert "http" not in html and "None" not in shown.text and "nan" not in shown.text.lower().split()
+
+
+@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_text_keeps_to_its_width(name: str, width: int) -> None:
+    text = to_text(made(name), width)
+    assert "None" not in text
+    assert max(map(len, text.split("\n"))) <= width
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_text_without_times_is_the_same_in_every_run(name: str) -> None:
+    found = made(name)
+    other = [
+        replace(
+            one,
+            traced=replace(one.traced, seconds=77.0),
+            compiled=tuple(replace(each, seconds=99.0, kept=True, peak=1, versions={}) for each in one.compiled),
+        )
+        for one in found.results
+    ]
+    fits = tuple(replace(one, points=tuple(replace(point, seconds=55.0) for point in one.points)) for one in found.fit)
+    assert to_text(replace(found, results=tuple(other), fit=fits), no_times=True) == to_text(found, no_times=True)
+
+
+def test_one_look() -> None:
+    text = page(preflights.bert())
+    for part in (
+        *(
+            "Preflight of train batch 32 on each rank, bf16; no step was executed",
+            "v5litepod-8 ✓ fits 8 chips, 8 ranks",
+        ),
+        *("HBM 4.3 of 15.75 GiB 73 % free", "A step, estimate ≥ 25.6 ms ≤ 39 steps/s", "Bound by memory compute 11 ms"),
+        *("bf16 99 % of matmul FLOPs", "Padding 2 % 102 MiB", "Compile 62.8 s 2 graphs", "Compile 76 s kept"),
+    ):
+        assert part in text
+
+
+def test_the_estimate_is_called_one_in_both_forms() -> None:
+    assert "A step, estimate ≥" in page(preflights.bert())
+    for text in (page(preflights.bert()), flat(to_text(preflights.bert()))):
+        assert "The time is an estimate, a lower bound" in text
+
+
+def test_what_a_program_is_missing_has_one_reason() -> None:
+    text = page(preflights.too_large())
+    assert text.count("Cost, bf16, padding not available no program was made") == 2
+    assert "HBM not available the compiler refuses it" in page(preflights.refused())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.text(min_size=1, max_size=40))
+def test_what_people_wrote_is_only_text(text: str) -> None:
+    evil = f"<script>alert('{text}')</script>"
+    place = Place(evil, 3, evil)
+    found = preflights.custom()
+    one = found.results[0]
+    buffers = tuple(replace(each, op=evil, shape=evil, place=place) for each in one.steady.buffers)
+    trace = replace(one.traced, reads=(Read(place, evil, 5),), changes=(("new-code", evil),), notes=(evil,))
+    spoilt = TargetResult(
+        one.target, trace, tuple(replace(each, buffers=buffers, notes=(evil,)) for each in one.compiled)
+    )
+    fit = FitResult(one.name, evil, None, None, (FitPoint(8, "failed", 5, 6, None, evil),), 8, (evil,))
+    made_of = Preflight(evil, (spoilt,), (fit,))
+    assert "script" not in {tag for tag, _attrs in Page(to_html(made_of)).tags}
+    assert "\x1b" not in to_text(made_of)
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("needed", "shown", "free"),
+    [
+        (11.2 * GIB, "11.2 of 15.75 GiB", "29 % free"),
+        (184.1 * GIB, "184 of 15.75 GiB", "168 GiB too much"),
+        (15.74 * GIB, "15.74 of 15.75 GiB", "less than 1 % free"),
+        (15.79 * GIB, "15.79 of 15.75 GiB", "43 MiB too much"),
+        (431 * MIB, "431 MiB of 15.75 GiB", "97 % free"),
+        (2100 * GIB, "2,100 of 15.75 GiB", "2,084 GiB too much"),
+    ],
+)
+def test_memory_in_words(needed: float, shown: str, free: str) -> None:
+    memory = Memory(int(needed), result("v5e-8").target.chip.available)
+    assert (words.used(memory), words.headroom(memory)) == (shown, free)
+
+
+def test_memory_whose_limit_is_not_known() -> None:
+    memory = Memory(3 * GIB, None)
+    assert words.used(memory) == "3 GiB" and words.headroom(memory).startswith("not available (")
+
+
+def test_the_bar_shows_parts_of_what_there_is() -> None:
+    html = to_html(preflights.bert())
+    bar = re.search(r'role="img" aria-label="4.3 of 15.75 GiB of HBM".*?</div></div>', html)
+    assert bar is not None
+    shares = [float(one) for one in re.findall(r"width:([0-9.]+)%", bar[0])]
+    assert sum(shares) == pytest.approx(100 * 4.3 / 15.75, abs=0.3) and len(shares) == 4
+
+
+def test_a_full_bar_has_a_line_where_memory_ends() -> None:
+    html = to_html(preflights.too_large())
+    assert re.search(r"left:8\.5\d%", html) and re.search(r"width:100\.00%", html)
+
+
+def test_shares_are_short_in_a_figure() -> None:
+    found = Preflight("f", (result("v5e-8", multiplications=Multiplications({"bf16": 1.0, "f32": 999.0})),))
+    assert "bf16 < 1 % of matmul FLOPs" in page(found)
+
+
+def test_kinds_add_up() -> None:
+    rows = {one[0]: one[1] for one in cells(preflights.bert(), "HBM by kind")}
+    assert rows["outputs in the memory of arguments"].startswith("-") and rows["needed"] == "4.3 GiB"
+
+
+def test_the_first_step_may_need_most() -> None:
+    one = result("v5e-8")
+    memory = Memory(12 * GIB, one.target.chip.available)
+    found = Preflight("f", (replace(one, compiled=(replace(one.compiled[0], memory=memory), one.compiled[1])),))
+    assert "12 of 15.75 GiB 24 % free in the first step" in page(found)
+
+
+# -- what is folded away ---------------------------------------------------------------------------------------------
+
+
+def test_details_are_folded_and_answer_in_a_line() -> None:
+    found = preflights.custom()
+    html = to_html(found)
+    assert html.count("<details") == len(topics(found)) and "<details open" not in html
+    for one in topics(found):
+        assert one.summary in page(found)
+
+
+def test_buffers_have_their_lines() -> None:
+    one = Preflight("f", (result("v5e-8"),))
+    assert cells(one, "Largest buffers")[0] == (
+        *("144 MiB", "bf16[32,12,384,512]", "temporary", "aten__softmax"),
+        "In [3], line 21\nloss = model(**batch).loss",
+    )
+    assert "14 MiB of it padding" in cells(one, "Largest buffers")[2][1]
+
+
+def test_padding_names_the_dimension() -> None:
+    assert cells(preflights.tiny(), "Padding of tiles")[0][:3] == ("hidden.weight 100 → 128", "1 MiB", "33 %")
+    assert topic(preflights.tiny(), "Padding of tiles").summary == "hidden.weight 100 → 128: 33 % of the HBM"
+
+
+def test_several_targets_are_named_in_each_table() -> None:
+    assert [row[0] for row in cells(preflights.bert(), "Padding of tiles")] == ["v5litepod-8", "v6e-8"]
+    assert topic(preflights.bert(), "Cost of a step").table.columns == ("", "v5litepod-8", "v6e-8")
+
+
+def test_cost_says_where_its_numbers_are_from() -> None:
+    notes = " ".join(topic(preflights.tiny(), "Cost of a step").table.notes)
+    assert "one bf16 pass" in notes and "body of a loop counts once" in notes and "4 MB" in notes
+    assert "one bf16 pass" not in " ".join(topic(preflights.bert(), "Cost of a step").table.notes)
+    floor = Preflight("f", (result("v5e-8", hbm_bytes=None),))
+    assert "each argument and output moved once" in " ".join(topic(floor, "Cost of a step").table.notes)
+
+
+def test_an_unknown_batch_is_said_to_be_unknown() -> None:
+    shown = cells(Preflight("f", (result("v5e-8", traced(batch=None)),)), "Cost of a step")
+    rows = {one[0]: one[1] for one in shown}
+    assert rows["samples/s, in all"] == "not available (the batch is not known)"
+
+
+def test_a_program_without_multiplications() -> None:
+    found = Preflight("f", (result("v5e-8", multiplications=Multiplications()),))
+    assert "bf16 none no matmuls" in page(found)
+
+
+# -- what stands in the way ------------------------------------------------------------------------------------------
+
+
+def test_too_large_says_how_much_and_what_to_do() -> None:
+    text = page(preflights.too_large())
+    assert "✗ does not fit It needs 184 GiB, and a program on a v5e chip has 15.75 GiB." in text
+    assert "a smaller batch (--fit NAME finds the largest), --precision bf16, gradient checkpointing" in text
+
+
+def test_bf16_is_not_advised_to_who_has_it() -> None:
+    found = preflights.too_large()
+    bf16 = tuple(replace(one, traced=replace(one.traced, precision="bf16")) for one in found.results)
+    assert "--precision bf16" not in page(replace(found, results=bf16)).partition("Largest buffers")[0]
+
+
+def test_a_changing_graph_shows_its_causes() -> None:
+    text = page(preflights.custom())
+    assert "✗ changes in each step In 5 steps no two successive graphs were equal" in text
+    assert "input-shape: input_ids now int64[32,129], before int64[32,128]" in text
+    one = Preflight("f", (result("v5e-8", traced(settled=False, syncs=1)),))
+    assert "! one step only" in page(one)
+
+
+def test_a_value_that_read_zero_is_told_with_its_line() -> None:
+    text = page(preflights.custom())
+    assert "! read zero losses.append(loss.item()) (In [3], line 27), 5 times" in text
+
+
+def test_a_refusal_has_the_line_and_the_compilers_text() -> None:
+    text = page(preflights.refused())
+    assert "my_kernel (In [3], line 21): the TPU does not know this custom call." in text
+    assert "The compiler says: INTERNAL: Mosaic failed" in text
+    assert "! no answer The compile process was stopped at 12 GiB of host memory." in text
+
+
+# -- verdict ---------------------------------------------------------------------------------------------------------
+
+
+def test_targets_with_one_verdict_share_it() -> None:
+    text = page(preflights.bert())
+    assert text.count("✓ suits a TPU") == 1
+    assert "at most 43 % (v5litepod-8), at most 18 % (v6e-8)" in text
+    assert "v5litepod-8 ✗ not as it is" in page(preflights.refused())
+
+
+def test_sides_are_words_and_symbols() -> None:
+    text = to_text(preflights.custom())
+    assert re.search(r"^✗ against  ", text, re.M) and re.search(r"^✓ for  ", text, re.M)
+
+
+def test_fit_is_not_advised_where_it_was_done() -> None:
+    assert "--fit NAME" in page(preflights.bert()) and "--fit NAME" not in page(preflights.fitted())
+
+
+# -- the search ------------------------------------------------------------------------------------------------------
+
+
+def test_the_largest_sizes_by_chip_and_in_all() -> None:
+    text = flat(to_text(preflights.fitted()))
+    assert "v5litepod-8 183 176 176 1,408 on 8 chips" in text
+    assert "v5litepod-8: batch_size = 183 fits, 184 does not: both were compiled." in text
+    assert "184 ✗ too large: 15.79 GiB -" in text
+
+
+def test_two_ranks_on_a_chip() -> None:
+    one = result("v3-8")
+    fit = FitResult(one.name, "batch", 9, 8, (FitPoint(8, "fits", GIB, 15 * GIB),), one.target.ranks, ())
+    assert "v3-8 9 8 16 64 on 4 chips" in flat(to_text(Preflight("f", (one,), (fit,))))
+
+
+def test_a_search_without_an_answer() -> None:
+    one = result("v5e-8")
+    point = FitPoint(8, "failed", error="The compile process died.")
+    fit = FitResult(one.name, "batch", None, None, (point,), 8, ("The search ended early.",))
+    found = Preflight("f", (one,), (fit,))
+    assert "The compile process died." in page(found) and "<svg" not in to_html(found)
+    assert "v5litepod-8 not available not available" in page(found)
+
+
+def drawing(found: Preflight) -> str:
+    return to_html(found).partition("<svg")[2].partition("</svg>")[0]
+
+
+def test_the_drawing_has_limits_tries_and_names() -> None:
+    svg = drawing(preflights.fitted())
+    assert svg.count("stroke-dasharray") == 2
+    assert "v5litepod-8: 15.75 GiB" in svg and ">176<" in svg and ">384<" in svg
+    assert "batch_size" in svg and "HBM of a device, GiB" in svg
+
+
+def test_what_needs_much_more_is_drawn_at_the_top() -> None:
+    line = Line("v5e", 15.75, (Mark(32, 4.0, True, True), Mark(40, 500.0, False), Mark(5000, 900.0, False)))
+    svg = plot([line], "n", "GiB")
+    assert "500 GiB" in svg and "900 GiB" not in svg
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 10**6), st.floats(0.001, 5000), st.booleans()),
+        max_size=12,
+        unique_by=lambda mark: mark[0],
+    ),
+    st.floats(1, 200),
+)
+def test_every_mark_lies_in_the_drawing(marks: list[tuple[int, float, bool]], limit: float) -> None:
+    svg = plot([Line("v5e", limit, tuple(Mark(*mark) for mark in marks))], "n", "GiB")
+    if not marks:
+        assert svg == ""
+        return
+    for x, y in re.findall(r'(?:cx|x)="(-?[0-9.]+)" (?:cy|y)="(-?[0-9.]+)"', svg):
+        assert -1 <= float(x) <= WIDE + 1 and -1 <= float(y) <= HIGH + 1
+    Page(svg)
+
+
+# -- progress --------------------------------------------------------------------------------------------------------
+
+
+def now(**facts: Any) -> Progress:
+    known = {"state": "compiling", "elapsed": 12.3, "expected": 30.0, "resident": int(2.1 * GIB), "count": 2}
+    return Progress(**{"target": "v5litepod-8", "graph": 0, **known, **facts})
+
+
+FIRST, HELD = "v5litepod-8, graph 1 of 2", ", the compiler holds 2.1 GiB"
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({}, f"{FIRST}: compiling, 12 s, about 17 s to go{HELD}"),
+        ({"expected": None}, f"{FIRST}: compiling, 12 s, time to go not known yet{HELD}"),
+        ({"elapsed": 75}, f"{FIRST}: compiling, 1 min 15 s, longer than the 30 s that were expected{HELD}"),
+        ({"state": "starting", "count": 1, "resident": None}, "v5litepod-8: the compiler starts, 12 s"),
+        ({"state": "done"}, f"{FIRST}: compiled in 12 s"),
+        ({"state": "kept"}, f"{FIRST}: kept from an earlier compile"),
+    ],
+)
+def test_progress_in_a_line(facts: dict[str, Any], text: str) -> None:
+    assert progress_text(now(**facts)) == text
+    assert text in Page(progress_html(now(**facts))).text
+
+
+def test_a_bar_only_where_the_end_is_known() -> None:
+    assert "width:41%" in progress_html(now()) and "width:100%" in progress_html(now(elapsed=99))
+    assert "width" not in progress_html(now(expected=None))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminals_line_is_written_again() -> None:
+    stream = Terminal()
+    line = TerminalLine(stream)
+    line.show(now())
+    line.show(now(elapsed=13.4))
+    line.close()
+    assert stream.getvalue().count("\r\x1b[K") == 3 and "\n" not in stream.getvalue()
+
+
+def test_a_file_gets_a_line_for_each_state() -> None:
+    stream = io.StringIO()
+    line = TerminalLine(stream)
+    for one in (now(state="starting"), now(), now(elapsed=20), now(state="done", elapsed=31)):
+        line.show(one)
+    line.close()
+    assert len(stream.getvalue().splitlines()) == 3 and "\x1b" not in stream.getvalue()

@@ -1,0 +1,326 @@
+"""The compile process: what it is, how it ends, what it leaves."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import pytest
+
+from tests.conftest import leaving_nothing
+from tests.preflight import stablehlo_programs as programs
+from tests.preflight.stablehlo_programs import compile_some, graph
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.preflight import compile_process, installed
+from tpu_magics.preflight.compiling import Progress, compile_all, default_limit
+from tpu_magics.preflight.targets import parse
+
+SMALL = graph(programs.TRAINING)
+SLOW = graph(programs.slow(2))  # a few seconds
+MIB = 2**20
+T = TypeVar("T")
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders of this test are made."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+class Looked(Exception):
+    """What was wanted of a compile that runs is known."""
+
+
+def at_compiling(act: Callable[[], object]) -> Callable[[Progress], None]:
+    """`tell` that does something once, when the first compile has begun."""
+    done: list[bool] = []
+
+    def tell(progress: Progress) -> None:
+        if progress.state == "compiling" and not done:
+            done.append(True)
+            act()
+
+    return tell
+
+
+def when_compiling(look: Callable[[], T], packages: tuple[str, ...]) -> T:
+    """What `look` gives while a graph is compiled; the compile is not waited for."""
+    found: list[T] = []
+
+    def act() -> None:
+        found.append(look())
+        raise Looked
+
+    with pytest.raises(Looked):
+        compile_some([SLOW], tell=at_compiling(act), packages=packages)
+    return found[0]
+
+
+def compiler() -> psutil.Process:
+    """The compile process that this process has started."""
+    return next(one for one in psutil.Process().children() if "tpu_magics.preflight.compiler" in one.cmdline())
+
+
+# -- what it is -------------------------------------------------------------------------------------------------------
+
+
+def test_it_holds_no_framework(tpu_compiler: tuple[str, ...], tmp_path: Path) -> None:
+    code = """if True:
+        import os, sys
+        from pathlib import Path
+        from tpu_magics.preflight.compiler.__main__ import main
+        writing = os.dup(1)
+        code = main(Path(sys.argv[1]), writing)
+        print(*sorted({name.partition(".")[0] for name in sys.modules}))
+        os._exit(code)
+    """
+    (tmp_path / "job").mkdir()
+    job = compile_process._job(tmp_path / "job", {0: SMALL}, parse("v5e-4"), installed.versions())
+    job.write(tmp_path / "job.json")
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "job.json")],
+        env=compile_process.environment(os.environ, parse("v5e-4"), tmp_path, tpu_compiler),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *events, modules = ended.stdout.splitlines()
+    assert '"status": "fits"' in events[-1]
+    loaded = set(modules.split())
+    assert {"jaxlib", "libtpu"} <= loaded
+    assert not loaded & {"torch", "torch_xla", "tensorflow", "transformers", "accelerate", "jax", "IPython", "psutil"}
+
+
+def test_nothing_of_the_host_or_the_person_gets_into_it(
+    tpu_compiler: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of these alone would end the process or change the program."""
+    for name, value in {
+        "XLA_FLAGS": "--no_such_flag",
+        "LIBTPU_INIT_ARGS": "--no_such_flag",
+        "PJRT_DEVICE": "TPU",
+        "JAX_PLATFORMS": "tpu",
+        "TPU_LIBRARY_PATH": "/nowhere/libtpu.so",
+        "TPU_PROCESS_ADDRESSES": "local",
+        "TPU_CHIPS_PER_HOST_BOUNDS": "1,1,1",
+        "CLOUD_TPU_TASK_ID": "3",
+    }.items():
+        monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+    assert compile_some([SMALL], packages=tpu_compiler)[0].status == "fits"
+    assert dict(os.environ) == before
+
+
+def test_modules_of_the_notebooks_folder_do_not_hide_others(
+    tpu_compiler: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise RuntimeError('the notebook has a file of this name')")
+    monkeypatch.chdir(tmp_path)
+    assert compile_some([SMALL], packages=tpu_compiler)[0].status == "fits"
+
+
+def test_it_takes_neither_chips_nor_their_lock(packages: tuple[str, ...]) -> None:
+    files = when_compiling(lambda: [os.readlink(one) for one in Path(f"/proc/{compiler().pid}/fd").iterdir()], packages)
+    assert any(one.endswith("/output") for one in files)
+    assert not [one for one in files if "libtpu_lockfile" in one or "/dev/accel" in one or "/dev/vfio" in one]
+
+
+def test_two_compile_at_the_same_time(tpu_compiler: tuple[str, ...]) -> None:
+    """libtpu's own lock would not let the second one start."""
+    found = when_compiling(lambda: compile_some([SMALL], packages=tpu_compiler), tpu_compiler)
+    assert [one.status for one in found] == ["fits"]
+
+
+def test_the_kernel_takes_it_first_when_memory_runs_out(tpu_compiler: tuple[str, ...]) -> None:
+    score = when_compiling(lambda: Path(f"/proc/{compiler().pid}/oom_score_adj").read_text(), tpu_compiler)
+    assert score.strip() == "1000"
+
+
+def test_an_interrupt_of_the_whole_session_reaches_the_parent_alone(tpu_compiler: tuple[str, ...]) -> None:
+    session, group = when_compiling(lambda: (os.getsid(compiler().pid), os.getpgid(compiler().pid)), tpu_compiler)
+    assert session != os.getsid(0)
+    assert group != os.getpgid(0)
+
+
+def test_progress_is_told_every_second(tpu_compiler: tuple[str, ...]) -> None:
+    told: list[tuple[float, Progress]] = []
+    compile_some([SLOW], tell=lambda one: told.append((time.monotonic(), one)), packages=tpu_compiler)
+    assert max(later[0] - earlier[0] for earlier, later in itertools.pairwise(told)) < 1
+    elapsed = [one.elapsed for _, one in told if one.state == "compiling"]
+    assert len(elapsed) > 2
+    assert elapsed == sorted(elapsed)
+    assert all(one.resident for _, one in told)
+
+
+def test_each_tpu_has_a_process_of_its_own(tpu_compiler: tuple[str, ...]) -> None:
+    started: list[str] = []
+    jobs = [([SMALL], parse("v5e-4")), ([SMALL], parse("v4-8"))]
+    tell = lambda one: started.append(one.target) if one.state == "starting" else None  # noqa: E731
+    found = compile_all(jobs, store=None, tell=tell, packages=tpu_compiler)
+    assert [[one.status for one in ones] for ones in found] == [["fits"], ["fits"]]
+    assert list(dict.fromkeys(started)) == ["v5litepod-4", "v4-8"]
+
+
+# -- how it ends ------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupt_leaves_nothing(tpu_compiler: tuple[str, ...], temporary: Path) -> None:
+    tell = at_compiling(lambda: os.kill(os.getpid(), signal.SIGINT))
+    with leaving_nothing(), pytest.raises(KeyboardInterrupt):
+        compile_some([SLOW], tell=tell, packages=tpu_compiler)
+    assert list(temporary.iterdir()) == []
+
+
+def test_an_error_in_tell_leaves_nothing(tpu_compiler: tuple[str, ...], temporary: Path) -> None:
+    def broken(_: Progress) -> None:
+        raise ZeroDivisionError
+
+    with leaving_nothing(), pytest.raises(ZeroDivisionError):
+        compile_some([SLOW], tell=broken, packages=tpu_compiler)
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_compile_that_ends_leaves_nothing(tpu_compiler: tuple[str, ...], temporary: Path) -> None:
+    with leaving_nothing():
+        compile_some([SMALL], packages=tpu_compiler)
+    assert list(temporary.iterdir()) == []
+
+
+def test_it_is_stopped_at_its_bound_of_memory(tpu_compiler: tuple[str, ...], temporary: Path) -> None:
+    with leaving_nothing():
+        found = compile_some([SLOW], memory_limit=120 * MIB, packages=tpu_compiler)[0]
+    assert found.status == "failed"
+    assert "stopped at its bound of 0.12 GiB of host memory" in found.error
+    assert "at graph 1 of 1 (1 kB of StableHLO)" in found.error
+    assert found.peak is not None and found.peak > 120 * MIB
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_bound_is_what_the_host_can_spare() -> None:
+    limit, available = default_limit(), psutil.virtual_memory().available
+    assert limit is not None
+    assert limit < available
+
+
+def test_when_it_dies_the_other_graphs_are_compiled_all_the_same(tpu_compiler: tuple[str, ...]) -> None:
+    tell = at_compiling(lambda: compiler().send_signal(signal.SIGSEGV))
+    first, second = compile_some([SLOW, SMALL], tell=tell, packages=tpu_compiler)
+    assert (first.status, second.status) == ("failed", "fits")
+    # libtpu's own handler writes what it was, and may end with another signal.
+    assert re.search(r"ended with signal SIG(SEGV|ABRT), at graph 1 of 2", first.error)
+    assert "SIGSEGV" in first.error.splitlines()[1], "the last lines of its stderr"
+    assert first.versions == second.versions
+
+
+def test_a_kill_is_explained(tpu_compiler: tuple[str, ...]) -> None:
+    tell = at_compiling(lambda: compiler().kill())
+    found = compile_some([SLOW], tell=tell, packages=tpu_compiler)[0]
+    assert "signal SIGKILL (so Linux ends processes when memory runs out)" in found.error
+
+
+def test_it_dies_with_its_parent(tpu_compiler: tuple[str, ...], temporary: Path) -> None:
+    """And its folder goes with the next compile."""
+    code = f"""if True:
+        import os, signal, sys, tempfile
+        import psutil
+        from tests.preflight import stablehlo_programs as programs
+        tempfile.tempdir = {str(temporary)!r}
+        def tell(progress):
+            if progress.state == "compiling":
+                print(psutil.Process().children()[0].pid, flush=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+        programs.compile_some([programs.graph(programs.slow(2))], tell=tell, packages={tpu_compiler!r})
+    """
+    root = Path(__file__).resolve().parents[2]
+    ended = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    pid, until = int(ended.stdout), time.monotonic() + 10
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    assert list(temporary.iterdir())
+    compile_some([SMALL], packages=tpu_compiler)
+    assert list(temporary.iterdir()) == []
+
+
+# -- what is installed ------------------------------------------------------------------------------------------------
+
+
+def test_without_jax_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed, "_version", lambda *_: "")
+    monkeypatch.setattr(installed.sys, "version_info", (3, 12, 1, "final", 0))
+    with pytest.raises(TpuMagicsError, match="jax and jaxlib and libtpu are not installed") as error:
+        compile_some([SMALL])
+    assert error.value.todo == "Install them with: pip install 'tpu-magics[preflight]'"
+
+
+def test_on_python_3_10_no_such_jax_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed, "_version", lambda *_: "")
+    monkeypatch.setattr(installed.sys, "version_info", (3, 10, 1, "final", 0))
+    with pytest.raises(TpuMagicsError, match=r"cannot be had for this Python \(3\.10\)") as error:
+        compile_some([SMALL])
+    assert "Python 3.11" in error.value.todo
+
+
+def test_versions_that_are_too_old_are_named(tpu_compiler: tuple[str, ...], tmp_path: Path) -> None:
+    _pretend(tmp_path, "libtpu", "0.0.14")
+    with pytest.raises(TpuMagicsError, match="libtpu is too old for a preflight") as error:
+        compile_some([SMALL], packages=(str(tmp_path), *tpu_compiler))
+    assert "libtpu 0.0.14. Needed: libtpu 0.0.21.1 or newer" in error.value.why
+
+
+def test_other_versions_in_the_process_are_no_answer(
+    tpu_compiler: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the notebook has its jax from a folder that it put on sys.path itself."""
+    _pretend(tmp_path, "libtpu", "9.0.1")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    with pytest.raises(TpuMagicsError, match="The compiler for TPUs cannot be used here") as error:
+        compile_some([SMALL], packages=tpu_compiler)
+    assert "The compile process finds other versions: libtpu 0.0." in error.value.why
+
+
+def test_a_folder_of_packages_may_be_relative(colab_compiler: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(colab_compiler[0])
+    monkeypatch.chdir(folder.parent)
+    assert compile_some([SMALL], packages=(folder.name,))[0].versions["libtpu"] == "0.0.21.1"
+
+
+def test_a_libtpu_that_does_not_load(tpu_compiler: tuple[str, ...], tmp_path: Path) -> None:
+    _pretend(tmp_path, "libtpu", "9.0.1")
+    (tmp_path / "libtpu").mkdir()
+    (tmp_path / "libtpu" / "__init__.py").write_text("def get_library_path():\n    return __file__\n")
+    with pytest.raises(TpuMagicsError, match="The compiler for TPUs cannot be used here") as error:
+        compile_some([SMALL], packages=(str(tmp_path), *tpu_compiler))
+    assert "libtpu 9.0.1" in error.value.why
+    assert "Failed to open" in error.value.why
+
+
+def test_a_jaxlib_that_is_laid_out_otherwise(tpu_compiler: tuple[str, ...], tmp_path: Path) -> None:
+    _pretend(tmp_path, "jaxlib", "9.0.1")
+    (tmp_path / "jaxlib").mkdir()
+    (tmp_path / "jaxlib" / "__init__.py").write_text("")
+    with pytest.raises(TpuMagicsError, match="The compiler for TPUs cannot be used here") as error:
+        compile_some([SMALL], packages=(str(tmp_path), *tpu_compiler))
+    assert "ImportError" in error.value.why and "jaxlib 9.0.1" in error.value.why
+
+
+def _pretend(folder: Path, name: str, version: str) -> None:
+    """What pip leaves behind of an install."""
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")

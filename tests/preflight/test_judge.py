@@ -1,0 +1,201 @@
+"""The verdict: which reasons speak for a TPU, which against it, and what they come to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.panel import preflights
+from tests.panel.preflights import GIB, MIB, result, traced
+from tpu_magics.backends.lowered import Read, Refused, Traced
+from tpu_magics.preflight.facts import Compiled, Memory, Multiplications, PaddedDimension, Padding
+from tpu_magics.preflight.judge import ELSEWHERE, MEND, Reason, Verdict
+from tpu_magics.preflight.report import TargetResult
+from tpu_magics.preflight.roofline import COMPUTE, MEMORY, bf16_share, roofline, waste
+from tpu_magics.preflight.thresholds import THRESHOLDS
+
+
+def verdict(trace: Traced | None = None, **facts: Any) -> Verdict:
+    return result("v5e-8", trace, **facts).verdict
+
+
+def reason(found: Verdict, about: str) -> Reason:
+    return next(one for one in found.reasons if one.about == about)
+
+
+# -- the roofline ----------------------------------------------------------------------------------------------------
+
+
+def program(**facts: Any) -> Compiled:
+    return Compiled("t", "g", "fits", **facts)
+
+
+def test_time_is_the_larger_of_both_bounds() -> None:
+    found = roofline(program(flops=2e12, hbm_bytes=1e9), peak=100e12, bandwidth=1e12)
+    assert found.compute == pytest.approx(0.02) and found.memory == pytest.approx(0.001)
+    assert (found.bound, found.seconds) == (COMPUTE, found.compute) and found.steps_per_second == pytest.approx(50)
+    assert (found.intensity, found.ridge, found.busy) == (2000, 100, 1.0)
+
+
+def test_memory_binds_below_the_ridge() -> None:
+    found = roofline(program(flops=1e12, hbm_bytes=1e11), peak=100e12, bandwidth=1e12)
+    assert found.bound == MEMORY and found.seconds == pytest.approx(0.1) and found.busy == pytest.approx(0.1)
+    assert found.intensity is not None and found.ridge is not None and found.intensity < found.ridge
+
+
+def test_bytes_accessed_is_no_bound() -> None:
+    found = roofline(program(flops=1e12, bytes_accessed=1e15, hbm_bytes=1e9), peak=1e14, bandwidth=1e12)
+    assert found.bytes == 1e9 and found.bound == COMPUTE
+
+
+def test_without_the_program_arguments_and_outputs_are_the_floor() -> None:
+    memory = Memory(10 * GIB, None, arguments=3 * GIB, outputs=2 * GIB, aliased=2 * GIB, temporaries=7 * GIB)
+    found = roofline(program(flops=1e12, bytes_accessed=1e15, memory=memory), peak=1e14, bandwidth=1e12)
+    assert (found.bytes, found.counted) == (5 * GIB, "arguments")
+
+
+def test_what_is_not_known_has_a_reason() -> None:
+    found = roofline(program(), peak=1e14, bandwidth=1e12)
+    assert (found.seconds, found.bound, found.steps_per_second, found.matmul_share) == (None, "", None, None)
+    assert set(found.reasons) == {"flops", "bytes", "compute", "memory"}
+    one = roofline(program(flops=1e12), peak=1e14, bandwidth=1e12)
+    assert one.seconds == pytest.approx(0.01) and not one.bound and set(one.reasons) == {"bytes", "memory"}
+    assert "figure" in roofline(program(flops=1e12), peak=None, bandwidth=None).reasons["compute"]
+
+
+def test_multiplications_in_loops_count_as_often_as_they_run() -> None:
+    """The compiler's own count has the body of a loop once."""
+    looped = program(flops=1e12, multiplications=Multiplications({"bf16": 1e13}))
+    assert roofline(looped, 1e14, 1e12).flops == 1e13
+
+
+def test_shares_of_nothing_are_not_known() -> None:
+    assert bf16_share(program()) is None
+    assert bf16_share(program(multiplications=Multiplications())) is None
+    assert bf16_share(program(multiplications=Multiplications({"bf16": 3.0, "f32": 1.0}))) == 0.75
+    assert waste(program()) is None and waste(program(padding=Padding(0, 0))) is None
+    assert waste(program(padding=Padding(128, 100))) == pytest.approx(0.21875)
+
+
+# -- what it comes to ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["v2-8", "v3-8", "v4-8", "v5e-8", "v5p-8", "v6e-8", "tpu7x-8"])
+def test_bert_suits_every_generation(name: str) -> None:
+    found = result(name).verdict
+    assert found.suits is True and found.text.startswith("Suits a TPU.")
+    assert not [one for one in found.reasons if one.good is False]
+
+
+def test_bert_in_f32_suits_too_and_is_told_of_bf16() -> None:
+    found = verdict(multiplications=Multiplications({"f32": 2.1e12}), hbm_bytes=4e10)
+    assert found.suits is True
+    assert reason(found, "bf16").good is None and "--precision bf16" in reason(found, "bf16").todo
+
+
+def test_a_tiny_step_is_better_off_elsewhere() -> None:
+    found = preflights.tiny().results[0].verdict
+    assert found.suits is False and found.word == "a GPU or the CPU serves better"
+    assert "hardly any work" in found.because and found.reasons[0].decides == ELSEWHERE
+    assert reason(found, "step").todo
+
+
+def test_a_tiny_step_is_not_called_so_where_only_one_bound_is_known() -> None:
+    found = verdict(flops=1e6, hbm_bytes=None, memory=None, multiplications=Multiplications({"bf16": 9e5}))
+    assert reason(found, "step").good is None
+
+
+def test_little_matmul_is_better_off_elsewhere() -> None:
+    found = verdict(multiplications=Multiplications({"bf16": 4e11}))
+    assert found.suits is False and found.word == "a GPU serves better"
+    assert reason(found, "matmul").number == "19 %"
+
+
+def test_idle_matrix_units_are_better_off_elsewhere() -> None:
+    assert reason(verdict(hbm_bytes=1e12), "busy").decides == ELSEWHERE
+    assert reason(verdict(hbm_bytes=3e10), "busy").good is None
+    assert reason(verdict(hbm_bytes=1e10), "busy").good is True
+
+
+@pytest.mark.parametrize("kind", ["host", "custom"])
+def test_an_op_outside_of_the_program_has_to_be_mended(kind: str) -> None:
+    op = Refused("aten::nonzero", "", kind, preflights.READ)
+    found = verdict(traced(refused=(op,)))
+    assert found.suits is False and found.word == "not as it is"
+    assert "aten::nonzero (In [3]:27)" in found.because
+    assert reason(found, "ops").decides == MEND
+
+
+def test_what_does_not_fit_has_to_be_mended() -> None:
+    found = preflights.too_large().results[0].verdict
+    assert found.suits is False and "does not fit" in found.because
+    assert reason(found, "memory").number == "11.7 times what there is" and "--fit" in reason(found, "memory").todo
+
+
+def test_a_refused_program_has_to_be_mended_and_no_answer_is_no_verdict() -> None:
+    refused, failed = (one.verdict for one in preflights.refused().results)
+    assert refused.suits is False and "my_kernel" in reason(refused, "memory").number
+    assert failed.suits is None and failed.word == "it cannot be said"
+
+
+def test_a_changing_graph_has_to_be_mended_once_it_is_known_to_change() -> None:
+    assert reason(verdict(traced(settled=False, syncs=5)), "graphs").decides == MEND
+    for syncs in (1, 2):
+        early = reason(verdict(traced(settled=False, syncs=syncs)), "graphs")
+        assert (early.good, early.decides) == (None, "") and "not known" in early.text
+
+
+def test_only_a_read_in_each_step_counts() -> None:
+    assert reason(verdict(traced(reads=(Read(preflights.READ, "loss.item()", 3),))), "reads").good is False
+    assert not [one for one in verdict(traced(reads=(Read(None, "a print", 1),))).reasons if one.about == "reads"]
+
+
+@pytest.mark.parametrize(("rows", "good"), [(4, False), (8, True), (12, None), (32, True), (None, None)])
+def test_batch(rows: int | None, good: bool | None) -> None:
+    assert reason(verdict(traced(batch=rows)), "batch").good is good
+
+
+def test_an_odd_batch_is_told_its_neighbours() -> None:
+    assert reason(verdict(traced(batch=12)), "batch").todo == "8 or 16."
+
+
+@pytest.mark.parametrize(("plain", "good"), [(98, True), (80, None), (60, False)])
+def test_padding(plain: int, good: bool | None) -> None:
+    dimensions = (PaddedDimension(2, 128, 5, 1, "f32[2]"), PaddedDimension(100, 128, 30, 1, "f32[100]"))
+    found = reason(verdict(padding=Padding(100 * MIB, plain * MIB, dimensions)), "padding")
+    assert found.good is good
+    assert good or "from 100 to 128" in found.text
+
+
+def test_what_would_be_gained_is_named() -> None:
+    found = verdict(traced(batch=4), padding=Padding(100 * MIB, 60 * MIB))
+    assert found.suits is True and found.because.endswith("It would gain from mending: the batch, padding.")
+
+
+def test_room_is_told_only_where_there_is_much() -> None:
+    assert reason(verdict(), "memory").number == "73 % free"
+    assert reason(verdict(needed=12 * GIB), "memory").number == ""
+
+
+def test_reasons_come_in_the_order_of_their_weight() -> None:
+    found = preflights.custom().results[0].verdict
+    weights = [(one.decides == "", {False: 0, None: 1, True: 2}[one.good]) for one in found.reasons]
+    assert weights == sorted(weights)
+
+
+def test_a_verdict_says_what_it_cannot_know() -> None:
+    assert any("how long you train" in one for one in verdict().unknown)
+
+
+def test_every_threshold_says_where_it_is_from() -> None:
+    for one in THRESHOLDS.values():
+        assert one.source and one.of
+
+
+def test_the_first_step_can_be_the_one_that_does_not_fit() -> None:
+    found = result("v5e-8")
+    memory = Memory(20 * GIB, found.target.chip.available)
+    first = replace(found.compiled[0], status="too-large", memory=memory)
+    assert TargetResult(found.target, found.traced, (first, found.compiled[1])).verdict.suits is False

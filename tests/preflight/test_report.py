@@ -1,0 +1,117 @@
+"""The result object: what fits, what is steady, and its JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.panel import preflights
+from tests.panel.preflights import GIB, compiled, graph, result, traced
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.preflight.facts import Memory
+from tpu_magics.preflight.report import Preflight, TargetResult
+from tpu_magics.preflight.targets import parse
+
+
+def with_first(status: str, needed: float) -> TargetResult:
+    """A result whose first step is of that status and needs so much."""
+    one = result("v5e-8")
+    memory = Memory(int(needed), one.target.chip.available)
+    return replace(one, compiled=(replace(one.compiled[0], status=status, memory=memory), one.compiled[1]))
+
+
+def test_it_fits_where_every_graph_fits_every_target() -> None:
+    assert preflights.bert().fits and not preflights.too_large().fits
+    mixed = Preflight("f", (result("v5e-8"), *preflights.too_large().results[1:]))
+    assert not mixed.fits and mixed.results[0].fits
+
+
+@pytest.mark.parametrize("status", ["too-large", "refused", "failed"])
+def test_the_worst_graph_decides(status: str) -> None:
+    one = with_first(status, 1 * GIB)
+    assert (one.status, one.fits, one.worst) == (status, False, one.compiled[0])
+
+
+def test_of_graphs_that_fit_the_one_that_needs_most_is_told() -> None:
+    assert with_first("fits", 9 * GIB).worst.memory == with_first("fits", 9 * GIB).compiled[0].memory
+    assert with_first("fits", 1 * GIB).worst is not with_first("fits", 1 * GIB).compiled[0]
+    same = result("v5e-8")
+    assert same.worst is same.steady
+
+
+def test_headroom() -> None:
+    one = result("v5e-8", needed=4 * GIB)
+    assert one.headroom == pytest.approx(1 - 4 * GIB / (one.target.chip.available or 0))
+    assert (preflights.too_large().results[0].headroom or 0) < -10
+    assert preflights.refused().results[0].headroom is None
+
+
+def test_the_steady_graph_is_found_by_its_mark() -> None:
+    trace = traced(graphs=(graph(1), graph(0)))
+    one = TargetResult(parse("v6e-1"), trace, (compiled("v6e-1", 1), compiled("v6e-1", 0)))
+    assert one.graph is trace.graphs[0] and one.steady is one.compiled[0]
+    unsettled = traced(graphs=(replace(graph(0), nth=0), replace(graph(0), nth=1)))
+    other = TargetResult(parse("v6e-1"), unsettled, one.compiled)
+    assert other.graph is unsettled.graphs[1]
+
+
+@pytest.mark.parametrize("name", ["v5e-8", "v5litepod-8", "V5E-8"])
+def test_a_target_goes_by_all_its_names(name: str) -> None:
+    found = preflights.bert()
+    assert found[name] is found.results[0] and found.steady(name) is found.results[0].steady
+
+
+def test_a_target_that_was_not_asked_for() -> None:
+    for name in ("v4-8", "nonsense"):
+        with pytest.raises(TpuMagicsError, match=f"There is no result for '{name}'.\nWhy: .*v5litepod-8, v6e-8"):
+            preflights.bert()[name]
+
+
+def test_samples_a_second() -> None:
+    one = result("v3-8")  # 4 chips, 2 ranks on each
+    steps = one.roofline.steps_per_second
+    assert one.rate is not None and steps is not None
+    assert one.rate.batch == 32 * 8
+    assert one.rate.every == pytest.approx(256 * steps) and one.rate.chip == pytest.approx(64 * steps)
+    assert result("v3-8", traced(batch=None)).rate is None
+    assert preflights.too_large().results[0].rate is None
+
+
+def test_under_spmd_the_batch_is_that_of_all() -> None:
+    one = result("v5e-8", traced(graphs=(graph(1, partitions=8),), batch=256))
+    assert one.rate is not None and one.rate.batch == 256
+
+
+def test_a_device_of_two_in_a_chip_has_half_of_its_peak() -> None:
+    one = result("tpu7x-8")
+    assert one.roofline.compute == pytest.approx(2.16e12 / (2307e12 / 2)) and one.device == "7x device (half a chip)"
+
+
+def test_json_holds_all_but_the_programs() -> None:
+    found = preflights.fitted()
+    data = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    one = data["results"][0]
+    assert (data["fits"], one["target"]["name"], one["status"]) == (True, "v5litepod-8", "fits")
+    assert one["graphs"][1]["memory"]["needed"] == found.results[0].steady.memory.needed  # type: ignore[union-attr]
+    assert [each["steady"] for each in one["graphs"]] == [False, True]
+    assert one["roofline"]["estimate"] == "a lower bound of the time" and one["roofline"]["bound"] == "memory"
+    assert one["verdict"]["suits"] is True and one["verdict"]["reasons"][0]["text"]
+    assert data["fit"][0]["largest"] == 183 and data["fit"][0]["points"][0]["size"] == 32
+    assert "module" not in json.dumps(data["results"][0]["trace"])
+
+
+def test_json_of_what_is_not_known_is_null() -> None:
+    one = json.loads(json.dumps(preflights.refused().to_dict(), allow_nan=False))["results"][0]
+    assert one["roofline"]["seconds"] is None and one["roofline"]["not_known"]
+    assert (one["headroom"], one["bf16_share"], one["samples_per_second"]) == (None, None, None)
+
+
+def test_it_is_short_as_an_expression() -> None:
+    assert repr(preflights.too_large()) == "<Preflight of train: v5litepod-8 too-large, v6e-8 too-large>"
+
+
+def test_the_search_of_a_target() -> None:
+    found = preflights.fitted()
+    assert found.largest("v6e-8") is found.fit[1] and preflights.bert().largest("v6e-8") is None

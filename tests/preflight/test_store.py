@@ -1,0 +1,208 @@
+"""Results that are kept: found again, never mistaken, never in the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.preflight import stablehlo_programs as programs
+from tests.preflight.stablehlo_programs import compile_some, graph
+from tpu_magics.backends.lowered import Place
+from tpu_magics.preflight import compile_process
+from tpu_magics.preflight.compiling import Progress
+from tpu_magics.preflight.facts import Buffer, Compiled, Memory, Multiplications, PaddedDimension, Padding, Refused
+from tpu_magics.preflight.store import Store, default_folder, key
+from tpu_magics.preflight.targets import parse
+
+V5E = parse("v5e-4")
+VERSIONS = {"jax": "0.10.2", "jaxlib": "0.10.2", "libtpu": "0.0.52"}
+GRAPH = graph(programs.TRAINING, donors=(0,))
+FULL = Compiled(
+    target="v5litepod-4",
+    graph="training",
+    status="fits",
+    seconds=1.5,
+    memory=Memory(needed=10, available=20, arguments=5),
+    flops=1e9,
+    bytes_accessed=2e6,
+    hbm_bytes=1e6,
+    multiplications=Multiplications({"f32": 1e9}, {"f32": 2}),
+    padding=Padding(20, 10, (PaddedDimension(100, 128, 7, 1, "f32[30522,100]", "hidden"),)),
+    buffers=(Buffer(8, 4, "f32[2]", "{0:T(128)}", "argument", "fc.weight", Place("In [3]", 4, "loss.backward()")),),
+    refused=(Refused("my_own_kernel", "not known", "custom", Place("train.py", 12)),),
+    versions=VERSIONS,
+    peak=2**30,
+    notes=("a note",),
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "kept")
+
+
+# -- with the compiler ------------------------------------------------------------------------------------------------
+
+
+def test_the_second_time_takes_no_process_and_no_second(
+    packages: tuple[str, ...], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = [GRAPH, graph(programs.CUSTOM_CALL), graph(programs.elementwise(2**23))]
+    first = compile_some(graphs, store=store, packages=packages)
+    assert [one.status for one in first] == ["fits", "refused", "too-large"]
+
+    def no_process(*_: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(compile_process, "start", no_process)
+    told: list[Progress] = []
+    began = time.monotonic()
+    second = compile_some(graphs, store=store, tell=told.append, packages=packages)
+    assert time.monotonic() - began < 1
+    assert second == [replace(one, kept=True) for one in first]
+    assert [one.state for one in told] == ["kept"] * 3
+
+
+def test_a_kept_result_has_the_lines_of_the_graph_that_asks(tpu_compiler: tuple[str, ...], store: Store) -> None:
+    asked = graph(programs.elementwise(2**23), places={3: Place("In [3]", 7)})
+    moved = replace(asked, places={3: Place("In [3]", 8)}, hash="other")
+    first = compile_some([asked], store=store, packages=tpu_compiler)[0]
+    again = compile_some([moved], store=store, packages=tpu_compiler)[0]
+    assert (first.kept, again.kept, again.graph) == (False, True, "other")
+    lines = [[one.place.line for one in found.buffers if one.place] for found in (first, again)]
+    assert lines[0] and set(lines[0]) == {7}
+    assert set(lines[1]) == {8}
+
+
+def test_what_failed_is_tried_again(tpu_compiler: tuple[str, ...], store: Store) -> None:
+    assert compile_some([GRAPH], store=store, memory_limit=2**20, packages=tpu_compiler)[0].status == "failed"
+    again = compile_some([GRAPH], store=store, packages=tpu_compiler)[0]
+    assert (again.status, again.kept) == ("fits", False)
+
+
+def test_a_compile_tells_how_long_the_next_may_take(tpu_compiler: tuple[str, ...], store: Store) -> None:
+    first = compile_some([GRAPH], store=store, packages=tpu_compiler)[0]
+    told: list[Progress] = []
+    compile_some([replace(GRAPH, donors=())], store=store, tell=told.append, packages=tpu_compiler)
+    assert {one.expected for one in told} == {first.seconds}
+
+
+# -- without it -------------------------------------------------------------------------------------------------------
+
+
+def test_a_result_comes_back_as_it_was(store: Store) -> None:
+    store.put("name", FULL)
+    assert store.get("name") == replace(FULL, kept=True)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(GRAPH, module=GRAPH.module + b" "),
+        replace(GRAPH, form="hlo"),
+        replace(GRAPH, donors=(1,)),
+        replace(GRAPH, replicas=2),
+        replace(GRAPH, partitions=2),
+        replace(GRAPH, parameters=("f32[512,512] weight",)),
+    ],
+)
+def test_another_graph_is_another_key(other: programs.Graph) -> None:
+    assert key(other, V5E, VERSIONS) != key(GRAPH, V5E, VERSIONS)
+
+
+def test_another_tpu_or_version_is_another_key() -> None:
+    others = [(parse("v5e-8"), VERSIONS), (V5E, {**VERSIONS, "libtpu": "0.0.53"}), (V5E, {**VERSIONS, "jaxlib": "1.0"})]
+    keys = {key(GRAPH, target, versions) for target, versions in [(V5E, VERSIONS), *others]}
+    assert len(keys) == 1 + len(others)
+
+
+def test_lines_and_the_frameworks_own_hash_are_not_part_of_the_key() -> None:
+    other = replace(GRAPH, hash="other", places={12: Place("In [3]", 8)}, nth=4, steady=False, site=Place("In [3]", 1))
+    assert key(other, V5E, VERSIONS) == key(GRAPH, V5E, VERSIONS)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "{}", '{"key": "name"}', '{"key": "name", "compiled": {"a": 1}}']
+)
+def test_a_torn_or_foreign_file_is_a_miss(store: Store, text: str) -> None:
+    store.put("name", FULL)
+    (path,) = store.folder.iterdir()
+    path.write_text(text)
+    assert store.get("name") is None
+
+
+def test_every_way_to_tear_a_file_is_a_miss(store: Store) -> None:
+    store.put("name", FULL)
+    (path,) = store.folder.iterdir()
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 7):
+        path.write_bytes(whole[:length])
+        assert store.get("name") is None
+
+
+def test_a_file_under_another_name_is_a_miss(store: Store) -> None:
+    store.put("name", FULL)
+    (path,) = store.folder.iterdir()
+    path.rename(path.with_name(path.name.replace("name", "other")))
+    assert store.get("other") is None
+
+
+def test_what_failed_is_not_kept(store: Store) -> None:
+    store.put("name", replace(FULL, status="failed"))
+    assert not store.folder.exists()
+
+
+def test_the_oldest_go(tmp_path: Path) -> None:
+    store = Store(tmp_path, entries=3)
+    for number in range(6):
+        store.put(f"name{number}", FULL)
+        os.utime(tmp_path / f"name{number}.result.json", (number, number))
+    store.put("last", FULL)
+    assert {one.name.partition(".")[0] for one in tmp_path.iterdir()} == {"last", "name5", "name4"}
+
+
+def test_their_size_is_bounded(tmp_path: Path) -> None:
+    size = len(json.dumps({"key": "name", "compiled": {}})) + 10_000
+    store = Store(tmp_path, size=3 * size)
+    for number in range(6):
+        store.put(f"name{number}", replace(FULL, error="x" * 10_000))
+    assert sum(one.stat().st_size for one in tmp_path.iterdir()) <= 3 * size
+    assert store.get("name5") is not None
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    store = Store(tmp_path / "file" / "kept")
+    store.put("name", FULL)
+    store.timed(V5E, 100, 1.0)
+    assert store.get("name") is None
+    assert store.expected(V5E, 100) is None
+
+
+def test_the_time_that_is_expected_is_that_of_the_nearest_in_size(store: Store) -> None:
+    assert store.expected(V5E, 1000) is None
+    store.timed(V5E, 1000, 10.0)
+    store.timed(V5E, 8000, 40.0)
+    assert store.expected(V5E, 2000) == 20.0
+    assert store.expected(V5E, 8000) == 40.0
+    assert store.expected(V5E, 100_000) is None, "nothing similar"
+    assert store.expected(parse("v4-8"), 1000) is None, "another TPU"
+
+
+def test_the_later_of_two_alike_is_believed(store: Store) -> None:
+    store.timed(V5E, 1000, 10.0)
+    store.timed(V5E, 1000, 5.0)
+    assert store.expected(V5E, 1000) == 5.0
+
+
+def test_the_default_folder_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_folder() == tmp_path / "tpu_magics" / "preflight"
+    monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert default_folder() == tmp_path / "home" / ".cache" / "tpu_magics" / "preflight"
