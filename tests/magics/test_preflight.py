@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.preflight.conftest import tpu_compiler  # noqa: F401
 from .kernel import LOAD, Cell, Kernel, python, running_kernel
 from .samples import MODEL, TRAIN, TRAINED
 
@@ -29,7 +30,7 @@ LAUNCHER = "%%tpu_train --preflight v5e-1\nfrom accelerate import notebook_launc
 
 
 @pytest.fixture(scope="module")
-def module_kernel(tmp_path_factory: pytest.TempPathFactory, tpu_compiler: tuple[str, ...]) -> Iterator[Kernel]:  # noqa: ARG001
+def module_kernel(tmp_path_factory: pytest.TempPathFactory, tpu_compiler: tuple[str, ...]) -> Iterator[Kernel]:  # noqa: F811, ARG001
     """The kernel of these tests: what is compiled is kept in a folder of their own."""
     folder = tmp_path_factory.mktemp("kernel")
     with running_kernel(folder, XDG_CACHE_HOME=str(folder / "cache")) as kernel:
@@ -107,7 +108,7 @@ def test_help(notebook: Kernel) -> None:
     assert notebook.value("get_ipython().find_magic('tpu_preflight').__doc__").strip() == told.strip()
 
 
-def test_without_a_front_end_it_prints(tmp_path: Path, tpu_compiler: tuple[str, ...]) -> None:  # noqa: ARG001
+def test_without_a_front_end_it_prints(tmp_path: Path, tpu_compiler: tuple[str, ...]) -> None:  # noqa: F811, ARG001
     code = (
         "from IPython.core.interactiveshell import InteractiveShell\n"
         "shell = InteractiveShell.instance()\n"
