@@ -36,6 +36,7 @@ ALL = [
     "tpu_logs",
     "tpu_pad",
     "tpu_panel",
+    "tpu_preflight",
     "tpu_runs",
     "tpu_stop",
     "tpu_train",

@@ -57,16 +57,17 @@ class Known:
     run: Run | None  # the newest that trained some steps
     causes: Mapping[str, int]  # of its recompiles
     reads: int  # places where it read a value in the middle of a step
+    name: str = ""  # of the function that it is about
 
 
-def checklist(cells: Sequence[Cell], findings: Sequence[Finding]) -> list[Item]:
-    """Each item with its state and evidence. `findings`: of these cells."""
+def checklist(cells: Sequence[Cell], findings: Sequence[Finding], name: str = "") -> list[Item]:
+    """Each item with its state and evidence. `findings`: of these cells; `name`: of the function that it is about."""
     program = walk(cells)
     run = _trained_at_home()
     compiles = [event for event in run.events("compile", rank=0) if isinstance(event, Compile)] if run else []
     causes = Counter(event.cause for event in compiles if event.recompile)
     reads = sum(isinstance(event, Transfer) for event in run.events("transfer", rank=0)) if run else 0
-    known = Known(program, findings, run, causes, reads)
+    known = Known(program, findings, run, causes, reads, name)
     return [item(known) for item in _ITEMS]
 
 
@@ -154,18 +155,23 @@ def _day(t: float) -> str:
 
 
 def _fits(known: Known) -> Item:
-    """By the newest preflight of each function and TPU; where the cells define one of these functions, by theirs."""
+    """By the newest preflight: of the function that it is about, else of one that the cells define, else of any."""
     question = "Fits into the TPU's memory"
-    found = preflights.newest()
-    here = {function.name for function in known.program.functions}
-    found = [one for one in found if one.function in here] or found
+    found = _preflighted(known)
     if not found:
-        name = next((function.name for function in known.program.functions if function.has_step), "FUNCTION")
-        hint = f"%tpu_preflight {name} ... --target v5e-8"
-        return Item(question, UNKNOWN, f"No compilation for a TPU is on record; {hint} makes one, without a TPU.")
-    newest = [one for one in found if one.function == found[0].function]
-    state = next((state for state, names in _ANSWERS.items() if any(one.status in names for one in newest)), PASSED)
-    return Item(question, state, " ".join(map(_answer, newest)))
+        steps = (function.name for function in known.program.functions if function.has_step)
+        hint = f"%tpu_preflight {known.name or next(steps, 'FUNCTION')} ... --target v5e-8"
+        return Item(question, UNKNOWN, f"No compilation for a TPU is on record: {hint} makes one, without a TPU.")
+    state = next((state for state, says in _ANSWERS.items() if any(one.status in says for one in found)), PASSED)
+    return Item(question, state, " ".join(map(_answer, found)))
+
+
+def _preflighted(known: Known) -> list[preflights.Record]:
+    """What the newest preflight found, for each TPU that it was for."""
+    found = preflights.newest()
+    here = {known.name} if known.name else {function.name for function in known.program.functions}
+    found = [one for one in found if one.function in here] or ([] if known.name else found)
+    return [one for one in found if (one.function, one.t) == (found[0].function, found[0].t)]
 
 
 # What a preflight's records say of the item, the first that holds.
@@ -174,10 +180,10 @@ _SAYS = {"fits": "fits", "too-large": "does not fit", "refused": "is refused by 
 
 
 def _answer(one: preflights.Record) -> str:
-    """ "train on v5litepod-8 (2026-10-01 14:20): fits, 3.10 of 15.75 GiB of HBM are needed." """
+    """ "train on v5litepod-8 (2026-10-01 14:20): fits, needs 3.10 of 15.75 GiB of HBM." """
     says = _SAYS.get(one.status, one.status)
     if one.needed is not None and one.available:
-        says += f", {one.needed / 2**30:,.2f} of {one.available / 2**30:,.2f} GiB of HBM are needed"
+        says += f", needs {one.needed / 2**30:,.2f} of {one.available / 2**30:,.2f} GiB of HBM"
     return f"{one.function} on {one.target} ({_day(one.t)}): {says}."
 
 

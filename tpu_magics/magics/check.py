@@ -192,4 +192,4 @@ def _ready(notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[C
         home = _home(name, cells, notebook.namespace)
         unused = unused_parts(home, name)
         findings = [one for one in _findings(home, found) if not any(part.holds(one) for part in unused)]
-    show_table(ready_table(checklist(cells, findings)))
+    show_table(ready_table(checklist(cells, findings, *found.names)))

@@ -7,6 +7,7 @@ compiling.py, probing.py, fit/), and how the result looks (panel/preflight.py).
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -178,6 +179,7 @@ def _lower_tensorflow(call: _Call, options: Options) -> Traced:
 
 def note(name: str, results: Sequence[TargetResult]) -> None:
     """For the checklist of %tpu_check --ready."""
+    now = time.time()
     for one in results:
         memory = one.worst.memory
         preflights.note(
@@ -187,6 +189,7 @@ def note(name: str, results: Sequence[TargetResult]) -> None:
                 status=one.status,
                 needed=memory.needed if memory is not None else None,
                 available=memory.available if memory is not None else None,
+                t=now,
             )
         )
 

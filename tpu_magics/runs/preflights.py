@@ -20,7 +20,8 @@ _KEPT = 50
 @dataclass(frozen=True)
 class Record:
     """`function`: its name; `target`: as Google writes it; `status`: "fits", "too-large", "refused" or "failed";
-    `needed`, `available`: bytes of HBM of one device, None where not known; `t`: unix seconds."""
+    `needed`, `available`: bytes of HBM of one device, None where not known; `t`: unix seconds, the same for all targets
+    of one preflight."""
 
     function: str
     target: str

@@ -1,161 +1,156 @@
-"""What is pending in this process: tensors of the device whose values nobody has computed yet.
+"""What lives on the device: its tensors, and those whose values nobody has computed.
 
-What lives here: finding them, their graph, who takes over whose memory, and zeros in their places. What does not: when
-(tracer.py).
+What lives here: finding them without changing anything, and placeholders for what is pending. What does not: their
+graph (pending.py), and when (tracer.py).
 
-Functions of torch_xla's C++ module, read in 2.9.0. Which memory is taken over is decided there when a step ends
-(`GetBufferDonors` in xla_graph_executor.cpp): a parameter of the graph whose tensor's id is the alias id of one of the
-tensors that are computed.
+torch_xla's tensors are functional (torch's "Note [Functionalization Pass]"): what Python holds wraps the tensor that
+has a place on the device, and an assignment in place gives the wrapper another one. So the inner tensors are looked
+for: asking torch_xla of a wrapper would bring a view up to date, which would be one more operation in the step's graph.
+Functions of torch_xla's C++ module were read in 2.9.0, those of torch in 2.9.0.
 """
 
 from __future__ import annotations
 
 import gc
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from types import FrameType
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-_ALIAS = re.compile(r"^AliasID: (\d+)$", re.MULTILINE)
+from tpu_magics.backends.torch_xla.trace import storages
 
 
 def tensors() -> list[Any]:
-    """The tensors of this process that lie on the device, each once, in the order in which they were made.
+    """The inner tensors of this process, each once, in the order in which they were made: so does torch_xla order the
+    results of a step.
 
     They are found among all that lives; what was there before the fork is not looked through (launch/process.py freezes
     it), and holds none.
     """
-    found = _all()
-    return ordered([*found, *_gradients(found)])
+    outer = [one for one in gc.get_objects() if issubclass(type(one), _tensor_type()) and one.is_xla]
+    outer += _gradients(outer)
+    found = _by_id(map(inner, outer))
+    if len(found) < alive():
+        found |= _by_id(_in_storages(outer))
+    if len(found) < alive():
+        saved = list(_saved(outer))
+        found |= _by_id([*map(inner, saved), *_in_storages(saved)])
+    return [found[number] for number in sorted(found)]
 
 
-def _all() -> list[Any]:
+def inner(tensor: Any) -> Any:
+    """The tensor on the device that a tensor stands for now."""
     import torch
 
-    return [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and one.is_xla]
+    return torch._from_functional_tensor(tensor) if torch._is_functional_tensor(tensor) else tensor
 
 
-def _gradients(found: Iterable[Any]) -> Iterator[Any]:
-    """Python need not know a gradient that C++ holds."""
-    return (one.grad for one in found if one.is_leaf and one.requires_grad and one.grad is not None)
-
-
-def ordered(found: Iterable[Any]) -> list[Any]:
-    """The same tensors, each once, by their ids: so does torch_xla order the results of a step."""
-    by_id: dict[int, Any] = {}
-    for one in found:
-        number = _id(one)
-        if number is not None:
-            by_id[number] = one
-    return [by_id[number] for number in sorted(by_id)]
-
-
-def _id(tensor: Any) -> int | None:
+def number(tensor: Any) -> int | None:
+    """torch_xla's id of an inner tensor."""
     import torch_xla
 
     try:
         return int(torch_xla._XLAC._xla_get_tensor_id(tensor))
-    except RuntimeError:  # "Expected XLA tensor. Got: XLAFloatType": one that a loader put there, of no graph
+    except RuntimeError:  # "Expected XLA tensor. Got: ...": a wrapper of torch's own without a tensor in it
         return None
 
 
+def alive() -> int:
+    """How many inner tensors there are, those that Python does not know among them."""
+    import torch_xla
+
+    count = torch_xla._XLAC._xla_counter_value
+    return (count("CreateXlaTensor") or 0) - (count("DestroyXlaTensor") or 0)
+
+
+def ordered(found: Iterable[Any]) -> list[Any]:
+    """The inner tensors of these, each once, in the order in which they were made."""
+    by_id = _by_id(map(inner, found))
+    return [by_id[one] for one in sorted(by_id)]
+
+
 def pending(found: Iterable[Any]) -> list[Any]:
-    """Those whose values have to be computed."""
+    """Those inner tensors whose values have to be computed."""
     import torch_xla
 
-    ask = torch_xla._XLAC._check_tensor_need_materialization
-    return [one for one in found if ask([one])[0]]
+    found = list(found)
+    needs = torch_xla._XLAC._check_tensor_need_materialization(found)
+    return [one for one, needed in zip(found, needs, strict=True) if needed]
 
 
-def graph_hash(found: Sequence[Any]) -> str:
-    """torch_xla's own hash of the graph of these tensors."""
+def is_known(tensor: Any) -> bool:
+    """Whether an inner tensor has values: the host put them there, and no step was to change them."""
     import torch_xla
 
-    return bytes(torch_xla._XLAC._get_graph_hash(list(found))).hex()
+    extension = torch_xla._XLAC
+    return not extension._check_tensor_need_materialization([tensor])[0] and not extension._is_placecholder(tensor)
 
 
-def zero(found: Sequence[Any]) -> None:
-    """Zeros in place of what is pending."""
-    before = {_id(one) for one in found}
-    _fill(found)
-    # Another Python object of the same tensor may still stand for its old value.
-    _fill([one for one in _all() if _id(one) in before])
+def give_placeholders() -> None:
+    """Everything pending is taken for computed. Its values have no memory, and exist nowhere."""
+    import torch_xla
+
+    torch_xla._XLAC._clear_pending_irs(str(torch_xla.device()))
 
 
-def _fill(found: Iterable[Any]) -> None:
+def give_zeros(found: Iterable[Any]) -> None:
+    """Zeros in place of these inner tensors, for the device to fill in."""
     import torch
 
     with torch.no_grad():
         for one in found:
-            with torch.autograd._unsafe_preserve_version_counter(one):  # torch 2.9: nothing that autograd kept is stale
-                one.zero_()
+            one.zero_()
 
 
-@dataclass(frozen=True)
-class Pending:
-    """A pending graph. `module`: serialized HloModuleProto; `text`: the same to read; `ids`: of the tensors that are
-    its parameters, in their order (-1: a number of Python's); `donors`: numbers of parameters whose memory may be taken
-    over."""
-
-    module: bytes
-    text: str
-    ids: tuple[int, ...]
-    donors: tuple[int, ...]
-
-    @classmethod
-    def of(cls, found: Sequence[Any]) -> Pending:
-        import torch_xla
-
-        extension = torch_xla._XLAC
-        module = bytes(extension._get_xla_tensors_hlo_proto(list(found)))
-        text = str(extension._get_xla_tensors_hlo(list(found)))
-        ids, _ = extension._get_tensors_xla_device_data_node(list(found))
-        aliases = {alias for one in found for alias in _aliases(one)}
-        donors = tuple(place for place, number in enumerate(ids) if number in aliases)
-        return cls(module, text, tuple(ids), donors)
-
-    def names(self, parameters: Sequence[Any], frame: FrameType) -> tuple[str, ...]:
-        """What is known of each parameter: its type, and the name of a model's parameter or an optimizer's state.
-        `frame`: of the person's code, which knows models that are older than this process."""
-        known = _names(frame)
-        return tuple(
-            f"{type_} {known[number]}" if number in known else str(type_)
-            for type_, number in zip(parameters, [*self.ids, *[-1] * len(parameters)], strict=False)
-        )
+# -- where they are -------------------------------------------------------------------------------------------------
 
 
-def _known_to(frame: FrameType | None) -> Iterator[Any]:
-    """What the functions that are running have names for."""
-    while frame is not None:
-        yield from list(frame.f_locals.values())
-        yield from list(frame.f_globals.values())
-        frame = frame.f_back
-
-
-def _aliases(tensor: Any) -> list[int]:
-    import torch_xla
-
-    return [int(number) for number in _ALIAS.findall(torch_xla._XLAC._get_xla_tensor_debug_info(tensor))]
-
-
-def _names(frame: FrameType) -> dict[int, str]:
-    """Names by tensor id: of the parameters and buffers of models, and of what optimizers keep for them."""
+def _tensor_type() -> type:
     import torch
 
-    objects = [*gc.get_objects(), *_known_to(frame)]
-    models = [one for one in objects if issubclass(type(one), torch.nn.Module)]
-    inner = {id(child) for model in models for child in model._modules.values() if child is not None}
-    names: dict[int, str] = {}
-    owners: dict[int, str] = {}
-    for model in (one for one in models if id(one) not in inner):
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if tensor.is_xla:
-                names[_id(tensor) or 0] = name
-                owners[id(tensor)] = name
-    for optimizer in (one for one in objects if issubclass(type(one), torch.optim.Optimizer)):
-        for parameter, state in optimizer.state.items():
-            for kind, tensor in state.items() if isinstance(state, dict) else ():
-                if issubclass(type(tensor), torch.Tensor) and tensor.is_xla:
-                    names[_id(tensor) or 0] = f"{kind} of {owners.get(id(parameter), 'a parameter')}"
-    return names
+    return torch.Tensor
+
+
+def _by_id(found: Iterable[Any]) -> dict[int, Any]:
+    numbered = ((number(one), one) for one in found)
+    return {key: one for key, one in numbered if key is not None}
+
+
+def _gradients(found: Iterable[Any]) -> Iterator[Any]:
+    """Python need not know a gradient that C++ holds."""
+    return (one.grad for one in found if one.requires_grad and (one.is_leaf or one.retains_grad) and _has_grad(one))
+
+
+def _has_grad(tensor: Any) -> bool:
+    return tensor.grad is not None and tensor.grad.is_xla
+
+
+def _in_storages(found: Iterable[Any]) -> Iterator[Any]:
+    """What views are views of."""
+    import torch
+
+    bases = (storages.base(one) for one in found if torch._is_functional_tensor(one))
+    return (one for one in bases if one is not None)
+
+
+def _saved(found: Iterable[Any]) -> Iterator[Any]:
+    """What autograd keeps for a backward pass that has not been done: the graph of a loss that somebody still holds."""
+    nodes = [one.grad_fn for one in found if one.grad_fn is not None]
+    seen: set[Any] = set()
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield from _saved_by(node)
+            nodes += [following for following, _ in node.next_functions]
+
+
+def _saved_by(node: Any) -> Iterator[Any]:
+    names = [name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors"]
+    for name in names:
+        try:
+            value = getattr(node, name)
+        except RuntimeError:  # it has been used up, or changed in place since
+            continue
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            if issubclass(type(one), _tensor_type()) and one.is_xla:
+                yield one
+

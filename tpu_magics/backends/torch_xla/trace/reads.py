@@ -1,48 +1,88 @@
 """Values that the host asks for while nothing is run.
 
-What lives here: zeros in their place, and in place of what an operation gives that the host would run. What does not:
-syncs (tracer.py).
+What lives here: what is answered, and the note of who asked. What does not: syncs (tracer.py).
 
-A mode of torch (`TorchDispatchMode`, torch 2.9) sees every operation, those of the backward pass as well. Where the
-shape of a result depends on values, the largest possible one is taken: all elements are chosen.
+All ways from the device to the host meet in few operations of torch's dispatcher (read in torch 2.9.0 and torch_xla
+2.9.0): `_to_copy` (tensor.cpu()), `copy_` into a tensor of the host, and `_to_cpu`, with which torch_xla fetches the
+operands of each operation that XLA has no kernel for; it runs that on the host then. `.item()` and whatever has a shape
+that depends on values goes that way. Here these operations have a kernel that answers with zeros. Everything else is
+left to torch_xla's own kernels, so that the graph is the one that is trained.
+
+What has values, because the host put them there and no step was to change them, is answered truly, and is no read.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from tpu_magics.backends.lowered import Place, Read, Refused
+from tpu_magics.backends.torch_xla.trace.live import inner, is_known
+from tpu_magics.errors import TpuMagicsError
 
-_COMPOSITE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 HOST = "XLA has no kernel for it: the host runs it, and the step's graph is cut in two there."
-_CHOSEN = "all elements were taken as chosen, the most there can be"
+VALUE, TENSOR, EQUAL = "a value", "a tensor", "whether tensors are equal"
+CHOSEN = "all elements were taken as chosen, the most there can be"
+DISTINCT = "all elements were taken as distinct, the most there can be"
+FITTED = "as many values were taken as places were chosen"
+
+Fill = Callable[[Any, int], Any]  # a tensor, its place among the operands -> the one that stands for it on the host
 
 
-class Reads(TorchDispatchMode):
-    """The mode of one thread. `place`: the person's line of a frame."""
+def _zeros(tensor: Any, _place: int) -> Any:
+    import torch
+
+    return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
+
+
+def _ones(tensor: Any, _place: int) -> Any:
+    import torch
+
+    return torch.ones(tensor.shape, dtype=tensor.dtype, device="cpu")
+
+
+def _counted(tensor: Any, _place: int) -> Any:
+    import torch
+
+    return torch.arange(tensor.numel(), device="cpu").reshape(tensor.shape).to(tensor.dtype)
+
+
+def _unequal(tensor: Any, place: int) -> Any:
+    return _ones(tensor, place) if place else _zeros(tensor, place)
+
+
+# What XLA does not do because the host wants to know something: what it gets, and what it asked for.
+_ASKING: Mapping[str, tuple[Fill, str]] = {
+    "aten::_local_scalar_dense": (_zeros, VALUE),
+    "aten::equal": (_unequal, EQUAL),
+    "aten::nonzero": (_ones, f"the shape of nonzero or x[mask]: {CHOSEN}"),
+    "aten::masked_select": (_ones, f"the shape of masked_select: {CHOSEN}"),
+    "aten::repeat_interleave.Tensor": (_ones, "the shape of repeat_interleave: each element was taken once"),
+    "aten::bincount": (_counted, f"the shape of bincount: {DISTINCT}"),
+    "aten::_unique": (_counted, f"the shape of unique: {DISTINCT}"),
+    "aten::_unique2": (_counted, f"the shape of unique: {DISTINCT}"),
+    "aten::unique_dim": (_counted, f"the shape of unique: {DISTINCT}"),
+    "aten::unique_consecutive": (_counted, f"the shape of unique_consecutive: {DISTINCT}"),
+}
+
+
+class Reads:
+    """Answers for one process. `place`: the person's line of a frame."""
 
     def __init__(self, place: Callable[[FrameType], Place | None]) -> None:
-        super().__init__()
         self.place = place
         self.found: dict[tuple[Place | None, str], int] = {}
         self.on_host: dict[tuple[Place | None, str], int] = {}
-        self._off = 0
-
-    @contextmanager
-    def off(self) -> Iterator[None]:
-        """Our own doing is none of the person's."""
-        self._off += 1
-        try:
-            yield
-        finally:
-            self._off -= 1
+        self.thread = threading.get_ident()
+        self._silent = 0
+        self._fallbacks = _Fallbacks()
+        self._original: dict[str, Any] = {}
+        self._library: Any = None
 
     def told(self) -> tuple[Read, ...]:
         return tuple(Read(place, what, count) for (place, what), count in self.found.items())
@@ -50,188 +90,127 @@ class Reads(TorchDispatchMode):
     def refused(self) -> tuple[Refused, ...]:
         return tuple(Refused(op, HOST, "host", place, count) for (place, op), count in self.on_host.items())
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if not self._off:
-            answer = _ANSWERS.get(func.name().partition(".")[0])
-            with self.off():
-                if answer is not None and _any_xla(args, kwargs):
-                    found, what = answer(func, args, kwargs)
-                    if what:
-                        self._note(self.found, what)
-                        return found
-                elif _runs_on_host(func) and _any_xla(args, kwargs):
-                    self._note(self.on_host, func.name().partition(".")[0])
-                    return _with_zeros(func, args, kwargs)
-        return func(*args, **kwargs)
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Our own doing is none of the person's."""
+        self._silent += 1
+        try:
+            yield
+        finally:
+            self._silent -= 1
 
-    def _note(self, notes: dict[tuple[Place | None, str], int], what: str) -> None:
-        key = (self.place(sys._getframe(2)), what)
-        notes[key] = notes.get(key, 0) + 1
+    def install(self) -> None:
+        """From now on, in all threads of this process. For good."""
+        import torch
+        import torch_xla
 
+        if not hasattr(torch.library, "get_kernel"):
+            raise TpuMagicsError(
+                f"A function cannot be traced with torch {torch.__version__}.",
+                "Its values are held back by kernels that call torch_xla's own, and torch gives those out since 2.9.",
+                "Use torch 2.9.0 with torch_xla 2.9.0: pip install 'tpu-magics[torch]'",
+            )
+        self._library = torch.library.Library("aten", "IMPL")
+        kernels = {"_to_copy": self._to_copy, "copy_": self._copy_, "_to_cpu": self._to_cpu}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that a kernel is replaced is what we want
+            for name, kernel in {**kernels, "index_put_": self._index_put_}.items():
+                self._original[name] = torch.library.get_kernel(f"aten::{name}", "XLA")
+                self._library.impl(name, kernel, "XLA", with_keyset=True)
+        torch_xla._XLAC._xla_get_cpu_tensors = self._cpu_tensors
+        for name in ("_to_dlpack", "_unsafe_buffer_pointer"):
+            setattr(torch_xla._XLAC, name, _no_memory)
 
-def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
-    import torch
-    from torch.utils._pytree import tree_leaves
+    # -- who asked --------------------------------------------------------------------------------------------------
+    def _note(self, into: dict[tuple[Place | None, str], int], what: str) -> None:
+        if not self._silent:
+            key = (self._asker(), what)
+            into[key] = into.get(key, 0) + 1
 
-    return (one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor))
+    def _asker(self) -> Place | None:
+        """Autograd's own threads have none of the person's frames, but where a hook is the person's."""
+        found = self.place(sys._getframe(2))
+        rank = sys._current_frames().get(self.thread)
+        return found if found is not None or rank is None else self.place(rank)
 
+    # -- kernels: they see inner tensors ------------------------------------------------------------------------------
+    def _to_copy(self, keys: Any, tensor: Any, **options: Any) -> Any:
+        import torch
 
-def _any_xla(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    return any(one.is_xla for one in _tensors(args, kwargs))
+        device = options.get("device")
+        if not tensor.is_xla or device is None or torch.device(device).type != "cpu" or is_known(tensor):
+            return self._original["_to_copy"].call_boxed(keys, tensor, **options)
+        self._note(self.found, TENSOR)
+        return torch.zeros(tensor.shape, dtype=options.get("dtype") or tensor.dtype, device="cpu")
 
+    def _copy_(self, keys: Any, into: Any, tensor: Any, non_blocking: bool = False) -> Any:
+        if into.is_xla or is_known(tensor):
+            return self._original["copy_"].call_boxed(keys, into, tensor, non_blocking)
+        self._note(self.found, TENSOR)
+        return into.zero_()
 
-# -- what the host runs ---------------------------------------------------------------------------------------------
+    def _to_cpu(self, keys: Any, tensors: Sequence[Any]) -> list[Any]:
+        """The operands of an operation that the host is about to run."""
+        name, new = self._fallbacks.newest()
+        fill, what = _ASKING.get(name, (_zeros, ""))
+        known = [is_known(one) for one in tensors]
+        if new and not (what and all(known)):
+            self._note(self.found if what else self.on_host, what or name)
+        original = self._original["_to_cpu"]
+        return [
+            original.call_boxed(keys, [one])[0] if is_so else fill(one, place)
+            for place, (one, is_so) in enumerate(zip(tensors, known, strict=True))
+        ]
 
+    def _index_put_(self, keys: Any, into: Any, places: Sequence[Any], values: Any, *accumulate: Any) -> Any:
+        """x[mask] = values: they were counted before, and all places are chosen now."""
+        original = self._original["index_put_"]
+        try:
+            return original.call_boxed(keys, into, places, values, *accumulate)
+        except (RuntimeError, IndexError):
+            if not any(one is not None and one.is_xla and _is_mask(one) for one in places):
+                raise
+        self._note(self.found, f"the number of values in x[mask] = values: {FITTED}")
+        return original.call_boxed(keys, into, places, values.new_zeros(()), *accumulate)
 
-@functools.lru_cache(maxsize=4096)
-def _runs_on_host(func: Any) -> bool:
-    """Whether neither torch_xla nor torch itself has a kernel of it for XLA: its fallback then runs it on the host."""
-    import torch
-
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    names = {func.name(), _functional(func.name())}
-    return not any(_known(name) and has(name, key) for name in names for key in ("XLA", *_COMPOSITE))
-
-
-def _functional(name: str) -> str:
-    """ "aten::add_.Tensor" -> "aten::add.Tensor": functionalization runs that one."""
-    base, dot, overload = name.partition(".")
-    return f"{base.removesuffix('_')}{dot}{overload}"
-
-
-def _known(name: str) -> bool:
-    import torch
-
-    base, _, overload = name.partition(".")
-    return bool(torch._C._dispatch_has_kernel(name)) if overload or base else False
-
-
-def _with_zeros(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What the operation gives for zeros in host memory, on the device."""
-    import torch
-    import torch_xla
-    from torch.utils._pytree import tree_map_only
-
-    device = torch_xla.device()
-    there: list[tuple[Any, Any]] = []
-
-    def at_home(tensor: Any) -> Any:
-        if not tensor.is_xla:
-            return tensor
-        there.append((tensor, torch.zeros(tensor.shape, dtype=tensor.dtype)))
-        return there[-1][1]
-
-    found = func(*tree_map_only(torch.Tensor, at_home, args), **tree_map_only(torch.Tensor, at_home, kwargs))
-    given = {id(zeros): tensor for tensor, zeros in there}
-
-    def back(tensor: Any) -> Any:
-        return given.get(id(tensor), tensor.to(device) if tensor.device.type == "cpu" else tensor)
-
-    if func._schema.is_mutable:
-        for tensor, zeros in there:
-            tensor.copy_(zeros)
-    return tree_map_only(torch.Tensor, back, found)
-
-
-# -- what is answered -------------------------------------------------------------------------------------------------
-# Each gives (value, what was asked for); ("" for what: nothing was, the operation runs as it is).
-
-Answer = tuple[Any, str]
+    # -- what is no operation -----------------------------------------------------------------------------------------
+    def _cpu_tensors(self, tensors: Sequence[Any]) -> list[Any]:
+        """In place of torch_xla's own way for many tensors at once (xm.save, xm.mesh_reduce)."""
+        return [one.cpu() if one.is_xla else one for one in tensors]
 
 
-def _scalar(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Answer:
-    kinds = {True: 0j, False: 0.0} if args[0].is_complex() or args[0].is_floating_point() else None
-    if kinds is not None:
-        return kinds[args[0].is_complex()], "a value"
+def _is_mask(tensor: Any) -> bool:
     import torch
 
-    return (False if args[0].dtype == torch.bool else 0), "a value"
+    return tensor.dtype in (torch.bool, torch.uint8)
 
 
-def _to_copy(_func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Answer:
-    import torch
+class _Fallbacks:
+    """Which operation the host runs: torch_xla counts it by its name before it fetches the operands."""
 
-    device = kwargs.get("device")
-    if not args[0].is_xla or device is None or torch.device(device).type != "cpu":
-        return None, ""
-    dtype = kwargs.get("dtype") or args[0].dtype
-    return torch.zeros(args[0].shape, dtype=dtype), "a tensor"
+    def __init__(self) -> None:
+        self.counts = self._read()
+        self.last = "an operation"
 
+    def newest(self) -> tuple[str, bool]:
+        """The name of the operation that runs now, and whether it has just begun."""
+        counts = self._read()
+        begun = [name for name, count in counts.items() if count != self.counts.get(name, 0)]
+        self.counts = counts
+        self.last = begun[-1] if begun else self.last
+        return self.last, bool(begun)
 
-def _copy_(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Answer:
-    into, tensor = args[0], args[1]
-    if into.is_xla or not tensor.is_xla:
-        return None, ""
-    return into.zero_(), "a tensor"
+    def _read(self) -> dict[str, int]:
+        import torch_xla
 
-
-def _equal(_func: Any, _args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Answer:
-    return False, "whether tensors are equal"
-
-
-def _shape_of_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Answer:
-    """With ones in the place of the values: then everything is chosen."""
-    import torch
-    from torch.utils._pytree import tree_map_only
-
-    device = next(one.device for one in _tensors(args, kwargs) if one.is_xla)
-    ones = functools.partial(tree_map_only, torch.Tensor, lambda one: torch.ones(one.shape, dtype=one.dtype))
-    found = func(*ones(args), **ones(kwargs))
-    name = func.name().partition(".")[0].removeprefix("aten::")
-    return tree_map_only(torch.Tensor, lambda one: one.to(device), found), f"the shape of {name}: {_CHOSEN}"
+        value = torch_xla._XLAC._xla_counter_value
+        names = [one for one in torch_xla._XLAC._xla_counter_names() if "::" in one and not one.startswith("xla::")]
+        return {name: value(name) or 0 for name in names}
 
 
-def _distinct(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Answer:
-    """With distinct values in the place of the values."""
-    import torch
-    from torch.utils._pytree import tree_map_only
-
-    device = args[0].device
-    own = tree_map_only(torch.Tensor, lambda one: torch.arange(one.numel()).reshape(one.shape).to(one.dtype), args)
-    found = func(*own, **kwargs)
-    name = func.name().partition(".")[0].removeprefix("aten::").strip("_")
-    return tree_map_only(torch.Tensor, lambda one: one.to(device), found), f"the shape of {name}: {_CHOSEN}"
-
-
-def _index(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Answer:
-    """`x[mask]`: the places of all elements in the place of the mask."""
-    import torch
-
-    indices = list(args[1])
-    masks = (torch.bool, torch.uint8)
-    if not any(one is not None and one.is_xla and one.dtype in masks for one in indices):
-        return None, ""
-    places: list[Any] = []
-    for one in indices:
-        if one is not None and one.dtype in masks:
-            whole = torch.ones(one.shape, dtype=torch.bool).nonzero(as_tuple=True)
-            places.extend(part.to(args[0].device) for part in whole)
-        else:
-            places.append(one)
-    rest = list(args[2:])
-    if rest:  # index_put: as many values as places
-        rest[0] = torch.zeros((), dtype=rest[0].dtype).to(args[0].device)
-    return func(args[0], places, *rest, **kwargs), f"the shape of x[mask]: {_CHOSEN}"
-
-
-_ANSWERS: dict[str, Callable[[Any, Sequence[Any], Mapping[str, Any]], Answer]] = {
-    "aten::_local_scalar_dense": _scalar,
-    "aten::_to_copy": _to_copy,
-    "aten::copy_": _copy_,
-    "aten::equal": _equal,
-    "aten::nonzero": _shape_of_values,
-    "aten::masked_select": _shape_of_values,
-    "aten::repeat_interleave": _shape_of_values,
-    "aten::bincount": _distinct,
-    "aten::_unique": _distinct,
-    "aten::_unique2": _distinct,
-    "aten::unique_dim": _distinct,
-    "aten::unique_consecutive": _distinct,
-    "aten::index": _index,
-    "aten::index_put": _index,
-    "aten::index_put_": _index,
-    "aten::_index_put_impl_": _index,
-}
+def _no_memory(*_args: Any, **_kwargs: Any) -> Any:
+    raise TpuMagicsError(
+        "A function that asks for the address of a tensor's memory cannot be traced.",
+        "While it is traced, what its steps compute has no memory.",
+        "Leave DLPack and buffer pointers out for the preflight.",
+    )

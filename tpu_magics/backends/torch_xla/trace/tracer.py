@@ -1,15 +1,17 @@
 """What is done at each sync of a function that is traced.
 
-What lives here: taking the pending graph, zeros in its place, and when that is enough. What does not: what is pending
-(live.py), and the reads in between (reads.py).
+What lives here: taking the pending graph, placeholders in its place, and the way of what was taken to the notebook.
+What does not: what is pending (live.py), its graph (pending.py), when that is enough (settling.py), and the reads in
+between (reads.py).
 
 The functions of torch_xla's C++ module that run a graph were read in 2.9.0: `_xla_step_marker` ends a step,
 `_xla_sync_multi` and `_xla_sync_live_tensors` run a graph within one; `_xla_warm_up_cache` and `_run_cached_graph`
-belong to torch.compile.
+belong to torch.compile; with `_set_use_eager_mode` each operation is a graph.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import time
@@ -24,14 +26,18 @@ from tpu_magics.backends.lowered import Graph, Place
 from tpu_magics.backends.torch_xla import hlo
 from tpu_magics.backends.torch_xla.observe.told import Files, Told
 from tpu_magics.backends.torch_xla.trace import live
+from tpu_magics.backends.torch_xla.trace.doings import Doings
+from tpu_magics.backends.torch_xla.trace.names import Names
+from tpu_magics.backends.torch_xla.trace.pending import Pending, graph_hash
 from tpu_magics.backends.torch_xla.trace.reads import Reads
+from tpu_magics.backends.torch_xla.trace.settling import Settling, Sync
 from tpu_magics.backends.torch_xla.trace.written import write
 from tpu_magics.errors import TpuMagicsError
 
 if TYPE_CHECKING:
     from tpu_magics.backends.torch_xla.observe.observer import Observer
 
-_LONGEST = 64  # syncs: gradients are accumulated over fewer
+_EAGER = "Eager mode was left off: each operation would be a graph of its own. They are part of the next graph here."
 
 
 class Tracer:
@@ -41,16 +47,16 @@ class Tracer:
         self.tracing = tracing
         self.started = time.monotonic()
         self.reads = Reads(self._place)
-        self.graphs: list[Graph] = []
+        self.names = Names()
+        self.doings = Doings()
+        self.settling = Settling(tracing.steps)
+        self.graphs: dict[str, Graph] = {}  # by torch_xla's own hash
         self.told: list[Told] = []
-        self.seen: list[str] = []  # the native hash of each sync's graph
-        self.known: dict[tuple[str, bool], str] = {}
-        self.steps = 0
         self.batch: int | None = None
-        self.settled = False
         self.counts: Counter[str] = Counter()
         self.notes: list[str] = []
-        self.observer: Observer | None = None
+        self.hidden = 0
+        self._observer: Observer | None = None
 
     # -- what the observer asks instead of the runtime's counters ---------------------------------------------------
     def value(self, name: str) -> int:
@@ -62,8 +68,24 @@ class Tracer:
         """What the runtime would have written of each graph."""
         return _TracedFiles(self)
 
+    @property
+    def observer(self) -> Observer | None:
+        """Who looks on, as in training."""
+        return self._observer
+
+    @observer.setter
+    def observer(self, observer: Observer) -> None:
+        self._observer = observer
+        read = observer.values.read
+
+        def quiet() -> None:  # what was logged is read by the observer, after the step
+            with self.reads.off():
+                read()
+
+        observer.values.read = quiet  # type: ignore[method-assign]
+
     def install(self) -> None:
-        """Listen to all that runs a graph; from here on a read gives zeros."""
+        """Listen to all that runs a graph; from here on nothing is computed."""
         import torch_xla
 
         extension = torch_xla._XLAC
@@ -71,132 +93,128 @@ class Tracer:
         self._replace(extension, "_xla_step_marker", self._step)
         self._replace(extension, "_xla_sync_multi", self._part)
         self._replace(extension, "_xla_sync_live_tensors", self._all_live)
+        self._replace(extension, "_set_use_eager_mode", self._stay_lazy)
         for name in ("_xla_warm_up_cache", "_run_cached_graph"):
             self._replace(extension, name, _no_dynamo)
-        self.reads.__enter__()
+        self.names.install()
+        self.doings.install()
+        self.reads.install()
 
     def _replace(self, extension: Any, name: str, ours: Callable[..., Any]) -> None:
         original = getattr(extension, name, None)
         if original is not None:
-            setattr(extension, name, lambda *args, **kwargs: ours(original, *args, **kwargs))
+            setattr(extension, name, functools.partial(ours, original))
 
     # -- what runs a graph ------------------------------------------------------------------------------------------
     def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self.reads.off():
-            new = self._take(live.tensors(), sys._getframe(2))
-            result = original(*args, **kwargs)
-        if new is not None and self._ends_step() and (self.settled or self.steps >= self.tracing.steps):
+        """The end of a step."""
+        taken = self._take_all(sys._getframe(1))
+        result = original(*args, **kwargs)
+        if taken is not None and self.settling.add(self._sync(taken)):
             raise StepLimit
         return result
 
     def _all_live(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self.reads.off():
-            self._take(live.tensors(), sys._getframe(2))
-            return original(*args, **kwargs)
+        """A cut within a step."""
+        self._take_all(sys._getframe(1))
+        return original(*args, **kwargs)
 
     def _part(self, original: Callable[..., Any], tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        with self.reads.off():
-            self._take(live.ordered(tensors), sys._getframe(2))
-            return original(tensors, *args, **kwargs)
+        """A graph that leads to these tensors alone; the rest of the step stays whole."""
+        found = live.pending(live.ordered(tensors))
+        self._take(found, sys._getframe(1), step=False)
+        live.give_zeros(found)
+        return original(tensors, *args, **kwargs)
 
-    def _ends_step(self) -> bool:
-        """Whether what was taken is a whole step: the optimizer stepped, or nothing goes backward; and note it."""
-        doing = self.observer.doing if self.observer is not None else None
-        whole = doing is None or doing.stepped or not doing.backward
-        self.steps += whole
-        if len(self.seen) >= _LONGEST:
-            self.notes.append(f"After {_LONGEST} syncs the optimizer had made no step; later ones are not known.")
-            return True
-        self.settled = whole and len(self.seen) > 1 and self._repeated()
-        return whole
+    def _stay_lazy(self, _original: Callable[..., Any], eager: bool) -> None:
+        if eager and _EAGER not in self.notes:
+            self.notes.append(_EAGER)
 
-    def _repeated(self) -> bool:
-        """Whether the newest graph is that of the sync before it; where gradients are accumulated, that of the last
-        whole step."""
-        newest = self.seen[-1]
-        whole = self.known.get(("whole", True))
-        self.known["whole", True] = newest
-        return newest == self.seen[-2] or newest == whole
+    def _sync(self, graph: str) -> Sync:
+        backward, stepped, optimizer = self.doings.since_last()
+        return Sync(graph, backward, stepped, optimizer)
 
     # -- taking a graph ---------------------------------------------------------------------------------------------
-    def _take(self, tensors: Sequence[Any], frame: FrameType) -> str | None:
-        """The pending graph of these tensors, which are zeros afterwards. None where nothing is pending."""
-        pending = live.pending(tensors)
+    def _take_all(self, frame: FrameType) -> str | None:
+        """The graph of all that is pending, which has placeholders for values afterwards; None where nothing is."""
+        found = live.tensors()
+        self.hidden = max(self.hidden, live.alive() - len(found))
+        taken = self._take(live.pending(found), frame)
+        live.give_placeholders()
+        return taken
+
+    def _take(self, pending: Sequence[Any], frame: FrameType, step: bool = True) -> str | None:
+        """The graph of these tensors. None where there are none."""
         if not pending:
             return None
-        key = live.graph_hash(pending)
+        key = graph_hash(pending)
         self.batch = self.batch or self._rows()
-        if key not in self.seen:
-            self._keep(live.Pending.of(pending), frame)
-            self.counts["UncachedCompile"] += 1
-        else:
+        if key in self.graphs:
             self.counts["CachedCompile"] += 1
-        self.seen.append(key)
-        live.zero(pending)
+        else:
+            self.counts["UncachedCompile"] += 1
+            self.graphs[key] = self._graph(Pending.of(pending, step), frame)
         return key
 
-    def _keep(self, found: live.Pending, frame: FrameType) -> None:
+    def _graph(self, found: Pending, frame: FrameType) -> Graph:
         parsed = hlo.parse(found.text)
         module = numbered(found.module, by_type=True)
         print_ = hlo.fingerprint(parsed)
         places = {number: self._users(frames) for number, frames in module.frames.items()}
-        self.graphs.append(
-            Graph(
-                module=module.module,
-                form="hlo",
-                hash=print_,
-                donors=found.donors,
-                replicas=self.tracing.world,
-                partitions=self.tracing.devices,
-                site=self._place(frame),
-                nth=len(self.seen),
-                steady=False,
-                parameters=found.names(parsed.parameters, frame),
-                places={number: place for number, place in places.items() if place is not None},
-            )
-        )
         self.told.append(Told(print_[:32], len(parsed.parameters), len(parsed.outputs), graph=parsed))
+        return Graph(
+            module=module.module,
+            form="hlo",
+            hash=print_,
+            donors=found.donors,
+            replicas=self.tracing.world,
+            partitions=self.tracing.devices,
+            site=self._place(frame),
+            nth=len(self.settling.syncs),
+            steady=False,
+            parameters=self.names.told(parsed.parameters, found.ids, frame, self._observer),
+            places={number: place for number, place in places.items() if place is not None},
+        )
 
     def _users(self, frames: Sequence[tuple[str, str, int]]) -> Place | None:
-        site = self.observer.sites.of_places(frames) if self.observer is not None else None
+        site = self._observer.sites.of_places(frames) if self._observer is not None else None
         return Place(site.path, site.line, site.code) if site is not None else None
 
     def _place(self, frame: FrameType) -> Place | None:
-        if self.observer is None or self.observer.sites.users_frame(frame) is None:
+        if self._observer is None or self._observer.sites.users_frame(frame) is None:
             return None
-        site = self.observer.sites.of_frame(frame)
+        site = self._observer.sites.of_frame(frame)
         return Place(site.path, site.line, site.code)
 
     # -- the end ----------------------------------------------------------------------------------------------------
     def finish(self) -> bool:
         """The function has ended: what it left pending is a graph as well. Returns whether anything was."""
-        syncs = len(self.seen)
-        left = False
-        if not self.settled:
-            with self.reads.off():
-                left = self._take(live.tensors(), sys._getframe(1)) is not None
+        syncs = len(self.settling.syncs)
+        taken = None if self.settling.settled else self._take_all(sys._getframe(1))
+        if taken is not None:
+            self.settling.add(self._sync(taken))
+        self.settling.at_end()
         self._write(syncs)
-        return left
+        return taken is not None
 
     def _write(self, syncs: int) -> None:
-        steady = self.seen.index(self.seen[-1]) if self.seen else 0
-        order = {key: place for place, key in enumerate(dict.fromkeys(self.seen))}
-        last = order[self.seen[steady]] if self.seen else -1
+        steady = self.settling.steady
+        order = sorted(self.graphs, key=lambda one: steady.index(one) if one in steady else -1)
         write(
             self.tracing.folder,
-            [(one, place == last) for place, one in enumerate(self.graphs)],
+            [(self.graphs[one], one in steady) for one in order],
             syncs=syncs,
-            settled=self.settled,
+            settled=self.settling.settled,
             reads=self.reads.told(),
             refused=self.reads.refused(),
             seconds=time.monotonic() - self.started,
             batch=self.batch,
-            notes=self.notes,
+            notes=[*self.notes, *self.settling.notes],
         )
 
     def _rows(self) -> int | None:
         """Rows of the largest input of this step."""
-        arrivals = self.observer.doing.arrivals if self.observer is not None else []
+        arrivals = self._observer.doing.arrivals if self._observer is not None else []
         shapes = [tuple(one.shape) for one in arrivals if len(one.shape)]
         return max(shapes, key=math.prod)[0] if shapes else None
 

@@ -1,0 +1,272 @@
+"""The road of a preflight: real functions, really traced, and compiled by the TPU's own compiler."""
+
+from __future__ import annotations
+
+import inspect
+import pydoc
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.launching import said
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import session
+from tpu_magics.preflight.compiling import Progress
+from tpu_magics.preflight.fit import FitResult
+from tpu_magics.preflight.probing import require_steps
+from tpu_magics.preflight.report import Preflight
+from tpu_magics.preflight.run import Telling, preflight
+from tpu_magics.runs import preflights
+
+LENGTH, HIDDEN = 2048, 4096  # so that one row more takes 32 MiB of HBM
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(
+    fresh_session: session.Session, tpu_compiler: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Nothing that was compiled before is known; nothing of a trace is left."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    fresh_session.backend.prepare()
+    yield
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def small(batch: int = 8, steps: int = 4, lr: float = 0.1) -> None:
+    """AdamW: its first step has another graph than the later ones, and needs less."""
+    import torch
+    import torch_xla
+
+    model = torch.nn.Linear(8, 2).to(torch_xla.device())
+    optimizer = torch.optim.AdamW(model.parameters(), lr)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.zeros(batch, 8).to(torch_xla.device())).mean().backward()
+        optimizer.step()
+        torch_xla.sync()
+
+
+def wide(batch: int, rows: int | None = None) -> None:
+    """A small program with large activations. `rows`: of data, where there is an end to them."""
+    import torch
+    import torch_xla
+
+    device = torch_xla.device()
+    model = torch.nn.Sequential(torch.nn.Linear(8, HIDDEN), torch.nn.Tanh(), torch.nn.Linear(HIDDEN, 1)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(4 if rows is None else rows // batch):
+        optimizer.zero_grad()
+        x = torch.zeros(batch, 8).to(device)[:, None].expand(-1, LENGTH, -1)
+        model(x).mean().backward()
+        optimizer.step()
+        torch_xla.sync()
+
+
+@dataclass
+class Heard:
+    """What a preflight told on its way."""
+
+    lines: list[str] = field(default_factory=list)
+    done: list[Progress] = field(default_factory=list)
+    kept: list[Progress] = field(default_factory=list)
+
+    def progress(self, now: Progress) -> None:
+        self.done += [now] * (now.state == "done")
+        self.kept += [now] * (now.state == "kept")
+
+    @property
+    def telling(self) -> Telling:
+        return Telling(self.progress, self.lines.append)
+
+
+# -- one size ---------------------------------------------------------------------------------------------------------
+
+
+def test_targets_with_as_many_ranks_have_one_trace(runs: Path) -> None:
+    heard = Heard()
+    found = preflight(small, target="v5e-1,v6e-1", telling=heard.telling)
+    assert heard.lines == ["small: tracing, for one rank"]
+    assert [(one.name, one.status) for one in found.results] == [("v5litepod-1", "fits"), ("v6e-1", "fits")]
+    assert found.results[0].traced is found.results[1].traced and found.fits and found.fit == ()
+    assert [one.graph.steady for one in found.results] == [True, True]
+    assert found["v5e-1"].traced.batch == 8 and len(found["v5e-1"].compiled) == 2
+    noted = preflights.newest()
+    assert {(one.function, one.target, one.status) for one in noted} == {
+        ("small", "v5litepod-1", "fits"),
+        ("small", "v6e-1", "fits"),
+    }
+    assert len({one.t for one in noted}) == 1 and runs.is_dir()
+    memory = found["v5e-1"].worst.memory
+    assert memory is not None and memory.needed in {one.needed for one in noted}
+
+
+def test_the_second_time_compiles_nothing(tmp_path: Path) -> None:
+    first, again, anew = Heard(), Heard(), Heard()
+    once = preflight(small, target="v5e-1", telling=first.telling)
+    twice = preflight(small, 8, target="v5litepod-1", kwargs={"steps": 3}, telling=again.telling)
+    assert (len(first.done), len(first.kept)) == (2, 0) and (len(again.done), len(again.kept)) == (0, 2)
+    assert once["v5e-1"].steady.memory == twice["v5e-1"].steady.memory and twice["v5e-1"].steady.kept
+    before = sorted((tmp_path / "cache").rglob("*"))
+    preflight(small, target="v5e-1", kept=False, telling=anew.telling)
+    assert len(anew.done) == 2 and sorted((tmp_path / "cache").rglob("*")) == before
+
+
+def test_precision_is_that_of_the_call_or_of_the_session(fresh_session: session.Session) -> None:
+    fresh_session.precision = "bf16"
+    assert preflight(small, target="v5e-1")["v5e-1"].traced.precision == "bf16"
+    asked = preflight(small, target="v5e-1", precision="fp32")["v5e-1"]
+    assert asked.traced.precision == "fp32" and asked.bf16_share == 0
+
+
+def test_ranks_are_those_of_the_target_or_as_asked() -> None:
+    heard = Heard()
+    found = preflight(small, target="v5e-4", telling=heard.telling)
+    assert found["v5e-4"].graph.replicas == 4 and heard.lines == ["small: tracing, for 4 ranks"]
+    assert preflight(small, target="v5e-4", processes=1)["v5e-4"].graph.replicas == 1
+
+
+def test_spmd_is_that_of_the_call_or_of_the_session(fresh_session: session.Session) -> None:
+    heard = Heard()
+    preflight(small, target="v5e-4", spmd=True, telling=heard.telling)
+    fresh_session.spmd = 8
+    preflight(small, target="v5e-4", telling=heard.telling)
+    preflight(small, target="v5e-4", spmd=False, telling=heard.telling)
+    devices = "small: tracing, for one process with 4 devices"
+    assert heard.lines == [devices, devices, "small: tracing, for 4 ranks"]
+
+
+def grows() -> None:
+    import torch
+    import torch_xla
+
+    for step in range(9):
+        kept = torch.zeros(step + 2).to(torch_xla.device()) * 2  # noqa: F841
+        torch_xla.sync()
+
+
+def test_a_graph_that_changes_at_each_step_is_told_with_its_causes() -> None:
+    with pytest.raises(TpuMagicsError) as caught:
+        preflight(grows, target="v5e-1")
+    assert caught.value.what == "The graph of grows changes at every step: 5 steps gave 5 graphs."
+    assert any("input-shape: " in line for line in caught.value.details), caught.value.details
+    assert "%tpu_check finds such places" in caught.value.todo
+    assert preflights.newest() == []
+
+
+def test_processes_and_spmd_cannot_be_had_together() -> None:
+    with pytest.raises(TpuMagicsError) as caught:
+        preflight(small, target="v5e-4", processes=4, spmd=True)
+    assert "-n 4 and --spmd cannot be had together." in said(caught.value)
+
+
+# -- a search ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the search of this module found, and heard; made by the first test that asks."""
+    return {}
+
+
+def search(searched: dict[str, Any]) -> tuple[FitResult, Heard]:
+    if not searched:
+        heard = Heard()
+        found = preflight(wide, 64, target="v5e-1", fit="batch", kept=False, telling=heard.telling)
+        [searched["fit"]], searched["heard"] = found.fit, heard
+    return searched["fit"], searched["heard"]
+
+
+@pytest.mark.slow
+def test_the_largest_agrees_with_trying_its_neighbours(searched: dict[str, Any]) -> None:
+    found, _ = search(searched)
+    assert found.largest is not None and found.nice is not None
+    assert 300 < found.largest < 600 and found.nice % 8 == 0 and found.largest - 8 < found.nice <= found.largest
+
+    def status(batch: int) -> str:
+        return preflight(wide, batch, target="v5e-1").results[0].status
+
+    assert [status(found.largest + more) for more in (-1, 0, 1)] == ["fits", "fits", "too-large"]
+    assert status(found.nice) == "fits"
+
+
+@pytest.mark.slow
+def test_of_a_size_that_is_too_large_one_graph_is_compiled(searched: dict[str, Any]) -> None:
+    found, heard = search(searched)
+    fits = [one for one in found.points if one.status == "fits"]
+    large = [one for one in found.points if one.status == "too-large"]
+    assert large and len(heard.done) == 2 * len(fits) + len(large)
+    assert all(len(one.error.splitlines()) == 1 for one in large), "a refusal is pages long"
+    assert heard.lines[:2] == ["wide: tracing, for one rank", "batch = 64: v5litepod-1"]
+
+
+def test_where_the_data_end_the_search_ends() -> None:
+    """20 rows are three steps of 6, and two of 7: too few to tell what later steps need."""
+    [found] = preflight(wide, 2, 20, target="v5e-1", fit="batch").fit
+    assert found.largest == 6
+    assert (
+        "batch = 6 fits (compiled); for 7 the function itself fails: With batch = 7 the function makes only 2 steps, and "
+        "what later steps need is not known." in found.notes
+    )
+
+
+def test_too_few_steps_with_the_size_that_there_is() -> None:
+    heard = Heard()
+    with pytest.raises(TpuMagicsError) as caught:
+        preflight(small, target="v5e-1", kwargs={"steps": 1}, fit="batch", telling=heard.telling)
+    assert caught.value.what == "With batch = 8 the function makes only 1 step, and what later steps need is not known."
+    assert not heard.done, "it is told before anything is compiled"
+    with pytest.raises(TpuMagicsError, match="A search cannot do with --steps 2"):
+        preflight(small, target="v5e-1", steps=2, fit="batch")
+
+
+def test_a_name_of_the_notebook_is_as_it_was_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = preflight(reads_a_name, target="v5e-1", fit="SIZE")
+    assert found.fit[0].largest is not None and SIZE == 1000
+    monkeypatch.setitem(globals(), "SIZE", "many")
+    with pytest.raises(TpuMagicsError, match="--fit SIZE: its value is 'many'"):
+        preflight(reads_a_name, target="v5e-1", fit="SIZE")
+
+
+SIZE = 1000
+
+
+def reads_a_name() -> None:
+    """Up to 1003 rows: the search ends soon."""
+    if SIZE > 1003:
+        raise ValueError("no more rows")
+    small(SIZE)
+
+
+def test_a_trace_that_was_ended_by_its_bound_counts_as_enough() -> None:
+    traced = preflight(small, target="v5e-1")["v5e-1"].traced
+    require_steps("batch = 8", traced, 5)
+
+
+# -- the function of the package --------------------------------------------------------------------------------------
+
+
+def test_the_room_can_be_called_and_shows_the_functions_help() -> None:
+    import tpu_magics
+    import tpu_magics.preflight.targets
+    from tpu_magics.magics import preflight as magic
+
+    room: Any = tpu_magics.preflight
+    assert inspect.ismodule(room) and inspect.signature(room) == inspect.signature(magic.preflight)
+    told = pydoc.render_doc(room, renderer=pydoc.plaintext)
+    assert "preflight(function, *args, target, kwargs=None, fit=None" in told and "names of TPUs" in told
+    found = room(small, target="v5e-1", plain=True)
+    assert isinstance(found, Preflight) and found.fits and str(found).startswith("Preflight of small: batch 8")
+
+
+def test_the_public_train_has_preflight_among_its_options() -> None:
+    import tpu_magics
+
+    parameters = inspect.signature(tpu_magics.train).parameters
+    assert "preflight" in parameters and "gate" not in parameters and "max_recompiles" in parameters
+    told = inspect.getdoc(tpu_magics.train) or ""
+    assert 'preflight: the name of a TPU ("v5e-8")' in told and "gate:" not in told
