@@ -442,8 +442,25 @@ def all_reports(folder: Path) -> dict[str, Any]:
     }
 
 
+def preflight_report() -> dict[str, Any]:
+    """A model and a tf.function all the way: lowered, compiled for a TPU, told."""
+    from tpu_magics.panel.preflight import to_text
+    from tpu_magics.preflight.run import preflight
+
+    model, _, _ = dense()
+    x, y = np.zeros((32, 20), np.float32), np.zeros(32, np.int32)
+    batch = tf.zeros((64, 256))
+    squared = tf.function(lambda rows: tf.reduce_mean((rows @ tf.transpose(rows)) ** 2))
+    found = {
+        "model": preflight(model, x, y, target="v5e-8", kept=False),
+        "function": preflight(squared, batch, target="v5e-8", kept=False),
+    }
+    return {name: {"text": to_text(one), "json": one.to_dict()} for name, one in found.items()}
+
+
 REPORTS = {
     "all": all_reports,
+    "preflight": lambda _: preflight_report(),
     "hash": lambda _: hash_report(),
 }
 

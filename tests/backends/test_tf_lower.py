@@ -244,6 +244,22 @@ def test_a_tpus_compiler_takes_what_was_lowered_for_a_cpu(folder: Path) -> None:
         assert donated <= compiled.memory.aliased < compiled.memory.arguments, name
 
 
+@pytest.mark.slow
+def test_a_model_and_a_function_are_preflighted(folder: Path) -> None:
+    """All the way from Keras to the text that a person reads."""
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("libtpu is not installed (the extra preflight, Python 3.11 or newer)")
+    found = report("preflight", folder)
+    for name, batch in (("model", 32), ("function", 64)):
+        text, [result] = " ".join(found[name]["text"].split()), found[name]["json"]["results"]
+        assert (result["status"], result["trace"]["batch"], result["ranks"]) == ("fits", batch, None), text
+        assert f"batch {batch} on one replica" in text and "the program is that of one replica" in text
+        assert result["roofline"]["flops"] > 0 and result["samples_per_second"]["every"] is None
+        assert result["roofline"]["matmul_share"] is not None and result["verdict"]["suits"] is False, "it is tiny"
+        assert "the all-reduce of gradients that a strategy with more replicas puts in" in text
+    assert found["model"]["json"]["function"] != found["function"]["json"]["function"]
+
+
 def size(parameter: str) -> int:
     """Bytes of "f32[3,5] name"."""
     bits, shape = re.match(r"[a-z]+(\d+)\[([\d,]*)\]", parameter).groups()

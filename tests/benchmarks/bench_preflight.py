@@ -85,11 +85,12 @@ def _left(folder: Path) -> Any:
 
 def bare(folder: str, begin: float) -> tuple[float, float]:
     """Seconds from `begin`, when this process was asked for, to the end of the compile; and those of its call."""
+    from tpu_magics.preflight.compile_environment import ENVIRONMENT
     from tpu_magics.preflight.compiler import private
     from tpu_magics.preflight.targets import parse
 
     target = parse(TARGET)
-    os.environ.update(target.environment)
+    os.environ.update(ENVIRONMENT)
     options = private._options
 
     def without_dump(*asked: Any) -> Any:

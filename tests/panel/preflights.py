@@ -19,7 +19,7 @@ GIB, MIB = 2**30, 2**20
 ATTENTION = Place("In [3]", 21, "    loss = model(**batch).loss")
 STEP = Place("In [3]", 24, "    optimizer.step()")
 READ = Place("In [3]", 27, "    losses.append(loss.item())")
-VERSIONS = {"jax": "0.10.2", "jaxlib": "0.10.2", "libtpu": "0.0.52"}
+VERSIONS = {"jaxlib": "0.10.2", "libtpu": "0.0.52"}
 
 
 def graph(nth: int, **others: Any) -> Graph:
@@ -64,7 +64,12 @@ def compiled(name: str = "v5litepod-8", nth: int = 1, needed: float = 4.3 * GIB,
 
 
 def result(name: str = "v5e-8", trace: Traced | None = None, **others: Any) -> TargetResult:
+    """With as many replicas as the target has ranks, or `ranks`; one where the trace is split or does not say."""
     target, trace = parse(name), trace or traced()
+    alone = trace.graphs[0].partitions > 1 or not trace.ranks_known
+    ranks = others.pop("ranks", target.ranks)
+    many = 1 if alone else ranks
+    trace = replace(trace, graphs=tuple(replace(one, replicas=many) for one in trace.graphs))
     first = {key: value for key, value in others.items() if key not in ("memory", "padding")}
     made = [compiled(target.name, one.nth, **(others if one.steady else first)) for one in trace.graphs]
     return TargetResult(target, trace, tuple(made))
@@ -115,6 +120,7 @@ def custom() -> Preflight:
     )
     text = "input_ids now int64[32,129], before int64[32,128]"
     trace = traced(
+        graphs=tuple(replace(graph(nth), steady=nth == 4) for nth in range(5)),
         refused=(op,),
         reads=(Read(READ, "loss.item()", 5),),
         settled=False,
@@ -135,7 +141,7 @@ def refused() -> Preflight:
         replace(each, status="failed", error="The compile process was stopped at 12 GiB of host memory.")
         for each in none
     )
-    return Preflight("train", (replace(found, compiled=none), TargetResult(parse("v4-8"), found.traced, died)))
+    return Preflight("train", (replace(found, compiled=none), TargetResult(parse("v4-8"), result("v4-8").traced, died)))
 
 
 def fitted() -> Preflight:

@@ -204,7 +204,7 @@ def test_the_first_step_may_need_most() -> None:
     one = result("v5e-8")
     memory = Memory(12 * GIB, one.target.chip.available)
     found = Preflight("f", (replace(one, compiled=(replace(one.compiled[0], memory=memory), one.compiled[1])),))
-    assert "12 of 15.75 GiB 24 % free in the first step" in page(found)
+    assert "12 of 15.75 GiB 24 % free in the graph of sync 1" in page(found)
 
 
 # -- what is folded away ---------------------------------------------------------------------------------------------
@@ -229,7 +229,8 @@ def test_buffers_have_their_lines() -> None:
 
 def test_padding_names_the_dimension() -> None:
     assert cells(preflights.tiny(), "Padding of tiles")[0][:3] == ("hidden.weight 100 → 128", "1 MiB", "33 %")
-    assert topic(preflights.tiny(), "Padding of tiles").summary == "hidden.weight 100 → 128: 33 % of the HBM"
+    assert topic(preflights.tiny(), "Padding of tiles").summary == "hidden.weight 100 → 128: 33 % of the HBM in use"
+    assert "of what is in use" in topic(preflights.tiny(), "Padding of tiles").table.columns
 
 
 def test_several_targets_are_named_in_each_table() -> None:
@@ -239,10 +240,47 @@ def test_several_targets_are_named_in_each_table() -> None:
 
 def test_cost_says_where_its_numbers_are_from() -> None:
     notes = " ".join(topic(preflights.tiny(), "Cost of a step").table.notes)
-    assert "one bf16 pass" in notes and "body of a loop counts once" in notes and "4 MB" in notes
+    assert "one bf16 pass" in notes and "In loops" not in notes and "4 MB" in notes
     assert "one bf16 pass" not in " ".join(topic(preflights.bert(), "Cost of a step").table.notes)
+    looped = topic(Preflight("f", (result("v5e-8", loops=True),)), "Cost of a step").table
+    assert any(one.startswith("In loops multiplications count in each round") for one in looped.notes)
+    assert "not available (multiplications in loops" in looped.rows[1].cells[1]
     floor = Preflight("f", (result("v5e-8", hbm_bytes=None),))
     assert "each argument and output moved once" in " ".join(topic(floor, "Cost of a step").table.notes)
+
+
+def test_what_is_no_bound_has_no_sign_of_one() -> None:
+    text = page(Preflight("f", (result("v5e-8", guessed=True),)))
+    assert "A step, estimate ≈ 25.6 ms ≈ 39 steps/s" in text and "≥" not in text and "≤" not in text
+    assert "an estimate, and no bound" in text and "a lower bound" not in text
+
+
+def test_fewer_ranks_than_the_target_has() -> None:
+    found = Preflight("f", (result("v5e-8", ranks=1),))
+    text = page(found)
+    assert "batch 32 on one rank" in text and "1 of 8 chips, 1 rank" in text and "(batch 32)" in text
+    fit = FitResult("v5litepod-8", "batch", 9, 8, (FitPoint(8, "fits", GIB, 15 * GIB),), 1, ())
+    assert "v5litepod-8 9 8 8 8 on 1 chip" in flat(to_text(replace(found, fit=(fit,))))
+
+
+def test_of_one_replica_only_what_it_does_itself_is_told() -> None:
+    found = Preflight("f", (result("v5e-8", traced(ranks_known=False)),))
+    fit = FitResult("v5litepod-8", "batch", 9, 8, (FitPoint(8, "fits", GIB, 15 * GIB),), 1, ())
+    text = page(replace(found, fit=(fit,)))
+    assert "batch 32 on one replica" in text and "8 chips; the program is that of one replica" in text
+    assert "on each chip in all v5litepod-8 9 8 8 not available (the program is that of one replica)" in text
+    rows = {one[0]: one[1] for one in cells(found, "Cost of a step")}
+    assert rows["samples/s, in all"] == "not available (the program is that of one replica)"
+    assert rows["samples/s, each chip"].startswith("≤ ")
+
+
+def test_under_spmd_the_batch_is_over_all_devices() -> None:
+    results = [result(f"v5e-{n}", traced(graphs=(preflights.graph(1, partitions=n),), batch=256)) for n in (4, 8)]
+    text = page(Preflight("f", tuple(results)))
+    assert "batch 256 over 4 or 8 devices" in text and "8 chips, SPMD over 8" in text
+    fit = FitResult("v5litepod-8", "batch", 99, 64, (FitPoint(64, "fits", GIB, 15 * GIB),), 1, (), 8)
+    text = page(Preflight("f", (results[1],), (fit,)))
+    assert "largest multiple of 8 on each device on each chip in all v5litepod-8 99 64 8 64 on 8 chips" in text
 
 
 def test_an_unknown_batch_is_said_to_be_unknown() -> None:
@@ -273,10 +311,33 @@ def test_bf16_is_not_advised_to_who_has_it() -> None:
 
 def test_a_changing_graph_shows_its_causes() -> None:
     text = page(preflights.custom())
-    assert "✗ changes in each step In 5 steps no two successive graphs were equal" in text
+    assert "✗ changes in each step Each of 5 steps had a graph of its own: on a TPU each step compiles." in text
     assert "input-shape: input_ids now int64[32,129], before int64[32,128]" in text
     one = Preflight("f", (result("v5e-8", traced(settled=False, syncs=1)),))
-    assert "! one step only" in page(one)
+    assert "! 1 step only Only 1 step was seen" in page(one)
+
+
+def test_graphs_that_come_again_are_no_compile_in_each_step() -> None:
+    """A, B, A, B: two compiles."""
+    text = page(Preflight("f", (result("v5e-8", traced(settled=False, syncs=4)),)))
+    assert "! changes 2 graphs in 4 syncs, and no two successive steps had the same one" in text
+    assert "each step compiles" not in text and "2 graphs: later steps" not in text
+
+
+def test_graphs_are_told_by_their_sync() -> None:
+    assert topic(preflights.bert(), "Graphs").summary == "2 graphs: later steps run that of sync 2"
+    graphs = (preflights.graph(0), preflights.graph(3), preflights.graph(4))
+    both = Preflight("f", (result("v5e-8", traced(graphs=graphs)),))
+    assert topic(both, "Graphs").summary == "3 graphs: later steps run those of syncs 4 and 5"
+    assert [row[0] for row in cells(both, "Graphs")] == ["sync 1", "sync 4\nlater steps", "sync 5\nlater steps"]
+    assert topic(preflights.custom(), "Graphs").summary == "5 graphs in 5 syncs"
+
+
+def test_the_graph_that_does_not_fit_is_named() -> None:
+    one = result("v5e-8", traced(graphs=(preflights.graph(2), preflights.graph(5))))
+    large = replace(one.compiled[0], status="too-large", memory=Memory(20 * GIB, one.target.chip.available))
+    text = page(Preflight("f", (replace(one, compiled=(large, one.compiled[1])),)))
+    assert "That is the graph of sync 3; that of sync 6 fits." in text and "first step" not in text
 
 
 def test_a_value_that_read_zero_is_told_with_its_line() -> None:

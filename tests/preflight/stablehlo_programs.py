@@ -6,6 +6,7 @@ What lives here: texts. What does not: what the compiler makes of them (test_com
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -101,6 +102,30 @@ DYNAMIC = """module @dynamic {
 """
 
 NO_OP = CUSTOM_CALL.replace("stablehlo.custom_call @my_own_kernel(%a)", "stablehlo.no_such_op %a")
+
+# softmax(q k') v, in f32.
+ATTENTION = """module @attention {
+  func.func public @main(
+    %q: tensor<8x12x2048x64xf32>, %k: tensor<8x12x2048x64xf32>, %v: tensor<8x12x2048x64xf32>
+  ) -> tensor<8x12x2048x64xf32> {
+    %s = stablehlo.dot_general %q, %k, batching_dims = [0, 1] x [0, 1], contracting_dims = [3] x [3] : (Q, Q) -> S
+    %low = stablehlo.constant dense<0xFF800000> : tensor<f32>
+    %zero = stablehlo.constant dense<0.0> : tensor<f32>
+    %m = stablehlo.reduce(%s init: %low) applies stablehlo.maximum across dimensions = [3] : (S, tensor<f32>) -> R
+    %mb = stablehlo.broadcast_in_dim %m, dims = [0, 1, 2] : (R) -> S
+    %d = stablehlo.subtract %s, %mb : S
+    %e = stablehlo.exponential %d : S
+    %u = stablehlo.reduce(%e init: %zero) applies stablehlo.add across dimensions = [3] : (S, tensor<f32>) -> R
+    %ub = stablehlo.broadcast_in_dim %u, dims = [0, 1, 2] : (R) -> S
+    %p = stablehlo.divide %e, %ub : S
+    %o = stablehlo.dot_general %p, %v, batching_dims = [0, 1] x [0, 1], contracting_dims = [3] x [2] : (S, Q) -> Q
+    return %o : Q
+  }
+}
+"""
+for _short, _long in (("Q", "8x12x2048x64"), ("S", "8x12x2048x2048"), ("R", "8x12x2048")):
+    ATTENTION = re.sub(rf"\b{_short}\b", f"tensor<{_long}xf32>", ATTENTION)
+ATTENTION_SCORES = 4 * 8 * 12 * 2048 * 2048
 
 
 def elementwise(rows: int) -> str:

@@ -237,6 +237,36 @@ def test_a_trainer_does_not_train_and_the_function_finds_it_whole(capsys: pytest
         found.function()
 
 
+KERAS = [
+    "import keras, numpy as np\nx, y = np.zeros((4, 3)), np.zeros((4, 1))",
+    "model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])\nmodel.compile('sgd', 'mse')",
+    "weights = model.get_weights()[0].copy()\nmodel.fit(x, y)\nmodel.evaluate(x, y)",
+    "import tensorflow as tf\nguessed = tf.keras.Model.predict(model, x)",
+    "def f():\n    same = (model.get_weights()[0] == weights).all()\n"
+    "    return same and guessed is None and 'fit' not in vars(keras.Model)",
+]
+AS_COMMAND = """
+from tests.preflight.test_command import call
+found = call("a.ipynb")
+print(found.function(), found.function.__globals__["model"].predict(found.function.__globals__["x"]).shape)
+"""
+
+
+@pytest.mark.slow
+def test_a_keras_model_does_not_train_and_can_afterwards() -> None:
+    """In a process of its own: TensorFlow and torch_xla do not go into one."""
+    root = Path(__file__).parents[2]
+    if not (root / ".venv" / "tensorflow").is_dir():
+        pytest.skip("TensorFlow is not in .venv/tensorflow, where `make` puts it")
+    write("a.ipynb", *KERAS)
+    path = os.pathsep.join([str(root / ".venv" / "tensorflow"), str(root)])
+    environment = {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    done = subprocess.run([sys.executable, "-c", AS_COMMAND], env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["True (4, 1)"], done.stderr
+    said = [line.partition(" is left out")[0] for line in done.stderr.splitlines() if " is left out" in line]
+    assert said == ["cell 3: Model.fit()", "cell 3: Model.evaluate()", "cell 4: Model.predict()"]
+
+
 # -- the arguments ----------------------------------------------------------------------------------------------------
 
 
@@ -456,4 +486,4 @@ def test_a_notebook_is_preflighted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_help_is_there() -> None:
     done = command("-h")
-    assert done.returncode == 0 and "--fit NAME" in done.stdout and "%%tpu_train" in done.stdout
+    assert done.returncode == 0 and "--fit NAME" in done.stdout and "bf16-downcast" in done.stdout

@@ -12,6 +12,7 @@ from tests.preflight import stablehlo_programs as programs
 from tests.preflight.stablehlo_programs import ROW, compile_some, graph
 from tpu_magics.backends.lowered import Place
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.preflight.compile_environment import torch_xla_flags
 from tpu_magics.preflight.compiler import refusals
 from tpu_magics.preflight.compiling import Progress
 from tpu_magics.preflight.facts import Compiled
@@ -130,7 +131,7 @@ def test_seconds_peak_and_versions_are_told(answers: Answers, packages: tuple[st
     assert found.peak is not None and found.peak > 100 * MIB
     assert found.versions["libtpu"].startswith("0.0.")
     assert not packages or found.versions["libtpu"] == "0.0.21.1"
-    assert set(found.versions) == {"jax", "jaxlib", "libtpu"}
+    assert set(found.versions) == {"jaxlib", "libtpu"}
 
 
 # -- the same as HLO --------------------------------------------------------------------------------------------------
@@ -259,8 +260,9 @@ def test_more_replicas_than_devices_are_no_answer(answers: Answers) -> None:
 
 @pytest.mark.slow
 def test_every_generation_is_compiled_for(packages: tuple[str, ...]) -> None:
-    """As many replicas as torch_xla's launcher starts."""
-    names = ["v2-8", "v3-8", "v4-8", "v5e-8", "v5p-8", "v6e-8", *(() if packages else ("tpu7x-8",))]
+    """As many replicas as torch_xla's launcher starts. Of the older compiler two generations: one of two devices to a
+    chip, and the one of Colab."""
+    names = ["v3-8", "v5e-8"] if packages else ["v2-8", "v3-8", "v4-8", "v5e-8", "v5p-8", "v6e-8", "tpu7x-8"]
     for target in map(parse, names):
         count = target.ranks
         groups = f"dense<[{list(range(count))}]> : tensor<1x{count}xi64>"
@@ -278,6 +280,21 @@ def test_a_topology_that_libtpu_does_not_make(packages: tuple[str, ...]) -> None
     with pytest.raises(TpuMagicsError, match=r"libtpu 0\.0\.\S+ does not make the topology v5e:3x5") as error:
         compile_some([GRAPHS["training"]], target=wrong, packages=packages)
     assert "3x5" in error.value.why
+
+
+@pytest.mark.parametrize("name", ["v5e-1", "v3-8"])
+def test_torch_xlas_flags_are_taken(packages: tuple[str, ...], name: str) -> None:
+    """And its programs of attention have their scores in HBM, which libtpu's own kernel has not."""
+    target = parse(name)
+    asked = {"target": target, "packages": packages}
+    without, with_ = (
+        compile_some([graph(programs.ATTENTION)], flags=flags, **asked)[0] for flags in ((), torch_xla_flags(target))
+    )
+    assert (without.status, with_.status) == ("fits", "fits"), with_.error
+    assert without.memory is not None and with_.memory is not None
+    assert with_.memory.temporaries is not None and with_.memory.temporaries >= programs.ATTENTION_SCORES
+    if name == "v5e-1":
+        assert with_.memory.needed > 2 * without.memory.needed
 
 
 # -- progress ---------------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ class Tpu:
 
     name: str
     ranks: int = 1
+    devices: int = 1
 
 
 @dataclass
@@ -253,6 +254,15 @@ def test_memory_that_does_not_grow_evenly_is_told() -> None:
     assert (found.largest, found.nice) == (107, 96)
     assert proved(found)
     assert "batch = 104 does not fit though 107 does" in found.notes[1]
+
+
+@pytest.mark.parametrize(("devices", "nice"), [(1, 104), (4, 96), (8, 64), (16, None)])
+def test_where_devices_share_the_batch_each_has_a_multiple_of_eight(devices: int, nice: int | None) -> None:
+    """SPMD: 104 rows over 8 devices are 13 on each."""
+    [found] = search("batch", 32, [Tpu("v5e-8", 1, devices)], FakeCompiler({"v5e-8": line}))
+    assert (found.largest, found.nice, found.devices) == (107, nice, devices) and proved(found)
+    if nice is None:
+        assert found.notes[-1] == "No multiple of 128 that fits is known: there is none up to 107."
 
 
 def test_no_nice_size_fits() -> None:

@@ -59,9 +59,11 @@ def test_without_the_program_arguments_and_outputs_are_the_floor() -> None:
 def test_what_is_not_known_has_a_reason() -> None:
     found = roofline(program(), peak=1e14, bandwidth=1e12)
     assert (found.seconds, found.bound, found.steps_per_second, found.matmul_share) == (None, "", None, None)
-    assert set(found.reasons) == {"flops", "bytes", "compute", "memory"}
+    assert set(found.reasons) == {"flops", "bytes", "compute", "memory", "matmul_share"}
     one = roofline(program(flops=1e12), peak=1e14, bandwidth=1e12)
-    assert one.seconds == pytest.approx(0.01) and not one.bound and set(one.reasons) == {"bytes", "memory"}
+    assert (
+        one.seconds == pytest.approx(0.01) and not one.bound and set(one.reasons) == {"bytes", "memory", "matmul_share"}
+    )
     assert "figure" in roofline(program(flops=1e12), peak=None, bandwidth=None).reasons["compute"]
 
 
@@ -69,6 +71,30 @@ def test_multiplications_in_loops_count_as_often_as_they_run() -> None:
     """The compiler's own count has the body of a loop once."""
     looped = program(flops=1e12, multiplications=Multiplications({"bf16": 1e13}))
     assert roofline(looped, 1e14, 1e12).flops == 1e13
+
+
+def test_of_a_program_with_loops_the_share_of_multiplications_is_not_known() -> None:
+    """They count in each round, and what stands beside them once."""
+    for whole in (1e12, 4e12):
+        looped = program(flops=whole, multiplications=Multiplications({"bf16": 2e12}), loops=True)
+        found = roofline(looped, 1e14, 1e12)
+        assert found.matmul_share is None and "in each round" in found.reasons["matmul_share"]
+    told = verdict(flops=1e12, multiplications=Multiplications({"bf16": 2e12}), loops=True)
+    assert (told.suits, told.because) == (None, "How much of it is matrix multiplication is not known.")
+    assert "in each round" in reason(told, "matmul").sentence
+
+
+def test_what_the_compiler_leaves_out_is_added_to_all_and_to_the_multiplications() -> None:
+    """Attention on v5e: 200 of 400 are in a kernel that the compiler made, and 300 are no multiplications."""
+    found = roofline(program(flops=500.0, multiplications=Multiplications({"f32": 400.0}, kernels=200.0)), 1e14, 1e12)
+    assert found.flops == 700 and found.matmul_share == pytest.approx(4 / 7) and "matmul_share" not in found.reasons
+
+
+def test_what_a_program_decides_while_it_runs_is_no_bound() -> None:
+    assert roofline(program(flops=1e12), 1e14, 1e12).least
+    assert not roofline(program(flops=1e12, guessed=True), 1e14, 1e12).least
+    assert reason(verdict(), "step").number.startswith("at least ")
+    assert reason(verdict(guessed=True), "step").number.startswith("about ")
 
 
 def test_shares_of_nothing_are_not_known() -> None:
@@ -141,10 +167,23 @@ def test_a_refused_program_has_to_be_mended_and_no_answer_is_no_verdict() -> Non
 
 
 def test_a_changing_graph_has_to_be_mended_once_it_is_known_to_change() -> None:
-    assert reason(verdict(traced(settled=False, syncs=5)), "graphs").decides == MEND
+    each = traced(settled=False, syncs=5, graphs=tuple(preflights.graph(nth) for nth in range(5)))
+    assert reason(verdict(each), "graphs").decides == MEND
     for syncs in (1, 2):
         early = reason(verdict(traced(settled=False, syncs=syncs)), "graphs")
         assert (early.good, early.decides) == (None, "") and "not known" in early.text
+
+
+def test_graphs_that_come_again_compile_once_each() -> None:
+    """A, B, A, B: two compiles, not four."""
+    found = verdict(traced(settled=False, syncs=4))
+    assert (reason(found, "graphs").good, found.suits) == (None, True)
+    assert "2 graphs in 4 syncs" in reason(found, "graphs").text and "compiles once" in reason(found, "graphs").text
+
+
+def test_what_decides_nothing_is_not_why_it_cannot_be_said() -> None:
+    found = verdict(traced(settled=False, syncs=1), flops=None, multiplications=None)
+    assert found.suits is None and found.because.startswith("How much of it is matrix multiplication")
 
 
 def test_only_a_read_in_each_step_counts() -> None:
@@ -159,6 +198,25 @@ def test_batch(rows: int | None, good: bool | None) -> None:
 
 def test_an_odd_batch_is_told_its_neighbours() -> None:
     assert reason(verdict(traced(batch=12)), "batch").todo == "8 or 16."
+
+
+@pytest.mark.parametrize(
+    ("rows", "good", "text"),
+    [
+        (256, True, "The batch of 256 over 8 devices (32 on each) is a multiple of 8 on each, the rows of a tile"),
+        (32, False, "The batch of 32 over 8 devices (4 on each) is small: a tile alone has 8 rows"),
+        (72, None, "The batch of 72 over 8 devices (9 on each) is no multiple of 8 on each, the rows of a tile"),
+        (250, None, "The batch of 250 over 8 devices is no multiple of 8 on each, the rows of a tile"),
+    ],
+)
+def test_under_spmd_each_device_has_a_part_of_the_batch(rows: int, good: bool | None, text: str) -> None:
+    found = reason(verdict(traced(graphs=(preflights.graph(1, partitions=8),), batch=rows)), "batch")
+    assert (found.good, found.text) == (good, text)
+    assert good is not None or found.todo == ("64 or 128." if rows == 72 else "192 or 256.")
+
+
+def test_the_batch_of_one_replica_is_not_said_to_be_a_ranks() -> None:
+    assert "32 as compiled" in reason(verdict(traced(ranks_known=False)), "batch").text
 
 
 @pytest.mark.parametrize(("plain", "good"), [(98, True), (80, None), (60, False)])

@@ -118,6 +118,20 @@ def test_multiplications_of_a_kernel_in_the_text() -> None:
     assert kernels.products(_instruction(config % binary, "custom-call")) is None
 
 
+def test_flops_in_kernels_are_told_apart() -> None:
+    """XLA's own count leaves them out."""
+    body = """module {
+    %1 = tpu.matmul %a, %b, %c {dimension_numbers = #tpu.dot_dimension_numbers<[1], [0], [0], [1], [0, 0, 1, 1], \
+[], []>} : vector<8x16xf32>, vector<16x32xf32>, vector<8x32xf32> -> vector<8x32xf32>
+"""
+    text = PALLAS.replace("TUzvUg==", base64.b64encode(body.encode()).decode())
+    both = text.replace(
+        "  ROOT", "  %y = f32[8,8] dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={1}\n  ROOT"
+    )
+    found = multiplications(_parsed(both), None).multiplications
+    assert found.kernels == 2 * 8 * 16 * 32 and sum(found.flops.values()) == found.kernels + 2 * 8 * 8 * 128
+
+
 PALLAS = """HloModule jit_f
 
 ENTRY %main (x: f32[8,128]) -> f32[8,128] {
@@ -203,6 +217,34 @@ def _parsed(text: str) -> Program:
 def _trips(program: Program) -> int | None:
     main = program.computations[program.entry]
     return trips.trips(program, main, main.instructions["while.1"])
+
+
+BRANCHES = """HloModule jit_f
+
+%light (p: f32[4,4]) -> f32[4,4] {
+  ROOT %p = f32[4,4] parameter(0)
+}
+
+%heavy (q: f32[4,4]) -> f32[4,4] {
+  %q = f32[4,4] parameter(0)
+  ROOT %m = f32[4,4] dot(%q, %q), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+ENTRY %main (x: f32[4,4], b: s32[]) -> f32[4,4] {
+  %x = f32[4,4] parameter(0)
+  %b = s32[] parameter(1)
+  ROOT %c = f32[4,4] conditional(%b, %x, %x), branch_computations={%light, %heavy}
+}
+"""
+
+
+def test_branches_and_loops_of_unknown_rounds_are_guesses() -> None:
+    """The heaviest branch counts, and an execution may take another one."""
+    found = multiplications(_parsed(BRANCHES), None)
+    assert found.multiplications.flops == {"f32": 2 * 4**3} and found.runs.guessed and not found.loops
+    unknown = multiplications(_parsed(LOOP.format(start=0, end=10, step=0, direction="LT", note="")), None)
+    known = multiplications(_parsed(LOOP.format(start=0, end=10, step=1, direction="LT", note="")), None)
+    assert unknown.runs.guessed and not known.runs.guessed
 
 
 # -- places ---------------------------------------------------------------------------------------------------------

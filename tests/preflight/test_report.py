@@ -34,6 +34,15 @@ def test_the_worst_graph_decides(status: str) -> None:
     assert (one.status, one.fits, one.worst) == (status, False, one.compiled[0])
 
 
+@pytest.mark.parametrize("status", ["too-large", "refused"])
+def test_what_is_proved_decides_before_what_has_no_answer(status: str) -> None:
+    one = with_first(status, 1 * GIB)
+    died = replace(one.compiled[1], status="failed", memory=None, error="it died")
+    for answers in ((one.compiled[0], died), (died, one.compiled[0])):
+        assert replace(one, compiled=answers).status == status
+    assert replace(one, compiled=(one.compiled[1], died)).status == "failed"
+
+
 def test_of_graphs_that_fit_the_one_that_needs_most_is_told() -> None:
     assert with_first("fits", 9 * GIB).worst.memory == with_first("fits", 9 * GIB).compiled[0].memory
     assert with_first("fits", 1 * GIB).worst is not with_first("fits", 1 * GIB).compiled[0]
@@ -82,6 +91,34 @@ def test_samples_a_second() -> None:
 def test_under_spmd_the_batch_is_that_of_all() -> None:
     one = result("v5e-8", traced(graphs=(graph(1, partitions=8),), batch=256))
     assert one.rate is not None and one.rate.batch == 256
+    assert (one.ranks, one.devices, one.chips, one.everywhere(256), one.on_chip(256)) == (1, 8, 8, 256, 32)
+
+
+@pytest.mark.parametrize(("name", "ranks", "chips"), [("v5e-8", 1, 1), ("v5e-8", 4, 4), ("v3-8", 4, 4), ("v3-8", 8, 4)])
+def test_sums_are_of_the_ranks_that_were_asked_for(name: str, ranks: int, chips: int) -> None:
+    """-n 1 for v5e-8 is one rank on one chip, and not eight."""
+    one = result(name, ranks=ranks)
+    assert (one.ranks, one.chips, one.everywhere(32), one.on_chip(32)) == (ranks, chips, 32 * ranks, 32 * ranks / chips)
+    steps = one.roofline.steps_per_second
+    assert one.rate is not None and steps is not None
+    assert one.rate.every == pytest.approx(32 * ranks * steps) and one.rate.chip == pytest.approx(
+        one.rate.every / chips
+    )
+    assert (one.to_dict()["ranks"], one.to_dict()["chips"]) == (ranks, chips)
+
+
+def test_of_one_replica_nothing_is_summed() -> None:
+    """TensorFlow's program does not say of how many it is one."""
+    one = result("v5e-8", traced(ranks_known=False))
+    assert one.ranks is None and one.everywhere(32) is None and one.rate is not None
+    assert (one.rate.every, one.rate.batch) == (None, None)
+    assert one.rate.chip == pytest.approx(32 * (one.roofline.steps_per_second or 0))
+    assert one.to_dict()["samples_per_second"]["every"] is None
+
+
+def test_an_estimate_that_is_no_bound_is_not_called_one() -> None:
+    data = result("v5e-8", guessed=True).to_dict()["roofline"]
+    assert data["estimate"] == "no bound of the time" and not data["least"]
 
 
 def test_a_device_of_two_in_a_chip_has_half_of_its_peak() -> None:

@@ -7,6 +7,7 @@ import pydoc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ def _own_cache(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     fresh_session.backend.prepare()
     yield
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert list((tmp_path / "tmp").glob("tpu_magics*")) == []
 
 
 def small(batch: int = 8, steps: int = 4, lr: float = 0.1) -> None:
@@ -116,8 +117,8 @@ def test_the_second_time_compiles_nothing(tmp_path: Path) -> None:
     assert len(anew.done) == 2 and sorted((tmp_path / "cache").rglob("*")) == before
 
 
-def test_precision_is_that_of_the_call_or_of_the_session(fresh_session: session.Session) -> None:
-    fresh_session.precision = "bf16"
+def test_precision_is_that_of_the_call_or_of_the_session() -> None:
+    session.initialise(precision="bf16")
     assert preflight(small, target="v5e-1")["v5e-1"].traced.precision == "bf16"
     asked = preflight(small, target="v5e-1", precision="fp32")["v5e-1"]
     assert asked.traced.precision == "fp32" and asked.bf16_share == 0
@@ -130,10 +131,10 @@ def test_ranks_are_those_of_the_target_or_as_asked() -> None:
     assert preflight(small, target="v5e-4", processes=1)["v5e-4"].graph.replicas == 1
 
 
-def test_spmd_is_that_of_the_call_or_of_the_session(fresh_session: session.Session) -> None:
+def test_spmd_is_that_of_the_call_or_of_the_session() -> None:
     heard = Heard()
     preflight(small, target="v5e-4", spmd=True, telling=heard.telling)
-    fresh_session.spmd = 8
+    session.initialise(spmd=8)
     preflight(small, target="v5e-4", telling=heard.telling)
     preflight(small, target="v5e-4", spmd=False, telling=heard.telling)
     devices = "small: tracing, for one process with 4 devices"
@@ -209,8 +210,8 @@ def test_where_the_data_end_the_search_ends() -> None:
     [found] = preflight(wide, 2, 20, target="v5e-1", fit="batch").fit
     assert found.largest == 6
     assert (
-        "batch = 6 fits (compiled); for 7 the function itself fails: With batch = 7 the function makes only 2 steps, and "
-        "what later steps need is not known." in found.notes
+        "batch = 6 fits (compiled); for 7 the function itself fails: With batch = 7 the function makes only 2 steps, "
+        "and what later steps need is not known." in found.notes
     )
 
 
@@ -255,9 +256,9 @@ def test_the_room_can_be_called_and_shows_the_functions_help() -> None:
     import tpu_magics.preflight.targets
     from tpu_magics.magics import preflight as magic
 
-    room: Any = tpu_magics.preflight
-    assert inspect.ismodule(room) and inspect.signature(room) == inspect.signature(magic.preflight)
-    told = pydoc.render_doc(room, renderer=pydoc.plaintext)
+    room: Any = vars(tpu_magics)["preflight"]
+    assert type(room).__mro__[1] is ModuleType and inspect.signature(room) == inspect.signature(magic.preflight)
+    told = pydoc.plain(pydoc.render_doc(room))
     assert "preflight(function, *args, target, kwargs=None, fit=None" in told and "names of TPUs" in told
     found = room(small, target="v5e-1", plain=True)
     assert isinstance(found, Preflight) and found.fits and str(found).startswith("Preflight of small: batch 8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +14,15 @@ import pytest
 from tests.preflight import stablehlo_programs as programs
 from tests.preflight.stablehlo_programs import compile_some, graph
 from tpu_magics.backends.lowered import Place
-from tpu_magics.preflight import compile_process
+from tpu_magics.preflight import compile_process, compiling
+from tpu_magics.preflight import store as store_module
 from tpu_magics.preflight.compiling import Progress
 from tpu_magics.preflight.facts import Buffer, Compiled, Memory, Multiplications, PaddedDimension, Padding, Refused
 from tpu_magics.preflight.store import Store, default_folder, key
 from tpu_magics.preflight.targets import parse
 
 V5E = parse("v5e-4")
-VERSIONS = {"jax": "0.10.2", "jaxlib": "0.10.2", "libtpu": "0.0.52"}
+VERSIONS = {"jaxlib": "0.10.2", "libtpu": "0.0.52"}
 GRAPH = graph(programs.TRAINING, donors=(0,))
 FULL = Compiled(
     target="v5litepod-4",
@@ -79,7 +81,10 @@ def test_a_kept_result_has_the_lines_of_the_graph_that_asks(tpu_compiler: tuple[
     assert set(lines[1]) == {8}
 
 
-def test_what_failed_is_tried_again(tpu_compiler: tuple[str, ...], store: Store) -> None:
+def test_what_failed_is_tried_again(
+    tpu_compiler: tuple[str, ...], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "FLOOR", 0)
     assert compile_some([GRAPH], store=store, memory_limit=2**20, packages=tpu_compiler)[0].status == "failed"
     again = compile_some([GRAPH], store=store, packages=tpu_compiler)[0]
     assert (again.status, again.kept) == ("fits", False)
@@ -119,6 +124,25 @@ def test_another_tpu_or_version_is_another_key() -> None:
     others = [(parse("v5e-8"), VERSIONS), (V5E, {**VERSIONS, "libtpu": "0.0.53"}), (V5E, {**VERSIONS, "jaxlib": "1.0"})]
     keys = {key(GRAPH, target, versions) for target, versions in [(V5E, VERSIONS), *others]}
     assert len(keys) == 1 + len(others)
+
+
+def test_other_flags_are_another_key() -> None:
+    assert key(GRAPH, V5E, VERSIONS, ("--a=1",)) != key(GRAPH, V5E, VERSIONS)
+
+
+def test_other_code_that_reads_the_answers_is_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an older version of it misread is not found again."""
+    before = key(GRAPH, V5E, VERSIONS)
+    monkeypatch.setattr(store_module, "_READERS", (tmp_path,))
+    found = []
+    for source in ("a = 1\n", "a = 2\n"):
+        (tmp_path / "reader.py").write_text(source)
+        store_module.readers.cache_clear()
+        found.append(key(GRAPH, V5E, VERSIONS))
+    monkeypatch.undo()
+    store_module.readers.cache_clear()
+    assert len({before, *found}) == 3
+    assert key(GRAPH, V5E, VERSIONS) == before
 
 
 def test_lines_and_the_frameworks_own_hash_are_not_part_of_the_key() -> None:
@@ -184,6 +208,16 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     assert store.expected(V5E, 100) is None
 
 
+def test_an_interrupt_while_it_is_written_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store_module.json, "dump", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.put("name", FULL)
+    assert list(store.folder.iterdir()) == []
+
+
 def test_the_time_that_is_expected_is_that_of_the_nearest_in_size(store: Store) -> None:
     assert store.expected(V5E, 1000) is None
     store.timed(V5E, 1000, 10.0)
@@ -206,3 +240,15 @@ def test_the_default_folder_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert default_folder() == tmp_path / "home" / ".cache" / "tpu_magics" / "preflight"
+
+
+def test_an_account_without_a_home_has_one_in_the_temporary_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert default_folder() == tmp_path / f"tpu_magics-{os.getuid()}" / "preflight"

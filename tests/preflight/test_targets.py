@@ -16,6 +16,7 @@ import pytest
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host.chips import GENERATIONS
 from tpu_magics.preflight.chips import CHIPS, MIB
+from tpu_magics.preflight.compile_environment import ENVIRONMENT
 from tpu_magics.preflight.targets import Target, known, known_lines, parse, parse_all
 
 GIB = 2**30
@@ -145,7 +146,7 @@ def test_every_generation_that_a_host_may_have_has_its_figures() -> None:
 
 @pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.generation)
 def test_figures_of_a_device_are_a_chips_in_equal_parts_and_have_sources(chip: Any) -> None:
-    assert chip.device_hbm * chip.devices == chip.hbm == chip.kind.hbm_gib * GIB
+    assert chip.hbm == chip.kind.hbm_gib * GIB
     assert chip.device_peak_flops * chip.devices == chip.peak_flops == chip.kind.tflops * 1e12
     assert chip.device_bandwidth * chip.devices == chip.bandwidth
     assert all((chip.sources.hbm, chip.sources.peak_flops, chip.sources.bandwidth, chip.sources.available))
@@ -214,7 +215,7 @@ def libtpu() -> Libtpu:
         capture_output=True,
         text=True,
         timeout=240,
-        env={**os.environ, **SMALLEST["v5e"].environment, "TPU_LOG_DIR": "disabled"},
+        env={**os.environ, **ENVIRONMENT, "TPU_LOG_DIR": "disabled"},
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return Libtpu(**json.loads(done.stdout))

@@ -10,7 +10,7 @@ are part of a stable format, whose numbers are never given anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -21,7 +21,9 @@ _OPCODE, _METADATA = 2, 7
 _OP_TYPE, _OP_NAME, _SOURCE_FILE, _SOURCE_LINE, _STACK_FRAME_ID = 1, 2, 3, 4, 15
 
 _T = TypeVar("_T")
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT, _BYTES = 0, 2  # wire types
+_FIXED = {1: 8, 5: 4}  # wire type -> bytes
+_MORE = 128  # of a varint's byte: others follow
 
 
 class Frame(NamedTuple):
@@ -35,48 +37,57 @@ class Frame(NamedTuple):
 @dataclass(frozen=True)
 class Numbered:
     """`module`: each instruction's op name ends with "#" and a number, and nothing else in it tells of source lines;
-    `frames`: number -> the Python frames that led to it, innermost first."""
+    `frames`: number -> the Python frames that led to it, innermost first; `names`: number -> the op's name before."""
 
     module: bytes
     frames: Mapping[int, tuple[Frame, ...]]
+    names: Mapping[int, str]
+
+
+_Ops = list[tuple[str, tuple[Frame, ...]]]  # by their numbers
 
 
 def numbered(module: bytes, by_type: bool = False) -> Numbered:
     """Take the source lines out of a module. `by_type`: ops are named by their type alone, where the names themselves
     are counted anew in each step. Raises ValueError where it is no message."""
-    fields = list(_fields(module))
-    index = _Index(next((value for number, _, value in fields if number == _STACK_FRAME_INDEX), b""))
-    frames: dict[int, tuple[Frame, ...]] = {}
+    fields = _fields(module)
+    index = _Index(next((module[at:end] for number, _, _, at, end in fields if number == _STACK_FRAME_INDEX), b""))
+    ops: _Ops = []
     found: list[bytes] = []
-    for number, kind, value in fields:
-        if number == _STACK_FRAME_INDEX:
-            continue
+    for number, _, start, at, end in fields:
         if number == _COMPUTATIONS:
-            value = _computation(value, index, frames, by_type)
-        found.append(_field(number, kind, value))
-    return Numbered(b"".join(found), frames)
-
-
-def _computation(data: bytes, index: _Index, frames: dict[int, tuple[Frame, ...]], by_type: bool) -> bytes:
-    return b"".join(
-        _field(number, kind, _instruction(value, index, frames, by_type) if number == _INSTRUCTIONS else value)
-        for number, kind, value in _fields(data)
+            found.append(_field(number, _computation(module[at:end], index, ops, by_type)))
+        elif number != _STACK_FRAME_INDEX:
+            found.append(module[start:end])
+    return Numbered(
+        module=b"".join(found),
+        frames={number: frames for number, (_, frames) in enumerate(ops)},
+        names={number: name for number, (name, _) in enumerate(ops)},
     )
 
 
-def _instruction(data: bytes, index: _Index, frames: dict[int, tuple[Frame, ...]], by_type: bool) -> bytes:
-    fields = list(_fields(data))
-    metadata = next((value for number, _, value in fields if number == _METADATA), b"")
-    opcode = next((value for number, _, value in fields if number == _OPCODE), b"")
-    found = {number: value for number, _, value in _fields(metadata)}
-    number = len(frames)
-    frames[number] = index.frames(found)
+def _computation(data: bytes, index: _Index, ops: _Ops, by_type: bool) -> bytes:
+    return b"".join(
+        _field(number, _instruction(data[at:end], index, ops, by_type)) if number == _INSTRUCTIONS else data[start:end]
+        for number, _, start, at, end in _fields(data)
+    )
+
+
+def _instruction(data: bytes, index: _Index, ops: _Ops, by_type: bool) -> bytes:
+    opcode, found, rest = b"", {}, []
+    for number, _, start, at, end in _fields(data):
+        if number == _METADATA:
+            found = {name: data[at + a : at + b] for name, _, _, a, b in _fields(data[at:end])}
+            continue
+        rest.append(data[start:end])
+        if number == _OPCODE:
+            opcode = data[at:end]
     keys = (_OP_TYPE,) if by_type else (_OP_NAME, _OP_TYPE)
     name = next((found[key] for key in keys if found.get(key)), opcode)
-    kept = {_OP_TYPE: found.get(_OP_TYPE, b""), _OP_NAME: name + f"#{number}".encode()}
-    fresh = b"".join(_field(key, _BYTES, value) for key, value in kept.items() if value)
-    rest = b"".join(_field(*one) for one in fields if one[0] != _METADATA)
-    return rest + _field(_METADATA, _BYTES, fresh)
+    kept = {_OP_TYPE: found.get(_OP_TYPE, b""), _OP_NAME: name + b"#%d" % len(ops)}
+    ops.append((name.decode("utf-8", "replace"), index.frames(found)))
+    rest.append(_field(_METADATA, b"".join(_field(key, value) for key, value in kept.items() if value)))
+    return b"".join(rest)
 
 
 class _Index:
@@ -84,8 +95,8 @@ class _Index:
 
     def __init__(self, data: bytes) -> None:
         parts: dict[int, list[bytes]] = {1: [], 2: [], 3: [], 4: []}
-        for number, _, value in _fields(data):
-            parts.setdefault(number, []).append(value)
+        for number, _, _, at, end in _fields(data):
+            parts.setdefault(number, []).append(data[at:end])
         self.files = [one.decode("utf-8", "replace") for one in parts[1]]
         self.functions = [one.decode("utf-8", "replace") for one in parts[2]]
         self.locations = [_numbers(one) for one in parts[3]]  # 1: file, 2: function, 3: line
@@ -118,38 +129,38 @@ def _at(items: Sequence[_T], number: int, default: _T) -> _T:
     return items[number - 1] if 0 < number <= len(items) else default
 
 
-def donated(module: bytes, parameters: Iterable[int]) -> bytes:
-    """The module with these parameters donated (HloModuleProto.buffer_donor), as torch_xla compiles it."""
-    entries = b"".join(_field(1, _BYTES, _field(1, _VARINT, _varint(number))) for number in parameters)
-    return module + _field(18, _BYTES, entries)
-
-
 # -- protocol buffers -------------------------------------------------------------------------------------------------
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """(number, wire type, content) of each field; a varint's content is its own bytes."""
-    place, end = 0, len(data)
-    while place < end:
-        key, place = _read_varint(data, place)
+def _fields(data: bytes) -> list[tuple[int, int, int, int, int]]:
+    """(number, wire type, where its key begins, where its content begins and ends) of each field; a varint's content is
+    its own bytes. A graph has hundreds of thousands of them, nearly all with keys and sizes of one byte."""
+    found = []
+    place, stop = 0, len(data)
+    while place < stop:
+        start = place
+        key, place = (data[place], place + 1) if data[place] < _MORE else _read_varint(data, place)
         kind = key & 7
         if kind == _BYTES:
-            size, place = _read_varint(data, place)
+            single = place < stop and data[place] < _MORE
+            size, place = (data[place], place + 1) if single else _read_varint(data, place)
         elif kind == _VARINT:
             size = _read_varint(data, place)[1] - place
-        elif kind in (_FIXED64, _FIXED32):
-            size = 8 if kind == _FIXED64 else 4
+        elif kind in _FIXED:
+            size = _FIXED[kind]
         else:
             raise ValueError(f"wire type {kind} at byte {place}")
-        if place + size > end:
-            raise ValueError(f"a field of {size} bytes at byte {place} of {end}")
-        yield key >> 3, kind, data[place : place + size]
-        place += size
+        end = place + size
+        if end > stop:
+            raise ValueError(f"a field of {size} bytes at byte {place} of {stop}")
+        found.append((key >> 3, kind, start, place, end))
+        place = end
+    return found
 
 
-def _field(number: int, kind: int, content: bytes) -> bytes:
-    size = _varint(len(content)) if kind == _BYTES else b""
-    return _varint(number << 3 | kind) + size + content
+def _field(number: int, content: bytes) -> bytes:
+    size = len(content)
+    return bytes((number << 3 | _BYTES,)) + (bytes((size,)) if size < _MORE else _varint(size)) + content
 
 
 def _read_varint(data: bytes, place: int) -> tuple[int, int]:
@@ -160,15 +171,15 @@ def _read_varint(data: bytes, place: int) -> tuple[int, int]:
         byte = data[place]
         place += 1
         value |= (byte & 127) << shift
-        if byte < 128:
+        if byte < _MORE:
             return value, place
         shift += 7
 
 
 def _varint(value: int) -> bytes:
     found = bytearray()
-    while value > 127:
-        found.append(value & 127 | 128)
+    while value >= _MORE:
+        found.append(value & 127 | _MORE)
         value >>= 7
     found.append(value)
     return bytes(found)
@@ -179,4 +190,4 @@ def _number(content: bytes) -> int:
 
 
 def _numbers(data: bytes) -> dict[int, int]:
-    return {number: _number(value) for number, kind, value in _fields(data) if kind == _VARINT}
+    return {number: _number(data[at:end]) for number, kind, _, at, end in _fields(data) if kind == _VARINT}

@@ -57,17 +57,17 @@ class Graph:
     module itself does not change when a line moves.
     """
 
-    module: bytes
+    module: bytes = field(repr=False)
     form: str
     hash: str
-    donors: tuple[int, ...] = ()
+    donors: tuple[int, ...] = field(default=(), repr=False)
     replicas: int = 1
     partitions: int = 1
     site: Place | None = None
     nth: int = 0
     steady: bool = True
-    parameters: tuple[str, ...] = ()
-    places: Mapping[int, Place] = field(default_factory=dict)
+    parameters: tuple[str, ...] = field(default=(), repr=False)
+    places: Mapping[int, Place] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ class Traced:
     """What tracing a function gave. `graphs`: the distinct ones in the order of their syncs, the last is steady;
     `syncs`: how many were seen; `settled`: two successive ones were equal; `batch`: rows of the largest input, where
     they are known; `changes`: (cause, sentence) of each sync whose graph was another than the one before it, from the
-    third on."""
+    third on; `ranks_known`: whether `replicas` of the graphs is how many train together (False: each is the program of
+    one, of how many it does not say)."""
 
     graphs: tuple[Graph, ...]
     syncs: int
@@ -85,5 +86,6 @@ class Traced:
     seconds: float = 0.0
     batch: int | None = None
     precision: str = ""
+    ranks_known: bool = True
     changes: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()

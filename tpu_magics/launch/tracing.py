@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends.base import Tracing
-from tpu_magics.errors import TpuMagicsError
+from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
 from tpu_magics.launch import guards, plan, process, reach, results, session, supervise, worker
 from tpu_magics.launch.plan import Options
@@ -23,6 +23,8 @@ from tpu_magics.launch.relay import Screen
 from tpu_magics.launch.train import Going, Request
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.reader import Run
+
+READS = "reads.txt"  # in the folder of the graphs; a backend writes it while it traces
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,20 @@ def traced(request: Request, options: Options, asked: Asked) -> Iterator[tuple[P
             going.come_home()
         except BaseException as error:
             going.abandon(error)
+            if isinstance(error, TrainingFailed):
+                error.details = (*error.details, *_reads(going.graphs))
             raise
         yield going.graphs, Run(going.folder.path)
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+def _reads(folder: Path) -> Iterator[str]:
+    """What the function had read when it failed."""
+    path = folder / READS
+    if path.is_file():
+        yield "Values that it had read, which were zero while it was traced:"
+        yield from (f"  {line}" for line in path.read_text().splitlines())
 
 
 def _prepared(request: Request, options: Options, asked: Asked, root: Path) -> _Tracing:

@@ -207,17 +207,26 @@ def preflight_parser() -> MagicParser:
     parser.add_argument(
         "args", nargs="*", metavar="FUNCTION ARG", help="expressions, evaluated in the notebook; key=expr too"
     )
-    parser.add_argument("--target", metavar="T,T", help="TPUs: v5e-8 (Google: v5litepod-8), v6e-1, v4-8, v5p-8, ...")
+    add_preflight(parser)
+    parser.add_argument(
+        "-o",
+        "--output",
+        default="_preflight",
+        metavar="NAME",
+        help="the result's name (default: _preflight)",
+    )
+    parser.add_argument("--plain", action="store_true", help="text only, without times: the same in every run")
+    return parser
+
+
+def add_preflight(parser: argparse.ArgumentParser, required: bool = False) -> None:
+    """What %tpu_preflight and `python -m tpu_magics preflight` have in common."""
+    text = "TPUs: v5e-8 (Google: v5litepod-8), v6e-1, v4-8, v5p-8, ..."
+    parser.add_argument("--target", required=required, metavar="T,T", help=text)
     parser.add_argument(
         "--fit", metavar="NAME", help="search the largest value of an argument, or of a name in the notebook, that fits"
     )
-    parser.add_argument(
-        "--steps",
-        type=_count,
-        default=5,
-        metavar="N",
-        help="trace at most N steps (default: 5)",
-    )
+    parser.add_argument("--steps", type=_count, default=5, metavar="N", help="trace at most N steps (default: 5)")
     parser.add_argument(
         "--precision",
         choices=("fp32", "bf16", "bf16-downcast"),
@@ -227,19 +236,10 @@ def preflight_parser() -> MagicParser:
         "-n", "--processes", type=_count, metavar="N", help="number of ranks (default: those of the target)"
     )
     parser.add_argument("--spmd", action="store_true", help="one process drives all devices of the target as a mesh")
-    parser.add_argument(
-        "-o",
-        "--output",
-        default="_preflight",
-        metavar="NAME",
-        help="the result's name (default: _preflight)",
-    )
     parser.add_argument("--anew", action="store_true", help="compile anew, and keep nothing")
     parser.add_argument(
         "--force", action="store_true", help="trace although the forecast says that host memory will not do"
     )
-    parser.add_argument("--plain", action="store_true", help="text only, without times: the same in every run")
-    return parser
 
 
 def check_parser(prog: str) -> MagicParser:

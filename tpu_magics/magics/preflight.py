@@ -7,6 +7,7 @@ not: the preflight.
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,11 +18,12 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import arguments, session
 from tpu_magics.panel.preflight import to_html, to_text
 from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
-from tpu_magics.preflight import report
+from tpu_magics.preflight import installed, report
 from tpu_magics.preflight.compiling import Progress
 from tpu_magics.preflight.gate import Gate, gate
 from tpu_magics.preflight.run import STEPS, Telling
 from tpu_magics.preflight.run import preflight as find
+from tpu_magics.preflight.targets import parse_all
 
 if TYPE_CHECKING:
     from tpu_magics.magics.notebook import ShellNotebook
@@ -120,7 +122,10 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
         raise TpuMagicsError(
             f"-o {found.output} is not a name.", "It becomes a Python variable.", "Give -o an identifier."
         )
+    parse_all(found.target)
+    installed.versions()
     positional, named = arguments.parse_arguments(found.args)
+    _refuse_call(positional)
     values, keywords = arguments.evaluate_all(positional, named, notebook.namespace)
     if not values:
         raise TpuMagicsError(
@@ -136,6 +141,20 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
         tell.found(result)
 
 
+def _refuse_call(positional: Sequence[str]) -> None:
+    """A call in the place of the function would train here and now."""
+    tree = ast.parse(positional[0], mode="eval").body if positional else None
+    if not isinstance(tree, ast.Call) or ast.unparse(tree.func).split(".")[-1] == "partial":
+        return
+    name, words = ast.unparse(tree.func), [*map(ast.unparse, tree.args), *map(ast.unparse, tree.keywords)]
+    raise TpuMagicsError(
+        f"`{positional[0]}` is a call, and it has not been made.",
+        "%tpu_preflight takes the function itself, and its arguments behind it: no step is executed.",
+        f"Write %tpu_preflight {' '.join([name, *words])} --target ...; a function that a call makes gets a name in an "
+        "earlier cell.",
+    )
+
+
 # -- who hears how it goes ------------------------------------------------------------------------------------------
 
 
@@ -145,11 +164,18 @@ def telling(plain: bool) -> Iterator[Telling]:
     nobody, where all is to be comparable."""
     if plain:
         yield Telling(found=lambda found: _print(found, no_times=True))
-    elif "ipykernel" in sys.modules:
+    elif _has_front_end():
         with Output() as output:
             yield Telling(output.progress, output.line, output.result)
     else:
         yield from _in_terminal()
+
+
+def _has_front_end() -> bool:
+    """Whether this shell is a kernel's: libraries import ipykernel in terminals, too."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return hasattr(shell, "kernel")
 
 
 def _print(found: report.Preflight, no_times: bool = False) -> None:

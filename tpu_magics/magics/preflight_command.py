@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.magics.options import add_preflight
 
 if TYPE_CHECKING:
     from tpu_magics.magics.preflight_call import Call
@@ -30,17 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--function", required=True, metavar="F", help="the training function; the cells up to its own are run first"
     )
-    parser.add_argument("--target", required=True, metavar="T[,T]", help="TPUs to compile for: v5e-8,v6e-8")
-    parser.add_argument(
-        "--fit", metavar="NAME", help="search the largest value of an argument, or of a name in the notebook, that fits"
-    )
-    parser.add_argument("--steps", type=int, default=5, metavar="N", help="trace so many steps at most (default: 5)")
-    parser.add_argument("--precision", choices=("fp32", "bf16", "bf16-downcast"), help="as in %%%%tpu_train")
-    workers = parser.add_mutually_exclusive_group()
-    workers.add_argument("-n", "--processes", type=int, metavar="N", help="ranks (default: those of the target)")
-    workers.add_argument("--spmd", action="store_true", help="one process drives all devices of the target")
-    parser.add_argument("--anew", action="store_true", help="compile anew, and keep nothing")
-    parser.add_argument("--force", action="store_true", help="trace although host memory will not do by the forecast")
+    add_preflight(parser, required=True)
     parser.add_argument("--format", choices=tuple(_FORMATS), default="text", help="default: text")
     parser.add_argument(
         "--args",
@@ -112,11 +103,11 @@ def _say(line: str) -> None:
 def _check_early(found: argparse.Namespace) -> None:
     """What is wrong whatever the cells say, told before they have run for minutes."""
     from tpu_magics.launch.arguments import parse_arguments
-    from tpu_magics.launch.plan import Options
+    from tpu_magics.launch.plan import ALL_DEVICES, Options
     from tpu_magics.preflight import installed, targets
 
     targets.parse_all(found.target)
-    Options(processes=found.processes, steps=found.steps).check()
+    Options(processes=found.processes, steps=found.steps, spmd=ALL_DEVICES if found.spmd else None).check()
     parse_arguments(found.args or ())
     installed.versions()
 

@@ -66,7 +66,7 @@ def train(
     function: Callable[..., Any], *args: Any, preflight: str | Sequence[str] | None = None, **options: Any
 ) -> TrainResult:
     """preflight: the name of a TPU ("v5e-8"), or several: compile for it first, and do not start where the program
-            does not fit."""
+    does not fit."""
     gate = preflight_first(preflight, bool(options.get("plain")))
     return launcher.train(function, *args, gate=gate, **options)
 

@@ -1,7 +1,9 @@
 """Running a person's cells without training.
 
-What lives here: what stands in the place of each way to train while cells run: our own launcher, those that are called
-in its stead, and the Trainer. What does not: running the cells (headless.py).
+What lives here: what stands in the place of a training while cells run, where it goes through something that can be
+replaced: our own launcher, those that are called in its stead, transformers' Trainer.train, and fit, evaluate and
+predict of Keras models. What does not: running the cells (headless.py). Not covered, and run for real: loops that a
+cell writes out, train() of a subclass that has its own, and anything that held on to one of these before.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from tpu_magics.launch.cell import LAUNCHERS
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.work import FunctionWork, ScriptWork
 
-TRAINER = "transformers.trainer.Trainer.train"  # read in transformers 5.23
+# Methods, by module and path in it; read in transformers 5.23 and Keras 3.
+METHODS = {"transformers.trainer": ("Trainer.train",), "keras": ("Model.fit", "Model.evaluate", "Model.predict")}
 # Our own preflights that cells ask for: they take minutes as well, and are not the one that was asked for now.
 PREFLIGHTS = ("tpu_magics.magics.preflight.run", "tpu_magics.magics.preflight.preflight")
 
@@ -39,7 +42,8 @@ class Launch:
 
 
 class Untrained:
-    """While it is entered, whatever would train is noted and left out, also where it is imported only then.
+    """While it is entered, the ways to train that are listed above are noted and left out, also where they are imported
+    only then.
 
     Not thread-safe: it changes modules of this process. `say` is told of each training that is left out.
     """
@@ -71,8 +75,8 @@ class Untrained:
         for name, kind in LAUNCHERS.items():
             module, _, attribute = name.rpartition(".")
             found.setdefault(module, {})[attribute] = self._launcher(kind)
-        module, kind, method = TRAINER.rsplit(".", 2)
-        found[module] = {f"{kind}.{method}": self._trainer}
+        for module, paths in METHODS.items():
+            found.setdefault(module, {}).update({path: self._method(path) for path in paths})
         for name in PREFLIGHTS:
             module, _, attribute = name.rpartition(".")
             found.setdefault(module, {})[attribute] = self._preflight
@@ -99,8 +103,11 @@ class Untrained:
 
         return launched
 
-    def _trainer(self, original: Callable[..., Any], *_: Any, **__: Any) -> None:
-        self._note(Launch(self.place, f"{original.__qualname__}()"))
+    def _method(self, path: str) -> Callable[..., None]:
+        def called(*_: Any, **__: Any) -> None:
+            self._note(Launch(self.place, f"{path}()"))
+
+        return called
 
     def _preflight(self, *_: Any, **__: Any) -> None:
         self._note(Launch(self.place, "the preflight that the cell asks for"))
@@ -133,7 +140,10 @@ class Untrained:
         return left_out
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
-        self._undo.append(functools.partial(setattr, owner, name, getattr(owner, name)))
+        """What a class has inherited is inherited again afterwards."""
+        found = vars(owner).get(name)
+        before = functools.partial(setattr, owner, name, found) if found else functools.partial(delattr, owner, name)
+        self._undo.append(before)
         setattr(owner, name, value)
 
 

@@ -94,6 +94,15 @@ def heading(found: Preflight) -> str:
 def subject(found: Preflight) -> str:
     """ "batch 32 on each rank, bf16; no step was executed"."""
     traced = found.results[0].traced
-    parts = [f"batch {traced.batch:,} on each rank"] if traced.batch is not None else []
+    parts = [f"batch {traced.batch:,} {_shared(found.results)}"] if traced.batch is not None else []
     parts += [traced.precision] if traced.precision else []
     return f"{', '.join(parts)}{'; ' if parts else ''}no step was executed"
+
+
+def _shared(results: Sequence[TargetResult]) -> str:
+    """Who has that batch."""
+    if any(one.ranks is None for one in results):
+        return "on one replica"
+    if any(one.devices > 1 for one in results):
+        return f"over {' or '.join(f'{many:,}' for many in sorted({one.devices for one in results}))} devices"
+    return "on each rank" if any((one.ranks or 1) > 1 for one in results) else "on one rank"

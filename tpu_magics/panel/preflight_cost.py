@@ -19,6 +19,10 @@ LEAST = (
     "the work of the host are not in it."
 )
 FLOOR = "Bytes: each argument and output moved once. What else the program moves could not be read."
+GUESSED = (
+    "The time is an estimate, and no bound: the program decides while it runs how much it does. Of branches the one "
+    "that multiplies most is counted, a loop whose rounds it does not tell once."
+)
 MOVED = "Bytes: what the optimised program reads from and writes to HBM, without copies within the chip."
 _MOSTLY = 0.9  # bf16: what is left does not matter
 
@@ -30,9 +34,7 @@ def cost(found: Preflight) -> Iterator[Topic]:
     lead = known[0].roofline
     shown = [words.flops(lead.flops)] if lead.flops is not None else []
     shown += [f"{words.traffic(lead.bytes)} of HBM"] if lead.bytes is not None else []
-    rows = across(found, ((label, _told(tell)) for label, tell in _COST.items()))
-    rows += across(found, _RATES.items())
-    table = Table("", heads(found), rows, tuple(_cost_notes(known)))
+    table = Table("", heads(found), across(found, _ROWS.items()), tuple(_cost_notes(known)))
     yield Topic("Cost of a step", f"{', '.join(shown)} on a device", table)
 
 
@@ -40,35 +42,49 @@ def _told(tell: Callable[[Roofline], str | None]) -> Callable[[TargetResult], st
     return lambda result: tell(result.roofline) or not_available(words.why_none(result.steady))
 
 
-_COST: dict[str, Callable[[Roofline], str | None]] = {
-    "FLOPs": lambda one: None if one.flops is None else words.flops(one.flops),
-    "of them matmuls and convolutions": lambda one: None if one.matmul_share is None else percent(one.matmul_share),
-    "bytes of HBM moved": lambda one: None if one.bytes is None else words.traffic(one.bytes),
-    "FLOPs a byte": lambda one: None if one.intensity is None else _of(one.intensity, one.ridge),
-    "time by FLOPs": lambda one: None if one.compute is None else f"≥ {seconds(one.compute)}",
-    "time by bytes": lambda one: None if one.memory is None else f"≥ {seconds(one.memory)}",
-}
-_RATES: dict[str, Callable[[TargetResult], str]] = {
-    "samples/s, each chip": lambda one: NOT_AVAILABLE if one.rate is None else f"≤ {words.most(one.rate.chip)}",
-    "samples/s, in all": lambda one: _every(one),
-}
-
-
 def _of(intensity: float, ridge: float | None) -> str:
     return f"{intensity:.3g}" + (f" (memory binds below {ridge:.3g})" if ridge is not None else "")
+
+
+def _share(result: TargetResult) -> str:
+    share, reasons = result.roofline.matmul_share, result.roofline.reasons
+    if share is not None:
+        return percent(share)
+    program = result.steady.status == "fits"
+    return not_available(reasons.get("matmul_share", "") if program else words.why_none(result.steady))
+
+
+def _chip(one: TargetResult) -> str:
+    return NOT_AVAILABLE if one.rate is None else words.at_most(one.roofline, words.most(one.rate.chip))
 
 
 def _every(one: TargetResult) -> str:
     if one.rate is None:
         return not_available("the batch is not known" if one.traced.batch is None else words.why_none(one.steady))
-    return f"≤ {words.most(one.rate.every)} (batch {one.rate.batch:,})"
+    if one.rate.every is None or one.rate.batch is None:
+        return not_available(words.ONE_REPLICA)
+    return f"{words.at_most(one.roofline, words.most(one.rate.every))} (batch {one.rate.batch:,})"
+
+
+_ROWS: dict[str, Callable[[TargetResult], str]] = {
+    "FLOPs": _told(lambda one: None if one.flops is None else words.flops(one.flops)),
+    "of them matmuls and convolutions": _share,
+    "bytes of HBM moved": _told(lambda one: None if one.bytes is None else words.traffic(one.bytes)),
+    "FLOPs a byte": _told(lambda one: None if one.intensity is None else _of(one.intensity, one.ridge)),
+    "time by FLOPs": _told(lambda one: None if one.compute is None else words.at_least(one, seconds(one.compute))),
+    "time by bytes": _told(lambda one: None if one.memory is None else words.at_least(one, seconds(one.memory))),
+    "samples/s, each chip": _chip,
+    "samples/s, in all": _every,
+}
 
 
 def _cost_notes(known: Sequence[TargetResult]) -> Iterator[str]:
-    yield LEAST
+    yield from dict.fromkeys(LEAST if one.roofline.least else GUESSED for one in known)
+    if any(one.steady.loops for one in known):
+        yield LOOPS
     if any(one.bf16_share is not None and one.bf16_share < _MOSTLY for one in known):
         yield ONE_PASS
     floor = any(one.roofline.counted == "arguments" for one in known)
     accessed = known[0].steady.bytes_accessed
-    own = "" if accessed is None else f" XLA's own count of bytes accessed has these: {words.traffic(accessed)}."
-    yield f"{FLOOR if floor else MOVED}{own} {LOOPS}"
+    own = "" if accessed is None else f" XLA's own count, with copies within the chip: {words.traffic(accessed)}."
+    yield f"{FLOOR if floor else MOVED}{own}"

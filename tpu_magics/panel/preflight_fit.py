@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel import table as plain
 from tpu_magics.panel.preflight_plot import Line, Mark, plot
-from tpu_magics.panel.sections_words import NOT_AVAILABLE, count, short, small, title
+from tpu_magics.panel.sections_words import NOT_AVAILABLE, count, not_available, short, small, title
 from tpu_magics.panel.table import Row, Table
 from tpu_magics.preflight.facts import Memory
+from tpu_magics.preflight.fit import NICE as TILE
 from tpu_magics.preflight.fit import FitPoint, FitResult
 from tpu_magics.preflight.report import Preflight
 
-NICE = "largest multiple of 8"
+NICE = f"largest multiple of {TILE}"
+ON_EACH = f"{NICE} on each device"
 LEGEND = "Dots and squares fit, crosses do not, triangles need more than is drawn; dashed: what a program may have."
 _GIB = 2**30
 
@@ -55,7 +57,8 @@ def _heading(found: Preflight) -> str:
 
 
 def _answer(found: Preflight) -> Table:
-    columns = ("target", "largest", NICE, "on each chip", "in all")
+    nice = ON_EACH if any(one.devices > 1 for one in found.fit) else NICE
+    columns = ("target", "largest", nice, "on each chip", "in all")
     notes = tuple(dict.fromkeys(_note(found, one, note) for one in found.fit for note in one.notes))
     return Table("", columns, tuple(Row(tuple(_answers(found, one))) for one in found.fit), notes)
 
@@ -72,9 +75,9 @@ def _answers(found: Preflight, one: FitResult) -> Iterator[str]:
     if best is None:
         return
     result = found.target(one.target)
-    every, chips = result.everywhere(best), result.target.chips
-    yield f"{every / chips:,.0f}" if every % chips == 0 else f"{every / chips:,.1f}"
-    yield f"{every:,} on {count(chips, 'chip')}"
+    every, each = result.everywhere(best), result.on_chip(best)
+    yield f"{each:,.0f}" if each == int(each) else f"{each:,.1f}"
+    yield not_available(words.ONE_REPLICA) if every is None else f"{every:,} on {count(result.chips, 'chip')}"
 
 
 def _told(size: int | None) -> str:
@@ -104,7 +107,11 @@ def _cell(one: FitResult, size: int) -> str:
     point = next((point for point in one.points if point.size == size), None)
     if point is None:
         return words.NOTHING
-    marks = [mark for mark, value in (("largest", one.largest), (NICE, one.nice)) if value == size]
+    marks = [
+        mark
+        for mark, value in (("largest", one.largest), (ON_EACH if one.devices > 1 else NICE, one.nice))
+        if value == size
+    ]
     error = [short(point.error, 160)] if point.error and point.status not in ("fits", "too-large") else []
     return "\n".join((f"{words.STATES[point.status][0]}{_memory(point)}", *marks, *error))
 

@@ -12,6 +12,7 @@ from tpu_magics.backends.lowered import Read, Traced
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel.sections_words import Fact, count, cut, short, size
 from tpu_magics.preflight.report import Preflight, TargetResult
+from tpu_magics.preflight.thresholds import SETTLES
 
 SHOWN = 5  # lines of one kind
 _TEXT = 800  # characters of what the compiler says
@@ -40,7 +41,7 @@ def _too_large(one: TargetResult) -> Fact:
             f"It needs {words.needed(memory)}, and a program on a {one.device} has {words.limit(memory.available)}."
         ]
     if one.worst is not one.steady and one.steady.status == "fits":
-        lines.append("Only the first step does not fit: it makes the optimiser's state.")
+        lines.append(f"That is the graph of {words.sync(one, one.worst)}; that of {words.sync(one, one.steady)} fits.")
     lines += [_large(one)] if one.worst.buffers else []
     lines.append(f"What to do: {_less(one)}")
     return Fact(one.name, tuple(lines), "broken", "does not fit")
@@ -84,7 +85,7 @@ def _traces(results: Sequence[TargetResult]) -> Iterator[Fact]:
 
 def _trace(traced: Traced) -> Iterator[Fact]:
     if not traced.settled:
-        yield _changing(traced)
+        yield _unsettled(traced)
     host = [one for one in traced.refused if one.kind in ("host", "custom")]
     if host:
         lines = [f"{one.op}{_at(words.place_text(one.place))}: {one.text}" for one in host[:SHOWN]]
@@ -96,16 +97,29 @@ def _trace(traced: Traced) -> Iterator[Fact]:
         yield _reads(traced)
 
 
-def _changing(traced: Traced) -> Fact:
-    if traced.syncs < 2:
-        one = "Only one step was seen, so whether the next has the same graph is not known."
-        return Fact("Graph", (one, "What to do: let the function take 3 steps or more."), "warning", "one step only")
+def _unsettled(traced: Traced) -> Fact:
+    """Too few steps to tell, a new graph in each step, or some graphs that come again."""
+    many, steps = len(traced.graphs), count(traced.syncs, "step")
+    if traced.syncs < SETTLES:
+        seen = (
+            f"Only {steps} {'was' if traced.syncs == 1 else 'were'} seen, so whether later ones are alike is not known."
+        )
+        todo = f"What to do: let the function take {SETTLES} steps or more."
+        return Fact("Graph", (seen, todo), "warning", f"{steps} only")
+    if many >= traced.syncs:
+        text = f"Each of {steps} had a graph of its own: on a TPU each step compiles."
+        return Fact("Graph", (text, *_changes(traced)), "broken", "changes in each step")
+    text = (
+        f"{count(many, 'graph')} in {count(traced.syncs, 'sync')}, and no two successive steps had the same one: each "
+        "graph compiles once, and later steps may bring more."
+    )
+    return Fact("Graph", (text, *_changes(traced)), "warning", "changes")
+
+
+def _changes(traced: Traced) -> tuple[str, ...]:
+    """What changed, each once."""
     changes = dict.fromkeys(f"{cause}: {text}" for cause, text in traced.changes)
-    lines = [
-        f"In {count(traced.syncs, 'step')} no two successive graphs were equal: on a TPU each step compiles again."
-    ]
-    lines += [cut(text, _TEXT) for text in list(changes)[:SHOWN]]
-    return Fact("Graph", (*lines, *_more(len(changes))), "broken", "changes in each step")
+    return (*(cut(text, _TEXT) for text in list(changes)[:SHOWN]), *_more(len(changes)))
 
 
 def _reads(traced: Traced) -> Fact:

@@ -22,7 +22,7 @@ from tpu_magics.panel.sections_words import (
     size,
 )
 from tpu_magics.panel.table import Row, Table
-from tpu_magics.preflight.facts import Buffer, Compiled, PaddedDimension
+from tpu_magics.preflight.facts import Buffer, Compiled, PaddedDimension, Traced
 from tpu_magics.preflight.report import Preflight, TargetResult
 
 BUFFERS, FEWEST, DIMENSIONS = 8, 3, 6
@@ -118,14 +118,18 @@ def _shape(one: Buffer) -> str:
 
 
 def _padding(found: Preflight) -> Iterator[Topic]:
-    columns, rows = by_target(found, ("dimension", "wasted", "of the HBM", "buffers", "for example"), _dimensions)
+    columns, rows = by_target(
+        found, ("dimension", "wasted", "of what is in use", "buffers", "for example"), _dimensions
+    )
     if not rows:
         return
     lead = next(one for one in found.results if one.steady.padding and one.steady.padding.dimensions)
     assert lead.steady.padding is not None
     worst = _sorted(lead.steady.padding.dimensions)[0]
     lost = percent(_part(worst, lead))
-    yield Topic("Padding of tiles", f"{_dimension(worst)}: {lost} of the HBM", Table("", columns, rows, (TILES,)))
+    yield Topic(
+        "Padding of tiles", f"{_dimension(worst)}: {lost} of the HBM in use", Table("", columns, rows, (TILES,))
+    )
 
 
 def _sorted(found: Sequence[PaddedDimension]) -> list[PaddedDimension]:
@@ -145,6 +149,7 @@ def _dimension(one: PaddedDimension) -> str:
 
 
 def _part(one: PaddedDimension, result: TargetResult) -> float:
+    """Of the HBM that is in use at the program's fullest point."""
     padding = result.steady.padding
     return one.wasted / padding.padded if padding and padding.padded else 0.0
 
@@ -156,13 +161,23 @@ def _graphs(found: Preflight) -> Iterator[Topic]:
     if all(len(one.compiled) < 2 for one in found.results):
         return
     columns, rows = by_target(found, ("graph", "sync at", "answer", "HBM", "FLOPs"), _each_graph)
-    many = count(max(len(one.compiled) for one in found.results), "graph")
-    yield Topic("Graphs", f"{many}: the first step differs from all later ones", Table("", columns, rows))
+    traced = max((one.traced for one in found.results), key=lambda one: len(one.graphs))
+    yield Topic("Graphs", _order(traced), Table("", columns, rows))
+
+
+def _order(traced: Traced) -> str:
+    """ "2 graphs: later steps run that of sync 2"."""
+    graphs, steady = count(len(traced.graphs), "graph"), [one.nth + 1 for one in traced.graphs if one.steady]
+    if not traced.settled or not steady:
+        return f"{graphs} in {count(traced.syncs, 'sync')}"
+    which = f"that of sync {steady[0]}" if len(steady) == 1 else f"those of syncs {' and '.join(map(str, steady))}"
+    return f"{graphs}: later steps run {which}"
 
 
 def _each_graph(result: TargetResult) -> Iterator[tuple[str, ...]]:
     for graph, one in zip(result.traced.graphs, result.compiled, strict=True):
-        name = "all later steps" if graph is result.graph else f"step {graph.nth + 1}"
+        later = "\nlater steps" if result.traced.settled and graph.steady else ""
+        name = f"sync {graph.nth + 1}{later}"
         memory = words.used(one.memory) if one.memory else NOT_AVAILABLE
         total = words.flops(one.flops) if one.flops is not None else NOT_AVAILABLE
         yield name, words.place_text(graph.site), words.STATES[one.status][0], memory, total

@@ -24,7 +24,7 @@ from tpu_magics.panel.sections_words import (
 )
 from tpu_magics.preflight.facts import Compiled, Memory
 from tpu_magics.preflight.report import TargetResult
-from tpu_magics.preflight.roofline import COMPUTE, MEMORY
+from tpu_magics.preflight.roofline import COMPUTE, MEMORY, Roofline
 
 STATES = {
     "fits": ("✓ fits", GREEN),
@@ -32,9 +32,8 @@ STATES = {
     "refused": ("✗ refused", RED),
     "failed": ("! no answer", AMBER),
 }
-KINDS = ("arguments", "temporaries", "outputs", "aliased", "code")
-ESTIMATE = "estimate, a lower bound"
 BOUNDS = {COMPUTE: "compute", MEMORY: "memory"}
+ONE_REPLICA = "the program is that of one replica"
 NOTHING = "-"  # in the place of a figure whose reason stands beside it
 _GIB = 2**30
 _CLOSE = 0.02  # of the limit: sizes this near to it are told to two decimals
@@ -108,8 +107,13 @@ def hbm(result: TargetResult) -> Figure:
     memory = result.worst.memory
     if memory is None:
         return Figure("HBM", NOT_AVAILABLE, (why_none(result.worst),))
-    other = () if result.worst is result.steady else ("in the first step",)
+    other = () if result.worst is result.steady else (f"in the graph of {sync(result, result.worst)}",)
     return Figure("HBM", used(memory), (headroom(memory), *other))
+
+
+def sync(result: TargetResult, one: Compiled) -> str:
+    """Which of the graphs that is: "sync 1", by the sync of the function that ran it first."""
+    return f"sync {result.traced.graphs[result.compiled.index(one)].nth + 1}"
 
 
 def why_none(one: Compiled) -> str:
@@ -129,7 +133,17 @@ def step(result: TargetResult) -> Figure:
     found = result.roofline
     if found.seconds is None or found.steps_per_second is None:
         return Figure("A step, estimate", NOT_AVAILABLE, (why_none(result.steady),))
-    return Figure("A step, estimate", f"≥ {seconds(found.seconds)}", (f"≤ {most(found.steps_per_second)} steps/s",))
+    time, steps = at_least(found, seconds(found.seconds)), at_most(found, most(found.steps_per_second))
+    return Figure("A step, estimate", time, (f"{steps} steps/s",))
+
+
+def at_least(found: Roofline, value: str) -> str:
+    """The value of an estimate that is a lower bound, if it is one."""
+    return f"{'≥' if found.least else '≈'} {value}"
+
+
+def at_most(found: Roofline, value: str) -> str:
+    return f"{'≤' if found.least else '≈'} {value}"
 
 
 def most(value: float) -> str:
@@ -182,10 +196,12 @@ def compile_time(result: TargetResult) -> Figure:
 
 
 def target_text(result: TargetResult) -> str:
-    """ "8 chips, 8 ranks"; without ranks where the program is split over the devices."""
-    chips = count(result.target.chips, "chip")
-    parts = result.graph.partitions
-    return f"{chips}, SPMD over {parts}" if parts > 1 else f"{chips}, {count(result.target.ranks, 'rank')}"
+    """ "8 chips, 8 ranks", "1 of 8 chips, 1 rank"; without ranks where the program is split over the devices."""
+    if result.ranks is None:
+        return f"{count(result.target.chips, 'chip')}; {ONE_REPLICA}"
+    some = f"{result.chips:,} of " if result.chips < result.target.chips else ""
+    chips = f"{some}{count(result.target.chips, 'chip')}"
+    return f"{chips}, SPMD over {result.devices}" if result.devices > 1 else f"{chips}, {count(result.ranks, 'rank')}"
 
 
 def place_text(place: Place | None) -> str:

@@ -36,12 +36,12 @@ class Sources:
 
 @dataclass(frozen=True)
 class Chip:
-    """A chip of one generation; `device_...` are of one device, as jax's compile-only topologies have it.
+    """A chip of one generation; `device_...` are of one device, as libtpu's topologies have it.
 
     `kind`: what host/chips.py knows of it; `topology`: how libtpu's topology names begin; `device_kind`: what jax calls
     a device; `devices`: in a chip; `bandwidth`: of HBM, bytes/s; `available`: HBM bytes that the compiler lets one
-    program have on one device (None: not measured, `sources.available` says why); `options`: what
-    `get_topology_desc` needs for a topology that is like the real one; `note`: what to know of the figures, may be "".
+    program have on one device (None: not measured, `sources.available` says why); `options`: what libtpu needs for a
+    topology that is like the real one, besides its name; `note`: what to know of the figures, may be "".
     """
 
     kind: Generation
@@ -79,11 +79,6 @@ class Chip:
     def replicas(self) -> int:
         """Ranks that torch_xla's launcher makes of a chip."""
         return self.kind.devices
-
-    @property
-    def device_hbm(self) -> int:
-        """Bytes."""
-        return self.hbm // self.devices
 
     @property
     def device_peak_flops(self) -> float:

@@ -33,7 +33,7 @@ FORMS = {"hlo": "HLO", "stablehlo": "StableHLO"}
 class Watch:
     """Of `graphs`, by number, in the order in which the process takes them; of `count` in all. `limit`: bytes of host
     memory; `tell`: called with graph, state, seconds in that state, and bytes of host memory held; `done`: called with
-    each result."""
+    each result; `clock`: seconds."""
 
     process: CompileProcess
     graphs: Mapping[int, Graph]
@@ -43,13 +43,15 @@ class Watch:
     count: int
     tell: Callable[[int, str, float, int], None]
     done: Callable[[int, Compiled], None]
+    clock: Callable[[], float] = time.monotonic
     _number: int = field(init=False)
     _state: str = "starting"
-    _since: float = field(default_factory=time.monotonic)
-    _told: float = 0.0
+    _since: float = field(init=False)
+    _told: float = -math.inf
+    _any_done: bool = False
 
     def __post_init__(self) -> None:
-        self._number = next(iter(self.graphs))
+        self._number, self._since = next(iter(self.graphs)), self.clock()
 
     def run(self) -> None:
         """Until the process has ended or must be. Raises TpuMagicsError where it cannot compile at all.
@@ -61,7 +63,9 @@ class Watch:
                 self._take(event)
             resident = self.process.resident()
             if self.limit is not None and resident > self.limit:
-                self._failed(self._over_limit(resident, self.limit))
+                # With one done before, what that one took is in it: the next process begins with the graph at hand.
+                if not self._any_done:
+                    self._failed(self._over_limit(resident, self.limit))
                 return
             self._tell(resident)
         self._after(self.process.ended())
@@ -74,15 +78,15 @@ class Watch:
             raise self._unusable(event["text"])
         if kind == events.STARTED:
             self._number, self._state = event["graph"], "compiling"
-            self._since, self._told = time.monotonic(), 0.0
+            self._since, self._told = self.clock(), -math.inf
         if kind == events.COMPILED:
             compiled = from_json(Compiled, event["compiled"])
             self.done(self._number, compiled)
-            self._state = "done"
+            self._state, self._any_done = "done", True
             self.tell(self._number, "done", compiled.seconds or 0.0, self.process.resident() or self.process.peak)
 
     def _tell(self, resident: int) -> None:
-        now = time.monotonic()
+        now = self.clock()
         if self._state != "done" and now - self._told >= TELL_EVERY:
             self._told = now
             self.tell(self._number, self._state, now - self._since, resident)

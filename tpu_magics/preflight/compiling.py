@@ -1,30 +1,34 @@
 """Graphs through the TPU's compiler, as the rest of a preflight asks for it.
 
-What lives here: which graphs need a compile, what is kept of the results, and the lines of the person's in them. What
-does not: the process that compiles (compile_process.py, compile_watch.py, compiler/), kept results (store.py), and what
-is thought of the results (judge.py).
+What lives here: which graphs need a compile and how much memory it may take, what is kept of the results, and the
+person's lines and flags in them. What does not: the process that compiles (compile_process.py, compile_watch.py,
+compiler/), kept results (store.py), and what is thought of the results (judge.py).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends.lowered import Graph, Place
+from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch.process import interrupts_held
 from tpu_magics.preflight import compile_process, installed
+from tpu_magics.preflight.compile_environment import flags_left_out
 from tpu_magics.preflight.compile_process import CompileProcess
 from tpu_magics.preflight.compile_watch import Watch
 from tpu_magics.preflight.facts import Compiled
 from tpu_magics.preflight.store import Store, key
 from tpu_magics.preflight.targets import Target
 
-__all__ = ["Progress", "compile_all", "compile_graphs", "default_limit"]
+__all__ = ["Progress", "compile_graphs", "default_limit"]
 
 GIB = 2**30
+FLOOR = GIB // 2  # host memory; libtpu alone, with the smallest program, takes 0.2 to 0.3 GiB (measured)
 RESERVE = 0.05  # of the host's memory, and at least 1 GiB of it: left to the notebook and the rest
 
 
@@ -58,6 +62,7 @@ def compile_graphs(
     tell: Tell,
     memory_limit: int | None = None,
     packages: Sequence[str] = (),
+    flags: Sequence[str] = (),
 ) -> list[Compiled]:
     """What the compiler says of each graph for that TPU, in their order.
 
@@ -69,32 +74,19 @@ def compile_graphs(
         tell: called with the progress at least once a second. What it raises ends the compiles.
         memory_limit: bytes of host memory that the process may hold; None: `default_limit`.
         packages: folders that are searched for jaxlib and libtpu before those of this interpreter.
+        flags: of libtpu's, as the framework sets them on that TPU (`compile_environment.torch_xla_flags`).
 
-    Raises TpuMagicsError where jax or libtpu is missing, too old or does not start, or libtpu does not make the
-    topology; and KeyboardInterrupt, when the process and all its files are gone.
+    Raises TpuMagicsError where jaxlib or libtpu is missing, too old or does not start, libtpu does not make the
+    topology, or the host has no memory left for a compile; and KeyboardInterrupt, when the process and all its files
+    are gone.
     """
-    versions = installed.versions(packages)
-    work = _Work(graphs, target, store, tell, memory_limit or default_limit(), packages, versions)
+    work = _Work(graphs, target, store, tell, packages, flags, installed.versions(packages))
     work.take_kept()
-    while work.missing():
-        work.run_process()
-    return [_with_places(work.results[number], graph.places) for number, graph in enumerate(graphs)]
-
-
-def compile_all(
-    jobs: Sequence[tuple[Sequence[Graph], Target]],
-    *,
-    store: Store | None,
-    tell: Tell,
-    memory_limit: int | None = None,
-    packages: Sequence[str] = (),
-) -> list[list[Compiled]]:
-    """`compile_graphs` for one TPU after the other: two compiles at once would share the processors, and add up their
-    memory."""
-    return [
-        compile_graphs(graphs, target, store=store, tell=tell, memory_limit=memory_limit, packages=packages)
-        for graphs, target in jobs
-    ]
+    if work.missing():
+        limit = _enough(default_limit() if memory_limit is None else memory_limit)
+        while work.missing():
+            work.run_process(limit)
+    return [_told(work.results[number], graph.places) for number, graph in enumerate(graphs)]
 
 
 def default_limit() -> int | None:
@@ -105,6 +97,16 @@ def default_limit() -> int | None:
     return max(0, memory.available - max(GIB, int(memory.total * RESERVE)))
 
 
+def _enough(limit: int | None) -> int | None:
+    if limit is None or limit >= FLOOR:
+        return limit
+    raise TpuMagicsError(
+        f"There is too little host memory for a compile: {limit / GIB:.2f} GiB.",
+        f"The compiler for TPUs needs {FLOOR / GIB:g} GiB at least, besides what is left to the notebook.",
+        "End other programs and notebooks of this machine, or run the preflight on one with more memory.",
+    )
+
+
 @dataclass
 class _Work:
     """The compiles for one TPU. `results`: by the graphs' numbers."""
@@ -113,13 +115,13 @@ class _Work:
     target: Target
     store: Store | None
     tell_progress: Tell
-    limit: int | None
     packages: Sequence[str]
+    flags: Sequence[str]
     versions: Mapping[str, str]
     results: dict[int, Compiled] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._keys = [key(graph, self.target, self.versions) for graph in self.graphs] if self.store else []
+        self._keys = [key(graph, self.target, self.versions, self.flags) for graph in self.graphs] if self.store else []
         self._expected = [self._expect(graph) for graph in self.graphs]
 
     def _expect(self, graph: Graph) -> float | None:
@@ -135,19 +137,19 @@ class _Work:
                 self.results[number] = replace(found, graph=graph.hash, target=self.target.name)
                 self.tell(number, "kept", 0.0, None)
 
-    def run_process(self) -> None:
+    def run_process(self, limit: int | None) -> None:
         """One process, up to its end. At least one more graph has a result then, or this raises."""
         process: CompileProcess | None = None
         graphs = self.missing()
         try:
             with interrupts_held():
-                process = compile_process.start(graphs, self.target, self.versions, self.packages)
+                process = compile_process.start(graphs, self.target, self.versions, self.packages, self.flags)
             watch = Watch(
                 process,
                 graphs,
                 self.target,
                 self.versions,
-                self.limit,
+                limit,
                 len(self.graphs),
                 tell=self.tell,
                 done=self.done,
@@ -173,12 +175,14 @@ class _Work:
 # -- places -----------------------------------------------------------------------------------------------------------
 
 
-def _with_places(compiled: Compiled, places: Mapping[int, Place]) -> Compiled:
-    """The lines that the numbers behind the ops' names stand for: "aten__mm.5#12" is "aten__mm.5" at `places[12]`."""
+def _told(compiled: Compiled, places: Mapping[int, Place]) -> Compiled:
+    """With what is not kept: flags of the person's that were left out, and the lines that the numbers behind the ops'
+    names stand for ("aten__mm.5#12" is "aten__mm.5" at `places[12]`)."""
     return replace(
         compiled,
         buffers=tuple(_placed(one, places) for one in compiled.buffers),
         refused=tuple(_placed(one, places) for one in compiled.refused),
+        notes=(*compiled.notes, *flags_left_out(os.environ)),
     )
 
 

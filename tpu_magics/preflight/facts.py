@@ -91,10 +91,12 @@ class Padding:
 @dataclass(frozen=True)
 class Multiplications:
     """FLOPs of matrix multiplications and convolutions in the optimised program, by the element type of their operands
-    ("bf16", "f32", ...; of two types the wider one). `count`: how many, by the same names."""
+    ("bf16", "f32", ...; of two types the wider one). `count`: how many, by the same names; `kernels`: FLOPs of them in
+    kernels (custom calls), which XLA's own count of FLOPs leaves out."""
 
     flops: Mapping[str, float] = field(default_factory=dict)
     count: Mapping[str, int] = field(default_factory=dict)
+    kernels: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,10 @@ class Compiled:
     "failed" (no answer: the process died, was stopped at its memory bound, ...). `seconds`: of the compile itself, and
     of the first time where the result was kept (`kept`). `flops`, `bytes_accessed`: of one execution on one device as
     XLA counts them (loop bodies once, copies into on-chip memory too); `hbm_bytes`: what the optimised program reads
-    from and writes to HBM. `error`: the compiler's text; `versions`: {"jax": ..., "jaxlib": ..., "libtpu": ...};
-    `peak`: the most host memory that the compile process held.
+    from and writes to HBM. `loops`: a loop has multiplications in its body; `guessed`: how often a part of the program
+    runs is not in it (of branches the one that multiplies most counts, a loop of unknown rounds once). `error`: the
+    compiler's text; `versions`: {"jaxlib": ..., "libtpu": ...}; `peak`: the most host memory that the
+    compile process held.
     """
 
     target: str
@@ -118,6 +122,8 @@ class Compiled:
     bytes_accessed: float | None = None
     hbm_bytes: float | None = None
     multiplications: Multiplications | None = None
+    loops: bool = False
+    guessed: bool = False
     padding: Padding | None = None
     buffers: tuple[Buffer, ...] = ()
     refused: tuple[Refused, ...] = ()

@@ -43,7 +43,8 @@ def gate(target: str | Sequence[str], telling: Callable[[], AbstractContextManag
             return trace_request(request, replace(options, background=False), Asked(world, devices, STEPS))
 
         with telling() as tell:
-            way = Way(request.name, lower, _is_spmd(options), None, Store(default_folder()), (), tell)
+            alone = 1 if options.processes == 1 else None
+            way = Way(request.name, lower, _is_spmd(options), alone, Store(default_folder()), (), tell)
             found = Preflight(request.name, tuple(way.result(one) for one in targets))
             note(request.name, found.results)
             tell.found(found)

@@ -1,6 +1,7 @@
-"""jax, jaxlib and libtpu, as far as that can be known without importing them.
+"""jaxlib and libtpu, as far as that can be known without importing them.
 
-What lives here: their versions, and whether they will do. What does not: using them (compiler/).
+What lives here: their versions, and whether they will do. What does not: using them (compiler/). jax itself is not
+used; the package's extra names it because it brings jaxlib.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from importlib import metadata
 
 from tpu_magics.errors import TpuMagicsError
 
-NEEDED = {"jax": (0, 7, 2), "jaxlib": (0, 7, 2), "libtpu": (0, 0, 21, 1)}  # the oldest that this was run with
-NEWER_PYTHON = (3, 11)  # of the oldest jax above
+NEEDED = {"jaxlib": (0, 7, 2), "libtpu": (0, 0, 21, 1)}  # the oldest that this was run with
+NEWER_PYTHON = (3, 11)  # of the oldest jaxlib above
 INSTALL = "Install them with: pip install 'tpu-magics[preflight]'"
 UPGRADE = "Install newer ones with: pip install -U 'tpu-magics[preflight]'"
 
@@ -34,7 +35,7 @@ def versions(packages: Sequence[str] = ()) -> dict[str, str]:
 
 
 def listed(found: Mapping[str, str]) -> str:
-    """ "jax 0.10.2, jaxlib 0.10.2, libtpu 0.0.52"."""
+    """ "jaxlib 0.10.2, libtpu 0.0.52"."""
     return ", ".join(f"{name} {version}" for name, version in found.items())
 
 
@@ -51,13 +52,13 @@ def _missing(names: Sequence[str]) -> TpuMagicsError:
     if sys.version_info < NEWER_PYTHON:
         return TpuMagicsError(
             f"{' and '.join(names)} cannot be had for this Python ({sys.version_info[0]}.{sys.version_info[1]}).",
-            "The compiler for TPUs comes with libtpu, and is called through jax 0.7.2 or newer. Both need Python 3.11.",
+            "The compiler for TPUs comes with libtpu, and is called through jaxlib. Both need Python 3.11.",
             "Run the preflight with Python 3.11 or newer, and there: pip install -U 'tpu-magics[preflight]'",
         )
     are = "is" if len(names) == 1 else "are"
     return TpuMagicsError(
         f"{' and '.join(names)} {are} not installed.",
-        "The compiler for TPUs comes with libtpu, and is called through jax. No TPU is needed for it.",
+        "The compiler for TPUs comes with libtpu, and is called through jaxlib. No TPU is needed for it.",
         INSTALL,
     )
 

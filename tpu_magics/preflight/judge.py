@@ -1,7 +1,7 @@
 """Does this training step suit a TPU?
 
-What lives here: the verdict that the reasons come to. What does not: the reasons (judge_reasons.py), the roofline's
-arithmetic (roofline.py), and how a verdict looks (panel/).
+What lives here: the verdict that the reasons come to. What does not: the reasons (judge_reasons.py, judge_case.py), the
+roofline's arithmetic (roofline.py), and how a verdict looks (panel/).
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tpu_magics.preflight.judge_reasons import ELSEWHERE, MEND, REASONS, SPEAKS, Case, Reason
+from tpu_magics.preflight.judge_case import ELSEWHERE, MEND, SPEAKS, Case, Reason
+from tpu_magics.preflight.judge_reasons import REASONS
 
 __all__ = ["ELSEWHERE", "MEND", "SPEAKS", "UNKNOWN", "Case", "Reason", "Verdict", "judge"]
 
@@ -60,7 +61,9 @@ def _conclusion(reasons: Sequence[Reason]) -> tuple[bool | None, str, str]:
     if mend := [one for one in reasons if one.decides == MEND]:
         return False, "not as it is", f"{mend[0].text}."
     if not any(one.about == "matmul" and one.good for one in reasons):
-        return None, "it cannot be said", f"{next(one for one in reasons if one.good is None).text}."
+        open_ = [one for one in reasons if one.good is None]
+        missing = next((one for one in open_ if one.about in ("memory", "matmul")), open_[0])
+        return None, "it cannot be said", f"{missing.text}."
     against = dict.fromkeys(_NAMES[one.about] for one in reasons if one.good is False)
     but = f" It would gain from mending: {', '.join(against)}." if against else ""
     return True, "suits a TPU", f"Most of its work is matrix multiplication.{but}"

@@ -1,7 +1,7 @@
 """What speaks for a TPU, and what against it.
 
-What lives here: one small function for each reason. What does not: what they come to (judge.py), and from where on
-(thresholds.py).
+What lives here: one small function for each reason. What does not: what they come to (judge.py), what a reason is
+(judge_case.py), and from where on (thresholds.py).
 
 The list is Google's own ("When to use TPUs", https://cloud.google.com/tpu/docs/intro-to-tpu): models dominated by
 matrix computations, without custom operations inside the main training loop, that train for weeks or months, with large
@@ -11,47 +11,15 @@ effective batch sizes. How long a person trains is not in a program.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
-from tpu_magics.backends.lowered import Place, Traced
-from tpu_magics.preflight.facts import Compiled, Padding
-from tpu_magics.preflight.roofline import COMPUTE, Roofline, bf16_share, waste
-from tpu_magics.preflight.thresholds import ROWS, THRESHOLDS
+from tpu_magics.backends.lowered import Place
+from tpu_magics.preflight.facts import Padding
+from tpu_magics.preflight.judge_case import ELSEWHERE, MEND, Case, Reason
+from tpu_magics.preflight.roofline import COMPUTE, bf16_share, waste
+from tpu_magics.preflight.thresholds import ROWS, SETTLES, THRESHOLDS
 
-SPEAKS, MEND, ELSEWHERE = "", "mend", "elsewhere"
 _LITTLE = 0.01
-SETTLES = 3  # steps that a function has to take: the first makes the optimiser's state, and the next two are compared
-
-
-@dataclass(frozen=True)
-class Reason:
-    """One finding. `about`: "memory", "ops", "graphs", "matmul", "step", "busy", "batch", "bf16", "padding" or "reads";
-    `good`: it speaks for a TPU (True), against it (False), or for neither (None); `text`: without a full stop, and
-    without `number`, which is of one target; `todo`: what would change it; `decides`: ELSEWHERE (a GPU serves better),
-    MEND (this must be mended first) or SPEAKS (alone it decides nothing)."""
-
-    about: str
-    good: bool | None
-    text: str
-    number: str = ""
-    todo: str = ""
-    decides: str = SPEAKS
-
-    @property
-    def sentence(self) -> str:
-        return f"{self.text}: {self.number}." if self.number else f"{self.text}."
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is judged: a step, and what the compiler of one target said of it. `device`: "v5e chip"; `steady`: the graph
-    of all later steps; `worst`: the one that does not fit or has no answer, else the one that needs most HBM."""
-
-    device: str
-    traced: Traced
-    steady: Compiled
-    worst: Compiled
-    roofline: Roofline
+_SAME = "Shapes, Python numbers and branches have to stay the same."
 
 
 # -- whether it runs at all ------------------------------------------------------------------------------------------
@@ -99,24 +67,26 @@ def ops(case: Case) -> Iterator[Reason]:
 
 
 def graphs(case: Case) -> Iterator[Reason]:
-    syncs = case.traced.syncs
+    syncs, many = case.traced.syncs, len(case.traced.graphs)
     if case.traced.settled:
         yield Reason("graphs", True, "Successive steps have one graph: it compiles once for all of them")
     elif syncs < SETTLES:
         seen = "1 step was" if syncs == 1 else f"{syncs} steps were"
         text = f"Only {seen} seen, so whether later ones have the same graph is not known"
         yield Reason("graphs", None, text, todo=f"Let the function take {SETTLES} steps or more.")
+    elif many >= syncs:
+        text = f"Each of the {syncs} steps that were seen has a graph of its own, so each compiles"
+        yield Reason("graphs", False, text, todo=_SAME, decides=MEND)
     else:
-        text = f"The graph changes with each of the {syncs} steps that were seen, so each compiles again"
-        todo = "Shapes, Python numbers and branches have to stay the same."
-        yield Reason("graphs", False, text, todo=todo, decides=MEND)
+        text = f"{many} graphs in {syncs} syncs, and no two successive steps have the same; each compiles once"
+        yield Reason("graphs", None, text, todo=_SAME)
 
 
 def reads(case: Case) -> Iterator[Reason]:
     """Only what is read in each step."""
     for read in case.traced.reads:
         if case.traced.syncs > 1 and read.count >= case.traced.syncs:
-            text = f"Each step waits for a value that the host reads, {read.what}{_at(read.place)}"
+            text = f"Each step waits for the host to read {read.what}{_at(read.place)}"
             yield Reason("reads", False, text, todo="Read it every 50 steps or so.")
 
 
@@ -126,7 +96,8 @@ def reads(case: Case) -> Iterator[Reason]:
 def matmul(case: Case) -> Iterator[Reason]:
     share = case.roofline.matmul_share
     if share is None:
-        yield Reason("matmul", None, "How much of it is matrix multiplication is not known")
+        text = "How much of it is matrix multiplication is not known"
+        yield Reason("matmul", None, text, case.roofline.reasons.get("matmul_share", ""))
     elif share >= THRESHOLDS["matmul"].good:
         yield Reason("matmul", True, "Most of its FLOPs are matrix multiplications and convolutions", _percent(share))
     else:
@@ -135,11 +106,11 @@ def matmul(case: Case) -> Iterator[Reason]:
 
 
 def step(case: Case) -> Iterator[Reason]:
-    """A lower bound can show that there is much work; that there is little only where both bounds are known."""
+    """A lower bound can show that there is much work; that there is little only where both times are known."""
     seconds = case.roofline.seconds
     if seconds is None:
         return
-    least = f"at least {_time(seconds)}"
+    least = f"{'at least' if case.roofline.least else 'about'} {_time(seconds)}"
     if seconds >= THRESHOLDS["step"].good:
         yield Reason("step", True, "A step is enough work for a device", least)
     elif seconds >= THRESHOLDS["step"].bad or not case.roofline.bound:
@@ -167,18 +138,35 @@ def busy(case: Case) -> Iterator[Reason]:
 
 
 def batch(case: Case) -> Iterator[Reason]:
-    rows = case.traced.batch
+    """Under SPMD the batch is that of all devices, and each has its part of it if they all split it."""
+    rows, unit = case.traced.batch, ROWS * case.devices
     if rows is None:
         yield Reason("batch", None, "The batch is not known: no input has rows that could be counted")
-    elif rows < THRESHOLDS["batch"].good:
-        text = f"The batch of {rows} on a rank is small: a tile alone has {ROWS} rows"
+        return
+    what = f"The batch of {rows:,} {_split(rows, case)}"
+    if rows < THRESHOLDS["batch"].good * case.devices:
+        text = f"{what} is small: a tile alone has {ROWS} rows"
         yield Reason("batch", False, text, todo="The largest batch that fits: --fit NAME.")
-    elif rows % ROWS:
-        low = rows // ROWS * ROWS
-        text = f"The batch of {rows:,} on a rank is no multiple of {ROWS}, the rows of a tile"
-        yield Reason("batch", None, text, todo=f"{low:,} or {low + ROWS:,}.")
+    elif rows % unit:
+        low = rows // unit * unit
+        yield Reason("batch", None, f"{what} is no multiple of {_rows(case)}", todo=f"{low:,} or {low + unit:,}.")
     else:
-        yield Reason("batch", True, f"The batch of {rows:,} on a rank is a multiple of {ROWS}, the rows of a tile")
+        yield Reason("batch", True, f"{what} is a multiple of {_rows(case)}")
+
+
+def _rows(case: Case) -> str:
+    return f"{ROWS}, the rows of a tile" if case.devices == 1 else f"{ROWS} on each, the rows of a tile"
+
+
+def _split(rows: int, case: Case) -> str:
+    if case.devices > 1:
+        each = rows / case.devices
+        return (
+            f"over {case.devices} devices ({each:,.0f} on each)"
+            if each == int(each)
+            else f"over {case.devices} devices"
+        )
+    return "on a rank" if case.traced.ranks_known else "as compiled"
 
 
 def padding(case: Case) -> Iterator[Reason]:
@@ -206,10 +194,11 @@ def bf16(case: Case) -> Iterator[Reason]:
     if share >= THRESHOLDS["bf16"].good:
         yield Reason("bf16", True, "Multiplications have bf16 operands", f"{_percent(share)} of their FLOPs")
     else:
-        todo = "--precision bf16 needs less memory."
-        yield Reason(
-            "bf16", None, "Not all multiplications have bf16 operands", f"{_percent(share)} of their FLOPs", todo
+        text = (
+            "Only a part of the multiplications has bf16 operands" if share else "No multiplication has bf16 operands"
         )
+        number = f"{_percent(share)} of their FLOPs" if share else ""
+        yield Reason("bf16", None, text, number, "--precision bf16 needs less memory.")
 
 
 # -- words -----------------------------------------------------------------------------------------------------------

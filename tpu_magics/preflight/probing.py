@@ -16,11 +16,12 @@ from tpu_magics.preflight.fit import FitPoint
 from tpu_magics.preflight.report import TargetResult
 from tpu_magics.preflight.sizes import Size
 from tpu_magics.preflight.targets import Target
+from tpu_magics.preflight.thresholds import SETTLES
 
 __all__ = ["Probing", "Ranked", "require_steps"]
 
-SETTLES = 3  # steps
 LONGEST = 300  # characters of an error
+_ANSWERS = ("fits", "failed", "refused", "too-large")  # what one graph proves decides, whatever is unknown of another
 
 
 class Asked(Protocol):
@@ -33,14 +34,16 @@ class Asked(Protocol):
 
 @dataclass(frozen=True)
 class Ranked:
-    """A target as the search knows it. Under SPMD the one process has the whole batch."""
+    """A target as the search knows it: the ranks that run together there, and the devices that share the batch of
+    one (1 without SPMD)."""
 
     name: str
     ranks: int
+    devices: int = 1
 
     @classmethod
     def of(cls, found: TargetResult) -> Ranked:
-        return cls(found.name, 1 if found.graph.partitions > 1 else found.target.ranks)
+        return cls(found.name, found.ranks or 1, found.devices)
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ def _decider_first(graphs: Sequence[Graph], now: TargetResult) -> list[Graph]:
 
 
 def _point(value: int, steady: Graph, compiled: Sequence[Compiled]) -> FitPoint:
-    worst = max(compiled, key=lambda one: (one.status != "fits", one.memory.needed if one.memory else 0))
+    worst = max(compiled, key=lambda one: (_ANSWERS.index(one.status), one.memory.needed if one.memory else 0))
     known = [one.seconds for one in compiled if one.seconds is not None]
     return FitPoint(
         size=value,
@@ -109,7 +112,7 @@ def require_steps(what: str, traced: Traced, steps: int) -> None:
             "third tells whether later ones are alike.",
             f"Leave --steps away, or give it {SETTLES} or more.",
         )
-    if traced.settled or traced.syncs >= steps:
+    if traced.settled or traced.syncs >= SETTLES:
         return
     made = "1 step" if traced.syncs == 1 else f"{traced.syncs} steps"
     raise TpuMagicsError(

@@ -7,8 +7,8 @@ how they look (panel/preflight.py).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,23 +17,24 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.preflight.facts import Compiled
 from tpu_magics.preflight.fit import FitResult
 from tpu_magics.preflight.judge import Case, Verdict, judge
+from tpu_magics.preflight.plain import plain
 from tpu_magics.preflight.roofline import Roofline, bf16_share, roofline, waste
 from tpu_magics.preflight.targets import Target, parse
 
 __all__ = ["Preflight", "Rate", "TargetResult"]
 
 FITS, TOO_LARGE, REFUSED, FAILED = "fits", "too-large", "refused", "failed"
-_HEAVY = {"module", "places"}  # megabytes of a program, and its lines by number
-_WORST = (FAILED, REFUSED, TOO_LARGE, FITS)
+_WORST = (REFUSED, TOO_LARGE, FAILED, FITS)  # what is proved decides before what has no answer
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Samples a second at most, by the roofline: of one chip, and of all (`batch` of them in each step)."""
+    """Samples a second at most, by the roofline: of one chip, and of all (`batch` of them in each step). `every`,
+    `batch`: None where it is not known how many train together."""
 
     chip: float
-    every: float
-    batch: int
+    every: float | None
+    batch: int | None
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,9 @@ class TargetResult:
     target: Target
     traced: Traced
     compiled: tuple[Compiled, ...]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.name}: {self.status}>"
 
     @property
     def name(self) -> str:
@@ -67,8 +71,8 @@ class TargetResult:
 
     @property
     def worst(self) -> Compiled:
-        """The graph that decides: one without an answer, refused or too large; else the one that needs most HBM, the
-        steady one where several need as much."""
+        """The graph that decides: one that is refused or too large, else one without an answer; else the one that needs
+        most HBM, the steady one where several need as much."""
         return max(self.compiled, key=lambda one: (-_WORST.index(one.status), _needed(one), one is self.steady))
 
     @property
@@ -100,12 +104,32 @@ class TargetResult:
 
     @cached_property
     def roofline(self) -> Roofline:
-        """Of the steady graph on one device: an estimate, a lower bound of the time."""
+        """Of the steady graph on one device: an estimate, and where `roofline.least` a lower bound of the time."""
         return roofline(self.steady, self.target.chip.device_peak_flops, self.target.chip.device_bandwidth)
 
-    def everywhere(self, batch: int) -> int:
-        """The batch of all ranks together. Under SPMD the one process has it as it is."""
-        return batch if self.graph.partitions > 1 else batch * self.target.ranks
+    @property
+    def ranks(self) -> int | None:
+        """How many train together, each with a batch of its own: copies of the graph, which `processes` may make fewer
+        than the target has. 1 under SPMD. None: the program does not say (TensorFlow's is that of one replica)."""
+        return self.graph.replicas if self.traced.ranks_known else None
+
+    @property
+    def devices(self) -> int:
+        """That share one batch: 1 without SPMD."""
+        return self.graph.partitions
+
+    @property
+    def chips(self) -> int:
+        """That the program runs on, as it was compiled: ranks are one to a chip where that suffices."""
+        return min(self.target.chips, self.graph.replicas * self.graph.partitions)
+
+    def everywhere(self, batch: int) -> int | None:
+        """The batch of all ranks together, where this is that of one. None: how many there are is not known."""
+        return None if self.ranks is None else batch * self.ranks
+
+    def on_chip(self, batch: int) -> float:
+        """The part of all that one chip has, where this is the batch of a rank."""
+        return batch * self.graph.replicas / self.chips
 
     @property
     def rate(self) -> Rate | None:
@@ -114,28 +138,30 @@ class TargetResult:
         if steps is None or batch is None:
             return None
         every = self.everywhere(batch)
-        return Rate(every * steps / self.target.chips, every * steps, every)
+        return Rate(self.on_chip(batch) * steps, None if every is None else every * steps, every)
 
     @cached_property
     def verdict(self) -> Verdict:
         """Whether the step suits a TPU, with the reasons."""
-        return judge(Case(self.device, self.traced, self.steady, self.worst, self.roofline))
+        return judge(Case(self.device, self.traced, self.steady, self.worst, self.roofline, self.devices))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
         return {
-            "target": _plain(self.target),
+            "target": plain(self.target),
             "status": self.status,
             "fits": self.fits,
             "headroom": self.headroom,
+            "ranks": self.ranks,
+            "chips": self.chips,
             "bf16_share": self.bf16_share,
             "padding_waste": self.padding_waste,
             "roofline": _roofline(self.roofline),
-            "samples_per_second": _plain(self.rate),
-            "verdict": _plain(self.verdict),
-            "trace": _plain(self.traced),
+            "samples_per_second": plain(self.rate),
+            "verdict": plain(self.verdict),
+            "trace": plain(self.traced),
             "graphs": [
-                {"steady": graph is self.graph, **_plain(one)}
+                {"steady": graph is self.graph, **plain(one)}
                 for graph, one in zip(self.traced.graphs, self.compiled, strict=True)
             ],
         }
@@ -194,7 +220,7 @@ class Preflight:
             "function": self.function,
             "fits": self.fits,
             "results": [one.to_dict() for one in self.results],
-            "fit": [_plain(one) for one in self.fit],
+            "fit": [plain(one) for one in self.fit],
         }
 
     def __repr__(self) -> str:
@@ -214,22 +240,10 @@ def _google(name: str) -> Iterator[str]:
 
 def _roofline(found: Roofline) -> dict[str, Any]:
     return {
-        "estimate": "a lower bound of the time",
+        "estimate": "a lower bound of the time" if found.least else "no bound of the time",
         "seconds": found.seconds,
         "steps_per_second": found.steps_per_second,
         "bound": found.bound or None,
-        **{name: value for name, value in _plain(found).items() if name != "reasons"},
-        "matmul_share": found.matmul_share,
+        **{name: value for name, value in plain(found).items() if name != "reasons"},
         "not_known": found.reasons,
     }
-
-
-def _plain(value: Any) -> Any:
-    """Plain JSON data of a dataclass, without the programs in it."""
-    return _without_modules(asdict(value)) if is_dataclass(value) and not isinstance(value, type) else value
-
-
-def _without_modules(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _without_modules(found) for name, found in value.items() if name not in _HEAVY}
-    return [_without_modules(one) for one in value] if isinstance(value, (list, tuple)) else value

@@ -6,11 +6,13 @@ follows for the person (judge.py).
 The model: S. Williams, A. Waterman, D. Patterson, "Roofline: an insightful visual performance model for multicore
 architectures", CACM 52(4), 2009. A step takes at least its FLOPs over the peak rate, and at least its bytes over the
 bandwidth of the memory. It is an estimate, and a lower bound of the time: no program keeps either at its peak, and
-transfers between chips and work of the host are not in it.
+transfers between chips and work of the host are not in it. Only of a program with branches, or with a loop that may end
+early, it is no bound: what such a program does, it decides when it runs.
 
-Two things that libtpu counts in its own way, measured with libtpu 0.0.52 for v5e:
+Three things that libtpu counts in its own way, measured with libtpu 0.0.52 for v5e:
 - The body of a loop counts once, however often it runs, whether the count is known or not (a scan of ten
   multiplications had the FLOPs of one). So FLOPs are too few where a program loops, and the bound still holds.
+- It leaves out the kernels that it makes itself (of attention on v5e); their multiplications are added here.
 - "bytes accessed" counts what is copied into on-chip memory several times (a product of two f32[1024,1024] had 7 times
   4 MiB, and moves 3 times 4 MiB of HBM). It is therefore no bound, and is shown but never divided by the bandwidth.
 """
@@ -28,7 +30,11 @@ BF16 = "bf16"
 NO_FLOPS = "the compiler gave no count of FLOPs"
 NO_BYTES = "neither the program nor its memory could be read for the bytes that it moves"
 NO_FIGURE = "this chip's figure is not known"
-LOOPS = "The body of a loop counts once, however often it runs."
+NO_SHARE = "multiplications in loops are counted in each round, and all else in them once"
+NO_MULTIPLICATIONS = "the program could not be read for its multiplications"
+LOOPS = (
+    "In loops multiplications count in each round, where the program tells how many there are; all other FLOPs once."
+)
 ONE_PASS = (
     "The peak is bf16's. A TPU multiplies f32 operands in one bf16 pass, unless a higher precision is asked for: so it "
     "bounds f32 as well, which costs memory and its traffic."
@@ -42,8 +48,9 @@ class Roofline:
     `flops`: of one execution; `matmul_flops`: of them in matrix multiplications and convolutions; `bytes`: that it
     moves to or from HBM, and `counted`: where they are from ("program": its instructions, "arguments": each argument
     read and each output written once, which it cannot do without); `compute`, `memory`: seconds that each takes at
-    least; `ridge`: FLOPs a byte at which both take as long on this chip. None where not known: `reasons` say why, by
-    the field's name.
+    least; `ridge`: FLOPs a byte at which both take as long on this chip; `matmul_share`: of all FLOPs, 0 to 1. None
+    where not known: `reasons` say why, by the field's name. `least`: whether every execution does as much; False where
+    the program has branches or loops of unknown rounds, so that nothing here is a bound.
     """
 
     flops: float | None
@@ -53,6 +60,8 @@ class Roofline:
     compute: float | None
     memory: float | None
     ridge: float | None
+    matmul_share: float | None
+    least: bool
     reasons: dict[str, str]
 
     @property
@@ -64,7 +73,7 @@ class Roofline:
 
     @property
     def seconds(self) -> float | None:
-        """A lower bound of the time; of the one that is known where the other is not."""
+        """A lower bound of the time where `least`; of the one that is known where the other is not."""
         known = [one for one in (self.compute, self.memory) if one is not None]
         return max(known, default=None)
 
@@ -79,13 +88,6 @@ class Roofline:
         return self.flops / self.bytes if self.flops is not None and self.bytes else None
 
     @property
-    def matmul_share(self) -> float | None:
-        """0 to 1, of all FLOPs."""
-        if self.flops is None or self.matmul_flops is None or self.flops <= 0:
-            return None
-        return min(1.0, self.matmul_flops / self.flops)
-
-    @property
     def busy(self) -> float | None:
         """The part of the least time that the matrix units work, 0 to 1."""
         return self.compute / self.seconds if self.compute is not None and self.bound and self.seconds else None
@@ -95,11 +97,13 @@ def roofline(compiled: Compiled, peak: float | None, bandwidth: float | None) ->
     """The roofline of a program on one device. `peak`: FLOP/s in bf16; `bandwidth`: bytes/s of HBM."""
     multiplied = matmul_flops(compiled.multiplications)
     flops, moved = _flops(compiled, multiplied), _bytes(compiled)
+    share = _share(compiled, flops, multiplied)
     reasons = {
         "flops": NO_FLOPS if flops is None else "",
         "bytes": NO_BYTES if moved is None else "",
         "compute": NO_FLOPS if flops is None else NO_FIGURE if not peak else "",
         "memory": NO_BYTES if moved is None else NO_FIGURE if not bandwidth else "",
+        "matmul_share": "" if share is not None else _no_share(compiled, flops),
     }
     return Roofline(
         flops=flops,
@@ -109,6 +113,8 @@ def roofline(compiled: Compiled, peak: float | None, bandwidth: float | None) ->
         compute=flops / peak if flops is not None and peak else None,
         memory=moved[0] / bandwidth if moved and bandwidth else None,
         ridge=peak / bandwidth if peak and bandwidth else None,
+        matmul_share=share,
+        least=not compiled.guessed,
         reasons={name: reason for name, reason in reasons.items() if reason},
     )
 
@@ -132,9 +138,27 @@ def waste(compiled: Compiled) -> float | None:
 
 
 def _flops(compiled: Compiled, multiplied: float | None) -> float | None:
-    """Whichever count is larger: the compiler's counts the body of a loop once, the program's as often as it runs."""
-    known = [one for one in (compiled.flops, multiplied) if one is not None and math.isfinite(one) and one >= 0]
-    return max(known, default=None)
+    """The compiler's count with what it leaves out; where that is less than the multiplications alone (it counts the
+    body of a loop once, they count as often as it runs), these."""
+    found = compiled.multiplications
+    own = compiled.flops if compiled.flops is not None and math.isfinite(compiled.flops) else -1.0
+    whole = own + found.kernels if own >= 0 and found is not None else own
+    return max((one for one in (whole, multiplied) if one is not None and one >= 0), default=None)
+
+
+def _share(compiled: Compiled, flops: float | None, multiplied: float | None) -> float | None:
+    """Of a program whose loops multiply it is not known: of what else they do each round is not counted."""
+    if not flops or multiplied is None or compiled.loops or compiled.flops is None:
+        return None
+    return min(1.0, multiplied / flops)
+
+
+def _no_share(compiled: Compiled, flops: float | None) -> str:
+    if flops is None or compiled.flops is None:
+        return NO_FLOPS
+    if compiled.multiplications is None:
+        return NO_MULTIPLICATIONS
+    return NO_SHARE if compiled.loops else "it has no FLOPs"
 
 
 def _bytes(compiled: Compiled) -> tuple[float, str] | None:

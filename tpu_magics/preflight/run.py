@@ -18,6 +18,7 @@ from tpu_magics.launch.plan import ALL_DEVICES, Options
 from tpu_magics.launch.tracing import Asked
 from tpu_magics.launch.train import Request, function_request
 from tpu_magics.preflight import installed
+from tpu_magics.preflight.compile_environment import torch_xla_flags
 from tpu_magics.preflight.compiling import Progress, compile_graphs
 from tpu_magics.preflight.facts import Compiled, Graph, Traced
 from tpu_magics.preflight.fit import search
@@ -46,7 +47,8 @@ class Telling:
 
 @dataclass(frozen=True)
 class Way:
-    """How this preflight traces and compiles. `lower`: (ranks, devices of an SPMD worker) -> Traced."""
+    """How this preflight traces and compiles. `lower`: (ranks, devices of an SPMD worker) -> Traced; `torch_xla`: its
+    graphs are torch_xla's."""
 
     name: str
     lower: Callable[[int, int | None], Traced]
@@ -55,11 +57,16 @@ class Way:
     store: Store | None
     packages: Sequence[str]
     tell: Telling
+    torch_xla: bool = True
     traces: dict[tuple[int, int | None], Traced] = field(default_factory=dict)
 
     def traced(self, target: Target) -> Traced:
         """The trace for that target; targets with as many ranks have one in common."""
-        key = (1, target.devices) if self.spmd else (self.processes or target.ranks, None)
+        key: tuple[int, int | None] = (self.processes or target.ranks, None)
+        if not self.torch_xla:
+            key = (1, None)  # TensorFlow's program is that of one replica
+        elif self.spmd:
+            key = (1, target.devices)
         if key not in self.traces:
             self.tell.line(f"{self.name}: tracing, for {_ranks(*key)}")
             self.traces[key] = self.lower(*key)
@@ -72,7 +79,10 @@ class Way:
 
     def compiled(self, graphs: Sequence[Graph], target: Target) -> list[Compiled]:
         """What the compiler says of these graphs."""
-        return compile_graphs(graphs, target, store=self.store, tell=self.tell.progress, packages=self.packages)
+        flags = torch_xla_flags(target) if self.torch_xla else ()
+        return compile_graphs(
+            graphs, target, store=self.store, tell=self.tell.progress, packages=self.packages, flags=flags
+        )
 
 
 def preflight(
@@ -94,6 +104,7 @@ def preflight(
     targets = parse_all(target)
     options = Options(processes, precision, steps=steps, force=force, spmd=ALL_DEVICES if spmd else None)
     options.check()
+    _require_ranks(targets, processes)
     installed.versions(packages)
     tell = telling or Telling()
     store = Store(default_folder()) if kept else None
@@ -102,7 +113,8 @@ def preflight(
 
     def way(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Way:
         one = replace(call, args=args, kwargs=kwargs)
-        return Way(call.name, one.lowering(options, steps), whole, processes, store, packages, tell)
+        own = not _is_tensorflows(one)
+        return Way(call.name, one.lowering(options, steps), whole, processes, store, packages, tell, own)
 
     first = way(call.args, call.kwargs)
     size = Size.of(fit, function, args, call.kwargs, session.current.notebook.namespace) if fit else None
@@ -115,6 +127,17 @@ def preflight(
     probing = Probing(size, args, call.kwargs, {one.name: one for one in results}, way, steps)
     ranked = [Ranked.of(one) for one in results]
     return Preflight(call.name, results, search(size.name, size.now, ranked, probing.probe, tell=tell.line))
+
+
+def _require_ranks(targets: Sequence[Target], processes: int | None) -> None:
+    """Raises TpuMagicsError where there are more ranks than a target has."""
+    few = next((one for one in targets if processes is not None and processes > one.ranks), None)
+    if few is not None:
+        raise TpuMagicsError(
+            f"-n {processes} is not possible on {few.name}.",
+            f"A training has {few.ranks} {'rank' if few.ranks == 1 else 'ranks'} there, one for each device.",
+            f"Leave -n away for {few.ranks}, or name a larger target.",
+        )
 
 
 def _is_spmd(asked: bool | None, processes: int | None) -> bool:

@@ -36,17 +36,6 @@ _TOPOLOGIES = {
 # One virtual machine of v5e and v6e has up to eight chips; larger slices are made of machines of four.
 _EIGHT_ON_ONE_HOST = (("v5e", (2, 4)), ("v6e", (2, 4)))
 
-# The environment in which libtpu compiles for a TPU that is not here. The type of the TPU comes to it.
-_ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_WORKER_ID": "0",
-    # Otherwise "Internal error when accessing libtpu multi-process lockfile" as long as any other process of this host
-    # has libtpu loaded, be it to compile (seen with 0.0.21.1 and 0.0.52). torch_xla sets it too.
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
-
 
 @dataclass(frozen=True)
 class Target:
@@ -91,13 +80,8 @@ class Target:
         return self.chips * self.chip.replicas
 
     @property
-    def environment(self) -> dict[str, str]:
-        """The variables of the compile process; they must be set before it imports jax."""
-        return {**_ENVIRONMENT, "TPU_ACCELERATOR_TYPE": self.accelerator_type}
-
-    @property
     def options(self) -> dict[str, Any]:
-        """What `get_topology_desc(platform="tpu", topology_name=topology, ...)` is given besides; plain JSON data.
+        """What libtpu is given besides the topology's name; plain JSON data.
 
         libtpu 0.0.21.1 takes hosts of 2x2 chips for granted and refuses "v5e:1x1" without `chips_per_host_bounds`;
         0.0.52 finds the same bounds for itself, except for 2x4, which it makes two hosts of.

@@ -4,18 +4,20 @@ What lives here: `Store`, its keys, its files. What does not: what a result says
 person's, which are not kept (compiling.py).
 
 A key is the hash of all that a result depends on: the graph's module as it goes to the compiler, its donors, replicas,
-partitions and parameters, the TPU, the versions of jaxlib, libtpu and of this package, and the form of the files here.
-The modules have no source lines in them (`Graph.places`), so a result outlives edits around the training function.
+partitions and parameters, the TPU, the flags, the versions of jaxlib, libtpu and of this package, the sources of the
+code that asks the compiler and reads its answers, and the form of the files here. The modules have no source lines in
+them (`Graph.places`), so a result outlives edits around the training function.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,25 +33,41 @@ KEPT = ("fits", "too-large", "refused")  # the compiler's answers; "failed" is n
 RESULT, PACE = ".result.json", ".pace.json"
 SIMILAR = 4  # times smaller or larger: beyond, one compile says nothing of how long another takes
 PACES = 50  # compiles that a TPU's file remembers
+_READERS = tuple(Path(__file__).with_name(name) for name in ("compiler", "optimised"))
 
 
 def default_folder() -> Path:
-    """`$XDG_CACHE_HOME/tpu_magics/preflight`, or ~/.cache/... (https://specifications.freedesktop.org/basedir)."""
+    """`$XDG_CACHE_HOME/tpu_magics/preflight`, or ~/.cache/... (https://specifications.freedesktop.org/basedir); for an
+    account without a home, one of its own in the temporary folder."""
     given = os.environ.get("XDG_CACHE_HOME", "")
-    cache = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
-    return cache / "tpu_magics" / "preflight"
+    if Path(given).is_absolute():
+        return Path(given) / "tpu_magics" / "preflight"
+    try:
+        return Path.home() / ".cache" / "tpu_magics" / "preflight"
+    except RuntimeError:  # no $HOME, and nobody of that number is known
+        return Path(tempfile.gettempdir()) / f"tpu_magics-{os.getuid()}" / "preflight"
 
 
-def key(graph: Graph, target: Target, versions: Mapping[str, str]) -> str:
+def key(graph: Graph, target: Target, versions: Mapping[str, str], flags: Sequence[str] = ()) -> str:
     """64 hexadecimal digits."""
     asked = {
-        "form": [FORM, __version__],
+        "form": [FORM, __version__, readers()],
+        "flags": flags,
         "graph": [graph.form, graph.donors, graph.replicas, graph.partitions, graph.parameters],
         "target": [target.topology, target.options, target.accelerator_type, target.chip.available],
         "versions": [versions.get(name, "") for name in ("jaxlib", "libtpu")],
     }
     text = json.dumps(asked, sort_keys=True, default=list).encode()
     return hashlib.sha256(text + b"\0" + graph.module).hexdigest()
+
+
+@functools.cache
+def readers() -> str:
+    """A hash of the code that a result comes from, as this process found it first."""
+    found = hashlib.sha256()
+    for path in sorted(path for folder in _READERS for path in folder.glob("*.py")):
+        found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -136,5 +154,7 @@ def _write(path: Path, data: Mapping[str, Any]) -> None:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump(data, file)
         Path(name).replace(path)
-    except OSError:
+    except BaseException as error:
         Path(name).unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise

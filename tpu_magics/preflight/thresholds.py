@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ROWS", "THRESHOLDS", "Threshold"]
+__all__ = ["ROWS", "SETTLES", "THRESHOLDS", "Threshold"]
 
 ROWS = 8  # of a tile, T(8,128)
+SETTLES = 3  # steps that a function has to take: the first makes the optimiser's state, and the next two are compared
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ THRESHOLDS = {
         source="a choice of this project: below a twentieth, what a TPU is made for hardly counts",
     ),
     "batch": Threshold(
-        *(ROWS, ROWS, "rows on a rank"),
+        *(ROWS, ROWS, "rows on a device"),
         source="https://cloud.google.com/tpu/docs/performance-guide: divisible by 8 or 128, as large as fits",
     ),
     "padding": Threshold(

@@ -7,6 +7,7 @@ What lives here: asking launch/ for them, and reading what the worker wrote. Wha
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tpu_magics.runs.events import Compile, Warned
 from tpu_magics.runs.reader import Run
 
 TRACED = "traced.json"
+_LOGS = re.compile(r"(?<=[.!?]) [^.!?]*%tpu_logs.*$")  # a trace leaves no run folder
 
 
 def trace(request: Request, options: Options, asked: road.Asked) -> Traced:
@@ -38,22 +40,29 @@ def trace(request: Request, options: Options, asked: road.Asked) -> Traced:
         raise TpuMagicsError(
             f"{request.name} failed while it was traced: {error.what}",
             error.why,
-            f"{error.todo} Where a value that the function read decides about the way on: it was zero here.",
+            _LOGS.sub("", error.todo),
             error.details,
         ) from None
-    _require_sync(request.name, found)
+    _require_sync(request.name, found, asked.world)
     return found
 
 
-def _require_sync(name: str, found: Traced) -> None:
+def _require_sync(name: str, found: Traced, world: int) -> None:
     if found.syncs:
         return
     pending = "Everything it did is one graph at its end" if found.graphs else "It did nothing on the XLA device"
+    ranks = (
+        f" It was traced as one of {world} ranks, each of which gets 1/{world} of the data: with too little of it, a "
+        "loader hands out nothing."
+        if world > 1
+        else ""
+    )
     raise TpuMagicsError(
         f"{name} never syncs, so it has no step that could be compiled.",
         f"{pending}; a step ends with torch_xla.sync(), or when a loader that accelerator.prepare has wrapped hands "
-        "out the next batch.",
-        "End each step with torch_xla.sync(), and let the function make at least two steps.",
+        f"out the next batch.{ranks}",
+        "End each step with torch_xla.sync(), and let the function make at least three steps"
+        + (" on each rank: give it more data." if ranks else "."),
     )
 
 
@@ -82,7 +91,8 @@ def _warnings(run: Run) -> Sequence[str]:
 
 
 def _graph(folder: Path, data: Mapping[str, Any]) -> Graph:
-    places = {int(key): from_json(Place, value) for key, value in data["places"].items()}
+    lines = [from_json(Place, one) for one in data["places"]["lines"]]
+    places = {int(number): lines[line] for number, line in data["places"]["of"].items()}
     module = (folder / data["file"]).read_bytes()
     rest = {name: value for name, value in data.items() if name not in ("file", "places")}
     return from_json(Graph, {**rest, "module": module, "places": places})

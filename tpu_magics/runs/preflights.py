@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -35,11 +36,12 @@ def note(record: Record, root: Path | None = None) -> None:
     """Keep it as the newest. Where the folder cannot be written, nothing is kept: a preflight does not fail for it."""
     folder = runs_root() if root is None else root
     found = [asdict(one) for one in (*_read(folder), record)][-_KEPT:]
-    temporary = folder / f".{_FILE}.tmp"
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary.write_text(json.dumps(found))
-        temporary.replace(folder / _FILE)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=f".{_FILE}-") as own:  # two notebooks may write at once
+            temporary = Path(own) / _FILE
+            temporary.write_text(json.dumps(found))
+            temporary.replace(folder / _FILE)
 
 
 def newest(root: Path | None = None) -> list[Record]:

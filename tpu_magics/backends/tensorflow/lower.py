@@ -93,6 +93,7 @@ def lower(
         settled=True,
         seconds=time.monotonic() - started,
         batch=step.arguments.batch(),
+        ranks_known=False,
         notes=_notes(step, program, precision),
     )
 

@@ -1,8 +1,8 @@
 """A step's HLO, made ready to travel.
 
-What lives here: what TensorFlow wrote of one process taken out, so that equal steps give equal bytes; ops numbered,
-with their lines beside the module; donated parameters; names of parameters. What does not: how the HLO is had
-(lower.py).
+What lives here: what TensorFlow wrote of one process taken out, so that equal steps give equal bytes; lines beside the
+module; donated parameters; names of parameters. What does not: how the HLO is had (lower.py), and the numbers of its
+ops (hlo_proto.py).
 
 Instructions and messages were read in TensorFlow 2.21 (xla/service/hlo.proto).
 """
@@ -17,6 +17,7 @@ from typing import Any
 from tensorflow.compiler.xla import xla_data_pb2
 from tensorflow.compiler.xla.service import hlo_pb2
 
+from tpu_magics.backends.hlo_proto import numbered
 from tpu_magics.backends.lowered import Place
 
 
@@ -52,14 +53,15 @@ def program_of(serialized: bytes, name: str, lines: Mapping[str, Place], values:
     _replace_copies(module)
     donors = {one.parameter_number for one in module.input_output_alias.entries}
     growing = tuple(dict.fromkeys(_growing(module, lines)))
-    hash_, places = _hash(module), _number(module, lines)
+    hash_ = _hash(module)
     module.ClearField("input_output_alias")  # the compiler refuses a module that has donors (see Graph) and this
+    made = numbered(module.SerializeToString(deterministic=True))
     return Program(
-        module=module.SerializeToString(deterministic=True),
+        module=made.module,
         hash=hash_,
         donors=tuple(sorted(donors)),
         parameters=_parameters(module, values),
-        places=places,
+        places={number: lines[name] for number, name in made.names.items() if name in lines},
         growing=growing,
     )
 
@@ -103,20 +105,6 @@ def _hash(module: Any) -> str:
     for instruction in _instructions(bare):
         instruction.ClearField("metadata")
     return hashlib.sha256(bare.SerializeToString(deterministic=True)).hexdigest()
-
-
-def _number(module: Any, lines: Mapping[str, Place]) -> dict[int, Place]:
-    """Give each op name its number, and no other word of lines (see Graph.places)."""
-    found = {}
-    module.ClearField("stack_frame_index")
-    for number, instruction in enumerate(_instructions(module)):
-        op_type, name = instruction.metadata.op_type, instruction.metadata.op_name
-        if name in lines:
-            found[number] = lines[name]
-        instruction.metadata.Clear()
-        instruction.metadata.op_type = op_type
-        instruction.metadata.op_name = f"{name or instruction.opcode}#{number}"
-    return found
 
 
 def _growing(module: Any, lines: Mapping[str, Place]) -> Iterator[tuple[str, Place | None]]:

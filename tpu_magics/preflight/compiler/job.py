@@ -36,7 +36,7 @@ class Program:
 @dataclass(frozen=True)
 class Job:
     """`parent`: process with which the compile process ends; `available`: HBM bytes that a program may have, where that
-    is known; `folder`: for what is needed on the way; `versions`: of jax, jaxlib and libtpu."""
+    is known; `folder`: for what is needed on the way; `versions`: of jaxlib and libtpu."""
 
     parent: int
     target: str

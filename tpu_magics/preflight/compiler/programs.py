@@ -87,6 +87,8 @@ def _with(result: Compiled, facts: ProgramFacts) -> Compiled:
         result,
         hbm_bytes=facts.hbm_bytes,
         multiplications=facts.multiplications,
+        loops=facts.loops,
+        guessed=facts.guessed,
         padding=facts.padding,
         buffers=facts.buffers,
         refused=facts.custom_calls,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 __all__ = ["NICE", "FitPoint", "Range", "bracket", "nice_sizes", "step_of", "stopped"]
 
-NICE = 8  # rows of a tile
+NICE = 8  # rows of a tile, on each device
 NICE_TRIES = 4  # multiples of NICE below the largest size that are looked at
 
 
@@ -34,12 +34,13 @@ class FitPoint:
 @dataclass(frozen=True)
 class Range:
     """The sizes that may be tried: from `lowest` to `highest`, multiples of `step`, without those in `failed`, for
-    which the function itself fails."""
+    which the function itself fails. `devices`: that share one size (SPMD)."""
 
     lowest: int
     highest: int
     step: int = 1
     failed: frozenset[int] = frozenset()
+    devices: int = 1
 
     @property
     def below(self) -> int:
@@ -54,7 +55,7 @@ class Range:
     @property
     def unit(self) -> int:
         """What nice sizes are multiples of."""
-        return math.lcm(NICE, self.step)
+        return math.lcm(NICE * self.devices, self.step)
 
     def down(self, size: int) -> int:
         """The multiple of the step that is this size or the next one below."""

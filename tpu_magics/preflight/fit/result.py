@@ -15,9 +15,12 @@ __all__ = ["FitResult", "to_result"]
 
 @dataclass(frozen=True)
 class FitResult:
-    """What fits one target. `largest`: it fits, and the next size does not, both compiled; `nice`: the largest multiple
-    of 8 that fits, compiled. Both are of one rank, and None where they are not known (`notes` say why). `points`: all
-    that was tried for this target, in that order; `ranks`: of a training on this target; `notes`: what was proved."""
+    """What fits one target. `largest`: the largest size that fits of those that were compiled; the next size does not
+    fit, or the function itself fails with it, or nothing larger was to be tried: `notes` say which. `nice`: the largest
+    multiple of 8 that fits, compiled; where several devices share the batch (SPMD), of 8 on each. Both are of one rank,
+    under SPMD of all devices, and None where they are not known (`notes` say why). `points`: all that was tried for
+    this target, in that order; `ranks`: of a training on this target; `devices`: that share one batch; `notes`: what
+    was proved."""
 
     target: str
     name: str
@@ -26,6 +29,7 @@ class FitResult:
     points: tuple[FitPoint, ...]
     ranks: int
     notes: tuple[str, ...]
+    devices: int = 1
 
 
 def to_result(
@@ -39,7 +43,7 @@ def to_result(
     notes = _stop(name, stop, low, sizes) if stop else _proof(name, points, sizes, failed)
     nicely = _nice(low, sizes) if known and nice is None else ()
     extra = (*_step(name, sizes, failed), *_not_monotone(name, points), *nicely)
-    return FitResult(target, name, low if known else None, nice, tuple(points), ranks, (*notes, *extra))
+    return FitResult(target, name, low if known else None, nice, tuple(points), ranks, (*notes, *extra), sizes.devices)
 
 
 def _status(points: Sequence[FitPoint], size: int) -> str:
@@ -91,7 +95,7 @@ def _not_monotone(name: str, points: Sequence[FitPoint]) -> Iterator[str]:
 def _nice(low: int, sizes: Range) -> Iterator[str]:
     tried = nice_sizes(low, sizes)
     known = f"none of {', '.join(map(str, tried))} fits" if tried else f"there is none up to {low}"
-    yield f"No multiple of {NICE} that fits is known: {known}."
+    yield f"No multiple of {NICE * sizes.devices} that fits is known: {known}."
 
 
 def _text(error: str) -> str:

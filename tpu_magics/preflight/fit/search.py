@@ -27,7 +27,8 @@ Probe = Callable[[int, Sequence[str]], Mapping[str, FitPoint]]
 
 
 class TargetLike(Protocol):
-    """What the search knows of a target: its name, and how many ranks a training on it has."""
+    """What the search knows of a target: its name, how many ranks a training on it has, and, where several devices
+    share one size (SPMD), how many: `devices`."""
 
     @property
     def name(self) -> str: ...
@@ -116,10 +117,12 @@ class _Search:
     def __init__(self, name: str, start: int, target: TargetLike, lowest: int, highest: int) -> None:
         self.name, self.start, self.target = name, start, target
         self.lowest, self.highest = lowest, highest
+        self.devices: int = getattr(target, "devices", 1)
         self.points: list[FitPoint] = []
 
     def _sizes(self, asking: _Asking) -> Range:
-        return Range(self.lowest, self.highest, step_of(asking.ran, asking.failed), frozenset(asking.failed))
+        failed = frozenset(asking.failed)
+        return Range(self.lowest, self.highest, step_of(asking.ran, asking.failed), failed, self.devices)
 
     def result(self, asking: _Asking) -> FitResult:
         """What was found."""
@@ -162,7 +165,7 @@ class _Search:
         )
 
     def _nice(self, sizes: Range) -> int | None:
-        """A multiple of NICE below the largest size, where none is known to fit so far."""
+        """A multiple of NICE (on each device) below the largest size, where none is known to fit so far."""
         low, _high = bracket(self.points, sizes)
         known = {point.size: point.status for point in self.points}
         for size in nice_sizes(low, sizes):

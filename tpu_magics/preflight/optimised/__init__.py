@@ -32,7 +32,8 @@ class ProgramFacts:
 
     `multiplications`: FLOPs of one execution by the element types of the operands (multiplications.py says which);
     bodies of loops count as often as they run. `loops`: a loop has multiplications in its body; XLA's own FLOPs count
-    it once. `hbm_bytes`: bytes of one execution (traffic.py).
+    it once. `guessed`: branches, or loops of unknown rounds (runs.py). `hbm_bytes`: bytes of one execution
+    (traffic.py).
 
     `padding` and `buffers` are of what HBM holds at the point of the program where the temporaries take most: all
     arguments, outputs and constants, and the temporaries alive there. A result that takes over the memory of an
@@ -47,6 +48,7 @@ class ProgramFacts:
     custom_calls: tuple[Refused, ...] = ()
     hbm_bytes: float | None = None
     loops: bool = False
+    guessed: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -80,6 +82,7 @@ def _read(module: Module, parameters: Sequence[str]) -> ProgramFacts:
         custom_calls=refused(program, asked),
         hbm_bytes=hbm_bytes(program, counted.runs),
         loops=counted.loops,
+        guessed=counted.runs.guessed,
         notes=(*counted.notes, *_missing(asked, assignment)),
     )
 

@@ -38,11 +38,13 @@ _NAMES = {"i8": "s8", "i4": "s4", "i32": "s32", "f8E4M3FN": "f8e4m3fn", "f8E5M2"
 
 
 class Product(NamedTuple):
-    """One multiplication of a program: the type it counts for, FLOPs of one run, and the name of its op."""
+    """One multiplication of a program: the type it counts for, FLOPs of one run, the name of its op, and whether it is
+    part of a kernel."""
 
     dtype: str
     flops: float
     op: str
+    kernel: bool = False
 
 
 class Found(NamedTuple):
@@ -92,7 +94,7 @@ class _Products:
             if found is None:
                 self.unread.append(f"kernel {op_name(call) or call.name}")
             for types, count in found or ():
-                yield Product(_wider(*(_NAMES.get(one, one) for one in types)), count, op_name(call))
+                yield Product(_wider(*(_NAMES.get(one, one) for one in types)), count, op_name(call), kernel=True)
 
 
 def multiplications(program: Program, asked: Program | None) -> Found:
@@ -102,15 +104,16 @@ def multiplications(program: Program, asked: Program | None) -> Found:
     wanted = _Asked(_Products(asked, through=True) if asked else ())
     sums: defaultdict[str, float] = defaultdict(float)
     numbers: Counter[str] = Counter()
-    narrowed = 0.0
+    narrowed = in_kernels = 0.0
     for one, times in ((one, counts.times[name]) for name, found in products.of.items() for one in found):
         dtype = wanted.dtype(one)
         narrowed += one.flops * times if dtype != one.dtype else 0.0
         sums[dtype] += one.flops * times
         numbers[dtype] += times > 0
+        in_kernels += one.flops * times if one.kernel else 0.0
     looped = {name for name in counts.loops if products.of[name]}
     notes = (*_unread(products.unread), *_rounds(looped & counts.unknown), *_narrowed(narrowed, sum(sums.values())))
-    return Found(Multiplications(dict(sums), dict(numbers)), counts, bool(looped), notes)
+    return Found(Multiplications(dict(sums), dict(numbers), in_kernels), counts, bool(looped), notes)
 
 
 def _origin(computation: Computation, one: Instruction) -> str:

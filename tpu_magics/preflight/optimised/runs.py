@@ -2,7 +2,8 @@
 
 What lives here: the counts, from the entry through calls, loops and branches. What does not: what is counted in each
 computation (multiplications.py, traffic.py). Fusions are calls. Of a conditional the branch that weighs most counts,
-the others do not. A loop whose number of rounds the program does not tell counts once.
+the others do not (so does XLA's own count). A loop whose number of rounds the program does not tell counts once. Both
+are guesses: an execution may do less than that.
 """
 
 from __future__ import annotations
@@ -21,11 +22,17 @@ _CALLING = (*_CALLED_BY, "while", "conditional")
 @dataclass
 class Runs:
     """`times`: of each computation, how often in one execution (fused ones too); `loops`: the computations that a loop
-    runs; `unknown`: those of them whose loop has no known number of rounds."""
+    runs; `unknown`: those of them whose loop has no known number of rounds; `chosen`: the branches that count."""
 
     times: Counter[str] = field(default_factory=Counter)
     loops: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
+    chosen: set[str] = field(default_factory=set)
+
+    @property
+    def guessed(self) -> bool:
+        """Whether an execution may do less than is counted."""
+        return bool(self.unknown or self.chosen)
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,7 @@ class _Call:
     times: int = 1
     looped: bool = False
     unknown: bool = False
+    chosen: bool = False
 
 
 def runs(program: Program, weigh: Callable[[Computation], float]) -> Runs:
@@ -56,6 +64,8 @@ def _count(counts: Runs, caller: str, call: _Call) -> None:
         counts.loops.add(call.name)
     if call.unknown or caller in counts.unknown:
         counts.unknown.add(call.name)
+    if call.chosen:
+        counts.chosen.add(call.name)
 
 
 def _calls(program: Program, computation: Computation, weights: dict[str, float]) -> list[_Call]:
@@ -82,4 +92,4 @@ def _branch(one: Instruction, weights: dict[str, float]) -> list[_Call]:
         *one.called("true_computation"),
         *one.called("false_computation"),
     )
-    return [_Call(max(branches, key=lambda name: weights.get(name, 0.0)))] if branches else []
+    return [_Call(max(branches, key=lambda name: weights.get(name, 0.0)), chosen=True)] if branches else []

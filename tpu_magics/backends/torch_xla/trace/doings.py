@@ -10,6 +10,8 @@ import functools
 import gc
 from typing import Any
 
+from tpu_magics.backends.torch_xla.trace.settling import Sync
+
 
 class Doings:
     """The notes of one process."""
@@ -17,7 +19,6 @@ class Doings:
     def __init__(self) -> None:
         self._backward = False
         self._stepped: set[int] = set()
-        self._optimizer = False
         self._known: dict[int, Any] = {}
 
     def install(self) -> None:
@@ -38,20 +39,21 @@ class Doings:
         return goes_backward
 
     def _steps(self, optimizer: Any) -> None:
-        self._optimizer = True
         self._known[id(optimizer)] = optimizer  # kept: its id is not given anew
         self._stepped.add(id(optimizer))
 
-    def since_last(self) -> tuple[bool, frozenset[int], bool]:
-        """Whether there was a backward pass, which optimizers made a step, and whether there is any optimizer."""
-        self._optimizer = self._optimizer or _any_optimizer()
-        found = self._backward, frozenset(self._stepped), self._optimizer
+    def since_last(self, graph: str) -> Sync:
+        """What ended at a sync."""
+        asleep = [one for one in _optimizers() if id(one) not in self._known]
+        found = Sync(graph, self._backward, frozenset(self._stepped), bool(self._known or asleep), len(asleep))
         self._backward, self._stepped = False, set()
         return found
 
 
-def _any_optimizer() -> bool:
-    """What was made in this process. One of the notebook's own trains here only inside of accelerate's."""
+def _optimizers() -> list[Any]:
+    """Those of this process. Those of the notebook train here only inside of accelerate's, which have no step of their
+    own."""
     import torch
 
-    return any(issubclass(type(one), torch.optim.Optimizer) for one in gc.get_objects())
+    living = [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
+    return [getattr(one, "optimizer", one) for one in living]

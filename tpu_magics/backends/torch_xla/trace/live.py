@@ -25,15 +25,24 @@ def tensors() -> list[Any]:
     They are found among all that lives; what was there before the fork is not looked through (launch/process.py freezes
     it), and holds none.
     """
-    outer = [one for one in gc.get_objects() if issubclass(type(one), _tensor_type()) and one.is_xla]
+    outer = outer_tensors()
     outer += _gradients(outer)
     found = _by_id(map(inner, outer))
-    if len(found) < alive():
+    if len(found) != alive():
         found |= _by_id(_in_storages(outer))
-    if len(found) < alive():
+    if len(found) != alive():
         saved = list(_saved(outer))
         found |= _by_id([*map(inner, saved), *_in_storages(saved)])
     return [found[number] for number in sorted(found)]
+
+
+def outer_tensors() -> list[Any]:
+    """All tensors on the device that Python knows."""
+    import torch
+
+    kind = torch.Tensor
+    # Only tensors are asked for more: isinstance() runs code of other objects, e.g. of proxies.
+    return [one for one in gc.get_objects() if issubclass(type(one), kind) and one.is_xla]
 
 
 def inner(tensor: Any) -> Any:
@@ -54,7 +63,8 @@ def number(tensor: Any) -> int | None:
 
 
 def alive() -> int:
-    """How many inner tensors there are, those that Python does not know among them."""
+    """How many inner tensors there are, those that Python does not know among them, as torch_xla counts; not so where
+    somebody has reset its counters, nor under SPMD."""
     import torch_xla
 
     count = torch_xla._XLAC._xla_counter_value
@@ -76,12 +86,17 @@ def pending(found: Iterable[Any]) -> list[Any]:
     return [one for one, needed in zip(found, needs, strict=True) if needed]
 
 
-def is_known(tensor: Any) -> bool:
-    """Whether an inner tensor has values: the host put them there, and no step was to change them."""
+def is_pending(tensor: Any) -> bool:
     import torch_xla
 
-    extension = torch_xla._XLAC
-    return not extension._check_tensor_need_materialization([tensor])[0] and not extension._is_placecholder(tensor)
+    return bool(torch_xla._XLAC._check_tensor_need_materialization([tensor])[0])
+
+
+def is_placeholder(tensor: Any) -> bool:
+    """Whether a tensor that is not pending has no values: a step that was not run would have computed them."""
+    import torch_xla
+
+    return bool(torch_xla._XLAC._is_placecholder(tensor))
 
 
 def give_placeholders() -> None:
@@ -101,12 +116,6 @@ def give_zeros(found: Iterable[Any]) -> None:
 
 
 # -- where they are -------------------------------------------------------------------------------------------------
-
-
-def _tensor_type() -> type:
-    import torch
-
-    return torch.Tensor
 
 
 def _by_id(found: Iterable[Any]) -> dict[int, Any]:
@@ -144,6 +153,8 @@ def _saved(found: Iterable[Any]) -> Iterator[Any]:
 
 
 def _saved_by(node: Any) -> Iterator[Any]:
+    import torch
+
     names = [name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors"]
     for name in names:
         try:
@@ -151,6 +162,5 @@ def _saved_by(node: Any) -> Iterator[Any]:
         except RuntimeError:  # it has been used up, or changed in place since
             continue
         for one in value if isinstance(value, (tuple, list)) else (value,):
-            if issubclass(type(one), _tensor_type()) and one.is_xla:
+            if issubclass(type(one), torch.Tensor) and one.is_xla:
                 yield one
-

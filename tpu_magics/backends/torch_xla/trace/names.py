@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.torch_xla.observe import snapshot
 from tpu_magics.backends.torch_xla.observe.sites import outwards
-from tpu_magics.backends.torch_xla.trace.live import inner
+from tpu_magics.backends.torch_xla.trace.live import inner, outer_tensors
 from tpu_magics.backends.torch_xla.trace.pending import alias
 
 if TYPE_CHECKING:
     from tpu_magics.backends.torch_xla.observe.observer import Observer
+
+_WRAPPED = "_orig_module."  # where torch_xla's FSDP v2 keeps the module that it wraps
 
 
 class Names:
@@ -33,6 +35,10 @@ class Names:
     def __init__(self) -> None:
         self._moved: weakref.WeakSet[Any] = weakref.WeakSet()
         self._moving = 0
+
+    def moving(self) -> bool:
+        """Whether a model is being moved now."""
+        return self._moving > 0
 
     def install(self) -> None:
         """Notice the models that are moved, whatever holds them. For good."""
@@ -50,7 +56,7 @@ class Names:
             finally:
                 self._moving -= 1
 
-        torch.nn.Module._apply = apply  # type: ignore[method-assign]
+        torch.nn.Module._apply = apply
 
     def told(self, parameters: Sequence[Any], ids: Sequence[int], frame: FrameType, observer: Observer | None) -> Any:
         """What is known of each parameter: its type, and its name. `ids`: of their tensors; `frame`: where it ends."""
@@ -74,6 +80,7 @@ class Names:
         owners: dict[int, str] = {}
         for model in models:
             for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+                name = name.replace(_WRAPPED, "")
                 if tensor.is_xla:
                     owners[id(tensor)] = f"{labels[id(model)]}.{name}" if labels else name
                     names[alias(inner(tensor))] = owners[id(tensor)]
@@ -90,7 +97,7 @@ def _instances(living: Iterable[Any], kind: type) -> list[Any]:
 def _outermost(models: Iterable[Any]) -> list[Any]:
     """The models that are no part of another one of them, and have parameters or buffers on the device."""
     each = {id(model): model for model in models if hasattr(model, "_modules")}
-    inside = {id(child) for model in each.values() for child in model._modules.values() if child is not None}
+    inside = {id(part) for model in each.values() for part in model.modules() if part is not model}
     return [model for key, model in each.items() if key not in inside and _is_there(model)]
 
 
@@ -126,6 +133,6 @@ def _inputs(frame: FrameType, observer: Observer) -> Iterator[tuple[int, str]]:
     """What came from the host, by the batch's own name for it or the variable that holds it."""
     variables = {seen.key: name for name, seen in snapshot.take(frame, observer.sites).tensors.items()}
     names = {**variables, **{one.key: one.name for one in observer.doing.arrivals if one.name}}
-    for one in gc.get_objects():
-        if id(one) in names and snapshot.is_tensor(one) and one.is_xla:
+    for one in outer_tensors():
+        if id(one) in names:
             yield alias(inner(one)), names[id(one)]

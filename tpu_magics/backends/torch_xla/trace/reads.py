@@ -8,7 +8,7 @@ operands of each operation that XLA has no kernel for; it runs that on the host 
 that depends on values goes that way. Here these operations have a kernel that answers with zeros. Everything else is
 left to torch_xla's own kernels, so that the graph is the one that is trained.
 
-What has values, because the host put them there and no step was to change them, is answered truly, and is no read.
+What is known all the same (truth.py) is answered truly. It is a read where something had to be computed for it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,19 @@ from types import FrameType
 from typing import Any
 
 from tpu_magics.backends.lowered import Place, Read, Refused
-from tpu_magics.backends.torch_xla.trace.live import inner, is_known
+from tpu_magics.backends.torch_xla.trace.live import is_pending
+from tpu_magics.backends.torch_xla.trace.truth import Truth
+from tpu_magics.backends.torch_xla.trace.uploads import placeholder
 from tpu_magics.errors import TpuMagicsError
 
 HOST = "XLA has no kernel for it: the host runs it, and the step's graph is cut in two there."
 VALUE, TENSOR, EQUAL = "a value", "a tensor", "whether tensors are equal"
 CHOSEN = "all elements were taken as chosen, the most there can be"
 DISTINCT = "all elements were taken as distinct, the most there can be"
+TRUE = "it follows from the inputs alone, and was computed"
 FITTED = "as many values were taken as places were chosen"
+
+TOO_OFTEN = 10_000  # reads at one place, and no sync
 
 Fill = Callable[[Any, int], Any]  # a tensor, its place among the operands -> the one that stands for it on the host
 
@@ -72,13 +77,17 @@ _ASKING: Mapping[str, tuple[Fill, str]] = {
 
 
 class Reads:
-    """Answers for one process. `place`: the person's line of a frame."""
+    """Answers for one process. `place`: the person's line of a frame; `world`: ranks that it is told of."""
 
-    def __init__(self, place: Callable[[FrameType], Place | None]) -> None:
+    def __init__(self, place: Callable[[FrameType], Place | None], world: int) -> None:
         self.place = place
         self.found: dict[tuple[Place | None, str], int] = {}
         self.on_host: dict[tuple[Place | None, str], int] = {}
         self.thread = threading.get_ident()
+        self.truth = Truth(world)
+        self.moving: Callable[[], bool] = lambda: False  # whether a model is on its way to the device
+        self.changed: Callable[[], None] = lambda: None  # told when something is read for the first time
+        self.since_sync: dict[tuple[Place | None, str], int] = {}
         self._silent = 0
         self._fallbacks = _Fallbacks()
         self._original: dict[str, Any] = {}
@@ -86,6 +95,10 @@ class Reads:
 
     def told(self) -> tuple[Read, ...]:
         return tuple(Read(place, what, count) for (place, what), count in self.found.items())
+
+    def zeros(self) -> tuple[Read, ...]:
+        """Those that were answered with what is not true."""
+        return tuple(one for one in self.told() if not one.what.endswith(TRUE))
 
     def refused(self) -> tuple[Refused, ...]:
         return tuple(Refused(op, HOST, "host", place, count) for (place, op), count in self.on_host.items())
@@ -122,40 +135,62 @@ class Reads:
             setattr(torch_xla._XLAC, name, _no_memory)
 
     # -- who asked --------------------------------------------------------------------------------------------------
-    def _note(self, into: dict[tuple[Place | None, str], int], what: str) -> None:
-        if not self._silent:
-            key = (self._asker(), what)
-            into[key] = into.get(key, 0) + 1
+    def part(self, frame: FrameType) -> None:
+        """A part of the step was run by itself, which is done to fetch it."""
+        self._note(self.found, TENSOR, self.place(frame))
+
+    def _note(self, into: dict[tuple[Place | None, str], int], what: str, place: Place | None = None) -> None:
+        if self._silent:
+            return
+        key = (place or self._asker(), what)
+        into[key] = into.get(key, 0) + 1
+        if into[key] == 1:
+            self.changed()
+        self.since_sync[key] = self.since_sync.get(key, 0) + 1
+        if self.since_sync[key] > TOO_OFTEN:
+            raise _endless(*key)
 
     def _asker(self) -> Place | None:
         """Autograd's own threads have none of the person's frames, but where a hook is the person's."""
         found = self.place(sys._getframe(2))
-        rank = sys._current_frames().get(self.thread)
-        return found if found is not None or rank is None else self.place(rank)
+        if found is None and threading.get_ident() != self.thread:
+            # Never of this thread itself: a frame that knows itself keeps alive what its callers hold.
+            found = self.place(sys._current_frames()[self.thread])
+        return found
 
     # -- kernels: they see inner tensors ------------------------------------------------------------------------------
     def _to_copy(self, keys: Any, tensor: Any, **options: Any) -> Any:
         import torch
 
-        device = options.get("device")
-        if not tensor.is_xla or device is None or torch.device(device).type != "cpu" or is_known(tensor):
-            return self._original["_to_copy"].call_boxed(keys, tensor, **options)
-        self._note(self.found, TENSOR)
-        return torch.zeros(tensor.shape, dtype=options.get("dtype") or tensor.dtype, device="cpu")
+        dtype, device = options.get("dtype") or tensor.dtype, options.get("device")
+        if tensor.is_xla and device is not None and torch.device(device).type == "cpu" and not self._is_told(tensor):
+            return torch.zeros(tensor.shape, dtype=dtype, device="cpu")
+        made = placeholder(tensor, dtype) if self.moving() and not tensor.is_xla else None
+        return made if made is not None else self._original["_to_copy"].call_boxed(keys, tensor, **options)
 
     def _copy_(self, keys: Any, into: Any, tensor: Any, non_blocking: bool = False) -> Any:
-        if into.is_xla or is_known(tensor):
+        if into.is_xla or self._is_told(tensor):
             return self._original["copy_"].call_boxed(keys, into, tensor, non_blocking)
-        self._note(self.found, TENSOR)
         return into.zero_()
+
+    def _is_told(self, tensor: Any) -> bool:
+        """Whether a tensor that is fetched is known; note it where a step would be cut for it."""
+        known = self.truth.has(tensor)
+        if not known or is_pending(tensor):
+            self._note(self.found, f"{TENSOR}: {TRUE}" if known else TENSOR)
+        return known
 
     def _to_cpu(self, keys: Any, tensors: Sequence[Any]) -> list[Any]:
         """The operands of an operation that the host is about to run."""
         name, new = self._fallbacks.newest()
         fill, what = _ASKING.get(name, (_zeros, ""))
-        known = [is_known(one) for one in tensors]
-        if new and not (what and all(known)):
-            self._note(self.found if what else self.on_host, what or name)
+        known = [self.truth.has(one) for one in tensors]
+        if new and not what:
+            self._note(self.on_host, name)
+        elif new and not all(known):
+            self._note(self.found, what)
+        elif new and any(map(is_pending, tensors)):
+            self._note(self.found, f"{what.partition(':')[0]}: {TRUE}")
         original = self._original["_to_cpu"]
         return [
             original.call_boxed(keys, [one])[0] if is_so else fill(one, place)
@@ -164,14 +199,11 @@ class Reads:
 
     def _index_put_(self, keys: Any, into: Any, places: Sequence[Any], values: Any, *accumulate: Any) -> Any:
         """x[mask] = values: they were counted before, and all places are chosen now."""
-        original = self._original["index_put_"]
-        try:
-            return original.call_boxed(keys, into, places, values, *accumulate)
-        except (RuntimeError, IndexError):
-            if not any(one is not None and one.is_xla and _is_mask(one) for one in places):
-                raise
-        self._note(self.found, f"the number of values in x[mask] = values: {FITTED}")
-        return original.call_boxed(keys, into, places, values.new_zeros(()), *accumulate)
+        unknown = any(one is not None and _is_mask(one) and not self.truth.has(one) for one in places)
+        if unknown and not _fits(values, into, places):
+            self._note(self.found, f"the number of values in x[mask] = values: {FITTED}")
+            values = values.new_zeros(())
+        return self._original["index_put_"].call_boxed(keys, into, places, values, *accumulate)
 
     # -- what is no operation -----------------------------------------------------------------------------------------
     def _cpu_tensors(self, tensors: Sequence[Any]) -> list[Any]:
@@ -183,6 +215,24 @@ def _is_mask(tensor: Any) -> bool:
     import torch
 
     return tensor.dtype in (torch.bool, torch.uint8)
+
+
+def _fits(values: Any, into: Any, places: Sequence[Any]) -> bool:
+    """Whether there is a value for each place, where all that a mask can choose are chosen."""
+    import torch
+
+    chosen: list[Any] = []
+    for one in places:
+        mask = one is not None and _is_mask(one)
+        shape = (one.numel(),) if mask else () if one is None else one.shape
+        chosen += [None if one is None else torch.empty(shape, dtype=torch.long, device="meta")] * (
+            one.dim() if mask else 1
+        )
+    target = torch.ops.aten.index(torch.empty(into.shape, device="meta"), chosen).shape
+    try:
+        return bool(torch.broadcast_shapes(values.shape, target) == target)
+    except RuntimeError:
+        return False
 
 
 class _Fallbacks:
@@ -213,4 +263,13 @@ def _no_memory(*_args: Any, **_kwargs: Any) -> Any:
         "A function that asks for the address of a tensor's memory cannot be traced.",
         "While it is traced, what its steps compute has no memory.",
         "Leave DLPack and buffer pointers out for the preflight.",
+    )
+
+
+def _endless(place: Place | None, what: str) -> TpuMagicsError:
+    where = f" at {place} ({place.code})" if place is not None else ""
+    return TpuMagicsError(
+        f"The function read {what}{where} {TOO_OFTEN:,} times without a sync in between.",
+        "While it is traced no step is run, and what it reads is zero: a loop that waits for a value may never end.",
+        "Give the loop a fixed number of steps for the preflight.",
     )

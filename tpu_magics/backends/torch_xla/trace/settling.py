@@ -20,12 +20,14 @@ FORWARD = 8  # equal ones in a row, of a function without optimizer and backward
 @dataclass(frozen=True)
 class Sync:
     """What ended at a sync. `graph`: the hash of what was pending; `backward`: whether there was a backward pass in it;
-    `stepped`: the optimizers that made a step; `optimizer`: whether there is one."""
+    `stepped`: the optimizers that made a step; `optimizer`: whether there is one; `asleep`: how many there are that
+    have made no step so far."""
 
     graph: str
     backward: bool = False
     stepped: frozenset[int] = frozenset()
     optimizer: bool = False
+    asleep: int = 0
 
     @property
     def trains(self) -> bool:
@@ -84,8 +86,16 @@ class Settling:
         turns: dict[frozenset[int], list[str]] = {}
         for sync in self.trained:
             turns.setdefault(sync.stepped, []).append(sync.graph)
-        self.settled = all(len(graphs) > 1 and graphs[-1] == graphs[-2] for graphs in turns.values())
-        return self.settled or min(map(len, turns.values())) >= self.steps or len(self.trained) >= WAITS
+        known = all(len(graphs) > 1 and graphs[-1] == graphs[-2] for graphs in turns.values())
+        asleep = self.syncs[-1].asleep
+        if (
+            asleep and len(self.trained) < 2 * self.steps
+        ):  # its turn may come: some train one model n times, then another
+            return False
+        if asleep and known:
+            self.notes.append(f"Optimizers that made no step while the function was traced: {asleep}.")
+        self.settled = known
+        return known or min(map(len, turns.values())) >= self.steps or len(self.trained) >= WAITS
 
     def _forward(self) -> bool:
         """Without an optimizer to train anything: the same over and over, or never the same."""

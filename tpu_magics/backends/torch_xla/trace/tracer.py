@@ -25,19 +25,23 @@ from tpu_magics.backends.hlo_proto import numbered
 from tpu_magics.backends.lowered import Graph, Place
 from tpu_magics.backends.torch_xla import hlo
 from tpu_magics.backends.torch_xla.observe.told import Files, Told
-from tpu_magics.backends.torch_xla.trace import live
+from tpu_magics.backends.torch_xla.trace import alone, live, shardings
 from tpu_magics.backends.torch_xla.trace.doings import Doings
 from tpu_magics.backends.torch_xla.trace.names import Names
 from tpu_magics.backends.torch_xla.trace.pending import Pending, graph_hash
 from tpu_magics.backends.torch_xla.trace.reads import Reads
-from tpu_magics.backends.torch_xla.trace.settling import Settling, Sync
-from tpu_magics.backends.torch_xla.trace.written import write
+from tpu_magics.backends.torch_xla.trace.settling import Settling
+from tpu_magics.backends.torch_xla.trace.written import write, write_reads
 from tpu_magics.errors import TpuMagicsError
 
 if TYPE_CHECKING:
     from tpu_magics.backends.torch_xla.observe.observer import Observer
 
 _EAGER = "Eager mode was left off: each operation would be a graph of its own. They are part of the next graph here."
+_ASTRAY = (
+    "It read values, which were zero while it was traced: where one decides how long it goes on, it may end early."
+)
+_HIDDEN = "Up to {} tensors that only C++ holds are not among the results of the graphs; in training they are."
 
 
 class Tracer:
@@ -46,16 +50,19 @@ class Tracer:
     def __init__(self, tracing: Tracing) -> None:
         self.tracing = tracing
         self.started = time.monotonic()
-        self.reads = Reads(self._place)
+        self.reads = Reads(self._place, tracing.world)
+        self.reads.changed = lambda: write_reads(tracing.folder, self.reads.zeros())
         self.names = Names()
+        if tracing.devices == 1:  # under SPMD a model is split when it is there
+            self.reads.moving = self.names.moving
         self.doings = Doings()
         self.settling = Settling(tracing.steps)
         self.graphs: dict[str, Graph] = {}  # by torch_xla's own hash
         self.told: list[Told] = []
-        self.batch: int | None = None
+        self.rows: dict[str, int | None] = {}  # of the largest input, by the graph's hash
         self.counts: Counter[str] = Counter()
         self.notes: list[str] = []
-        self.hidden = 0
+        self.hidden: list[int] = []  # at each sync: tensors that were not found
         self._observer: Observer | None = None
 
     # -- what the observer asks instead of the runtime's counters ---------------------------------------------------
@@ -96,6 +103,8 @@ class Tracer:
         self._replace(extension, "_set_use_eager_mode", self._stay_lazy)
         for name in ("_xla_warm_up_cache", "_run_cached_graph"):
             self._replace(extension, name, _no_dynamo)
+        alone.meet_nobody(self.tracing.world)
+        _leave_jax_alone()
         self.names.install()
         self.doings.install()
         self.reads.install()
@@ -109,8 +118,9 @@ class Tracer:
     def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The end of a step."""
         taken = self._take_all(sys._getframe(1))
+        self.reads.since_sync.clear()
         result = original(*args, **kwargs)
-        if taken is not None and self.settling.add(self._sync(taken)):
+        if taken is not None and self.settling.add(self.doings.since_last(taken)):
             raise StepLimit
         return result
 
@@ -122,24 +132,28 @@ class Tracer:
     def _part(self, original: Callable[..., Any], tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         """A graph that leads to these tensors alone; the rest of the step stays whole."""
         found = live.pending(live.ordered(tensors))
-        self._take(found, sys._getframe(1), step=False)
+        if not found:
+            return None
+        frame = sys._getframe(1)
+        self._take(found, frame, step=False)
+        self.reads.part(frame)
         live.give_zeros(found)
-        return original(tensors, *args, **kwargs)
+        return original(found, *args, **kwargs)
 
     def _stay_lazy(self, _original: Callable[..., Any], eager: bool) -> None:
         if eager and _EAGER not in self.notes:
             self.notes.append(_EAGER)
 
-    def _sync(self, graph: str) -> Sync:
-        backward, stepped, optimizer = self.doings.since_last()
-        return Sync(graph, backward, stepped, optimizer)
-
     # -- taking a graph ---------------------------------------------------------------------------------------------
     def _take_all(self, frame: FrameType) -> str | None:
         """The graph of all that is pending, which has placeholders for values afterwards; None where nothing is."""
         found = live.tensors()
-        self.hidden = max(self.hidden, live.alive() - len(found))
-        taken = self._take(live.pending(found), frame)
+        pending = live.pending(found)
+        taken = self._take(pending, frame)
+        if self.tracing.devices > 1:
+            shardings.settle(pending)
+        elif pending:
+            self.hidden.append(live.alive() - len(found))
         live.give_placeholders()
         return taken
 
@@ -148,7 +162,7 @@ class Tracer:
         if not pending:
             return None
         key = graph_hash(pending)
-        self.batch = self.batch or self._rows()
+        self.rows[key] = self.rows.get(key) or self._rows()
         if key in self.graphs:
             self.counts["CachedCompile"] += 1
         else:
@@ -160,7 +174,8 @@ class Tracer:
         parsed = hlo.parse(found.text)
         module = numbered(found.module, by_type=True)
         print_ = hlo.fingerprint(parsed)
-        places = {number: self._users(frames) for number, frames in module.frames.items()}
+        users = {frames: self._users(frames) for frames in dict.fromkeys(module.frames.values())}
+        places = {number: users[frames] for number, frames in module.frames.items()}
         self.told.append(Told(print_[:32], len(parsed.parameters), len(parsed.outputs), graph=parsed))
         return Graph(
             module=module.module,
@@ -192,8 +207,13 @@ class Tracer:
         syncs = len(self.settling.syncs)
         taken = None if self.settling.settled else self._take_all(sys._getframe(1))
         if taken is not None:
-            self.settling.add(self._sync(taken))
+            self.settling.add(self.doings.since_last(taken))
         self.settling.at_end()
+        if self.settling.notes and self.reads.zeros():
+            self.notes.append(_ASTRAY)
+        hidden = min(self.hidden, default=0)  # a loader's thread may have had some in its hands
+        if hidden > 0:
+            self.notes.append(_HIDDEN.format(hidden))
         self._write(syncs)
         return taken is not None
 
@@ -208,7 +228,7 @@ class Tracer:
             reads=self.reads.told(),
             refused=self.reads.refused(),
             seconds=time.monotonic() - self.started,
-            batch=self.batch,
+            batch=self.rows.get(steady[-1]) if steady else None,
             notes=[*self.notes, *self.settling.notes],
         )
 
@@ -231,6 +251,15 @@ class _TracedFiles(Files):
         told = self.tracer.told[self.taken : self.taken + count]
         self.taken += count
         return told
+
+
+def _leave_jax_alone() -> None:
+    """torch_xla 2.9 imports jax, where it is installed, to name a scope in it: that takes a second and slows down what
+    follows. Who uses jax has imported it."""
+    from torch_xla.debug import profiler
+
+    original = profiler.maybe_get_jax
+    profiler.maybe_get_jax = lambda *args, **kwargs: original(*args, **kwargs) if "jax" in sys.modules else None
 
 
 def _no_dynamo(*_args: Any, **_kwargs: Any) -> Any:

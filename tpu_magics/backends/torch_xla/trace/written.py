@@ -14,6 +14,7 @@ from typing import Any
 from tpu_magics.backends.lowered import Graph, Read, Refused
 
 TRACED = "traced.json"
+READS = "reads.txt"
 
 
 def write(
@@ -27,9 +28,18 @@ def write(
         (folder / file).write_bytes(graph.module)
         fields = {name: value for name, value in vars(graph).items() if name not in ("module", "places", "site")}
         site = None if graph.site is None else asdict(graph.site)
-        places = {str(key): asdict(place) for key, place in graph.places.items()}
+        # Thousands of instructions come from a few lines: each line is written once.
+        lines = {place: number for number, place in enumerate(dict.fromkeys(graph.places.values()))}
+        places = {"lines": [asdict(one) for one in lines], "of": {n: lines[one] for n, one in graph.places.items()}}
         told.append({**fields, "file": file, "steady": steady, "site": site, "places": places})
     found = {"graphs": told, "reads": [asdict(one) for one in reads], "refused": [asdict(one) for one in refused]}
     temporary = folder / f"{TRACED}.tmp"
     temporary.write_text(json.dumps({**found, **more}))
     temporary.replace(folder / TRACED)
+
+
+def write_reads(folder: Path, reads: Sequence[Read]) -> None:
+    """What has been read so far, a line each: where the function fails, they may be why."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lines = [f"{one.place}: {one.place.code}" if one.place is not None else one.what for one in reads]
+    (folder / READS).write_text("\n".join(dict.fromkeys(lines)))

@@ -1,0 +1,64 @@
+"""Temporary folders that are removed by others when their process is gone.
+
+What lives here: making one, removing it, finding those that a killed process left. What does not: what lies in them.
+
+Each has a file that is locked (flock(2)) as long as the process that made it lives, or a fork of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX = "tpu_magics-preflight-"
+_LOCK = "lock"  # the file's name
+
+
+@dataclass(frozen=True)
+class LockedFolder:
+    """Made by `make`. `lock`: the open file whose lock says that the folder is in use."""
+
+    path: Path
+    lock: int
+
+    def remove(self) -> None:
+        """With all that is in it. To be called once."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.lock)
+
+
+def make() -> LockedFolder:
+    """A new one. Those whose process is gone are removed first. Raises OSError where no folder can be made."""
+    remove_orphans()
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        try:
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except BaseException:
+            path.rmdir()
+            raise
+        with contextlib.suppress(OSError):  # a file system without locks: nobody else gets one there either
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.fstat(lock).st_nlink:
+            return LockedFolder(path, lock)
+        os.close(lock)  # another process took it for an orphan, just before it was locked
+
+
+def remove_orphans() -> None:
+    """Folders that no process holds."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        try:
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue  # another account's, or just being made
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+        else:
+            LockedFolder(path, lock).remove()
