@@ -131,7 +131,7 @@ def test_broken_rules_fail_their_item_and_no_other() -> None:
 def test_what_nothing_is_known_of_is_unknown_with_the_reason() -> None:
     found = items(CLEAN)
     assert found[TRIED].state == found[FITS].state == "unknown"
-    assert "No run here" in found[TRIED].evidence and "HBM" in found[FITS].evidence
+    assert "No run here" in found[TRIED].evidence and "%tpu_preflight" in found[FITS].evidence
     for nothing_to_read in (items(), items("%load_ext tpu_magics"), items("import torch"), items(CLEAN)):
         assert all(nothing_to_read[question].state == "unknown" for question in RULES)
     assert all(items(CLEAN, TRAINING)[question].state == "passed" for question in RULES)

@@ -228,9 +228,14 @@ class Tracer:
             reads=self.reads.told(),
             refused=self.reads.refused(),
             seconds=time.monotonic() - self.started,
-            batch=self.rows.get(steady[-1]) if steady else None,
+            batch=self._batch(steady),
             notes=[*self.notes, *self.settling.notes],
         )
+
+    def _batch(self, steady: Sequence[str]) -> int | None:
+        """Rows of what the steady graph was given; where it got nothing new, of what came last before it."""
+        order = [*(one for one in self.graphs if one not in steady), *steady]
+        return next((self.rows[one] for one in reversed(order) if self.rows[one]), None)
 
     def _rows(self) -> int | None:
         """Rows of the largest input of this step."""
