@@ -69,7 +69,7 @@ def traced(request: Request, options: Options, asked: Asked) -> Iterator[tuple[P
 def _reads(folder: Path) -> Iterator[str]:
     """What the function had read when it failed."""
     path = folder / READS
-    if path.is_file():
+    if path.is_file() and path.stat().st_size:
         yield "Values that it had read, which were zero while it was traced:"
         yield from (f"  {line}" for line in path.read_text().splitlines())
 

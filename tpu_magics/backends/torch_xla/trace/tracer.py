@@ -121,6 +121,8 @@ class Tracer:
         self.reads.since_sync.clear()
         result = original(*args, **kwargs)
         if taken is not None and self.settling.add(self.doings.since_last(taken)):
+            if self._observer is not None:  # why this graph is another one is told, too
+                self._observer.after_sync(sys._getframe(1))
             raise StepLimit
         return result
 
