@@ -142,6 +142,8 @@ def _options(chosen: Sequence[Any], replicas: int, partitions: int, dump: Path) 
     options.device_assignment = xla_client.DeviceAssignment.create(numbers)
     build = options.executable_build_options
     build.use_spmd_partitioning = True
+    if partitions > 1:  # as torch_xla compiles; else results that nobody annotated count as whole on each device
+        build.allow_spmd_sharding_propagation_to_output = [True]
     # The dump is asked for here and not in XLA_FLAGS: each graph gets a folder of its own, and no flag of a process
     # that has libtpu loaded is changed.
     build.debug_options.xla_dump_to = str(dump)
