@@ -311,6 +311,20 @@ def test_values_on_the_cpu_and_numpy_are_left_alone() -> None:
     assert codes(text) == []
 
 
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "torch.broadcast_shapes(x.shape, y.shape) == x.shape",
+        "torch.promote_types(x.dtype, y.dtype) == x.dtype",
+        "torch.get_device(x) < 0",
+        "torch.is_conj(x)",
+        "torch.get_float32_matmul_precision() == 'high'",
+    ],
+)
+def test_what_torch_knows_without_the_values_is_fine(condition: str) -> None:
+    assert codes(step(f"if {condition}:\n    print(step)")) == []
+
+
 def test_a_notebook_trains_in_one_cell_what_another_defines(tmp_path: Path) -> None:
     first = cell_of("import torch\nimport torch_xla\n\ndef size(t):\n    return t.norm().item()\n", "n.ipynb", 1)
     second = cell_of(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 COLLECTIVE_TIMEOUT = 60.0  # seconds
+STEPS = 5  # that are traced at most
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Tracing:
     folder: Path
     world: int = 1
     devices: int = 1
-    steps: int = 5
+    steps: int = STEPS
 
 
 class StepLimit(BaseException):

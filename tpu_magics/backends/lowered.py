@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+TRACED = "traced.json"  # in the folder of graphs that a worker traced; a graph's module has a file of its own
+
 
 @dataclass(frozen=True)
 class Place:

@@ -79,7 +79,11 @@ _EXACT: dict[str, Value] = {
             "get_default_device", "are_deterministic_algorithms_enabled", "use_deterministic_algorithms",
             "is_autocast_enabled", "get_rng_state", "set_rng_state", "set_float32_matmul_precision", "save",
             "no_grad", "enable_grad", "inference_mode", "autocast", "Generator", "Stream", "device", "dtype",
-            "is_distributed", "is_signed", "is_same_size", "is_autocast_cpu_enabled", "is_deterministic"
+            "is_distributed", "is_signed", "is_same_size", "is_autocast_cpu_enabled", "is_deterministic",
+            "broadcast_shapes", "is_conj", "is_neg", "is_inference", "get_device", "is_warn_always_enabled",
+            "get_deterministic_debug_mode", "get_float32_matmul_precision", "get_num_interop_threads",
+            "set_deterministic_debug_mode", "set_warn_always", "set_flush_denormal",
+            "is_deterministic_algorithms_warn_only_enabled", "compiled_with_cxx11_abi"
         ]),
         _NUMBER,
     ),

@@ -46,6 +46,19 @@ class PlainScreen:
         pass
 
 
+class NoScreen:
+    """Output that is not shown: it stays in the log."""
+
+    def text(self, text: str) -> None:
+        pass
+
+    def display(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str, update: bool) -> None:
+        pass
+
+    def clear(self, wait: bool) -> None:
+        pass
+
+
 @dataclass
 class Relay:
     """Shows what rank 0 has written since the last call, text and displays in their order."""

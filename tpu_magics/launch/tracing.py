@@ -12,14 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from tpu_magics.backends.base import Tracing
+from tpu_magics.backends.base import STEPS, Tracing
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
 from tpu_magics.launch import guards, plan, process, reach, results, session, supervise, worker
 from tpu_magics.launch.plan import Options
-from tpu_magics.launch.relay import Screen
+from tpu_magics.launch.relay import NoScreen, Screen
 from tpu_magics.launch.train import Going, Request
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.reader import Run
@@ -34,7 +33,7 @@ class Asked:
 
     world: int = 1
     devices: int | None = None
-    steps: int = 5
+    steps: int = STEPS
 
 
 @contextmanager
@@ -97,19 +96,6 @@ def at_home(host: Host) -> Host:
     return replace(host, device="CPU", workers=1, replicas=1, repairs=())
 
 
-class _Silent:
-    """What the function prints while it is traced is made of zeros: it is not shown."""
-
-    def text(self, text: str) -> None:
-        pass
-
-    def display(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str, update: bool) -> None:
-        pass
-
-    def clear(self, wait: bool) -> None:
-        pass
-
-
 @dataclass
 class _Tracing(Going):
     """A run whose worker traces."""
@@ -127,7 +113,7 @@ class _Tracing(Going):
         return supervise.Watched(index, pid, index)
 
     def _screen(self) -> Screen:
-        return _Silent()
+        return NoScreen()  # what the function prints while it is traced is made of zeros
 
     def _load(self) -> results.Home:
         raise TpuMagicsError("A traced run has no results.", "Nothing was run.", "This is an error of tpu_magics.")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.launch.cells import Source
 from tpu_magics.launch.onlook import Onlooker
-from tpu_magics.launch.relay import Screen
+from tpu_magics.launch.relay import NoScreen, Screen
 from tpu_magics.runs.files import RunFiles
 
 if TYPE_CHECKING:
@@ -208,19 +208,6 @@ class ShellScreen:
         if self._cleared:
             self._cleared = False
             self._show_again()
-
-
-class NoScreen:
-    """Output of a background run in a terminal: nothing could be updated there, so it stays in the log."""
-
-    def text(self, text: str) -> None:
-        pass
-
-    def display(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str, update: bool) -> None:
-        pass
-
-    def clear(self, wait: bool) -> None:
-        pass
 
 
 class BackgroundScreen:

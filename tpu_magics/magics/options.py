@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Sequence
 from typing import NoReturn
 
+from tpu_magics.backends.base import STEPS
 from tpu_magics.errors import TpuMagicsError
 
 
@@ -226,7 +227,9 @@ def add_preflight(parser: argparse.ArgumentParser, required: bool = False) -> No
     parser.add_argument(
         "--fit", metavar="NAME", help="search the largest value of an argument, or of a name in the notebook, that fits"
     )
-    parser.add_argument("--steps", type=_count, default=5, metavar="N", help="trace at most N steps (default: 5)")
+    parser.add_argument(
+        "--steps", type=_count, default=STEPS, metavar="N", help=f"trace at most N steps (default: {STEPS})"
+    )
     parser.add_argument(
         "--precision",
         choices=("fp32", "bf16", "bf16-downcast"),

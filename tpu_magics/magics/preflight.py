@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from tpu_magics.backends.base import STEPS
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import arguments, session
 from tpu_magics.panel.preflight import to_html, to_text
@@ -21,7 +22,7 @@ from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, pro
 from tpu_magics.preflight import installed, report
 from tpu_magics.preflight.compiling import Progress
 from tpu_magics.preflight.gate import Gate, gate
-from tpu_magics.preflight.run import STEPS, Telling
+from tpu_magics.preflight.run import Telling
 from tpu_magics.preflight.run import preflight as find
 from tpu_magics.preflight.targets import parse_all
 

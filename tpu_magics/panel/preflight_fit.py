@@ -6,7 +6,7 @@ What lives here: what a search found, in words, and its numbers for the drawing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel import table as plain
@@ -60,7 +60,15 @@ def _answer(found: Preflight) -> Table:
     nice = ON_EACH if any(one.devices > 1 for one in found.fit) else NICE
     columns = ("target", "largest", nice, "on each chip", "in all")
     notes = tuple(dict.fromkeys(_note(found, one, note) for one in found.fit for note in one.notes))
-    return Table("", columns, tuple(Row(tuple(_answers(found, one))) for one in found.fit), notes)
+    rows = tuple(Row(tuple(_answers(found, one))) for one in found.fit)
+    return Table("", columns, rows, (*notes, *_of_the_start(found.fit)))
+
+
+def _of_the_start(fit: Sequence[FitResult]) -> Iterator[str]:
+    """A search begins with the value that there is, and everything but the search is of that."""
+    for one in fit[:1]:
+        if one.points:
+            yield f"Memory, cost and verdict are those of {one.name} = {one.points[0].size:,}."
 
 
 def _note(found: Preflight, one: FitResult, note: str) -> str:

@@ -18,7 +18,7 @@ from tpu_magics.launch.tracing import Asked
 from tpu_magics.launch.train import Request
 from tpu_magics.preflight import installed
 from tpu_magics.preflight.report import Preflight, TargetResult
-from tpu_magics.preflight.run import STEPS, Telling, Way, note, trace_request
+from tpu_magics.preflight.run import Telling, Way, note, trace_request
 from tpu_magics.preflight.store import Store, default_folder
 from tpu_magics.preflight.targets import parse_all
 
@@ -40,7 +40,7 @@ def gate(target: str | Sequence[str], telling: Callable[[], AbstractContextManag
 
     def ask(request: Request, options: Options) -> None:
         def lower(world: int, devices: int | None) -> Traced:
-            return trace_request(request, replace(options, background=False), Asked(world, devices, STEPS))
+            return trace_request(request, replace(options, background=False), Asked(world, devices))
 
         with telling() as tell:
             alone = 1 if options.processes == 1 else None

@@ -128,9 +128,9 @@ def busy(case: Case) -> Iterator[Reason]:
     if case.roofline.bound == COMPUTE:
         yield Reason("busy", True, "By the estimate the matrix units bind, not the memory")
         return
-    text = "By the estimate the memory binds; the part of the time in which the matrix units can work"
+    text = "By the estimate the memory binds, so the matrix units can work only a part of the time"
     number = _percent(share) if share < _LITTLE else f"at most {_percent(share)}"
-    todo = "A larger batch; bf16."
+    todo = "A larger batch." if (bf16_share(case.steady) or 0) >= THRESHOLDS["bf16"].good else "A larger batch; bf16."
     if share < THRESHOLDS["busy"].bad:
         yield Reason("busy", False, text, number, todo, ELSEWHERE)
     else:

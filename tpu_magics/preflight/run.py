@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tpu_magics.backends.base import STEPS
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.plan import ALL_DEVICES, Options
@@ -30,9 +31,7 @@ from tpu_magics.preflight.targets import Target, parse_all
 from tpu_magics.preflight.tracing import trace
 from tpu_magics.runs import preflights
 
-__all__ = ["STEPS", "Telling", "Way", "note", "preflight", "trace_request"]
-
-STEPS = 5
+__all__ = ["Telling", "Way", "note", "preflight", "trace_request"]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tpu_magics.backends.lowered import TRACED
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import tracing as road
 from tpu_magics.launch.plan import Options
@@ -20,7 +21,6 @@ from tpu_magics.preflight.facts import Graph, Place, Traced, from_json
 from tpu_magics.runs.events import Compile, Warned
 from tpu_magics.runs.reader import Run
 
-TRACED = "traced.json"
 _LOGS = re.compile(r"(?<=[.!?]) [^.!?]*%tpu_logs.*$")  # a trace leaves no run folder
 
 

@@ -11,9 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.backends.lowered import Graph, Read, Refused
+from tpu_magics.backends.lowered import TRACED, Graph, Read, Refused
 
-TRACED = "traced.json"
 READS = "reads.txt"
 
 
