@@ -14,9 +14,11 @@ pytest.importorskip("accelerate")
 
 from tests.backends.traced import same
 from tpu_magics.backends.lowered import Traced
+from tpu_magics.backends.torch_xla.trace.truth import ELEMENTS
 
 pytestmark = pytest.mark.usefixtures("fresh_session")
 STEPS = 6
+ROWS = ELEMENTS // 8 + 1
 
 
 def mlp() -> Any:
@@ -196,6 +198,29 @@ def with_loader(model: Any) -> None:
 def test_a_loader_of_xlas_own() -> None:
     last = steady(same(with_loader, mlp()))
     assert last.site.code.startswith("for x, y in MpDeviceLoader(") and "f32[8,8] x" in last.parameters
+
+
+def with_large_batches(model: Any, loader: bool) -> None:
+    """Too large to compute anything of: they reach the device without memory."""
+    import torch_xla
+    from torch_xla.distributed.parallel_loader import MpDeviceLoader
+
+    device = torch_xla.device()
+    model.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = ((torch.ones(ROWS, 8), torch.zeros(ROWS, dtype=torch.long)) for _ in range(3))
+    for x, y in MpDeviceLoader(batches, device) if loader else batches:
+        functional.cross_entropy(model(x.to(device)), y.to(device)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if not loader:
+            torch_xla.sync()
+
+
+@pytest.mark.parametrize("loader", [False, True])
+def test_a_large_batch_takes_no_memory_on_the_device(loader: bool) -> None:
+    found = same(with_large_batches, mlp(), loader)
+    assert found.batch == ROWS and any(one.startswith(f"f32[{ROWS},8]") for one in steady(found).parameters)
 
 
 # -- libraries --------------------------------------------------------------------------------------------------------

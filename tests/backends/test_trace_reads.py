@@ -8,6 +8,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ pytest.importorskip("torch_xla")
 
 from tests.backends.traced import same, traced
 from tpu_magics.backends.lowered import Traced
-from tpu_magics.backends.torch_xla.trace.reads import CHOSEN, DISTINCT, FITTED, TENSOR, TRUE, VALUE
+from tpu_magics.backends.torch_xla.trace.answers import CHOSEN, DISTINCT, FITTED, TENSOR, TRUE, VALUE
 from tpu_magics.errors import TpuMagicsError
 
 pytestmark = pytest.mark.usefixtures("fresh_session")
@@ -188,6 +189,48 @@ def test_a_hook_of_the_backward_pass_is_the_persons_line() -> None:
     assert found.reads[0].place is not None and "gradient.norm().item()" in found.reads[0].place.code
 
 
+def test_values_that_autograd_asks_for_in_its_own_thread(tmp_path: Path) -> None:
+    """torch.linalg.eigvals is run by the host, and its backward pass too, where no line of the person's is."""
+
+    def ask(x: Any, _mask: Any) -> Any:
+        return torch.linalg.eigvals(x[:4] @ x[:4].T + torch.eye(4, device=x.device)).real.sum()
+
+    found = traced(asks, net(), ask, tmp_path / "told")
+    assert {"aten::linalg_eig", "aten::_linalg_eigvals"} & {one.op for one in found.refused}
+    assert all(one.place is not None and one.place.path == __file__ for one in found.refused)
+
+
+def test_what_the_host_runs_is_not_hidden_by_a_shape_that_it_asks_for() -> None:
+    def ask(x: Any, _mask: Any) -> Any:
+        return torch.special.bessel_j0(x.detach()).sum() + torch.unique(x.detach()).numel()
+
+    found = asked(ask)[1]
+    assert [one.op for one in found.refused] == ["aten::special_bessel_j0"]
+    assert reads(found) == [(f"the shape of unique: {DISTINCT}", 1)] and found.batch == 8
+
+
+def test_a_read_within_a_library_names_both_lines() -> None:
+    def scales(x: Any, _mask: Any) -> Any:
+        scaler: Any = torch.amp.GradScaler("cpu")
+        found = {"found_inf_per_device": {0: x.detach().sum()}}
+        return scaler._maybe_opt_step(SimpleNamespace(step=lambda: None), found)
+
+    [read] = asked(scales)[1].reads
+    assert read.inside is not None and read.inside.path == "torch/amp/grad_scaler.py" and not read.known
+    assert read.place is not None and "scaler._maybe_opt_step(" in read.place.code
+
+
+def test_a_tensors_own_methods_are_no_library() -> None:
+    assert [one.inside for one in asked(lambda x, _: f"{x.mean():.2f}")[1].reads] == [None]
+
+
+def test_a_library_that_fails_for_a_zero_is_named() -> None:
+    def checks(x: Any, _mask: Any) -> Any:
+        torch.distributions.Normal(x.detach().mean(), 1.0, validate_args=True)
+
+    assert "(inside torch/distributions/distribution.py:" in failed(checks).details[-1]
+
+
 def by_xm(how: str) -> Ask:
     def ask(x: Any, _mask: Any) -> Any:
         import torch_xla.core.xla_model as xm
@@ -230,7 +273,7 @@ def branches_on_the_batch(model: Any, hidden: int) -> None:
 @pytest.mark.parametrize("hidden", [0, 2])
 def test_what_follows_from_the_batch_is_true(hidden: int) -> None:
     found = same(branches_on_the_batch, net(), hidden, reads=1)
-    assert reads(found) == [(f"{VALUE}: {TRUE}", 1)]
+    assert reads(found) == [(f"{VALUE}: {TRUE}", 1)] and found.reads[0].known
 
 
 def looks_at_what_it_uploaded(model: Any, told: Path) -> None:

@@ -63,3 +63,29 @@ def test_what_nobody_has_split_is_taken_to_lie_whole() -> None:
         if op.opcode == "parameter" and op.attributes
     }
     assert "devices=[8]" in shardings["exp_avg of 0.bias"], "then this test has nothing to say any more"
+
+
+def fully_sharded(model: Any) -> None:
+    """torch_xla's FSDP v2 by hand."""
+    import numpy as np
+    import torch_xla
+    import torch_xla.distributed.spmd as xs
+    from torch_xla.experimental.spmd_fully_sharded_data_parallel import SpmdFullyShardedDataParallel
+
+    device, mesh = torch_xla.device(), xs.Mesh(np.arange(DEVICES), (DEVICES,), ("fsdp",))
+    wrapped = SpmdFullyShardedDataParallel(model.to(device), mesh=mesh)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
+    for _ in range(4):
+        x = torch.randn(16, 16).to(device)
+        xs.mark_sharding(x, mesh, ("fsdp", None))
+        wrapped(x).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch_xla.sync()
+
+
+def test_fully_sharded() -> None:
+    found = traced(fully_sharded, net(), devices=DEVICES)
+    assert taken(found) == compiled(trained(fully_sharded, net(), devices=DEVICES))[:2]
+    assert found.settled and found.notes == () and found.batch == 16
+    assert any(name.endswith(" 0.weight") for name in found.graphs[0].parameters)

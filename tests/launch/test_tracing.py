@@ -20,6 +20,7 @@ from tests.backends.traced import traced
 from tests.launch.launching import digest, interrupt_when, run
 from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.launch import session
+from tpu_magics.preflight.tracing import HostTooSmall
 
 pytestmark = pytest.mark.usefixtures("fresh_session")
 shared: list[Any] = []  # models that a function finds in its module
@@ -105,6 +106,26 @@ def test_a_function_that_ends_badly(ends: Any, what: str) -> None:
         traced(fails, model)
     assert what in caught.value.what and caught.value.what.startswith("fails failed while it was traced: ")
     assert "%tpu_logs" not in str(caught.value) and digest(model) == before
+
+
+@pytest.mark.parametrize(
+    ("makes", "size"),
+    [
+        (lambda: torch.zeros(10**8, 512), "190.7 GiB"),
+        (lambda: [torch.empty(2**28) for _ in range(10**4)], "1.0 GiB"),  # each of them would be granted
+    ],
+)
+def test_more_memory_than_the_machine_has_is_refused_and_named(makes: Any, size: str) -> None:
+    def large() -> None:
+        makes()
+
+    with pytest.raises(HostTooSmall) as caught:
+        traced(large)
+    assert "too little memory to trace large: Rank 0 was refused " + size in caught.value.what
+    assert (
+        "this machine's memory that is short, not the TPU's" in caught.value.why
+        and "smaller batch" in caught.value.todo
+    )
 
 
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,19 @@ def module_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 @pytest.fixture
 def kernel(module_kernel: Kernel, tmp_path: Path) -> Iterator[Kernel]:
     """The module's kernel with no names of the person and no runs; afterwards no process of a run may be left."""
-    if any(cell.count is None for cell in module_kernel.cells.values()):
-        module_kernel.restart()  # a test that failed has left a cell that goes on
-        module_kernel.run(LOAD).good()
-    module_kernel.fresh(tmp_path)
-    yield module_kernel
-    assert module_kernel.descendants() == [], "a process of the run is left"
+    with as_new(module_kernel, tmp_path) as kernel:
+        yield kernel
+
+
+@contextmanager
+def as_new(kernel: Kernel, folder: Path) -> Iterator[Kernel]:
+    """A kernel that other tests have used, for one more test in this folder."""
+    if any(cell.count is None for cell in kernel.cells.values()):
+        kernel.restart()  # a test that failed has left a cell that goes on
+        kernel.run(LOAD).good()
+    kernel.fresh(folder)
+    yield kernel
+    assert kernel.descendants() == [], "a process of the run is left"
 
 
 @pytest.fixture

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,12 @@ import pytest
 
 from tests.preflight.conftest import tpu_compiler  # noqa: F401
 
-from .kernel import LOAD, Cell, Kernel, python, running_kernel
+from .conftest import as_new
+from .kernel import LOAD, Cell, Kernel, python, running_kernel, with_old_kernel
 from .samples import MODEL, TRAIN, TRAINED
 
 TARGET = "--target v5e-1"
-WITHIN = 8.0  # seconds in which a stopped cell has to end
+WITHIN = 20.0  # seconds in which a stopped cell has to end, also on a busy machine
 LARGE = """
 def large(rows=2**21):
     import torch_xla
@@ -30,18 +33,43 @@ def large(rows=2**21):
 LAUNCHER = "%%tpu_train --preflight v5e-1\nfrom accelerate import notebook_launcher\n"
 
 
+@contextmanager
+def preflighting(folder: Path, **environment: str) -> Iterator[Kernel]:
+    """A kernel that keeps what is compiled in a folder of its own."""
+    (folder / "tmp").mkdir()
+    with running_kernel(folder, XDG_CACHE_HOME=str(folder / "cache"), TMPDIR=str(folder / "tmp"), **environment) as one:
+        one.run(LOAD).good()
+        yield one
+
+
 @pytest.fixture(scope="module")
 def module_kernel(tmp_path_factory: pytest.TempPathFactory, tpu_compiler: tuple[str, ...]) -> Iterator[Kernel]:  # noqa: F811
-    """The kernel of these tests: what is compiled is kept in a folder of their own."""
-    folder = tmp_path_factory.mktemp("kernel")
-    (folder / "tmp").mkdir()
-    with running_kernel(folder, XDG_CACHE_HOME=str(folder / "cache"), TMPDIR=str(folder / "tmp")) as kernel:
-        kernel.run(LOAD).good()
+    """The kernel of these tests."""
+    with preflighting(tmp_path_factory.mktemp("kernel")) as kernel:
+        yield kernel
+
+
+@pytest.fixture(scope="module")
+def old_kernel(tmp_path_factory: pytest.TempPathFactory, tpu_compiler: tuple[str, ...]) -> Iterator[Kernel]:  # noqa: F811
+    """A kernel as Colab has it."""
+    with preflighting(tmp_path_factory.mktemp("old"), **with_old_kernel()) as kernel:
+        assert kernel.value("__import__('ipykernel').version_info[0]") == 6
         yield kernel
 
 
 @pytest.fixture
 def notebook(kernel: Kernel) -> Kernel:
+    return prepared(kernel)
+
+
+@pytest.fixture(params=["new", "old"])
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kernel]:
+    """Each of the two kernels in turn."""
+    with as_new(request.getfixturevalue({"new": "module_kernel", "old": "old_kernel"}[request.param]), tmp_path) as one:
+        yield prepared(one)
+
+
+def prepared(kernel: Kernel) -> Kernel:
     kernel.run("for name in ('_preflight', 'mine'):\n    get_ipython().user_ns.pop(name, None)").good()
     kernel.run(MODEL + TRAIN + LARGE + "import time").good()
     return kernel
@@ -55,22 +83,28 @@ def saved(cell: Cell) -> list[dict[str, Any]]:
     return list(found.values())
 
 
+def no_progress_is_left(cell: Cell) -> bool:
+    """What has shown it says something else now; an output that is there cannot be taken back."""
+    texts = [str(one.get("text/plain", "")) for one in saved(cell)]
+    return all(text.strip() and not re.search("tracing|compiling|starting", text) for text in texts)
+
+
 # -- what is shown ----------------------------------------------------------------------------------------------------
 
 
-def test_the_result_stands_where_the_progress_was(notebook: Kernel) -> None:
-    cell = notebook.run(f"%tpu_preflight train model {TARGET}").good()
+def test_the_result_stands_where_the_progress_was(either: Kernel) -> None:
+    cell = either.run(f"%tpu_preflight train model {TARGET}").good()
     assert "v5litepod-1: compiling" in cell.shown and not cell.printed
     [shown] = saved(cell)
     assert set(shown) == {"text/plain", "text/html"}
     assert shown["text/plain"].startswith("Preflight of train: no step was executed\n")
     assert "✓ fits" in shown["text/plain"] and 'class="tpu-magics-preflight"' in shown["text/html"]
-    assert notebook.value("(_preflight.fits, _preflight['v5e-1'].status, _preflight.function)") == (
+    assert either.value("(_preflight.fits, _preflight['v5e-1'].status, _preflight.function)") == (
         True,
         "fits",
         "train",
     )
-    assert notebook.value(TRAINED) is False
+    assert either.value(TRAINED) is False
 
 
 def test_the_second_time_takes_what_was_kept_and_it_has_another_name(notebook: Kernel) -> None:
@@ -91,7 +125,7 @@ def test_plain_is_text_and_the_same_each_time(notebook: Kernel) -> None:
 def test_the_python_function_gives_the_same_and_shows_itself(notebook: Kernel) -> None:
     notebook.run("import tpu_magics").good()
     cell = notebook.run("mine = tpu_magics.preflight(train, model, target='v5e-1')\nprint('done')").good()
-    assert saved(cell) == [{}] or saved(cell) == [], "of the progress nothing is left"
+    assert no_progress_is_left(cell)
     [shown] = notebook.run("mine").good().displays
     assert shown["text/plain"].startswith("Preflight of train") and "<table" in shown["text/html"]
     assert notebook.run("print(mine)").good().printed.strip() == shown["text/plain"]
@@ -156,7 +190,6 @@ def test_what_does_not_fit_is_not_trained(notebook: Kernel, form: str) -> None:
     assert "does not fit" in saved(cell)[-1]["text/plain"], "the result is shown all the same"
     assert notebook.value("('_tpu' in globals(), _preflight.fits)") == (False, False)
     assert notebook.value("len(__import__('tpu_magics').list_runs())") == before
-    notebook.run("%tpu_train train model").good()
 
 
 def test_several_launches_of_a_cell_are_each_asked(notebook: Kernel) -> None:
@@ -211,32 +244,36 @@ def test_stopped_while_it_is_traced(notebook: Kernel, tmp_path: Path, how: str) 
     notebook.wait_until((tmp_path / "tracing").exists, timeout=60)
     assert stopped(notebook, cell) < WITHIN
     assert cell.error_type in ("KeyboardInterrupt", "TrainingInterrupted")
-    assert saved(cell) == [{}], "of the progress nothing is left"
+    assert no_progress_is_left(cell)
     left_nothing(notebook)
 
 
-def test_stopped_while_it_compiles(notebook: Kernel) -> None:
-    cell = notebook.send(f"%tpu_preflight train model lr=0.5 {TARGET} --anew")
-    notebook.wait_for(cell, "compiling", timeout=60)
-    assert stopped(notebook, cell) < WITHIN
-    assert cell.error_type == "KeyboardInterrupt" and saved(cell) == [{}]
-    left_nothing(notebook)
+def test_stopped_while_it_compiles(either: Kernel) -> None:
+    cell = either.send(f"%tpu_preflight train model lr=0.5 {TARGET} --anew")
+    either.wait_for(cell, "compiling", timeout=60)
+    assert stopped(either, cell) < WITHIN
+    assert cell.error_type == "KeyboardInterrupt" and no_progress_is_left(cell)
+    left_nothing(either)
+    assert "✓ fits" in either.run(f"%tpu_preflight train model {TARGET}").good().shown
+    either.run("%tpu_train train model").good()
+    assert either.value(TRAINED)
 
 
 def test_stopped_in_a_search(notebook: Kernel) -> None:
     cell = notebook.send(f"%tpu_preflight large rows=64 {TARGET} --fit rows --anew")
     notebook.wait_for(cell, "(64 fits)", timeout=90)
     assert stopped(notebook, cell) < WITHIN
-    assert cell.error_type in ("KeyboardInterrupt", "TrainingInterrupted")
-    left_nothing(notebook)
+    assert cell.error_type in ("KeyboardInterrupt", "TrainingInterrupted", "SearchInterrupted")
+    assert notebook.descendants() == [] and files_left(notebook) == []
 
 
 def left_nothing(notebook: Kernel) -> None:
-    assert notebook.descendants() == []
+    assert notebook.descendants() == [] and files_left(notebook) == []
     assert notebook.value(f"('_preflight' in globals(), {TRAINED})") == (False, False)
-    assert [path.name for path in (notebook.folder / "tmp").iterdir() if "preflight" in path.name] == []
-    assert "✓ fits" in notebook.run(f"%tpu_preflight train model {TARGET}").good().shown
-    notebook.run("%tpu_train train model").good()
+
+
+def files_left(notebook: Kernel) -> list[str]:
+    return [path.name for path in (notebook.folder / "tmp").iterdir() if "preflight" in path.name]
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------
@@ -252,16 +289,13 @@ def grows():
         x = torch.ones(step + 2, device=torch_xla.device()) * 2
         torch_xla.sync()
 
-def needs(model, batch):
-    pass
-
 def grows_once(rows):
     import torch_xla
     kept = torch.ones(rows, device=torch_xla.device()) * 2
     torch_xla.sync()
 
 size = 8
-word, flag, early = "many", True, torch.ones(size, 8)
+early = torch.ones(size, 8)
 
 def made_before(model):
     import torch_xla
@@ -271,33 +305,14 @@ def made_before(model):
         loss = model(rows).sum()
         torch_xla.sync()
 """
+# What a trace tells; what is known without one stands in test_preflight_refused.py.
 WRONG = {
-    "": "%tpu_preflight needs FUNCTION.",
-    "train model": "%tpu_preflight needs --target.",
-    f"train(model) {TARGET}": "`train(model)` is a call, and it has not been made.",
-    f"train model -n 4 {TARGET}": "-n 4 is not possible on v5litepod-1.",
-    f"model=model {TARGET}": "%tpu_preflight does not say which function.",
-    f"nowhere {TARGET}": "The ARG 'nowhere' cannot be evaluated: NameError",
-    "train model --target v9-8": 'No TPU is called "v9-8". Why: The nearest names: v4-8',
-    "train model --target A100": '"A100" is a GPU. Why: A preflight asks the TPU\'s own compiler',
-    f"needs {TARGET}": "needs",
     f"never {TARGET}": "never never syncs, so it has no step that could be compiled.",
     f"grows {TARGET}": "The graph of grows changes at every step: 5 steps gave 5 graphs.",
-    f"train model {TARGET} --fit batch": "--fit batch: there is no such name. Why: It is no parameter of the function "
-    "(model, steps, lr), and no name of the notebook.",
-    f"train model {TARGET} --fit word": "--fit word: its value is 'many'.",
-    f"train model {TARGET} --fit flag": "--fit flag: its value is True.",
-    f"train model {TARGET} --fit lr": "--fit lr: its value is 0.1.",
     f"train model {TARGET} --fit steps --steps 2": "A search cannot do with --steps 2.",
     f"grows_once 1 {TARGET} --fit rows": "With rows = 1 the function makes only 1 step, and what later steps need is "
     "not known.",
     f"made_before model {TARGET} --fit size": "size changes nothing: 8 and 512 give the same graph.",
-    f"train model {TARGET} -n 0": "-n 0 is not possible.",
-    f"train model {TARGET} -n many": "argument -n/--processes: 'many' is not a whole number.",
-    f"train model {TARGET} -n 2 --spmd": "-n 2 and --spmd cannot be had together.",
-    f"train model {TARGET} --steps 0": "--steps 0 is not possible.",
-    f"train model {TARGET} -o 2x": "-o 2x is not a name.",
-    f"train model {TARGET} --fitt x": "%tpu_preflight has no option --fitt; did you mean --fit?",
 }
 
 
@@ -306,8 +321,7 @@ def test_what_is_wrong_is_said(notebook: Kernel, line: str) -> None:
     notebook.run(FUNCTIONS).good()
     cell = notebook.run(f"%tpu_preflight {line}")
     assert cell.error_type == "TpuMagicsError" and WRONG[line] in cell.said, cell.said
-    assert "What to do: " in cell.said or "no option" in cell.said
-    assert saved(cell) in ([], [{}])
+    assert "What to do: " in cell.said and no_progress_is_left(cell)
 
 
 @pytest.mark.parametrize(

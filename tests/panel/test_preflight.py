@@ -22,7 +22,7 @@ from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, pro
 from tpu_magics.panel.preflight_topic import Topic
 from tpu_magics.panel.preflight_topics import topics
 from tpu_magics.preflight.compiling import Progress
-from tpu_magics.preflight.facts import Memory, Multiplications
+from tpu_magics.preflight.facts import Buffer, Memory, Multiplications, PaddedDimension, Padding
 from tpu_magics.preflight.fit import FitPoint, FitResult
 from tpu_magics.preflight.report import Preflight, TargetResult
 
@@ -163,6 +163,7 @@ def test_what_people_wrote_is_only_text(text: str) -> None:
         (184.1 * GIB, "184 of 15.75 GiB", "168 GiB too much"),
         (15.74 * GIB, "15.74 of 15.75 GiB", "less than 1 % free"),
         (15.79 * GIB, "15.79 of 15.75 GiB", "43 MiB too much"),
+        (15.7477 * GIB, "15.748 of 15.75 GiB", "less than 1 % free"),
         (431 * MIB, "431 MiB of 15.75 GiB", "97 % free"),
         (2100 * GIB, "2,100 of 15.75 GiB", "2,084 GiB too much"),
     ],
@@ -229,24 +230,64 @@ def test_buffers_have_their_lines() -> None:
 
 def test_padding_names_the_dimension() -> None:
     assert cells(preflights.tiny(), "Padding of tiles")[0][:3] == ("hidden.weight 100 → 128", "1 MiB", "33 %")
-    assert topic(preflights.tiny(), "Padding of tiles").summary == "hidden.weight 100 → 128: 33 % of the HBM in use"
+    text = "1 MiB, of it hidden.weight 100 → 128: 33 % of the HBM in use"
+    assert topic(preflights.tiny(), "Padding of tiles").summary == text
     assert "of what is in use" in topic(preflights.tiny(), "Padding of tiles").table.columns
 
 
+def test_the_dimensions_of_padding_add_up_to_its_headline() -> None:
+    lost = Padding(3 * MIB, 2 * MIB, (PaddedDimension(100, 128, MIB // 4, 8, "f32[64,100]"),))
+    found = Preflight("f", (result("v5e-8", padding=lost),))
+    assert [row[:2] for row in cells(found, "Padding of tiles")] == [("100 → 128", "256 KiB"), ("all else", "768 KiB")]
+    assert "Padding 33 % 1 MiB of what is in use" in page(found)
+
+
 def test_several_targets_are_named_in_each_table() -> None:
-    assert [row[0] for row in cells(preflights.bert(), "Padding of tiles")] == ["v5litepod-8", "v6e-8"]
+    rows = [row[:2] for row in cells(preflights.bert(), "Padding of tiles")]
+    assert rows == [(name, text) for name in ("v5litepod-8", "v6e-8") for text in ("2 → 128", "all else")]
+    assert topic(preflights.bert(), "Cost of a step").summary.endswith("on a device (v5litepod-8)")
+    assert cells(preflights.bert(), "Notes") == [("v6e-8: Of the 32 GiB the compiler knows 31.5 GiB.",)]
     assert topic(preflights.bert(), "Cost of a step").table.columns == ("", "v5litepod-8", "v6e-8")
 
 
 def test_cost_says_where_its_numbers_are_from() -> None:
     notes = " ".join(topic(preflights.tiny(), "Cost of a step").table.notes)
-    assert "one bf16 pass" in notes and "In loops" not in notes and "4 MB" in notes
+    assert "one bf16 pass" in notes and "In loops" not in notes and "bounds no time" in notes
+    rows = {one[0]: one[1:] for one in cells(preflights.bert(), "Cost of a step")}
+    assert rows["bytes by XLA's own count"] == ("52 GB", "52 GB") and "time of a full turn" not in rows
     assert "one bf16 pass" not in " ".join(topic(preflights.bert(), "Cost of a step").table.notes)
     looped = topic(Preflight("f", (result("v5e-8", loops=True),)), "Cost of a step").table
     assert any(one.startswith("In loops multiplications count in each round") for one in looped.notes)
     assert "not available (multiplications in loops" in looped.rows[1].cells[1]
     floor = Preflight("f", (result("v5e-8", hbm_bytes=None),))
     assert "each argument and output moved once" in " ".join(topic(floor, "Cost of a step").table.notes)
+
+
+def test_a_rate_that_python_cannot_keep_up_with_says_so() -> None:
+    found = preflights.tiny()
+    assert "steps/s starting a step from Python takes longer" in page(found)
+    rows = {one[0]: one[1] for one in cells(found, "Cost of a step")}
+    assert rows["samples/s, each chip"].endswith(", without starting the steps")
+    assert "1.2 ms of one core" in " ".join(topic(found, "Cost of a step").table.notes)
+    assert "starting a step" not in page(preflights.bert())
+
+
+def test_graphs_that_take_turns_have_figures_each() -> None:
+    """Accumulation of four: what is told of a step is of the whole turn."""
+    graphs = tuple(replace(preflights.graph(nth), steady=nth == 3) for nth in (0, 1, 3))
+    turns = traced(graphs=graphs, syncs=8, sequence=(0, 1, 1, 2, 0, 1, 1, 2), rows=(32, 32, 32))
+    found = Preflight("f", (result("v5e-8", turns),))
+    assert "≥ 103 ms for 4 syncs, 3 graphs that take turns the last of them ≥ 25.6 ms" in page(found)
+    assert topic(found, "Graphs").summary == "3 graphs: those of syncs 1, 2 and 4 take turns, over 4 syncs"
+    shown = cells(found, "Graphs")
+    assert [row[0] for row in shown] == [f"sync {n}\n{often} of 4 later syncs" for n, often in ((1, 1), (2, 2), (4, 1))]
+    assert {row[-1] for row in shown} == {"≥ 25.6 ms"}
+    rows = {one[0]: one[1] for one in cells(found, "Cost of a step")}
+    assert rows["time of a full turn"] == "≥ 103 ms (4 syncs)"
+    assert rows["samples/s, in all"] == "≤ 9,980 (in a turn 1,024)"
+    unknown = Preflight("f", (result("v5e-8", replace(turns, rows=())),))
+    rows = {one[0]: one[1] for one in cells(unknown, "Cost of a step")}
+    assert rows["samples/s, in all"].startswith("not available (graphs take turns")
 
 
 def test_what_is_no_bound_has_no_sign_of_one() -> None:
@@ -267,7 +308,7 @@ def test_of_one_replica_only_what_it_does_itself_is_told() -> None:
     found = Preflight("f", (result("v5e-8", traced(ranks_known=False)),))
     fit = FitResult("v5litepod-8", "batch", 9, 8, (FitPoint(8, "fits", GIB, 15 * GIB),), 1, ())
     text = page(replace(found, fit=(fit,)))
-    assert "batch 32 on one replica" in text and "8 chips; the program is that of one replica" in text
+    assert "batch 32 on one replica" in page(found) and "8 chips; the program is that of one replica" in text
     assert "on each chip in all v5litepod-8 9 8 8 not available (the program is that of one replica)" in text
     rows = {one[0]: one[1] for one in cells(found, "Cost of a step")}
     assert rows["samples/s, in all"] == "not available (the program is that of one replica)"
@@ -352,12 +393,51 @@ def test_a_refusal_has_the_line_and_the_compilers_text() -> None:
     assert "! no answer The compile process was stopped at 12 GiB of host memory." in text
 
 
+def test_a_library_s_read_and_a_known_value_are_told_as_such() -> None:
+    inside = Place("transformers/masking_utils.py", 812)
+    library = Read(preflights.ATTENTION, "a value: it follows from the inputs alone, and was computed", 3, inside, True)
+    text = page(Preflight("f", (result("v5e-8", traced(reads=(library,))),)))
+    assert "! read transformers itself (transformers/masking_utils.py:812), below loss = model(**batch).loss" in text
+    assert "(In [3], line 21), 3 times, and got its true value" in text and "is zero" not in text
+    both = page(Preflight("f", (result("v5e-8", traced(reads=(library, Read(preflights.READ, "a value", 3)))),)))
+    assert "! read zero" in both and "where nothing else is said of it" in both
+
+
+def test_gradients_that_wait_for_the_next_step_are_told() -> None:
+    kept = Buffer(20 * MIB, 20 * MIB, "f32[2048,784]", "{1,0:T(8,128)}", "output")
+    graphs = tuple(preflights.graph(n, parameters=("f32[2048,784] 0.weight",), donors=(0,)) for n in (0, 1))
+    memory = Memory(131 * MIB, 16 * GIB, 67 * MIB, 111 * MIB, 67 * MIB, 17 * MIB, 3 * MIB)
+    one = result("v5e-8", traced(graphs=graphs), memory=memory, buffers=(kept,))
+    first = replace(one.compiled[0], buffers=())
+    text = page(Preflight("f", (replace(one, compiled=(first, one.compiled[1])),)))
+    assert "Gradients ! kept Outputs of 44 MiB take no argument's memory" in text
+    assert "zero_grad(set_to_none=True) right after optimizer.step() frees them" in text
+    assert "zero_grad" not in page(preflights.bert())
+
+
+def test_of_a_program_that_was_not_made_no_cost_is_told() -> None:
+    """The dump of a compile that was given up has FLOPs and padding as well."""
+    multiplied = Multiplications({"f32": 1.4e14})
+    lost = Padding(2 * GIB, GIB, ())
+    facts = {"flops": None, "bytes_accessed": None, "hbm_bytes": 5e11, "multiplications": multiplied, "padding": lost}
+    memory = Memory(53 * GIB, 16 * GIB)
+    found = Preflight("f", (result("v5e-8", status="too-large", memory=memory, **facts),))
+    one = found.results[0]
+    every = replace(one, compiled=tuple(replace(each, **facts, memory=memory) for each in one.compiled))
+    text = page(replace(found, results=(every,)))
+    assert "Cost, bf16, padding not available no program was made" in text
+    assert not {"FLOP", "steps/s", "samples/s", "Padding of tiles"} & set(text.replace(",", "").split())
+
+
 # -- verdict ---------------------------------------------------------------------------------------------------------
 
 
 def test_targets_with_one_verdict_share_it() -> None:
     text = page(preflights.bert())
     assert text.count("✓ suits a TPU") == 1
+    large = page(preflights.too_large())
+    assert "It does not fit into the HBM: 11.7 times what there is (v5litepod-8), 5.89 times what there is" in large
+    assert large.count("✗ not as it is") == 1
     assert "at most 43 % (v5litepod-8), at most 18 % (v6e-8)" in text
     assert "v5litepod-8 ✗ not as it is" in page(preflights.refused())
 

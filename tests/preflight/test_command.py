@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
+from tests.panel.preflights import fitted
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session, train
 from tpu_magics.magics import preflight_command
 from tpu_magics.magics.preflight_call import Call, call_of
 from tpu_magics.magics.running import program_of
+from tpu_magics.preflight.run import SearchInterrupted
 
 TRAIN = "def f(model, lr=0.1):\n    return model, lr\n"
 LAUNCHER = "from accelerate import notebook_launcher\n"
@@ -175,6 +177,15 @@ def test_trainings_before_it_are_left_out(capsys: pytest.CaptureFixture[str]) ->
         "cell 9: the script x.py",
     ]
     assert "cell 5 failed, and what follows is done all the same: trainings that it may need were left out." in said
+
+
+def test_everything_else_runs_for_real() -> None:
+    """A loop that a cell writes out, a program that it starts, and a train() that a trainer has of its own."""
+    loop = "class Own:\n    def train(self):\n        return 7\nran = [Own().train() for _ in range(2)]"
+    write("a.ipynb", loop, "!echo trained > ran.txt", TRAIN, "!echo behind > behind.txt")
+    found = call("a.ipynb", "f", "--args", "ran")
+    assert found.args == [[7, 7]] and Path("ran.txt").read_text() == "trained\n"
+    assert not Path("behind.txt").exists()
 
 
 def test_preflights_before_it_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -342,6 +353,19 @@ def test_a_cell_fails(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_interrupt_ends_it() -> None:
     write("a.ipynb", "raise KeyboardInterrupt", TRAIN)
     assert preflight_command.run(parsed("a.ipynb", "--function", "f", "--target", "v5e-1")) == 130
+
+
+def test_an_interrupted_search_shows_what_it_had_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(_: argparse.Namespace) -> None:
+        raise SearchInterrupted(fitted(), kept=True)
+
+    monkeypatch.setattr(preflight_command, "_preflight_of", stopped)
+    words = ("a.ipynb", "--function", "f", "--target", "v5e-1", "--format", "json")
+    assert preflight_command.run(parsed(*words)) == 130
+    said = capsys.readouterr()
+    assert len(json.loads(said.out)["fit"]) == len(fitted().fit) and "was interrupted." in said.err
 
 
 def test_statements_of_a_training_cell_are_no_definition() -> None:

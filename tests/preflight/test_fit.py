@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tpu_magics.backends.lowered import Graph
 from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.preflight.compiling import compile_graphs
-from tpu_magics.preflight.fit import HIGHEST, FitPoint, FitResult, search
+from tpu_magics.preflight.fit import EXACT_BELOW, HIGHEST, TOLERANCE, FitPoint, FitResult, search
 from tpu_magics.preflight.fit.points import Range, step_of
 from tpu_magics.preflight.targets import Target, parse_all
 
@@ -131,6 +131,7 @@ def test_a_straight_line_takes_few_compiles(start: int) -> None:
     assert proved(found)
     assert compiler.compiles() == len(found.points) <= 6
     assert found.notes == ("batch = 107 fits, 108 does not: both were compiled.",)
+    assert (found.beyond, found.exact, found.interrupted, found.best) == (108, True, False, 104)
 
 
 @pytest.mark.parametrize("start", [1, 8, 32, 100, 512])
@@ -197,6 +198,93 @@ def test_sizes_without_known_memory_are_doubled_and_halved() -> None:
     found, compiler = find(FakeCompiler({"v5e-8": line}, measured=False))
     assert found.largest == 107 and proved(found)
     assert [size for size, _ in compiler.asked][:3] == [32, 64, 128]
+
+
+# -- large sizes ----------------------------------------------------------------------------------------------------
+
+
+def leaping(rows: float) -> Curve:
+    """So many rows fit; near the limit it leaps, and goes on less steeply."""
+    per_row = 14 * GIB / rows
+    return lambda size: GIB + per_row * size if size < 0.9 * rows else V5E - 0.3 * per_row * (rows - size)
+
+
+def kinked(rows: float) -> Curve:
+    """So many rows fit; from 0.4 of them on values are computed again."""
+    knee = 0.75 * V5E
+    return lambda size: GIB + (knee - GIB) * size / (0.4 * rows) if size < 0.4 * rows else beyond(knee, size / rows)
+
+
+def beyond(knee: float, part: float) -> float:
+    return knee + (V5E - knee) * (part - 0.4) / 0.6
+
+
+def straight(rows: float) -> Curve:
+    return lambda size: GIB + (V5E - GIB) * size / rows
+
+
+def settled(found: FitResult, part: float = TOLERANCE) -> bool:
+    """The largest and a larger one within that part of it were compiled."""
+    known = {point.size: point.status for point in found.points}
+    assert found.largest is not None and found.beyond is not None
+    between = found.beyond - found.largest
+    return known[found.largest] == "fits" and known[found.beyond] == "too-large" and between <= part * found.largest
+
+
+@pytest.mark.parametrize("rows", [4200, 50_003, 746_722])
+@pytest.mark.parametrize("start", [1, 32, 5003, 1_000_000])
+@pytest.mark.parametrize(("large", "tries"), [(straight, 6), (kinked, 10), (leaping, 15)])
+def test_large_sizes_are_settled_to_one_percent(
+    large: Callable[[float], Curve], tries: int, start: int, rows: int
+) -> None:
+    found, compiler = find(large(rows), start)
+    assert settled(found) and not found.exact
+    assert found.largest is not None and found.beyond is not None and found.nice is not None
+    assert found.largest <= rows < found.beyond, "what fits lies between the two"
+    assert found.nice % 8 == 0 and found.largest - 8 < found.nice
+    assert len(found.points) <= tries
+    assert compiler.point(found.nice, "v5e-8") in found.points, "it was compiled"
+    assert found.notes[-1] == (
+        f"The largest batch lies between {found.largest:,} and {found.beyond:,}: sizes of 4,096 and more are searched "
+        "to 1 % only."
+    )
+    exact, _ = find(large(rows), start, tolerance=0)
+    assert exact.largest == rows and proved(exact) and exact.exact and len(exact.points) >= len(found.points)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.integers(EXACT_BELOW, HIGHEST - 1), st.integers(1, HIGHEST), st.integers(1, 2048), st.booleans())
+def test_any_large_step_curve_is_settled(rows: int, start: int, tile: int, measured: bool) -> None:
+    compiler = FakeCompiler({"v5e-8": lambda size: -(-size // tile)}, {"v5e-8": -(-rows // tile)}, measured=measured)
+    found, _ = find(compiler, start)
+    truth = min(-(-rows // tile) * tile, HIGHEST)
+    assert found.largest is not None and found.largest <= truth
+    assert truth - found.largest <= TOLERANCE * truth
+    assert found.nice is not None and found.nice % 8 == 0 and found.nice > found.largest - 8
+    assert found.largest == HIGHEST or settled(found)
+    assert len(found.points) <= 2 * math.log2(HIGHEST)
+
+
+@pytest.mark.parametrize("rows", [EXACT_BELOW - 1, EXACT_BELOW - 2])
+def test_just_below_it_is_exact(rows: int) -> None:
+    found, _ = find(leaping(rows), 32)
+    assert found.largest == rows and proved(found) and found.exact
+
+
+def test_where_many_devices_share_a_large_batch() -> None:
+    """A nice one has 8 rows on each of 512 devices."""
+    [found] = search("batch", 32, [Tpu("v5e-8", 1, 512)], FakeCompiler({"v5e-8": kinked(50_003)}))
+    assert settled(found) and found.largest is not None
+    assert found.nice == found.largest // 4096 * 4096
+    assert any(point.size == found.nice and point.status == "fits" for point in found.points)
+
+
+def test_a_large_limit_of_the_function() -> None:
+    """A data set of 70,000 rows."""
+    found, _ = find(FakeCompiler({"v5e-8": kinked(746_722)}, takes=lambda size: size <= 70_000))
+    assert found.largest is not None and 0.99 * 70_000 <= found.largest <= 70_000 < (found.beyond or 0)
+    assert "the function itself fails: ValueError: bad batch" in found.notes[0] and not found.exact
+    assert "lies between" in found.notes[1]
 
 
 # -- the edges ------------------------------------------------------------------------------------------------------
@@ -409,17 +497,58 @@ def test_each_probe_is_announced() -> None:
     assert any("104 fits" in one for one in lines)
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, TrainingInterrupted])
-def test_an_interrupt_passes(kind: type[BaseException]) -> None:
-    compiler = FakeCompiler({"v5e-8": line})
-
+def interrupted_after(compiler: FakeCompiler, probes: int, kind: type[BaseException] = KeyboardInterrupt) -> Any:
     def probe(size: int, names: Sequence[str]) -> Mapping[str, FitPoint]:
-        if compiler.asked:
+        if len(compiler.asked) == probes:
             raise kind("stop")
         return compiler(size, names)
 
+    return probe
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, TrainingInterrupted])
+def test_an_interrupt_passes_where_nothing_is_known(kind: type[BaseException]) -> None:
     with pytest.raises(kind):
-        search("batch", 32, [Tpu("v5e-8")], probe)
+        search("batch", 32, [Tpu("v5e-8")], interrupted_after(FakeCompiler({"v5e-8": line}), 0, kind))
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, TrainingInterrupted])
+@pytest.mark.parametrize(
+    ("probes", "largest", "nice", "beyond", "said"),
+    [
+        (1, 32, 32, None, "batch = 32 fits (compiled), nothing larger was tried yet"),
+        (3, 104, 104, None, "batch = 104 fits (compiled), nothing larger was tried yet"),
+        (4, 107, 104, None, "batch = 107 fits (compiled), nothing larger was tried yet"),
+    ],
+)
+def test_an_interrupt_leaves_what_is_known(
+    kind: type[BaseException], probes: int, largest: int, nice: int, beyond: int | None, said: str
+) -> None:
+    compiler = FakeCompiler({"v5e-8": line})
+    [found] = search("batch", 32, [Tpu("v5e-8", 8)], interrupted_after(compiler, probes, kind))
+    assert (found.largest, found.nice, found.beyond, found.best) == (largest, nice, beyond, nice)
+    assert found.interrupted and not found.exact and len(found.points) == probes
+    assert found.notes == (f"The search was interrupted: {said}.",)
+
+
+def test_an_interrupt_before_anything_fits() -> None:
+    [found] = search("batch", 5000, [Tpu("v5e-8")], interrupted_after(FakeCompiler({"v5e-8": line}), 1))
+    assert (found.largest, found.nice, found.best) == (None, None, None) and found.interrupted
+    assert found.notes == ("The search was interrupted: no batch that fits is known yet, 5000 does not.",)
+
+
+def test_an_interrupt_leaves_what_is_done_as_it_is() -> None:
+    """v5e-8 is settled when v6e-8 still has sizes to try."""
+    curves = {"v5e-8": line, "v6e-8": bent}
+    every = FakeCompiler(curves, {"v6e-8": 20 * GIB})
+    search("batch", 108, [Tpu("v5e-8"), Tpu("v6e-8")], every)
+    last = max(nth for nth, (_size, names) in enumerate(every.asked) if "v5e-8" in names)
+    assert last < len(every.asked) - 1
+    compiler = FakeCompiler(curves, {"v6e-8": 20 * GIB})
+    targets = [Tpu("v5e-8"), Tpu("v6e-8")]
+    first, second = search("batch", 108, targets, interrupted_after(compiler, last + 1))
+    assert proved(first) and first.exact and not first.interrupted and first.largest == 107
+    assert second.interrupted and not second.exact
 
 
 def test_other_errors_of_a_probe_pass() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from tests.panel import preflights
 from tests.panel.preflights import GIB, MIB, result, traced
-from tpu_magics.backends.lowered import Read, Refused, Traced
+from tpu_magics.backends.lowered import Place, Read, Refused, Traced
 from tpu_magics.preflight.facts import Compiled, Memory, Multiplications, PaddedDimension, Padding
-from tpu_magics.preflight.judge import ELSEWHERE, MEND, Reason, Verdict
+from tpu_magics.preflight.judge import AS_WELL, ELSEWHERE, MEND, SMALL, Reason, Verdict
 from tpu_magics.preflight.report import TargetResult
 from tpu_magics.preflight.roofline import COMPUTE, MEMORY, bf16_share, roofline, waste
 from tpu_magics.preflight.thresholds import THRESHOLDS
@@ -97,6 +97,16 @@ def test_what_a_program_decides_while_it_runs_is_no_bound() -> None:
     assert reason(verdict(guessed=True), "step").number.startswith("about ")
 
 
+def test_of_a_program_that_was_not_made_nothing_is_reckoned() -> None:
+    """What the compiler dumped on the way is no program: 142.9 TFLOP were seen there for one of 129.2."""
+    gone = Compiled("t", "g", "too-large", memory=Memory(50 * GIB, 16 * GIB), hbm_bytes=5e11, padding=Padding(2, 1))
+    found = roofline(replace(gone, multiplications=Multiplications({"f32": 1.429e14})), 1e14, 1e12)
+    assert (found.flops, found.seconds, found.steps_per_second, found.bound) == (None, None, None, "")
+    assert set(found.reasons.values()) == {"no program was made"} and waste(gone) is None
+    took = replace(gone, flops=1e12, memory=Memory(17 * GIB, 16 * GIB, GIB, GIB, 0, 15 * GIB, 0))
+    assert roofline(took, 1e14, 1e12).seconds is not None
+
+
 def test_shares_of_nothing_are_not_known() -> None:
     assert bf16_share(program()) is None
     assert bf16_share(program(multiplications=Multiplications())) is None
@@ -121,11 +131,33 @@ def test_bert_in_f32_suits_too_and_is_told_of_bf16() -> None:
     assert reason(found, "bf16").good is None and "--precision bf16" in reason(found, "bf16").todo
 
 
-def test_a_tiny_step_is_better_off_elsewhere() -> None:
+def test_a_tiny_step_is_too_little_work() -> None:
+    """Whichever generation it is for: a GPU would wait for its memory as well."""
     found = preflights.tiny().results[0].verdict
-    assert found.suits is False and found.word == "a GPU or the CPU serves better"
-    assert "hardly any work" in found.because and found.reasons[0].decides == ELSEWHERE
-    assert reason(found, "step").todo
+    assert (found.suits, found.word, found.reasons[0].decides) == (False, "too little work", SMALL)
+    step = reason(found, "step")
+    assert step.decides == SMALL and "hardly any work" in step.text and step.todo
+
+
+@pytest.mark.parametrize("name", ["v3-8", "v4-8", "v5e-8", "v5p-8", "v6e-8"])
+def test_a_small_batch_is_called_one_on_every_generation(name: str) -> None:
+    """Three layers, 22 MiB of parameters, AdamW, batch 32: compiled for v5e it moves 244 MB for 1.09 GFLOP."""
+    memory = Memory(131 * MIB, 16 * GIB, 67 * MIB, 111 * MIB, 67 * MIB, 17 * MIB, 3 * MIB)
+    multiplied = Multiplications({"f32": 1.01e9})
+    found = result(name, flops=1.09e9, hbm_bytes=2.44e8, multiplications=multiplied, memory=memory).verdict
+    assert (found.suits, found.word) == (False, "too little work")
+    assert found.because.startswith("The batch is too small for a TPU: 32 rows on a rank. Rows from which the matrix")
+    assert not [one for one in found.reasons if one.about == "batch"]
+
+
+def test_from_where_on_the_matrix_units_bind_is_an_estimate_by_the_parameters() -> None:
+    """They are read and written: 100 GB at 819 GB/s, against 2.16e12 FLOPs at 197e12."""
+    memory = Memory(8 * GIB, 16 * GIB, arguments=int(5e10), outputs=int(5e10), aliased=int(5e10))
+    found = reason(verdict(hbm_bytes=2e11, memory=memory), "busy")
+    assert found.number == f"about {float(f'{32 * (1e11 / 819e9) / (2.16e12 / 197e12):.2g}'):,.0f}" == "about 360"
+    assert (found.decides, found.todo) == (SMALL, "A larger batch.")
+    unknown = reason(verdict(traced(batch=None), hbm_bytes=3e11, memory=memory), "busy")
+    assert unknown.decides == SMALL and "few FLOPs for the parameters" in unknown.text
 
 
 def test_a_tiny_step_is_not_called_so_where_only_one_bound_is_known() -> None:
@@ -136,11 +168,15 @@ def test_a_tiny_step_is_not_called_so_where_only_one_bound_is_known() -> None:
 def test_little_matmul_is_better_off_elsewhere() -> None:
     found = verdict(multiplications=Multiplications({"bf16": 4e11}))
     assert found.suits is False and found.word == "a GPU serves better"
-    assert reason(found, "matmul").number == "19 %"
+    assert (reason(found, "matmul").number, found.reasons[0].decides) == ("19 %", ELSEWHERE)
 
 
-def test_idle_matrix_units_are_better_off_elsewhere() -> None:
-    assert reason(verdict(hbm_bytes=1e12), "busy").decides == ELSEWHERE
+def test_idle_matrix_units_alone_send_nobody_to_a_gpu() -> None:
+    """The parameters are 1.24 GiB: they take less than the FLOPs, so what is moved is something else."""
+    found = verdict(hbm_bytes=1e12)
+    assert (reason(found, "busy").decides, found.suits, found.word) == (AS_WELL, False, "a GPU serves as well")
+    unknown = reason(verdict(hbm_bytes=1e12, memory=Memory(GIB, 16 * GIB)), "busy")
+    assert (unknown.good, unknown.decides) == (False, "")
     assert reason(verdict(hbm_bytes=3e10), "busy").good is None
     assert reason(verdict(hbm_bytes=1e10), "busy").good is True
 
@@ -187,8 +223,28 @@ def test_what_decides_nothing_is_not_why_it_cannot_be_said() -> None:
 
 
 def test_only_a_read_in_each_step_counts() -> None:
-    assert reason(verdict(traced(reads=(Read(preflights.READ, "loss.item()", 3),))), "reads").good is False
-    assert not [one for one in verdict(traced(reads=(Read(None, "a print", 1),))).reasons if one.about == "reads"]
+    """What is read after a sync is not asked for after the last one that was seen: of three syncs, twice."""
+    for count, told in ((3, True), (2, True), (1, False)):
+        found = verdict(traced(reads=(Read(preflights.READ, "a value", count),)))
+        assert bool([one for one in found.reasons if one.about == "reads"]) is told
+    found = verdict(traced(reads=(Read(preflights.READ, "a value", 2),)))
+    one = reason(found, "reads")
+    assert "the host reads a value (In [3]:27), and waits" in one.text and one.good is False and one.todo
+    assert found.because.endswith("It would gain from mending: reads by the host.")
+
+
+def test_a_read_inside_of_a_library_is_not_the_persons_to_change() -> None:
+    inside = Place("transformers/masking_utils.py", 812, "if mask.all():")
+    read = Read(preflights.ATTENTION, "a value: it follows from the inputs alone", 3, inside, known=True)
+    one = reason(verdict(traced(reads=(read,))), "reads")
+    assert "transformers itself reads a value (In [3]:21) on the host (transformers/masking_utils.py:812)" in one.text
+    assert not one.todo and "zero" not in one.text
+
+
+def test_graphs_that_take_turns_compile_once_each() -> None:
+    graphs = tuple(replace(preflights.graph(nth), steady=nth == 3) for nth in (0, 1, 3))
+    found = verdict(traced(graphs=graphs, syncs=8, sequence=(0, 1, 1, 2, 0, 1, 1, 2)))
+    assert reason(found, "graphs").text == "3 graphs take turns, over 4 syncs: each compiles once"
 
 
 @pytest.mark.parametrize(("rows", "good"), [(4, False), (8, True), (12, None), (32, True), (None, None)])

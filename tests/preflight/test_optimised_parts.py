@@ -376,3 +376,26 @@ def test_many_dimensions_are_split_without_losing_a_byte() -> None:
         (tensor,) = tensors(f"bf16[{sizes[0]},{sizes[1]}]{{1,0:T(8,128)(2,1)}}")
         wasted = tensor.padded - math.prod(sizes) * 2
         assert sum(one[2] for one in shares(tensor)) == pytest.approx(wasted, abs=2)
+
+
+# -- what the compiler computes again --------------------------------------------------------------------------------
+
+
+def _products(*names: str) -> Program:
+    lines = [
+        f"  %{name} = f32[8,4]{{1,0}} dot(%a, %b), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}"
+        for name in names
+    ]
+    head = ["  %a = f32[8,16]{1,0} parameter(0)", "  %b = f32[16,4]{1,0} parameter(1)"]
+    return _parsed("\n".join(["ENTRY %main (a: f32[8,16], b: f32[16,4]) -> f32[8,4] {", *head, *lines, "}"]))
+
+
+def test_what_is_computed_again_is_told() -> None:
+    """The program as written has 2 * 8 * 16 * 4 FLOPs."""
+    written = _products("one")
+    (again,) = multiplications(_products("one", "one.remat"), written).notes
+    assert "have 100 % more FLOPs than in the program as written, 1024 FLOP" in again
+    assert again.endswith("the compiler computes values again instead of keeping them, to save memory")
+    (other,) = multiplications(_products("one", "two"), written).notes
+    assert other.endswith("1024 FLOP")
+    assert multiplications(written, written).notes == () == multiplications(_products("one", "two"), None).notes

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from tests.panel import preflights
-from tests.panel.preflights import GIB, compiled, graph, result, traced
+from tests.panel.preflights import GIB, MIB, compiled, graph, result, traced
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.preflight.facts import Memory
+from tpu_magics.preflight.facts import Buffer, Memory
+from tpu_magics.preflight.kept import gradients_kept
 from tpu_magics.preflight.report import Preflight, TargetResult
 from tpu_magics.preflight.targets import parse
 
@@ -151,4 +152,80 @@ def test_it_is_short_as_an_expression() -> None:
 
 def test_the_search_of_a_target() -> None:
     found = preflights.fitted()
-    assert found.largest("v6e-8") is found.fit[1] and preflights.bert().largest("v6e-8") is None
+    assert found.largest("v6e-8") is found.fit[1]
+    with pytest.raises(TpuMagicsError, match="No largest size was searched"):
+        preflights.bert().largest("v6e-8")
+
+
+# -- graphs that take turns ------------------------------------------------------------------------------------------
+
+ACCUMULATION = (0, 1, 1, 2, 0, 1, 1, 3, 0, 1, 1, 3)  # of four: the first update makes the optimiser's state
+
+
+def accumulating(rows: tuple[int | None, ...] = ()) -> TargetResult:
+    graphs = tuple(replace(graph(nth), steady=nth == 7) for nth in (0, 1, 3, 7))
+    return result("v5e-8", traced(graphs=graphs, syncs=12, sequence=ACCUMULATION, rows=rows))
+
+
+def test_a_step_of_an_accumulation_is_a_full_turn() -> None:
+    one = accumulating()
+    assert one.turn == (0, 1, 1, 3) and one.steady is one.compiled[3]
+    seconds = [one.roofline_of(one.compiled[place]).seconds or 0 for place in one.turn]
+    assert one.cost.syncs == 4 and one.cost.seconds == pytest.approx(sum(seconds)) and one.cost.least
+    assert one.rate is None and "take turns" in one.no_rate
+    data = json.loads(json.dumps(one.to_dict(), allow_nan=False))
+    assert data["turn"] == {"graphs": [0, 1, 1, 3], "syncs": 4, "seconds": one.cost.seconds, "least": True}
+    assert data["samples_per_second"] is None
+
+
+@pytest.mark.parametrize(("rows", "samples"), [((32, 32, 32, 32), 128), ((None, 32, 32, 32), 96), ((None,) * 4, None)])
+def test_samples_of_a_full_turn(rows: tuple[int | None, ...], samples: int | None) -> None:
+    """A graph that is given nothing by the host has no samples of its own."""
+    one = accumulating(rows)
+    assert one.samples == samples and one.cost.seconds is not None
+    if samples is None:
+        assert one.rate is None and "take turns" in one.no_rate
+    else:
+        assert one.rate is not None and one.rate.batch == samples * 8
+        assert one.rate.every == pytest.approx(samples * 8 / one.cost.seconds)
+
+
+def test_a_turn_of_which_one_graph_has_no_estimate_has_none() -> None:
+    one = accumulating()
+    unknown = replace(one.compiled[1], flops=None, hbm_bytes=None, memory=None, multiplications=None)
+    assert replace(one, compiled=(one.compiled[0], unknown, *one.compiled[2:])).cost.seconds is None
+
+
+@pytest.mark.parametrize(
+    ("sequence", "settled", "steady", "turn"),
+    [
+        ((0, 1, 1), True, {1}, (1,)),
+        ((), True, {1}, (1,)),  # a framework that tells one graph
+        ((0, 1, 0, 1, 0, 1), True, {0, 1}, (0, 1)),  # two optimizers
+        ((0, 1, 1), True, {0, 1}, ()),  # not all that are steady were seen again
+        ((), True, {0, 1}, ()),
+        ((0, 1), False, {1}, ()),
+        ((0, 1), True, {1}, ()),
+    ],
+)
+def test_turns(sequence: tuple[int, ...], settled: bool, steady: set[int], turn: tuple[int, ...]) -> None:
+    graphs = tuple(replace(graph(nth), steady=nth in steady) for nth in (0, 1))
+    one = result("v5e-8", traced(graphs=graphs, settled=settled, syncs=max(len(sequence), 2), sequence=sequence))
+    assert one.turn == turn
+    assert (one.rate is not None) is (len(turn) == 1) is (one.no_rate == "")
+
+
+# -- gradients that are kept -----------------------------------------------------------------------------------------
+
+
+def test_gradients_that_are_kept_are_seen() -> None:
+    """Outputs of parameters' shapes that no argument's memory takes."""
+    kept = Buffer(22 * MIB, 22 * MIB, "f32[2048,784]", "{1,0:T(8,128)}", "output")
+    memory = Memory(131 * MIB, 16 * GIB, 67 * MIB, 111 * MIB, 67 * MIB, 17 * MIB, 3 * MIB)
+    one = graph(1, parameters=("f32[2048,784] 0.weight", "f32[32,784] x"), donors=(0,))
+    known = compiled(memory=memory, buffers=(kept, replace(kept, kind="temporary", shape="f32[9]")))
+    assert gradients_kept(one, known) == 44 * MIB
+    assert gradients_kept(one, replace(known, buffers=(replace(kept, shape="f32[32,784]"),))) is None
+    assert gradients_kept(one, replace(known, buffers=())) is None
+    assert gradients_kept(one, replace(known, memory=replace(memory, aliased=110 * MIB))) is None
+    assert gradients_kept(one, replace(known, memory=Memory(131 * MIB, 16 * GIB))) is None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 import pydoc
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +15,17 @@ from typing import Any
 import pytest
 
 from tests.launch.launching import said
+from tpu_magics.backends.lowered import Graph, Traced
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
+from tpu_magics.panel.preflight import to_text
 from tpu_magics.preflight.compiling import Progress
 from tpu_magics.preflight.fit import FitResult
-from tpu_magics.preflight.probing import require_steps
+from tpu_magics.preflight.probing import require_change, require_steps
 from tpu_magics.preflight.report import Preflight
-from tpu_magics.preflight.run import Telling, preflight
+from tpu_magics.preflight.run import SearchInterrupted, Telling, preflight
+from tpu_magics.preflight.sizes import Size
+from tpu_magics.preflight.way import Call
 from tpu_magics.runs import preflights
 
 LENGTH, HIDDEN = 2048, 4096  # so that one row more takes 32 MiB of HBM
@@ -178,7 +184,7 @@ def search(searched: dict[str, Any]) -> tuple[FitResult, Heard]:
     if not searched:
         heard = Heard()
         found = preflight(wide, 64, target="v5e-1", fit="batch", kept=False, telling=heard.telling)
-        [searched["fit"]], searched["heard"] = found.fit, heard
+        [searched["fit"]], searched["heard"], searched["found"] = found.fit, heard, found
     return searched["fit"], searched["heard"]
 
 
@@ -196,6 +202,14 @@ def test_the_largest_agrees_with_trying_its_neighbours(searched: dict[str, Any])
 
 
 @pytest.mark.slow
+def test_the_figures_are_those_of_the_size_to_take(searched: dict[str, Any]) -> None:
+    fit, _ = search(searched)
+    found = searched["found"]
+    assert fit.nice is not None and fit.nice > 64 and figures_are_of(found, fit.nice)
+    assert f"Memory, cost and verdict are those of batch = {fit.nice}." in to_text(found)
+
+
+@pytest.mark.slow
 def test_of_a_size_that_is_too_large_one_graph_is_compiled(searched: dict[str, Any]) -> None:
     found, heard = search(searched)
     fits = [one for one in found.points if one.status == "fits"]
@@ -207,12 +221,89 @@ def test_of_a_size_that_is_too_large_one_graph_is_compiled(searched: dict[str, A
 
 def test_where_the_data_end_the_search_ends() -> None:
     """20 rows are three steps of 6, and two of 7: too few to tell what later steps need."""
-    [found] = preflight(wide, 2, 20, target="v5e-1", fit="batch").fit
-    assert found.largest == 6
+    every = preflight(wide, 2, 20, target="v5e-1", fit="batch")
+    [found] = every.fit
+    assert (found.largest, found.nice, found.best, found.beyond) == (6, None, 6, 7)
+    assert figures_are_of(every, 6)
     assert (
         "batch = 6 fits (compiled); for 7 the function itself fails: With batch = 7 the function makes only 2 steps, "
         "and what later steps need is not known." in found.notes
     )
+
+
+def figures_are_of(found: Preflight, size: int) -> bool:
+    """Whether trace and compiles are those of that size, in the order of its graphs."""
+    [result], [fit] = found.results, found.fit
+    point = next(one for one in fit.points if one.size == size)
+    assert result.worst.memory is not None and result.graph.hash == point.graph
+    assert [one.graph for one in result.compiled] == [one.hash for one in result.traced.graphs]
+    assert result.steady.graph == result.graph.hash
+    return result.traced.batch == size and result.worst.memory.needed == point.needed
+
+
+def children() -> set[str]:
+    return {one for task in Path("/proc/self/task").iterdir() for one in (task / "children").read_text().split()}
+
+
+def test_a_search_that_is_interrupted_gives_what_it_found() -> None:
+    """The signal comes while the second size is compiled."""
+    heard, before = Heard(), children()
+
+    def progress(now: Progress) -> None:
+        heard.progress(now)
+        if now.state == "compiling" and any("(12 fits)" in line for line in heard.lines):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(SearchInterrupted) as caught:
+        telling = Telling(progress, heard.lines.append)
+        preflight(small, 12, target="v5e-1", fit="batch", telling=telling)
+    assert isinstance(caught.value, KeyboardInterrupt) and isinstance(caught.value, TpuMagicsError)
+    found = caught.value.found
+    [fit] = found.fit
+    assert fit.interrupted and (fit.largest, fit.nice, fit.beyond) == (12, None, None) and len(fit.points) == 1
+    assert figures_are_of(found, 12) and found.fits
+    assert said(caught.value).splitlines() == [
+        "The search for the largest batch was interrupted.",
+        "Why: v5litepod-1: 12 fits.",
+        "What to do: What was found by then is shown. Run it again to go on: what was compiled is kept.",
+    ]
+    assert children() <= before, "no compile process is left"
+    assert "The search was interrupted" in to_text(found) and "at least 12" in to_text(found)
+
+
+def test_an_interrupt_before_the_search_is_a_plain_one() -> None:
+    def progress(_now: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        preflight(small, target="v5e-1", fit="batch", kept=False, telling=Telling(progress))
+    assert not isinstance(caught.value, SearchInterrupted)
+
+
+def test_a_name_that_a_step_with_given_arrays_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Keras model and its arrays: the graph is that of the arrays, whatever the name holds."""
+
+    def of(batch: int) -> Traced:
+        return Traced((Graph(b"", "hlo", f"graph of {batch}"),), 1, True, batch=32)
+
+    call = Call(reads_a_name, (), {})
+    size = Size.of("SIZE", reads_a_name, (), {}, {})
+    tried: list[int] = []
+
+    def reads(_call: Call) -> Traced:
+        tried.append(SIZE)
+        return of(SIZE)
+
+    require_change(size, call, of(SIZE), reads)
+    assert tried == [125] and SIZE == 1000
+    with pytest.raises(TpuMagicsError) as caught:
+        require_change(size, call, of(32), lambda _call: of(32))
+    assert caught.value.what == "SIZE changes nothing: 1000 and 125 give the same graph."
+    assert "They were made before, with 32 rows" in caught.value.why and "def step(SIZE)" in caught.value.todo
+    monkeypatch.setitem(globals(), "SIZE", 3)
+    with pytest.raises(TpuMagicsError, match="3 and 24 give the same graph"):
+        require_change(Size.of("SIZE", reads_a_name, (), {}, {}), call, of(32), lambda _call: of(32))
+    require_change(Size.of("batch", wide, (4,), {}, {}), Call(wide, (4,), {}), of(4), lambda _call: of(4))
 
 
 def test_too_few_steps_with_the_size_that_there_is() -> None:

@@ -26,11 +26,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Read:
-    """A value that the host read while the step was traced. It got zero. `count`: how often, in the whole trace."""
+    """A value that the host read while the step was traced. It got zero, but where it is `known`: it follows from what
+    the host gave the step, and was computed. `place`: the person's line; `inside`: that of a library where it was read,
+    by the package's name ("transformers/masking_utils.py"), None where the person's line itself reads; `count`: how
+    often, in the whole trace."""
 
     place: Place | None
     what: str
     count: int = 1
+    inside: Place | None = None
+    known: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,10 +80,11 @@ class Graph:
 @dataclass(frozen=True)
 class Traced:
     """What tracing a function gave. `graphs`: the distinct ones in the order of their syncs, the last is steady;
-    `syncs`: how many were seen; `settled`: two successive ones were equal; `batch`: rows of the largest input, where
-    they are known; `changes`: (cause, sentence) of each sync whose graph was another than the one before it, from the
-    third on; `ranks_known`: whether `replicas` of the graphs is how many train together (False: each is the program of
-    one, of how many it does not say)."""
+    `syncs`: how many were seen; `sequence`: for each of them the place of its graph in `graphs` (empty: not known);
+    `settled`: two successive ones were equal; `batch`: rows of the largest input, where they are known; `rows`: the
+    same of each of `graphs`; `changes`: (cause, sentence) of each graph from the third on; `ranks_known`: whether
+    `replicas` of the graphs is how many train together (False: each is the program of one, of how many it does not
+    say)."""
 
     graphs: tuple[Graph, ...]
     syncs: int
@@ -91,3 +97,5 @@ class Traced:
     ranks_known: bool = True
     changes: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    sequence: tuple[int, ...] = ()
+    rows: tuple[int | None, ...] = ()

@@ -6,23 +6,28 @@ What lives here: one worker on XLA:CPU that writes the graphs of a request. What
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import contextlib
+import re
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tpu_magics.backends.base import STEPS, Tracing
+from tpu_magics.backends.base import STEPS, Tracing, WorkerSpec
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
+from tpu_magics.host.memory import host_memory
 from tpu_magics.launch import guards, plan, process, reach, results, session, supervise, worker
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.relay import NoScreen, Screen
 from tpu_magics.launch.train import Going, Request
+from tpu_magics.runs import locked
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.reader import Run
 
+_DATA = re.compile(r"^VmData:\s+(\d+) kB", re.MULTILINE)
+LEFT = 0.05  # of the free host memory, for all others
 READS = "reads.txt"  # in the folder of the graphs; a backend writes it while it traces
 
 
@@ -47,9 +52,9 @@ def traced(request: Request, options: Options, asked: Asked) -> Iterator[tuple[P
     options.check()
     session.current.refuse_second()
     process.require_main_thread()
-    root = Path(tempfile.mkdtemp(prefix="tpu_magics-preflight-"))
+    temporary = locked.make()
     try:
-        going = _prepared(request, options, asked, root)
+        going = _prepared(request, options, asked, temporary.path)
         session.current.going = going
         try:
             going.fork()
@@ -62,7 +67,7 @@ def traced(request: Request, options: Options, asked: Asked) -> Iterator[tuple[P
             raise
         yield going.graphs, Run(going.folder.path)
     finally:
-        shutil.rmtree(root, ignore_errors=True)
+        temporary.remove()
 
 
 def _reads(folder: Path) -> Iterator[str]:
@@ -96,6 +101,19 @@ def at_home(host: Host) -> Host:
     return replace(host, device="CPU", workers=1, replicas=1, repairs=())
 
 
+def _bounded(task: worker.Task, spec: WorkerSpec) -> int:
+    """The worker, which is refused memory that the host does not have: else the kernel would end it, or the notebook.
+
+    RLIMIT_DATA counts what a process may write to (getrlimit(2)); what the notebook has is counted already."""
+    available, now = host_memory(Path("/")).available, _DATA.search(Path("/proc/self/status").read_text())
+    if available is not None and now is not None:
+        bound = int(now[1]) * 1024 + int(available * (1 - LEFT))
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        with contextlib.suppress(OSError, ValueError):  # not everywhere
+            resource.setrlimit(resource.RLIMIT_DATA, (bound if most < 0 else min(bound, most), most))
+    return worker.main(task, spec)
+
+
 @dataclass
 class _Tracing(Going):
     """A run whose worker traces."""
@@ -109,7 +127,7 @@ class _Tracing(Going):
 
     def _fork_one(self, task: worker.Task, index: int) -> supervise.Watched:
         spec = replace(self.plan.spec(index), tracing=self.tracing)
-        pid = process.fork_worker(lambda: worker.main(task, spec), self.folder.stacks_path(index))
+        pid = process.fork_worker(lambda: _bounded(task, spec), self.folder.stacks_path(index))
         return supervise.Watched(index, pid, index)
 
     def _screen(self) -> Screen:

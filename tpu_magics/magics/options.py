@@ -1,85 +1,26 @@
 """The options of the magics, each declared once; help and docstrings are made from here.
 
-What lives here: parsing words into values. What does not: what is done with them.
+What lives here: which options a magic has; those of %tpu_preflight stand in preflight_options.py. What does not:
+reading them (parser.py), and what is done with them.
 """
 
 from __future__ import annotations
 
-import argparse
-import difflib
-from collections.abc import Sequence
-from typing import NoReturn
+from tpu_magics.magics.parser import MagicParser, add_precision, count, counts, seconds
+from tpu_magics.magics.preflight_options import preflight_parser
 
-from tpu_magics.backends.base import STEPS
-from tpu_magics.errors import TpuMagicsError
-
-
-class MagicParser(argparse.ArgumentParser):
-    """An argument parser that raises TpuMagicsError, offers the nearest option, and never leaves the process."""
-
-    def __init__(self, prog: str, description: str, epilog: str = "") -> None:
-        super().__init__(
-            prog=prog,
-            description=description,
-            epilog=epilog,
-            add_help=False,
-            allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        self.add_argument("-h", "--help", action="store_true", help="show this help")
-
-    def error(self, message: str) -> NoReturn:
-        raise TpuMagicsError(
-            f"{self.prog}: {message}.",
-            "",
-            f"Look at {self.prog} -h for what it takes.",
-        )
-
-    def read(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse the words of a line; unknown options get the nearest known one offered."""
-        found, left = self.parse_known_intermixed_args(list(words))
-        if left:
-            self._refuse(left[0])
-        return found
-
-    def _refuse(self, word: str) -> NoReturn:
-        known = [option for action in self._actions for option in action.option_strings]
-        if not word.startswith("-"):
-            raise TpuMagicsError(
-                f"{self.prog} does not take {word!r} here.",
-                "It has no more ARGs than its help says; an expression with blanks in it is several words.",
-                f"Look at {self.prog} -h, or give the expression a name and use that.",
-            )
-        option = word.split("=")[0]
-        near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]}?" if near else "."
-        raise TpuMagicsError(
-            f"{self.prog} has no option {option}{hint}",
-            f"Its options are {', '.join(sorted(known, key=str.lower))}.",
-            f'Look at {self.prog} -h. An ARG that begins with a minus is written in brackets: "({word})".',
-        )
-
-    def doc(self) -> str:
-        """The help as a docstring."""
-        return self.format_help()
-
-
-def _count(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(_count(part) for part in text.split(",") if part.strip())
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
+__all__ = [
+    "MagicParser",
+    "check_parser",
+    "init_parser",
+    "logs_parser",
+    "pad_parser",
+    "panel_parser",
+    "preflight_parser",
+    "runs_parser",
+    "stop_parser",
+    "train_parser",
+]
 
 
 def add_shared(parser: MagicParser) -> None:
@@ -87,21 +28,17 @@ def add_shared(parser: MagicParser) -> None:
     parser.add_argument(
         "-n",
         "--processes",
-        type=_count,
+        type=count,
         metavar="N",
         help="number of ranks (default: all TPU devices; 1 on XLA:CPU, where more are a rehearsal)",
     )
     parser.add_argument(
         "--collective-timeout",
-        type=_seconds,
+        type=seconds,
         metavar="S",
         help="in a rehearsal, stop the run when a rank has waited S seconds in a collective (default: 60)",
     )
-    parser.add_argument(
-        "--precision",
-        choices=("fp32", "bf16", "bf16-downcast"),
-        help="bf16: float and double become bfloat16; bf16-downcast: float becomes bfloat16, double float32",
-    )
+    add_precision(parser)
 
 
 def init_parser() -> MagicParser:
@@ -117,7 +54,7 @@ def init_parser() -> MagicParser:
     add_shared(parser)
     parser.add_argument(
         "--spmd",
-        type=_count,
+        type=count,
         metavar="N",
         help="one worker that drives N devices as a mesh (N, 1) with the axes data and model; on XLA:CPU virtual ones",
     )
@@ -165,15 +102,15 @@ def train_parser(prog: str) -> MagicParser:
     )
     parser.add_argument("--background", action="store_true", help="return at once; _tpu.wait() brings the results home")
     parser.add_argument(
-        "--steps", type=_count, metavar="N", help="stop after N steps, with the notebook's models unchanged"
+        "--steps", type=count, metavar="N", help="stop after N steps, with the notebook's models unchanged"
     )
-    parser.add_argument("--timeout", type=_seconds, metavar="S", help="stop the run after S seconds")
+    parser.add_argument("--timeout", type=seconds, metavar="S", help="stop the run after S seconds")
     parser.add_argument(
         "--force", action="store_true", help="run although the forecast says that memory or disk will not do"
     )
     parser.add_argument(
         "--max-recompiles",
-        type=_count,
+        type=count,
         metavar="N",
         help="stop the run at recompile N+1, with the table of causes",
     )
@@ -194,55 +131,6 @@ def train_parser(prog: str) -> MagicParser:
         help="no panel; end with a summary without times, ids and sizes, for comparing",
     )
     return parser
-
-
-def preflight_parser() -> MagicParser:
-    """%tpu_preflight"""
-    parser = MagicParser(
-        "%tpu_preflight",
-        "Compile the steps of a training function for a TPU that is not here, with the TPU's own compiler: does it\n"
-        "fit, is it bf16, what will it cost? No step is executed.",
-        "Examples:\n  %tpu_preflight training_function model --target v5e-8\n"
-        "  %tpu_preflight training_function model batch=32 --target v5e-8,v6e-8 --fit batch\n",
-    )
-    parser.add_argument(
-        "args", nargs="*", metavar="FUNCTION ARG", help="expressions, evaluated in the notebook; key=expr too"
-    )
-    add_preflight(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        default="_preflight",
-        metavar="NAME",
-        help="the result's name (default: _preflight)",
-    )
-    parser.add_argument("--plain", action="store_true", help="text only, without times: the same in every run")
-    return parser
-
-
-def add_preflight(parser: argparse.ArgumentParser, required: bool = False) -> None:
-    """What %tpu_preflight and `python -m tpu_magics preflight` have in common."""
-    text = "TPUs: v5e-8 (Google: v5litepod-8), v6e-1, v4-8, v5p-8, ..."
-    parser.add_argument("--target", required=required, metavar="T,T", help=text)
-    parser.add_argument(
-        "--fit", metavar="NAME", help="search the largest value of an argument, or of a name in the notebook, that fits"
-    )
-    parser.add_argument(
-        "--steps", type=_count, default=STEPS, metavar="N", help=f"trace at most N steps (default: {STEPS})"
-    )
-    parser.add_argument(
-        "--precision",
-        choices=("fp32", "bf16", "bf16-downcast"),
-        help="bf16: float and double become bfloat16; bf16-downcast: float becomes bfloat16, double float32",
-    )
-    parser.add_argument(
-        "-n", "--processes", type=_count, metavar="N", help="number of ranks (default: those of the target)"
-    )
-    parser.add_argument("--spmd", action="store_true", help="one process drives all devices of the target as a mesh")
-    parser.add_argument("--anew", action="store_true", help="compile anew, and keep nothing")
-    parser.add_argument(
-        "--force", action="store_true", help="trace although the forecast says that host memory will not do"
-    )
 
 
 def check_parser(prog: str) -> MagicParser:
@@ -298,7 +186,7 @@ def logs_parser() -> MagicParser:
     """%tpu_logs"""
     parser = MagicParser("%tpu_logs", "Show what a rank printed.")
     parser.add_argument("run", nargs="?", default="last", metavar="RUN", help="name or id (default: the newest)")
-    parser.add_argument("-r", "--rank", type=_count, default=0, metavar="RANK", help="the rank (default: 0)")
+    parser.add_argument("-r", "--rank", type=count, default=0, metavar="RANK", help="the rank (default: 0)")
     return parser
 
 
@@ -327,30 +215,28 @@ def pad_parser() -> MagicParser:
         help="an expression: lengths, lists of token ids, an array, a tokenised dataset or its column, a DataLoader",
     )
     parser.add_argument(
-        "--multiples", type=_counts, default=(32, 64, 128), metavar="M,M", help="to pad to (default: 32,64,128)"
+        "--multiples", type=counts, default=(32, 64, 128), metavar="M,M", help="to pad to (default: 32,64,128)"
     )
     parser.add_argument(
-        "--batch", type=_count, metavar="N", help="samples of a batch on one rank (default: the DataLoader's, else 32)"
+        "--batch", type=count, metavar="N", help="samples of a batch on one rank (default: the DataLoader's, else 32)"
     )
     parser.add_argument(
-        "--max-length", type=_count, metavar="N", help="longer samples are cut to it (default: the longest sample)"
+        "--max-length", type=count, metavar="N", help="longer samples are cut to it (default: the longest sample)"
     )
-    parser.add_argument("--buckets", type=_count, metavar="K", help="K buckets (default: the best of 2 to 8)")
+    parser.add_argument("--buckets", type=count, metavar="K", help="K buckets (default: the best of 2 to 8)")
     parser.add_argument(
-        "--align", type=_count, default=1, metavar="N", help="bounds of buckets are multiples of N (default: 1)"
+        "--align", type=count, default=1, metavar="N", help="bounds of buckets are multiples of N (default: 1)"
     )
-    parser.add_argument("--epochs", type=_count, default=1, metavar="N", help="epochs to predict (default: 1)")
+    parser.add_argument("--epochs", type=count, default=1, metavar="N", help="epochs to predict (default: 1)")
     parser.add_argument(
-        "-n", "--processes", type=_count, metavar="N", help="ranks that step together (default: those of %%tpu_init)"
+        "-n", "--processes", type=count, metavar="N", help="ranks that step together (default: those of %%tpu_init)"
     )
     parser.add_argument(
         "--run", metavar="RUN", help="take measured seconds from the runs of this name (default: the newest run's)"
     )
+    parser.add_argument("--compile-seconds", type=seconds, metavar="S", help="of one compile, instead of measured ones")
     parser.add_argument(
-        "--compile-seconds", type=_seconds, metavar="S", help="of one compile, instead of measured ones"
-    )
-    parser.add_argument(
-        "--tokens-per-second", type=_seconds, metavar="R", help="of one rank in training, instead of measured ones"
+        "--tokens-per-second", type=seconds, metavar="R", help="of one rank in training, instead of measured ones"
     )
     parser.add_argument(
         "--plain", action="store_true", help="text only, without measured seconds: the same in every run, for comparing"

@@ -1,7 +1,7 @@
 """`%tpu_preflight` and `tpu_magics.preflight`: a function and the names of TPUs -> what their compilers say.
 
-What lives here: the way from a parsed line to preflight/run.py, and how progress and result show themselves. What does
-not: the preflight.
+What lives here: the way from a parsed line to preflight/run.py. What does not: the preflight, and how progress and
+result show themselves (preflight_output.py).
 """
 
 from __future__ import annotations
@@ -9,20 +9,18 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import STEPS
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import arguments, session
-from tpu_magics.panel.preflight import to_html, to_text
-from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
+from tpu_magics.launch import arguments
+from tpu_magics.magics import called
+from tpu_magics.magics.preflight_output import Preflight, shown, telling
 from tpu_magics.preflight import installed, report
-from tpu_magics.preflight.compiling import Progress
 from tpu_magics.preflight.gate import Gate, gate
-from tpu_magics.preflight.run import Telling
+from tpu_magics.preflight.run import SearchInterrupted, Telling
 from tpu_magics.preflight.run import preflight as find
 from tpu_magics.preflight.targets import parse_all
 
@@ -30,16 +28,6 @@ if TYPE_CHECKING:
     from tpu_magics.magics.notebook import ShellNotebook
 
 OUTPUT = "_preflight"
-
-
-class Preflight(report.Preflight):
-    """A result that a notebook shows as tables and drawings, and `print` as text."""
-
-    def __str__(self) -> str:
-        return to_text(self)
-
-    def _repr_mimebundle_(self, **_: Any) -> Mapping[str, str]:
-        return {"text/plain": to_text(self), "text/html": to_html(self)}
 
 
 def preflight(
@@ -67,7 +55,8 @@ def preflight(
         args: its arguments.
         target: names of TPUs, "v5e-8" or "v5litepod-8,v6e-1".
         kwargs: its keyword arguments.
-        fit: the name of an argument, or of a name in the notebook: its largest value that fits is searched.
+        fit: the name of an argument, or of a name in the notebook: its largest value that fits is searched. Memory,
+            cost and verdict are then those of the value to take, the largest multiple of 8 that fits.
         steps: trace at most so many steps; it ends earlier where two successive graphs are equal.
         precision: "fp32", "bf16" or "bf16-downcast" (default: the session's).
         processes: ranks (default: those of the target).
@@ -83,7 +72,9 @@ def preflight(
     Raises:
         TpuMagicsError: jax or libtpu is missing, the target is not known, the function fails, never syncs, or gives
             another graph at every step.
+        SearchInterrupted: the person stopped the search for `fit`; its `.found` is what was found by then.
     """
+    called.check(function, args, kwargs or {})
     with telling(plain) as tell:
         return _found(
             function,
@@ -98,16 +89,21 @@ def preflight(
             force=force,
             kept=kept,
             telling=tell,
+            bind=lambda _result: None,
         )
 
 
-def _found(*args: Any, **options: Any) -> Preflight:
-    return shown(find(*args, **options))
-
-
-def shown(found: report.Preflight) -> Preflight:
-    """The result as one that shows itself."""
-    return Preflight(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
+def _found(*args: Any, telling: Telling, bind: Callable[[Preflight], None], **options: Any) -> Preflight:
+    """The result, bound. Where a search is interrupted, what it had found is bound and shown before that goes on."""
+    try:
+        result = shown(find(*args, telling=telling, **options))
+    except SearchInterrupted as stopped:
+        stopped.found = so_far = shown(stopped.found)
+        bind(so_far)
+        telling.found(so_far)
+        raise
+    bind(result)
+    return result
 
 
 def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
@@ -127,7 +123,7 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
     installed.versions()
     positional, named = arguments.parse_arguments(found.args)
     _refuse_call(positional)
-    values, keywords = arguments.evaluate_all(positional, named, notebook.namespace)
+    values, keywords = called.evaluated(positional, named, notebook.namespace)
     if not values:
         raise TpuMagicsError(
             "%tpu_preflight does not say which function.",
@@ -136,10 +132,13 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
         )
     names = ("target", "fit", "steps", "precision", "processes", "force")
     options = {name: getattr(found, name) for name in names}
-    with telling(found.plain) as tell:
-        result = _found(*values, kwargs=keywords, kept=not found.anew, spmd=found.spmd or None, telling=tell, **options)
+
+    def bind(result: Preflight) -> None:
         notebook.namespace[found.output] = result
-        tell.found(result)
+
+    options |= {"kept": not found.anew, "spmd": found.spmd or None}
+    with telling(found.plain) as tell:
+        tell.found(_found(*values, kwargs=keywords, telling=tell, bind=bind, **options))
 
 
 def _refuse_call(positional: Sequence[str]) -> None:
@@ -156,83 +155,7 @@ def _refuse_call(positional: Sequence[str]) -> None:
     )
 
 
-# -- who hears how it goes ------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def telling(plain: bool) -> Iterator[Telling]:
-    """Who hears how it goes: a line of the notebook or of the terminal, in whose place the result stands at the end;
-    nobody, where all is to be comparable."""
-    if plain:
-        yield Telling(found=lambda found: _print(found, no_times=True))
-    elif _has_front_end():
-        with Output() as output:
-            yield Telling(output.progress, output.line, output.result)
-    else:
-        yield from _in_terminal()
-
-
-def _has_front_end() -> bool:
-    """Whether this shell is a kernel's: libraries import ipykernel in terminals, too."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return hasattr(shell, "kernel")
-
-
-def _print(found: report.Preflight, no_times: bool = False) -> None:
-    print(to_text(found, no_times=no_times), flush=True)
-
-
-def _in_terminal() -> Iterator[Telling]:
-    line = TerminalLine(sys.stderr)
-
-    def result(found: report.Preflight) -> None:
-        line.close()
-        _print(found)
-
-    try:
-        yield Telling(line.show, lambda text: session.current.notebook.say(text), result)
-    finally:
-        line.close()
-
-
-class Output:
-    """One output of a cell: how it goes, and then the result in its place. Without one, nothing is left to be seen."""
-
-    def __init__(self) -> None:
-        self.handle: Any = None
-        self.settled = False
-
-    def __enter__(self) -> Output:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.handle is not None and not self.settled:
-            self._put({})
-
-    def progress(self, now: Progress) -> None:
-        self._put({"text/plain": progress_text(now), "text/html": progress_html(now)})
-
-    def line(self, text: str) -> None:
-        self._put({"text/plain": text, "text/html": _line(text)})
-
-    def result(self, found: report.Preflight) -> None:
-        self._put(shown(found)._repr_mimebundle_())
-        self.settled = True
-
-    def _put(self, bundle: Mapping[str, str]) -> None:
-        from IPython.display import display
-
-        if self.handle is None:
-            self.handle = display(dict(bundle), raw=True, display_id=True)
-        else:
-            self.handle.update(dict(bundle), raw=True)
-
-
-def _line(text: str) -> str:
-    from tpu_magics.panel.sections_words import say
-
-    return f'<div class="tpu-magics-preflight" style="color:inherit">◐ {say(text)}</div>'
+# -- before a training -----------------------------------------------------------------------------------------------
 
 
 def before_training(target: str | Sequence[str], plain: bool, namespace: dict[str, Any] | None = None) -> Gate:

@@ -15,10 +15,9 @@ from typing import Any
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import arguments, guards, session
 from tpu_magics.launch.plan import NO_SPMD, Options
+from tpu_magics.magics.called import as_given, needed
 from tpu_magics.magics.running import Program
 from tpu_magics.magics.untrained import Launch
-
-_BY_NAME = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def _check(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found:
             if found.args is None
             else f"--args gives {' '.join(found.args) or 'nothing'}.",
             "Give an expression for each parameter behind --args, evaluated in the notebook: "
-            f"--args {' '.join(map(_as_given, _needed(inspect.signature(function))))}",
+            f"--args {' '.join(map(as_given, needed(inspect.signature(function))))}",
         )
     guards.check_function(function, args, kwargs, index_first=False)
 
@@ -106,15 +105,7 @@ def lacking(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
             f"Given: {len(args)} positional{''.join(f', {name}' for name in kwargs)}.",
             "Give behind --args what the function takes, as in a call: --args model lr=1e-3",
         ) from None
-    return [one.name for one in _needed(signature) if one.name not in bound.arguments]
-
-
-def _needed(signature: inspect.Signature) -> list[inspect.Parameter]:
-    return [one for one in signature.parameters.values() if one.default is one.empty and one.kind in _BY_NAME]
-
-
-def _as_given(parameter: inspect.Parameter) -> str:
-    return f"{parameter.name}=..." if parameter.kind is parameter.KEYWORD_ONLY else parameter.name
+    return [one.name for one in needed(signature) if one.name not in bound.arguments]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.magics.options import add_preflight
+from tpu_magics.magics.preflight_options import add_preflight
 
 if TYPE_CHECKING:
     from tpu_magics.magics.preflight_call import Call
@@ -49,6 +49,7 @@ def run(found: argparse.Namespace) -> int:
             result = _preflight_of(found)
     except KeyboardInterrupt as stopped:
         print(stopped if isinstance(stopped, TpuMagicsError) else "Interrupted.", file=sys.stderr)
+        _show_so_far(stopped, found.format)
         return INTERRUPTED
     except TpuMagicsError as error:
         print(error, file=sys.stderr)
@@ -61,6 +62,13 @@ def _show(text: str) -> None:
     """What standard output cannot encode is escaped."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def _show_so_far(stopped: BaseException, how: str) -> None:
+    """What a search had found when it was interrupted."""
+    result: Preflight | None = getattr(stopped, "found", None)
+    if result is not None:
+        _show(_FORMATS[how](result))
 
 
 def _exit_code(result: Preflight) -> int:

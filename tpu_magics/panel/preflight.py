@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel import table as plain
-from tpu_magics.panel.preflight_fit import fit_html, fit_text
+from tpu_magics.panel.preflight_figures import figures
+from tpu_magics.panel.preflight_fit import fit_html, fit_text, sizes_text
 from tpu_magics.panel.preflight_look import looks_html
 from tpu_magics.panel.preflight_problems import problems
 from tpu_magics.panel.preflight_topic import Topic
@@ -61,7 +62,8 @@ def to_text(found: Preflight, width: int = WIDTH, no_times: bool = False) -> str
 
 
 def _texts(found: Preflight, width: int, no_times: bool) -> Iterator[str]:
-    yield plain.to_text(_looks(found, no_times), width)
+    head = plain.to_text(Table("", None, (), (f"{heading(found)}: {subject(found)}",)), width)
+    yield f"{head.strip()}\n{plain.to_text(_looks(found, no_times), width)}"
     if wrong := problems(found):
         rows = tuple(
             Row((fact.label, "\n".join((f"{fact.marked}. {fact.lines[0]}", *fact.lines[1:])))) for fact in wrong
@@ -74,9 +76,9 @@ def _texts(found: Preflight, width: int, no_times: bool) -> Iterator[str]:
 
 
 def _looks(found: Preflight, no_times: bool) -> Table:
-    columns = ("target", *(figure.label for figure in words.figures(found.results[0], no_times)))
-    rows = tuple(Row((_name(one), *(figure.text for figure in words.figures(one, no_times)))) for one in found.results)
-    return Table(f"{heading(found)}: {subject(found)}", columns, rows)
+    columns = ("target", *(figure.label for figure in figures(found.results[0], no_times)))
+    rows = tuple(Row((_name(one), *(figure.text for figure in figures(one, no_times)))) for one in found.results)
+    return Table("", columns, rows)
 
 
 def _name(one: TargetResult) -> str:
@@ -92,9 +94,11 @@ def heading(found: Preflight) -> str:
 
 
 def subject(found: Preflight) -> str:
-    """ "batch 32 on each rank, bf16; no step was executed"."""
+    """ "batch 32 on each rank, bf16; no step was executed"; after a search with the size that was searched."""
     traced = found.results[0].traced
-    parts = [f"batch {traced.batch:,} {_shared(found.results)}"] if traced.batch is not None else []
+    parts = [sizes] if (sizes := sizes_text(found)) else []
+    if traced.batch is not None and not sizes:
+        parts = [f"batch {traced.batch:,} {_shared(found.results)}"]
     parts += [traced.precision] if traced.precision else []
     return f"{', '.join(parts)}{'; ' if parts else ''}no step was executed"
 

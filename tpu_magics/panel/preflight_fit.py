@@ -6,7 +6,7 @@ What lives here: what a search found, in words, and its numbers for the drawing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel import table as plain
@@ -45,12 +45,29 @@ def fit_text(found: Preflight, width: int, no_times: bool = False) -> Iterator[s
         yield plain.to_text(tries(found, no_times), width)
 
 
+def sizes_text(found: Preflight) -> str:
+    """The sizes that memory, cost and verdict are of: "batch = 104", "batch = 104 (v5litepod-8), 224 (v6e-8)". "" where
+    none was searched."""
+    of = {one.target: f"{size:,}" for one in found.fit if (size := _shown(one)) is not None}
+    if not of:
+        return ""
+    same = len(set(of.values())) == 1 and len(of) == len(found.fit)
+    told = next(iter(of.values())) if same else ", ".join(f"{size} ({target})" for target, size in of.items())
+    return f"{_name(found)} = {told}"
+
+
+def _shown(one: FitResult) -> int | None:
+    """The size to take, or where none fits the one that the search started from."""
+    return one.best if one.best is not None else one.points[0].size if one.points else None
+
+
 def _name(found: Preflight) -> str:
     return short(found.fit[0].name, 40)
 
 
 def _heading(found: Preflight) -> str:
-    return f"The largest {_name(found)} that fits"
+    cut = ", as far as it was searched" if any(one.interrupted for one in found.fit) else ""
+    return f"The largest {_name(found)} that fits{cut}"
 
 
 # -- the answer ------------------------------------------------------------------------------------------------------
@@ -61,14 +78,13 @@ def _answer(found: Preflight) -> Table:
     columns = ("target", "largest", nice, "on each chip", "in all")
     notes = tuple(dict.fromkeys(_note(found, one, note) for one in found.fit for note in one.notes))
     rows = tuple(Row(tuple(_answers(found, one))) for one in found.fit)
-    return Table("", columns, rows, (*notes, *_of_the_start(found.fit)))
+    return Table("", columns, rows, (*notes, *_whose(found)))
 
 
-def _of_the_start(fit: Sequence[FitResult]) -> Iterator[str]:
-    """A search begins with the value that there is, and everything but the search is of that."""
-    for one in fit[:1]:
-        if one.points:
-            yield f"Memory, cost and verdict are those of {one.name} = {one.points[0].size:,}."
+def _whose(found: Preflight) -> Iterator[str]:
+    """One size stands for all that were compiled, in everything but the search."""
+    if sizes := sizes_text(found):
+        yield f"Memory, cost and verdict are those of {sizes}."
 
 
 def _note(found: Preflight, one: FitResult, note: str) -> str:
@@ -76,20 +92,29 @@ def _note(found: Preflight, one: FitResult, note: str) -> str:
 
 
 def _answers(found: Preflight, one: FitResult) -> Iterator[str]:
-    best = one.nice if one.nice is not None else one.largest
     yield one.target
-    yield _told(one.largest)
-    yield _told(one.nice)
-    if best is None:
+    yield _largest(one)
+    yield _told(one.nice, one)
+    if one.best is None:
         return
     result = found.target(one.target)
-    every, each = result.everywhere(best), result.on_chip(best)
+    every, each = result.everywhere(one.best), result.on_chip(one.best)
     yield f"{each:,.0f}" if each == int(each) else f"{each:,.1f}"
     yield not_available(words.ONE_REPLICA) if every is None else f"{every:,} on {count(result.chips, 'chip')}"
 
 
-def _told(size: int | None) -> str:
-    return NOT_AVAILABLE if size is None else f"{size:,}"
+def _largest(one: FitResult) -> str:
+    """Where it was settled to a tolerance, the sizes that it lies between."""
+    if one.largest is None or one.beyond is None or one.exact or one.interrupted:
+        return _told(one.largest, one)
+    return f"{one.largest:,} to {one.beyond - 1:,}"
+
+
+def _told(size: int | None, one: FitResult) -> str:
+    """An interrupted search knows what fits, and not what else does."""
+    if size is None:
+        return NOT_AVAILABLE
+    return f"at least {size:,}" if one.interrupted else f"{size:,}"
 
 
 # -- all that was tried ----------------------------------------------------------------------------------------------
@@ -115,8 +140,9 @@ def _cell(one: FitResult, size: int) -> str:
     point = next((point for point in one.points if point.size == size), None)
     if point is None:
         return words.NOTHING
+    known = "" if one.exact else " known to fit"
     marks = [
-        mark
+        f"{mark}{known}"
         for mark, value in (("largest", one.largest), (ON_EACH if one.devices > 1 else NICE, one.nice))
         if value == size
     ]
@@ -135,11 +161,6 @@ def _line(one: FitResult) -> Line:
     known = [point for point in one.points if point.needed is not None and point.available]
     limit = max((point.available or 0 for point in known), default=0) / _GIB
     marks = (
-        Mark(point.size, (point.needed or 0) / _GIB, point.status == "fits", point.size == _best(one))
-        for point in known
+        Mark(point.size, (point.needed or 0) / _GIB, point.status == "fits", point.size == one.best) for point in known
     )
     return Line(one.target, limit, tuple(sorted(marks, key=lambda mark: mark.size)))
-
-
-def _best(one: FitResult) -> int | None:
-    return one.nice if one.nice is not None else one.largest

@@ -1,19 +1,20 @@
 """The figures of one look: a row for each target.
 
-What lives here: their HTML, with the bar of memory. What does not: the words (preflight_words.py).
+What lives here: their HTML, with the bar of memory. What does not: the words (preflight_figures.py).
 
-A row is a table's row whose cells flow: wide places show it as one line, narrow ones as several, and where styles are
-taken away it is a table.
+A row is a table's row whose cells flow: places that are wide enough for all show it as one line, others four to a line
+(so that the last one never stands alone), and where styles are taken away it is a table.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tpu_magics.panel import preflight_words as words
+from tpu_magics.panel.preflight_figures import Figure, figures
 from tpu_magics.panel.preflight_topics import kinds
-from tpu_magics.panel.preflight_words import Figure
 from tpu_magics.panel.sections_words import BLUE, GREEN, GREY, NOT_AVAILABLE, RED, SMALL, VIOLET, chip, say, size
 from tpu_magics.preflight.report import TargetResult
 
@@ -21,9 +22,15 @@ COLOURS = {"arguments": BLUE, "temporaries": VIOLET, "outputs": GREEN, "code": G
 _TRACK = "rgba(128,128,128,.22)"
 _EXACT, _SEEN = 0.02, 0.03  # kinds add up to what is needed; a part that can be seen
 _BAR = "position:relative;display:flex;height:.6em;border-radius:.3em;overflow:hidden;margin:.2em 0"
-_ROW = "display:flex;flex-wrap:wrap;gap:.3em 1.4em;background:transparent;padding:.35em 0 .45em .7em;margin:0 0 .4em 0"
-_CELL = "display:block;flex:1 1 7.5em;text-align:left;vertical-align:top;padding:0;border:0;min-width:0"
-_WIDE = "display:block;flex:2 1 13em;text-align:left;vertical-align:top;padding:0;border:0;min-width:0"
+_ROW = "display:flex;flex-wrap:wrap;gap:.3em 1em;background:transparent;padding:.35em 0 .45em .7em;margin:0 0 .4em 0"
+_CELL = "display:block;text-align:left;vertical-align:top;padding:0;border:0;min-width:0"
+_UNITS = re.compile(r"(?<=\d) (?=[A-Za-zµ%]+)(?!of )")  # a number and its unit stay on one line
+_ALL = 58  # em that all cells of a row need beside each other
+
+
+def _cell(em: float) -> str:
+    """A cell so wide at least; a fifth of the row where not all cells have room in one line."""
+    return f"{_CELL};flex:{em:g} 1 max({em:g}em,min(({_ALL}em - 100%)*999,20%))"
 
 
 def looks_html(results: Sequence[TargetResult]) -> str:
@@ -35,14 +42,15 @@ def looks_html(results: Sequence[TargetResult]) -> str:
 def _row(one: TargetResult) -> str:
     word, colour = words.STATES[one.status]
     head = f'<div style="margin:0 0 .15em 0"><b style="font-size:1.15em">{say(one.name)}</b></div>{chip(word, colour)}'
-    cells = [
-        f'<td style="{_CELL};flex-basis:8.5em">{head}<div style="{SMALL}">{say(words.target_text(one))}</div></td>'
-    ]
-    memory, *others = words.figures(one)
-    cells.append(f'<td style="{_WIDE}">{_figure(memory, bar(one))}{_legend(one)}</td>')
+    cells = [f'<td style="{_cell(8)}">{head}<div style="{SMALL}">{say(words.target_text(one))}</div></td>']
+    memory, *others = figures(one)
+    cells.append(f'<td style="{_cell(11)}">{_figure(memory, bar(one))}{_legend(one)}</td>')
     shown = list(_merged(others))
-    wide = _WIDE if len(shown) < len(others) else _CELL
-    cells += [f'<td style="{wide}">{_figure(figure)}</td>' for figure in shown]
+    whole = len(shown) == len(others)
+    cells += [
+        f'<td style="{_cell(8 if whole and not place else 6 if whole or place else 9)}">{_figure(figure)}</td>'
+        for place, figure in enumerate(shown)
+    ]
     return f'<tr style="{_ROW};border-left:4px solid {colour}">{"".join(cells)}</tr>'
 
 
@@ -58,7 +66,8 @@ def _merged(figures: Sequence[Figure]) -> Iterator[Figure]:
 
 def _figure(figure: Figure, below: str = "") -> str:
     beside = "".join(f'<div style="{SMALL}">{say(line)}</div>' for line in figure.beside)
-    value = f'<div style="font-size:1.15em"><b>{say(figure.value)}</b></div>'
+    together = _UNITS.sub("\xa0", say(figure.value))
+    value = f'<div style="font-size:1.15em"><b>{together}</b></div>'
     return f'<div style="{SMALL}">{say(figure.label)}</div>{value}{below}{beside}'
 
 

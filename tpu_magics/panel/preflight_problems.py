@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from tpu_magics.backends.lowered import Read, Traced
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel.sections_words import Fact, count, cut, short, size
+from tpu_magics.preflight.kept import gradients_kept
 from tpu_magics.preflight.report import Preflight, TargetResult
 from tpu_magics.preflight.thresholds import SETTLES
 
@@ -20,7 +21,7 @@ _TEXT = 800  # characters of what the compiler says
 
 def problems(found: Preflight) -> tuple[Fact, ...]:
     """What stops a training first."""
-    return (*_targets(found.results), *_traces(found.results))
+    return (*_targets(found.results), *_traces(found.results), *_kept(found.results))
 
 
 # -- a target's ------------------------------------------------------------------------------------------------------
@@ -74,6 +75,18 @@ def _failed(one: TargetResult) -> Fact:
     return Fact(one.name, tuple(lines), "warning", "no answer")
 
 
+def _kept(results: Sequence[TargetResult]) -> Iterator[Fact]:
+    """Gradients that wait for the next step, told once, by the first target that has them."""
+    kept = next((bytes_ for one in results if (bytes_ := gradients_kept(one.graph, one.steady))), None)
+    if kept is not None:
+        text = (
+            f"Outputs of {size(kept)} take no argument's memory, and have the shapes of parameters: gradients kept "
+            "until the next step, if the function keeps no other copies."
+        )
+        todo = "What to do: zero_grad(set_to_none=True) right after optimizer.step() frees them."
+        yield Fact("Gradients", (text, todo), "warning", "kept")
+
+
 # -- the trace's -----------------------------------------------------------------------------------------------------
 
 
@@ -123,14 +136,23 @@ def _changes(traced: Traced) -> tuple[str, ...]:
 
 
 def _reads(traced: Traced) -> Fact:
+    """What was read is not always zero: some values are known all the same."""
     lines = [_read(one) for one in traced.reads[:SHOWN]]
-    why = "No step is executed, so what the host reads is zero: a branch on such a value went as for zero."
-    return Fact("Reads", (*lines, *_more(len(traced.reads)), why), "warning", "read zero")
+    zero = any(not one.known for one in traced.reads)
+    why = (words.READ,) if zero else ("Each follows from what the host gave the step, so its true value was taken.",)
+    mark = "read zero" if zero else "read"
+    return Fact("Reads", (*lines, *_more(len(traced.reads)), *why), "warning", mark)
 
 
 def _read(one: Read) -> str:
+    """The person's line; of a read inside of a library that is only where it is called from."""
     code = one.place.code if one.place and one.place.code else one.what
-    return f"{short(code, 100)}{_at(words.place_text(one.place))}, {count(one.count, 'time')}"
+    true = ", and got its true value" if one.known else ""
+    times = f"{count(one.count, 'time')}{true}"
+    if one.inside is None:
+        return f"{short(code, 100)}{_at(words.place_text(one.place))}, {times}"
+    library = one.inside.path.partition("/")[0]
+    return f"{library} itself ({one.inside}), below {short(code, 100)}{_at(words.place_text(one.place))}, {times}"
 
 
 def _more(many: int) -> tuple[str, ...]:

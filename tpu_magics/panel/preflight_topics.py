@@ -1,35 +1,35 @@
 """What is folded away below the figures of a preflight.
 
-What lives here: the tables of cost, memory, buffers, padding, graphs and trace, which both renderings show. What does
-not: rendering them (preflight.py), and the figures of one look (preflight_words.py).
+What lives here: the tables of memory, buffers and trace, and the order of all, which both renderings show. What does
+not: the others (preflight_cost.py, preflight_padding.py, preflight_graphs.py), rendering them (preflight.py), and the
+figures of one look (preflight_figures.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
+from tpu_magics.backends.lowered import Read
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel.preflight_cost import cost
+from tpu_magics.panel.preflight_figures import compile_time
+from tpu_magics.panel.preflight_graphs import graphs
+from tpu_magics.panel.preflight_padding import padding
 from tpu_magics.panel.preflight_topic import Topic, across, by_target, heads
 from tpu_magics.panel.sections_words import (
     NOT_AVAILABLE,
     count,
     cut,
     not_available,
-    percent,
     short,
     size,
 )
 from tpu_magics.panel.table import Row, Table
-from tpu_magics.preflight.facts import Buffer, Compiled, PaddedDimension, Traced
+from tpu_magics.preflight.facts import Buffer, Compiled
 from tpu_magics.preflight.report import Preflight, TargetResult
 
-BUFFERS, FEWEST, DIMENSIONS = 8, 3, 6
-TILES = (
-    "In memory the innermost dimension is padded to a multiple of 128, and the next one to one of 8 (bf16: 16). Which "
-    "dimension lies innermost, the compiler chooses."
-)
+BUFFERS, FEWEST = 8, 3
 
 
 def topics(found: Preflight, plain: bool = False) -> tuple[Topic, ...]:
@@ -117,77 +117,13 @@ def _shape(one: Buffer) -> str:
     return f"{short(one.shape, 60)}{padded}"
 
 
-def _padding(found: Preflight) -> Iterator[Topic]:
-    columns, rows = by_target(
-        found, ("dimension", "wasted", "of what is in use", "buffers", "for example"), _dimensions
-    )
-    if not rows:
-        return
-    lead = next(one for one in found.results if one.steady.padding and one.steady.padding.dimensions)
-    assert lead.steady.padding is not None
-    worst = _sorted(lead.steady.padding.dimensions)[0]
-    lost = percent(_part(worst, lead))
-    yield Topic(
-        "Padding of tiles", f"{_dimension(worst)}: {lost} of the HBM in use", Table("", columns, rows, (TILES,))
-    )
-
-
-def _sorted(found: Sequence[PaddedDimension]) -> list[PaddedDimension]:
-    return sorted(found, key=lambda one: -one.wasted)
-
-
-def _dimensions(result: TargetResult) -> Iterator[tuple[str, ...]]:
-    padding = result.steady.padding
-    for one in _sorted(padding.dimensions if padding else ())[:DIMENSIONS]:
-        yield _dimension(one), size(one.wasted), percent(_part(one, result)), f"{one.buffers:,}", short(one.example, 60)
-
-
-def _dimension(one: PaddedDimension) -> str:
-    """ "hidden 100 -> 128"."""
-    name = f"{short(one.name, 40)} " if one.name else ""
-    return f"{name}{one.size:,} → {one.padded:,}"
-
-
-def _part(one: PaddedDimension, result: TargetResult) -> float:
-    """Of the HBM that is in use at the program's fullest point."""
-    padding = result.steady.padding
-    return one.wasted / padding.padded if padding and padding.padded else 0.0
-
-
-# -- graphs, trace, versions -----------------------------------------------------------------------------------------
-
-
-def _graphs(found: Preflight) -> Iterator[Topic]:
-    if all(len(one.compiled) < 2 for one in found.results):
-        return
-    columns, rows = by_target(found, ("graph", "sync at", "answer", "HBM", "FLOPs"), _each_graph)
-    traced = max((one.traced for one in found.results), key=lambda one: len(one.graphs))
-    yield Topic("Graphs", _order(traced), Table("", columns, rows))
-
-
-def _order(traced: Traced) -> str:
-    """ "2 graphs: later steps run that of sync 2"."""
-    graphs, steady = count(len(traced.graphs), "graph"), [one.nth + 1 for one in traced.graphs if one.steady]
-    if not traced.settled or not steady:
-        return f"{graphs} in {count(traced.syncs, 'sync')}"
-    which = f"that of sync {steady[0]}" if len(steady) == 1 else f"those of syncs {' and '.join(map(str, steady))}"
-    return f"{graphs}: later steps run {which}"
-
-
-def _each_graph(result: TargetResult) -> Iterator[tuple[str, ...]]:
-    for graph, one in zip(result.traced.graphs, result.compiled, strict=True):
-        later = "\nlater steps" if result.traced.settled and graph.steady else ""
-        name = f"sync {graph.nth + 1}{later}"
-        memory = words.used(one.memory) if one.memory else NOT_AVAILABLE
-        total = words.flops(one.flops) if one.flops is not None else NOT_AVAILABLE
-        yield name, words.place_text(graph.site), words.STATES[one.status][0], memory, total
+# -- trace, notes, versions ------------------------------------------------------------------------------------------
 
 
 def _trace(found: Preflight) -> Iterator[Topic]:
     traced = found.results[0].traced
     rows = [
-        Row((f"read {count(one.count, 'time')}", short(one.what, 80), words.place_and_code(one.place)))
-        for one in traced.reads
+        Row((f"read {count(one.count, 'time')}", _what(one), words.place_and_code(one.place))) for one in traced.reads
     ]
     rows += [
         Row((one.kind, f"{short(one.op, 60)}: {short(one.text, 200)}", words.place_and_code(one.place)))
@@ -198,25 +134,37 @@ def _trace(found: Preflight) -> Iterator[Topic]:
         parts = [count(len(traced.reads), "read") + " by the host"] if traced.reads else []
         parts += [count(len(traced.refused), "op") + " outside of the program"] if traced.refused else []
         parts += [count(len(traced.changes), "change") + " of the graph"] if traced.changes else []
-        note = "A value that the host read was zero: no step was executed."
-        yield Topic(
-            "Trace", ", ".join(parts), Table("", ("", "what", "line"), tuple(rows), (note,) if traced.reads else ())
-        )
+        note = words.READ if any(not one.known for one in traced.reads) else ""
+        yield Topic("Trace", ", ".join(parts), Table("", ("", "what", "line"), tuple(rows), (note,) if note else ()))
+
+
+def _what(one: Read) -> str:
+    return f"{short(one.what, 80)}{f', in {one.inside}' if one.inside else ''}"
 
 
 def _notes(found: Preflight) -> Iterator[Topic]:
-    every = [cut(note, 600) for note in dict.fromkeys(note for one in found.results for note in _notes_of(one))]
+    whose: dict[str, dict[str, None]] = {}
+    for one in found.results:
+        for note in _notes_of(one, len(found.results) > 1):
+            whose.setdefault(cut(note, 600), {})[one.name] = None
+    every = [_with_names(note, names, len(found.results)) for note, names in whose.items()]
     if every:
         summary = short(every[0], 80) if len(every) == 1 else count(len(every), "note")
         yield Topic("Notes", summary, Table("", None, tuple(Row((note,)) for note in every)))
 
 
-def _notes_of(one: TargetResult) -> Iterator[str]:
+def _with_names(note: str, names: Iterable[str], results: int) -> str:
+    """Of which targets that is, where it is not of all."""
+    told = tuple(names)
+    return note if len(told) == results else f"{', '.join(told)}: {note}"
+
+
+def _notes_of(one: TargetResult, several: bool) -> Iterator[str]:
     yield from one.traced.notes
     for each in one.compiled:
         yield from each.notes
     if one.target.chip.note:
-        yield f"{one.target.generation}: {one.target.chip.note}"
+        yield one.target.chip.note if several else f"{one.target.generation}: {one.target.chip.note}"
 
 
 def _versions(found: Preflight) -> Iterator[Topic]:
@@ -226,11 +174,11 @@ def _versions(found: Preflight) -> Iterator[Topic]:
     for one in found.results:
         peaks = [each.peak for each in one.compiled if each.peak is not None]
         held = f", at most {size(max(peaks))} of host memory" if peaks else ""
-        rows.append(Row((f"compile for {one.name}", f"{words.compile_time(one).text.replace(chr(10), ', ')}{held}")))
+        rows.append(Row((f"compile for {one.name}", f"{compile_time(one).text.replace(chr(10), ', ')}{held}")))
     yield Topic("Versions and times", versions or NOT_AVAILABLE, Table("", None, tuple(rows)))
 
 
 _TOPICS: tuple[Callable[[Preflight], Iterator[Topic]], ...] = (
-    *(cost, _memory, _buffers, _padding),
-    *(_graphs, _trace, _notes),
+    *(cost, _memory, _buffers, padding),
+    *(graphs, _trace, _notes),
 )

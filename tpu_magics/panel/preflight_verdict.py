@@ -6,7 +6,7 @@ What lives here: verdicts of several targets as one, in words and HTML. What doe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tpu_magics.panel import table as plain
@@ -31,10 +31,10 @@ class Line:
 
 def verdict_html(found: Preflight) -> str:
     parts = [title(HEAD)]
-    for names, verdict in _verdicts(found):
+    for names, verdict, because in _verdicts(found):
         mark, colour = MARKS[verdict.suits]
         whose = f"<b>{say(names)}</b> " if names else ""
-        shown = f"{chip(f'{mark} {verdict.word}', colour)} {say(verdict.because)}"
+        shown = f"{chip(f'{mark} {verdict.word}', colour)} {say(because)}"
         parts.append(f'<p style="margin:.2em 0 .4em 0">{whose}{shown}</p>')
     parts.append(table((), map(_row, lines(found))))
     return "".join([*parts, f'<p style="margin:.4em 0 0 0">{small(not_told(found))}</p>'])
@@ -42,8 +42,8 @@ def verdict_html(found: Preflight) -> str:
 
 def verdict_text(found: Preflight, width: int) -> Iterator[str]:
     told = (
-        f"{f'{names}: ' if names else ''}{MARKS[verdict.suits][0]} {verdict.word}. {verdict.because}"
-        for names, verdict in _verdicts(found)
+        f"{f'{names}: ' if names else ''}{MARKS[verdict.suits][0]} {verdict.word}. {because}"
+        for names, verdict, because in _verdicts(found)
     )
     rows = tuple(Row((one.side, f"{one.text} {one.todo}".strip())) for one in lines(found))
     yield plain.to_text(Table(HEAD, None, (), tuple(told)), width)
@@ -56,13 +56,22 @@ def _row(one: Line) -> list[str]:
     return [f'<b style="white-space:nowrap">{say(one.side)}</b>', f"{say(one.text).replace(' %', '&nbsp;%')}{more}"]
 
 
-def _verdicts(found: Preflight) -> Iterator[tuple[str, Verdict]]:
-    """Each different one with the names of its targets; without names where there is only one."""
-    groups: dict[str, list[TargetResult]] = {}
+def _verdicts(found: Preflight) -> Iterator[tuple[str, Verdict, str]]:
+    """Each different one with the names of its targets, without names where there is only one, and why: targets that
+    differ only in a number share it."""
+    groups: dict[tuple[str, str], list[TargetResult]] = {}
     for one in found.results:
-        groups.setdefault(one.verdict.text, []).append(one)
+        reason = one.verdict.deciding
+        groups.setdefault((one.verdict.word, reason.text if reason else one.verdict.because), []).append(one)
     for same in groups.values():
-        yield ", ".join(one.name for one in same) if len(groups) > 1 else "", same[0].verdict
+        names = ", ".join(one.name for one in same) if len(groups) > 1 else ""
+        yield names, same[0].verdict, _because(same)
+
+
+def _because(same: Sequence[TargetResult]) -> str:
+    numbers = {one.name: one.verdict.deciding.number for one in same if one.verdict.deciding}
+    reason = same[0].verdict.deciding
+    return replace(reason, number=_numbers(numbers)).sentence if reason else same[0].verdict.because
 
 
 # -- reasons ---------------------------------------------------------------------------------------------------------
@@ -76,7 +85,7 @@ def lines(found: Preflight) -> Iterator[Line]:
             groups.setdefault(replace(reason, number=""), {})[one.name] = reason.number
     for reason, numbers in sorted(groups.items(), key=lambda item: _order(item[0])):
         whose = "" if len(numbers) == len(found.results) else f"{', '.join(numbers)}: "
-        done = reason.good and found.fit
+        done = found.fit and (reason.good or "--fit" in reason.todo)
         text = replace(reason, number=_numbers(numbers)).sentence
         yield Line(SIDES[reason.good], f"{whose}{text}", "" if done else reason.todo)
 

@@ -1,17 +1,15 @@
 """How a preflight puts its findings into words.
 
-What lives here: sizes, states and the figures of one look, as text. What does not: tables and HTML (preflight*.py).
+What lives here: sizes, states, rates and places, as text. What does not: the figures of one look
+(preflight_figures.py), tables and HTML (preflight*.py).
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass, replace
 
 from tpu_magics.backends.lowered import Place
 from tpu_magics.panel.sections_words import (
     AMBER,
     GREEN,
-    NOT_AVAILABLE,
     RED,
     clock,
     count,
@@ -24,7 +22,7 @@ from tpu_magics.panel.sections_words import (
 )
 from tpu_magics.preflight.facts import Compiled, Memory
 from tpu_magics.preflight.report import TargetResult
-from tpu_magics.preflight.roofline import COMPUTE, MEMORY, Roofline
+from tpu_magics.preflight.roofline import Roofline
 
 STATES = {
     "fits": ("✓ fits", GREEN),
@@ -32,38 +30,16 @@ STATES = {
     "refused": ("✗ refused", RED),
     "failed": ("! no answer", AMBER),
 }
-BOUNDS = {COMPUTE: "compute", MEMORY: "memory"}
 ONE_REPLICA = "the program is that of one replica"
 NOTHING = "-"  # in the place of a figure whose reason stands beside it
 _GIB = 2**30
-_CLOSE = 0.02  # of the limit: sizes this near to it are told to two decimals
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A finding of one look: its label, the value, and what belongs to it."""
-
-    label: str
-    value: str
-    beside: tuple[str, ...] = ()
-
-    @property
-    def text(self) -> str:
-        return "\n".join((self.value, *self.beside))
-
-
-def figures(result: TargetResult, plain: bool = False) -> tuple[Figure, ...]:
-    """What one looks at first, always the same ones. `plain`: without what differs from run to run."""
-    found: tuple[Figure, ...] = (step(result), bound(result), bf16(result), padding(result))
-    if none(result):
-        found = (found[0], *(replace(one, value=NOTHING, beside=()) for one in found[1:]))
-    return (hbm(result), *found, *(() if plain else (compile_time(result),)))
-
-
-def none(result: TargetResult) -> bool:
-    """Whether there is no program, and so nothing to tell of it: one reason is enough."""
-    known = (result.roofline.seconds, result.bf16_share, result.padding_waste)
-    return result.steady.status != "fits" and all(one is None for one in known)
+_CLOSE = 0.02  # of the limit: sizes this near to it are told exactly
+_DECIMALS = (2, 3, 4, 6)
+READ = (
+    "No step is executed: what the host reads is zero, where nothing else is said of it, and a branch on such a value "
+    "went as for zero."
+)
+HASTY = "starting a step from Python takes longer"
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
@@ -75,10 +51,14 @@ def limit(available: int) -> str:
 
 
 def needed(memory: Memory) -> str:
-    """What a program needs: "184 GiB", "11.2 GiB", "431 MiB"; to two decimals near the limit."""
-    if memory.available and abs(memory.needed / memory.available - 1) < _CLOSE:
-        return f"{memory.needed / _GIB:.2f} GiB"
-    return _gib(memory.needed)
+    """What a program needs: "184 GiB", "11.2 GiB", "431 MiB"; near the limit with as many decimals as tell it from
+    that."""
+    if not memory.available or abs(memory.needed / memory.available - 1) >= _CLOSE:
+        return _gib(memory.needed)
+    limit_ = memory.available / _GIB
+    shown = (f"{memory.needed / _GIB:.{digits}f}" for digits in _DECIMALS)
+    told = next((one for one in shown if float(one) != round(limit_, 2)), f"{memory.needed / _GIB:.{_DECIMALS[-1]}f}")
+    return f"{told} GiB"
 
 
 def _gib(value: int) -> str:
@@ -103,14 +83,6 @@ def headroom(memory: Memory) -> str:
     return f"{percent(free / memory.available)} free" if free >= 0 else f"{_gib(-free)} too much"
 
 
-def hbm(result: TargetResult) -> Figure:
-    memory = result.worst.memory
-    if memory is None:
-        return Figure("HBM", NOT_AVAILABLE, (why_none(result.worst),))
-    other = () if result.worst is result.steady else (f"in the graph of {sync(result, result.worst)}",)
-    return Figure("HBM", used(memory), (headroom(memory), *other))
-
-
 def sync(result: TargetResult, one: Compiled) -> str:
     """Which of the graphs that is: "sync 1", by the sync of the function that ran it first."""
     return f"sync {result.traced.graphs[result.compiled.index(one)].nth + 1}"
@@ -129,12 +101,9 @@ def why_none(one: Compiled) -> str:
 # -- cost ------------------------------------------------------------------------------------------------------------
 
 
-def step(result: TargetResult) -> Figure:
-    found = result.roofline
-    if found.seconds is None or found.steps_per_second is None:
-        return Figure("A step, estimate", NOT_AVAILABLE, (why_none(result.steady),))
-    time, steps = at_least(found, seconds(found.seconds)), at_most(found, most(found.steps_per_second))
-    return Figure("A step, estimate", time, (f"{steps} steps/s",))
+def no_cost(result: TargetResult) -> str:
+    """Why there is no estimate."""
+    return next(iter(result.roofline.reasons.values()), "") or why_none(result.steady)
 
 
 def at_least(found: Roofline, value: str) -> str:
@@ -149,47 +118,6 @@ def at_most(found: Roofline, value: str) -> str:
 def most(value: float) -> str:
     """A rate to three digits: an estimate has no more."""
     return rate(float(f"{value:.3g}"))
-
-
-def bound(result: TargetResult) -> Figure:
-    """What binds, with the time of the other one."""
-    found = result.roofline
-    if not found.bound or found.compute is None or found.memory is None:
-        return Figure("Bound by", NOT_AVAILABLE, (next(iter(found.reasons.values()), why_none(result.steady)),))
-    other = f"memory {seconds(found.memory)}" if found.bound == COMPUTE else f"compute {seconds(found.compute)}"
-    return Figure("Bound by", BOUNDS[found.bound], (other,))
-
-
-def bf16(result: TargetResult) -> Figure:
-    share = result.bf16_share
-    if share is None:
-        found = result.steady.multiplications
-        none = found is not None and not sum(found.flops.values())
-        return Figure("bf16", "none" if none else NOT_AVAILABLE, ("no matmuls" if none else why_none(result.steady),))
-    return Figure("bf16", brief(share), ("of matmul FLOPs",))
-
-
-def brief(share: float) -> str:
-    """A share in the room of a figure: "< 1 %"."""
-    return percent(share).replace("less than", "<").replace("more than", ">")
-
-
-def padding(result: TargetResult) -> Figure:
-    lost, found = result.padding_waste, result.steady.padding
-    if lost is None or found is None:
-        return Figure("Padding", NOT_AVAILABLE, (why_none(result.steady),))
-    return Figure("Padding", brief(lost), (size(found.padded - found.plain),))
-
-
-def compile_time(result: TargetResult) -> Figure:
-    """Of all graphs; "kept" where none was compiled now."""
-    known = [one.seconds for one in result.compiled if one.seconds is not None]
-    if not known:
-        return Figure("Compile", NOT_AVAILABLE, (why_none(result.steady),))
-    kept = sum(one.kept for one in result.compiled)
-    graphs = count(len(result.compiled), "graph")
-    beside = graphs if not kept else "kept" if kept == len(result.compiled) else f"{kept} of {graphs} kept"
-    return Figure("Compile", seconds(sum(known)), (beside,))
 
 
 # -- targets and places ----------------------------------------------------------------------------------------------

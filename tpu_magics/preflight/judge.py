@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tpu_magics.preflight.judge_case import ELSEWHERE, MEND, SPEAKS, Case, Reason
+from tpu_magics.preflight.judge_case import AS_WELL, ELSEWHERE, MEND, SMALL, SPEAKS, Case, Reason
 from tpu_magics.preflight.judge_reasons import REASONS
 
-__all__ = ["ELSEWHERE", "MEND", "SPEAKS", "UNKNOWN", "Case", "Reason", "Verdict", "judge"]
+__all__ = ["AS_WELL", "ELSEWHERE", "MEND", "SMALL", "SPEAKS", "UNKNOWN", "Case", "Reason", "Verdict", "judge"]
 
 UNKNOWN = (
     "how long you train (a TPU pays for long training, where minutes of compiling do not count)",
@@ -25,21 +25,32 @@ _NAMES = {
     "padding": "padding",
     "reads": "reads by the host",
 }
-_ORDER = {ELSEWHERE: 0, MEND: 1, SPEAKS: 2}
+_WORDS = {
+    ELSEWHERE: "a GPU serves better",
+    MEND: "not as it is",
+    SMALL: "too little work",
+    AS_WELL: "a GPU serves as well",
+}
+_ORDER = {name: place for place, name in enumerate((*_WORDS, SPEAKS))}
 _WORTH = {False: 0, None: 1, True: 2}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`suits`: True, False, or None where too little is known. `word`: "suits a TPU", "not as it is", "a GPU serves
-    better", ...; `because`: a sentence or two; `reasons`: all of them, what decides first, then against, neither, for;
-    `unknown`: what no program tells."""
+    """`suits`: True, False, or None where too little is known. `word`: "suits a TPU", "not as it is", "too little
+    work", "a GPU serves better", ...; `because`: a sentence or two; `reasons`: all of them, what decides first, then
+    against, neither, for; `unknown`: what no program tells."""
 
     suits: bool | None
     word: str
     because: str
     reasons: tuple[Reason, ...]
     unknown: tuple[str, ...] = UNKNOWN
+
+    @property
+    def deciding(self) -> Reason | None:
+        """The reason that alone decides, if one does."""
+        return next((one for one in self.reasons if one.decides != SPEAKS), None)
 
     @property
     def text(self) -> str:
@@ -55,11 +66,8 @@ def judge(case: Case) -> Verdict:
 
 def _conclusion(reasons: Sequence[Reason]) -> tuple[bool | None, str, str]:
     """The first reason that decides; the others stand below."""
-    if elsewhere := [one for one in reasons if one.decides == ELSEWHERE]:
-        where = "a GPU or the CPU" if any(one.about == "step" for one in elsewhere) else "a GPU"
-        return False, f"{where} serves better", f"{elsewhere[0].text}."
-    if mend := [one for one in reasons if one.decides == MEND]:
-        return False, "not as it is", f"{mend[0].text}."
+    if reasons[0].decides != SPEAKS:
+        return False, _WORDS[reasons[0].decides], reasons[0].sentence
     if not any(one.about == "matmul" and one.good for one in reasons):
         open_ = [one for one in reasons if one.good is None]
         missing = next((one for one in open_ if one.about in ("memory", "matmul")), open_[0])

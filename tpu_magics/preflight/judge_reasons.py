@@ -1,7 +1,8 @@
 """What speaks for a TPU, and what against it.
 
-What lives here: one small function for each reason. What does not: what they come to (judge.py), what a reason is
-(judge_case.py), and from where on (thresholds.py).
+What lives here: one small function for each reason of whether it runs at all, and the list of all reasons. What does
+not: reasons of what it does (judge_work.py), what they come to (judge.py), what a reason is (judge_case.py), and from
+where on (thresholds.py).
 
 The list is Google's own ("When to use TPUs", https://cloud.google.com/tpu/docs/intro-to-tpu): models dominated by
 matrix computations, without custom operations inside the main training loop, that train for weeks or months, with large
@@ -12,13 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tpu_magics.backends.lowered import Place
-from tpu_magics.preflight.facts import Padding
-from tpu_magics.preflight.judge_case import ELSEWHERE, MEND, Case, Reason
-from tpu_magics.preflight.roofline import COMPUTE, bf16_share, waste
-from tpu_magics.preflight.thresholds import ROWS, SETTLES, THRESHOLDS
+from tpu_magics.backends.lowered import Read
+from tpu_magics.preflight.judge_case import MEND, Case, Reason, at, percent
+from tpu_magics.preflight.judge_work import WORK
+from tpu_magics.preflight.thresholds import SETTLES, THRESHOLDS
+from tpu_magics.preflight.turns import turn
 
-_LITTLE = 0.01
 _SAME = "Shapes, Python numbers and branches have to stay the same."
 
 
@@ -34,7 +34,7 @@ def memory(case: Case) -> Iterator[Reason]:
 
 
 def _refused(case: Case) -> Reason:
-    which = ", ".join(f"{one.op}{_at(one.place)}" for one in case.worst.refused[:1])
+    which = ", ".join(f"{one.op}{at(one.place)}" for one in case.worst.refused[:1])
     return Reason("memory", False, "The compiler refuses the program", which, "Write it with other ops.", MEND)
 
 
@@ -51,7 +51,7 @@ def _room(case: Case) -> Reason:
     if free < THRESHOLDS["room"].good:
         return Reason("memory", True, "It fits into the HBM")
     text, todo = "It fits into the HBM, with room for a larger batch", "--fit NAME finds the largest batch that fits."
-    return Reason("memory", True, text, f"{_percent(free)} free", todo)
+    return Reason("memory", True, text, f"{percent(free)} free", todo)
 
 
 def ops(case: Case) -> Iterator[Reason]:
@@ -59,17 +59,17 @@ def ops(case: Case) -> Iterator[Reason]:
     refused = (*case.traced.refused, *case.steady.refused)
     found = {(one.op, one.kind): one for one in refused if one.kind in kinds}
     for one in found.values():
-        text = f"{one.op}{_at(one.place)} {kinds[one.kind]}, so each step stops there"
+        text = f"{one.op}{at(one.place)} {kinds[one.kind]}, so each step stops there"
         todo = "Write it with ops that XLA has, or move it out of the step."
         yield Reason("ops", False, text, todo=todo, decides=MEND)
     if not found:
-        yield Reason("ops", True, "Nothing in the step runs on the host, and no custom op is in it")
+        yield Reason("ops", True, "The TPU knows all ops of the step, and none was seen to run on the host")
 
 
 def graphs(case: Case) -> Iterator[Reason]:
     syncs, many = case.traced.syncs, len(case.traced.graphs)
     if case.traced.settled:
-        yield Reason("graphs", True, "Successive steps have one graph: it compiles once for all of them")
+        yield Reason("graphs", True, _settled(case))
     elif syncs < SETTLES:
         seen = "1 step was" if syncs == 1 else f"{syncs} steps were"
         text = f"Only {seen} seen, so whether later ones have the same graph is not known"
@@ -82,145 +82,31 @@ def graphs(case: Case) -> Iterator[Reason]:
         yield Reason("graphs", None, text, todo=_SAME)
 
 
+def _settled(case: Case) -> str:
+    turns = turn(case.traced)
+    different = len(set(turns))
+    if different == 1:
+        return "Successive steps have one graph: it compiles once for all of them"
+    if different:
+        return f"{different} graphs take turns, over {len(turns)} syncs: each compiles once"
+    return "The graphs of later steps came again: each compiles once"
+
+
 def reads(case: Case) -> Iterator[Reason]:
-    """Only what is read in each step."""
+    """Only what is read in each step. What is read after a sync is not asked for after the last one that was seen."""
     for read in case.traced.reads:
-        if case.traced.syncs > 1 and read.count >= case.traced.syncs:
-            text = f"Each step waits for the host to read {read.what}{_at(read.place)}"
-            yield Reason("reads", False, text, todo="Read it every 50 steps or so.")
+        if read.count >= max(2, case.traced.syncs - 1):
+            yield _read(read)
 
 
-# -- what it does ----------------------------------------------------------------------------------------------------
+def _read(read: Read) -> Reason:
+    what = f"{read.what.partition(':')[0]}{at(read.place)}"
+    if read.inside is None:
+        text = f"In each step that was seen the host reads {what}, and waits for the device"
+        return Reason("reads", False, text, todo="Keep it on the device, and read it every 50 steps or so.")
+    library = read.inside.path.partition("/")[0]
+    text = f"In each step that was seen {library} itself reads {what} on the host ({read.inside}), and waits for it"
+    return Reason("reads", False, text)
 
 
-def matmul(case: Case) -> Iterator[Reason]:
-    share = case.roofline.matmul_share
-    if share is None:
-        text = "How much of it is matrix multiplication is not known"
-        yield Reason("matmul", None, text, case.roofline.reasons.get("matmul_share", ""))
-    elif share >= THRESHOLDS["matmul"].good:
-        yield Reason("matmul", True, "Most of its FLOPs are matrix multiplications and convolutions", _percent(share))
-    else:
-        text = "Less than half of its FLOPs are matrix multiplications and convolutions"
-        yield Reason("matmul", False, text, _percent(share), "Wider layers, fewer element-wise ops.", ELSEWHERE)
-
-
-def step(case: Case) -> Iterator[Reason]:
-    """A lower bound can show that there is much work; that there is little only where both times are known."""
-    seconds = case.roofline.seconds
-    if seconds is None:
-        return
-    least = f"{'at least' if case.roofline.least else 'about'} {_time(seconds)}"
-    if seconds >= THRESHOLDS["step"].good:
-        yield Reason("step", True, "A step is enough work for a device", least)
-    elif seconds >= THRESHOLDS["step"].bad or not case.roofline.bound:
-        yield Reason("step", None, "A step may take no longer than starting it from Python, about 1 ms", least)
-    else:
-        text = "A step is hardly any work for a device, and starting it from Python takes longer"
-        todo = "A larger model or batch, or many steps in one program."
-        yield Reason("step", False, text, f"{_time(seconds)} at its peak", todo, ELSEWHERE)
-
-
-def busy(case: Case) -> Iterator[Reason]:
-    share = case.roofline.busy
-    if share is None:
-        return
-    if case.roofline.bound == COMPUTE:
-        yield Reason("busy", True, "By the estimate the matrix units bind, not the memory")
-        return
-    text = "By the estimate the memory binds, so the matrix units can work only a part of the time"
-    number = _percent(share) if share < _LITTLE else f"at most {_percent(share)}"
-    todo = "A larger batch." if (bf16_share(case.steady) or 0) >= THRESHOLDS["bf16"].good else "A larger batch; bf16."
-    if share < THRESHOLDS["busy"].bad:
-        yield Reason("busy", False, text, number, todo, ELSEWHERE)
-    else:
-        yield Reason("busy", True if share >= THRESHOLDS["busy"].good else None, text, number, todo)
-
-
-def batch(case: Case) -> Iterator[Reason]:
-    """Under SPMD the batch is that of all devices, and each has its part of it if they all split it."""
-    rows, unit = case.traced.batch, ROWS * case.devices
-    if rows is None:
-        yield Reason("batch", None, "The batch is not known: no input has rows that could be counted")
-        return
-    what = f"The batch of {rows:,} {_split(rows, case)}"
-    if rows < THRESHOLDS["batch"].good * case.devices:
-        text = f"{what} is small: a tile alone has {ROWS} rows"
-        yield Reason("batch", False, text, todo="The largest batch that fits: --fit NAME.")
-    elif rows % unit:
-        low = rows // unit * unit
-        yield Reason("batch", None, f"{what} is no multiple of {_rows(case)}", todo=f"{low:,} or {low + unit:,}.")
-    else:
-        yield Reason("batch", True, f"{what} is a multiple of {_rows(case)}")
-
-
-def _rows(case: Case) -> str:
-    return f"{ROWS}, the rows of a tile" if case.devices == 1 else f"{ROWS} on each, the rows of a tile"
-
-
-def _split(rows: int, case: Case) -> str:
-    if case.devices > 1:
-        each = rows / case.devices
-        return (
-            f"over {case.devices} devices ({each:,.0f} on each)"
-            if each == int(each)
-            else f"over {case.devices} devices"
-        )
-    return "on a rank" if case.traced.ranks_known else "as compiled"
-
-
-def padding(case: Case) -> Iterator[Reason]:
-    lost, found = waste(case.steady), case.steady.padding
-    if lost is None or found is None:
-        return
-    number = f"{_percent(lost)} of what is in use"
-    if lost < THRESHOLDS["padding"].good:
-        yield Reason("padding", True, "Hardly any HBM is padding of tiles", number)
-        return
-    good = False if lost > THRESHOLDS["padding"].bad else None
-    todo = "Sizes that are multiples of 128, or of 8 at the least."
-    yield Reason("padding", good, f"Padding of tiles takes HBM{_largest(found)}", number, todo)
-
-
-def _largest(found: Padding) -> str:
-    most = max(found.dimensions, key=lambda one: one.wasted, default=None)
-    return f", most of it from {most.size:,} to {most.padded:,}" if most else ""
-
-
-def bf16(case: Case) -> Iterator[Reason]:
-    share = bf16_share(case.steady)
-    if share is None:
-        return
-    if share >= THRESHOLDS["bf16"].good:
-        yield Reason("bf16", True, "Multiplications have bf16 operands", f"{_percent(share)} of their FLOPs")
-    else:
-        text = (
-            "Only a part of the multiplications has bf16 operands" if share else "No multiplication has bf16 operands"
-        )
-        number = f"{_percent(share)} of their FLOPs" if share else ""
-        yield Reason("bf16", None, text, number, "--precision bf16 needs less memory.")
-
-
-# -- words -----------------------------------------------------------------------------------------------------------
-
-
-def _at(place: Place | None) -> str:
-    return f" ({place})" if place else ""
-
-
-def _percent(share: float) -> str:
-    if 0 < share < 0.01:
-        return "less than 1 %"
-    return "more than 99 %" if 0.995 <= share < 1 else f"{100 * share:.0f} %"
-
-
-def _time(seconds: float) -> str:
-    units = ((1.0, "s"), (1e3, "ms"), (1e6, "µs"))
-    factor, unit = next((one for one in units if seconds * one[0] >= 1), units[-1])
-    return f"{seconds * factor:.3g} {unit}"
-
-
-REASONS: tuple[Callable[[Case], Iterator[Reason]], ...] = (
-    *(memory, ops, graphs, matmul, step),
-    *(busy, batch, bf16, padding, reads),
-)
+REASONS: tuple[Callable[[Case], Iterator[Reason]], ...] = (*(memory, ops, graphs), *WORK, reads)

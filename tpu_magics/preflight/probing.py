@@ -1,35 +1,26 @@
 """One size of a search: trace the function with it, and ask the compilers.
 
-What lives here: which graphs of a size are compiled, in which order, and what that says of the size. What does not:
-which sizes are tried (fit/), and the name that has them (sizes.py).
+What lives here: which graphs of a size are compiled, in which order, and what that says of the size; what a function
+must do for a search to make sense. What does not: which sizes are tried (fit/), and the name that has them (sizes.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.preflight.facts import Compiled, Graph, Traced
-from tpu_magics.preflight.fit import FitPoint
-from tpu_magics.preflight.report import TargetResult
+from tpu_magics.preflight.fit import APART, FitPoint, FitResult
+from tpu_magics.preflight.report import Preflight, TargetResult
 from tpu_magics.preflight.sizes import Size
-from tpu_magics.preflight.targets import Target
 from tpu_magics.preflight.thresholds import SETTLES
+from tpu_magics.preflight.way import Call, Way
 
-__all__ = ["Probing", "Ranked", "require_steps"]
+__all__ = ["Probing", "Ranked", "require_change", "require_steps"]
 
 LONGEST = 300  # characters of an error
 _ANSWERS = ("fits", "failed", "refused", "too-large")  # what one graph proves decides, whatever is unknown of another
-
-
-class Asked(Protocol):
-    """What traces the function with one size, and asks the compilers (run.py's Way)."""
-
-    def traced(self, target: Target) -> Traced: ...
-
-    def compiled(self, graphs: Sequence[Graph], target: Target) -> list[Compiled]: ...
 
 
 @dataclass(frozen=True)
@@ -48,40 +39,48 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Probing:
-    """`args`, `kwargs`: of the function with the size that there is now; `now`: what was found with it, by target;
-    `way`: arguments -> what traces and compiles with them; `steps`: traced at most."""
+    """`call`: the function with the size that there is now; `start`: what was found with it; `way`: a call -> what
+    traces and compiles it; `fits`: what was found with other sizes that fit, by size and target."""
 
     size: Size
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    now: Mapping[str, TargetResult]
-    way: Callable[[tuple[Any, ...], dict[str, Any]], Asked]
-    steps: int
+    call: Call
+    start: Preflight
+    way: Callable[[Call], Way]
+    fits: dict[tuple[int, str], TargetResult] = field(default_factory=dict)
 
     def probe(self, value: int, names: Sequence[str]) -> Mapping[str, FitPoint]:
         """What the compilers of these targets say of that size. Raises TpuMagicsError where the function does not run
         with it, or does not make steps enough."""
         if value == self.size.now:
-            return {name: _point(value, self.now[name].graph, self.now[name].compiled) for name in names}
-        with self.size.at(value, self.args, self.kwargs) as (args, kwargs):
-            going = self.way(args, kwargs)
-            return {name: self._ask(going, value, self.now[name]) for name in names}
+            start = map(self.start.target, names)
+            return {one.name: _point(value, one.graph, one.compiled) for one in start}
+        with self.size.at(value, self.call.args, self.call.kwargs) as (args, kwargs):
+            way = self.way(replace(self.call, args=args, kwargs=kwargs))
+            return {name: self._ask(way, value, self.start.target(name)) for name in names}
 
-    def _ask(self, going: Asked, value: int, now: TargetResult) -> FitPoint:
+    def _ask(self, way: Way, value: int, start: TargetResult) -> FitPoint:
         """The graph that needed most comes first: where it is too large, the others need no compile."""
-        traced = going.traced(now.target)
-        require_steps(f"{self.size.name} = {value}", traced, self.steps)
-        compiled: list[Compiled] = []
-        for graph in _decider_first(traced.graphs, now):
-            compiled += going.compiled([graph], now.target)
-            if compiled[-1].status != "fits":
+        traced = way.traced(start.target)
+        require_steps(f"{self.size.name} = {value}", traced)
+        compiled: dict[int, Compiled] = {}
+        for number in _decider_first(traced.graphs, start):
+            [compiled[number]] = way.compiled([traced.graphs[number]], start.target)
+            if compiled[number].status != "fits":
                 break
-        return _point(value, traced.graphs[-1], compiled)
+        else:
+            in_order = tuple(compiled[number] for number in sorted(compiled))
+            self.fits[value, start.name] = TargetResult(start.target, traced, in_order)
+        return _point(value, traced.graphs[-1], tuple(compiled.values()))
+
+    def recommended(self, found: FitResult) -> TargetResult:
+        """What was found with the size to take; with the one that the search started from, where none fits."""
+        start = self.start.target(found.target)
+        return start if found.best is None else self.fits.get((found.best, found.target), start)
 
 
-def _decider_first(graphs: Sequence[Graph], now: TargetResult) -> list[Graph]:
-    first = graphs[min(now.compiled.index(now.worst), len(graphs) - 1)]
-    return [first, *(one for one in graphs if one is not first)]
+def _decider_first(graphs: Sequence[Graph], start: TargetResult) -> list[int]:
+    first = min(start.compiled.index(start.worst), len(graphs) - 1)
+    return [first, *(number for number in range(len(graphs)) if number != first)]
 
 
 def _point(value: int, steady: Graph, compiled: Sequence[Compiled]) -> FitPoint:
@@ -103,7 +102,10 @@ def _first_line(text: str) -> str:
     return next(iter(text.splitlines()), "")[:LONGEST]
 
 
-def require_steps(what: str, traced: Traced, steps: int) -> None:
+# -- what a search needs ----------------------------------------------------------------------------------------------
+
+
+def require_steps(what: str, traced: Traced, steps: int = SETTLES) -> None:
     """The graph of the first step has no optimiser state among its arguments: what fits then says too little."""
     if steps < SETTLES:
         raise TpuMagicsError(
@@ -120,4 +122,25 @@ def require_steps(what: str, traced: Traced, steps: int) -> None:
         "The first steps of a training make the optimiser's state, so their graphs need less memory than later ones.",
         "Let the function make at least three steps with the largest batch that is to be tried: give it more data (a "
         "repeated or made-up batch will do, for no step is executed).",
+    )
+
+
+def require_change(size: Size, call: Call, traced: Traced, trace: Callable[[Call], Traced]) -> None:
+    """Raise TpuMagicsError where a name of the notebook does not reach a TensorFlow step: its batch is that of its
+    arguments, and these were made before. `traced`: with the size that there is now."""
+    if size.is_argument:
+        return
+    other = size.now // APART or size.now * APART
+    with size.at(other, call.args, call.kwargs) as (args, kwargs):
+        changed = trace(replace(call, args=args, kwargs=kwargs))
+    if changed.graphs[-1].hash != traced.graphs[-1].hash:
+        return
+    rows = f", with {traced.batch:,} rows" if traced.batch is not None else ""
+    raise TpuMagicsError(
+        f"{size.name} changes nothing: {size.now} and {other} give the same graph.",
+        f"The batch of {call.name} is that of its arguments. They were made before{rows}, and another value of "
+        f"{size.name} does not make them anew.",
+        f"Make the batch inside of a function: def step({size.name}), which makes tensors with {size.name} rows "
+        "(tf.random.uniform; the compiler would leave out work on zeros) and trains on them, as in "
+        f"model.train_step((x, y)). Then preflight that function, with {size.name}={size.now} and --fit {size.name}.",
     )

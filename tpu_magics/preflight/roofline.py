@@ -23,10 +23,12 @@ import math
 from dataclasses import dataclass
 
 from tpu_magics.preflight.facts import Compiled, Multiplications
+from tpu_magics.preflight.thresholds import THRESHOLDS
 
 COMPUTE, MEMORY = "compute", "memory"
 BF16 = "bf16"
 
+NO_PROGRAM = "no program was made"
 NO_FLOPS = "the compiler gave no count of FLOPs"
 NO_BYTES = "neither the program nor its memory could be read for the bytes that it moves"
 NO_FIGURE = "this chip's figure is not known"
@@ -39,6 +41,9 @@ ONE_PASS = (
     "The peak is bf16's. A TPU multiplies f32 operands in one bf16 pass, unless a higher precision is asked for: so it "
     "bounds f32 as well, which costs memory and its traffic."
 )
+
+
+_FIGURES = ("flops", "bytes", "compute", "memory", "matmul_share")
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,11 @@ class Roofline:
         return 1 / self.seconds if self.seconds else None
 
     @property
+    def hasty(self) -> bool:
+        """Whether such a step is over before the next one can be started from Python."""
+        return self.seconds is not None and self.seconds < THRESHOLDS["step"].good
+
+    @property
     def intensity(self) -> float | None:
         """FLOPs a byte."""
         return self.flops / self.bytes if self.flops is not None and self.bytes else None
@@ -94,7 +104,10 @@ class Roofline:
 
 
 def roofline(compiled: Compiled, peak: float | None, bandwidth: float | None) -> Roofline:
-    """The roofline of a program on one device. `peak`: FLOP/s in bf16; `bandwidth`: bytes/s of HBM."""
+    """The roofline of a program on one device. `peak`: FLOP/s in bf16; `bandwidth`: bytes/s of HBM. Where the compiler
+    made no program there is nothing to reckon with."""
+    if not is_made(compiled):
+        return Roofline(None, None, None, "", None, None, None, None, False, dict.fromkeys(_FIGURES, NO_PROGRAM))
     multiplied = matmul_flops(compiled.multiplications)
     flops, moved = _flops(compiled, multiplied), _bytes(compiled)
     share = _share(compiled, flops, multiplied)
@@ -119,6 +132,13 @@ def roofline(compiled: Compiled, peak: float | None, bandwidth: float | None) ->
     )
 
 
+def is_made(compiled: Compiled) -> bool:
+    """Whether the compiler made the program: one that is too large it gives up, and what it dumped on the way is what
+    it tried last (it computes more and more again, to save memory). Colab's makes some that are too large (programs.py
+    of compiler/)."""
+    return compiled.status == "fits" or (compiled.memory is not None and compiled.memory.arguments is not None)
+
+
 def matmul_flops(found: Multiplications | None) -> float | None:
     """FLOPs of all multiplications; None where they were not read."""
     return None if found is None else float(sum(found.flops.values()))
@@ -132,8 +152,8 @@ def bf16_share(compiled: Compiled) -> float | None:
 
 
 def waste(compiled: Compiled) -> float | None:
-    """The part of HBM that is padding of tiles, 0 to 1."""
-    found = compiled.padding
+    """The part of the HBM in use that is padding of tiles, 0 to 1. None: not known, or no program was made."""
+    found = compiled.padding if is_made(compiled) else None
     return None if found is None or found.padded <= 0 else max(0.0, 1 - found.plain / found.padded)
 
 

@@ -1,87 +1,44 @@
 """A function -> what the compilers of the TPUs say of it: the road of a preflight.
 
-What lives here: the order of things: trace, compile, search. What does not: the things themselves (tracing.py,
-compiling.py, probing.py, fit/), and how the result looks (panel/preflight.py).
+What lives here: the order of things: trace, compile, search. What does not: the things themselves (way.py, probing.py,
+fit/), and how the result looks (panel/preflight.py).
 """
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tpu_magics.backends.base import STEPS
-from tpu_magics.errors import TpuMagicsError
+from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.launch import session
 from tpu_magics.launch.plan import ALL_DEVICES, Options
-from tpu_magics.launch.tracing import Asked
-from tpu_magics.launch.train import Request, function_request
 from tpu_magics.preflight import installed
-from tpu_magics.preflight.compile_environment import torch_xla_flags
-from tpu_magics.preflight.compiling import Progress, compile_graphs
-from tpu_magics.preflight.facts import Compiled, Graph, Traced
 from tpu_magics.preflight.fit import search
-from tpu_magics.preflight.probing import Probing, Ranked, require_steps
+from tpu_magics.preflight.probing import Probing, Ranked, require_change, require_steps
 from tpu_magics.preflight.report import Preflight, TargetResult
 from tpu_magics.preflight.sizes import Size
 from tpu_magics.preflight.store import Store, default_folder
 from tpu_magics.preflight.targets import Target, parse_all
-from tpu_magics.preflight.tracing import trace
+from tpu_magics.preflight.way import Call, Telling, Way, trace_request
 from tpu_magics.runs import preflights
 
-__all__ = ["Telling", "Way", "note", "preflight", "trace_request"]
+__all__ = ["SearchInterrupted", "Telling", "Way", "note", "preflight", "trace_request"]
 
 
-@dataclass(frozen=True)
-class Telling:
-    """Who hears how it goes. `progress`: of each compile, at least once a second; `line`: of each trace; `found`: of
-    the result."""
+class SearchInterrupted(TrainingInterrupted):
+    """The person stopped a search. `found`: what it had found by then."""
 
-    progress: Callable[[Progress], None] = lambda _now: None
-    line: Callable[[str], None] = lambda _line: None
-    found: Callable[[Preflight], None] = lambda _found: None
-
-
-@dataclass(frozen=True)
-class Way:
-    """How this preflight traces and compiles. `lower`: (ranks, devices of an SPMD worker) -> Traced; `torch_xla`: its
-    graphs are torch_xla's."""
-
-    name: str
-    lower: Callable[[int, int | None], Traced]
-    spmd: bool
-    processes: int | None
-    store: Store | None
-    packages: Sequence[str]
-    tell: Telling
-    torch_xla: bool = True
-    traces: dict[tuple[int, int | None], Traced] = field(default_factory=dict)
-
-    def traced(self, target: Target) -> Traced:
-        """The trace for that target; targets with as many ranks have one in common."""
-        key: tuple[int, int | None] = (self.processes or target.ranks, None)
-        if not self.torch_xla:
-            key = (1, None)  # TensorFlow's program is that of one replica
-        elif self.spmd:
-            key = (1, target.devices)
-        if key not in self.traces:
-            self.tell.line(f"{self.name}: tracing, for {_ranks(*key)}")
-            self.traces[key] = self.lower(*key)
-        return self.traces[key]
-
-    def result(self, target: Target) -> TargetResult:
-        """All graphs of the trace, compiled for that target."""
-        traced = self.traced(target)
-        return TargetResult(target, traced, tuple(self.compiled(traced.graphs, target)))
-
-    def compiled(self, graphs: Sequence[Graph], target: Target) -> list[Compiled]:
-        """What the compiler says of these graphs."""
-        flags = torch_xla_flags(target) if self.torch_xla else ()
-        return compile_graphs(
-            graphs, target, store=self.store, tell=self.tell.progress, packages=self.packages, flags=flags
+    def __init__(self, found: Preflight, kept: bool) -> None:
+        goes_on = "Run it again to go on: what was compiled is kept." if kept else ""
+        super().__init__(
+            f"The search for the largest {found.fit[0].name} was interrupted.",
+            " ".join(f"{one.target}: {_known(found, one.target)}." for one in found.fit),
+            f"What was found by then is shown. {goes_on}".strip(),
         )
+        self.found = found
 
 
 def preflight(
@@ -99,33 +56,67 @@ def preflight(
     packages: Sequence[str] = (),
     telling: Telling | None = None,
 ) -> Preflight:
-    """Compile `function(*args, **kwargs)` for TPUs that are not here; see `tpu_magics.preflight`."""
+    """Compile `function(*args, **kwargs)` for TPUs that are not here; see `tpu_magics.preflight`.
+
+    Raises SearchInterrupted, with what was found, where the person stops the search that `fit` asks for.
+    """
     targets = parse_all(target)
     options = Options(processes, precision, steps=steps, force=force, spmd=ALL_DEVICES if spmd else None)
     options.check()
     _require_ranks(targets, processes)
     installed.versions(packages)
-    tell = telling or Telling()
     store = Store(default_folder()) if kept else None
-    call = _Call(function, args, dict(kwargs or {}))
-    whole = _is_spmd(spmd, processes)
+    going = _Going(options, _is_spmd(spmd, processes), store, packages, telling or Telling())
+    call = Call(function, args, dict(kwargs or {}))
+    return _compiled(call, targets, going) if fit is None else _searched(call, targets, going, fit)
 
-    def way(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Way:
-        one = replace(call, args=args, kwargs=kwargs)
-        own = not _is_tensorflows(one)
-        return Way(call.name, one.lowering(options, steps), whole, processes, store, packages, tell, own)
 
-    first = way(call.args, call.kwargs)
-    size = Size.of(fit, function, args, call.kwargs, session.current.notebook.namespace) if fit else None
-    if size is not None:
-        require_steps(f"{size.name} = {size.now}", first.traced(targets[0]), steps)
-    results = tuple(first.result(one) for one in targets)
-    note(call.name, results)
-    if size is None:
-        return Preflight(call.name, results)
-    probing = Probing(size, args, call.kwargs, {one.name: one for one in results}, way, steps)
-    ranked = [Ranked.of(one) for one in results]
-    return Preflight(call.name, results, search(size.name, size.now, ranked, probing.probe, tell=tell.line))
+@dataclass(frozen=True)
+class _Going:
+    """What all sizes of a search have in common."""
+
+    options: Options
+    spmd: bool
+    store: Store | None
+    packages: Sequence[str]
+    tell: Telling
+
+    def way(self, call: Call) -> Way:
+        lower, own = call.lowering(self.options), not call.is_tensorflows
+        return Way(call.name, lower, self.spmd, self.options.processes, self.store, self.packages, self.tell, own)
+
+
+def _compiled(call: Call, targets: Sequence[Target], going: _Going) -> Preflight:
+    way = going.way(call)
+    return _noted(Preflight(call.name, tuple(way.result(one) for one in targets)))
+
+
+def _searched(call: Call, targets: Sequence[Target], going: _Going, name: str) -> Preflight:
+    """The largest size for each target, and what the compiler said of the one to take."""
+    way = going.way(call)
+    size = Size.of(name, call.function, call.args, call.kwargs, session.current.notebook.namespace)
+    first = way.traced(targets[0])
+    require_steps(f"{size.name} = {size.now}", first, going.options.steps or STEPS)
+    if not way.torch_xla:
+        require_change(size, call, first, lambda other: going.way(other).traced(targets[0]))
+    start = _noted(Preflight(call.name, tuple(way.result(one) for one in targets)))
+    probing = Probing(size, call, start, going.way)
+    ranked = [Ranked.of(one) for one in start.results]
+    fit = search(size.name, size.now, ranked, probing.probe, tell=going.tell.line)
+    found = Preflight(call.name, tuple(probing.recommended(one) for one in fit), fit)
+    if any(one.interrupted for one in fit):
+        raise SearchInterrupted(found, kept=going.store is not None)
+    return found
+
+
+def _known(found: Preflight, target: str) -> str:
+    """ "104 fits, 128 does not"."""
+    one = next(each for each in found.fit if each.target == target)
+    fits = "no size that fits is known" if one.largest is None else f"{one.largest:,} fits"
+    return f"{fits}, {one.beyond:,} does not" if one.beyond is not None else fits
+
+
+# -- what is asked for ------------------------------------------------------------------------------------------------
 
 
 def _require_ranks(targets: Sequence[Target], processes: int | None) -> None:
@@ -146,57 +137,12 @@ def _is_spmd(asked: bool | None, processes: int | None) -> bool:
     return asked
 
 
-@dataclass(frozen=True)
-class _Call:
-    """What is to be lowered."""
-
-    function: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        return str(getattr(self.function, "__name__", "") or type(self.function).__name__).strip("<>") or "function"
-
-    def lowering(self, options: Options, steps: int) -> Callable[[int, int | None], Traced]:
-        if _is_tensorflows(self):
-            return lambda _world, _devices: _lower_tensorflow(self, options)
-        request = function_request(self.function, self.args, self.kwargs)
-        return lambda world, devices: trace_request(request, options, Asked(world, devices, steps))
+# -- what is said of it -----------------------------------------------------------------------------------------------
 
 
-def trace_request(request: Request, options: Options, asked: Asked) -> Traced:
-    """The graphs of a request. Raises TpuMagicsError where they change at every step."""
-    found = trace(request, options, asked)
-    precision = options.precision or session.current.precision
-    if found.changes and len(found.graphs) >= found.syncs:
-        raise TpuMagicsError(
-            f"The graph of {request.name} changes at every step: {found.syncs} steps gave {found.syncs} graphs.",
-            "A program that is compiled for one of them says nothing of the next, and on a TPU each step would wait "
-            "for a compile.",
-            "Mend what is named below, then run the preflight again; %tpu_check finds such places without a run.",
-            [f"{cause}: {text}" for cause, text in dict.fromkeys(found.changes)],
-        )
-    return replace(found, precision=precision)
-
-
-def _is_tensorflows(call: _Call) -> bool:
-    if not any(name in sys.modules for name in ("tensorflow", "keras")):
-        return False
-    from tpu_magics.backends import tensorflow
-
-    return tensorflow.is_step(call.function, call.args, call.kwargs)
-
-
-def _lower_tensorflow(call: _Call, options: Options) -> Traced:
-    from tpu_magics.backends.tensorflow.lower import lower
-
-    notebook = session.current.notebook
-    precision = options.precision or session.current.precision
-    return lower(call.function, call.args, call.kwargs, precision=precision, cell_names=notebook.cell_names())
-
-
-# -- what is said of it ---------------------------------------------------------------------------------------------
+def _noted(found: Preflight) -> Preflight:
+    note(found.function, found.results)
+    return found
 
 
 def note(name: str, results: Sequence[TargetResult]) -> None:
@@ -214,9 +160,3 @@ def note(name: str, results: Sequence[TargetResult]) -> None:
                 t=now,
             )
         )
-
-
-def _ranks(world: int, devices: int | None) -> str:
-    if devices is not None:
-        return f"one process with {devices} devices"
-    return "one rank" if world == 1 else f"{world} ranks"

@@ -6,6 +6,7 @@ What lives here: what it is now, and putting another value in its place for one 
 from __future__ import annotations
 
 import inspect
+import numbers
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,10 +14,14 @@ from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
 
+__all__ = ["Size"]
+
+LONGEST = 40  # characters of a value in an error
+
 
 @dataclass(frozen=True)
 class Size:
-    """`name`, its value `now`; `signature`: of the function where the name is a parameter of it; else `spaces`: the
+    """`name`, its value `now`; `signature`: of the function where the name is an argument of it; else `spaces`: the
     names of the notebook, and of the module that the function is of."""
 
     name: str
@@ -28,22 +33,21 @@ class Size:
     def of(
         cls, name: str, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], namespace: dict[str, Any]
     ) -> Size:
-        """Raises TpuMagicsError where there is no such name, or its value is no whole number above 0."""
+        """Raises TpuMagicsError where there is no such name, its value is no whole number above 0, or the function does
+        not take these arguments."""
         signature = _signature(function)
-        if signature is not None and name in signature.parameters:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            return cls(name, _whole(name, bound.arguments[name]), signature, ())
+        if signature is not None and (name in signature.parameters or (name in kwargs and _takes_any(signature))):
+            return cls(name, _whole(name, _argument(name, function, signature, args, kwargs)), signature, ())
         spaces = _distinct([namespace, getattr(inspect.unwrap(function), "__globals__", namespace)])
         holders = tuple(space for space in spaces if name in space)
         if not holders:
-            parameters = ", ".join(signature.parameters) if signature is not None else ""
-            raise TpuMagicsError(
-                f"--fit {name}: there is no such name.",
-                f"It is no parameter of the function ({parameters or 'it has none'}), and no name of the notebook.",
-                "Name the argument or the notebook's name that holds the batch size.",
-            )
+            raise _absent(name, signature)
         return cls(name, _whole(name, holders[-1][name]), None, holders)
+
+    @property
+    def is_argument(self) -> bool:
+        """Whether the function gets it with the call; else it reads a name of the notebook."""
+        return self.signature is not None
 
     @contextmanager
     def at(
@@ -51,9 +55,7 @@ class Size:
     ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         """The arguments with another value; a name of the notebook has it until the block ends."""
         if self.signature is not None:
-            bound = self.signature.bind(*args, **kwargs)
-            bound.arguments[self.name] = value
-            yield bound.args, dict(bound.kwargs)
+            yield _put(self.name, value, self.signature, args, kwargs)
             return
         before = [space[self.name] for space in self.spaces]
         try:
@@ -69,6 +71,9 @@ def _distinct(spaces: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list({id(space): space for space in spaces}.values())
 
 
+# -- arguments --------------------------------------------------------------------------------------------------------
+
+
 def _signature(function: Any) -> inspect.Signature | None:
     try:
         return inspect.signature(function)
@@ -76,11 +81,65 @@ def _signature(function: Any) -> inspect.Signature | None:
         return None
 
 
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    raise TpuMagicsError(
-        f"--fit {name}: its value is {value!r:.60}.",
-        "The search goes through whole numbers above 0, and starts at the value that the name has.",
-        f"Give {name} a batch size that works, for example 8.",
+def _takes_any(signature: inspect.Signature) -> bool:
+    """Whether it has a `**kwargs`."""
+    return any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+
+
+def _argument(
+    name: str, function: Any, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TpuMagicsError(
+            f"{_named(function)}{signature} does not take these arguments: {error}.",
+            f"Given: {len(args)} positional{''.join(f', {one}' for one in kwargs)}.",
+            f"Give a value for each parameter, {name} too: the search starts at its value.",
+        ) from None
+    bound.apply_defaults()
+    return kwargs[name] if name in kwargs else bound.arguments[name]
+
+
+def _named(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _put(
+    name: str, value: int, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if name in kwargs:
+        return args, {**kwargs, name: value}
+    bound = signature.bind(*args, **kwargs)
+    bound.arguments[name] = value
+    return bound.args, dict(bound.kwargs)
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def _absent(name: str, signature: inspect.Signature | None) -> TpuMagicsError:
+    parameters = ", ".join(signature.parameters) if signature is not None else ""
+    passed = f" {name}=8 among the ARGs passes it on." if signature is not None and _takes_any(signature) else ""
+    return TpuMagicsError(
+        f"--fit {name}: there is no such name.",
+        f"It is no parameter of the function ({parameters or 'it has none'}), and no name of the notebook.",
+        f"Name the argument or the notebook's name that holds the batch size.{passed}",
     )
+
+
+def _whole(name: str, value: Any) -> int:
+    if not isinstance(value, bool) and isinstance(value, numbers.Integral) and int(value) > 0:
+        return int(value)
+    raise TpuMagicsError(
+        f"--fit {name}: its value is {_brief(value)}.",
+        "The search goes through whole numbers above 0, and starts at the value that the name has.",
+        f"Give {name} a batch size that works, for example 8, or name what holds the batch size.",
+    )
+
+
+def _brief(value: Any) -> str:
+    """A number or a short text as it is written; of all else the type, for a model's repr goes on for pages."""
+    if value is None or isinstance(value, (bool, numbers.Number)) or (isinstance(value, str) and len(value) < LONGEST):
+        return f"{value!r:.{LONGEST}}"
+    return f"an object of type {type(value).__name__}"

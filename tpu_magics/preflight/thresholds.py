@@ -1,6 +1,6 @@
 """The thresholds of the verdict, and where each is from.
 
-What lives here: one table. What does not: what is measured against it (judge_reasons.py).
+What lives here: one table. What does not: what is measured against it (judge_reasons.py, judge_work.py).
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +22,46 @@ from tpu_magics.preflight.facts import Graph, Place, Traced, from_json
 from tpu_magics.runs.events import Compile, Warned
 from tpu_magics.runs.reader import Run
 
+_FIRST = ("new-line", "A step ends here for the first time.")
+_UNKNOWN = ("unknown", "Why this graph is another one is not known.")
 _LOGS = re.compile(r"(?<=[.!?]) [^.!?]*%tpu_logs.*$")  # a trace leaves no run folder
+
+
+class HostTooSmall(TpuMagicsError):
+    """The memory of this machine is the limit of the trace. It says nothing of the TPU's."""
 
 
 def trace(request: Request, options: Options, asked: road.Asked) -> Traced:
     """Trace a function in a forked worker.
 
     Raises:
+        HostTooSmall: what it makes on the host does not fit in this machine's memory.
         TpuMagicsError: it cannot be forked, fails while it is traced, or never syncs.
         TrainingInterrupted: the person stopped it.
     """
     try:
         with road.traced(request, options, asked) as (folder, run):
-            found = _read(folder, run)
+            found = _understood(request.name, folder, run)
     except TrainingInterrupted:
         raise
     except TrainingFailed as error:
-        raise TpuMagicsError(
-            f"{request.name} failed while it was traced: {error.what}",
-            error.why,
-            _LOGS.sub("", error.todo),
-            error.details,
-        ) from None
+        raise _failed(request.name, error) from None
     _require_sync(request.name, found, asked.world)
     return found
+
+
+def _failed(name: str, error: TrainingFailed) -> TpuMagicsError:
+    if "host memory" not in error.what:
+        what = f"{name} failed while it was traced: {error.what}"
+        return TpuMagicsError(what, error.why, _LOGS.sub("", error.todo), error.details)
+    return HostTooSmall(
+        f"This machine has too little memory to trace {name}: {error.what}",
+        "No step is run, but what the function makes on the host, its batches above all, is made as in training. It "
+        f"is this machine's memory that is short, not the TPU's. {error.why}",
+        "Make large batches on the device (torch.randn(..., device=device)), where they take no memory while they are "
+        "traced. Or trace with a smaller batch, or on a machine with more memory.",
+        error.details,
+    )
 
 
 def _require_sync(name: str, found: Traced, world: int) -> None:
@@ -66,6 +83,17 @@ def _require_sync(name: str, found: Traced, world: int) -> None:
     )
 
 
+def _understood(name: str, folder: Path, run: Run) -> Traced:
+    try:
+        return _read(folder, run)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TpuMagicsError(
+            f"What was traced of {name} cannot be read.",
+            f"{TRACED} or a file beside it is broken, or was removed: {type(error).__name__}: {error}",
+            "Run the preflight again; see that the folder for temporary files has room.",
+        ) from error
+
+
 def _read(folder: Path, run: Run) -> Traced:
     """What the worker wrote."""
     path = folder / TRACED
@@ -74,15 +102,24 @@ def _read(folder: Path, run: Run) -> Traced:
     data = json.loads(path.read_text())
     graphs = tuple(_graph(folder, one) for one in data.pop("graphs"))
     found = from_json(Traced, {**data, "graphs": ()})
-    later = [one for one in run.events("compile", rank=0) if isinstance(one, Compile)][2:]
+    compiles = [one for one in run.events("compile", rank=0) if isinstance(one, Compile)]
     return Traced(
         **{
             **vars(found),
             "graphs": graphs,
-            "changes": () if found.settled else tuple((one.cause, one.text) for one in later),
+            "changes": () if found.settled else tuple(_changes(compiles, data.get("differences", ()))),
             "notes": (*found.notes, *_warnings(run)),
         }
     )
+
+
+def _changes(compiles: Sequence[Compile], differences: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Cause and sentence of each graph from the third on: what the observer makes of it, and what is different."""
+    for compile_, different in list(zip_longest(compiles, differences))[2:]:
+        cause, text = _FIRST if compile_ is not None and compile_.nearest is None else _UNKNOWN
+        if compile_ is not None and compile_.cause:
+            cause, text = compile_.cause, compile_.text
+        yield cause, " ".join(one for one in (text, different) if one)
 
 
 def _warnings(run: Run) -> Sequence[str]:

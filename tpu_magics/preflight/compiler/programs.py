@@ -28,7 +28,10 @@ LOOPS = "XLA's FLOPs count the body of a loop once, however often it runs"
 OUTPUTS_NOT_COUNTED = (
     "this libtpu takes the program, but does not count its outputs, for which there is no room beside the rest"
 )
-NOT_COUNTED = "XLA does not know the cost of an op of this program (a custom call): FLOPs and bytes are not available"
+NOT_COUNTED = (
+    "XLA gives no FLOPs and bytes of its own for this program: it holds a kernel (one that the compiler made, or one "
+    "of the person's) whose cost XLA does not know"
+)
 
 
 class TooFewDevices(Exception):
@@ -146,9 +149,15 @@ def _refused(result: Compiled, text: str, available: int | None, facts: ProgramF
     told = replace(result, error=refusals.cleaned(text))
     if refusals.too_large(text):
         memory, listed = refusals.memory(text, available), refusals.buffers(text)
-        found = _with(replace(told, status="too-large", memory=memory), facts)
+        found = _with(replace(told, status="too-large", memory=memory), _without_program(facts))
         return replace(found, buffers=found.buffers or listed)
     return replace(told, status="refused", refused=_with_places(refusals.refused(text), facts.custom_calls))
+
+
+def _without_program(facts: ProgramFacts) -> ProgramFacts:
+    """Of a program that the compiler gave up, the dump is what it tried last: its buffers, and the types that it
+    multiplies in, but not what it would do or take."""
+    return replace(facts, hbm_bytes=None, padding=None, loops=False, guessed=False)
 
 
 def _with_places(refused: Refused, custom_calls: Sequence[Refused]) -> tuple[Refused, ...]:

@@ -5,8 +5,8 @@ What lives here: the names that others use. What does not: tracing and compiling
 
 from __future__ import annotations
 
-from tpu_magics.preflight.fit.points import NICE, FitPoint
+from tpu_magics.preflight.fit.points import EXACT_BELOW, NICE, TOLERANCE, FitPoint
 from tpu_magics.preflight.fit.result import FitResult
-from tpu_magics.preflight.fit.search import HIGHEST, TargetLike, search
+from tpu_magics.preflight.fit.search import APART, HIGHEST, TargetLike, search
 
-__all__ = ["HIGHEST", "NICE", "FitPoint", "FitResult", "TargetLike", "search"]
+__all__ = ["APART", "EXACT_BELOW", "HIGHEST", "NICE", "TOLERANCE", "FitPoint", "FitResult", "TargetLike", "search"]

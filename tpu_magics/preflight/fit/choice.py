@@ -6,7 +6,9 @@ What lives here: arithmetic on points, for one target. What does not: asking the
 The search keeps a bracket: the largest size that fits, and the smallest size above it that does not (or that the
 function does not take). HBM of a training step is close to a + b * size, so a line through two points names the next
 try. The line is a guess only: layouts are padded to tiles, and near the limit the compiler computes values again
-instead of keeping them, so that more fits than the line says. Where lines do not help, the bracket is halved.
+instead of keeping them, so that more fits than the line says. Where lines do not help, the bracket is halved. Of large
+sizes the bracket needs not close (Range.gap): a guess near one of its ends is moved away from it, so that the answer
+ends the search.
 """
 
 from __future__ import annotations
@@ -29,14 +31,17 @@ def next_size(points: Sequence[FitPoint], sizes: Range) -> int | None:
     """The next size to try, given the points in the order in which they were tried (at least one). None: it is known
     which size is the largest that fits."""
     low, high = bracket(points, sizes)
+    if low >= sizes.last or (high is not None and high - low <= sizes.gap(low)):
+        return None
+    above = _just_above(points, sizes, low)
+    if above is not None and above < (high or sizes.last):
+        return _near(above, low, high or sizes.last, sizes)
     if high is None:
         return _upwards(points, sizes, low)
-    if high - low <= sizes.step:
-        return None
     if _bent(_fits(points)) or _late(points, sizes):
         return _middle(low, high, sizes)
     guess = next((one for one in _guesses(points) if low <= one < high), None)
-    return _middle(low, high, sizes) if guess is None else _near(guess, low, high, sizes)
+    return _middle(low, high, sizes) if guess is None else _near(_settling(guess, low, high, sizes), low, high, sizes)
 
 
 # -- between a size that fits and one that does not -----------------------------------------------------------------
@@ -54,7 +59,15 @@ def _late(points: Sequence[FitPoint], sizes: Range) -> bool:
 
 def _middle(low: int, high: int, sizes: Range) -> int:
     share = UP if high < 2 * low else 0.5
-    return _near(low + int((high - low) * share), low, high, sizes)
+    return _near(_settling(low + int((high - low) * share), low, high, sizes), low, high, sizes)
+
+
+def _settling(guess: int, low: int, high: int, sizes: Range) -> int:
+    """The guess, or the size nearest to it whose answer ends the search one way or the other."""
+    gap = sizes.gap(low)
+    if gap <= sizes.step:
+        return guess
+    return max(min(guess, high - gap + min(sizes.unit, gap) - 1), low + gap)
 
 
 def _near(guess: int, low: int, high: int, sizes: Range) -> int:
@@ -67,14 +80,23 @@ def _near(guess: int, low: int, high: int, sizes: Range) -> int:
 # -- where all fit so far -------------------------------------------------------------------------------------------
 
 
-def _upwards(points: Sequence[FitPoint], sizes: Range, low: int) -> int | None:
-    last = sizes.last
-    if low >= last:
+def _just_above(points: Sequence[FitPoint], sizes: Range, low: int) -> int | None:
+    """Where a line says that hardly more than this large size fits: the one whose refusal ends the search."""
+    fits, gap = _fits(points), sizes.gap(low)
+    if gap <= sizes.step or len(fits) < 2 or low - fits[-2].size <= gap:
         return None
+    guess = _line(fits[-2], fits[-1])
+    return low + gap if guess is not None and guess < low + gap else None
+
+
+def _upwards(points: Sequence[FitPoint], sizes: Range, low: int) -> int:
+    last = sizes.last
     fits = _fits(points)
     guess = _further(fits, low, sizes.step)
     if len(points) > SLACK + 2 + math.log2(low / fits[0].size):
         guess = max(guess, 2 * low)
+    if (gap := sizes.gap(low)) > sizes.step:
+        guess = max(guess, low + gap)
     return _near(min(guess, LEAP * low, last), low, last + sizes.step, sizes)
 
 

@@ -10,10 +10,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["NICE", "FitPoint", "Range", "bracket", "nice_sizes", "step_of", "stopped"]
+__all__ = ["EXACT_BELOW", "NICE", "TOLERANCE", "FitPoint", "Range", "bracket", "nice_sizes", "step_of", "stopped"]
 
 NICE = 8  # rows of a tile, on each device
 NICE_TRIES = 4  # multiples of NICE below the largest size that are looked at
+EXACT_BELOW = 4096  # a smaller size is settled to N and N + 1: there each row counts, and few compiles are left
+TOLERANCE = 0.01  # of the size, from EXACT_BELOW on: exact to one row would cost a dozen compiles more
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,15 @@ class FitPoint:
 @dataclass(frozen=True)
 class Range:
     """The sizes that may be tried: from `lowest` to `highest`, multiples of `step`, without those in `failed`, for
-    which the function itself fails. `devices`: that share one size (SPMD)."""
+    which the function itself fails. `devices`: that share one size (SPMD). `tolerance`: the part of a size from
+    EXACT_BELOW on to which it is settled."""
 
     lowest: int
     highest: int
     step: int = 1
     failed: frozenset[int] = frozenset()
     devices: int = 1
+    tolerance: float = TOLERANCE
 
     @property
     def below(self) -> int:
@@ -56,6 +60,10 @@ class Range:
     def unit(self) -> int:
         """What nice sizes are multiples of."""
         return math.lcm(NICE * self.devices, self.step)
+
+    def gap(self, size: int) -> int:
+        """How far above this size, which fits, the next one that does not may lie when the search ends."""
+        return self.step if size < EXACT_BELOW else max(self.step, int(size * self.tolerance))
 
     def down(self, size: int) -> int:
         """The multiple of the step that is this size or the next one below."""

@@ -15,10 +15,10 @@ from typing import Protocol
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.preflight.fit.choice import next_size
-from tpu_magics.preflight.fit.points import FitPoint, Range, bracket, nice_sizes, step_of, stopped
+from tpu_magics.preflight.fit.points import TOLERANCE, FitPoint, Range, bracket, nice_sizes, step_of, stopped
 from tpu_magics.preflight.fit.result import FitResult, to_result
 
-__all__ = ["HIGHEST", "TargetLike", "search"]
+__all__ = ["APART", "HIGHEST", "TargetLike", "search"]
 
 HIGHEST = 1 << 20  # nothing larger is tried where nobody says how far
 APART = 8  # sizes that are so many times apart and give one graph: the name changes nothing
@@ -46,6 +46,7 @@ def search(
     lowest: int = 1,
     highest: int | None = None,
     tell: Callable[[str], None] | None = None,
+    tolerance: float = TOLERANCE,
 ) -> tuple[FitResult, ...]:
     """The largest value of `name` with which the step fits each target, one result for each in the order given.
 
@@ -56,10 +57,13 @@ def search(
     Where the function itself fails for a size (probe raises TpuMagicsError), that size is left out: if the sizes that
     ran are multiples of some number and those that failed are not, only multiples of it are tried; else the search
     goes on below. A compile that is refused or gives no answer ends the search for its target only. KeyboardInterrupt
-    passes.
+    ends it for all that are not done; what is known by then is their result, marked `interrupted`.
+
+    Sizes below EXACT_BELOW are settled exactly: the largest fits, the next one does not. From there on it ends when the
+    two are within `tolerance` (a part of the size). A nice size is always one that was compiled and fits.
 
     Raises TpuMagicsError: the start value is not from `lowest` to `highest`; the function fails for the start value
-    (its own error); the graph is the same whatever the size.
+    (its own error); the graph is the same whatever the size. KeyboardInterrupt, where nothing is known yet.
     """
     last = HIGHEST if highest is None else highest
     if not 1 <= lowest <= start <= last:
@@ -68,12 +72,19 @@ def search(
             f"It goes from {lowest} to {last}, in whole numbers from 1 on.",
             f"Give {name} a value between them.",
         )
-    searches = [_Search(name, start, target, lowest, last) for target in targets]
+    searches = [_Search(name, start, target, lowest, last, tolerance) for target in targets]
     asking = _Asking(name, probe, tell or (lambda _line: None))
-    while wanted := _wanted(searches, asking):
-        # The size that most targets want, so that one trace serves them all; of these the smallest.
-        size = min(wanted, key=lambda one: (-len(wanted[one]), one))
-        asking.ask(size, wanted[size])
+    undone: list[_Search] = []
+    try:
+        while wanted := _wanted(searches, asking):
+            undone = [one for several in wanted.values() for one in several]
+            # The size that most targets want, so that one trace serves them all; of these the smallest.
+            size = min(wanted, key=lambda one: (-len(wanted[one]), one))
+            asking.ask(size, wanted[size])
+    except KeyboardInterrupt:
+        if not all(one.points for one in searches):
+            raise
+        return tuple(one.result(asking, interrupted=one in undone) for one in searches)
     return tuple(one.result(asking) for one in searches)
 
 
@@ -99,7 +110,7 @@ class _Asking:
         try:
             found = self.probe(size, names)
         except KeyboardInterrupt:
-            raise  # TrainingInterrupted is both
+            raise  # TrainingInterrupted is a TpuMagicsError, too
         except TpuMagicsError as error:
             if not self.ran:
                 raise
@@ -114,20 +125,21 @@ class _Asking:
 class _Search:
     """One target's."""
 
-    def __init__(self, name: str, start: int, target: TargetLike, lowest: int, highest: int) -> None:
+    def __init__(self, name: str, start: int, target: TargetLike, lowest: int, highest: int, tolerance: float) -> None:
         self.name, self.start, self.target = name, start, target
-        self.lowest, self.highest = lowest, highest
+        self.lowest, self.highest, self.tolerance = lowest, highest, tolerance
         self.devices: int = getattr(target, "devices", 1)
         self.points: list[FitPoint] = []
 
     def _sizes(self, asking: _Asking) -> Range:
         failed = frozenset(asking.failed)
-        return Range(self.lowest, self.highest, step_of(asking.ran, asking.failed), failed, self.devices)
+        step = step_of(asking.ran, asking.failed)
+        return Range(self.lowest, self.highest, step, failed, self.devices, self.tolerance)
 
-    def result(self, asking: _Asking) -> FitResult:
+    def result(self, asking: _Asking, interrupted: bool = False) -> FitResult:
         """What was found."""
-        target = self.target
-        return to_result(target.name, self.name, target.ranks, self.points, self._sizes(asking), asking.failed)
+        name, ranks, sizes = self.target.name, self.target.ranks, self._sizes(asking)
+        return to_result(name, self.name, ranks, self.points, sizes, asking.failed, interrupted)
 
     def state(self) -> str:
         """The target and its bracket: "v5e-8 (32 fits, 107 does not)"."""

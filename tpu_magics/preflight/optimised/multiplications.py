@@ -30,6 +30,7 @@ from tpu_magics.preflight.optimised.shapes import bits, tensors
 from tpu_magics.preflight.optimised.text import Computation, Instruction, Program
 
 _MULTIPLYING = ("dot", "convolution")
+_MORE = 1.01  # so much more than was written is told
 _UNREAD = ("ragged-dot", "scaled-dot")
 # What leaves the values of its operand as they are, but for their type.
 _MOVING = frozenset({"convert", "reshape", "transpose", "bitcast", "copy", "broadcast"})
@@ -101,7 +102,8 @@ def multiplications(program: Program, asked: Program | None) -> Found:
     """Counts them. `asked`: the same program before optimisation, where there is one."""
     products = _Products(program)
     counts = runs(program, products.weight)
-    wanted = _Asked(_Products(asked, through=True) if asked else ())
+    before = _Products(asked, through=True) if asked else None
+    wanted = _Asked(before or ())
     sums: defaultdict[str, float] = defaultdict(float)
     numbers: Counter[str] = Counter()
     narrowed = in_kernels = 0.0
@@ -112,7 +114,9 @@ def multiplications(program: Program, asked: Program | None) -> Found:
         numbers[dtype] += times > 0
         in_kernels += one.flops * times if one.kernel else 0.0
     looped = {name for name in counts.loops if products.of[name]}
-    notes = (*_unread(products.unread), *_rounds(looped & counts.unknown), *_narrowed(narrowed, sum(sums.values())))
+    whole = sum(sums.values())
+    again = _again(program, whole, sum(one.flops for one in before)) if before and not counts.loops else ()
+    notes = (*_unread(products.unread), *_rounds(looped & counts.unknown), *again, *_narrowed(narrowed, whole))
     return Found(Multiplications(dict(sums), dict(numbers), in_kernels), counts, bool(looped), notes)
 
 
@@ -162,6 +166,15 @@ def _unread(unread: list[str]) -> Iterator[str]:
 def _rounds(bodies: set[str]) -> Iterator[str]:
     if bodies:
         yield "the program does not tell how often a loop with multiplications runs: its body is counted once"
+
+
+def _again(program: Program, whole: float, written: float) -> Iterator[str]:
+    """What the compiler adds. It marks the instructions that it repeats to save memory with "remat" in their names."""
+    if written and whole > _MORE * written:
+        saves = any(".remat" in one.name for one in program.instructions())
+        why = ": the compiler computes values again instead of keeping them, to save memory" if saves else ""
+        more, told = 100 * (whole / written - 1), f"{written / 1e12:.4g} T" if written >= 1e12 else f"{written:.4g} "
+        yield f"multiplications have {more:.3g} % more FLOPs than in the program as written, {told}FLOP{why}"
 
 
 def _narrowed(narrowed: float, whole: float) -> Iterator[str]:

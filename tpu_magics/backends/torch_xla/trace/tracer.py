@@ -1,8 +1,8 @@
 """What is done at each sync of a function that is traced.
 
-What lives here: taking the pending graph, placeholders in its place, and the way of what was taken to the notebook.
-What does not: what is pending (live.py), its graph (pending.py), when that is enough (settling.py), and the reads in
-between (reads.py).
+What lives here: when the pending graph is taken, placeholders in its place, and the way of what was taken to the
+notebook. What does not: what is pending (live.py), what is taken (taken.py), when that is enough (settling.py), and the
+reads in between (reads.py).
 
 The functions of torch_xla's C++ module that run a graph were read in 2.9.0: `_xla_step_marker` ends a step,
 `_xla_sync_multi` and `_xla_sync_live_tensors` run a graph within one; `_xla_warm_up_cache` and `_run_cached_graph`
@@ -12,25 +12,23 @@ belong to torch.compile; with `_set_use_eager_mode` each operation is a graph.
 from __future__ import annotations
 
 import functools
-import math
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import StepLimit, Tracing
-from tpu_magics.backends.hlo_proto import numbered
-from tpu_magics.backends.lowered import Graph, Place
-from tpu_magics.backends.torch_xla import hlo
-from tpu_magics.backends.torch_xla.observe.told import Files, Told
+from tpu_magics.backends.torch_xla.observe.told import Files
 from tpu_magics.backends.torch_xla.trace import alone, live, shardings
+from tpu_magics.backends.torch_xla.trace.asked import Asked
 from tpu_magics.backends.torch_xla.trace.doings import Doings
+from tpu_magics.backends.torch_xla.trace.lines import Lines
 from tpu_magics.backends.torch_xla.trace.names import Names
-from tpu_magics.backends.torch_xla.trace.pending import Pending, graph_hash
 from tpu_magics.backends.torch_xla.trace.reads import Reads
 from tpu_magics.backends.torch_xla.trace.settling import Settling
+from tpu_magics.backends.torch_xla.trace.taken import Taken, TakenFiles
+from tpu_magics.backends.torch_xla.trace.uploads import Uploads
 from tpu_magics.backends.torch_xla.trace.written import write, write_reads
 from tpu_magics.errors import TpuMagicsError
 
@@ -50,17 +48,16 @@ class Tracer:
     def __init__(self, tracing: Tracing) -> None:
         self.tracing = tracing
         self.started = time.monotonic()
-        self.reads = Reads(self._place, tracing.world)
-        self.reads.changed = lambda: write_reads(tracing.folder, self.reads.zeros())
+        self.lines = Lines()
         self.names = Names()
-        if tracing.devices == 1:  # under SPMD a model is split when it is there
-            self.reads.moving = self.names.moving
+        self.taken = Taken(tracing, self.names, self.lines)
+        self.asked = Asked(self.lines)
+        self.asked.changed = lambda: write_reads(tracing.folder, self.asked.zeros())
+        # Under SPMD what is there is split then, placeholders cannot be.
+        self.uploads = Uploads(self.names.moving) if tracing.devices == 1 else None
+        self.reads = Reads(self.asked, tracing.world, self.uploads)
         self.doings = Doings()
         self.settling = Settling(tracing.steps)
-        self.graphs: dict[str, Graph] = {}  # by torch_xla's own hash
-        self.told: list[Told] = []
-        self.rows: dict[str, int | None] = {}  # of the largest input, by the graph's hash
-        self.counts: Counter[str] = Counter()
         self.notes: list[str] = []
         self.hidden: list[int] = []  # at each sync: tensors that were not found
         self._observer: Observer | None = None
@@ -68,12 +65,12 @@ class Tracer:
     # -- what the observer asks instead of the runtime's counters ---------------------------------------------------
     def value(self, name: str) -> int:
         """Graphs so far, as torch_xla counts them: "UncachedCompile" for new ones, "CachedCompile" for known ones."""
-        return self.counts[name]
+        return self.taken.counts[name]
 
     @property
     def files(self) -> Files:
         """What the runtime would have written of each graph."""
-        return _TracedFiles(self)
+        return TakenFiles(self.taken)
 
     @property
     def observer(self) -> Observer | None:
@@ -82,11 +79,12 @@ class Tracer:
 
     @observer.setter
     def observer(self, observer: Observer) -> None:
-        self._observer = observer
+        self._observer = self.taken.observer = observer
+        self.lines.sites = observer.sites
         read = observer.values.read
 
         def quiet() -> None:  # what was logged is read by the observer, after the step
-            with self.reads.off():
+            with self.asked.off():
                 read()
 
         observer.values.read = quiet  # type: ignore[method-assign]
@@ -108,6 +106,8 @@ class Tracer:
         self.names.install()
         self.doings.install()
         self.reads.install()
+        if self.uploads is not None:
+            self.uploads.install()
 
     def _replace(self, extension: Any, name: str, ours: Callable[..., Any]) -> None:
         original = getattr(extension, name, None)
@@ -118,7 +118,7 @@ class Tracer:
     def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The end of a step."""
         taken = self._take_all(sys._getframe(1))
-        self.reads.since_sync.clear()
+        self.asked.synced()
         result = original(*args, **kwargs)
         if taken is not None and self.settling.add(self.doings.since_last(taken)):
             if self._observer is not None:  # why this graph is another one is told, too
@@ -138,7 +138,7 @@ class Tracer:
             return None
         frame = sys._getframe(1)
         self._take(found, frame, step=False)
-        self.reads.part(frame)
+        self.asked.part(frame)
         live.give_zeros(found)
         return original(found, *args, **kwargs)
 
@@ -163,45 +163,7 @@ class Tracer:
         """The graph of these tensors. None where there are none."""
         if not pending:
             return None
-        key = graph_hash(pending)
-        self.rows[key] = self.rows.get(key) or self._rows()
-        if key in self.graphs:
-            self.counts["CachedCompile"] += 1
-        else:
-            self.counts["UncachedCompile"] += 1
-            self.graphs[key] = self._graph(Pending.of(pending, step), frame)
-        return key
-
-    def _graph(self, found: Pending, frame: FrameType) -> Graph:
-        parsed = hlo.parse(found.text)
-        module = numbered(found.module, by_type=True)
-        print_ = hlo.fingerprint(parsed)
-        users = {frames: self._users(frames) for frames in dict.fromkeys(module.frames.values())}
-        places = {number: users[frames] for number, frames in module.frames.items()}
-        self.told.append(Told(print_[:32], len(parsed.parameters), len(parsed.outputs), graph=parsed))
-        return Graph(
-            module=module.module,
-            form="hlo",
-            hash=print_,
-            donors=found.donors,
-            replicas=self.tracing.world,
-            partitions=self.tracing.devices,
-            site=self._place(frame),
-            nth=len(self.settling.syncs),
-            steady=False,
-            parameters=self.names.told(parsed.parameters, found.ids, frame, self._observer),
-            places={number: place for number, place in places.items() if place is not None},
-        )
-
-    def _users(self, frames: Sequence[tuple[str, str, int]]) -> Place | None:
-        site = self._observer.sites.of_places(frames) if self._observer is not None else None
-        return Place(site.path, site.line, site.code) if site is not None else None
-
-    def _place(self, frame: FrameType) -> Place | None:
-        if self._observer is None or self._observer.sites.users_frame(frame) is None:
-            return None
-        site = self._observer.sites.of_frame(frame)
-        return Place(site.path, site.line, site.code)
+        return self.taken.add(pending, frame, len(self.settling.syncs), step)
 
     # -- the end ----------------------------------------------------------------------------------------------------
     def finish(self) -> bool:
@@ -211,7 +173,7 @@ class Tracer:
         if taken is not None:
             self.settling.add(self.doings.since_last(taken))
         self.settling.at_end()
-        if self.settling.notes and self.reads.zeros():
+        if self.settling.notes and self.asked.zeros():
             self.notes.append(_ASTRAY)
         hidden = min(self.hidden, default=0)  # a loader's thread may have had some in its hands
         if hidden > 0:
@@ -221,43 +183,21 @@ class Tracer:
 
     def _write(self, syncs: int) -> None:
         steady = self.settling.steady
-        order = sorted(self.graphs, key=lambda one: steady.index(one) if one in steady else -1)
+        order = sorted(self.taken.graphs, key=lambda one: steady.index(one) if one in steady else -1)
         write(
             self.tracing.folder,
-            [(self.graphs[one], one in steady) for one in order],
+            [(self.taken.graphs[one], one in steady) for one in order],
             syncs=syncs,
+            sequence=[order.index(sync.graph) for sync in self.settling.syncs[:syncs]],
             settled=self.settling.settled,
-            reads=self.reads.told(),
-            refused=self.reads.refused(),
+            differences=[] if self.settling.settled else self.taken.differences(),
+            reads=self.asked.reads(),
+            refused=self.asked.refused(),
             seconds=time.monotonic() - self.started,
-            batch=self._batch(steady),
+            batch=self.taken.batch(steady),
+            rows=[self.taken.rows[one] for one in order],
             notes=[*self.notes, *self.settling.notes],
         )
-
-    def _batch(self, steady: Sequence[str]) -> int | None:
-        """Rows of what the steady graph was given; where it got nothing new, of what came last before it."""
-        order = [*(one for one in self.graphs if one not in steady), *steady]
-        return next((self.rows[one] for one in reversed(order) if self.rows[one]), None)
-
-    def _rows(self) -> int | None:
-        """Rows of the largest input of this step."""
-        arrivals = self._observer.doing.arrivals if self._observer is not None else []
-        shapes = [tuple(one.shape) for one in arrivals if len(one.shape)]
-        return max(shapes, key=math.prod)[0] if shapes else None
-
-
-class _TracedFiles(Files):
-    """Stands where the observer reads what the runtime wrote."""
-
-    def __init__(self, tracer: Tracer) -> None:
-        super().__init__(None)
-        self.tracer = tracer
-        self.taken = 0
-
-    def read(self, count: int) -> list[Told]:
-        told = self.tracer.told[self.taken : self.taken + count]
-        self.taken += count
-        return told
 
 
 def _leave_jax_alone() -> None:

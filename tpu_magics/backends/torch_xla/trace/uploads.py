@@ -1,33 +1,65 @@
-"""A model's large parameters on their way to the device.
+"""What is large, on its way to the device.
 
-What lives here: a placeholder in place of each: nobody looks at them while a function is traced, and a copy of a model
-takes memory and time. What does not: all else that comes from the host, which a step may decide by (truth.py).
+What lives here: a placeholder in place of a model's large parameters, which nobody looks at while a function is traced,
+and of batches that are too large to compute anything of (truth.py): a copy would take memory and time. What does not:
+all else that comes from the host, which a step may decide by.
 """
 
 from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
-LARGE = 1 << 20  # bytes
+from tpu_magics.backends.torch_xla.trace.truth import ELEMENTS
+
+LARGE = 1 << 20  # bytes of a parameter
 _TYPE = re.compile(r"^XLA Shape: (\w+)\[", re.MULTILINE)
 
 
-def placeholder(tensor: Any, dtype: Any) -> Any:
-    """A tensor on the device as a tensor of the host would become there, without memory; None where it is small, or no
-    such placeholder can be made."""
-    import torch_xla
-    from torch_xla.core import xla_builder
+class Uploads:
+    """Those of one process. `moving`: whether a model is on its way now."""
 
-    if not dtype.is_floating_point or tensor.numel() * tensor.element_size() < LARGE:
-        return None
-    type_ = _on_device(dtype)
-    if not type_:
-        return None
-    shape = xla_builder.mkshape(type_, tuple(tensor.shape)).shape
-    made = torch_xla._XLAC._xla_create_placeholder_tensor(shape)  # 2.9.0
-    return made if made.dtype == dtype else None
+    def __init__(self, moving: Callable[[], bool]) -> None:
+        self.moving = moving
+
+    def install(self) -> None:
+        """Catch the way of torch_xla's loaders, too, which is no operation. For good."""
+        import torch_xla
+
+        extension = torch_xla._XLAC
+        extension._xla_tensors_from_aten = functools.partial(self._sent, extension._xla_tensors_from_aten)
+
+    def _sent(self, original: Any, tensors: Sequence[Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """Several tensors at once."""
+        shardings = args[1] if len(args) > 1 else kwargs.get("shardings")
+        made = [None if shardings else self.placeholder(one, one.dtype) for one in tensors]
+        if not any(one is not None for one in made):
+            return list(original(tensors, *args, **kwargs))
+        devices, *rest = args
+        pairs = zip(tensors, made, devices, strict=True)
+        return [one if one is not None else original([old], [device], *rest, **kwargs)[0] for old, one, device in pairs]
+
+    def placeholder(self, tensor: Any, dtype: Any) -> Any:
+        """A tensor on the device as a tensor of the host would become there, without memory; None where it is small, or
+        no such placeholder can be made."""
+        if tensor.is_xla or not self._is_large(tensor, dtype):
+            return None
+        import torch_xla
+        from torch_xla.core import xla_builder
+
+        type_ = _on_device(dtype)
+        if not type_:
+            return None
+        shape = xla_builder.mkshape(type_, tuple(tensor.shape)).shape
+        made = torch_xla._XLAC._xla_create_placeholder_tensor(shape)  # 2.9.0
+        return made if made.dtype == dtype else None
+
+    def _is_large(self, tensor: Any, dtype: Any) -> bool:
+        if self.moving():
+            return bool(dtype.is_floating_point and tensor.numel() * tensor.element_size() >= LARGE)
+        return bool(tensor.numel() > ELEMENTS)
 
 
 @functools.lru_cache(maxsize=16)

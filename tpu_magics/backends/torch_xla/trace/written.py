@@ -40,5 +40,11 @@ def write(
 def write_reads(folder: Path, reads: Sequence[Read]) -> None:
     """What has been read so far, a line each: where the function fails, they may be why."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lines = [f"{one.place}: {one.place.code}" if one.place is not None else one.what for one in reads]
-    (folder / READS).write_text("\n".join(dict.fromkeys(lines)))
+    (folder / READS).write_text("\n".join(dict.fromkeys(map(_told, reads))))
+
+
+def _told(read: Read) -> str:
+    if read.place is None:
+        return read.what
+    inside = f" (inside {read.inside})" if read.inside is not None else ""
+    return f"{read.place}: {read.place.code}{inside}"
