@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tpu_magics.backends.base import StepLimit, Tracing
 from tpu_magics.backends.hlo_proto import numbered
 from tpu_magics.backends.lowered import Graph, Place
-from tpu_magics.backends.torch_xla import hlo
+from tpu_magics.backends.observing import hlo
 from tpu_magics.backends.torch_xla.observe.told import Files, Told
 from tpu_magics.backends.torch_xla.trace import alone, live, shardings
 from tpu_magics.backends.torch_xla.trace.doings import Doings
@@ -178,7 +178,7 @@ class Tracer:
         print_ = hlo.fingerprint(parsed)
         users = {frames: self._users(frames) for frames in dict.fromkeys(module.frames.values())}
         places = {number: users[frames] for number, frames in module.frames.items()}
-        self.told.append(Told(print_[:32], len(parsed.parameters), len(parsed.outputs), graph=parsed))
+        self.told.append(Told(print_[:32], inputs=len(parsed.parameters), outputs=len(parsed.outputs), graph=parsed))
         return Graph(
             module=module.module,
             form="hlo",
