@@ -33,6 +33,7 @@ RANKS = {
     "backends": 2,
     "launch": 3,
     "preflight": 4,
+    "tf": 4,
     "panel": 5,
     "magics": 6,
     "__init__": 7,

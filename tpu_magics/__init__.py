@@ -54,7 +54,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("padding", "check"):  # the rooms that people's own code uses by their names
+    if name in ("padding", "check", "tf"):  # the rooms that people's own code uses by their names
         return import_module(f"tpu_magics.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'tpu_magics' has no attribute {name!r}")

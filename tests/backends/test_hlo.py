@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tpu_magics.backends.torch_xla import hlo
+from tpu_magics.backends.observing import hlo
 
 # Each program is run in a process of its own, forked from one that has imported torch_xla.
 PROGRAMS = """
@@ -419,7 +419,7 @@ def test_names_in_the_text_stay_text() -> None:
 def test_nothing_is_imported_for_it() -> None:
     code = """
         import json, sys
-        from tpu_magics.backends.torch_xla import hlo
+        from tpu_magics.backends.observing import hlo
         print(json.dumps([name for name in ("torch", "torch_xla", "numpy") if name in sys.modules]))
     """
     ran = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, capture_output=True, timeout=120)

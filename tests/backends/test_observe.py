@@ -15,7 +15,7 @@ import torch
 import tpu_magics
 from tests.launch.launching import run
 from tpu_magics.backends.base import Watching
-from tpu_magics.backends.torch_xla.observe import values
+from tpu_magics.backends.observing import values
 from tpu_magics.backends.torch_xla.observe.observer import Observer
 from tpu_magics.backends.torch_xla.observe.told import Files
 from tpu_magics.backends.torch_xla.precision import PrecisionWatch

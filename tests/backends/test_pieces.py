@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tpu_magics.backends.torch_xla import hlo
+from tpu_magics.backends.observing import hlo
 from tpu_magics.backends.torch_xla.observe.pieces import Pieces, joined
 from tpu_magics.backends.torch_xla.observe.told import Files, Told
 

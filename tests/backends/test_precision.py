@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tpu_magics.backends.torch_xla import hlo, precision, precision_asked
+from tpu_magics.backends.observing import hlo
+from tpu_magics.backends.torch_xla import precision, precision_asked
 from tpu_magics.backends.torch_xla.precision_asked import Asked, variables
 from tpu_magics.runs import events
 from tpu_magics.runs.events import Precision, Warned
@@ -59,7 +60,8 @@ PROGRAM = """
 import ctypes, functools, json, os, sys, traceback
 from pathlib import Path
 
-from tpu_magics.backends.torch_xla import hlo, precision
+from tpu_magics.backends.observing import hlo
+from tpu_magics.backends.torch_xla import precision
 
 import torch
 import torch_xla

@@ -12,7 +12,7 @@ pytest.importorskip("torch_xla")
 
 from tests.backends.traced import traced
 from tpu_magics.backends.lowered import Place
-from tpu_magics.backends.torch_xla import hlo
+from tpu_magics.backends.observing import hlo
 from tpu_magics.backends.torch_xla.trace.changes import Seen, difference
 
 LINE, OTHER = Place("In [3]", 5, "w = torch.ones(n, 4)"), Place("In [3]", 6, "loss = w.sum()")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tpu_magics.backends.lowered import Traced
-from tpu_magics.backends.torch_xla import hlo
+from tpu_magics.backends.observing import hlo
 from tpu_magics.launch import train
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.tracing import Asked

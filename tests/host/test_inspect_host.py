@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tpu_magics.host import Host, inspect_host
+from tpu_magics.host import Host, inspect_host, notebook_environment
 
 from . import fake_hosts
 
@@ -171,3 +171,78 @@ def test_the_network_is_not_used():
     """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+# -- TensorFlow, which has one process and no workers --------------------------------------------------------------
+
+
+def inspect_tensorflow(host: fake_hosts.FakeHost, **versions: str | None) -> Host:
+    packages = {"tensorflow-tpu": "2.20.0", "keras": "3.15.1", "tensorflow-cpu": None, **versions}
+    known = {**host.versions, **{name.replace("__", "-"): version for name, version in packages.items()}}
+    return inspect_host(host.environ, host.root, host.modules, known, framework="tensorflow")
+
+
+@pytest.mark.parametrize("build", [fake_hosts.colab_v5e_1, fake_hosts.kaggle_v5e_8, fake_hosts.tpu_vm_v3])
+def test_tensorflow_on_a_tpu_has_no_workers_and_changes_no_environment(tmp_path, build):
+    host = inspect_tensorflow(build(tmp_path))
+    assert (host.framework, host.device, host.workers, host.replicas) == ("tensorflow", "TPU", 1, 1)
+    assert (host.repairs, notebook_environment(host), host.problems) == ((), {}, ())
+
+
+def test_torch_is_what_a_host_is_looked_at_for_without_a_word(tmp_path):
+    assert inspect(fake_hosts.plain(tmp_path)).framework == "torch"
+
+
+def test_kaggles_tensorflow_cannot_use_its_tpu(tmp_path):
+    fake = fake_hosts.kaggle_v5e_8(tmp_path)
+    host = inspect_host(**fake.arguments(), framework="tensorflow")  # type: ignore[arg-type]
+    assert [problem.what for problem in host.problems] == ["tensorflow-cpu 2.20.0 cannot use this host's TPU."]
+
+
+def test_a_pjrt_device_of_torch_xla_is_not_tensorflows(tmp_path):
+    fake = fake_hosts.plain(tmp_path)
+    fake.environ["PJRT_DEVICE"] = "TPU"
+    assert inspect_tensorflow(fake).problems == ()
+
+
+def test_a_rehearsal_on_a_tpu_host_is_one_for_tensorflow_too(tmp_path):
+    fake = fake_hosts.tpu_vm_v3(tmp_path)
+    fake.environ["PJRT_DEVICE"] = "CPU"
+    for package in ("tensorflow-tpu", "tensorflow-cpu"):
+        host = inspect_tensorflow(fake, **{"tensorflow-tpu": None, package: "2.20.0"})
+        assert (host.device, [problem.about for problem in host.problems]) == ("CPU", ["environment"])
+
+
+def test_this_kernel_may_hold_the_tpu_and_another_process_may_not(tmp_path):
+    fake = fake_hosts.tpu_vm_v4(tmp_path)
+    fake_hosts.add_process(fake.root, os.getpid(), ("ipykernel",), ("dev/accel0",))
+    assert inspect_tensorflow(fake).problems == ()
+    fake_hosts.add_process(fake.root, 999_999, ("python3", "other.py"), ("dev/accel3",))
+    assert [problem.about for problem in inspect_tensorflow(fake).problems] == ["holder"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "note"),
+    [
+        ({"TPU_NAME": "my-node"}, "TPU_NAME=my-node names a TPU that is not in this host: %tpu_init --framework "),
+        ({"COLAB_TPU_ADDR": "10.0.0.2:8470"}, "COLAB_TPU_ADDR=10.0.0.2:8470 names a TPU that is not in this host: "),
+    ],
+)
+def test_a_remote_tpu_that_the_environment_names_is_a_note(tmp_path, environ, note):
+    fake = fake_hosts.plain(tmp_path)
+    fake.environ.update(environ)
+    (told,) = inspect_tensorflow(fake).notes
+    assert told.startswith(note) and "TPU nodes ended in April 2025" in told
+    assert inspect(fake).notes == ()
+
+
+@pytest.mark.parametrize("name", ["local", ""])
+def test_local_is_no_remote_tpu(tmp_path, name):
+    fake = fake_hosts.plain(tmp_path)
+    fake.environ["TPU_NAME"] = name
+    assert inspect_tensorflow(fake).notes == ()
+
+
+def test_one_of_several_hosts_is_told_of_tensorflow_too(tmp_path):
+    (note,) = inspect_tensorflow(fake_hosts.gke(tmp_path)).notes
+    assert note.startswith("This is one of 2 hosts of a slice; TensorFlow runs in this notebook's process only")

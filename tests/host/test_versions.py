@@ -140,3 +140,87 @@ def test_what_is_not_installed_is_none(tmp_path, monkeypatch):
     versions = installed()
     assert versions.pop("torch") == "2.9.0+cpu"
     assert set(versions.values()) == {None, platform.python_version()}
+
+
+# -- TensorFlow ----------------------------------------------------------------------------------------------------
+
+TENSORFLOW = {"python": "3.12.11", "ipython": "9.4.0", "ipywidgets": "8.1.7", "keras": "3.15.1"}
+
+
+@pytest.mark.parametrize(
+    ("packages", "tpu"),
+    [
+        ({"tensorflow-cpu": "2.21.0"}, False),
+        ({"tensorflow": "2.20.0"}, False),
+        ({"tensorflow-cpu": "2.20.0", "torch_xla": "2.8.0"}, False),  # beside torch_xla, in another process
+        ({"tensorflow-tpu": "2.20.0"}, False),
+        ({"tensorflow-tpu": "2.20.0", "libtpu": "0.0.52"}, True),
+        ({"tensorflow-tpu": "2.16.1", "keras": "3.0.5"}, True),
+    ],
+)
+def test_tensorflow_that_fits(packages, tpu):
+    assert judge({**TENSORFLOW, **packages}, tpu, framework="tensorflow") == []
+
+
+def test_torch_is_not_asked_of_tensorflow_and_not_the_other_way_round():
+    assert "torch" not in judge(TENSORFLOW, framework="tensorflow")[0].what
+    assert judge(LOCAL_VERSIONS) == []
+
+
+@pytest.mark.parametrize(
+    ("packages", "tpu", "what", "command", "state"),
+    [
+        ({}, False, "TensorFlow is not installed.", '%pip install "tpu-magics[tf]"', "broken"),
+        ({}, True, "TensorFlow is not installed.", '%pip install "tpu-magics[tf-tpu]"', "broken"),
+        (
+            {"tensorflow-cpu": "2.20.0"},
+            True,
+            "tensorflow-cpu 2.20.0 cannot use this host's TPU.",
+            '!pip uninstall -y tensorflow-cpu && pip install "tpu-magics[tf-tpu]"',
+            "broken",
+        ),
+        (
+            {"tensorflow": "2.21.0", "tensorflow-cpu": "2.20.0"},
+            True,
+            "tensorflow 2.21.0 and tensorflow-cpu 2.20.0 cannot use this host's TPU.",
+            '!pip uninstall -y tensorflow tensorflow-cpu && pip install "tpu-magics[tf-tpu]"',
+            "broken",
+        ),
+        (
+            {"tensorflow": "2.20.0", "tensorflow-tpu": "2.20.0"},
+            True,
+            "tensorflow and tensorflow-tpu are both installed.",
+            "!pip uninstall -y tensorflow && pip install --force-reinstall --no-deps tensorflow-tpu==2.20.0",
+            "warning",
+        ),
+        (
+            {"tensorflow-cpu": "2.15.1"},
+            False,
+            "tensorflow-cpu 2.15.1 is older than 2.16.",
+            '%pip install "tensorflow-cpu>=2.16"',
+            "broken",
+        ),
+        (
+            {"tensorflow-cpu": "2.20.0", "keras": "2.15.0"},
+            False,
+            "keras 2.15.0 is older than 3.0.",
+            '%pip install "keras>=3.0"',
+            "broken",
+        ),
+    ],
+)
+def test_tensorflow_that_does_not_fit(packages, tpu, what, command, state):
+    (problem,) = judge({**TENSORFLOW, **packages}, tpu, framework="tensorflow")
+    assert (problem.what, problem.command, problem.state) == (what, command, state)
+    assert problem.about == "versions" and problem.todo == f"{command}, then restart the kernel"
+
+
+def test_a_plain_tensorflow_on_a_tpu_is_told_with_tensorflows_own_words():
+    (problem,) = judge({**TENSORFLOW, "tensorflow": "2.21.0"}, True, framework="tensorflow")
+    assert "No OpKernel was registered to support Op 'ConfigureDistributedTPU'" in problem.why
+    assert "2.16.1 to 2.20.0" in problem.why
+
+
+def test_the_notebook_is_judged_for_tensorflow_too():
+    (problem,) = judge({**TENSORFLOW, "tensorflow-cpu": "2.21.0", "ipywidgets": None}, framework="tensorflow")
+    assert problem.what == "ipywidgets is not installed."

@@ -13,8 +13,11 @@ from .samples import MODEL, TRAIN, TRAINED
 @pytest.mark.parametrize(
     ("magic", "told"),
     [
-        ("%tpu_init", ["-n", "--processes", "--precision", "bf16-downcast", "--framework"]),
-        ("%tpu_train", ["FUNCTION", "--background", "--timeout", "%tpu_train train.py --epochs 2"]),
+        ("%tpu_init", ["-n", "--processes", "--precision", "bf16-downcast", "--framework", "--tpu"]),
+        (
+            "%tpu_train",
+            ["FUNCTION", "--jit", "--keep-partial", "--background", "--timeout", "%tpu_train train.py --epochs 2"],
+        ),
         ("%%tpu_train", ["ARG", "--steps", "--hoist", "-o", "--run-name", "--plain", "--force", "%%tpu_train model"]),
         ("%tpu_runs", ["RUN", "--plain"]),
         ("%tpu_logs", ["-r", "--rank", "RUN"]),

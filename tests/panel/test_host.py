@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, TPU_REMOTE, Placed, Problem
 from tpu_magics.host import Host, inspect_host
 from tpu_magics.panel.host import host_table
 from tpu_magics.panel.table import Table, to_html, to_text
@@ -288,3 +289,74 @@ def test_text_and_html_say_the_same(tmp_path, build):
 
 def test_this_machine():
     assert cells(host_table(inspect_host()))["Notebook"].startswith(f"python {sys.version_info.major}.")
+
+
+# -- TensorFlow ----------------------------------------------------------------------------------------------------
+
+
+def tensorflow_table(fake, placed: Placed | None = None, **versions: str) -> Table:
+    known = {**fake.versions, "tensorflow-cpu": None, "keras": "3.15.1", **versions}
+    host = inspect_host(fake.environ, fake.root, fake.modules, known, framework="tensorflow")
+    return host_table(host, placed=placed)
+
+
+CPU = {"tensorflow-cpu": "2.21.0"}
+TPU = {"tensorflow-tpu": "2.20.0", "libtpu": "0.0.52"}
+ONE = "one replica: more cannot be rehearsed truthfully, and why."
+NOT_YET = "not available (TensorFlow is not connected yet: %tpu_init)"
+
+
+@pytest.mark.parametrize(
+    ("build", "versions", "placed", "rows"),
+    [
+        (
+            "plain",
+            CPU,
+            Placed(DEFAULT, None, 1, ONE),
+            ("CPU", "`strategy`: the default strategy (no TPU)", ONE, "not available (there is no TPU)"),
+        ),
+        (
+            "kaggle_v5e_8",
+            TPU,
+            Placed(TPU_LOCAL, None, 8, "chips 2x4x1"),
+            ("TPU", "`strategy`: TPUStrategy, on the TPU of this host", "8", "chips 2x4x1"),
+        ),
+        (
+            "plain",
+            CPU,
+            Placed(TPU_REMOTE, None, 8, "chips 2x2x1"),
+            ("TPU", "`strategy`: TPUStrategy, on a remote TPU", "8", "chips 2x2x1"),
+        ),
+        ("plain", CPU, None, ("CPU", NOT_YET, NOT_YET, NOT_YET)),
+    ],
+)
+def test_where_tensorflow_trains(tmp_path, build, versions, placed, rows):
+    table = tensorflow_table(getattr(fake_hosts, build)(tmp_path), placed, **versions)
+    found = cells(table)
+    device, *others = rows
+    assert found["Cells train on"] == f"{device}: in this notebook's process (TensorFlow does not survive a fork)"
+    assert [found[label] for label in ("Strategy", "Replicas", "Topology")] == others
+    assert "Set in the notebook" not in found and "Changed in the workers" not in found
+    assert "Problem" not in found and "Warning" not in found
+
+
+def test_versions_of_tensorflow(tmp_path):
+    found = cells(tensorflow_table(fake_hosts.kaggle_v5e_8(tmp_path), **TPU))
+    assert found["Framework"].split("\n") == [
+        "tensorflow-tpu 2.20.0, keras 3.15.1, libtpu 0.0.52, transformers 4.55.0",
+        "They fit together.",
+    ]
+
+
+def test_a_tensorflow_that_cannot_use_the_tpu(tmp_path):
+    table = tensorflow_table(fake_hosts.kaggle_v5e_8(tmp_path), **CPU)
+    assert cells(table)["Problem"].startswith("tensorflow-cpu 2.21.0 cannot use this host's TPU.")
+    assert states(table)["Framework"] == states(table)["Problem"] == "broken"
+
+
+@pytest.mark.parametrize(("refuses", "label", "state"), [(True, "Problem", "broken"), (False, "Warning", "warning")])
+def test_what_will_not_work_there_is_told_as_problems_of_the_host_are(tmp_path, refuses, label, state):
+    problem = Problem("It is a node.", "It ended.", "Use a TPU VM.", refuses=refuses)
+    table = tensorflow_table(fake_hosts.plain(tmp_path), Placed(TPU_REMOTE, None, 8, "", (), (problem,)), **CPU)
+    assert cells(table)[label] == "It is a node.\nWhy: It ended.\nTo mend it: Use a TPU VM."
+    assert states(table)[label] == state

@@ -1,6 +1,7 @@
 """The seam between the launcher and a framework.
 
-What lives here: the protocol that a framework's folder implements (torch_xla today), and what travels over it.
+What lives here: the protocols that a framework's folder implements (`Backend`: trained in forked workers, torch_xla;
+`LocalBackend`: trained in the notebook's own process, tensorflow), and what travels over them.
 What does not: any import of a framework. launch/ knows models only through this protocol.
 """
 
@@ -12,7 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tpu_magics.errors import TpuMagicsError
+
 if TYPE_CHECKING:
+    from tpu_magics.backends.lowered import Traced
     from tpu_magics.runs.writer import EventWriter
 
 
@@ -251,3 +255,126 @@ class Watcher(Protocol):
 
     def close(self, read: bool = True) -> None:
         """Write what is left; `read`: also the logged tensors that wait on the device."""
+
+
+# -- a framework that trains in the notebook's own process ------------------------------------------------------------
+
+DEFAULT, TPU_LOCAL, TPU_REMOTE = "default", "tpu-local", "tpu-remote"  # Placed.kind
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with what is about to be trained. `what`, `why`, `todo`: as in TpuMagicsError; `refuses`: training
+    cannot work with it, else it is said and the run goes on."""
+
+    what: str
+    why: str = ""
+    todo: str = ""
+    refuses: bool = True
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a LocalBackend trains. `kind`: "tpu-local" (chips of this host), "tpu-remote" (a TPU node, by name or
+    address) or "default" (no TPU); `strategy`: the framework's own object, for the notebook; `replicas`: devices that
+    train in step; `topology`: in words, "" where there is nothing to say; `notes`: lines for the person; `problems`:
+    what will not work here."""
+
+    kind: str
+    strategy: Any
+    replicas: int = 1
+    topology: str = ""
+    notes: Sequence[str] = ()
+    problems: Sequence[Problem] = ()
+
+    @property
+    def device(self) -> str:
+        """ "CPU" or "TPU", as in Watching."""
+        return "CPU" if self.kind == DEFAULT else "TPU"
+
+
+class LocalBackend(Protocol):
+    """What launch/local.py may ask of a framework whose training goes on in the notebook's own process."""
+
+    name: str
+
+    def prepare(self) -> None:
+        """Import the framework. Raises TpuMagicsError where it cannot be imported."""
+
+    def initialise(self, asked: str = "", precision: str = "", host: Any = None) -> Placed:
+        """Connect to what there is (`asked`: a TPU's name or grpc address, "" for what is found), make the strategy,
+        set the precision of models built from now on ("", "fp32" or "bf16"). `host`: the Host as it was found. Again
+        it gives what it gave, unless other things are asked. Raises TpuMagicsError where it cannot be had."""
+
+    def scope(self) -> AbstractContextManager[None]:
+        """The strategy's scope, in which models, variables and metrics are made and trained."""
+
+    def is_model(self, value: object) -> bool:
+        """Whether `value` is a model. Imports nothing: what was never imported cannot be an instance."""
+
+    def state_bytes(self, items: Sequence[tuple[str, Any]]) -> int:
+        """Bytes that `kept` will write for `items`."""
+
+    def kept(self, items: Sequence[tuple[str, Any]], folder: Path) -> Kept:
+        """Write what training can change of `items` (weights, optimizers, metrics, variables, random states) into
+        `folder`, which it makes. Nothing is left of it where it cannot be written (OSError)."""
+
+    def precision(self, asked: str) -> AbstractContextManager[None]:
+        """Within it models are built with this precision ("": with the session's)."""
+
+    def precision_notes(self, models: Mapping[str, Any], asked: str) -> Sequence[str]:
+        """What is to be said of models that were built earlier, with another precision, a line each."""
+
+    def jit(self, how: str, cells: Mapping[str, str]) -> AbstractContextManager[Callable[[], Sequence[str]]]:
+        """Within it steps are compiled by XLA at home, and without `jit_compile` on a TPU ("auto"), or left as they
+        are ("keep"). Gives a function that tells what was changed so far, a line each. `cells`: file names of cells ->
+        "In [n]"."""
+
+    def placement_problems(self, items: Sequence[tuple[str, Any]]) -> Sequence[Problem]:
+        """Models and variables among `items` that were made outside the strategy's scope."""
+
+    def data_problems(
+        self, items: Sequence[tuple[str, Any]], cells: Mapping[str, str], on_colab: bool = False
+    ) -> Sequence[Problem]:
+        """What of the input pipelines, and of the paths to write to, among `items` cannot work where the training goes
+        on. `cells`: file names of cells -> "In [n]"; `on_colab`: what mends it is said as Colab has it."""
+
+    def watching_data(
+        self, tell: Callable[[Problem], None], items: Sequence[tuple[str, Any]], cells: Mapping[str, str]
+    ) -> AbstractContextManager[None]:
+        """Within it data that the code makes itself is looked at before the first step with it: TpuMagicsError for what
+        cannot work, `tell` for the rest. `items`: what `data_problems` has seen already."""
+
+    def before_first_step(
+        self, ask: Callable[[Traced], None], precision: str, cells: Mapping[str, str]
+    ) -> AbstractContextManager[Callable[[], bool]]:
+        """Within it `ask` is given the program of the first training step before that is executed; what it raises ends
+        the run. Gives a function that tells whether there was such a step."""
+
+    def observing(self, writer: EventWriter, watching: Watching) -> AbstractContextManager[Watcher]:
+        """Record steps, compiles, reads and logged values of this process until the block ends."""
+
+    def cancelling(self) -> AbstractContextManager[Callable[[], None]]:
+        """Within it what the framework executes can be given up: the function that it gives does that, from any
+        thread."""
+
+    def explained(self, error: BaseException, cells: Mapping[str, str]) -> TpuMagicsError | None:
+        """The framework's error in words: the person's line, the rule, the rewrite; None for what it does not know.
+        `cells`: file names of cells -> "In [n]"."""
+
+
+class Kept(Protocol):
+    """What `LocalBackend.kept` gives: the state before a run."""
+
+    models: Mapping[str, Any]
+    """The models among what was kept, outermost ones, by name."""
+
+    def holds(self, value: object) -> bool:
+        """Whether the state of `value` was kept."""
+
+    def put_back(self) -> Sequence[str]:
+        """Make all of it as it was; what has been made since is forgotten. Can be called again. Returns what could not
+        be put back, a line each."""
+
+    def drop(self) -> None:
+        """Remove what was written. Nothing can be put back then."""

@@ -26,7 +26,7 @@ from tpu_magics.host.chips import (
 )
 from tpu_magics.host.holders import Holder, Holding, LockFile, find_holding, judge_holding
 from tpu_magics.host.memory import Memory, cpu_count, free_disk, host_memory
-from tpu_magics.host.places import Place, find_place
+from tpu_magics.host.places import Place, find_place, named_tpu
 from tpu_magics.host.problem import BROKEN, ENVIRONMENT, HOLDER, TPU, VERSIONS, WARNING, Problem
 from tpu_magics.host.repairs import PJRT, Repair, choose_device, judge_pjrt, notebook_environment, worker_repairs
 from tpu_magics.host.versions import Versions, has_other_libtpu, installed, judge
@@ -62,6 +62,7 @@ class Host:
     `chips`: as PCI shows them; `devices`: their device files; `device`: what cells train on, "TPU" or "CPU";
     `workers`: processes to start; `replicas`: devices in each; `pjrt_device`: PJRT_DEVICE as it was found;
     `unseen`: processes of other accounts that could not be looked into for holders; `cpus`: None: not available;
+    `framework`: what cells are trained with, "torch" or "tensorflow", which has one process and no workers;
     `problems`: those that stop training first; `notes`: sentences that are good to know and need no action.
     """
 
@@ -83,6 +84,7 @@ class Host:
     repairs: tuple[Repair, ...]
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
+    framework: str = "torch"
 
     @property
     def worker_environment(self) -> dict[str, str | None]:
@@ -95,6 +97,7 @@ def inspect_host(
     root: Path = Path("/"),
     modules: Collection[str] = sys.modules,
     versions: Versions | None = None,
+    framework: str = "torch",
 ) -> Host:
     """Look at the host. Reads files only; initialises nothing, changes nothing.
 
@@ -103,7 +106,9 @@ def inspect_host(
         root: where /sys, /proc, /dev and /tmp are.
         modules: names of the modules that the notebook has imported.
         versions: installed versions (default: those of this Python).
+        framework: what cells are trained with, "torch" or "tensorflow".
     """
+    torch = framework == "torch"
     chips, files = find_chips(root), find_device_files(root)
     place = find_place(environ, modules, len(chips))
     versions = installed() if versions is None else versions
@@ -113,10 +118,10 @@ def inspect_host(
     pjrt = environ.get(PJRT, "")
     device = choose_device(pjrt, len(chips))
     problems = [
-        *judge(versions, bool(chips), has_other_libtpu(environ)),
+        *judge(versions, bool(chips) if torch else device == "TPU", has_other_libtpu(environ), framework),
         *judge_chips(chips, devices),
-        *judge_pjrt(pjrt, len(chips)),
-        *judge_holding(holding),
+        *judge_pjrt(pjrt, len(chips), torch),
+        *judge_holding(holding, in_workers=torch),
         *_judge_promise(place, chips),
     ]
     return Host(
@@ -126,8 +131,8 @@ def inspect_host(
         chips=chips,
         devices=devices,
         device=device,
-        workers=len(chips) if device == "TPU" else 1,
-        replicas=replicas_per_worker(chips) if device == "TPU" else 1,
+        workers=len(chips) if torch and device == "TPU" else 1,
+        replicas=replicas_per_worker(chips) if torch and device == "TPU" else 1,
         pjrt_device=pjrt,
         holders=holding.holders,
         unseen=holding.unseen,
@@ -135,9 +140,11 @@ def inspect_host(
         memory=host_memory(root),
         cpus=cpu_count(root),
         versions=versions,
-        repairs=worker_repairs(environ, place, len(chips)),
+        # Kaggle's variables are made for one process, as TensorFlow's is.
+        repairs=worker_repairs(environ, place, len(chips)) if torch else (),
         problems=tuple(sorted(problems, key=lambda problem: problem.state != BROKEN)),
-        notes=_notes(place, holding.lock),
+        notes=(*_notes(place, holding.lock, torch), *(() if torch or chips else _named(environ))),
+        framework=framework,
     )
 
 
@@ -155,12 +162,23 @@ def _judge_promise(place: Place, chips: tuple[Chip, ...]) -> list[Problem]:
     ]
 
 
-def _notes(place: Place, lock: LockFile) -> tuple[str, ...]:
+def _named(environ: Mapping[str, str]) -> tuple[str, ...]:
+    named = named_tpu(environ)
+    if named is None or named.name == "local":
+        return ()
+    return (
+        f"{named.variable}={environ[named.variable]} names a TPU that is not in this host: "
+        f"%tpu_init --framework tensorflow --tpu {named.name} connects to it. (TPU nodes ended in April 2025.)",
+    )
+
+
+def _notes(place: Place, lock: LockFile, torch: bool) -> tuple[str, ...]:
     notes = []
     if len(place.hosts) > 1:
+        here = "workers are started on this host only" if torch else "TensorFlow runs in this notebook's process only"
         notes.append(
-            f"This is one of {len(place.hosts)} hosts of a slice; workers are started on this host only, and a TPU "
-            "slice answers only when all of its hosts take part."
+            f"This is one of {len(place.hosts)} hosts of a slice; {here}, and a TPU slice answers only when all of its "
+            "hosts take part."
         )
     if lock.state == "stale" and lock.ours:
         notes.append(f"{lock.path} was left over by an earlier process of this account; it does no harm.")

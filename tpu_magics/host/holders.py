@@ -162,9 +162,12 @@ def _account(uid: int) -> str:
         return f"uid {uid}"
 
 
-def judge_holding(holding: Holding) -> list[Problem]:
-    """What is wrong: the TPU is taken, or a lock file was left over that this account cannot use."""
-    taken = (_taken(holder) for holder in holding.holders if not holder.child)
+def judge_holding(holding: Holding, in_workers: bool = True) -> list[Problem]:
+    """What is wrong: the TPU is taken, or a lock file was left over that this account cannot use.
+
+    `in_workers`: cells are trained in processes of their own, so that this one must not hold it.
+    """
+    taken = (_taken(one) for one in holding.holders if not one.child and (in_workers or not one.own))
     return [*taken, *_left_over(holding.lock)]
 
 

@@ -1,7 +1,8 @@
 """Which kind of place a notebook runs in: Kaggle, Colab, GKE, a TPU VM, or a plain machine.
 
-What lives here: the signs of each place, and the name of the menu in which its accelerator is chosen. What does not:
-counting chips (chips.py); the environment may promise a TPU, but only /sys can show one.
+What lives here: the signs of each place, the name of the menu in which its accelerator is chosen, and a remote TPU that
+the environment names. What does not: counting chips (chips.py); the environment may promise a TPU, but only /sys can
+show one.
 """
 
 from __future__ import annotations
@@ -27,6 +28,28 @@ class Place:
     promise: str = ""
     restart: str = ""
     hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NamedTpu:
+    """A TPU that a variable of the environment names. `name`: a name, "local" or "grpc://host:port"."""
+
+    name: str
+    variable: str
+
+
+# In the order in which TensorFlow asks (tensorflow/python/tpu/client/client.py, 2.21), and Colab's of before 2025,
+# which notebooks read themselves.
+_NAMING = ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME", "COLAB_TPU_ADDR")
+
+
+def named_tpu(environ: Environ) -> NamedTpu | None:
+    """The TPU that the environment names; None where it names none."""
+    found = (NamedTpu(environ[name].strip(), name) for name in _NAMING if environ.get(name, "").strip())
+    named = next(found, None)
+    if named is None or named.variable != "COLAB_TPU_ADDR" or "://" in named.name:
+        return named
+    return NamedTpu(f"grpc://{named.name}", named.variable)
 
 
 PLAIN = Place(key="plain", name="plain machine")

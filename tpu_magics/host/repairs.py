@@ -46,8 +46,9 @@ def worker_repairs(environ: Mapping[str, str], place: Place, chips: int) -> tupl
 
 
 def notebook_environment(host: Host) -> dict[str, str]:
-    """What %tpu_init sets in the notebook: PJRT_DEVICE where it is not set. What a person has set is kept."""
-    return {} if host.pjrt_device else {PJRT: host.device}
+    """What %tpu_init sets in the notebook: PJRT_DEVICE where it is not set, and torch_xla will read it. What a person
+    has set is kept."""
+    return {} if host.pjrt_device or host.framework != "torch" else {PJRT: host.device}
 
 
 def choose_device(pjrt_device: str, chips: int) -> str:
@@ -55,12 +56,15 @@ def choose_device(pjrt_device: str, chips: int) -> str:
     return "TPU" if chips and _family(pjrt_device) != "CPU" else "CPU"
 
 
-def judge_pjrt(pjrt_device: str, chips: int) -> list[Problem]:
-    """A PJRT_DEVICE that does not fit what the host has."""
+def judge_pjrt(pjrt_device: str, chips: int, torch: bool = True) -> list[Problem]:
+    """A PJRT_DEVICE that does not fit what the host has. TensorFlow does not read it; where it is CPU on a TPU host, we
+    follow it there (not `torch`) too."""
     fitting = "TPU" if chips else "CPU"
     if not pjrt_device or _family(pjrt_device) == fitting:
         return []
     rehearsal = bool(chips) and _family(pjrt_device) == "CPU"
+    if not torch and not rehearsal:
+        return []
     has = f"{plural(chips, 'TPU chip')}" if chips else "no TPU"
     effect = "Cells train on the CPU and leave the TPU alone." if rehearsal else "The XLA runtime would fail to start."
     return [

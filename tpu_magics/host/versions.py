@@ -16,6 +16,7 @@ from tpu_magics.host.problem import VERSIONS, Problem
 
 Versions = Mapping[str, str | None]
 
+TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")
 PACKAGES = (
     "ipython",
     "ipykernel",
@@ -26,9 +27,8 @@ PACKAGES = (
     "transformers",
     "libtpu",
     "jax",
-    "tensorflow",
-    "tensorflow-cpu",
-    "tensorflow-tpu",
+    *TENSORFLOWS,
+    "keras",
 )
 
 RESTART = "restart the kernel"
@@ -57,15 +57,16 @@ def has_other_libtpu(environ: Mapping[str, str]) -> bool:
     return bool(getattr(inside, "is_file", lambda: False)())
 
 
-def judge(versions: Versions, tpu: bool = False, other_libtpu: bool = False) -> list[Problem]:
+def judge(versions: Versions, tpu: bool = False, other_libtpu: bool = False, framework: str = "torch") -> list[Problem]:
     """What does not fit together.
 
     Args:
         versions: as `installed()` gives them.
         tpu: whether the host has a TPU.
         other_libtpu: whether torch_xla finds a libtpu other than the package (see `has_other_libtpu`).
+        framework: what cells are trained with, "torch" or "tensorflow".
     """
-    found = (check(_Seen(versions, tpu, other_libtpu)) for check in _CHECKS)
+    found = (check(_Seen(versions, tpu, other_libtpu)) for check in (*_CHECKS[framework], *_NOTEBOOK))
     return [problem for problem in found if problem is not None]
 
 
@@ -139,6 +140,66 @@ def _plain_tensorflow(seen: _Seen) -> Problem | None:
     )
 
 
+# -- TensorFlow ----------------------------------------------------------------------------------------------------
+
+
+def _no_tensorflow(seen: _Seen) -> Problem | None:
+    if any(seen.versions.get(name) for name in TENSORFLOWS):
+        return None
+    extra = "tf-tpu" if seen.tpu else "tf"
+    return Problem(
+        about=VERSIONS,
+        what="TensorFlow is not installed.",
+        why=f"Cells are trained with TensorFlow here{', on a TPU with tensorflow-tpu' if seen.tpu else ''}.",
+        command=f'%pip install "tpu-magics[{extra}]"',
+        then=RESTART,
+    )
+
+
+def _tensorflow_without_tpu(seen: _Seen) -> Problem | None:
+    plain = _plain(seen)
+    if not seen.tpu or not plain or seen.versions.get("tensorflow-tpu"):
+        return None
+    return Problem(
+        about=VERSIONS,
+        what=f"{' and '.join(f'{name} {seen.versions[name]}' for name in plain)} cannot use this host's TPU.",
+        # tensorflow/tensorflow#96203; the versions: the package index.
+        why="Only the package tensorflow-tpu (2.16.1 to 2.20.0) has TensorFlow's kernels for a TPU; any other one "
+        "stops with \"No OpKernel was registered to support Op 'ConfigureDistributedTPU'\".",
+        command=f'!pip uninstall -y {" ".join(plain)} && pip install "tpu-magics[tf-tpu]"',
+        then=RESTART,
+    )
+
+
+def _two_tensorflows(seen: _Seen) -> Problem | None:
+    plain = _plain(seen)
+    if not seen.tpu or not plain or not seen.versions.get("tensorflow-tpu"):
+        return None
+    return Problem(
+        about=VERSIONS,
+        what=f"{' and '.join(plain)} and tensorflow-tpu are both installed.",
+        why="They own the same files, so the one that was installed last is the one that is imported; it may not be "
+        "the one that knows the TPU.",
+        command=f"!pip uninstall -y {' '.join(plain)} && "
+        f"pip install --force-reinstall --no-deps tensorflow-tpu=={seen.versions['tensorflow-tpu']}",
+        then=RESTART,
+        state="warning",
+    )
+
+
+def _plain(seen: _Seen) -> list[str]:
+    return [name for name in TENSORFLOWS[:2] if seen.versions.get(name)]
+
+
+def _old_tensorflow(seen: _Seen) -> Problem | None:
+    name = next((name for name in TENSORFLOWS if seen.versions.get(name)), "tensorflow")
+    return _too_old(seen.versions, name, (2, 16), "Keras 3 comes with TensorFlow since 2.16.", "broken")
+
+
+def _old_keras(seen: _Seen) -> Problem | None:
+    return _too_old(seen.versions, "keras", (3, 0), "Models of Keras 2 are not known here.", "broken")
+
+
 def _old_ipython(seen: _Seen) -> Problem | None:
     return _too_old(seen.versions, "ipython", (7, 34), "The magics need what IPython has since 7.34.", "broken")
 
@@ -181,12 +242,8 @@ def _release(version: str | None) -> tuple[int, ...]:
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
-_CHECKS: tuple[Callable[[_Seen], Problem | None], ...] = (
-    _no_framework,
-    _different_pair,
-    _no_libtpu,
-    _plain_tensorflow,
-    _old_ipython,
-    _old_ipywidgets,
-    _no_ipywidgets,
-)
+_CHECKS: Mapping[str, tuple[Callable[[_Seen], Problem | None], ...]] = {
+    "torch": (_no_framework, _different_pair, _no_libtpu, _plain_tensorflow),
+    "tensorflow": (_no_tensorflow, _tensorflow_without_tpu, _two_tensorflows, _old_tensorflow, _old_keras),
+}
+_NOTEBOOK: tuple[Callable[[_Seen], Problem | None], ...] = (_old_ipython, _old_ipywidgets, _no_ipywidgets)

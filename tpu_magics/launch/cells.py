@@ -17,6 +17,7 @@ from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import arguments, cell, hoist, reach, session, train
+from tpu_magics.launch.framework import packages_of_code, packages_of_tree
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.results import TrainResult
 from tpu_magics.launch.work import CellWork, ScriptWork, Work
@@ -76,7 +77,8 @@ def train_function(words: Sequence[str], options: Options) -> TrainResult:
         return train.start(_script(words[0], words[1:]), options)
     namespace = session.current.notebook.namespace
     positional, named = arguments.parse_arguments(words)
-    values, keywords = arguments.evaluate_all(positional, named, namespace)
+    with session.current.scope(options.precision):
+        values, keywords = arguments.evaluate_all(positional, named, namespace)
     return train.start(train.function_request(values[0], values[1:], keywords, labels=positional[1:]), options)
 
 
@@ -87,8 +89,10 @@ def _train_definition(
     read: cell.Cell, positional: Sequence[str], named: Mapping[str, str], options: Options, namespace: dict[str, Any]
 ) -> TrainResult:
     __tracebackhide__ = True
-    exec(_compiled(read.tree, read.filename, "exec"), namespace)
-    values, keywords = arguments.evaluate_all(positional, named, namespace)
+    code = _compiled(read.tree, read.filename, "exec")
+    with session.current.scope(options.precision, read.tree):
+        exec(code, namespace)
+        values, keywords = arguments.evaluate_all(positional, named, namespace)
     function = namespace[read.function]
     return train.start(train.function_request(function, values, keywords, labels=positional), options)
 
@@ -164,14 +168,14 @@ def _notebook_launcher(call: inspect.BoundArguments, options: Options, labels: S
         processes=_possible(given.get("num_processes"), options),
         environment={**options.environment, **environment},
     )
-    return _start_call(given["function"], given.get("args", ()), options, labels, index_first=False)
+    return _start_call(given["function"], given.get("args", ()), options, labels, False, "notebook_launcher")
 
 
 def _spawn(call: inspect.BoundArguments, options: Options, labels: Sequence[str]) -> TrainResult:
     """torch_xla's xmp.spawn: the function takes the rank first."""
     given = call.arguments
     options = replace(options, processes=_possible(given.get("nprocs"), options))
-    return _start_call(given["fn"], given.get("args", ()), options, labels, index_first=True)
+    return _start_call(given["fn"], given.get("args", ()), options, labels, True, "xmp.spawn")
 
 
 def _launch(call: inspect.BoundArguments, options: Options, labels: Sequence[str]) -> TrainResult:
@@ -179,7 +183,7 @@ def _launch(call: inspect.BoundArguments, options: Options, labels: Sequence[str
     given = call.arguments
     processes = 1 if given.get("debug_single_process") else None
     options = replace(options, processes=options.processes or processes)
-    return _start_call(given["fn"], given.get("args", ()), options, labels, index_first=True)
+    return _start_call(given["fn"], given.get("args", ()), options, labels, True, "torch_xla.launch")
 
 
 _INTERCEPTORS: Mapping[str, Callable[[inspect.BoundArguments, Options, Sequence[str]], TrainResult]] = {
@@ -194,9 +198,12 @@ def launched(kind: str, call: inspect.BoundArguments, options: Options, labels: 
     return _INTERCEPTORS[kind](call, options, labels)
 
 
-def _start_call(function: Any, args: Any, options: Options, labels: Sequence[str], index_first: bool) -> TrainResult:
+def _start_call(
+    function: Any, args: Any, options: Options, labels: Sequence[str], index_first: bool, launcher: str
+) -> TrainResult:
     args = tuple(args) if isinstance(args, (list, tuple)) else (args,)
-    return train.start(train.function_request(function, args, index_first=index_first, labels=labels), options)
+    request = train.function_request(function, args, index_first=index_first, labels=labels, launcher=launcher)
+    return train.start(request, options)
 
 
 def _possible(asked: Any, options: Options) -> int | None:
@@ -247,7 +254,8 @@ def _statements(read: cell.Cell, source: Source, namespace: dict[str, Any]) -> t
         shown = None if expression is None else _compiled(expression, read.filename, "eval")
         return CellWork(code, shown, namespace, models, hoists, before)
 
-    return train.Request("cell", make, items, hoistable=rest, source=source.text)
+    packages = packages_of_tree(read.tree) | packages_of_code(whole, namespace)
+    return train.Request("cell", make, items, hoistable=rest, source=source.text, packages=packages)
 
 
 def _copy(tree: ast.Module) -> ast.Module:
@@ -278,4 +286,4 @@ def _script(path: str, argv: Sequence[str]) -> train.Request:
     def make(models: dict[str, Any], _hoists: hoist.HoistPlan | None) -> Work:
         return ScriptWork(str(file.absolute()), tuple(argv), has_mp_fn, models)
 
-    return train.Request(file.stem, make, script=file)
+    return train.Request(file.stem, make, script=file, packages=packages_of_tree(tree))

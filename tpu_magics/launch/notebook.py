@@ -34,6 +34,9 @@ class Notebook(Protocol):
         """Show the run while it goes on; None where there is nothing to show it with. `stop` asks, from any thread,
         that it be stopped."""
 
+    def local_panel(self, files: RunFiles, stop: Callable[[], None]) -> Onlooker | None:
+        """The same for a run that holds the main thread: the panel is looked at from another one."""
+
     def show_again(self, files: RunFiles) -> bool:
         """Show the panel of a run here, too; False where it has none."""
 
@@ -64,6 +67,9 @@ class PlainProgram:
         return PlainScreen()
 
     def panel(self, files: RunFiles, stop: Callable[[], None], background: bool) -> Onlooker | None:  # noqa: ARG002
+        return None
+
+    def local_panel(self, files: RunFiles, stop: Callable[[], None]) -> Onlooker | None:  # noqa: ARG002
         return None
 
     def show_again(self, files: RunFiles) -> bool:  # noqa: ARG002

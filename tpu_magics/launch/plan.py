@@ -31,7 +31,7 @@ PRECISION_NAMES = ("fp32", "bf16", "bf16-downcast")
 @dataclass(frozen=True)
 class Options:
     """What a person may choose for a run; None: the session's default. `gate`: asked with the request before
-    anything is forked; what it raises ends it."""
+    anything is forked; what it raises ends it. `jit`, `keep_partial`: of a TensorFlow run (launch/local.py)."""
 
     processes: int | None = None
     precision: str | None = None
@@ -48,6 +48,8 @@ class Options:
     collective_timeout: float | None = None
     strict: bool = False
     gate: Callable[[Any, Options], None] | None = None
+    jit: str = "auto"
+    keep_partial: bool = False
 
     def check(self) -> None:
         """Raise TpuMagicsError for values that no run can have."""
@@ -76,11 +78,13 @@ class Options:
                 "-n starts a process for each rank; --spmd drives all devices from a single process.",
                 "Leave one of them away.",
             )
-        _choice("--precision", self.precision, PRECISION_NAMES)
-        _choice("--hoist", self.hoist, ("auto", "off"))
+        check_choice("--precision", self.precision, PRECISION_NAMES)
+        check_choice("--hoist", self.hoist, ("auto", "off"))
+        check_choice("--jit", self.jit, ("auto", "keep"))
 
 
-def _choice(option: str, value: str | None, choices: tuple[str, ...]) -> None:
+def check_choice(option: str, value: str | None, choices: tuple[str, ...]) -> None:
+    """Raise TpuMagicsError for a value that an option does not take."""
     if value is not None and value not in choices:
         raise TpuMagicsError(
             f"{option} {value} is not known.",

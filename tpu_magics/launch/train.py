@@ -1,6 +1,7 @@
 """The one road of a run: look, plan, fork, watch, bring home.
 
-What lives here: the order of things. What does not: the things themselves; each has its own file beside this one.
+What lives here: the order of things. What does not: the things themselves; each has its own file beside this one. A
+framework that does not survive the fork takes another road (local.py).
 """
 
 from __future__ import annotations
@@ -9,21 +10,37 @@ import ast
 import inspect
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
 from tpu_magics.host.memory import host_memory
-from tpu_magics.launch import checking, guards, hoist, onlook, plan, process, reach, results, session, supervise, worker
+from tpu_magics.launch import (
+    checking,
+    framework,
+    guards,
+    hoist,
+    onlook,
+    plan,
+    process,
+    reach,
+    results,
+    session,
+    supervise,
+    worker,
+)
 from tpu_magics.launch import failure as failures
 from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.launch.relay import Relay, Screen
 from tpu_magics.launch.work import FunctionWork, Work
 from tpu_magics.runs.folder import RunFolder, check_name
 from tpu_magics.runs.reader import Run
+
+if TYPE_CHECKING:
+    from tpu_magics.backends.lowered import Traced
 
 BUSY_PATIENCE = 30.0  # seconds: a device stays busy for so long after its holder was killed
 BUSY_PAUSE = 2.0  # seconds between attempts
@@ -32,7 +49,9 @@ BUSY_PAUSE = 2.0  # seconds between attempts
 @dataclass(frozen=True)
 class Request:
     """What is to be run, before it is known how. `make(models, hoists)` gives the work; `items`: what it can reach;
-    `hoistable`: the function or tree that hoisting reads (None: nothing to read); `script`: the file that is run."""
+    `hoistable`: the function or tree that hoisting reads (None: nothing to read); `script`: the file that is run;
+    `packages`: those that its code names; `launcher`: the launching call that it was taken from, "" for none;
+    `program`: of its step, where the framework has lowered it in this process (None: it is traced in a worker)."""
 
     name: str
     make: Callable[[dict[str, Any], hoist.HoistPlan | None], Work]
@@ -42,6 +61,14 @@ class Request:
     source: str = ""
     cell: str = ""
     script: Path | None = None
+    packages: Collection[str] = ()
+    launcher: str = ""
+    program: Traced | None = None
+
+    @property
+    def folder_name(self) -> str:
+        """Its name as a run's folder can have it."""
+        return "".join(char if char.isalnum() or char in "-_." else "-" for char in self.name).lstrip(".")[:40] or "run"
 
 
 def function_request(
@@ -51,8 +78,9 @@ def function_request(
     *,
     index_first: bool = False,
     labels: Sequence[str] = (),
+    launcher: str = "",
 ) -> Request:
-    """A request to train a function. `labels`: the ARGs as they were written."""
+    """A request to train a function. `labels`: the ARGs as they were written; `launcher`: the call that has it."""
     kwargs = dict(kwargs or {})
     arguments = guards.check_function(function, args, kwargs, index_first)
     named = {**_labelled(labels, args), **kwargs}
@@ -67,6 +95,8 @@ def function_request(
         hoistable=function,
         arguments=arguments,
         source=_source(function),
+        packages=framework.packages_of_function(function),
+        launcher=launcher,
     )
 
 
@@ -105,6 +135,8 @@ def train(
     collective_timeout: float | None = None,
     strict: bool = False,
     gate: Callable[[Request, Options], None] | None = None,
+    jit: str = "auto",
+    keep_partial: bool = False,
 ) -> results.TrainResult:
     """Train `function(*args, **kwargs)` on every rank, as `%%tpu_train` does.
 
@@ -127,24 +159,37 @@ def train(
         collective_timeout: seconds that a rank of a rehearsal waits in a collective for the others (default: 60).
         strict: refuse to start where the code breaks a rule of XLA or of launching (see `%tpu_check`).
         gate: asked before anything is forked; what it raises ends it.
+        jit: for TensorFlow, "auto" compiles with XLA at home and leaves that to the strategy on a TPU; "keep" leaves
+            the models' own jit_compile alone.
+        keep_partial: for TensorFlow, keep what was learned until a failure or an interrupt.
+
+    A TensorFlow function is trained in this process, inside `strategy.scope()`.
 
     Raises:
         TpuMagicsError: before anything is forked, where the run cannot work.
         TrainingFailed: a worker failed; the models here are unchanged.
     """
+    __tracebackhide__ = True
     options = Options(processes, precision, hoist, background, steps, timeout, force, run_name, plain, max_recompiles)
     options = replace(options, spmd=plan.spmd_option(spmd), collective_timeout=collective_timeout)
-    options = replace(options, strict=strict, gate=gate)
+    options = replace(options, strict=strict, gate=gate, jit=jit, keep_partial=keep_partial)
     return start(function_request(function, args, kwargs), options)
 
 
 def start(request: Request, options: Options, workers: int | None = None) -> results.TrainResult:
-    """Run a request. `workers` overrides the number of processes (the launcher itself takes any)."""
+    """Run a request: in forked workers, or here, where its framework does not survive a fork. `workers` overrides the
+    number of processes (the launcher itself takes any)."""
+    from tpu_magics.launch import local, local_checks
+
+    __tracebackhide__ = True
     options.check()
     if options.run_name is not None:
         check_name(options.run_name)
     session.current.refuse_second()
     process.require_main_thread()
+    if session.current.is_local(request.items, request.packages, bool(request.launcher)):
+        return local.start_here(request, options)
+    local_checks.refuse_local_options(options)
     found = checking.look(getattr(request.hoistable, "__name__", ""), request.script, options.strict)
     if options.gate is not None:
         options.gate(request, replace(options, gate=None))
@@ -175,6 +220,7 @@ def _prepare(request: Request, options: Options, workers: int | None) -> Going:
     count = plan.count_workers(host, options.processes, options.spmd) if workers is None else workers
     precision = options.precision or current.precision
     made = plan.make_plan(host, options, precision, count, current.cache, current.collective_timeout)
+    framework.require_alone()
     backend.prepare()
     if made.rehearsed:
         guards.require_rehearsal(backend, made.ranks)
@@ -187,7 +233,7 @@ def _prepare(request: Request, options: Options, workers: int | None) -> Going:
         models = {**models, **{_free(name, taken): model for name, model in hoists.models.items()}}
     size = sum(backend.model_bytes(model) for model in models.values())
     plan.require_memory(made, size, options.force)
-    folder = RunFolder.create(options.run_name or _folder_name(request.name))
+    folder = RunFolder.create(options.run_name or request.folder_name)
     try:
         plan.require_disk(folder.path, size, options.force)
     except TpuMagicsError as refused:
@@ -215,10 +261,6 @@ def _with_session(options: Options, host: Host) -> Options:
 
 def _free(name: str, taken: set[str]) -> str:
     return name if name not in taken else f"{name} (hoisted)"
-
-
-def _folder_name(name: str) -> str:
-    return "".join(char if char.isalnum() or char in "-_." else "-" for char in name).lstrip(".")[:40] or "run"
 
 
 def _say_where(host: Host) -> None:

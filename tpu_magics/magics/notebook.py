@@ -54,18 +54,30 @@ class ShellNotebook:
 
     def panel(self, files: RunFiles, stop: Callable[[], None], background: bool) -> Onlooker | None:
         """A kernel's main thread is free while a run goes on in the background, and handles clicks itself."""
-        from IPython.core.displaypub import CapturingDisplayPublisher
-
-        kernel = getattr(self.shell, "kernel", None)
-        if kernel is None or isinstance(self.shell.display_pub, CapturingDisplayPublisher):
+        if not self._shows_panels():
             return None
         from tpu_magics.magics.mailbox import open_mailbox
         from tpu_magics.panel.widget import LivePanel
 
-        mailbox = None if background else open_mailbox(kernel)
+        mailbox = None if background else open_mailbox(self.shell.kernel)
         no_stop = "" if background or mailbox else NO_STOP
         self.live = LivePanel(files, stop, self._publisher(files), mailbox.look if mailbox else None, no_stop)
         return self.live
+
+    def local_panel(self, files: RunFiles, stop: Callable[[], None]) -> Onlooker | None:
+        """The main thread trains, and only that thread may look for clicks."""
+        if not self._shows_panels():
+            return None
+        from tpu_magics.panel.widget import LivePanel
+
+        self.live = LivePanel(files, stop, self._publisher(files), None, NO_STOP)
+        return self.live
+
+    def _shows_panels(self) -> bool:
+        from IPython.core.displaypub import CapturingDisplayPublisher
+
+        kernel = getattr(self.shell, "kernel", None)
+        return kernel is not None and not isinstance(self.shell.display_pub, CapturingDisplayPublisher)
 
     def _publisher(self, files: RunFiles) -> Callable[[Mapping[str, Any], bool], None]:
         transient = {"display_id": f"tpu_magics-{files.id}-{uuid.uuid4().hex[:8]}"}

@@ -46,10 +46,17 @@ def init_parser() -> MagicParser:
     parser = MagicParser(
         "%tpu_init",
         "Find out where this notebook runs, which TPU it has and which versions fit, and set the session's defaults.\n"
-        "The XLA runtime is never started in the notebook's process.",
+        "PyTorch/XLA's runtime is never started in the notebook's process; TensorFlow trains in it: its strategy is\n"
+        "made here, and is the notebook's `strategy`.",
     )
     parser.add_argument(
-        "--framework", choices=("auto", "torch"), default="auto", help="the framework to train with (default: auto)"
+        "--framework",
+        choices=("auto", "torch", "tensorflow"),
+        default="auto",
+        help="what cells train with (default: auto, which is what the notebook has imported)",
+    )
+    parser.add_argument(
+        "--tpu", default="", metavar="NAME", help="TensorFlow: the name or grpc:// address of a TPU on another host"
     )
     add_shared(parser)
     parser.add_argument(
@@ -69,7 +76,8 @@ def init_parser() -> MagicParser:
 _TRAIN_TEXTS = {
     "%%tpu_train": (
         "Train the last function of the cell (ARGs are Python expressions), the function given to notebook_launcher,\n"
-        "xmp.spawn or torch_xla.launch in it, or its plain statements, on every device, in forked workers.",
+        "xmp.spawn or torch_xla.launch in it, or its plain statements, on every device, in forked workers;\n"
+        "for TensorFlow in this process, inside strategy.scope().",
         "Examples:\n  %%tpu_train model\n  %%tpu_train model 16 lr=1e-3 --steps 5\n",
     ),
     "%tpu_train": (
@@ -123,6 +131,18 @@ def train_parser(prog: str) -> MagicParser:
         "--strict",
         action="store_true",
         help="do not start where the code breaks a rule of XLA or of launching (%%tpu_check shows them)",
+    )
+    parser.add_argument(
+        "--jit",
+        choices=("auto", "keep"),
+        default="auto",
+        help="TensorFlow: compile steps with XLA at home and leave that to the strategy on a TPU (auto), or change "
+        "nothing (keep)",
+    )
+    parser.add_argument(
+        "--keep-partial",
+        action="store_true",
+        help="TensorFlow: keep what was learned until a failure or an interrupt, instead of the weights before",
     )
     parser.add_argument("--run-name", metavar="NAME", help="name of the run (default: the function's)")
     parser.add_argument(

@@ -132,7 +132,15 @@ class TpuMagics(Magics):
             print(parser.format_help())
             return
         _notebook(self.shell)
-        init.initialise(found.precision, found.processes, found.cache, found.spmd, found.collective_timeout)
+        init.initialise(
+            found.precision,
+            found.processes,
+            found.cache,
+            found.spmd,
+            found.collective_timeout,
+            found.framework,
+            found.tpu,
+        )
 
     @no_var_expand
     @cell_magic

@@ -99,6 +99,8 @@ def _options(found: argparse.Namespace) -> Options:
         spmd=0 if found.spmd else None,
         collective_timeout=found.collective_timeout,
         strict=found.strict,
+        jit=found.jit,
+        keep_partial=found.keep_partial,
     )
 
 

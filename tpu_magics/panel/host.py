@@ -1,14 +1,28 @@
 """The host as one table: what %tpu_init prints.
 
-What lives here: which facts of a Host are shown, and in which words. What does not: finding them (host/), rendering
-(table.py). What could not be found out reads "not available" with the reason.
+What lives here: which facts of a Host are shown, and in which words, and where a framework of this process trains.
+What does not: finding them (host/, backends/), rendering (table.py). What could not be found out reads "not available"
+with the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
-from tpu_magics.host import BROKEN, ENVIRONMENT, HOLDER, TPU, VERSIONS, Host, Problem, Repair, notebook_environment
+from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, TPU_REMOTE, Placed
+from tpu_magics.backends.base import Problem as Placing
+from tpu_magics.host import (
+    BROKEN,
+    ENVIRONMENT,
+    HOLDER,
+    TPU,
+    VERSIONS,
+    WARNING,
+    Host,
+    Problem,
+    Repair,
+    notebook_environment,
+)
 from tpu_magics.host.holders import Holder
 from tpu_magics.host.problem import plural
 from tpu_magics.panel.table import Row, Table
@@ -25,18 +39,35 @@ FRAMEWORK = (
     "tensorflow-cpu",
     "tensorflow-tpu",
 )
+TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "keras", "libtpu", "transformers")
+_CALLED = {
+    DEFAULT: "the default strategy (no TPU)",
+    TPU_LOCAL: "TPUStrategy, on the TPU of this host",
+    TPU_REMOTE: "TPUStrategy, on a remote TPU",
+}
 
 
-def host_table(host: Host, processes: int | None = None, spmd: int | None = None) -> Table:
-    """One table of two columns, problems last with the command that mends each. `processes`, `spmd`: what was asked of
-    the cells to come (`-n`, `--spmd`)."""
-    return Table("tpu_magics: this host", None, tuple(_rows(host, processes, spmd)), host.notes)
+def host_table(
+    host: Host, processes: int | None = None, spmd: int | None = None, placed: Placed | None = None
+) -> Table:
+    """One table of two columns, problems last with the command that mends each.
+
+    Args:
+        host: what was found.
+        processes: `-n` of the cells to come.
+        spmd: `--spmd` of the cells to come.
+        placed: where a framework of this process trains.
+    """
+    return Table("tpu_magics: this host", None, tuple(_rows(host, processes, spmd, placed)), host.notes)
 
 
-def _rows(host: Host, processes: int | None, spmd: int | None) -> Iterator[Row]:
+def _rows(host: Host, processes: int | None, spmd: int | None, placed: Placed | None) -> Iterator[Row]:
     yield Row(("Place", host.place.name))
     yield Row(("TPU", _tpu(host)), _state(host, TPU) if host.chips or host.place.promise else "")
-    yield Row(("Cells train on", _training(host, processes, spmd)), _state(host, ENVIRONMENT))
+    if host.framework == "torch":
+        yield Row(("Cells train on", _training(host, processes, spmd)), _state(host, ENVIRONMENT))
+    else:
+        yield from _placing(host, placed)
     yield Row(("Notebook", _versions(host, NOTEBOOK)))
     yield Row(("Framework", _framework(host)), _state(host, VERSIONS))
     yield Row(("Host memory", _memory(host)))
@@ -47,6 +78,8 @@ def _rows(host: Host, processes: int | None, spmd: int | None) -> Iterator[Row]:
         yield Row(("Changed in the workers", _repair(repair)))
     for problem in host.problems:
         yield _problem(problem)
+    for placing in placed.problems if placed is not None else ():
+        yield _placing_problem(placing)
 
 
 def _state(host: Host, about: str) -> str:
@@ -80,6 +113,39 @@ def _training(host: Host, processes: int | None, spmd: int | None) -> str:
     return f"TPU: {workers}, one per chip{replicas}"
 
 
+# -- a framework of this process -----------------------------------------------------------------------------------
+
+
+def _placing(host: Host, placed: Placed | None) -> Iterator[Row]:
+    process = "in this notebook's process (TensorFlow does not survive a fork)"
+    yield Row(("Cells train on", f"{placed.device if placed else host.device}: {process}"), _state(host, ENVIRONMENT))
+    for label, told in _PLACING.items():
+        yield Row((label, told(placed) if placed else "not available (TensorFlow is not connected yet: %tpu_init)"))
+
+
+def _replicas(placed: Placed) -> str:
+    return placed.topology if placed.kind == DEFAULT else str(placed.replicas)
+
+
+def _topology(placed: Placed) -> str:
+    return "not available (there is no TPU)" if placed.kind == DEFAULT else placed.topology
+
+
+_PLACING: Mapping[str, Callable[[Placed], str]] = {
+    "Strategy": lambda placed: f"`strategy`: {_CALLED[placed.kind]}",
+    "Replicas": _replicas,
+    "Topology": _topology,
+}
+
+
+def _placing_problem(problem: Placing) -> Row:
+    lines = [problem.what, f"Why: {problem.why}", f"To mend it: {problem.todo}"]
+    return Row(("Problem" if problem.refuses else "Warning", "\n".join(lines)), BROKEN if problem.refuses else WARNING)
+
+
+# -- what both have ------------------------------------------------------------------------------------------------
+
+
 def _kind(host: Host) -> str:
     return "virtual device" if host.device == "CPU" else "device"
 
@@ -91,7 +157,8 @@ def _versions(host: Host, names: tuple[str, ...]) -> str:
 
 def _framework(host: Host) -> str:
     fits = _state(host, VERSIONS) == "ok"
-    return f"{_versions(host, FRAMEWORK)}\n{'They fit together.' if fits else 'See the problems below.'}"
+    names = FRAMEWORK if host.framework == "torch" else TENSORFLOW
+    return f"{_versions(host, names)}\n{'They fit together.' if fits else 'See the problems below.'}"
 
 
 def _memory(host: Host) -> str:

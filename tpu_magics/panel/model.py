@@ -47,6 +47,7 @@ __all__ = ["RunModel", "RunView"]
 
 MOST_RANKS = 1_024
 MOST_NOTICES = 100
+CALM = ("jit", "precision", "retrace")  # codes of warnings that tell what was done, and warn of nothing
 MOST_FINDINGS = 200
 _RECORDS = re.compile(r"rank-\d{1,6}\.jsonl")
 
@@ -67,6 +68,7 @@ class RunModel:
         self._read_up_to: dict[Path, tuple[int, int]] = {}
         self._ranks: dict[int, RankRecords] = {}
         self._warned: dict[str, list[int]] = {}
+        self._calm: set[str] = set()
         self._divergences: list[Divergence] = []
         self._findings: list[RuleFinding] = []
 
@@ -122,6 +124,7 @@ class RunModel:
     def _take(self, event: Event) -> None:
         if isinstance(event, Warned):
             self._note(event.text, event.rank)
+            self._calm.update({event.text} if event.code in CALM else ())
         elif isinstance(event, RuleFinding):
             self._findings = [*self._findings, event][:MOST_FINDINGS]
         elif isinstance(event, Divergence):
@@ -281,7 +284,7 @@ class RunModel:
             whose = tuple(records.rank for records in by_rank if text in records.disagreeing)
             yield Notice("warning", text or "The precision asked for and the true one differ.", whose)
         for text, ranks in self._warned.items():
-            yield Notice("warning", text, tuple(sorted(ranks)))
+            yield Notice("" if text in self._calm else "warning", text, tuple(sorted(ranks)))
         for text in told_texts(self._info.get("warnings")):
             if text not in self._warned:
                 yield Notice("warning", text)

@@ -40,11 +40,13 @@ def gate(target: str | Sequence[str], telling: Callable[[], AbstractContextManag
 
     def ask(request: Request, options: Options) -> None:
         def lower(world: int, devices: int | None) -> Traced:
+            if request.program is not None:
+                return request.program
             return trace_request(request, replace(options, background=False), Asked(world, devices))
 
         with telling() as tell:
-            alone = 1 if options.processes == 1 else None
-            way = Way(request.name, lower, _is_spmd(options), alone, Store(default_folder()), (), tell)
+            alone, own = 1 if options.processes == 1 else None, request.program is None
+            way = Way(request.name, lower, _is_spmd(options), alone, Store(default_folder()), (), tell, own)
             found = Preflight(request.name, tuple(way.result(one) for one in targets))
             note(request.name, found.results)
             tell.found(found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import sysconfig
 from functools import lru_cache
 from pathlib import Path
@@ -22,23 +23,45 @@ _SITE = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\]+)")
 _TYPED = ("<ipython-input", "<stdin", "<string", "<cell")
 
 
-@lru_cache(maxsize=4096)
+# Packages that are also installed into folders of their own (`pip install --target`), to keep them from others.
+_APART = ("tensorflow", "keras")
+
+
 def is_library(path: str) -> bool:
     """Whether code at `path` is not the user's: installed packages, the standard library, ourselves, generated code."""
+    return _is_installed(path) or bool(_apart(path))
+
+
+@lru_cache(maxsize=4096)
+def _is_installed(path: str) -> bool:
     if path.startswith("<"):
         return not path.startswith(_TYPED)
     return bool(_SITE.search(path)) or under(path, OWN) or any(under(path, folder) for folder in _STDLIB)
 
 
-@lru_cache(maxsize=4096)
 def package_of(path: str) -> str:
     """The name of the library that `path` belongs to, for people: "torch", "tpu_magics", "Python"; "" for none."""
     if path == LEFT_OUT or not is_library(path):
         return ""
-    found = _SITE.findall(path)
+    found = _SITE.findall(path) or _apart(path)
     if found:
         return str(found[-1]).removesuffix(".py")
     return "tpu_magics" if under(path, OWN) else "Python"
+
+
+def _apart(path: str) -> list[str]:
+    """The package's name, where `path` lies beside an imported package of _APART."""
+    files = (getattr(sys.modules.get(name), "__file__", None) or "" for name in _APART)
+    folders = (folder for folder in _installs(*files) if under(path, folder))
+    return [Path(path).relative_to(folder).parts[0] for folder in folders]
+
+
+@lru_cache
+def _installs(*files: str) -> tuple[str, ...]:
+    """The folders above these packages that hold nothing but what was installed. The working folder is not one, though
+    somebody may install into it."""
+    folders = dict.fromkeys(str(Path(file).parents[1]) for file in files if file)
+    return tuple(one for one in folders if one != os.getcwd() and any(Path(one).glob("*.dist-info")))
 
 
 def under(path: str, folder: str) -> bool:

@@ -1,17 +1,116 @@
 """TensorFlow: tf.functions, Keras models, custom loops.
 
-What lives here: telling a TensorFlow step from another function. Importing this imports no framework. What does not:
-lowering a step (lower.py).
+What lives here: the way from the seam's methods (LocalBackend in base.py) to the files of this folder, and telling a
+TensorFlow step from another function. Importing this imports no framework. What does not: the work of each method,
+and lowering a step (lower.py).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from importlib import import_module
+from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tpu_magics.backends.base import Kept, Placed, Problem, Watcher, Watching
+from tpu_magics.errors import TpuMagicsError
+
+if TYPE_CHECKING:
+    from tpu_magics.backends.lowered import Traced
+    from tpu_magics.runs.writer import EventWriter
 
 _NAMES = ("tensorflow", "keras")
+
+
+class TensorFlow:
+    """The backend of TensorFlow and Keras 3 (LocalBackend in base.py)."""
+
+    name = "tensorflow"
+
+    def __init__(self) -> None:
+        self._placed: Placed | None = None
+
+    def prepare(self) -> None:
+        self._part("runtime").prepare()
+
+    def initialise(self, asked: str = "", precision: str = "", host: Any = None) -> Placed:
+        placed: Placed = self._part("runtime").initialise(asked, precision, host=host)
+        self._placed = placed
+        return placed
+
+    @property
+    def placed(self) -> Placed:
+        """Where it trains; initialised here where nobody has yet."""
+        return self._placed or self.initialise()
+
+    def scope(self) -> AbstractContextManager[None]:
+        return self.placed.strategy.scope()  # type: ignore[no-any-return]
+
+    def is_model(self, value: object) -> bool:
+        return isinstance(value, _classes("keras:Model", "tensorflow:Module")) and not _is_part(value)
+
+    def state_bytes(self, items: Sequence[tuple[str, Any]]) -> int:
+        return self._part("snapshot").state_bytes(items)  # type: ignore[no-any-return]
+
+    def kept(self, items: Sequence[tuple[str, Any]], folder: Path) -> Kept:
+        return self._part("snapshot").Snapshot(items, folder)  # type: ignore[no-any-return]
+
+    def precision(self, asked: str) -> AbstractContextManager[None]:
+        return self._part("precision").within(asked)  # type: ignore[no-any-return]
+
+    def precision_notes(self, models: Mapping[str, Any], asked: str) -> Sequence[str]:
+        return self._part("precision").kept(models, asked)  # type: ignore[no-any-return]
+
+    def jit(self, how: str, cells: Mapping[str, str]) -> AbstractContextManager[Callable[[], Sequence[str]]]:
+        return self._part("jit").policy(how, self.placed, cells)  # type: ignore[no-any-return]
+
+    def placement_problems(self, items: Sequence[tuple[str, Any]]) -> Sequence[Problem]:
+        return self._part("snapshot").placement_problems(items, self.placed)  # type: ignore[no-any-return]
+
+    def data_problems(
+        self, items: Sequence[tuple[str, Any]], cells: Mapping[str, str], on_colab: bool = False
+    ) -> Sequence[Problem]:
+        paths = self._part("checkpoints").path_problems(items, self.placed, on_colab)
+        return [*self._part("data").problems(items, self.placed, cells), *paths]
+
+    def watching_data(
+        self, tell: Callable[[Problem], None], items: Sequence[tuple[str, Any]], cells: Mapping[str, str]
+    ) -> AbstractContextManager[None]:
+        return self._part("fits").watching_fits(self.placed, tell, items, cells)  # type: ignore[no-any-return]
+
+    def before_first_step(
+        self, ask: Callable[[Traced], None], precision: str, cells: Mapping[str, str]
+    ) -> AbstractContextManager[Callable[[], bool]]:
+        return self._part("first_step").before_first_step(ask, precision, cells)  # type: ignore[no-any-return]
+
+    def observing(self, writer: EventWriter, watching: Watching) -> AbstractContextManager[Watcher]:
+        return self._part("observe").observing(writer, watching)  # type: ignore[no-any-return]
+
+    def cancelling(self) -> AbstractContextManager[Callable[[], None]]:
+        return self._part("cancelling").cancelling()  # type: ignore[no-any-return]
+
+    def explained(self, error: BaseException, cells: Mapping[str, str]) -> TpuMagicsError | None:
+        return self._part("mistakes").explained(error, cells)  # type: ignore[no-any-return]
+
+    def _part(self, name: str) -> Any:
+        """A file of this folder; it imports TensorFlow, so it is imported when it is first asked."""
+        return import_module(f"{__name__}.{name}")
+
+
+def _classes(*names: str) -> tuple[type, ...]:
+    """Those of the classes ("module:Class") whose module was imported."""
+    found = (getattr(sys.modules.get(name.partition(":")[0]), name.partition(":")[2], None) for name in names)
+    return tuple(one for one in found if isinstance(one, type))
+
+
+def _is_part(value: object) -> bool:
+    """What is a tf.Module by its class and no model of a person's: layers, metrics, optimizers, generators."""
+    return not isinstance(value, _classes("keras:Model")) and isinstance(
+        value, _classes("keras:Layer", "keras:Metric", "keras:Optimizer", "keras:Variable")
+    )
 
 
 def is_step(function: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> bool:

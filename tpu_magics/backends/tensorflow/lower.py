@@ -14,14 +14,13 @@ Read and seen in TensorFlow 2.21, `tf.function(...).experimental_get_compiler_ir
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.lowered import Graph, Traced
-from tpu_magics.errors import TpuMagicsError
+from tpu_magics.backends.tensorflow.absent import require_alone
 
 if TYPE_CHECKING:
     from tpu_magics.backends.tensorflow.program import Program, Value
@@ -71,7 +70,7 @@ def lower(
             or torch_xla is in this process.
     """
     started = time.monotonic()
-    _require_alone()
+    require_alone()
     from tpu_magics.backends.tensorflow.places import Places
     from tpu_magics.backends.tensorflow.step import step_of
 
@@ -96,17 +95,6 @@ def lower(
         ranks_known=False,
         notes=_notes(step, program, precision),
     )
-
-
-def _require_alone() -> None:
-    if "torch_xla" in sys.modules:
-        # Seen with tensorflow-cpu 2.21 and torch_xla 2.9.0: imported in this order it works, in the other the process
-        # aborts ("Option ... registered more than once"). Which of two XLAs answers is not something to build on.
-        raise TpuMagicsError(
-            "TensorFlow and torch_xla are both in this kernel.",
-            "Each brings an XLA of its own, and the two do not go together in one process.",
-            "Restart the kernel, and run this notebook's TensorFlow cells without importing torch_xla.",
-        )
 
 
 def _program(step: Step, places: Any) -> Program:

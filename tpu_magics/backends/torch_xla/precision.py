@@ -18,7 +18,8 @@ from dataclasses import replace
 from functools import update_wrapper
 from typing import Any, Concatenate, ParamSpec
 
-from tpu_magics.backends.torch_xla import hlo, precision_accelerate
+from tpu_magics.backends.observing import hlo, multiplied
+from tpu_magics.backends.torch_xla import precision_accelerate
 from tpu_magics.backends.torch_xla import precision_asked as asking
 from tpu_magics.backends.torch_xla.held_output import HeldOutput
 from tpu_magics.backends.torch_xla.post_import import PostImport
@@ -76,13 +77,7 @@ def _agrees(asked: str, bf16: int, types: Mapping[str, int]) -> bool:
 
 def _text(asked: Asked, total: int, bf16: int, types: Mapping[str, int]) -> str:
     request = f"{asked.asked} asked by {asked.source}" if asked.asked else "no precision asked"
-    if not total:
-        return f"{request}: the graph has no matrix multiplication and no convolution."
-    others = ", ".join(f"{count} {dtype}" for dtype, count in types.items() if dtype != "bf16")
-    rest = f" (the others: {others})" if 0 < bf16 < total else f" ({others})" if others else ""
-    are = "is" if total == 1 else "are"
-    noun = "matrix multiplication or convolution" if total == 1 else "matrix multiplications and convolutions"
-    return f"{request}: {bf16} of {total} {noun} {are} bf16{rest}, read from the graph before XLA optimises it."
+    return multiplied.sentence(request, total, bf16, types)
 
 
 def _reason(asked: Asked, in_use: str, late: str) -> str:

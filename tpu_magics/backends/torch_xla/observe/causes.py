@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tpu_magics.backends.torch_xla import hlo
-from tpu_magics.backends.torch_xla.observe.compiled import Compiled, Number, Verdict
+from tpu_magics.backends.observing import hlo
+from tpu_magics.backends.observing.compiled import Verdict
+from tpu_magics.backends.torch_xla.observe.compiled import Compiled, Number
 from tpu_magics.runs.events import Input, Site
 
 T = TypeVar("T")

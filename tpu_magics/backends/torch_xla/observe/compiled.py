@@ -1,15 +1,17 @@
 """One compile with all that is known of it: what the runtime told, what the step had done, what Python knew.
 
-What lives here: the record that causes are found from. What does not: finding them (causes.py).
+What lives here: the record that causes are found from. What does not: what every framework tells
+(observing/compiled.py), finding causes (causes.py).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tpu_magics.backends.observing import compiled
 from tpu_magics.backends.torch_xla.observe.snapshot import Snapshot
 from tpu_magics.backends.torch_xla.observe.told import Told
-from tpu_magics.runs.events import Input, Site
+from tpu_magics.runs.events import Site
 
 Number = int | float | bool
 
@@ -39,26 +41,14 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """One compile at a site. `nth`: from 0; `inputs`: what the step received from the host; `through`: (file, function)
-    of the libraries between the user's line and what ran the graph; `trigger`: see events.Compile."""
+class Compiled(compiled.Compiled):
+    """One compile at a site, with what the step had done and what Python knew."""
 
-    site: Site
-    nth: int
-    step: int
     told: Told
-    trigger: str = ""
-    through: tuple[tuple[str, str], ...] = ()
-    inputs: tuple[Input, ...] = ()
     facts: Facts = field(default_factory=Facts)
     snapshot: Snapshot = field(default_factory=Snapshot)
 
-
-@dataclass(frozen=True)
-class Verdict:
-    """Why it was compiled: a code of events.CAUSES, a sentence, the fix in a sentence, and what differs."""
-
-    cause: str
-    text: str
-    fix: str
-    difference: tuple[str, ...] = ()
+    @property
+    def by_rank(self) -> bool:
+        """See events.Compile."""
+        return self.facts.by_rank

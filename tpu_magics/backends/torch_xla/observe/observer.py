@@ -1,28 +1,29 @@
 """The observer of one rank: it is told by the hooks what happens, and writes records.
 
-What lives here: what is done at each step, read and compile, and the guard around all of it: whatever fails here, the
-training goes on, and the record says that observing stopped and why. What does not: the wrapping of functions
-(hooks.py), causes (causes.py).
+What lives here: what is done at each step, read and compile. What does not: the wrapping of functions (hooks.py),
+causes (causes.py), the guard around all of it (observing/guarded.py).
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from tpu_magics.backends.base import RecompileLimit, StepLimit, Watching
+from tpu_magics.backends.observing.compiled import Verdict, of_evaluation
+from tpu_magics.backends.observing.guarded import Guarded, guarded
+from tpu_magics.backends.observing.history import History
+from tpu_magics.backends.observing.sites import Sites, outwards
 from tpu_magics.backends.torch_xla.observe import counters, doing, snapshot
-from tpu_magics.backends.torch_xla.observe.compiled import Compiled, Verdict
-from tpu_magics.backends.torch_xla.observe.history import History
+from tpu_magics.backends.torch_xla.observe.causes import explain
+from tpu_magics.backends.torch_xla.observe.compiled import Compiled
+from tpu_magics.backends.torch_xla.observe.history import distance
 from tpu_magics.backends.torch_xla.observe.pieces import Pieces
 from tpu_magics.backends.torch_xla.observe.reads import Reads
-from tpu_magics.backends.torch_xla.observe.sites import Sites, outwards
 from tpu_magics.backends.torch_xla.observe.told import Files, Told
 from tpu_magics.backends.torch_xla.observe.values import Values
 from tpu_magics.backends.torch_xla.observe.vitals import Vitals
@@ -32,32 +33,13 @@ from tpu_magics.runs.meter import StepMeter
 from tpu_magics.runs.writer import EventWriter
 
 _DROP_EVERY = 256  # steps
-F = TypeVar("F", bound=Callable[..., Any])
 
 
-def guarded(method: F) -> F:
-    """Whatever goes wrong in here ends the observing, not the training."""
-
-    @functools.wraps(method)
-    def call(self: Observer, *args: Any, **kwargs: Any) -> Any:
-        if self.stopped or self.closed:
-            return None
-        try:
-            return method(self, *args, **kwargs)
-        except (StepLimit, RecompileLimit):
-            raise
-        except Exception as error:
-            self.stop(error)
-            return None
-
-    return cast(F, call)
-
-
-class Observer:
+class Observer(Guarded):
     """Steps, compiles, reads and values of one rank; made in the thread that runs the user's function."""
 
     def __init__(self, writer: EventWriter, watching: Watching, files: Files, precision: PrecisionWatch) -> None:
-        self.writer = writer
+        super().__init__(writer)
         self.watching = watching
         self.files = files
         self.precision = precision
@@ -65,15 +47,13 @@ class Observer:
         self.steps = StepMeter(writer)
         self.values = Values(writer, self._logged_type)
         self.reads = Reads(writer.write, writer.rank)
-        self.history = History(writer.write, writer.rank)
+        self.history = History(writer.write, writer.rank, distance, explain)
         self.pieces = Pieces(files) if watching.rehearsed and files.debugging else None
         self.youngest = 0
         self.sent: set[int] = set()
         self.vitals = Vitals(writer.write, writer.rank, watching, lambda: self.reads.seconds)
         self.doing = doing.Doing()
         self.thread = threading.get_ident()
-        self.closed = False
-        self.stopped = ""
         self.reading = False
         self.moving = 0
         self.value = counters.native()
@@ -112,13 +92,6 @@ class Observer:
     def mine(self) -> bool:
         """Whether this is the thread that is watched, and it is."""
         return not (self.closed or self.stopped) and threading.get_ident() == self.thread
-
-    def stop(self, error: Exception) -> None:
-        """Observing has failed: say so, once, and let the training go on."""
-        self.stopped = f"{type(error).__name__}: {error}"
-        place = _innermost(error)
-        text = f"Observing stopped ({self.stopped}{place}); the training goes on, but compiles are no longer explained."
-        self.writer.write(events.Warned(time.time(), self.writer.rank, code="observing-stopped", text=text))
 
     # -- steps ------------------------------------------------------------------------------------------------------
     @guarded
@@ -297,8 +270,7 @@ class Observer:
         size, training = self.batch_size, self.training_batch
         if backward or size is None or training is None or size == training:
             return None
-        text = f"Evaluation with batches of {size} (training: {training}) compiles a graph of its own."
-        return Verdict("", text, "Keep the batch size of training in evaluation; one compile for the loop remains.")
+        return of_evaluation(size, training)
 
     # -- what a step does -------------------------------------------------------------------------------------------
     @guarded
@@ -425,10 +397,3 @@ def _trigger(frame: FrameType, trigger: str) -> str:
     if trigger == "sync" and any(one.f_code.co_filename.endswith("parallel_loader.py") for one in outwards(frame)):
         return "loader"
     return trigger
-
-
-def _innermost(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f" in {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace is not None else ""

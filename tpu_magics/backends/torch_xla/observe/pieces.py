@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from tpu_magics.backends.torch_xla import hlo
+from tpu_magics.backends.observing import hlo
 from tpu_magics.backends.torch_xla.observe.told import Files, Told
 
 KEPT = 512  # pieces whose graphs are kept for comparing

@@ -15,7 +15,7 @@ from itertools import islice
 from types import FrameType
 from typing import Any
 
-from tpu_magics.backends.torch_xla.observe.sites import Sites, outwards
+from tpu_magics.backends.observing.sites import Sites, outwards
 
 _FRAMES = 16  # looked into, from the innermost outwards
 _NAMES = 400  # looked at in one frame

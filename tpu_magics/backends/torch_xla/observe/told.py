@@ -25,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.backends.torch_xla import hlo
+from tpu_magics.backends.observing import compiled, hlo
 from tpu_magics.backends.torch_xla.observe import counters
 
 _DEBUG = ("PT_XLA_DEBUG", "PT_XLA_DEBUG_LEVEL", "PT_XLA_DEBUG_FILE")
@@ -52,18 +52,12 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True)
-class Told:
-    """One compile as the runtime told it. `frames`: (function, path, line), innermost first; `graph`: before
-    optimisation; `pieces`: see events.Compile. What was not told is empty or None."""
+class Told(compiled.Told):
+    """One compile as the runtime told it. `frames`: (function, path, line), innermost first."""
 
-    hash: str = ""
     inputs: int | None = None
     outputs: int | None = None
     frames: tuple[tuple[str, str, int], ...] = ()
-    memory: dict[str, int] | None = None
-    seconds: float | None = None
-    graph: hlo.Graph | None = None
-    pieces: int = 1
 
 
 @dataclass

@@ -1,77 +1,32 @@
-"""Values that the user logs, read from the device when that costs nothing.
+"""Values that the user logs, read from an XLA device after the sync.
 
-What lives here: keeping a device's tensor until after the sync, and making a number of it. What does not: the record
-(runs/meter.py).
+What lives here: which tensors wait. What does not: keeping and reading them (observing/values.py).
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from tpu_magics.runs.meter import ValueMeter
+from tpu_magics.backends.observing import values
 from tpu_magics.runs.writer import EventWriter
 
-READ_EVERY = 0.25  # seconds between reads of logged tensors: each waits for the device
-READ_AT_MOST = 256  # tensors kept alive until the next read
 
-
-class Values:
+class Values(values.Values):
     """The logged values of one rank. `on_type`: told the dtype of each tensor that is logged."""
 
     def __init__(self, writer: EventWriter, on_type: Callable[[str], None]) -> None:
-        self.meter = ValueMeter(writer)
+        super().__init__(writer)
         self.on_type = on_type
-        self.pending: list[tuple[str, Any, int]] = []
-        self.ready: list[tuple[str, Any, int]] = []
-        self.last_read = time.monotonic()
 
-    def log(self, values: Mapping[str, Any], step: int) -> None:
-        """Record numbers at once; keep a device's tensor until after the sync, when reading it cuts no graph."""
-        for name, value in values.items():
-            if _on_device(value):
-                self.on_type(str(value.dtype).removeprefix("torch."))
-                self.pending.append((str(name), value, step))
-            else:
-                self.meter.log(str(name), plain(value), step)
+    def waits(self, value: Any) -> bool:
+        """Whether it lies on a device."""
+        device = getattr(value, "device", None)
+        found = device is not None and getattr(device, "type", "cpu") not in ("cpu", "meta")
+        if found:
+            self.on_type(str(value.dtype).removeprefix("torch."))
+        return found
 
-    def synced(self) -> None:
-        """A step has run: what was logged in it can be read."""
-        self.ready += self.pending
-        self.pending = []
-        if self.ready and (len(self.ready) >= READ_AT_MOST or time.monotonic() - self.last_read >= READ_EVERY):
-            self.read()
-
-    def read(self) -> None:
-        for name, tensor, step in self.ready:
-            self.meter.log(name, plain(tensor.detach().cpu()), step)
-        self.ready = []
-        self.last_read = time.monotonic()
-
-    def close(self, read: bool) -> None:
-        """Write what is left; `read`: also the tensors logged last, only after a last sync."""
-        if read:
-            self.ready += self.pending
-            self.pending = []
-            self.read()
-        self.meter.flush()
-
-
-def _on_device(value: Any) -> bool:
-    device = getattr(value, "device", None)
-    return device is not None and getattr(device, "type", "cpu") not in ("cpu", "meta")
-
-
-def plain(value: Any) -> Any:
-    """A number from a tensor or NumPy value of one element; anything else as it is, or told in words."""
-    if isinstance(value, (bool, int, float, str)):
-        return value
-    if getattr(value, "numel", None) is not None and callable(value.numel):
-        return value.item() if value.numel() == 1 else f"tensor of shape {list(value.shape)}"
-    if getattr(value, "size", None) == 1 and hasattr(value, "item"):
-        return value.item()
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return str(value)
+    def fetched(self, value: Any) -> Any:
+        """In host memory. After the sync, reading it cuts no graph."""
+        return value.detach().cpu()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from tpu_magics.backends.lowered import Place
-from tpu_magics.backends.torch_xla import hlo
+from tpu_magics.backends.observing import hlo
 
 SHOWN = 3
 _OP = re.compile(r"^(?:(%|ENTRY )|\s+(?:ROOT )?%?[\w\-.]*\.(\d+) = )", re.MULTILINE)

@@ -13,11 +13,11 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from tpu_magics.backends.lowered import Place
-from tpu_magics.backends.torch_xla.observe.sites import outwards
+from tpu_magics.backends.observing.sites import outwards
 from tpu_magics.runs.origin import package_of
 
 if TYPE_CHECKING:
-    from tpu_magics.backends.torch_xla.observe.sites import Sites
+    from tpu_magics.backends.observing.sites import Sites
 
 # Where a tensor's own methods are: what a person calls, whichever library it is in.
 _OWN = ("torch_xla", "tpu_magics", "Python", "")

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from tpu_magics.backends.observing.sites import outwards
 from tpu_magics.backends.torch_xla.observe import snapshot
-from tpu_magics.backends.torch_xla.observe.sites import outwards
 from tpu_magics.backends.torch_xla.trace.live import inner, outer_tensors
 from tpu_magics.backends.torch_xla.trace.pending import alias
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tpu_magics.backends.base import Tracing
 from tpu_magics.backends.hlo_proto import numbered
 from tpu_magics.backends.lowered import Graph
-from tpu_magics.backends.torch_xla import hlo
+from tpu_magics.backends.observing import hlo
 from tpu_magics.backends.torch_xla.observe.told import Files, Told
 from tpu_magics.backends.torch_xla.trace.changes import Seen, difference
 from tpu_magics.backends.torch_xla.trace.lines import Lines
@@ -59,7 +59,7 @@ class Taken:
         known = {number: users[frames] for number, frames in module.frames.items()}
         places = {number: place for number, place in known.items() if place is not None}
         parameters = self.names.told(parsed.parameters, found.ids, frame, self.observer)
-        self.told.append(Told(print_[:32], len(parsed.parameters), len(parsed.outputs), graph=parsed))
+        self.told.append(Told(print_[:32], inputs=len(parsed.parameters), outputs=len(parsed.outputs), graph=parsed))
         self._seen.append(Seen.of(found.text, parsed, places, parameters))
         return Graph(
             module=module.module,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
 
-from tpu_magics.backends.torch_xla.hlo_text import Graph, Op, Tensor
+from tpu_magics.backends.observing.hlo_text import Graph, Op, Tensor
 
 AT_MOST = 32  # distinct differences of one kind that are kept
 RUN = 6  # instructions in a row that must be found once in both graphs to tie them to each other

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import takewhile
 from types import FrameType
 
-from tpu_magics.backends.torch_xla.observe.branches import decides
+from tpu_magics.backends.observing.branches import decides
 from tpu_magics.runs.events import Site
 from tpu_magics.runs.origin import OWN, is_library, under
 
@@ -28,9 +28,13 @@ def outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 class Sites:
-    """The sites of one rank. `cell_names`: file names of cells -> "In [n]"; `cell_ids`: "In [n]" -> the front end's."""
+    """The sites of one rank. `cell_names`: file names of cells -> "In [n]"; `cell_ids`: "In [n]" -> the front end's;
+    `libraries`: folders of libraries that are not installed where libraries usually are."""
 
-    def __init__(self, cell_names: Mapping[str, str], cell_ids: Mapping[str, str]) -> None:
+    def __init__(
+        self, cell_names: Mapping[str, str], cell_ids: Mapping[str, str], libraries: tuple[str, ...] = ()
+    ) -> None:
+        self.libraries = libraries
         self.cell_names = cell_names
         self.cell_ids = cell_ids
         self._known: dict[tuple[str, int], Site] = {}
@@ -38,7 +42,9 @@ class Sites:
         self.is_users = lru_cache(maxsize=4096)(self._is_users)
 
     def _is_users(self, path: str) -> bool:
-        return path in self.cell_names or not is_library(path)
+        if path in self.cell_names:
+            return True
+        return not is_library(path) and not any(under(path, folder) for folder in self.libraries)
 
     def users_frame(self, frame: FrameType | None) -> FrameType | None:
         """The innermost frame of the user's code."""

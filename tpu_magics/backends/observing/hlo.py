@@ -1,7 +1,7 @@
-"""What can be said of a graph that torch_xla compiles, from its text before XLA optimises it.
+"""What can be said of a graph that XLA compiles, from its text before XLA optimises it.
 
 What lives here: the door to reading (`parse`), comparing (`compare`, `distance`) and counting graphs. What does not:
-how they are read (hlo_text.py) and compared (hlo_compare.py), and where the text comes from. No torch here.
+how they are read (hlo_text.py) and compared (hlo_compare.py), and where the text comes from. No framework here.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 
-from tpu_magics.backends.torch_xla.hlo_compare import GraphChange, compare, distance
-from tpu_magics.backends.torch_xla.hlo_text import Graph, Op, Tensor, join, parse
+from tpu_magics.backends.observing.hlo_compare import GraphChange, compare, distance
+from tpu_magics.backends.observing.hlo_text import Graph, Op, Tensor, join, parse
 
 __all__ = [
     "Graph",

@@ -1,0 +1,359 @@
+"""Input pipelines as data.py, fits.py and in_memory.py see them, for test_data.py: a program of its own, for
+TensorFlow and torch_xla do not go into one process.
+
+What lives here: the pipelines, and a report of what was found, as JSON on the last line. What does not: what is right.
+
+Usage: python data_program.py FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+from fake_hf_dataset import FakeHfDataset
+
+from tpu_magics import tf as public
+from tpu_magics.backends.base import Placed
+from tpu_magics.backends.tensorflow import data
+from tpu_magics.backends.tensorflow.fits import watching_fits
+from tpu_magics.backends.tensorflow.in_memory import in_memory
+from tpu_magics.errors import TpuMagicsError
+
+CELL = "<ipython-input-7-cell>"
+CODE = """import tensorflow as tf
+
+def rows():
+    for number in range(7):
+        yield number
+
+def doubled(value):
+    return tf.py_function(lambda one: one * 2, [value], tf.float32)
+
+generated = tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec((), tf.int32))
+mapped = tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0]).map(doubled).prefetch(2)
+numpied = tf.data.Dataset.range(3).map(lambda one: tf.numpy_function(lambda x: x, [one], tf.int64))
+lines = tf.data.TextLineDataset([text]).batch(2, drop_remainder=True)
+records = tf.data.TFRecordDataset(["data/one.tfrecord"], num_parallel_reads=2)
+fixed = tf.data.FixedLengthRecordDataset(text, 1)
+listed = tf.data.Dataset.list_files(text[:-1] + "*").interleave(tf.data.TextLineDataset)
+read = tf.data.Dataset.from_tensor_slices(([text], [0])).map(lambda path, label: (tf.io.read_file(path), label))
+captured = tf.data.Dataset.range(2).flat_map(lambda number: lines)
+cached = tf.data.Dataset.range(2).cache(text + ".cache")
+loaded = tf.data.Dataset.load(stored)
+bucket = tf.data.TFRecordDataset("gs://bucket/one.tfrecord")
+joined = tf.data.Dataset.from_tensor_slices(["one.png"]).map(lambda name: tf.io.read_file("gs://bucket/" + name))
+pure = tf.data.Dataset.from_tensor_slices(tf.zeros((8, 2))).shuffle(8).batch(4).cache().repeat()
+hugging = hf.to_tf_dataset(4)
+"""
+AWAY, HERE, HOME = (Placed(kind, None, replicas=4) for kind in ("tpu-remote", "tpu-local", "default"))
+
+
+def cell(folder: Path) -> dict[str, Any]:
+    """The names that CODE makes, typed into a cell."""
+    text = folder / "text.txt"
+    text.write_text("1\n2\n")
+    tf.data.Dataset.range(3).save(str(folder / "stored"))
+    hf = FakeHfDataset([{"x": [float(number), 0.0]} for number in range(8)])
+    names = {"text": str(text), "stored": str(folder / "stored"), "hf": hf}
+    linecache.cache[CELL] = (len(CODE), None, CODE.splitlines(keepends=True), CELL)
+    exec(compile(CODE, CELL, "exec"), names)
+    return {name: value for name, value in names.items() if isinstance(value, tf.data.Dataset)}
+
+
+def told(problems: Any) -> list[list[Any]]:
+    return [[one.what, one.why, one.todo, one.refuses] for one in problems]
+
+
+def kinds(folder: Path) -> dict[str, Any]:
+    """What is said of each pipeline, where the TPU is remote; and all of them elsewhere."""
+    items = list(cell(folder).items())
+    found = {name: told(data.problems([(name, one)], AWAY, {CELL: "In [7]"})) for name, one in items}
+    for name, placed in (("on a TPU VM", HERE), ("at home", HOME)):
+        found[name] = [one for one in told(data.problems(items, placed)) if one[3]]
+    return found
+
+
+def reached(folder: Path) -> dict[str, Any]:
+    """Datasets in containers, iterators, distributed ones, PyDatasets."""
+    bad = cell(folder)["generated"]
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Any:
+            return np.zeros((2, 2)), np.zeros(2)
+
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    made = strategy.distribute_datasets_from_function(lambda context: bad.batch(2))
+    items = {
+        "splits": {"train": [bad], "count": 3},
+        "iterator": iter(bad),
+        "distributed": strategy.experimental_distribute_dataset(bad.batch(2)),
+        "from function": made,
+        "py dataset": Batches(workers=1),
+        "other": [1, "text", np.zeros(3), tf.zeros(2)],
+    }
+    found = {name: [one[0] for one in told(data.problems([(name, value)], AWAY))] for name, value in items.items()}
+    twice = data.problems([("one", bad), ("same", [bad])], AWAY)
+    return {**found, "twice": len(twice)}
+
+
+def last_batches(folder: Path) -> dict[str, Any]:
+    """The warning about a short last batch, and the compiles that there are."""
+
+    def rows(count: int) -> Any:
+        return tf.data.Dataset.from_tensor_slices((tf.ones((count, 3)), tf.ones((count, 2))))
+
+    made = {
+        "short": rows(10).shuffle(3).batch(4).map(lambda x, y: (x, y)).prefetch(1),
+        "even": rows(8).batch(4),
+        "dropped": rows(10).batch(4, drop_remainder=True),
+        "only": rows(3).batch(4),
+        "taken": rows(10).batch(4).take(2),
+        "repeated before": rows(10).repeat().batch(4),
+        "repeated after": rows(10).batch(4).repeat(),
+        "unknown": rows(10).filter(lambda x, y: True).batch(4),
+        "unbatched": rows(10).batch(4).unbatch(),
+        "padded": rows(10).padded_batch(4, ((3,), (2,))),
+        "nearly full": rows(47).batch(16),
+        "third": rows(22).batch(16),
+    }
+    found = {name: told(data.problems([(name, one)], HOME)) for name, one in made.items()}
+    places = {"home": HOME, "tpu": HERE}
+    found["by place"] = {
+        name: {where: told(data.problems([(name, made[name])], placed)) for where, placed in places.items()}
+        for name in ("nearly full", "third", "unknown")
+    }
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2", "CPU:3"])
+    found["shares"] = {
+        name: [[len(share) for share in x.values] for x, _ in strategy.experimental_distribute_dataset(made[name])]
+        for name in ("nearly full", "third")
+    }
+    found["compiled"] = {name: compiles(made[name]) for name in ("short", "even", "dropped", "taken")}
+    return found
+
+
+def compiles(dataset: Any) -> int:
+    """Programs that XLA makes of one step over all batches."""
+    step = tf.function(lambda x: tf.reduce_sum(x * 2.0), jit_compile=True)
+    before = dump_count()
+    for x, _ in dataset:
+        step(x)
+    return dump_count() - before
+
+
+def dump_count() -> int:
+    return len(list(DUMP.glob("*before_optimizations.txt")))
+
+
+def fits(folder: Path) -> dict[str, Any]:
+    """What is said when `fit` is called, and whether it trained."""
+    x, y = np.ones((10, 3), "float32"), np.ones((10, 1), "float32")
+
+    def model() -> Any:
+        made = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+        made.compile("sgd", "mse", run_eagerly=True)
+        return made
+
+    def batches() -> Any:
+        yield from [(x[:4], y[:4])] * 2
+
+    signature = (tf.TensorSpec((None, 3)), tf.TensorSpec((None, 1)))
+    unknown = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    known = tf.data.Dataset.from_tensor_slices((x, y)).batch(5)
+    cases: dict[str, tuple[Placed, Callable[[Any], Any], list[Any]]] = {
+        "unknown on a TPU": (HERE, lambda one: one.fit(unknown, verbose=0), []),
+        "unknown with steps": (HERE, lambda one: one.fit(unknown, steps_per_epoch=2, verbose=0), []),
+        "unknown at home": (HOME, lambda one: one.fit(unknown, verbose=0), []),
+        "known": (HERE, lambda one: one.fit(known, verbose=0), []),
+        "arrays": (HOME, lambda one: one.fit(x, y, batch_size=4, verbose=0), []),
+        "even arrays": (HOME, lambda one: one.fit(x, y, batch_size=5, verbose=0), []),
+        "generator away": (AWAY, lambda one: one.fit(batches(), steps_per_epoch=1, verbose=0), []),
+        "told before": (AWAY, lambda one: one.fit(unknown, steps_per_epoch=1, verbose=0), [("unknown", unknown)]),
+        "made in the cell": (AWAY, lambda one: one.fit(unknown, steps_per_epoch=1, verbose=0), []),
+        "evaluate": (HERE, lambda one: one.evaluate(unknown, verbose=0), []),
+    }
+    found: dict[str, Any] = {}
+    for name, (placed, act, items) in cases.items():
+        said: list[Any] = []
+        one = model()
+        with watching_fits(placed, said.append, items):
+            try:
+                act(one)
+                raised = ""
+            except TpuMagicsError as error:
+                raised = str(error)
+        found[name] = {"said": told(said), "raised": raised, "steps": int(one.optimizer.iterations)}
+    endless: list[Any] = []
+    with watching_fits(HOME, endless.append), suppress(StopIteration):
+        model().fit(known.repeat(), verbose=0, callbacks=[Stop()])
+    found["endless"] = told(endless)
+    trainer = sys.modules["keras.src.backend.tensorflow.trainer"]
+    found["left as it was"] = "fits.py" not in trainer.TFEpochIterator.__init__.__code__.co_filename
+    iterator, told_so = trainer.TFEpochIterator, []
+    del trainer.TFEpochIterator
+    with watching_fits(HOME, told_so.append):
+        found["another Keras"] = told(told_so)
+    trainer.TFEpochIterator = iterator
+    return found
+
+
+class Stop(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch:
+            raise StopIteration
+
+
+# -- in memory ------------------------------------------------------------------------------------------------------
+
+
+def plain(element: Any) -> Any:
+    if isinstance(element, dict):
+        return {key: plain(one) for key, one in element.items()}
+    if isinstance(element, (tuple, list)):
+        return [plain(one) for one in element]
+    return np.asarray(element).tolist()
+
+
+def elements(dataset: Any) -> Any:
+    return [plain(tf.nest.map_structure(lambda one: one.numpy(), element)) for element in dataset]
+
+
+def told_of(dataset: Any) -> dict[str, Any]:
+    spec = tf.nest.flatten(dataset.element_spec)
+    return {
+        "size": int(dataset.cardinality()),
+        "static": all(one.shape.is_fully_defined() for one in spec),
+        "types": [one.dtype.name for one in spec],
+        "problems": told(data.problems([("made", dataset)], AWAY)),
+    }
+
+
+def memory(folder: Path) -> dict[str, Any]:
+    """What in_memory makes of each form, beside the source."""
+
+    def rows() -> Any:
+        for number in range(7):
+            yield {"x": np.full((3,), number, "float32"), "y": number}
+
+    signature = {"x": tf.TensorSpec((3,)), "y": tf.TensorSpec((), tf.int32)}
+    generated = tf.data.Dataset.from_generator(rows, output_signature=signature)
+    double = lambda row: {**row, "x": tf.ensure_shape(tf.py_function(lambda v: v * 2, [row["x"]], tf.float32), (3,))}  # noqa: E731
+    mapped = generated.map(double)
+    sources = {
+        "generated": (generated, {}),
+        "mapped": (mapped, {}),
+        "batched": (mapped.batch(3), {"drop_remainder": False}),
+        "pairs": (tf.data.Dataset.from_tensor_slices((np.eye(4), [1, 2, 3, 4])).batch(2), {}),
+    }
+    found: dict[str, Any] = {}
+    for name, (source, options) in sources.items():
+        made = public.in_memory(source, **options)
+        found[name] = {**told_of(made), "same": elements(made) == elements(source)}
+    dropped, again = public.in_memory(mapped.batch(3)), public.in_memory(mapped.batch(3), 2)
+    found["dropped"] = {**told_of(dropped), "same": elements(dropped) == elements(mapped.batch(3).take(2))}
+    found["rebatched"] = {**told_of(again), "same": elements(again) == elements(mapped.batch(2, drop_remainder=True))}
+    hf = FakeHfDataset([{"ids": list(range(1, n % 5 + 2)), "label": n, "text": "a"} for n in range(2500)])
+    chosen = hf.with_format(None, columns=["ids", "label"])
+    padded = in_memory(chosen, 500, pad=8, fill={"ids": -1})
+    found["hugging face"] = {**told_of(padded), "first": elements(padded)[0]["ids"][3], "reads": hf.reads[:3]}
+    found["hugging face text"] = refused(hf, pad=8)
+    found["splits"] = refused({"train": chosen, "test": chosen})
+    found["transformed"] = elements(in_memory(FakeHfDataset([{"x": 1}, {"x": 2}], "custom")))
+    found.update(memory_python(rows))
+    return found
+
+
+def memory_python(rows: Callable[[], Any]) -> dict[str, Any]:
+    class Batches(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> Any:
+            return np.full((2, 2), index), np.full((2,), index)
+
+    ragged = tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1, 2], [3], [4, 5, 6]]))
+    lists = [{"ids": [1, 2, 3], "y": 0.5}, {"ids": [1], "y": 1.5}]
+    large = 2**40
+    return {
+        "function": elements(in_memory(rows, 3)) == elements(in_memory(list(rows()), 3)),
+        "generator": len(elements(in_memory(rows()))),
+        "py dataset": elements(in_memory(Batches(workers=1))),
+        "columns": elements(in_memory((np.arange(4), [[1], [2], [3], [4]]), 2)),
+        "array": elements(in_memory(np.arange(3))),
+        "lists": elements(in_memory(lists, pad="longest")),
+        "types": told_of(in_memory([{"a": 1, "b": large, "c": 0.5, "d": True}]))["types"],
+        "limited": elements(in_memory((row for row in iter(int, 1)), limit=3)),
+        "limited batches": elements(in_memory(tf.data.Dataset.range(10).batch(4), limit=6, drop_remainder=False)),
+        "ragged": elements(in_memory(ragged, pad="longest", fill=-1)),
+        "ragged batches": elements(in_memory(ragged.batch(2), pad="longest", drop_remainder=False)),
+        "sparse": elements(in_memory(tf.data.Dataset.from_tensors(tf.sparse.from_dense([[1, 0], [0, 2]])))),
+        "shuffled": sorted(elements(in_memory(range(9), shuffle=True))),
+        "seeded": elements(in_memory(range(9), shuffle=3)) == elements(in_memory(range(9), shuffle=3)),
+        "in order": elements(in_memory(range(9), shuffle=3)) == list(range(9)),
+        "errors": {
+            "text": refused([{"t": "a"}]),
+            "none": refused([{"x": 1}, {"x": None}]),
+            "ragged": refused([{"ids": [1]}, {"ids": [2, 3]}]),
+            "endless": refused(tf.data.Dataset.range(3).repeat()),
+            "empty": refused([]),
+            "no rows": refused(3),
+            "few rows": refused([1, 2], batch_size=3),
+            "other columns": refused([{"a": 1}, {"b": 1}]),
+            "lengths": refused((np.zeros(3), np.zeros(4))),
+            "batch size": refused([1], batch_size=0),
+            "pad": refused([1], pad="max"),
+        },
+        "too large": too_large(),
+    }
+
+
+def refused(source: Any, **options: Any) -> str:
+    try:
+        in_memory(source, **options)
+    except TpuMagicsError as error:
+        return str(error)
+    return ""
+
+
+def too_large() -> dict[str, Any]:
+    """What is said, and how many rows were read until then."""
+    read = []
+
+    def rows() -> Any:
+        while True:
+            read.append(1)
+            yield np.zeros(25_000, "float32")
+
+    counted = tf.data.Dataset.range(10**9).map(lambda number: tf.zeros(1000))
+    return {
+        "endless": [refused(rows, available=30_000_000), len(read)],
+        "counted": refused(counted, available=10**9),
+        "arrays": refused(np.zeros((1000, 1000)), available=10**6),
+        "fits": told_of(in_memory(np.zeros((100, 10)), available=10**6))["size"],
+    }
+
+
+REPORTS = {"kinds": kinds, "reached": reached, "last": last_batches, "fits": fits, "memory": memory}
+
+if __name__ == "__main__":
+    FOLDER = Path(sys.argv[1])
+    DUMP = FOLDER / "dump"
+    os.environ["XLA_FLAGS"] = f"--xla_dump_to={DUMP} --xla_dump_hlo_as_text"
+    cpus = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 4)
+    report = {name: make(FOLDER) for name, make in REPORTS.items() if name in (sys.argv[2:] or REPORTS)}
+    print(json.dumps(report), flush=True)

@@ -1,0 +1,219 @@
+"""Where TensorFlow trains, tried in a process without torch_xla, for test_runtime.py.
+
+What lives here: what is done, reported as JSON on the last line. What does not: what is right.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ["GCE_METADATA_IP"] = "127.0.0.1:9"  # TensorFlow asks there for project and zone: nobody listens
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.backends.tensorflow import fake_tpu_resolver as fake
+from tpu_magics.backends.base import Placed
+from tpu_magics.backends.tensorflow import precision, remote, runtime
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.host.problem import Problem
+
+fake.logical_cpus()
+
+
+@dataclass
+class Host:
+    """As far as runtime.py asks."""
+
+    device: str = "TPU"
+    problems: tuple[Problem, ...] = field(default_factory=tuple)
+
+
+def told(placed: Placed) -> dict[str, Any]:
+    return {
+        "kind": placed.kind,
+        "replicas": placed.replicas,
+        "device": placed.device,
+        "topology": placed.topology,
+        "notes": list(placed.notes),
+        "problems": [[one.what, one.refuses] for one in placed.problems],
+        "strategy": type(placed.strategy).__name__,
+    }
+
+
+def error_of(call: Callable[[], Any]) -> list[str]:
+    started = time.monotonic()
+    try:
+        call()
+    except TpuMagicsError as error:
+        return [error.what, error.why, error.todo, f"{time.monotonic() - started:.1f}"]
+    return []
+
+
+def fresh() -> None:
+    """As in a new kernel."""
+    runtime._up = None
+    keras.config.set_dtype_policy("float32")
+
+
+def without_tpu() -> Any:
+    first = runtime.initialise("", "", Host("CPU"))
+    second = runtime.initialise("", "", Host("CPU"))
+    third = runtime.initialise("", "", Host("TPU"))  # what is up stays
+    others = [error_of(lambda asked=asked: runtime.initialise(asked, "", Host())) for asked in ("local", "my-tpu")]
+    same = first.strategy is second.strategy is third.strategy is tf.distribute.get_strategy()
+    return {**told(first), "same": same, "others": others, "missed": list(third.notes[1:])}
+
+
+def local(slice_: fake.FakeSlice) -> Any:
+    with fake.present(slice_):
+        first = runtime.initialise("", "", Host())
+        second = runtime.initialise("local", "", Host())
+        other = error_of(lambda: runtime.initialise("my-tpu", "", Host()))
+        trained = train_in(first.strategy) if slice_.mesh[3] > 1 else None
+    same = first.strategy is second.strategy
+    facts = {"same": same, "initialised": slice_.initialised, "master": slice_.connected[0].master()}
+    return {**told(first), **facts, "other": other, "trained": trained}
+
+
+def train_in(strategy: Any) -> float:
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+    found = model.fit(np.ones((16, 4), "f"), np.ones((16, 2), "f"), batch_size=16, verbose=0)
+    return float(found.history["loss"][0])
+
+
+def initialised_before() -> Any:
+    with fake.present(fake.v3_8()) as slice_:
+        slice_.initialize(tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local"))
+        return {**told(runtime.initialise("", "", Host())), "initialised": slice_.initialised}
+
+
+def held() -> Any:
+    slice_ = fake.v3_8()
+    slice_.error = RuntimeError(f"{fake.HELD}\nmore lines")
+    with fake.present(slice_):
+        return error_of(lambda: runtime.initialise("", "", Host()))
+
+
+def plain_tensorflow_really() -> Any:
+    """No fake: this TensorFlow has no kernels for a TPU, and says so itself."""
+    return error_of(lambda: runtime.initialise("", "", Host()))
+
+
+def problems_of_the_host() -> Any:
+    def refused(about: str, state: str = "broken", device: str = "TPU") -> Any:
+        problem = Problem(about, "What.", "Why.", "command", "then", state)
+        with fake.present(fake.v3_8()):
+            fresh()
+            return error_of(lambda: runtime.initialise("", "", Host(device, (problem,))))
+
+    return {
+        "versions": refused("versions"),
+        "holder": refused("holder"),
+        "tpu": refused("tpu"),
+        "a warning": refused("versions", "warning"),
+        "a holder, without a TPU": refused("holder", device="CPU"),
+        "versions, without a TPU": refused("versions", device="CPU"),
+        "no TPU": error_of(lambda: (fresh(), runtime.initialise("local", "", Host("CPU")))),
+    }
+
+
+def remote_tpu() -> Any:
+    with fake.present(fake.v3_8()) as slice_, fake.listening() as address:
+        placed = runtime.initialise(address, "", Host("CPU"))
+        again = runtime.initialise("", "", Host("CPU"))
+    return {**told(placed), "same": placed.strategy is again.strategy, "connected": len(slice_.connected)}
+
+
+def unreachable() -> Any:
+    found = {}
+    with fake.listening(None) as silent, fake.listening(b"HTTP/1.1 400 Bad Request\r\n\r\n") as web:
+        for name, asked in (("silent", silent), ("web", web), ("closed", "grpc://127.0.0.1:9")):
+            with mock.patch.object(remote, "LIMIT", 1.0):
+                found[name] = error_of(lambda asked=asked: remote.resolved(asked, 1.0))
+    found["without a scheme"] = error_of(lambda: remote.resolved("127.0.0.1:9"))
+    found["name"] = error_of(lambda: remote.resolved("my-tpu"))
+    with mock.patch.object(tf.distribute.cluster_resolver, "TPUClusterResolver", lambda tpu: time.sleep(5)):
+        found["slow"] = error_of(lambda: remote.resolved("my-tpu", 0.5))
+    return found
+
+
+def alone() -> Any:
+    sys.modules["torch_xla"] = types.ModuleType("torch_xla")
+    try:
+        return error_of(lambda: runtime.initialise("", "", Host("CPU")))
+    finally:
+        del sys.modules["torch_xla"]
+
+
+def other_keras_backend() -> Any:
+    with mock.patch.object(keras.backend, "backend", lambda: "jax"):
+        return error_of(runtime.prepare)
+
+
+def precisions() -> Any:
+    dense = keras.layers.Dense
+    before = keras.Sequential([keras.Input((4,)), dense(2)], name="before")
+    found: dict[str, Any] = {"downcast": error_of(lambda: runtime.initialise("", "bf16-downcast", Host("CPU")))}
+    found["refused leaves nothing"] = runtime._up is None
+    found["notes"] = list(runtime.initialise("", "bf16", Host("CPU")).notes[1:])
+    found["again"] = list(runtime.initialise("", "bf16", Host("CPU")).notes[1:])
+    after = keras.Sequential([keras.Input((4,)), dense(2)], name="after")
+    layer = after.layers[0]
+    found["after"] = [layer.compute_dtype, layer.variable_dtype, before.layers[0].compute_dtype]
+    runtime.initialise("", "", Host("CPU"))
+    found["nothing asked"] = keras.config.dtype_policy().name
+    found["kept"] = precision.kept({"before": before, "after": after, "module": tf.Module()}, "bf16")
+    with precision.within("fp32"):
+        found["within"] = keras.config.dtype_policy().name
+    found["put back"] = keras.config.dtype_policy().name
+    try:
+        with precision.within("fp32"):
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        found["put back after an interrupt"] = keras.config.dtype_policy().name
+    runtime.initialise("", "fp32", Host("CPU"))
+    found["fp32"] = keras.config.dtype_policy().name
+    return found
+
+
+SCENARIOS: dict[str, Callable[[], Any]] = {
+    "without": without_tpu,
+    "v3-8": lambda: local(fake.v3_8()),
+    "v5litepod-8": lambda: local(fake.v5litepod_8()),
+    "initialised before": initialised_before,
+    "held": held,
+    "plain": plain_tensorflow_really,
+    "problems": problems_of_the_host,
+    "remote": remote_tpu,
+    "unreachable": unreachable,
+    "alone": alone,
+    "keras": other_keras_backend,
+    "precision": precisions,
+}
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    found = {}
+    for name, scenario in SCENARIOS.items():
+        fresh()
+        found[name] = scenario()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

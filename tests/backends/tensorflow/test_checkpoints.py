@@ -1,0 +1,190 @@
+"""Checkpoints: what goes in comes back, nothing earlier is lost, and paths are tried. checkpoint_program.py does it in
+a process of its own, once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+OVERLAY = ROOT / ".venv" / "tensorflow"  # made by scripts/install.py
+PROGRAM = Path(__file__).with_name("checkpoint_program.py")
+FILES = ("model.keras", "model.weights.h5", "folder")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    if not OVERLAY.is_dir():
+        pytest.skip("TensorFlow is not in .venv/tensorflow, where `make` puts it")
+    path = os.pathsep.join([str(OVERLAY), str(ROOT)])
+    command = [sys.executable, str(PROGRAM), str(tmp_path_factory.mktemp("checkpoints"))]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# -- resuming -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("place", ["local", "ram"])  # "ram://": TensorFlow's own file system that is not a local one
+def test_three_steps_and_three_more_are_six_to_the_last_bit(found: dict[str, Any], place: str, name: str) -> None:
+    one = found["resume"][f"{place} {name}"]
+    assert one["loaded"] and one["same"]
+    assert one["path"] == ("folder/ckpt-3" if name == "folder" else name)
+
+
+def test_keras_reads_the_file(found: dict[str, Any]) -> None:
+    assert found["resume"]["keras reads it"]
+
+
+def test_variables_of_a_strategy_come_back(found: dict[str, Any]) -> None:
+    assert found["distributed"] == dict.fromkeys(FILES, True)
+
+
+def test_a_loop_of_ones_own_goes_on_with_its_step_and_its_variables(found: dict[str, Any]) -> None:
+    loop = found["loop"]
+    assert loop["empty"] == [0, False]
+    assert loop["prefix"] == "ckpt-3" and loop["restored"] == 3 and loop["same"]
+
+
+def test_a_folder_keeps_as_many_as_was_asked_and_no_name_comes_twice(found: dict[str, Any]) -> None:
+    loop = found["loop"]
+    assert loop["names"] == ["ckpt-6", "ckpt-7", "ckpt-8"] and loop["latest"] == "ckpt-8"
+    kept = [f"ckpt-{number}.{end}" for number in (7, 8) for end in ("data-00000-of-00001", "index")]
+    assert loop["kept"] == ["checkpoint", *kept]
+
+
+def test_what_was_saved_without_an_optimizer_is_read_into_a_compiled_model_and_back(found: dict[str, Any]) -> None:
+    foreign = dict(found["foreign"])
+    assert "Leave out the ending" in foreign.pop("no model of Keras")
+    assert "not in the checkpoint: " in foreign.pop("more layers")
+    names = ["old.ckpt", *FILES, *(f"compiled {name}" for name in FILES), "module"]
+    assert foreign == dict.fromkeys(names, True)
+
+
+# -- what breaks off ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [*(f"KeyboardInterrupt {name}" for name in FILES), "OSError folder"])
+def test_a_write_that_breaks_off_leaves_the_earlier_one_and_nothing_else(found: dict[str, Any], case: str) -> None:
+    one = found["broken"][case]
+    assert one["raised"] == case.split()[0]
+    assert one["same files"] and one["loads"] and one["then"]
+
+
+def test_what_a_killed_process_leaves_is_not_read_and_not_in_the_way(found: dict[str, Any]) -> None:
+    assert found["killed"] == {"loads": True, "prefix": "ckpt-3", "then": True}
+
+
+# -- a TPU on another machine ---------------------------------------------------------------------------------------
+
+
+def test_a_local_path_is_one_of_this_machine_where_the_variables_are_on_another(found: dict[str, Any]) -> None:
+    remote = found["remote"]
+    assert remote["remote"] and remote["plain"] == "NotFoundError"  # without our choice of the device
+    assert remote["found"] == dict.fromkeys(FILES, True)
+    assert set(FILES) <= set(remote["files"]["here"]) and remote["files"]["there"] == []
+
+
+# -- paths ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("folder missing", "there is no directory"),
+        ("taken by a directory", "taken.keras: it is a directory."),
+        ("taken by a file", "it is a file, and a folder of checkpoints needs that name."),
+        ("under a file", "file is not a directory."),
+        ("not writable", "Writing into /proc failed: "),
+        ("before training", "Nothing can be saved at /proc/checkpoints."),
+        ("empty", "The path is empty."),
+        ("old name", "a.weights.h5"),
+        ("unbuilt", "is not built"),
+        ("missing", "holds file, good, good.keras"),
+        ("other shapes", "the model is as it was.\nWhy: ValueError: A total of 4 objects could not be loaded"),
+        ("other shapes in a folder", "incompatible tensor with shape (8,)"),
+        ("torn", "BadZipFile"),
+        ("torn weights", "truncated file"),
+        ("nothing", "There is nothing to save."),
+        ("step is a number", "Give step=tf.Variable(0, dtype=tf.int64)"),
+        ("two optimizers", "Leave out the ending"),
+        ("optimizer unbuilt", "Call optimizer.build(model.trainable_variables) first"),
+    ],
+)
+def test_what_cannot_be_is_told(found: dict[str, Any], case: str, text: str) -> None:
+    assert text in found["refused"][case] and "What to do:" in found["refused"][case]
+
+
+def test_what_was_refused_changed_nothing(found: dict[str, Any]) -> None:
+    refused = found["refused"]
+    assert refused["unchanged"] and refused["left"] == [] and refused["writable"]
+    assert refused["no room"].startswith("There is no room for ")
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("anonymous", "nobody is logged in to Google Cloud."),
+        ("no credentials", "nobody is logged in to Google Cloud."),
+        ("denied", "person@example.com may not write there."),
+        ("denied to the TPU", "@cloud-tpu.iam.gserviceaccount.com may not write there."),
+        ("no bucket", "there is no bucket gs://bucket."),
+        ("unreachable", "Google Cloud Storage does not answer."),
+        ("silent", "Google Cloud Storage does not answer."),
+    ],
+)
+def test_a_buckets_refusal_is_told_with_how_to_log_in_here(found: dict[str, Any], case: str, text: str) -> None:
+    buckets = found["buckets"][case]
+    what, why, todo = buckets["colab"]
+    assert what.startswith("Nothing can be saved at gs://bucket/model") and what.endswith(text) and why
+    assert "auth.authenticate_user()" in todo and "gcloud config set project" in todo
+    if "elsewhere" in buckets:
+        assert "gcloud auth application-default login" in buckets["elsewhere"][2]
+        assert "google.colab" not in buckets["elsewhere"][2]
+
+
+def test_a_bucket_is_tried_beside_the_file_and_for_a_bounded_time(found: dict[str, Any]) -> None:
+    buckets = found["buckets"]
+    assert buckets["good"] == [] and buckets["tries"] == ["gs://bucket/runs"]
+    assert buckets["ram"] and buckets["ram holds"] == []
+    assert 0.3 <= buckets["seconds"] < 2.5
+    assert "service-NUMBER@cloud-tpu.iam.gserviceaccount.com" in buckets["remote"][2]
+    assert "tensorflow-io-gcs-filesystem" in buckets["no file system"]["colab"][2]
+
+
+def test_callbacks_and_managers_are_looked_at_before_training(found: dict[str, Any]) -> None:
+    known = found["known"]
+    assert known["default"] == known["tpu-local"] == ["Nothing can be saved at /proc."]
+    assert len(known["tpu-remote"]) == 2 and "managed on the TPU's host" in known["tpu-remote"][1]
+
+
+# -- Keras 3's names ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("save_weights", '"x.weights.h5"'),
+        ("save", '"runs/folder.keras"'),
+        ("save_format", 'model.save("model.keras")'),
+        ("load_model", "keras.layers.TFSMLayer("),
+        ("load_weights", 'tpu_magics.tf.load(model, "runs/ckpt")'),
+        ("ModelCheckpoint", '"best.keras"'),
+        ("ModelCheckpoint weights", '"best.weights.h5"'),
+        ("local", 'experimental_io_device="/job:localhost"'),
+    ],
+)
+def test_a_refused_name_is_explained_with_the_new_one(found: dict[str, Any], case: str, text: str) -> None:
+    assert text in found["names"][case]
+
+
+def test_other_errors_are_left_to_others(found: dict[str, Any]) -> None:
+    assert found["names"]["other"] == ""

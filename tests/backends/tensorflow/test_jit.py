@@ -1,0 +1,224 @@
+"""The jit policy: jit_scenarios.py tries it in a process of its own, once. XLA's dump counts what was compiled."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+OVERLAY = ROOT / ".venv" / "tensorflow"  # made by scripts/install.py
+SCENARIOS = Path(__file__).with_name("jit_scenarios.py")
+ON = "jit_compile=True for this run"
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    if not OVERLAY.is_dir():
+        pytest.skip("TensorFlow is not in .venv/tensorflow, where `make` puts it")
+    path = os.pathsep.join([str(OVERLAY), str(ROOT)])
+    command = [sys.executable, str(SCENARIOS)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def said(run: dict[str, Any]) -> list[str]:
+    """What was told, without the place, which is a line of the cell."""
+    places = [re.match(r"In \[3\]:\d+ ", line) for line in run["told"]]
+    assert all(places), run["told"]
+    return [line[len(place[0]) :] for line, place in zip(run["told"], places, strict=True) if place]
+
+
+# -- Keras ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_compiled_by_xla_and_the_line_of_fit_is_told(found: dict[str, Any]) -> None:
+    first = found["keras_model"]["first"]
+    assert first["compiles"] == 1
+    assert said(first) == ["model 'digits': jit_compile=True for this run (it was False)"]
+
+
+def test_it_learns_the_same(found: dict[str, Any]) -> None:
+    assert found["keras_model"]["same loss"]
+    assert found["same_numbers"]
+
+
+def test_a_model_is_put_back_and_the_next_run_compiles_nothing_anew(found: dict[str, Any]) -> None:
+    seen = found["keras_model"]
+    assert seen["after"] == [True, False]  # no training function, jit_compile off
+    assert seen["plain"][0] == seen["plain"][2]
+    for later in ("again", "after plain"):
+        assert (seen[later]["compiles"], said(seen[later])) == (0, said(seen["first"]))
+
+
+def test_keep_leaves_all_alone(found: dict[str, Any]) -> None:
+    assert (found["keras_model"]["keep"]["told"], found["keras_model"]["keep"]["compiles"]) == ([], 0)
+
+
+def test_a_model_that_was_trained_before_gets_its_own_function_back(found: dict[str, Any]) -> None:
+    seen = found["trained_before"]
+    assert (seen["run"]["compiles"], seen["put back"]) == (1, True)
+
+
+def test_a_model_that_is_compiled_in_the_run_with_an_explicit_false_is_overridden(found: dict[str, Any]) -> None:
+    seen = found["compiled_in_the_run"]
+    assert (seen["compiles"], seen["value"]) == (2, [False, True])
+    assert said(seen) == ["model 'inside': jit_compile=True for this run (it was False)"] * len(seen["told"])
+
+
+def test_a_model_that_was_compiled_anew_is_not_trained_with_old_functions(found: dict[str, Any]) -> None:
+    assert found["compiled_anew"]["compiles"] == 1
+
+
+@pytest.mark.parametrize(
+    ("scenario", "why"),
+    [
+        ("eager_model", "it has run_eagerly=True"),
+        ("mirrored", "its strategy has several replicas, and XLA compiles no collectives on a CPU"),
+    ],
+)
+def test_what_xla_cannot_have_is_left_and_told(found: dict[str, Any], scenario: str, why: str) -> None:
+    assert said(found[scenario]) == [f"model 'digits': left without jit_compile: {why}"]
+    assert found[scenario]["compiles"] == 0
+
+
+def test_a_model_that_does_not_support_it(found: dict[str, Any]) -> None:
+    seen = found["unsupported"]
+    assert said(seen["run"]) == [
+        "model 'digits': left without jit_compile: Keras says that the model does not support it"
+    ]
+    assert (seen["run"]["compiles"], seen["after"]) == (0, False)
+
+
+def test_several_steps_in_one_call(found: dict[str, Any]) -> None:
+    seen = found["several_steps_in_one_call"]
+    assert (said(seen), seen["compiles"]) == (["model 'digits': jit_compile=True for this run (it was False)"], 1)
+
+
+def test_an_interrupted_run_puts_all_back(found: dict[str, Any]) -> None:
+    assert found["failing"] == [True, False]
+
+
+def test_on_a_tpu_it_is_taken_off_and_put_back(found: dict[str, Any]) -> None:
+    seen = found["on_a_tpu"]
+    for run in (seen["first"], seen["again"]):
+        assert (run["compiles"], run["value"]) == (0, [False, None])
+        assert said(run) == [
+            "model 'digits': jit_compile=False for this run (it was True)",
+            "explicit: jit_compile taken off for this run: on a TPU the strategy compiles what it runs",
+        ]
+    assert seen["after"] == [True, True]
+
+
+# -- tf.functions --------------------------------------------------------------------------------------------------
+
+
+def test_a_step_function_is_traced_and_compiled_once_for_all_runs(found: dict[str, Any]) -> None:
+    seen = found["step_function"]
+    assert said(seen["first"]) == [f"train_step: {ON}"]
+    assert [seen[run]["compiles"] for run in ("first", "second", "third")] == [1, 0, 0]
+    assert seen["traced"] == ["train_step"] * 2  # once for the runs, once for the plain call between them
+
+
+def test_between_runs_it_is_as_it_was(found: dict[str, Any]) -> None:
+    assert (found["step_function"]["plain compiles"], found["step_function"]["after"]) == (0, True)
+
+
+def test_a_function_that_was_traced_before_is_compiled_for_the_run(found: dict[str, Any]) -> None:
+    seen = found["traced_before"]
+    assert (said(seen), seen["compiles"]) == ([f"train_step: {ON}"], 1)
+    assert seen["its trace is back"]
+
+
+def test_a_function_that_trains_nothing_is_left_alone(found: dict[str, Any]) -> None:
+    seen = found["no_training"]
+    assert (seen["told"], seen["compiles"], seen["again"]["compiles"]) == ([], 0, 0)
+    assert seen["traced"] == ["evaluate", "evaluate"]  # looked at, and as it was; not anew in the next run
+
+
+def test_an_iterator_is_not_for_xla_and_what_is_called_is_compiled(found: dict[str, Any]) -> None:
+    for seen in (found["pipelines"]["iterator"], found["pipelines_traced_before"]):
+        left, put_on = said(seen)
+        assert left.startswith("epoch: left without jit_compile: it takes its batches from an iterator or a dataset")
+        assert (put_on, seen["compiles"]) == (f"train_step: {ON}", 1)
+
+
+def test_what_was_compiled_for_tensors_is_not_given_an_iterator(found: dict[str, Any]) -> None:
+    tensors, iterator, again = found["batches_and_iterators"]
+    assert (said(tensors), tensors["compiles"], tensors["value"]) == ([f"add: {ON}"], 1, 2.0)
+    assert (said(again), again["compiles"], again["value"]) == ([f"add: {ON}"], 1, 6.0)
+    assert said(iterator)[0].startswith("add: left without jit_compile: it takes its batches from an iterator")
+    assert (iterator["compiles"], iterator["value"]) == (0, 4.0)
+
+
+def test_a_loop_over_a_dataset_is_not_for_xla(found: dict[str, Any]) -> None:
+    seen = found["pipelines"]["dataset"]
+    left, put_on = said(seen)
+    assert left.startswith("over_dataset: left without jit_compile: it reads from an input pipeline")
+    assert (put_on, seen["compiles"]) == (f"train_step: {ON}", 1)
+
+
+def test_an_explicit_jit_compile_is_kept(found: dict[str, Any]) -> None:
+    assert said(found["explicit"]) == ["left_off: left as it is: it has jit_compile=False"]
+    assert found["explicit"]["compiles"] == 1
+
+
+def test_methods_that_make_their_variables_in_the_first_call(found: dict[str, Any]) -> None:
+    seen = found["methods"]
+    assert (said(seen), seen["compiles"]) == ([f"add: {ON}"], 1)
+    assert (seen["value"], seen["plain afterwards"]) == ([3.0, 5.0], 7.0)
+    for name, first, then in (("a dataset", 3.0, 5.0), ("its own dataset", 4.0, 7.0)):
+        assert (seen[name]["value"], seen[name]["plain"], seen[name]["compiles"]) == (first, then, 0)
+
+
+def test_strategy_run_over_a_distributed_dataset(found: dict[str, Any]) -> None:
+    seen = found["strategy_run"]
+    assert (said(seen), seen["compiles"]) == ([f"distributed: {ON}"], 1)
+
+
+def test_several_replicas_are_left_alone(found: dict[str, Any]) -> None:
+    seen = found["replicas"]
+    assert said(seen) == [
+        "both: left without jit_compile: it runs on several replicas, and XLA compiles no collectives on a CPU"
+    ]
+    assert (seen["compiles"], seen["total"]) == (0, 2.0)
+
+
+def test_what_xla_refuses_shows(found: dict[str, Any]) -> None:
+    named, total, put_back = found["refused_by_xla"]
+    assert named and put_back
+    assert total == 1.0  # of the plain call afterwards
+
+
+def test_a_first_trace_that_fails(found: dict[str, Any]) -> None:
+    seen = found["broken_trace"]
+    assert (said(seen), seen["compiles"], seen["value"]) == ([f"step: {ON}"], 1, 1.0)
+
+
+# -- what is not to be seen of it ------------------------------------------------------------------------------------
+
+
+def test_no_warning_of_retracing(found: dict[str, Any]) -> None:
+    assert found["retracing_warnings"] == []
+
+
+def test_no_frame_of_ours_on_the_stack_of_what_is_traced(found: dict[str, Any]) -> None:
+    assert found["stack_is_tensorflows"] == []
+
+
+def test_the_classes_are_as_they_were(found: dict[str, Any]) -> None:
+    assert found["put_back_whole"]["same"]
+
+
+def test_with_other_versions_all_is_left_alone_with_a_line(found: dict[str, Any]) -> None:
+    told = found["put_back_whole"]["unknown"]["told"]
+    assert [line.partition(":")[0] for line in told] == ["models", "tf.functions"]
+    assert all("has other parts than" in line for line in told)
+    assert found["put_back_whole"]["unknown"]["compiles"] == 0

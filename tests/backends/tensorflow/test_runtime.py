@@ -1,0 +1,205 @@
+"""Where TensorFlow trains: runtime_scenarios.py tries it in a process of its own, on fake_tpu_resolver.py's TPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpu_magics.backends.tensorflow import runtime
+
+ROOT = Path(__file__).parents[3]
+OVERLAY = ROOT / ".venv" / "tensorflow"  # made by scripts/install.py
+SCENARIOS = Path(__file__).with_name("runtime_scenarios.py")
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    if not OVERLAY.is_dir():
+        pytest.skip("TensorFlow is not in .venv/tensorflow, where `make` puts it")
+    path = os.pathsep.join([str(OVERLAY), str(ROOT)])
+    command = [sys.executable, str(SCENARIOS)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+# -- without a TPU -------------------------------------------------------------------------------------------------
+
+
+def test_without_a_tpu_it_is_the_default_strategy_with_one_replica(found: dict[str, Any]) -> None:
+    seen = found["without"]
+    assert (seen["kind"], seen["device"], seen["replicas"]) == ("default", "CPU", 1)
+    assert seen["topology"].startswith("one replica: more cannot be rehearsed truthfully")
+    assert "Collectives are not yet implemented for CPU devices when compiling with XLA" in seen["topology"]
+    assert "jit_compile=True" in seen["notes"][0] and "proves little" in seen["notes"][0]
+
+
+def test_a_second_time_gives_the_same_and_another_tpu_is_refused(found: dict[str, Any]) -> None:
+    assert found["without"]["same"]
+    assert found["without"]["missed"][0].endswith("To train on it: restart the kernel.")
+    (local, remote) = found["without"]["others"]
+    assert local[0] == "This kernel trains on the default strategy, without a TPU, and this host's TPU was asked for."
+    assert remote[2].startswith("Restart the kernel, and run %tpu_init --tpu my-tpu")
+
+
+# -- a TPU of this host --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "topology"),
+    [
+        ("v3-8", "chips 2x2x1, 2 TensorFlow devices per chip, 8 on each of 1 host"),
+        ("v5litepod-8", "chips 2x4x1, 1 TensorFlow device per chip, 8 on each of 1 host"),
+    ],
+)
+def test_on_a_tpu_vm_it_connects_once_and_gives_its_strategy(found: dict[str, Any], name: str, topology: str) -> None:
+    seen = found[name]
+    assert (seen["kind"], seen["device"], seen["replicas"]) == ("tpu-local", "TPU", 8)
+    assert (seen["topology"], seen["strategy"]) == (topology, "FakeTPUStrategy")
+    assert (seen["same"], seen["initialised"], seen["master"]) == (True, 1, "")
+    assert seen["other"][0] == "This kernel trains on this host's TPU, and the TPU 'my-tpu' was asked for."
+
+
+def test_the_strategy_trains(found: dict[str, Any]) -> None:
+    assert found["v3-8"]["trained"] > 0
+
+
+def test_a_tpu_that_the_notebook_has_initialised_is_not_initialised_again(found: dict[str, Any]) -> None:
+    seen = found["initialised before"]
+    assert (seen["initialised"], seen["replicas"]) == (1, 8)
+    assert seen["notes"] == ["The TPU was initialised in this notebook already; that was kept."]
+
+
+def test_a_tpu_that_another_process_holds(found: dict[str, Any]) -> None:
+    what, why, todo, _ = found["held"]
+    assert what == "The TPU is held by another process."
+    assert "already in use by process with pid 4321" in why and "more lines" not in why
+    assert todo.startswith("End that process")
+
+
+def test_a_tensorflow_without_kernels_for_a_tpu_is_explained_from_its_own_error(found: dict[str, Any]) -> None:
+    what, why, todo, _ = found["plain"]
+    assert what == "The installed TensorFlow has no kernels for a TPU."
+    assert "No OpKernel was registered to support Op 'ConfigureDistributedTPU'" in why
+    assert 'pip install "tpu-magics[tf-tpu]"' in todo
+
+
+@pytest.mark.parametrize("about", ["versions", "holder", "tpu", "versions, without a TPU"])
+def test_what_is_wrong_with_the_host_is_told_before_tensorflow_is_asked(found: dict[str, Any], about: str) -> None:
+    assert found["problems"][about][:3] == ["What.", "Why.", "command, then then"]
+
+
+@pytest.mark.parametrize("about", ["a warning", "a holder, without a TPU"])
+def test_what_does_not_stand_in_the_way_is_no_error(found: dict[str, Any], about: str) -> None:
+    assert found["problems"][about] == []
+
+
+def test_local_without_a_tpu(found: dict[str, Any]) -> None:
+    assert found["problems"]["no TPU"][0] == "This host has no TPU that could be used."
+
+
+# -- a remote TPU --------------------------------------------------------------------------------------------------
+
+
+def test_a_remote_tpu_is_connected_with_its_warnings(found: dict[str, Any]) -> None:
+    seen = found["remote"]
+    assert (seen["kind"], seen["device"], seen["same"], seen["connected"]) == ("tpu-remote", "TPU", True, 1)
+    ((what, refuses),) = seen["problems"]
+    assert "Google ended TPU nodes in April 2025" in what and not refuses
+    assert "gs://" in runtime.NODE_ENDED.todo and "in_memory" in runtime.NODE_ENDED.todo
+
+
+@pytest.mark.parametrize(
+    ("how", "tried"),
+    [
+        ("silent", "for 1.0 s. TimeoutError"),
+        ("web", "What answers does not speak grpc."),
+        ("closed", "Tried: a grpc connection to 127.0.0.1:9, for 0.0 s. ConnectionRefusedError"),
+    ],
+)
+def test_an_address_that_does_not_answer(found: dict[str, Any], how: str, tried: str) -> None:
+    what, why, todo, _ = found["unreachable"][how]
+    assert what.startswith("The TPU 'grpc://127.0.0.1:") and what.endswith("does not answer.")
+    assert tried in why
+    assert "gcloud compute tpus list" in todo and "April 2025" in todo
+
+
+def test_an_address_needs_no_scheme(found: dict[str, Any]) -> None:
+    what, why, _, _ = found["unreachable"]["without a scheme"]
+    assert (what, why[:41]) == ("The TPU '127.0.0.1:9' does not answer.", "Tried: a grpc connection to 127.0.0.1:9, ")
+
+
+@pytest.mark.parametrize("how", ["name", "slow"])
+def test_a_name_that_does_not_resolve_is_told_in_time_with_what_was_tried(found: dict[str, Any], how: str) -> None:
+    what, why, _, seconds = found["unreachable"][how]
+    assert what == "The TPU 'my-tpu' does not resolve."
+    assert why.startswith("Tried: the metadata server of Google's cloud for project and zone, then the Cloud TPU API")
+    assert ("no answer within 0.5 s" in why) is (how == "slow")
+    assert float(seconds) < 5
+
+
+# -- what TensorFlow cannot be with ----------------------------------------------------------------------------------
+
+
+def test_torch_xla_in_the_same_process(found: dict[str, Any]) -> None:
+    assert found["alone"][0] == "TensorFlow and torch_xla are both in this kernel."
+
+
+def test_keras_on_another_backend(found: dict[str, Any]) -> None:
+    what, _, todo, _ = found["keras"]
+    assert what == "Keras runs on jax here." and 'os.environ["KERAS_BACKEND"] = "tensorflow"' in todo
+
+
+def test_without_tensorflow() -> None:
+    code = """if True:
+        import sys
+        sys.modules["tensorflow"] = None  # what an import finds that fails
+        sys.modules["keras"] = None
+        from tpu_magics.backends.tensorflow import runtime
+        from tpu_magics.errors import TpuMagicsError
+        try:
+            runtime.prepare()
+        except TpuMagicsError as error:
+            print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert "is not installed." in done.stdout and '%pip install "tpu-magics[tf]"' in done.stdout, done.stderr
+
+
+# -- precision -----------------------------------------------------------------------------------------------------
+
+
+def test_the_precision_is_that_of_models_made_afterwards(found: dict[str, Any]) -> None:
+    seen = found["precision"]
+    assert seen["after"] == ["bfloat16", "float32", "float32"]
+    assert seen["notes"] == ["Keras' dtype policy is mixed_bfloat16 for layers and models made from now on."]
+    assert (seen["again"], seen["nothing asked"], seen["fp32"]) == ([], "mixed_bfloat16", "float32")
+
+
+def test_models_made_before_keep_theirs_and_that_is_said(found: dict[str, Any]) -> None:
+    assert found["precision"]["kept"] == [
+        "before was made with the policy float32 before, and keeps it; build it again under --precision bf16."
+    ]
+
+
+def test_the_precision_of_one_run_is_put_back(found: dict[str, Any]) -> None:
+    seen = found["precision"]
+    assert (seen["within"], seen["put back"], seen["put back after an interrupt"]) == (
+        "float32",
+        *["mixed_bfloat16"] * 2,
+    )
+
+
+def test_downcast_is_refused_with_the_reason(found: dict[str, Any]) -> None:
+    what, why, todo, _ = found["precision"]["downcast"]
+    assert what == "--precision bf16-downcast is not for TensorFlow."
+    assert "torch_xla" in why and "--precision bf16" in todo
+    assert found["precision"]["refused leaves nothing"]

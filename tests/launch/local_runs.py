@@ -1,0 +1,377 @@
+"""Runs of TensorFlow in a process of their own, which stands for a notebook: each prints what the tests look at.
+
+What lives here: the runs. What does not: what is expected of them (test_local.py). Called as `local_runs.py NAME ...`,
+it prints one JSON object with what each of these functions returns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tpu_magics
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import cells, local_checks, session
+from tpu_magics.launch.cells import Source
+from tpu_magics.launch.notebook import PlainProgram
+from tpu_magics.launch.plan import Options
+
+X = np.random.default_rng(0).random((64, 8), dtype=np.float32)
+Y = np.random.default_rng(1).integers(0, 4, 64)
+
+
+class Notebook(PlainProgram):
+    """A notebook that keeps the lines of ours."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = {"__name__": "__main__"}
+
+    @property
+    def namespace(self) -> dict[str, Any]:
+        return self.names
+
+    def checked_cells(self) -> list[Any]:
+        return []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def notebook() -> Notebook:
+    new = Notebook()
+    session.current.notebook = new
+    return new
+
+
+def built(name: str = "adam") -> Any:
+    """A small model with dropout (which has a random state) and an optimizer with slots."""
+    model = keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(16, activation="relu"), keras.layers.Dropout(0.3), keras.layers.Dense(4)]
+    )
+    model.compile(name, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model
+
+
+def state(model: Any) -> str:
+    """What a model, its optimizer and its metrics hold, byte for byte, and what there is of it."""
+    found = hashlib.sha256()
+    for one in (*model.variables, *model.optimizer.variables, *model.metrics_variables):
+        found.update(f"{one.path} {one.dtype} {tuple(one.shape)}".encode())
+        found.update(one.numpy().tobytes())
+    found.update(repr((model.built, model.optimizer.built, len(model.optimizer.variables))).encode())
+    return found.hexdigest()
+
+
+def fitted(model: Any, **options: Any) -> Any:
+    return model.fit(X, Y, epochs=1, batch_size=16, verbose=0, **options)
+
+
+def attempt(function: Callable[..., Any], *args: Any, **options: Any) -> dict[str, Any]:
+    """Train, and tell how it ended."""
+    told: dict[str, Any] = {}
+    began = time.monotonic()
+    try:
+        tpu_magics.train(function, *args, **{"jit": "keep", **options})
+    except BaseException as error:
+        told = {"type": type(error).__name__, "text": str(error), "interrupt": isinstance(error, KeyboardInterrupt)}
+    last = session.current.last
+    files = sorted(path.name for path in Path(last.run.path).iterdir()) if last is not None else []
+    status = last.run.info["status"] if last is not None else ""
+    return {**told, "status": status, "files": files, "seconds": time.monotonic() - began}
+
+
+def interrupting(after: float) -> threading.Timer:
+    """An interrupt as a kernel gets it, in so many seconds."""
+    timer = threading.Timer(after, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    return timer
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+def success() -> dict[str, Any]:
+    """A run that ends well, and another one in the same process."""
+    model, shell = built(), notebook()
+    before = state(model)
+
+    def train() -> float:
+        print("the person's line")
+        return float(fitted(model).history["loss"][-1])
+
+    result = tpu_magics.train(train)
+    after = state(model)
+    second = tpu_magics.train(train)
+    events = [event.kind for event in result.run.events()]
+    return {
+        "changed": before != after,
+        "changed again": after != state(model),
+        "value": isinstance(result.value, float),
+        "models": list(result.models),
+        "home": result.run.summary().models,
+        "steps": result.steps,
+        "compiles": [result.compiles, second.compiles],
+        "status": result.status,
+        "log": result.run.log(0),
+        "files": sorted(path.name for path in Path(result.run.path).iterdir()),
+        "events": sorted(set(events)),
+        "info": {key: result.run.info[key] for key in ("plan", "failure", "workers")},
+        "lines": shell.lines,
+        "threads": [thread.name for thread in threading.enumerate() if "tpu_magics" in thread.name],
+        "handler": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+        "jit": model.jit_compile,
+    }
+
+
+def failure() -> dict[str, Any]:
+    """A run that fails after it has trained: built and unbuilt optimizers, a model that is built by the run."""
+    model, other = built(), built("sgd")
+    fitted(model)
+    unbuilt = keras.Sequential([keras.layers.Dense(4)])
+    unbuilt.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    shell = notebook()
+    before, first = state(model), state(other)
+    numbers, draws = np.random.get_state()[1].tolist(), tf.random.get_global_generator().state.numpy().tolist()
+
+    def train() -> None:
+        for one in (model, other, unbuilt):
+            fitted(one)
+        np.random.rand(3)
+        tf.random.get_global_generator().normal([2])
+        print("trained")
+        raise ValueError("the person's own")
+
+    told = attempt(train)
+    afterwards = {
+        "same": [state(model) == before, state(other) == first],
+        "optimizer": [other.optimizer.built, len(other.optimizer.variables)],
+        "unbuilt": [unbuilt.built, len(unbuilt.weights), unbuilt.optimizer.built],
+        "random": [
+            np.random.get_state()[1].tolist() == numbers,
+            tf.random.get_global_generator().state.numpy().tolist() == draws,
+        ],
+        "log": session.current.last.run.log(0),
+    }
+    good = attempt(lambda: [fitted(one) for one in (model, other, unbuilt)])
+    return {**told, **afterwards, "lines": shell.lines, "after": good, "trained": state(model) != before}
+
+
+def equal_draws() -> dict[str, Any]:
+    """The run after a failed one gives what it would have given without that one, to the bit."""
+    losses = []
+    for fail in (False, True):
+        notebook()
+        keras.utils.set_random_seed(5)
+        model = built()
+
+        def train(model: Any = model, stop: bool = False) -> list[float]:
+            history = model.fit(X, Y, epochs=2, batch_size=16, verbose=0).history["loss"]
+            if stop:
+                raise ValueError("stop")
+            return list(history)
+
+        if fail:
+            attempt(train, model, True)
+        losses.append(tpu_magics.train(train, model).value)
+    return {"losses": losses}
+
+
+def custom_loop() -> dict[str, Any]:
+    """A tf.function of the notebook that makes the optimizer's slots at its first call, in a run that fails."""
+    shell = notebook()
+    layer = keras.layers.Dense(4)
+    layer.build((None, 8))
+    optimizer = keras.optimizers.Adam(0.01)
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, layer(x), from_logits=True))
+        optimizer.apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
+        return loss
+
+    def train(stop: bool) -> list[float]:
+        found = [float(step(X[:16], Y[:16])) for _ in range(5)]
+        if stop:
+            raise ValueError("stop")
+        return found
+
+    told = attempt(train, True)
+    left = [optimizer.built, len(optimizer.variables)]
+    first = tpu_magics.train(train, False).value
+    return {**told, "left": left, "losses": first, "iterations": int(optimizer.iterations), "lines": shell.lines}
+
+
+def keep_partial() -> dict[str, Any]:
+    model, shell = built(), notebook()
+    before = state(model)
+
+    def train() -> None:
+        fitted(model)
+        raise ValueError("late")
+
+    told = attempt(train, keep_partial=True)
+    return {**told, "changed": state(model) != before, "lines": shell.lines}
+
+
+def interrupts() -> dict[str, Any]:
+    """In model.fit, in a custom loop, and in one long tf.function."""
+    model, shell = built(), notebook()
+    fitted(model)
+    before = state(model)
+    counter = tf.Variable(0)
+
+    def loops() -> None:
+        while True:
+            counter.assign_add(1)
+
+    @tf.function
+    def long() -> Any:
+        while counter < 2_000_000_000:
+            counter.assign_add(1)
+        return counter
+
+    found = {}
+    jobs = {"fit": lambda: model.fit(X, Y, epochs=10**6, verbose=0), "loop": loops, "function": long}
+    for name, job in jobs.items():
+        timer = interrupting(2.0)
+        told = attempt(job)
+        timer.cancel()
+        found[name] = {**told, "same": state(model) == before, "counter": int(counter)}
+    found["after"] = attempt(lambda: fitted(model))
+    found["lines"] = shell.lines
+    return found
+
+
+def limits() -> dict[str, Any]:
+    """--timeout, --steps and --max-recompiles."""
+    model, shell = built(), notebook()
+    fitted(model)
+    before = state(model)
+    found: dict[str, Any] = {}
+
+    def shapes() -> None:
+        for rows in range(8, 40, 8):
+            model.fit(X[:rows], Y[:rows], batch_size=rows, verbose=0)
+
+    found["timeout"] = attempt(lambda: model.fit(X, Y, epochs=10**6, verbose=0), timeout=2.0)
+    found["same timeout"] = state(model) == before
+    found["steps"] = attempt(lambda: model.fit(X, Y, epochs=10**6, verbose=0), steps=3)
+    found["counted"] = session.current.last.steps
+    found["same steps"] = state(model) == before
+    found["recompiles"] = attempt(shapes, max_recompiles=1, jit="auto")
+    return {**found, "lines": shell.lines}
+
+
+def full_disk() -> dict[str, Any]:
+    """As a disk is that has no room: what is free is asked of the system, and here of a function."""
+    model, _shell = built(), notebook()
+    before = state(model)
+    asked, local_checks.free_disk = local_checks.free_disk, lambda _path: 100
+    try:
+        told = attempt(lambda: fitted(model))
+    finally:
+        local_checks.free_disk = asked
+    folders = sorted(Path(os.environ["TPU_MAGICS_RUNS"]).iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    status = json.loads((folders[-1] / "run.json").read_bytes())["status"]
+    return {**told, "status": status, "same": state(model) == before}
+
+
+def refusals() -> dict[str, Any]:
+    notebook()
+    session.current.last = None
+    refused = {
+        "-n": {"processes": 2},
+        "--hoist": {"hoist": "off"},
+        "--background": {"background": True},
+        "--spmd": {"spmd": True},
+        "--precision": {"precision": "bf16-downcast"},
+        "--jit": {"jit": "never"},
+    }
+    found: dict[str, Any] = {name: attempt(lambda: None, **options) for name, options in refused.items()}
+    found["nested"] = attempt(lambda: tpu_magics.train(lambda: None))
+    found["folders"] = len(list(Path(os.environ["TPU_MAGICS_RUNS"]).glob("*")))
+    found["torch"] = _import_of_torch()
+    return found
+
+
+def _import_of_torch() -> str:
+    try:
+        import torch_xla  # noqa: F401
+    except ImportError as error:
+        return str(error)
+    return "imported"
+
+
+def _cell(text: str, *words: str, **options: Any) -> str:
+    """Train a cell in the session's notebook; the error's text, or ""."""
+    import linecache
+
+    name = f"<cell {abs(hash(text))}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    try:
+        cells.train_cell(Source(text, name), words, Options(**options))
+    except TpuMagicsError as error:
+        return str(error)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def forms() -> dict[str, Any]:
+    """The three forms of a cell, run in the strategy's scope."""
+    shell = notebook()
+    shell.names.update(X=X, Y=Y, built=built, fitted=fitted)
+    third = _cell("import tensorflow as tf\nmodel = built()\nhistory = fitted(model)\n", jit="keep")
+    names = sorted(name for name in shell.names if name not in ("__name__", "__builtins__"))
+    models = list(session.current.last.models)
+    text = "import keras\ndef train(model, lr=1.0):\n    return fitted(model), lr\n"
+    first = _cell(text, "model", "lr=0.5", jit="keep")
+    value = session.current.last.value[1]
+    second = _cell("from accelerate import notebook_launcher\nnotebook_launcher(train, (model,))\n")
+    kept = shell.names["model"]
+    broken = _cell("import keras\nmodel = built()\nfitted(model)\nraise ValueError('late')\n", jit="keep")
+    return {
+        "third": third,
+        "names": names,
+        "models": models,
+        "first": first,
+        "value": value,
+        "second": second,
+        "broken": broken,
+        "model": shell.names["model"] is kept,
+    }
+
+
+def scopes() -> dict[str, Any]:
+    """A model that was built outside the scope of a strategy that owns its variables."""
+    from tpu_magics.backends.base import TPU_LOCAL, Placed
+
+    notebook()
+    model = built()
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])  # owns its variables as TPUStrategy does
+    placed = Placed(TPU_LOCAL, strategy, 1)
+    problems = session.current.local._part("snapshot").placement_problems([("model", model)], placed)
+    with strategy.scope():
+        inside = built()
+    good = session.current.local._part("snapshot").placement_problems([("inside", inside)], placed)
+    return {"outside": [[one.what, one.why, one.todo, one.refuses] for one in problems], "inside": len(good)}
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: globals()[name]() for name in sys.argv[1:]}), flush=True)

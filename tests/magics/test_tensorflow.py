@@ -1,0 +1,129 @@
+"""TensorFlow cells in a real kernel, whose Python has the overlay: one kernel for this module, and no torch in it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .kernel import LOAD, OLD_KERNEL, ROOT, Kernel, running_kernel
+
+OVERLAY = ROOT / ".venv" / "tensorflow"  # made by scripts/install.py
+BUILD = """
+import keras, numpy as np
+keras.utils.set_random_seed(0)
+x, y = np.random.rand(64, 8).astype("float32"), np.random.randint(0, 4, 64)
+model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+def state():
+    return [v.numpy().tolist() for v in (*model.variables, *model.optimizer.variables)]
+before = state()
+"""
+ENDLESS = "%%tpu_train --jit keep\nprint('begun')\nmodel.fit(x, y, epochs=10**6, verbose=0)"
+
+
+def kernel_path(*before: Path) -> dict[str, str]:
+    if not OVERLAY.is_dir():
+        pytest.skip("TensorFlow is not in .venv/tensorflow, where `make` puts it")
+    path = os.pathsep.join(map(str, (*before, OVERLAY, ROOT)))
+    return {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+@pytest.fixture(scope="module")
+def module_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    with running_kernel(tmp_path_factory.mktemp("kernel"), **kernel_path()) as kernel:
+        kernel.run(LOAD).good()
+        yield kernel
+
+
+def test_a_cell_that_imports_tensorflow_trains_without_init(kernel: Kernel) -> None:
+    """The first of this module: nothing is imported yet."""
+    assert kernel.value("'tensorflow' in __import__('sys').modules") is False
+    text = BUILD.replace("import keras, numpy as np", "import tensorflow as tf\nimport keras, numpy as np")
+    cell = kernel.run(f"%%tpu_train{text}history = model.fit(x, y, verbose=0)\nprint('trained')\nlen(history.history)")
+    cell.good()
+    assert cell.printed.startswith("tpu_magics: No TPU") and "trained\n" in cell.printed
+    assert cell.of("display_data", "execute_result", "stream")[-1].text.startswith("tpu_magics: cell: done")
+    assert kernel.value("(_tpu.status, list(_tpu.models), before == state(), 'strategy' in globals())") == (
+        "done",
+        ["model"],
+        False,
+        True,
+    )
+    assert kernel.run("%tpu_logs").good().printed == "trained\n\n" and "cell" in kernel.run("%tpu_runs").shown
+
+
+def test_init_shows_the_strategy_and_gives_it_to_the_notebook(kernel: Kernel) -> None:
+    cell = kernel.run("%tpu_init --framework tensorflow").good()
+    [table] = cell.displays
+    text = table["text/plain"]
+    assert "Strategy" in text and "Replicas" in text and "tensorflow-cpu 2.21" in text and "PJRT_DEVICE" not in text
+    assert kernel.value("type(strategy).__name__") == "_DefaultDistributionStrategy"
+    assert "-n 2 is not possible for TensorFlow" in kernel.run("%tpu_init -n 2").said
+    assert "--tpu x is for TensorFlow" in kernel.run("%tpu_init --framework torch --tpu x").said
+
+
+def test_the_panel_is_live_while_the_cell_holds_the_main_thread(kernel: Kernel) -> None:
+    kernel.run(BUILD).good()
+    cell = kernel.send(
+        "%%tpu_train\nimport time\nfor n in range(6):\n    model.fit(x, y, verbose=0)\n    time.sleep(0.5)"
+    )
+    kernel.finish(cell).good()
+    first, *_, last = cell.panel
+    assert first.kind == "display_data" and "application/vnd.jupyter.widget-view+json" in first.content["data"]
+    assert last.kind == "update_display_data" and "Steps" in last.text and "done" in last.text
+    assert len([one for one in cell.comms if one.kind == "comm_msg"]) > 5  # the widgets were updated meanwhile
+    assert "cell: done; trained weights are home: model" in cell.printed
+
+
+def test_functions_scripts_and_refusals(kernel: Kernel, tmp_path: Path) -> None:
+    kernel.run(BUILD).good()
+    kernel.run("def train(model, epochs):\n    return model.fit(x, y, epochs=epochs, verbose=0).epoch").good()
+    kernel.run("%tpu_train --jit keep train model epochs=2").good()
+    assert kernel.value("(_tpu.value, _tpu.steps)") == ([0, 1], 4)
+    (tmp_path / "job.py").write_text("import sys, tensorflow as tf\nprint(sys.argv[1:], tf.__version__)\n")
+    assert "['--epochs', '2'] 2.21" in kernel.run("%tpu_train job.py --epochs 2").good().printed
+    assert "--background is not possible" in kernel.run("%%tpu_train --background\nmodel.fit(x, y)").said
+    assert "has no option" not in kernel.run("%%tpu_train -h").good().printed
+
+
+def test_an_error_of_the_cell_shows_its_lines_and_the_models_are_as_before(kernel: Kernel) -> None:
+    kernel.run(BUILD).good()
+    cell = kernel.run("%%tpu_train --jit keep\nmodel.fit(x, y, verbose=0)\nraise ValueError('late')")
+    assert cell.error_type == "ValueError" and "----> 3 raise ValueError('late')" in cell.error
+    assert "launch/local.py" not in cell.error and "as they were before the run" in cell.printed
+    assert kernel.value("(before == state(), _tpu.status)") == (True, "failed")
+    kernel.run("%%tpu_train --jit keep\nmodel.fit(x, y, verbose=0)").good()
+    assert kernel.value("before == state()") is False
+
+
+def interrupted(kernel: Kernel) -> None:
+    kernel.run(BUILD).good()
+    cell = kernel.wait_for(kernel.send(ENDLESS), "begun")
+    time.sleep(1.5)
+    began = time.monotonic()
+    kernel.interrupt()
+    kernel.finish(cell, timeout=30)
+    assert time.monotonic() - began < 3.0
+    assert cell.error_type == "TrainingInterrupted" and "as they were before the run" in cell.said
+    assert kernel.value("(before == state(), _tpu.status)") == (True, "interrupted")
+    kernel.run("%%tpu_train --jit keep\nmodel.fit(x, y, verbose=0)").good()
+
+
+def test_an_interrupt_ends_the_run_and_the_kernel_goes_on(kernel: Kernel) -> None:
+    interrupted(kernel)
+
+
+def test_on_the_kernel_of_colab(tmp_path: Path) -> None:
+    """ipykernel 6 and IPython 7: the panel, an interrupt, and the next cell."""
+    assert OLD_KERNEL.is_dir(), "`make` installs the older kernel into .venv/ipykernel6"
+    with running_kernel(tmp_path, **kernel_path(OLD_KERNEL)) as kernel:
+        kernel.run(LOAD).good()
+        kernel.run("import tensorflow as tf").good()
+        interrupted(kernel)
+        cell = kernel.run("%%tpu_train --jit keep\nprint('more')\nmodel.fit(x, y, verbose=0)").good()
+        assert "more\n" in cell.printed and cell.panel[-1].kind == "update_display_data"
+        assert kernel.run("%tpu_logs").good().printed.startswith("more\n")

@@ -1,0 +1,84 @@
+"""The compiles of one rank, by site; the nearest earlier one; and their records.
+
+What lives here: numbering, keeping what a compile is compared with, and writing the event. What does not: what is near
+and why it was compiled (the framework's own).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from tpu_magics.backends.observing.compiled import Compiled, Verdict
+from tpu_magics.runs import events
+
+KEPT = 32  # earlier compiles of a site that a new one is compared with
+FULL_RECORDS = 120  # later ones leave out what takes most room, so that a run's records stay small
+_INPUTS, _DIFFERENCES, _LONGEST = 12, 6, 240
+
+C = TypeVar("C", bound=Compiled)
+
+
+class History(Generic[C]):
+    """What has been compiled so far. `write` takes an event; `distance`: of a new compile from an earlier one, a tuple
+    to compare by; `explain`: why the new one was compiled although the earlier one had been."""
+
+    def __init__(
+        self,
+        write: Callable[[events.Event], object],
+        rank: int,
+        distance: Callable[[C, C], tuple[int, ...]],
+        explain: Callable[[C, C], Verdict],
+    ) -> None:
+        self.write = write
+        self.rank = rank
+        self.distance = distance
+        self.explain = explain
+        self.total = 0
+        self.recompiles = 0
+        self.counts: defaultdict[int, int] = defaultdict(int)
+        self.kept: defaultdict[int, deque[C]] = defaultdict(lambda: deque(maxlen=KEPT))
+
+    def nth(self, site: events.Site) -> int:
+        """Which compile at this site the next one is."""
+        return self.counts[site.id]
+
+    def add(self, new: C, first: Verdict | None = None) -> events.Compile:
+        """Take a compile in and write its record. `first`: what there is to say of a first compile."""
+        earlier = self.kept[new.site.id]
+        nearest = min(earlier, key=lambda old: self.distance(new, old)) if earlier else None
+        verdict = self.explain(new, nearest) if nearest is not None else first
+        event = self._event(new, nearest, verdict)
+        self.total += 1
+        self.recompiles += event.recompile
+        self.counts[new.site.id] += 1
+        earlier.append(new)
+        self.write(event)
+        return event
+
+    def _event(self, new: C, nearest: C | None, verdict: Verdict | None) -> events.Compile:
+        full = self.total < FULL_RECORDS
+        said = verdict or Verdict("", "", "")
+        return events.Compile(
+            round(time.time(), 3),
+            self.rank,
+            seconds=None if new.told.seconds is None else round(new.told.seconds, 4),
+            graph=new.told.hash or (new.told.graph.digest[:32] if new.told.graph else ""),
+            site=new.site,
+            nth=new.nth,
+            recompile=new.nth > 0,
+            inputs=new.inputs[:_INPUTS] if full else (),
+            nearest=None if nearest is None else nearest.nth,
+            difference=tuple(line[:_LONGEST] for line in said.difference[: _DIFFERENCES if full else 1]),
+            cause=said.cause,
+            text=said.text[:_LONGEST] if full else "",
+            fix=said.fix[:_LONGEST] if full else "",
+            memory=new.told.memory if full else None,
+            trigger=new.trigger,
+            host_collective=new.told.pieces > 1,
+            pieces=new.told.pieces,
+            by_rank=new.by_rank,
+            step=new.step,
+        )

@@ -1,0 +1,108 @@
+"""Why TensorFlow or its TPU cannot be had, told before TensorFlow's own error or in place of it.
+
+What lives here: the texts, and what is asked of the host. What does not: what was tried (runtime.py), and finding out
+what is wrong with the host (host/).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+from tpu_magics.backends.base import TPU_LOCAL
+from tpu_magics.errors import TpuMagicsError
+
+_RESTART = "Restart the kernel, and run %tpu_init first."
+
+
+class _Problem(Protocol):
+    @property
+    def about(self) -> str: ...
+    @property
+    def what(self) -> str: ...
+    @property
+    def why(self) -> str: ...
+    @property
+    def todo(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+
+
+class Host(Protocol):
+    """What is asked of the host (tpu_magics.host.Host has it; this room may not import that one)."""
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def problems(self) -> Sequence[_Problem]: ...
+
+
+def require_alone() -> None:
+    """Raise TpuMagicsError where torch_xla is in this process."""
+    if "torch_xla" in sys.modules:
+        # Seen with tensorflow-cpu 2.21 and torch_xla 2.9.0: imported in this order it works, in the other the process
+        # aborts ("Option ... registered more than once"). Which of two XLAs answers is not something to build on.
+        raise TpuMagicsError(
+            "TensorFlow and torch_xla are both in this kernel.",
+            "Each brings an XLA of its own, and the two do not go together in one process.",
+            "Restart the kernel, and run this notebook's TensorFlow cells without importing torch_xla.",
+        )
+
+
+def not_importable(error: ImportError) -> TpuMagicsError:
+    """For what importing TensorFlow or Keras raised."""
+    missing = (error.name or "").partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and missing in ("tensorflow", "keras"):
+        return TpuMagicsError(
+            f"{'TensorFlow' if missing == 'tensorflow' else 'Keras'} is not installed.",
+            "Cells are trained with TensorFlow here.",
+            '%pip install "tpu-magics[tf]", on a TPU VM "tpu-magics[tf-tpu]"; then restart the kernel.',
+        )
+    return TpuMagicsError("TensorFlow cannot be imported.", f"{type(error).__name__}: {error}", _RESTART)
+
+
+def refuse_broken(host: Host, about: tuple[str, ...]) -> None:
+    """Raise TpuMagicsError for the first thing that is wrong with the host, of those it may be `about`."""
+    for problem in host.problems:
+        if problem.state == "broken" and problem.about in about:
+            raise TpuMagicsError(problem.what, problem.why, problem.todo)
+
+
+# (what TensorFlow's or libtpu's text has, what happened, what to do); texts: see tests/backends/tensorflow.
+_TEXTS = (
+    (
+        "ConfigureDistributedTPU",
+        "The installed TensorFlow has no kernels for a TPU.",
+        '!pip uninstall -y tensorflow tensorflow-cpu && pip install "tpu-magics[tf-tpu]", then restart the kernel.',
+    ),
+    (
+        "already in use by process",
+        "The TPU is held by another process.",
+        "End that process (%tpu_init names it), or shut the other notebook's kernel down; then restart this kernel.",
+    ),
+    (
+        "libtpu_lockfile",
+        "A lock file of another account's process was left over.",
+        "!sudo rm /tmp/libtpu_lockfile, then restart the kernel.",
+    ),
+    (
+        "TPUs not found in the cluster",
+        "TensorFlow found no TPU where it was told that one is.",
+        "Choose a runtime with a TPU, and look at %tpu_init's table; then restart the kernel.",
+    ),
+)
+
+
+def no_tpu(error: Exception, kind: str) -> TpuMagicsError:
+    """For what connecting to a TPU of this kind, or initialising it, raised."""
+    text = str(error)
+    for sign, what, todo in _TEXTS:
+        if sign in text:
+            return TpuMagicsError(what, _first_line(error), todo)
+    place = "this host's TPU" if kind == TPU_LOCAL else "the TPU"
+    return TpuMagicsError(f"TensorFlow could not initialise {place}.", _first_line(error), _RESTART)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

@@ -1,0 +1,153 @@
+"""Writing so that an earlier checkpoint is never lost: beside it first, then in its place.
+
+What lives here: single files and folders of tf.train.Checkpoint's, local and in a bucket. What does not: what is
+written (checkpoints.py), and whether it can be (checkpoint_paths.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import tensorflow as tf
+from tensorflow.core.protobuf import trackable_object_graph_pb2
+
+from tpu_magics.backends.tensorflow.checkpoint_names import ending
+from tpu_magics.backends.tensorflow.checkpoint_paths import is_local
+
+_NAME = "ckpt"
+
+
+@contextlib.contextmanager
+def replacing(path: str) -> Iterator[str]:
+    """Gives the name of a local file to write; when the block ends, that file is at `path`. If it does not end, by an
+    error or an interrupt, what was at `path` stays as it was, and nothing else is left."""
+    with contextlib.ExitStack() as stack:
+        # A bucket gets whole files only.
+        local = is_local(path)
+        folder = Path(path).absolute().parent if local else Path(stack.enter_context(TemporaryDirectory()))
+        name = path.rpartition("/")[2]
+        suffix = ending(name)
+        beside = folder / f".{name.removesuffix(suffix)}-{uuid.uuid4().hex[:8]}{suffix}"
+        stack.callback(_forget, beside)
+        yield str(beside)
+        if local:
+            _kept_on_disk(beside)
+            beside.replace(path)
+        else:
+            _upload(str(beside), path)
+
+
+def _kept_on_disk(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _forget(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def _upload(local: str, path: str) -> None:
+    beside = f"{path.rpartition('/')[0]}/.{uuid.uuid4().hex[:8]}-{path.rpartition('/')[2]}"
+    try:
+        tf.io.gfile.copy(local, beside)
+        tf.io.gfile.rename(beside, path, overwrite=True)
+    except BaseException:
+        with contextlib.suppress(tf.errors.OpError):
+            tf.io.gfile.remove(beside)
+        raise
+
+
+@contextlib.contextmanager
+def local_copy(path: str) -> Iterator[str]:
+    """A local file of the same content."""
+    if is_local(path):
+        yield path
+        return
+    with TemporaryDirectory() as folder:
+        copied = f"{folder}/{path.rpartition('/')[2]}"
+        tf.io.gfile.copy(path, copied)
+        yield copied
+
+
+# -- folders of tf.train.Checkpoint's -------------------------------------------------------------------------------
+
+
+def latest(folder: str) -> str:
+    """The prefix of the newest whole checkpoint: of a folder, or of the prefix itself; "" where there is none."""
+    if tf.io.gfile.exists(f"{folder}.index"):
+        return folder
+    named: str = tf.train.latest_checkpoint(folder) or "" if tf.io.gfile.isdir(folder) else ""
+    return named
+
+
+def names_in(prefix: str) -> set[str]:
+    """What a checkpoint holds at its top ("model", "optimizer", ...). TensorFlow 2.21 keeps it as a tensor of this
+    name, a TrackableObjectGraph whose first node is the top."""
+    graph = trackable_object_graph_pb2.TrackableObjectGraph()
+    graph.ParseFromString(tf.compat.v1.train.NewCheckpointReader(prefix).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
+    return {child.local_name for child in graph.nodes[0].children}
+
+
+def next_prefix(folder: str, step: int | None) -> str:
+    """A name in `folder` that nothing has: by the step, where later ones are not there already."""
+    taken = [int(found[1]) for name in _names(folder) if (found := re.match(rf"{_NAME}-(\d+)\.", name))]
+    number = max(taken, default=-1) + 1
+    return f"{folder}/{_NAME}-{number if step is None else max(step, number)}"
+
+
+def _names(folder: str) -> list[str]:
+    return list(tf.io.gfile.listdir(folder)) if tf.io.gfile.isdir(folder) else []
+
+
+@contextlib.contextmanager
+def adding(folder: str, prefix: str, keep: int) -> Iterator[None]:
+    """What the block writes at `prefix` becomes the newest checkpoint of `folder` when the block ends; then all but
+    `keep` are removed. If it does not end, its files are removed and the newest stays what it was: the file named
+    "checkpoint", which tells the newest, is replaced as a whole."""
+    tf.io.gfile.makedirs(folder)
+    known = [one for one in _known(folder) if tf.io.gfile.exists(f"{one}.index")]
+    try:
+        yield
+        _tell(folder, [*known, prefix])
+    except BaseException:
+        if latest(folder) != prefix:
+            _remove(prefix)
+        raise
+    kept = [*known, prefix][-keep:]
+    if len(kept) <= len(known):
+        _tell(folder, kept)
+        for old in [one for one in known if one not in kept]:
+            _remove(old)
+
+
+def _known(folder: str) -> list[str]:
+    state = tf.train.get_checkpoint_state(folder)
+    return list(state.all_model_checkpoint_paths) if state else []
+
+
+def _tell(folder: str, prefixes: list[str]) -> None:
+    names = [one.rpartition("/")[2] for one in prefixes]
+    lines = [f'model_checkpoint_path: "{names[-1]}"', *(f'all_model_checkpoint_paths: "{name}"' for name in names)]
+    beside = f"{folder}/.checkpoint-{uuid.uuid4().hex[:8]}"
+    with tf.io.gfile.GFile(beside, "w") as file:
+        file.write("\n".join(lines) + "\n")
+    if is_local(folder):
+        _kept_on_disk(Path(beside))
+    tf.io.gfile.rename(beside, f"{folder}/checkpoint", overwrite=True)
+
+
+def _remove(prefix: str) -> None:
+    """All files of one checkpoint, those of a write that broke off too."""
+    folder, _, name = prefix.rpartition("/")
+    for one in _names(folder):
+        path = f"{folder}/{one}"
+        if one.startswith((f"{name}.", f"{name}_temp")):
+            with contextlib.suppress(tf.errors.OpError):
+                tf.io.gfile.rmtree(path) if tf.io.gfile.isdir(path) else tf.io.gfile.remove(path)

@@ -1,0 +1,166 @@
+"""Whether a checkpoint can be written where it is to go.
+
+What lives here: trying a path before it is needed, and the paths that are known before a training. What does not:
+names (checkpoint_names.py), what a bucket refuses (buckets.py), and writing (checkpoint_files.py, checkpoints.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tpu_magics.backends.base import Placed, Problem
+from tpu_magics.backends.tensorflow.buckets import PATIENCE, bucket_problem
+from tpu_magics.backends.tensorflow.checkpoint_names import OLD, USE_SAVE, ending, old_name
+from tpu_magics.errors import TpuMagicsError
+
+_SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
+def is_local(path: str) -> bool:
+    """Whether it lies on this machine."""
+    return not _SCHEME.match(path)
+
+
+def normal(path: str | Path) -> str:
+    """As text; a local one with the home directory put in. Raises TpuMagicsError for a name that nothing is saved
+    under."""
+    text = located(path)
+    if not str(path).strip():
+        raise TpuMagicsError("The path is empty.", "", 'Give one: "model.keras".')
+    if not ending(text) and text.lower().endswith(OLD):
+        raise old_name(text)
+    return text
+
+
+def located(path: str | Path) -> str:
+    """The same for what is there already, whatever its name."""
+    text = str(path)
+    return str(Path(text).expanduser()) if is_local(text) else text.rstrip("/")
+
+
+# -- trying a path --------------------------------------------------------------------------------------------------
+
+
+def writable(
+    path: str | Path,
+    on_colab: bool = False,
+    *,
+    needed: int = 0,
+    remote_tpu: bool = False,
+    attempt: Callable[[str], None] | None = None,
+    patience: float = PATIENCE,
+) -> Problem | None:
+    """Why nothing can be written at `path`; None where it can. A small file is written beside it and removed.
+
+    Args:
+        path: of a file (".keras", ".weights.h5") or of a folder of checkpoints, local or "gs://...".
+        on_colab: it is Colab, where credentials come from google.colab.
+        needed: bytes.
+        remote_tpu: the TPU's host is another machine, whose own account writes into the bucket.
+        attempt: writes and removes a file at the path that it is given; TensorFlow's own, where it is None.
+        patience: seconds that a bucket has for its answer.
+    """
+    try:
+        text = normal(path)
+    except TpuMagicsError as error:
+        return Problem(error.what, error.why, error.todo)
+    if is_local(text):
+        return _local_problem(Path(text), bool(ending(text)), needed)
+    folder = text.rpartition("/")[0] if ending(text) else text
+    return bucket_problem(text, folder, on_colab=on_colab, remote_tpu=remote_tpu, attempt=attempt, patience=patience)
+
+
+def _local_problem(path: Path, is_file: bool, needed: int) -> Problem | None:
+    folder = path.absolute().parent
+    checks: Sequence[tuple[bool, str, str]] = (
+        (
+            is_file and path.is_dir(),
+            "it is a directory.",
+            "Give another name, or remove the directory.",
+        ),
+        (
+            not is_file and path.exists() and not path.is_dir(),
+            "it is a file, and a folder of checkpoints needs that name.",
+            "Give another name, or the ending .keras or .weights.h5.",
+        ),
+        (folder.exists() and not folder.is_dir(), f"{folder} is not a directory.", "Give a path in a directory."),
+        (not folder.exists(), f"there is no directory {folder}.", f"Make it: Path('{folder}').mkdir(parents=True)"),
+    )
+    for wrong, what, todo in checks:
+        if wrong:
+            return Problem(f"Nothing can be saved at {path}: {what}", "", todo)
+    return _unwritten(path, path if path.is_dir() and not is_file else folder, needed)
+
+
+def _unwritten(path: Path, folder: Path, needed: int) -> Problem | None:
+    trial = folder / f".tpu_magics-{uuid.uuid4().hex[:12]}"
+    try:
+        trial.write_bytes(b"tpu_magics")
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return Problem(
+            f"Nothing can be saved at {path}.",
+            f"Writing into {folder} failed: {error.strerror or error}.",
+            "Give a path where this account may write and where there is room.",
+        )
+    finally:
+        with contextlib.suppress(OSError):
+            trial.unlink(missing_ok=True)
+    if free < needed:
+        return Problem(
+            f"There is no room for {path}.",
+            f"It takes about {needed / 2**20:,.1f} MiB, and {free / 2**20:,.1f} MiB are free; the earlier one is kept "
+            "until the new one is whole.",
+            "Make room, or give a path on another disk.",
+        )
+    return None
+
+
+# -- paths that are known before training ---------------------------------------------------------------------------
+
+
+def path_problems(items: Sequence[tuple[str, Any]], placed: Placed, on_colab: bool = False) -> Sequence[Problem]:
+    """What of the places that callbacks and managers among `items` (also in lists) will write to cannot be written."""
+    found: list[Problem] = []
+    remote = placed.kind == "tpu-remote"
+    for path, by_tensorflow in dict.fromkeys(_destinations([value for _, value in items])):
+        problem = writable(_existing(path) if is_local(path) else path, on_colab, remote_tpu=remote)
+        if problem is None and remote and by_tensorflow and is_local(path):
+            problem = Problem(
+                f"TensorFlow writes to {path} on the TPU's host, which does not have this machine's files.",
+                "\"File system scheme '[local]' not implemented\".",
+                f'Use a path in a bucket ("gs://bucket/..."), or {USE_SAVE}.',
+            )
+        found += [problem] if problem else []
+    return tuple(dict.fromkeys(found))
+
+
+def _destinations(values: Sequence[Any]) -> Iterator[tuple[str, bool]]:
+    """(path, whether TensorFlow's ops write there, where Python does otherwise)."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _destinations(value)
+        elif isinstance(value, keras.callbacks.CallbackList):
+            yield from _destinations(value.callbacks)
+        elif isinstance(value, keras.callbacks.ModelCheckpoint):
+            yield re.sub(r"/?[^/]*\{.*$", "", str(value.filepath)) or ".", False
+        elif isinstance(value, tf.train.CheckpointManager):
+            options = getattr(value, "_checkpoint_options", None)  # TensorFlow 2.21; its device may be the local one
+            yield str(value.directory), getattr(options, "experimental_io_device", None) is None
+
+
+def _existing(path: str) -> str:
+    """Callbacks and managers make the folders that are missing: the nearest one that is there has to be writable."""
+    one = Path(path).expanduser().absolute()
+    while not one.exists() and one != one.parent:
+        one = one.parent
+    return str(one) if one.is_dir() or ending(str(one)) else str(one.parent)

@@ -1,0 +1,217 @@
+"""Saving and loading models: weights, optimizer, step, and the state of the model's random numbers.
+
+What lives here: which form it is, and folders of tf.train.Checkpoint's. What does not: files of Keras (keras_files.py),
+writing without losing the earlier one (checkpoint_files.py), and which paths can be written (checkpoint_paths.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tpu_magics.backends.tensorflow.checkpoint_files import adding, latest, local_copy, names_in, next_prefix, replacing
+from tpu_magics.backends.tensorflow.checkpoint_names import KERAS, ending, name_refused
+from tpu_magics.backends.tensorflow.checkpoint_paths import located, normal, path_problems, writable
+from tpu_magics.backends.tensorflow.checkpoint_state import (
+    bytes_of,
+    is_remote,
+    options_for,
+    or_as_before,
+    require_built,
+    require_matched,
+    seeds_of,
+    strategy_of,
+    variables_of,
+)
+from tpu_magics.backends.tensorflow.keras_files import read_file, write_file
+from tpu_magics.errors import TpuMagicsError
+
+__all__ = ["Checkpoint", "load", "name_refused", "path_problems", "save", "writable"]
+
+
+def save(model: Any, path: str | Path, *, on_colab: bool = False) -> str:
+    """See tpu_magics.tf.save."""
+    text = normal(path)
+    if not ending(text):
+        return Checkpoint(text, model=model, on_colab=on_colab).save()
+    require_built(model)
+    require_writable(text, on_colab, bytes_of(variables_of(model)), model)
+    _require_keras(model, text)
+    with replacing(text) as beside:
+        write_file(model, beside)
+    return text
+
+
+def load(model: Any, path: str | Path) -> Any:
+    """See tpu_magics.tf.load."""
+    text = located(path)
+    if not text.endswith((KERAS, ".h5", ".hdf5")):
+        found = Checkpoint(text, model=model, trying=False)
+        if not found.exists:
+            raise _missing(text)
+        found.restore()
+        return model
+    if not tf.io.gfile.exists(text):
+        raise _missing(text)
+    require_built(model)
+    with or_as_before(variables_of(model), text), local_copy(text) as copied:
+        read_file(model, copied)
+    return model
+
+
+class Checkpoint:
+    """See tpu_magics.tf.checkpoint."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        step: Any = None,
+        keep: int = 1,
+        on_colab: bool = False,
+        trying: bool = True,
+        **more: Any,
+    ) -> None:
+        self.path = normal(path) if trying else located(path)
+        self.model, self.keep, self._on_colab, self._more = model, keep, on_colab, more
+        self._given_optimizer = optimizer
+        self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
+        self._own_step = step
+        self._check()
+        if trying:
+            require_writable(self.path, on_colab, 0, model)
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is one to restore."""
+        if ending(self.path):
+            return bool(tf.io.gfile.exists(self.path))
+        return bool(latest(self.path))
+
+    @property
+    def step(self) -> int:
+        """Of the variable that was given as `step`, else the optimizer's iterations; 0 where there is neither."""
+        counter = self._own_step if self._own_step is not None else getattr(self.optimizer, "iterations", 0)
+        return int(counter.numpy() if hasattr(counter, "numpy") else counter)  # a distributed one has no int
+
+    def save(self) -> str:
+        """Write it. The earlier one is there until this one is whole. Returns its path (the prefix, in a folder)."""
+        if ending(self.path):
+            return save(self.model, self.path, on_colab=self._on_colab)
+        self._build()
+        held = self._variables()
+        require_writable(self.path, self._on_colab, bytes_of(held), held)
+        prefix = next_prefix(self.path, self.step)
+        with adding(self.path, prefix, self.keep):
+            self._tracked().write(prefix, options=options_for(self.path, held))
+        return prefix
+
+    def restore(self) -> int:
+        """Read the newest into the model, the optimizer and the rest, and return its step; where there is none, leave
+        all as it is and return 0. What cannot be read whole changes nothing."""
+        if not self.exists:
+            return 0
+        if ending(self.path):
+            load(self.model, self.path)
+            return self.step
+        self._build()
+        held = self._variables()
+        with or_as_before(held, self.path):
+            prefix = latest(self.path)
+            names = names_in(prefix)
+            status = self._tracked(names).read(prefix, options=options_for(self.path, held))
+            if "optimizer" in names or self.optimizer is None or self._given_optimizer is not None:
+                status.assert_existing_objects_matched()
+            else:
+                require_matched(status, self.model)
+            status.expect_partial()
+        return self.step
+
+    def _check(self) -> None:
+        if self.model is None and self.optimizer is None and not self._more:
+            raise TpuMagicsError("There is nothing to save.", "", "Give model=, optimizer= or variables by name.")
+        foreign = self.optimizer is not getattr(self.model, "optimizer", None)
+        if ending(self.path) and (self.model is None or foreign or self._own_step is not None or self._more):
+            raise TpuMagicsError(
+                f"{self.path} holds a compiled model, and nothing beside it.",
+                "A file of Keras' has no place for an optimizer of your own loop, a step or other variables.",
+                f'Leave out the ending, for a folder of tf.train.Checkpoint\'s: "{_stem(self.path)}".',
+            )
+        if isinstance(self._own_step, int):
+            raise TpuMagicsError(
+                "step is a Python number, which nothing can be restored into.",
+                "A checkpoint holds variables.",
+                "Give step=tf.Variable(0, dtype=tf.int64), and count with step.assign_add(1); or leave it out, for the "
+                "optimizer's iterations.",
+            )
+
+    def _build(self) -> None:
+        if self.model is not None:
+            require_built(self.model)
+        optimizer, model = self.optimizer, self.model
+        if optimizer is not None and not optimizer.built:
+            if model is None:
+                raise TpuMagicsError(
+                    "The optimizer has no variables yet.",
+                    "It makes them for the variables that it trains.",
+                    "Call optimizer.build(model.trainable_variables) first, or give model=.",
+                )
+            with strategy_of(model).scope():
+                optimizer.build(model.trainable_variables)
+
+    def _tracked(self, held: Collection[str] | None = None) -> Any:
+        """`held`: names in a checkpoint that is to be read. What nobody asked for by name may be missing there: the
+        model's own optimizer and its seeds."""
+        seeds = {f"seed{number}": one.value for number, one in enumerate(seeds_of(self.model))}
+        own = {"optimizer": self.optimizer, "seeds": tf.train.Checkpoint(**seeds) if seeds else None}
+        if held is not None:
+            asked = ("optimizer",) if self._given_optimizer is not None else ()
+            own = {name: one for name, one in own.items() if name in (*held, *asked)}
+        named = {"model": self.model, "step": self._own_step, **self._more, **own}
+        return tf.train.Checkpoint(**{name: one for name, one in named.items() if one is not None})
+
+    def _variables(self) -> list[Any]:
+        found = variables_of(self.model) if self.model is not None else []
+        found += list(getattr(self.optimizer, "variables", ()))
+        for value in (self._own_step, *self._more.values()):
+            found += [value] if hasattr(value, "assign") else list(getattr(value, "variables", ()))
+        return list({id(one): one for one in found}.values())
+
+
+def require_writable(path: str, on_colab: bool, needed: int, held: Any) -> None:
+    """Raise TpuMagicsError where nothing can be written there."""
+    problem = writable(path, on_colab, needed=needed, remote_tpu=is_remote(held))
+    if problem is not None:
+        raise TpuMagicsError(problem.what, problem.why, problem.todo)
+
+
+# -- errors ---------------------------------------------------------------------------------------------------------
+
+
+def _require_keras(model: Any, path: str) -> None:
+    if not isinstance(model, keras.Model):
+        raise TpuMagicsError(
+            f"A {type(model).__name__} cannot be saved as {path}.",
+            "Files of this ending hold models of Keras.",
+            f'Leave out the ending, for a folder of tf.train.Checkpoint\'s: "{_stem(path)}".',
+        )
+
+
+def _missing(path: str) -> TpuMagicsError:
+    folder = path.rpartition("/")[0] or "."
+    try:
+        names = sorted(tf.io.gfile.listdir(folder))[:8]
+    except tf.errors.OpError:
+        names = []
+    there = f"{folder} holds {', '.join(names)}." if names else f"There is nothing in {folder}."
+    return TpuMagicsError(f"There is no checkpoint at {path}.", there, "Correct the path.")
+
+
+def _stem(path: str) -> str:
+    return path.removesuffix(ending(path))

@@ -1,0 +1,219 @@
+"""The columns of a dataset, on their way into memory.
+
+What lives here: gathering rows, the memory that they will take, padding, and what a TPU cannot take. What does not:
+where rows come from (rows.py), and the pipeline made of the columns (in_memory.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tpu_magics.errors import TpuMagicsError
+
+Pad = str | int | None  # "longest", a multiple, or None: rows have one shape
+LONGEST = "longest"
+ROWS = "rows"  # what the only column is called where it has no name
+_BLOCK = 256  # rows that become one array together
+_COPIES = 3  # at the worst moment: the rows, the array made of them, and TensorFlow's own copy
+_TOLD = 32  # rows whose size tells that of the others
+_PER_ROW = 120  # bytes of Python's own for an array of its own
+_GIB = 2**30
+_NO_TPU_KINDS = {
+    "O": "Python objects (texts, None, or rows of different lengths within)",
+    "U": "texts",
+    "S": "texts (bytes)",
+    "M": "dates",
+    "m": "spans of time",
+    "V": "records",
+}
+_TODO_DTYPE = (
+    "Turn it into numbers before (tokens, indices of classes), or leave it out: dataset.remove_columns({name!r}) for a "
+    "Hugging Face dataset, dataset.map(lambda row: {{...}}) for a tf.data pipeline."
+)
+
+
+@dataclass
+class Column:
+    """One component of the rows. `numbers`: its values came as Python numbers, which have no width of their own."""
+
+    name: str
+    numbers: bool = False
+    waiting: list[Any] = field(default_factory=list)
+    blocks: list[Any] = field(default_factory=list)
+    bytes: int = 0
+
+    @property
+    def said(self) -> str:
+        """It, at the start of a sentence."""
+        return "The dataset" if self.name == ROWS else f"The column {self.name}"
+
+    def add(self, value: Any) -> None:
+        """One row."""
+        row = self._array(value)
+        self.waiting.append(row)
+        self.bytes += row.nbytes
+        if len(self.waiting) == _BLOCK:
+            self._pack()
+
+    def add_many(self, values: Any) -> None:
+        """Rows, in an array of theirs where they have one shape."""
+        if getattr(values, "dtype", None) is not None and values.dtype.kind != "O":
+            self._pack()
+            self.blocks.append(self._array(values))
+            self.bytes += self.blocks[-1].nbytes
+        else:
+            for value in values:
+                self.add(value)
+
+    def gathered(self, pad: Pad, fill: Any) -> Any:
+        """All rows as one array, of shape [rows, ...]. What was gathered is given up."""
+        self._pack()
+        blocks, self.blocks = self.blocks, []
+        shapes = sorted({block.shape[1:] for block in blocks})
+        if len(shapes) > 1:
+            blocks = self._padded(blocks, shapes, pad, fill)
+        found = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+        return _narrowed(found) if self.numbers else found
+
+    def _array(self, value: Any) -> Any:
+        typed = hasattr(value, "dtype")
+        try:
+            row = np.asarray(value)
+        except ValueError:  # NumPy 1.24 and newer: lists of different lengths
+            row = np.asarray(None)
+        if row.dtype.kind in _NO_TPU_KINDS or row.dtype == np.complex128:
+            raise self._refused(row)
+        self.numbers = self.numbers or not typed
+        return row
+
+    def _refused(self, row: Any) -> TpuMagicsError:
+        kind = _NO_TPU_KINDS.get(row.dtype.kind, f"values of dtype {row.dtype}")
+        return TpuMagicsError(
+            f"{self.said} holds {kind}.",
+            "A TPU takes numbers and truth values.",
+            _TODO_DTYPE.format(name=self.name),
+        )
+
+    def _pack(self) -> None:
+        """Rows of one shape that follow each other become one array."""
+        rows, self.waiting = self.waiting, []
+        start = 0
+        for end in range(1, len(rows) + 1):
+            if end == len(rows) or rows[end].shape != rows[start].shape:
+                self.blocks.append(np.stack(rows[start:end]))
+                start = end
+
+    def _padded(self, blocks: list[Any], shapes: Sequence[tuple[int, ...]], pad: Pad, fill: Any) -> list[Any]:
+        if len({len(shape) for shape in shapes}) > 1:
+            raise TpuMagicsError(
+                f"{self.said} has rows that differ in their number of dimensions: {_words(shapes)}.",
+                "They cannot become one array.",
+                "Give each row the same dimensions.",
+            )
+        if pad is None:
+            raise self._ragged(shapes)
+        target = tuple(_target([shape[axis] for shape in shapes], pad) for axis in range(len(shapes[0])))
+        rows = sum(len(block) for block in blocks)
+        found = np.full((rows, *target), fill, np.result_type(*(block.dtype for block in blocks)))
+        at = 0
+        for block in blocks:
+            region = (slice(at, at + len(block)), *map(slice, block.shape[1:]))
+            found[region] = block
+            at += len(block)
+        return [found]
+
+    def _ragged(self, shapes: Sequence[tuple[int, ...]]) -> TpuMagicsError:
+        return TpuMagicsError(
+            f"{self.said} has rows that differ in shape: {_words(shapes)}.",
+            "A TPU's program is compiled for one shape, and an array in memory has one.",
+            'Pad them: in_memory(..., pad="longest") to the longest row, pad=32 to a multiple of 32 that holds it '
+            "(with fill=, e.g. -100 for labels that a loss leaves out). %tpu_pad tells what that costs.",
+        )
+
+
+@dataclass
+class Columns:
+    """All columns of the rows. `available`: bytes that may be used, None: not known; `count`: rows that will come,
+    None: not known; `copies`: of a row, at the worst moment."""
+
+    available: int | None = None
+    count: int | None = None
+    copies: int = _COPIES
+    rows: int = 0
+    columns: dict[str, Column] = field(default_factory=dict)
+
+    def add(self, values: Mapping[str, Any], rows: int | None = None) -> None:
+        """One row, or `rows` rows of which each value holds as many. Raises TpuMagicsError where the columns are
+        others than before, or the dataset will not fit."""
+        if self.columns and values.keys() != self.columns.keys():
+            raise self._others(values)
+        for name, value in values.items():
+            column = self.columns.setdefault(name, Column(name))
+            column.add(value) if rows is None else column.add_many(value)
+        self.rows += 1 if rows is None else rows
+        self._check()
+
+    def gathered(self, pad: Pad, fill: Any) -> dict[str, Any]:
+        """name -> array."""
+        return {name: column.gathered(pad, _fill_of(fill, name)) for name, column in self.columns.items()}
+
+    def _check(self) -> None:
+        held = sum(column.bytes for column in self.columns.values()) + _PER_ROW * self.rows
+        rows = self.rows if self.count is None or self.rows < _TOLD else max(self.rows, self.count)
+        if self.available is not None and held / self.rows * rows * self.copies > self.available:
+            raise self._too_large(held / self.rows, rows)
+
+    def _too_large(self, each: float, rows: int) -> TpuMagicsError:
+        so_far = f"its {rows:,} rows" if rows == self.count else f"its first {rows:,} rows"
+        needed, fit = each * rows * self.copies, int(self.available or 0) // int(each * self.copies)
+        return TpuMagicsError(
+            f"The dataset does not fit in memory: {so_far} of about {_size(each)} take {_size(needed)}, and "
+            f"{_size(self.available or 0)} are available.",
+            "While it is put there, each row is there "
+            + ("in the array and in" if self.copies == 1 else "as it came, in the array made of all, and in")
+            + " TensorFlow's copy.",
+            f"Give limit={max(1, fit)} or less, narrower values (int32, float16, uint8), or write it as TFRecord files "
+            "into a bucket and read those.",
+        )
+
+    def _others(self, values: Mapping[str, Any]) -> TpuMagicsError:
+        return TpuMagicsError(
+            f"Row {self.rows:,} has the columns {', '.join(values)}; those before have {', '.join(self.columns)}.",
+            "All rows become one array for each column.",
+            "Give each row the same columns.",
+        )
+
+
+def _size(count: float) -> str:
+    for unit, size in (("GiB", _GIB), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def _target(sizes: Sequence[int], pad: Pad) -> int:
+    """For one axis. One that all rows share stays."""
+    multiple = pad if isinstance(pad, int) and len(set(sizes)) > 1 else 1
+    return -(-max(sizes) // multiple) * multiple
+
+
+def _fill_of(fill: Any, name: str) -> Any:
+    return fill.get(name, 0) if isinstance(fill, Mapping) else fill
+
+
+def _words(shapes: Sequence[tuple[int, ...]]) -> str:
+    said = ", ".join(str(list(shape)) for shape in (shapes if len(shapes) <= 4 else (shapes[0], shapes[-1])))
+    return said if len(shapes) <= 4 else f"{len(shapes)} shapes from {said.replace(', [', ' to [')}"
+
+
+def _narrowed(array: Any) -> Any:
+    """Python's numbers as TensorFlow takes them: float32, and int32 where they fit."""
+    if array.dtype == np.float64:
+        return array.astype(np.float32)
+    limits = np.iinfo(np.int32)
+    fits = array.dtype == np.int64 and (not array.size or (array.min() >= limits.min and array.max() <= limits.max))
+    return array.astype(np.int32) if fits else array

@@ -1,0 +1,176 @@
+"""What of an input pipeline cannot work, or costs a compile, where the training goes on.
+
+What lives here: finding the pipelines among a cell's values, and the sentences. What does not: reading a pipeline
+(pipelines.py), what `model.fit` is given within the cell (fits.py), and arrays in memory (in_memory.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tpu_magics.backends.base import Placed, Problem
+from tpu_magics.backends.lowered import Place
+from tpu_magics.backends.tensorflow.batches import Batches
+from tpu_magics.backends.tensorflow.pipelines import Pipeline, pipeline_of
+
+REMOTE = "tpu-remote"
+HOME = "default"
+_DEPTH = 4  # containers in containers
+_MOST = 1000  # items of a container that are looked at
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), tf.Tensor, tf.Variable)
+_PYTHON_WHY = (
+    "The pipeline runs on the TPU's host, which has neither this Python process nor its functions (\"No registered "
+    "'PyFunc' OpKernel\")."
+)
+_FILES_WHY = (
+    "The pipeline runs on the TPU's host, which does not have this machine's files (\"File system scheme '[local]' not "
+    'implemented").'
+)
+_IN_MEMORY = (
+    "Put it into memory before: tpu_magics.tf.in_memory({name}, batch_size=...). What does not fit there: write it as "
+    'TFRecord into a bucket, and read it with tf.data.TFRecordDataset("gs://bucket/...").'
+)
+_BUCKET = (
+    'Copy the files into a bucket and name them "gs://bucket/...", or put what they give into memory: '
+    "tpu_magics.tf.in_memory({name}, batch_size=...)."
+)
+_OPEN = "the size of a batch is not known when the step is traced, so that TPUStrategy pads each one as it comes"
+_DROP = (
+    "Use batch({size}, drop_remainder=True), a batch size that divides the rows, or repeat() before batch() together "
+    "with steps_per_epoch."
+)
+
+
+def problems(
+    items: Sequence[tuple[str, Any]], placed: Placed, cells: Mapping[str, str] | None = None
+) -> Sequence[Problem]:
+    """What is wrong with the input pipelines among `items`. Nothing is run, no element is taken.
+
+    Args:
+        items: (name, value) of the notebook; also in lists, tuples, mappings, iterators and distributed datasets.
+        placed: where the training goes on. Python and local files are wrong for a TPU of another host only.
+        cells: file names of cells -> "In [n]".
+    """
+    found: list[Problem] = []
+    for name, data in reached(items):
+        found += data_problems(name, data, placed, cells)
+    return tuple(dict.fromkeys(found))
+
+
+def reached(items: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """(name, value) of each tf.data.Dataset and keras.utils.PyDataset, once."""
+    seen: set[int] = set()
+    for name, value in items:
+        yield from _reached(name, value, seen, _DEPTH)
+
+
+def data_problems(name: str, data: Any, placed: Placed, cells: Mapping[str, str] | None = None) -> Sequence[Problem]:
+    """Those of one dataset (also a distributed one), or of one PyDataset."""
+    if isinstance(data, keras.utils.PyDataset):
+        return [python_problem(name, "a keras.utils.PyDataset")] if placed.kind == REMOTE else []
+    pipeline = pipeline_of(data, cells)
+    found = _remote_problems(name, pipeline) if placed.kind == REMOTE else []
+    short = pipeline.batches and short_batch(name, pipeline.batches, placed)
+    return [*found, *([short] if short else [])]
+
+
+def _reached(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, _PLAIN) or id(value) in seen:
+        return
+    seen.add(id(value))
+    if (data := dataset_of(value)) is not None:
+        if data is value or id(data) not in seen:
+            seen.add(id(data))
+            yield name, data
+    elif depth and isinstance(value, Mapping):
+        for key, one in islice(list(value.items()), _MOST):
+            yield from _reached(f"{name}[{key!r}]", one, seen, depth - 1)
+    elif depth and isinstance(value, (list, tuple)):
+        for number, one in enumerate(value[:_MOST]):
+            yield from _reached(f"{name}[{number}]", one, seen, depth - 1)
+    elif depth and type(value).__module__ == "__main__":  # an object of a class of the notebook's
+        for key, one in list(getattr(value, "__dict__", {}).items()):
+            yield from _reached(f"{name}.{key}", one, seen, depth - 1)
+
+
+def dataset_of(value: Any) -> Any:
+    """The dataset that `value` is, or is made of; None for what is none. Attributes as in TensorFlow 2.21
+    (distribute/input_lib.py, data/ops/iterator_ops.py); where they are missing, it is not looked into."""
+    if isinstance(value, (tf.data.Dataset, keras.utils.PyDataset)):
+        return value
+    if isinstance(value, tf.distribute.DistributedDataset):
+        parts = (getattr(value, "_original_dataset", None), *(getattr(value, "_datasets", None) or ()))
+    elif isinstance(value, tf.data.Iterator):
+        parts = (getattr(value, "_dataset", None),)
+    elif isinstance(value, tf.distribute.DistributedIterator):
+        iterators = getattr(value, "_iterators", None) or ()
+        parts = tuple(getattr(one, "_dataset", None) for one in iterators)
+    else:
+        return None
+    return next((part for part in parts if isinstance(part, tf.data.Dataset)), None)
+
+
+# -- sentences ------------------------------------------------------------------------------------------------------
+
+
+def _remote_problems(name: str, pipeline: Pipeline) -> list[Problem]:
+    found = [python_problem(name, one.what, one.place) for one in pipeline.python]
+    for one in pipeline.files:
+        if one.local:
+            what = f"{name} takes {one.local} from this machine ({one.what}{_at(one.place)}), and the TPU is another."
+            found.append(Problem(what, _FILES_WHY, _BUCKET.format(name=name)))
+    return found
+
+
+def python_problem(name: str, what: str, place: Place | None = None) -> Problem:
+    """For Python in the pipeline of a TPU of another host."""
+    said = f"{name} runs Python in the pipeline of a remote TPU: {what}{_at(place)}."
+    return Problem(said, _PYTHON_WHY, _IN_MEMORY.format(name=name))
+
+
+def short_batch(name: str, batches: Batches, placed: Placed) -> Problem | None:
+    """None where the last batch costs no compile."""
+    what = (
+        f"The last batch of {name} has {batches.rest:,} of {batches.size:,} rows."
+        if batches.rest is not None
+        else f"The last batch of {name} may have fewer than {batches.size:,} rows: the number of rows is not known."
+    )
+    why = _cost(batches, placed)
+    return Problem(what, why, _DROP.format(size=batches.size), refuses=False) if why else None
+
+
+def _cost(batches: Batches, placed: Placed) -> str:
+    """What XLA makes of it.
+
+    With TPUStrategy (read in TensorFlow 2.21: distribute/input_lib.py and tpu/tpu.py, _pad_all_input; the shares were
+    seen with MirroredStrategy over logical CPUs): each replica gets up to ceil(rest / replicas) rows, all are padded
+    to the largest share, two rows at least, and the program is compiled for that.
+    """
+    if placed.kind == HOME:
+        return "Fewer rows are another shape, and XLA compiles the training step once more for it."
+    full = _share(batches.size, placed.replicas)
+    if batches.rest is None:
+        return (
+            f"Where its rows make another share than {full:,} on a replica, XLA compiles the training step once more; "
+            f"and {_OPEN}."
+        )
+    share = _share(batches.rest, placed.replicas)
+    if share == full:
+        return f"That costs no compile ({share:,} rows on a replica, as in the other batches), but {_OPEN}."
+    return (
+        f"TPUStrategy gives each of {placed.replicas} replicas {share:,} rows at most in place of {full:,}: another "
+        f"shape, for which XLA compiles the training step once more; and {_OPEN}."
+    )
+
+
+def _share(rows: int, replicas: int) -> int:
+    return max(2, -(-rows // max(1, replicas)))
+
+
+def _at(place: Place | None) -> str:
+    return f" at {place}" if place else ""

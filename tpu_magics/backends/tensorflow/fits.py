@@ -1,0 +1,163 @@
+"""What `model.fit` is given within the cell: data that no variable of the notebook held before it.
+
+What lives here: looking at it before the first step. What does not: reading a pipeline (pipelines.py), and the
+sentences about pipelines (data.py).
+
+Keras 3.15, backend/tensorflow/trainer.py: `fit` builds one TFEpochIterator out of its arguments, before it traces or
+trains anything. That is where we look, and not at `fit` itself: a frame of ours around the training would hide the
+person's line from those who look for it. Where it is missing, `watching_fits` tells so and the training goes on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import wraps
+from importlib import import_module
+from types import GeneratorType
+from typing import Any
+
+import tensorflow as tf
+
+from tpu_magics.backends.base import Placed, Problem
+from tpu_magics.backends.tensorflow.batches import INFINITE, Batches, size_of
+from tpu_magics.backends.tensorflow.data import (
+    HOME,
+    REMOTE,
+    data_problems,
+    dataset_of,
+    python_problem,
+    reached,
+    short_batch,
+)
+from tpu_magics.errors import TpuMagicsError
+
+Tell = Callable[[Problem], None]
+_TRAINER, _ITERATOR = "keras.src.backend.tensorflow.trainer", "TFEpochIterator"
+_NOT_SEEN = Problem(
+    "What model.fit is given within the cell is not looked at.",
+    f"This Keras has no {_TRAINER}.{_ITERATOR}, which was read in Keras 3.15.",
+    refuses=False,
+)
+_BATCH = 32  # Keras' own, where fit is not told
+_NAME = "the data given to fit"
+
+
+@contextmanager
+def watching_fits(
+    placed: Placed, tell: Tell, items: Sequence[tuple[str, Any]] = (), cells: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """Within it each `model.fit` raises TpuMagicsError for data that cannot work, before its first step.
+
+    Args:
+        placed: where the training goes on.
+        tell: is called with each Problem that does not refuse.
+        items: what `data.problems` was told already.
+        cells: file names of cells -> "In [n]".
+    """
+    known = {id(data): data for _, data in reached(items)}  # held, so that no id comes again
+    kind = _iterator()
+    if kind is None:
+        tell(_NOT_SEEN)
+        yield
+        return
+    original = kind.__init__
+
+    @wraps(original)
+    def looked_at(self: Any, *args: Any, **given: Any) -> None:
+        if sys._getframe(1).f_code.co_name == "fit":
+            for problem in _problems(given, placed, known, cells or {}):
+                _said(problem, tell)
+        original(self, *args, **given)
+
+    kind.__init__ = looked_at
+    try:
+        yield
+    finally:
+        kind.__init__ = original
+
+
+def _iterator() -> Any:
+    try:
+        return getattr(import_module(_TRAINER), _ITERATOR, None)
+    except ImportError:
+        return None
+
+
+def _said(problem: Problem, tell: Tell) -> None:
+    if problem.refuses:
+        raise TpuMagicsError(problem.what, problem.why, problem.todo)
+    tell(problem)
+
+
+def _problems(
+    given: Mapping[str, Any], placed: Placed, known: dict[int, Any], cells: Mapping[str, str]
+) -> Iterator[Problem]:
+    """For the arguments of one TFEpochIterator. What was told is not told again."""
+    for problem in _found(given, placed, known, cells):
+        yield replace(problem, what=problem.what[:1].upper() + problem.what[1:])
+
+
+def _found(
+    given: Mapping[str, Any], placed: Placed, known: dict[int, Any], cells: Mapping[str, str]
+) -> Iterator[Problem]:
+    data = given.get("x")
+    dataset = dataset_of(data)
+    if dataset is None:
+        yield from _others(given, placed, known)
+        return
+    if id(dataset) not in known:
+        known[id(dataset)] = dataset
+        yield from data_problems(_NAME, dataset, placed, cells)
+    if isinstance(dataset, tf.data.Dataset) and not given.get("steps_per_epoch"):
+        yield from _unknown_size(size_of(dataset), placed)
+
+
+def _unknown_size(size: int, placed: Placed) -> Iterator[Problem]:
+    if size == INFINITE:
+        yield Problem(
+            "The dataset given to fit has no end, and fit has no steps_per_epoch.",
+            "The first epoch would never end.",
+            "Give fit steps_per_epoch=rows // batch_size, or leave out repeat().",
+            refuses=False,
+        )
+    elif size < 0 and placed.kind != HOME:
+        yield Problem(
+            "The dataset given to fit is of unknown size, and fit has no steps_per_epoch.",
+            "Its cardinality is UNKNOWN (a generator, a filter or files), so that fit would find the end only by an "
+            "OutOfRange error of steps that were sent to the TPU before.",
+            "Give fit steps_per_epoch=rows // batch_size, and the dataset a repeat(); or tell its size: "
+            "dataset.apply(tf.data.experimental.assert_cardinality(batches)); or use tpu_magics.tf.in_memory.",
+        )
+
+
+def _others(given: Mapping[str, Any], placed: Placed, known: dict[int, Any]) -> Iterator[Problem]:
+    """For arrays, and for Python that gives batches."""
+    data = given.get("x")
+    if id(data) in known:
+        return
+    known[id(data)] = data
+    rows = _rows(data)
+    if rows is not None:
+        size = given.get("batch_size") or _BATCH
+        if rows > size and rows % size and not given.get("steps_per_epoch"):
+            problem = short_batch(_NAME, Batches(size, rows), placed)
+            yield from [problem] if problem else []
+    elif placed.kind == REMOTE and (isinstance(data, GeneratorType) or _is_loader(data)):
+        yield python_problem(_NAME, f"a {type(data).__name__}, of which Keras makes Dataset.from_generator")
+
+
+def _rows(data: Any) -> int | None:
+    """Rows of arrays; None for what is none."""
+    leaves = tf.nest.flatten(data)
+    shapes = [getattr(leaf, "shape", None) for leaf in leaves]
+    first = shapes[0] if shapes and all(shape is not None and len(shape) for shape in shapes) else None
+    return None if first is None else int(first[0])
+
+
+def _is_loader(data: Any) -> bool:
+    """As Keras tells it: by the names of its classes, importing nothing."""
+    names = {(kind.__name__, kind.__module__.partition(".")[0]) for kind in type(data).__mro__}
+    return bool(names & {("DataLoader", "torch"), ("MapDataset", "grain"), ("IterDataset", "grain")})

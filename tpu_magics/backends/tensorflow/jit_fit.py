@@ -1,0 +1,45 @@
+"""Which tf.functions XLA is not to compile.
+
+What lives here: looking at a function's arguments and at its traced graph. What does not: what is done then
+(jit_functions.py), and ops that XLA refuses: it is asked for those at home, so that they show (mistakes.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tpu_magics.backends.tensorflow.places import ops
+
+_UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
+_PIPELINE = ("Iterator", "Dataset", "OptionalFromValue", "OptionalGetValue")
+
+IN_ARGUMENTS = (
+    "left without jit_compile: it takes its batches from an iterator or a dataset, and XLA compiles no input pipeline; "
+    "a step that it calls is compiled where it is a tf.function of its own"
+)
+_IN_GRAPH = (
+    "left without jit_compile: it reads from an input pipeline, which XLA does not compile; a step that it calls is "
+    "compiled where it is a tf.function of its own"
+)
+_REPLICAS = "left without jit_compile: it runs on several replicas, and XLA compiles no collectives on a CPU"
+
+
+def has_pipeline(arguments: Any) -> bool:
+    """Whether a dataset or an iterator over one is among the arguments."""
+    kinds = (tf.data.Dataset, tf.data.Iterator, tf.distribute.DistributedDataset, tf.distribute.DistributedIterator)
+    try:
+        return any(isinstance(one, kinds) for one in tf.nest.flatten(arguments))
+    except (TypeError, ValueError):  # keys that cannot be sorted
+        return False
+
+
+def unfit(graph: Any) -> str | None:
+    """Why a traced function is not compiled by XLA: a sentence, "" where it changes no variable, None where it is."""
+    found = [op for _, op in ops(graph)]
+    if any(sign in op.type for op in found for sign in _PIPELINE):
+        return _IN_GRAPH
+    if len({op.device for op in found if op.device and op.type.startswith(_UPDATES)}) > 1:
+        return _REPLICAS
+    return None if any(op.type.startswith(_UPDATES) for op in found) else ""

@@ -1,0 +1,240 @@
+"""The jit policy on tf.functions.
+
+What lives here: which of a person's tf.functions are traced with another jit_compile for one run, and putting them
+back. What does not: Keras' own (they go with their model, jit.py).
+
+At home a function's first call in the run decides: it is traced with jit_compile=True, and its graph is looked at
+before anything is executed. If XLA cannot take it because of an input pipeline or several replicas, or it changes no
+variable, it is traced again as it was. A function that was traced before has its traces put aside for the run.
+
+TensorFlow's own parts were read in TensorFlow 2.21 (python/eager/polymorphic_function/polymorphic_function.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import tensorflow as tf
+
+from tpu_magics.backends.tensorflow.jit_fit import IN_ARGUMENTS, has_pipeline, unfit
+
+# What of a tf.function its traces are kept in, and how it is made empty.
+_EMPTY: dict[str, Callable[[Any], Any]] = {
+    "_function_cache": lambda cache: type(cache)(),
+    "_function_captures": lambda captures: type(captures)(),
+    "_created_variables": lambda _: None,
+    "_variable_creation_config": lambda _: None,
+    "_no_variable_creation_config": lambda _: None,
+    "_concrete_variable_creation_fn": lambda _: None,
+    "_jit_compile": lambda _: None,
+}
+_MAY_LACK = "_concrete_variable_creation_fn"  # before the first trace
+_ASIDE = "_tpu_magics_jit"
+
+_PUT_ON = "jit_compile=True for this run"
+_TAKEN_OFF = "jit_compile taken off for this run: on a TPU the strategy compiles what it runs"
+_EXPLICIT = "left as it is: it has jit_compile=False"
+
+
+class Functions:
+    """`compiled`: whether XLA is to compile them; `is_persons`: of a path; `tell`: takes a Python function, a name and
+    a text."""
+
+    def __init__(
+        self, compiled: bool, is_persons: Callable[[str], bool], tell: Callable[[Any, str, str], None]
+    ) -> None:
+        self._compiled = compiled
+        self._is_persons = is_persons
+        self._tell = tell
+        self._seen: WeakSet[Any] = WeakSet()
+        self._trials: WeakSet[Any] = WeakSet()
+        self._said: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        self._before: list[tuple[Any, dict[str, Any]]] = []
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Within it tf.functions are looked at when they are first called."""
+        kind = _kind()
+        if kind is None:
+            self._tell(None, "tf.functions", f"left as they are: TensorFlow {tf.__version__} has other parts than 2.21")
+            yield
+            return
+        call, initialize = kind._call, kind._initialize
+        kind._call, kind._initialize = self._wrapped(call, initialize)
+        try:
+            yield
+        finally:
+            kind._call, kind._initialize = call, initialize
+            for function, before in reversed(self._before):
+                self._put_back(function, before)
+
+    def _wrapped(self, call: Any, initialize: Any) -> tuple[Any, Any]:
+        see, trying, checked = self._see, self._trying, self._checked
+
+        def _call(function: Any, *args: Any, **kwds: Any) -> Any:
+            see(function, args, kwds)
+            return call(function, *args, **kwds)
+
+        def _initialize(function: Any, *args: Any, **kwds: Any) -> None:
+            with trying(function):
+                initialize(function, *args, **kwds)
+            earlier = checked(function)
+            if earlier is not None:
+                initialize(function, *args, **kwds)
+                function._created_variables = [*earlier, *function._created_variables]
+
+        return _as_tensorflows(_call), _as_tensorflows(_initialize)
+
+    # -- at its first call ---------------------------------------------------------------------------------------------
+    def _see(self, function: Any, args: tuple[Any, ...], kwds: dict[str, Any]) -> None:
+        if function in self._seen:
+            return
+        if self._compiled and not function._jit_compile and _inside_xla():
+            return  # it is compiled with what calls it; it may be called alone later
+        with self._lock:
+            self._seen.add(function)
+            code = getattr(_python(function), "__code__", None)
+            if code is None or not self._is_persons(code.co_filename):
+                return
+            if self._compiled:
+                self._put_on(function, args, kwds)
+            elif function._jit_compile:
+                self._change(function, None, _TAKEN_OFF)
+
+    def _put_on(self, function: Any, args: tuple[Any, ...], kwds: dict[str, Any]) -> None:
+        if function._jit_compile is not None:
+            if function._jit_compile is False:
+                self._say(function, _EXPLICIT)
+            return
+        if has_pipeline((args, kwds)):
+            self._change(function, None, IN_ARGUMENTS)
+            return
+        found = [unfit(one.graph) for one in function._function_cache.values()]
+        why = next(filter(None, found), "")
+        if why:
+            self._change(function, None, why)
+        elif not found or None in found:
+            self._change(function, True, _PUT_ON)
+
+    def _change(self, function: Any, jit: bool | None, text: str) -> None:
+        """Without traces, or with those of an earlier run; then what was found in that run is said."""
+        self._before.append((function, _state(function)))
+        state, said = self._aside(function, jit) or (_empty(function, jit), text)
+        _set_state(function, state)
+        if function._jit_compile and function._concrete_variable_creation_fn is None:
+            self._trials.add(function)
+        else:
+            self._say(function, said)
+
+    def _aside(self, function: Any, jit: bool | None) -> tuple[dict[str, Any], str] | None:
+        """What an earlier run made of it, and what was said of it; None where that is not for this call."""
+        compiled, state, said = function.__dict__.get(_ASIDE, (None, {}, ""))
+        if compiled is not self._compiled:
+            return None
+        unfit_then = jit is True and said != IN_ARGUMENTS
+        return (state, said) if state["_jit_compile"] is jit or unfit_then else None
+
+    # -- after its first trace -----------------------------------------------------------------------------------------
+    @contextmanager
+    def _trying(self, function: Any) -> Iterator[None]:
+        """A first trace that fails is no first trace: the next one is looked at."""
+        try:
+            yield
+        except BaseException:
+            if function in self._trials:
+                _set_state(function, _empty(function, True))
+            raise
+
+    def _checked(self, function: Any) -> list[Any] | None:
+        """The variables that its trace has made, where it has to be traced once more, as it was before; else None."""
+        if function not in self._trials:
+            return None
+        self._trials.discard(function)
+        why = unfit(function._concrete_variable_creation_fn.graph)
+        self._say(function, _PUT_ON if why is None else why)
+        if why is None:
+            return None
+        made = list(function._created_variables)
+        _set_state(function, _empty(function, None))
+        return made
+
+    # -- at the end --------------------------------------------------------------------------------------------------
+    def _put_back(self, function: Any, before: dict[str, Any]) -> None:
+        """As it was; what was traced in the run is kept aside for the next one."""
+        if function._concrete_variable_creation_fn is not None:
+            function.__dict__[_ASIDE] = (self._compiled, _state(function), self._said.get(function, ""))
+        _set_state(function, before)
+
+    def _say(self, function: Any, text: str) -> None:
+        self._said[function] = text
+        if text:
+            python = _python(function)
+            self._tell(python, getattr(python, "__name__", "a tf.function"), text)
+
+
+def _kind() -> Any:
+    """The class of tf.functions; None where it is not as it was read."""
+    try:
+        from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
+    except ImportError:
+        return None
+    probe = tf.function(lambda: None)
+    has_state = all(name in vars(probe) for name in _EMPTY if name != _MAY_LACK)
+    has_methods = hasattr(Function, "_call") and hasattr(Function, "_initialize")
+    return Function if isinstance(probe, Function) and has_state and has_methods else None
+
+
+def _as_tensorflows(function: Any) -> Any:
+    """With TensorFlow's own file as that of its code: it stands on the stack of all that is traced, and a frame of ours
+    would hide the person's lines above it."""
+    from tensorflow.python.eager.polymorphic_function import polymorphic_function
+
+    function.__code__ = function.__code__.replace(co_filename=polymorphic_function.__file__)
+    return function
+
+
+def _inside_xla() -> bool:
+    """Whether what is being traced is compiled by XLA as a whole."""
+    from tensorflow.python.framework import ops as framework
+    from tensorflow.python.ops import control_flow_util
+
+    return bool(control_flow_util.GraphOrParentsInXlaContext(framework.get_default_graph()))
+
+
+def _python(function: Any) -> Any:
+    """The Python function below the wrappers of methods and decorators."""
+    found = function._python_function
+    while hasattr(found, "__wrapped__") or hasattr(found, "__func__"):
+        found = getattr(found, "__wrapped__", None) or found.__func__
+    return found
+
+
+# -- states --------------------------------------------------------------------------------------------------------
+
+
+def _state(function: Any) -> dict[str, Any]:
+    return {name: getattr(function, name, None) for name in _EMPTY}
+
+
+def _empty(function: Any, jit: bool | None) -> dict[str, Any]:
+    made = {name: make(getattr(function, name, None)) for name, make in _EMPTY.items()}
+    return {**made, "_jit_compile": jit}
+
+
+def _set_state(function: Any, state: dict[str, Any]) -> None:
+    _forget_traces(function)
+    for name, value in state.items():
+        setattr(function, name, value)
+
+
+def _forget_traces(function: Any) -> None:
+    """TensorFlow warns of a function that is traced in most of its calls, by the number of its traces."""
+    from tensorflow.python.eager.polymorphic_function import polymorphic_function
+
+    detectors = getattr(polymorphic_function, "_frequent_tracing_detector_manager", None)
+    getattr(detectors, "_detectors", {}).pop(getattr(function, "_key_for_call_stats", None), None)

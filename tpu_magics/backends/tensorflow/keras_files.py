@@ -1,0 +1,71 @@
+"""Files of Keras, with the seeds of the model's random layers in them.
+
+What lives here: writing and reading one local file. What does not: replacing an earlier one (checkpoint_files.py).
+
+Keras 3.15 writes the optimizer's variables, with its iterations, into both kinds of file, but not the seeds of Dropout
+and its like (SeedGenerator.state), without which a training does not go on as it would have. They are added: in a
+`.weights.h5` as an attribute, in a `.keras` as a member of their own. Keras reads neither.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+import zipfile
+from importlib import import_module
+from typing import Any
+
+from tpu_magics.backends.tensorflow.checkpoint_names import KERAS, WEIGHTS, ending
+from tpu_magics.backends.tensorflow.checkpoint_state import seeds_of, set_seeds
+
+_SEEDS = "tpu_magics.seeds"
+
+
+def write_file(model: Any, path: str) -> None:
+    """The form by its ending."""
+    WRITERS[ending(path)](model, path)
+
+
+def read_file(model: Any, path: str) -> None:
+    """Weights, seeds, and the optimizer where the file holds it."""
+    with warnings.catch_warnings():
+        # Keras tells so where the file was written without an optimizer; the person has asked for what is there.
+        warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
+        model.load_weights(path)
+    set_seeds(model, _read_seeds(path))
+
+
+def _write_keras(model: Any, path: str) -> None:
+    model.save(path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(f"{_SEEDS}.json", _seeds_text(model))
+
+
+def _write_weights(model: Any, path: str) -> None:
+    model.save_weights(path)
+    with _h5py().File(path, "a") as file:
+        file.attrs[_SEEDS] = _seeds_text(model)
+
+
+WRITERS = {KERAS: _write_keras, WEIGHTS: _write_weights}
+
+
+def _seeds_text(model: Any) -> str:
+    return json.dumps([one.numpy().tolist() for one in seeds_of(model)])
+
+
+def _h5py() -> Any:
+    """What Keras writes weights with; it comes with it."""
+    return import_module("h5py")
+
+
+def _read_seeds(path: str) -> list[Any]:
+    """Of a file that `save` wrote; of any other, none."""
+    if path.endswith(KERAS):
+        with zipfile.ZipFile(path) as archive:
+            has = f"{_SEEDS}.json" in archive.namelist()
+            found = json.loads(archive.read(f"{_SEEDS}.json")) if has else []
+    else:
+        with _h5py().File(path, "r") as file:
+            found = json.loads(file.attrs.get(_SEEDS, "[]"))
+    return list(found)

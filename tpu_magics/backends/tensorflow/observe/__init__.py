@@ -1,0 +1,65 @@
+"""What a run of TensorFlow notes while it trains: steps, compiles with their causes, retraces, values, precision.
+
+What lives here: the door for the launcher; the way of a compile is hooks.py (a call came back) -> dumps.py (what XLA
+wrote) -> evidence.py (what was known) -> causes.py (why) -> observing/history.py (its record). What
+does not: the graph's text (observing/hlo.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tpu_magics.runs import events
+
+if TYPE_CHECKING:
+    from tpu_magics.backends.base import Watching
+    from tpu_magics.backends.tensorflow.observe.observer import Observer
+    from tpu_magics.runs.writer import EventWriter
+
+__all__ = ["arm", "observing"]
+
+
+def arm(device: str = "CPU") -> None:
+    """Make XLA tell of its compiles from now on; before anything is compiled in this process. Once is enough."""
+    from tpu_magics.backends.tensorflow.observe import armed
+
+    armed.arm(device)
+
+
+@contextmanager
+def observing(writer: EventWriter, watching: Watching) -> Iterator[Observer]:
+    """Watch this process until the block ends. Changes methods of TensorFlow's and Keras' classes for as long."""
+    from pathlib import Path
+
+    import keras
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    from tpu_magics.backends.tensorflow.observe import armed, hooks
+    from tpu_magics.backends.tensorflow.observe.dumps import Dumps
+    from tpu_magics.backends.tensorflow.observe.observer import Observer
+    from tpu_magics.runs import live
+
+    def warn(text: str) -> None:
+        writer.write(events.Warned(round(time.time(), 3), writer.rank, code="not-observed", text=text))
+
+    found = armed.arm(watching.device)
+    dumps = Dumps(found.folder, context.context().has_function) if found.folder is not None else None
+    if dumps is not None:
+        dumps.empty()  # of code outside of a run
+    else:
+        warn(f"Compiles are not available: {found.reason}.")
+    libraries = tuple(str(Path(one.__file__).parent) for one in (tf, keras))
+    observer = Observer(writer, watching, dumps, libraries)
+    with hooks.installed(observer) as missing:
+        for text in missing:
+            warn(f"Not observed: {text}.")
+        live.set_recorder(observer.log)
+        try:
+            yield observer
+        finally:
+            live.set_recorder(None)
+            observer.closed = True

@@ -1,0 +1,101 @@
+"""XLA made to tell of its compiles, once per process.
+
+What lives here: the folder that XLA dumps into, and the compile that proves it. What does not: reading what lies there
+(dumps.py).
+
+Seen in TensorFlow 2.21: XLA reads XLA_FLAGS when it first compiles, also where TensorFlow was imported before, and
+never again. TensorFlow itself counts traces, which are not compiles (a relaxed trace compiles once for each shape); the
+dump is the one source of compiles that a process has once TensorFlow is imported.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpu_magics.runs import locked
+
+FLAGS = "--xla_dump_hlo_as_text --xla_dump_disable_metadata"
+NAMED = "before_optimizations.txt"
+_VARIABLE = "XLA_FLAGS"
+_THEIRS = "XLA_FLAGS already sends XLA's dump to a folder of yours"
+_TOO_LATE = (
+    "XLA had compiled before this run and reads XLA_FLAGS only once: restart the kernel, and let %tpu_init or the run "
+    "come before the first compile"
+)
+_NONE_ON_TPU = "the TPU's compiler wrote no dump into a folder of this host"
+
+
+@dataclass(frozen=True)
+class Armed:
+    """`folder`: where XLA dumps; None where it does not, and `reason` says why."""
+
+    folder: Path | None
+    reason: str = ""
+
+
+_armed: list[Armed] = []
+
+
+def arm(device: str) -> Armed:
+    """Make XLA dump from now on. Again it gives what it gave. `device`: "CPU" or "TPU"."""
+    if not _armed:
+        _armed.append(_arm(device))
+    return _armed[0]
+
+
+def _arm(device: str) -> Armed:
+    if "xla_dump_to" in os.environ.get(_VARIABLE, ""):
+        return Armed(None, _THEIRS)
+    try:
+        folder = locked.make()
+    except OSError as error:
+        return Armed(None, f"no temporary folder could be made: {error.strerror or error}")
+    dumps = folder.path / "dumps"
+    dumps.mkdir(mode=0o700)
+    try:
+        with _flags(f'--xla_dump_to="{dumps}" {FLAGS}'):
+            _compile(device)
+    except BaseException as error:
+        folder.remove()
+        if not isinstance(error, Exception):
+            raise
+        return Armed(None, f"a first compile failed ({type(error).__name__}: {error})"[:300])
+    if not any(path.name.endswith(NAMED) for path in dumps.iterdir()):
+        folder.remove()
+        return Armed(None, _TOO_LATE if device == "CPU" else _NONE_ON_TPU)
+    atexit.register(_remove, folder, os.getpid())
+    return Armed(dumps)
+
+
+def _remove(folder: locked.LockedFolder, owner: int) -> None:
+    if os.getpid() == owner:  # not in a child that was forked from the notebook
+        folder.remove()
+
+
+@contextmanager
+def _flags(ours: str) -> Iterator[None]:
+    before = os.environ.get(_VARIABLE)
+    os.environ[_VARIABLE] = f"{before or ''} {ours}".strip()
+    try:
+        yield
+    finally:
+        os.environ.pop(_VARIABLE)
+        if before is not None:
+            os.environ[_VARIABLE] = before
+
+
+def _compile(device: str) -> None:
+    """Something small, where the training will be."""
+    import tensorflow as tf
+
+    def canary(value: object) -> object:
+        return tf.add(value, 1.0)
+
+    found = tf.config.list_logical_devices(device)
+    with tf.init_scope(), tf.device(found[0].name if found else None):
+        tf.function(canary, jit_compile=True, autograph=False)(tf.zeros(3))

@@ -1,0 +1,251 @@
+"""Why a line compiled again: the difference of two compiles of TensorFlow programs, put into words.
+
+What lives here: one small rule per cause, asked in the order of RULES; each looks at the evidence and answers, or
+passes on; and what is near. What does not: collecting the evidence (observer.py), numbering (observing/history.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from tpu_magics.backends.observing import hlo
+from tpu_magics.backends.observing.compiled import Verdict
+from tpu_magics.backends.tensorflow.observe.compiled import Compiled
+from tpu_magics.backends.tensorflow.observe.programs import Literal
+from tpu_magics.runs.events import Input
+
+_FLAGS = ("training", "is_training", "train", "trainable", "inference")
+_ONCE_EACH = "Expected once for each mode; keep the batch size of training in the others."
+_DROP_ARRAYS = (
+    "Give fit a batch_size that divides the number of samples, or a tf.data pipeline with drop_remainder=True."
+)
+_DROP_PIPELINE = (
+    "Give the pipeline batch(..., drop_remainder=True); to keep all samples, pad the last batch and weigh it."
+)
+_SAME_BATCH = "Keep the batch size the same in every step: batch(..., drop_remainder=True), also for evaluation."
+_PAD = (
+    "Pad to a multiple: padded_batch(..., padded_shapes=..., drop_remainder=True), or pad_to_multiple_of=64 in the "
+    "tokenizer; an input_signature with None saves traces, not compiles."
+)
+
+
+@dataclass
+class Pair:
+    """A compile and the nearest earlier one of its site."""
+
+    new: Compiled
+    old: Compiled
+    change: hlo.GraphChange | None = None
+    inputs: list[tuple[Input, Input]] = field(default_factory=list)
+    literals: dict[str, tuple[Literal, Literal]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        new, old = self.new.told.graph, self.old.told.graph
+        if new is not None and old is not None:
+            self.change = hlo.compare(new, old)
+        before = {one.name: one for one in self.old.inputs}
+        both = [(one, before[one.name]) for one in self.new.inputs if one.name in before]
+        self.inputs = [(one, other) for one, other in both if one != other]
+        now, then = self.new.facts.literals, self.old.facts.literals
+        self.literals = {name: (then[name], value) for name, value in now.items() if name in then}
+        self.literals = {name: pair for name, pair in self.literals.items() if _differs(*pair)}
+
+    @property
+    def same_function(self) -> bool:
+        """Both were made from the same Python function."""
+        return self.new.facts.code == self.old.facts.code and self.new.facts.function == self.old.facts.function
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        """Sentences about the graphs."""
+        return self.change.lines() if self.change is not None else ()
+
+    @property
+    def input_lines(self) -> tuple[str, ...]:
+        """Sentences about the inputs."""
+        return tuple(_input_change(*one) for one in self.inputs)
+
+
+def explain(new: Compiled, old: Compiled) -> Verdict:
+    """The cause of `new`, compared with `old`."""
+    pair = Pair(new, old)
+    return next(verdict for rule in RULES if (verdict := rule(pair)) is not None)
+
+
+def distance(new: Compiled, old: Compiled) -> tuple[int, ...]:
+    """Near: the same function in the same mode, the same operations, the latest."""
+    graphs = hlo.distance(new.told.graph, old.told.graph) if new.told.graph and old.told.graph else 0
+    a, b = new.facts, old.facts
+    return a.function != b.function or a.code != b.code, a.mode != b.mode, a.made != b.made, graphs, -old.nth
+
+
+# -- the rules --------------------------------------------------------------------------------------------------------
+
+
+def _mode_switch(pair: Pair) -> Verdict | None:
+    differences = list(_modes(pair))
+    if not differences:
+        return None
+    batch = "".join(f"; {line}" for line in pair.input_lines[:1])
+    text = f"This line runs the model in two modes: {differences[0]}{batch}."
+    return Verdict("mode-switch", text, _ONCE_EACH, (*differences, *pair.input_lines))
+
+
+def _modes(pair: Pair) -> Iterator[str]:
+    new, old = pair.new.facts, pair.old.facts
+    if new.mode and old.mode and new.mode != old.mode:
+        yield f"{new.mode} now, {old.mode} before"
+    for name, (before, now) in pair.literals.items():
+        if name.rpartition(".")[2] in _FLAGS and isinstance(before, bool) and isinstance(now, bool):
+            yield f"{name} is now {now}, before {before}"
+
+
+def _optimizer_state(pair: Pair) -> Verdict | None:
+    """What the first step was not given, because it makes it: a state that comes back as an argument."""
+    new, old = pair.new, pair.old
+    if not (new.facts.trains and old.facts.trains and pair.same_function) or pair.inputs:
+        return None
+    before = {one.name for one in old.inputs}
+    empty = {name for name, value in old.facts.literals.items() if value is None}
+    arrived = [one for one in new.inputs if one.name not in before]
+    state = [one for one in arrived if any(_part_of(one.name, name) for name in empty - new.facts.literals.keys())]
+    if not state or len(state) != len(arrived):
+        return None
+    line = f"{state[0].name} is an argument now ({_tensor(state[0])}), before it was None and made in the step"
+    return Verdict(
+        "optimizer-state",
+        "The optimizer's state was made in the first step; now it is an argument, which is another program.",
+        "Expected once after the first step; make the state before the loop, and it does not happen.",
+        (line, *pair.evidence),
+    )
+
+
+def _part_of(name: str, whole: str) -> bool:
+    return name == whole or name.startswith((f"{whole}[", f"{whole}."))
+
+
+def _python_number(pair: Pair) -> Verdict | None:
+    numbers = {name: one for name, one in pair.literals.items() if _are_numbers(*one)}
+    if not numbers or not pair.same_function:
+        return None
+    name, (before, now) = next(iter(numbers.items()))
+    lines = tuple(f"{name} now {now!r}, before {before!r}" for name, (before, now) in numbers.items())
+    return Verdict(
+        "python-number",
+        f"A Python number is an argument of the tf.function: {name} is now {now!r}, before {before!r}; each value is "
+        "traced and compiled anew.",
+        f"Pass it as a tensor: {name}=tf.constant({now!r}), or keep it the same in every step.",
+        (*lines, *pair.input_lines),
+    )
+
+
+def _are_numbers(before: Literal, now: Literal) -> bool:
+    return isinstance(before, (int, float)) and isinstance(now, (int, float))
+
+
+def _input(pair: Pair) -> Verdict | None:
+    if not pair.inputs:
+        return None
+    lines = pair.input_lines
+    short = _short(pair)
+    if short is not None:
+        text = f"The last batch has {short[1]} samples instead of {short[0]}: {lines[0]}."
+        return Verdict("last-batch", text, _DROP_ARRAYS if pair.new.facts.arrays else _DROP_PIPELINE, lines)
+    if all(new.shape == old.shape for new, old in pair.inputs):
+        fix = "Convert it once, in the pipeline: dataset.map with tf.cast, so that every batch has the same dtype."
+        return Verdict("input-dtype", f"An input has another dtype: {lines[0]}.", fix, lines)
+    return Verdict("input-shape", f"An input has another shape: {lines[0]}.", _shape_fix(pair), lines)
+
+
+def _short(pair: Pair) -> tuple[int, int] | None:
+    """(full, last) where an input's first dimension became the size of a short last batch, or back."""
+    for new, old in pair.inputs:
+        if new.shape and old.shape and new.shape[1:] == old.shape[1:]:
+            for full, last in pair.new.facts.short | pair.old.facts.short:
+                if {old.shape[0], new.shape[0]} == {full, last}:
+                    return full, last
+    return None
+
+
+def _shape_fix(pair: Pair) -> str:
+    rows_only = all(n.shape[1:] == o.shape[1:] and n.shape[:1] != o.shape[:1] for n, o in pair.inputs if n.shape)
+    return _SAME_BATCH if rows_only and all(len(n.shape) > 1 for n, _ in pair.inputs) else _PAD
+
+
+def _made_anew(pair: Pair) -> Verdict | None:
+    new, old = pair.new.facts, pair.old.facts
+    if new.made == old.made or not pair.same_function:
+        return None
+    if new.keras:
+        text = "Keras made a new function: the model was compiled again, or it is another model."
+        fix = "Call model.compile once, before the loop, and train the same model; one compile for each model remains."
+    else:
+        how = "made anew, or a method of another object"
+        text = f"{new.function} is another tf.function than before, of the same Python function ({how})."
+        fix = "Make the tf.function once, outside of the loop (or decorate the function), and call that one."
+    return Verdict("new-code", text, fix, pair.evidence)
+
+
+def _other_function(pair: Pair) -> Verdict | None:
+    """One line runs several programs."""
+    if pair.same_function:
+        return None
+    text = f"This line runs more than one program; this one is {pair.new.facts.function or 'of another function'}."
+    return Verdict("new-code", text, "Expected once for each of them.", pair.evidence)
+
+
+def _other_arguments(pair: Pair) -> Verdict | None:
+    new, old = pair.new, pair.old
+    names = {one.name for one in new.inputs} ^ {one.name for one in old.inputs}
+    if names:
+        text = f"The function was called with other arguments: {', '.join(sorted(names)[:4])}."
+    elif pair.literals:
+        name, (before, now) = next(iter(pair.literals.items()))
+        text = f"The function was called with another Python value: {name} is now {now!r}, before {before!r}."
+    else:
+        return None
+    fix = "Call it with the same arguments in every step, or give each way a function of its own."
+    return Verdict("new-code", text, fix, pair.evidence)
+
+
+def _other_operations(pair: Pair) -> Verdict | None:
+    if pair.change is None or pair.change.same_ops:
+        return None
+    text = "The program has other operations than before; its function was traced again."
+    fix = "Look at the difference of the graphs, and at the retraces that the run tells."
+    return Verdict("new-code", text, fix, pair.evidence)
+
+
+def _unknown(pair: Pair) -> Verdict:
+    why = "the graphs could not be compared" if pair.change is None else "none of the known causes fits"
+    fix = "Compare the evidence with your code; if it is no cause of yours, please report it."
+    return Verdict("unknown", f"The cause is not certain: {why}.", fix, pair.evidence)
+
+
+RULES: tuple[Callable[[Pair], Verdict | None], ...] = (
+    _mode_switch,
+    _optimizer_state,
+    _python_number,
+    _input,
+    _made_anew,
+    _other_function,
+    _other_arguments,
+    _other_operations,
+    _unknown,
+)
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def _differs(before: Literal, now: Literal) -> bool:
+    return (type(before), before) != (type(now), now) and not (before != before and now != now)  # nan is nan
+
+
+def _tensor(one: Input) -> str:
+    return f"{one.dtype}[{','.join(map(str, one.shape))}]"
+
+
+def _input_change(new: Input, old: Input) -> str:
+    return f"{new.name} now {_tensor(new)}, before {_tensor(old)}"

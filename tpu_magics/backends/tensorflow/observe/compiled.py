@@ -1,0 +1,42 @@
+"""One compile of a TensorFlow program with all that is known of it.
+
+What lives here: the record that causes are found from. What does not: finding them (causes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tpu_magics.backends.observing import compiled
+from tpu_magics.backends.tensorflow.observe.programs import Literal
+
+TRAINING, EVALUATION, PREDICTION = "training", "evaluation", "prediction"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a program was compiled for.
+
+    `function`: its name; `made`: number of the tf.function, in the order of first sight; `code`: where the Python
+    function stands; `keras`: it is one that Keras makes; `mode`: of the Keras call that runs it ("" for none);
+    `trains`: it assigns trainable variables; `literals`: the Python values it was traced for; `short`: (full, last)
+    sizes of batches, where the last one of a pass over the data is short; `arrays`: Keras cuts the batches from arrays.
+    """
+
+    function: str = ""
+    made: int = 0
+    code: tuple[str, int] = ("", 0)
+    keras: bool = False
+    mode: str = ""
+    trains: bool | None = None
+    literals: Mapping[str, Literal] = field(default_factory=dict)
+    short: frozenset[tuple[int, int]] = frozenset()
+    arrays: bool = False
+
+
+@dataclass(frozen=True)
+class Compiled(compiled.Compiled):
+    """One compile at a site."""
+
+    facts: Facts = field(default_factory=Facts)

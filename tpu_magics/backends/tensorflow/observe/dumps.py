@@ -1,0 +1,112 @@
+"""What XLA wrote of each compile, read and removed.
+
+What lives here: the way from a folder of dumps to one record per module. What does not: making XLA write (armed.py),
+and what a compile means.
+
+Read and seen in TensorFlow 2.21: each compile writes `module_NNNN.a_inference_NAME_UID__....before_optimizations.txt`
+(of the FunctionDef `__inference_NAME_UID`), the assignment of its buffers, and a hundred files that nobody needs here.
+The first is written when XLA begins, the last when it is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpu_magics.backends.observing import hlo
+from tpu_magics.backends.observing.compiled import Told
+from tpu_magics.backends.tensorflow.observe.armed import NAMED
+
+_MODULE = re.compile(r"module_(\d+)\.(.*)$")
+_FORBIDDEN = re.compile(r"\W", re.ASCII)
+_UID = re.compile(r"_\d+(?=__)")
+_ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*):$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Module:
+    """One compile. `name`: as XLA has it; `function`: name of its FunctionDef, "" where that is not known by it."""
+
+    name: str
+    function: str
+    told: Told
+
+    def is_of(self, function: str) -> bool:
+        """Whether it may be of this FunctionDef: XLA allows fewer characters in a name."""
+        return self.name.startswith(f"a{_FORBIDDEN.sub('_', function[1:])}__")
+
+
+class Dumps:
+    """The folder of this process; `known` tells whether a FunctionDef has a name."""
+
+    def __init__(self, folder: Path, known: Callable[[str], bool]) -> None:
+        self.folder = folder
+        self.known = known
+        self.seen = 0
+
+    def changed(self) -> bool:
+        """Whether anything was written since the last look. Takes about two microseconds."""
+        return self.folder.stat().st_mtime_ns != self.seen
+
+    def read(self) -> list[Module]:
+        """The compiles since the last look, in the order in which they began; their files are removed."""
+        groups: dict[int, list[Path]] = {}
+        for path in self.folder.iterdir():
+            if match := _MODULE.match(path.name):
+                groups.setdefault(int(match[1]), []).append(path)
+        found = [self._module(groups[number]) for number in sorted(groups)]
+        self.empty()
+        return [one for one in found if one is not None]
+
+    def empty(self) -> None:
+        """Remove what lies there."""
+        for path in self.folder.iterdir():
+            with contextlib.suppress(OSError):
+                path.unlink()
+        self.seen = self.folder.stat().st_mtime_ns
+
+    def _module(self, paths: list[Path]) -> Module | None:
+        text = next((path for path in paths if path.name.endswith(NAMED)), None)
+        if text is None:
+            return None
+        times = [path.stat().st_mtime_ns for path in paths]
+        graph = _graph(text)
+        name = text.name.partition(".")[2]
+        seconds = (max(times) - min(times)) / 1e9
+        digest = hlo.fingerprint(graph)[:32] if graph is not None else ""
+        return Module(name, self._function(name), Told(digest, _memory(paths), seconds, graph))
+
+    def _function(self, name: str) -> str:
+        """XLA puts an "a" before a name, and what it likes behind it."""
+        candidates = ("_" + name[1 : match.end()] for match in _UID.finditer(name))
+        return next((one for one in candidates if self.known(one)), "")
+
+
+def _graph(path: Path) -> hlo.Graph | None:
+    try:
+        return hlo.parse(path.read_text("utf-8", "replace"))
+    except (OSError, ValueError, LookupError):  # a form that hlo.py does not know: the compile is told without it
+        return None
+
+
+def _memory(paths: list[Path]) -> dict[str, int] | None:
+    """Bytes by use, of the assignment of buffers after optimisation: lines `allocation 0: size 512, parameter 2, shape
+    |f32[8,16]| at ShapeIndex {}, maybe-live-out:`."""
+    path = next((path for path in paths if path.name.endswith("buffer-assignment.txt")), None)
+    try:
+        found = _ALLOCATION.findall(path.read_text("utf-8", "replace")) if path else []
+    except OSError:
+        return None
+    sizes = [(int(size), what) for size, what in found]
+    if not sizes:
+        return None
+    out = [(size, what) for size, what in sizes if "maybe-live-out" in what]
+    return {
+        "arguments": sum(size for size, what in sizes if what.startswith("parameter ")),
+        "outputs": sum(size for size, what in out),
+        "aliased": sum(size for size, what in out if what.startswith("parameter ")),
+        "temporaries": sum(size for size, what in sizes if "preallocated-temp" in what or "thread-local" in what),
+    }

@@ -1,0 +1,154 @@
+"""What is known of a compile: which traced function it is of, for what it was called, where the batch came from.
+
+What lives here: the way from a module and the call in which it was compiled to the facts that causes are found from.
+What does not: noticing a compile (observer.py), causes (causes.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from tpu_magics.backends.tensorflow.observe import keras_calls, programs
+from tpu_magics.backends.tensorflow.observe.compiled import Facts
+from tpu_magics.backends.tensorflow.observe.dumps import Module
+from tpu_magics.runs.events import Input
+
+_STEM = re.compile(r"^__(?:inference|forward|backward)_(__backward_)?(.*?)(?:_\d+)+$")
+_GRADIENT = "the gradient of "
+Called = tuple[Any, Sequence[Any]] | None  # a concrete function and its tensors
+
+
+@dataclass(frozen=True)
+class Call:
+    """An outermost call of a traced function. `function`: None for a concrete one; `args`: as the person gave them;
+    `called`: what ran at last; `frame`: of the caller."""
+
+    function: Any
+    args: Sequence[Any]
+    called: Called
+    frame: FrameType
+
+    @property
+    def concrete(self) -> Any:
+        """The concrete function that ran; None where it did not come to that."""
+        return self.called[0] if self.called is not None else None
+
+    @property
+    def tensors(self) -> Sequence[Any]:
+        """Its tensors."""
+        return self.called[1] if self.called is not None else ()
+
+
+@dataclass(frozen=True)
+class Known:
+    """Of one compile. `concrete`: None where its function is gone, or was never seen."""
+
+    concrete: Any
+    facts: Facts
+    inputs: tuple[Input, ...]
+
+
+class Evidence:
+    """What the calls of a run left behind. `iterator`: that gave the last batch."""
+
+    def __init__(self) -> None:
+        self.iterator: Any = None
+        self.programs: WeakValueDictionary[str, Any] = WeakValueDictionary()
+        self.number = itertools.count(1)
+        self.numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # of tf.functions
+
+    def called_inside(self, concrete: Any) -> None:
+        """While a function is traced, it calls another one."""
+        self.programs[programs.text_of(concrete.name)] = concrete
+
+    def of(self, module: Module, call: Call) -> Known:
+        """What is known of a module that was compiled in a call."""
+        concrete = self._program(module, call)
+        loop = keras_calls.loop_of(call.frame)
+        name = stem(module.function or programs.text_of(getattr(concrete, "name", "")))
+        inputs = () if name.startswith(_GRADIENT) else tuple(_inputs(module, concrete, call))
+        if loop is not None:
+            inputs = tuple(map(programs.as_batch, inputs))
+        short, arrays = keras_calls.short_batch(loop)
+        code = getattr(call.function, "_key_for_call_stats", None)  # TensorFlow 2.21: the Python function's code
+        facts = Facts(
+            function=name,
+            made=self._number(call.function),
+            code=(getattr(code, "co_filename", ""), getattr(code, "co_firstlineno", 0)),
+            keras=loop is not None,
+            mode=keras_calls.mode_of(loop),
+            trains=call.concrete is not None and programs.trains(call.concrete),
+            literals={**_literals(call.concrete), **_literals(concrete)},
+            short=short if arrays else frozenset(self._short(inputs, call.args)),
+            arrays=arrays,
+        )
+        return Known(concrete, facts, inputs)
+
+    def _program(self, module: Module, call: Call) -> Any:
+        """The traced function that was compiled: one that another calls, or the one that was called itself, perhaps in
+        the form that it has under a tape."""
+        known = self.programs.get(module.function)
+        if known is not None:
+            return known
+        own = "" if call.concrete is None else programs.text_of(call.concrete.name)
+        if own and module.function and stem(own) == stem(module.function):
+            return call.concrete
+        given = {**self.programs, own: call.concrete}
+        return next((one for name, one in given.items() if name and module.is_of(name)), None)
+
+    def _number(self, function: Any) -> int:
+        if function is None:
+            return 0
+        if function not in self.numbers:
+            self.numbers[function] = next(self.number)
+        return self.numbers[function]
+
+    def _short(self, inputs: Sequence[Input], args: Sequence[Any]) -> Iterator[tuple[int, int]]:
+        """(full, last) sizes of batches, where the pipeline can give a short one and this may be it."""
+        rows = {one.shape[0] for one in inputs if one.shape}
+        for dataset in self._datasets(args):
+            for full in keras_calls.batched(dataset):
+                yield from ((full, last) for last in rows if last < full)
+
+    def _datasets(self, args: Sequence[Any]) -> Iterator[Any]:
+        """Where the batch came from: an iterator among the arguments, else the one that was advanced last."""
+        for one in [one for one in args if hasattr(one, "element_spec")] or [self.iterator]:
+            # TensorFlow 2.21: OwnedIterator._dataset; a strategy's iterator has _iterators, one for each worker.
+            for inner in (one, *(getattr(one, "_iterators", None) or ())):
+                dataset = getattr(inner, "_dataset", None)
+                if dataset is not None:
+                    yield dataset
+
+
+def _inputs(module: Module, concrete: Any, call: Call) -> Sequence[Input]:
+    if concrete is not None and concrete is call.concrete:
+        return programs.inputs_of_call(concrete, call.tensors)
+    if concrete is not None:
+        return programs.inputs_of_graph(programs.names_of_arguments(concrete), module.told.graph)
+    definition = _definition(module.function)
+    names = programs.names_of_definition(definition) if definition is not None else []
+    return programs.inputs_of_graph(names, module.told.graph)
+
+
+def _literals(concrete: Any) -> dict[str, programs.Literal]:
+    return {} if concrete is None else programs.literals(programs.parameters_of(concrete))
+
+
+def _definition(name: str) -> Any:
+    """A FunctionDef by its name; None where it is gone."""
+    from tensorflow.python.eager import context
+
+    known = context.conprograms.text_of()
+    return known.get_function_def(name) if name and known.has_function(name) else None
+
+
+def stem(name: str) -> str:
+    """__inference_step_12 -> step"""
+    match = _STEM.match(name)
+    return f"{_GRADIENT}{match[2]}" if match and match[1] else match[2] if match else name

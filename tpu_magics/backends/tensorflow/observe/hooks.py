@@ -1,0 +1,194 @@
+"""Where TensorFlow and Keras are listened to: calls of traced functions, eager optimizer steps, epochs, iterators.
+
+What lives here: the wrapping of their methods, and putting them back. What does not: what is made of a call
+(observer.py).
+
+Read in TensorFlow 2.21 and Keras 3.15: Function.__call__ is the call of every tf.function and knows the person's frame;
+ConcreteFunction._call_flat is what each of them, and a concrete function by itself, comes to: it knows the program and
+its tensors, and is called while tracing, too, for the functions inside. A method that is not there is said once, and
+what depends on it is not observed.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tpu_magics.backends.tensorflow.observe.observer import Observer
+
+Wrapped = Callable[..., Any]
+Wrap = Callable[[Wrapped, "Observer"], Wrapped]
+
+
+@contextmanager
+def installed(observer: Observer) -> Iterator[list[str]]:
+    """Listen until the block ends. Gives what could not be listened to, in words."""
+    missing: list[str] = []
+    with ExitStack() as around:
+        for find, name, wrap, what in _PLACES:
+            try:
+                owner = find()
+                original = getattr(owner, name)
+            except (ImportError, AttributeError) as error:
+                missing.append(f"{what} ({error})")
+                continue
+            around.enter_context(_replaced(owner, name, wrap(original, observer), original))
+        yield missing
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, ours: Wrapped, original: Wrapped) -> Iterator[None]:
+    setattr(owner, name, ours)
+    try:
+        yield
+    finally:
+        if owner.__dict__.get(name) is ours:  # else somebody has wrapped it since, and ours does nothing any more
+            setattr(owner, name, original)
+
+
+# -- calls ------------------------------------------------------------------------------------------------------------
+
+
+def _function_call(original: Wrapped, observer: Observer) -> Wrapped:
+    ident = threading.get_ident
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if observer.closed or ident() != observer.thread:
+            return original(self, *args, **kwargs)
+        traces = _traces(self)
+        if observer.inside:
+            result = original(self, *args, **kwargs)
+            if _traces(self) != traces:
+                observer.traced(self)
+            return result
+        observer.inside, observer.called = True, None
+        try:
+            result = original(self, *args, **kwargs)
+        except Exception:
+            observer.failed(self, args, sys._getframe(1))
+            raise
+        finally:
+            observer.inside = False
+        if _traces(self) != traces:
+            observer.traced(self)
+        observer.ran(self, args, result, sys._getframe(1))
+        return result
+
+    return __call__
+
+
+def _traces(function: Any) -> int:
+    return len(getattr(function, "_function_cache", ()))  # TensorFlow 2.21: a FunctionCache
+
+
+def _concrete_call(original: Wrapped, observer: Observer) -> Wrapped:
+    ident = threading.get_ident
+    from tensorflow.python.eager import context
+
+    eagerly = context.executing_eagerly
+
+    def _call_flat(self: Any, tensor_inputs: Any, captured_inputs: Any) -> Any:
+        if observer.closed or ident() != observer.thread:
+            return original(self, tensor_inputs, captured_inputs)
+        if not eagerly():
+            observer.called_inside(self)
+            return original(self, tensor_inputs, captured_inputs)
+        observer.called = self, tensor_inputs
+        if observer.inside:
+            return original(self, tensor_inputs, captured_inputs)
+        observer.inside = True
+        try:
+            result = original(self, tensor_inputs, captured_inputs)
+        except Exception:
+            observer.failed(None, (), sys._getframe(1))
+            raise
+        finally:
+            observer.inside = False
+        observer.ran(None, (), result, sys._getframe(1))
+        return result
+
+    return _call_flat
+
+
+def _apply(original: Wrapped, observer: Observer) -> Wrapped:
+    """An optimizer's step that is no part of a traced function."""
+    from tensorflow.python.eager import context
+
+    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        idle = not (observer.closed or observer.inside or observer.applying)
+        if not idle or threading.get_ident() != observer.thread or not context.executing_eagerly():
+            return original(self, *args, **kwargs)
+        observer.applying = True
+        try:
+            result = original(self, *args, **kwargs)
+        finally:
+            observer.applying = False
+        observer.step(1)
+        return result
+
+    return apply
+
+
+def _epoch_end(original: Wrapped, observer: Observer) -> Wrapped:
+    def on_epoch_end(self: Any, epoch: Any, logs: Any = None) -> Any:
+        if not observer.closed and threading.get_ident() == observer.thread:
+            observer.epoch(logs)
+        return original(self, epoch, logs)
+
+    return on_epoch_end
+
+
+def _next(original: Wrapped, observer: Observer) -> Wrapped:
+    evidence = observer.evidence
+
+    def __next__(self: Any) -> Any:
+        evidence.iterator = self
+        return original(self)
+
+    return __next__
+
+
+# -- where they stand -------------------------------------------------------------------------------------------------
+
+
+def _functions() -> Any:
+    from tensorflow.python.eager.polymorphic_function import polymorphic_function
+
+    return polymorphic_function.Function
+
+
+def _concretes() -> Any:
+    from tensorflow.python.eager.polymorphic_function import concrete_function
+
+    return concrete_function.ConcreteFunction
+
+
+def _iterators() -> Any:
+    from tensorflow.python.data.ops import iterator_ops
+
+    return iterator_ops.OwnedIterator
+
+
+def _optimizers() -> Any:
+    from keras.src.optimizers import base_optimizer
+
+    return base_optimizer.BaseOptimizer
+
+
+def _callbacks() -> Any:
+    from keras.src.callbacks import callback_list
+
+    return callback_list.CallbackList
+
+
+_PLACES: tuple[tuple[Callable[[], Any], str, Wrap, str], ...] = (
+    (_functions, "__call__", _function_call, "steps, retraces and the lines of compiles"),
+    (_concretes, "_call_flat", _concrete_call, "which programs train"),
+    (_iterators, "__next__", _next, "which batches are the last ones"),
+    (_optimizers, "apply", _apply, "steps of loops without tf.function"),
+    (_callbacks, "on_epoch_end", _epoch_end, "the logs of Keras' epochs"),
+)

@@ -1,0 +1,84 @@
+"""Which precision was asked for, and which one the compiled programs have.
+
+What lives here: the judgement, and recording it as it changes. What does not: setting it (../precision.py), how a
+graph is read (observing/hlo.py).
+
+Under Keras' policy mixed_bfloat16 variables are float32 and layers compute in bfloat16; a program is read before XLA
+optimises it, so what is counted is what the program says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tpu_magics.backends.observing import hlo, multiplied
+from tpu_magics.runs import events
+
+_POLICIES = {"mixed_bfloat16": "bf16", "bfloat16": "bf16", "float32": "fp32"}
+OPTION, POLICY = "--precision", "Keras' dtype policy"
+_EARLIER = " Layers keep the policy that they were made with: build the model again under --precision bf16."
+_OWN = " The program itself uses bfloat16: a policy of the model, or a cast."
+
+
+class PrecisionWatch:
+    """Of one rank. `option`: as in Watching; `write` takes an event."""
+
+    def __init__(self, option: str, write: Callable[[events.Event], object], rank: int) -> None:
+        self.option = option
+        self.write = write
+        self.rank = rank
+        self.most = -1
+        self.last: dict[str, Any] | None = None
+
+    def compiled(self, graph: hlo.Graph, digest: str, variables: Mapping[str, int]) -> None:
+        """A program was compiled. The one with the most multiplications so far speaks for the run. `variables`: how
+        many of its trainable ones have each dtype."""
+        total, _ = hlo.multiplications(graph)
+        if total <= self.most:
+            return
+        self.most = total
+        facts = judge(*self._asked(), graph, digest, variables)
+        if facts != self.last:
+            self.last = facts
+            self.write(events.Precision(round(time.time(), 3), self.rank, **facts))
+
+    def _asked(self) -> tuple[str, str]:
+        if self.option:
+            return self.option, OPTION
+        policy = _policy()
+        return ("", "") if policy == "float32" else (_POLICIES.get(policy, policy), POLICY)
+
+
+def judge(asked: str, source: str, graph: hlo.Graph, digest: str, variables: Mapping[str, int]) -> dict[str, Any]:
+    """The fields of events.Precision, less `t` and `rank`."""
+    total, bf16 = hlo.multiplications(graph)
+    types = hlo.multiplied_types(graph)
+    agrees = not total or {"bf16": bf16 == total, "fp32": bf16 == 0}.get(asked, True)
+    reason = "" if agrees else _EARLIER if asked == "bf16" else _OWN
+    request = f"{asked} asked by {source}" if asked else "no precision asked"
+    return {
+        "asked": asked,
+        "source": source,
+        "ops": total,
+        "share": bf16 / total if total else None,
+        "parameters": hlo.dtype_counts(graph),
+        "graph": digest,
+        "agrees": agrees,
+        "text": multiplied.sentence(request, total, bf16, types) + reason,
+        "notes": _notes(variables),
+    }
+
+
+def _notes(variables: Mapping[str, int]) -> tuple[str, ...]:
+    if not variables:
+        return ()
+    counts = ", ".join(f"{count} {dtype}" for dtype, count in sorted(variables.items()))
+    return (f"Trainable variables of the program: {counts}.",)
+
+
+def _policy() -> str:
+    import keras
+
+    return str(keras.config.dtype_policy().name)

@@ -1,0 +1,198 @@
+"""What is known of a traced function: its arguments by name, the Python values it was traced for, what it assigns.
+
+What lives here: reading a ConcreteFunction and its types. What does not: when it runs (hooks.py).
+
+TensorFlow's own parts were read in TensorFlow 2.21: ConcreteFunction.function_type and the trace types of its
+parameters (core/function/trace_type/default_types.py), framework/auto_control_deps_utils.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tpu_magics.backends.observing import hlo
+from tpu_magics.runs.events import Input
+
+Literal = int | float | bool | str | None
+_DTYPES = {"pred": "bool", "bf16": "bfloat16"}
+_KERAS_BATCH = {"data": "x", "data[0]": "x", "data[1]": "y", "data[2]": "sample_weight"}
+
+
+def dtype_name(dtype: str) -> str:
+    """XLA's name of an element type as TensorFlow has it: "f32" -> "float32", "s64" -> "int64"."""
+    if dtype in _DTYPES:
+        return _DTYPES[dtype]
+    for short, long in (("f", "float"), ("s", "int"), ("u", "uint"), ("c", "complex")):
+        if dtype.startswith(short) and dtype[1:].isdigit():
+            return long + dtype[1:]
+    return dtype
+
+
+# -- types ------------------------------------------------------------------------------------------------------------
+
+
+def leaves(parameters: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """(name, trace type) of each value among the parameters of a function type, in the order in which TensorFlow passes
+    the tensors among them. A mapping's items have their keys for names, a sequence's their place."""
+    return [leaf for name, one in parameters.items() for leaf in _leaves(one.type_constraint, name)]
+
+
+def _leaves(kind: Any, name: str) -> Iterator[tuple[str, Any]]:
+    inner = _inner(kind, name)
+    if inner is None:
+        yield name, kind
+    else:
+        for path, one in inner:
+            yield from _leaves(one, path)
+
+
+def _inner(kind: Any, name: str) -> list[tuple[str, Any]] | None:
+    """What a container's type is made of, in TensorFlow's order; None where it is no container."""
+    shape = type(kind).__name__
+    if shape == "Dict":
+        return [
+            (key if isinstance(key, str) else f"{name}[{key!r}]", kind.mapping[key]) for key in sorted(kind.mapping)
+        ]
+    if shape == "NamedTuple":
+        return [
+            (f"{name}.{key}", one) for key, one in zip(kind.attribute_names, kind.attributes.components, strict=True)
+        ]
+    if shape == "Attrs":
+        return _inner(kind.named_attributes, name)
+    if shape in ("Tuple", "List"):
+        parts = kind.components if shape == "Tuple" else kind.components_tuple.components
+        return [(f"{name}[{number}]", one) for number, one in enumerate(parts)]
+    return None
+
+
+def literals(parameters: Mapping[str, Any]) -> dict[str, Literal]:
+    """The Python values that a function was traced for, by name."""
+    found = ((name, kind) for name, kind in leaves(parameters) if type(kind).__name__ == "Literal")
+    return {name: kind.value for name, kind in found}
+
+
+def parameters_of(concrete: Any) -> Mapping[str, Any]:
+    """The parameters of a function's type, by name."""
+    kind = getattr(concrete, "function_type", None)
+    return kind.parameters if kind is not None else {}
+
+
+def as_batch(one: Input) -> Input:
+    """An input of a function that Keras makes, which takes one batch as "data", with the name that people know."""
+    head, bracket, rest = one.name.partition("]")
+    known = _KERAS_BATCH.get(head + bracket)
+    return one if known is None else replace(one, name=known + rest)
+
+
+def text_of(name: str | bytes) -> str:
+    """The name of a function; TensorFlow 2.21 has it as bytes."""
+    return name.decode() if isinstance(name, bytes) else name
+
+
+# -- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def inputs_of_call(concrete: Any, tensors: Sequence[Any]) -> tuple[Input, ...]:
+    """What a call gave: its tensors with their names and real shapes, without variables and iterators."""
+    names = _tensor_names(parameters_of(concrete))
+    names += [f"argument {number}" for number in range(len(names), len(tensors))]
+    given = zip(names, tensors, strict=False)
+    return tuple(
+        Input(name, tuple(one.shape.as_list()), one.dtype.name) for name, one in given if not _is_handle(one.dtype)
+    )
+
+
+def inputs_of_graph(names: Sequence[tuple[str, str]], graph: hlo.Graph | None) -> tuple[Input, ...]:
+    """What a program receives that another one calls: names and dtypes of its arguments, with the shapes that XLA
+    compiled for. Its parameters come in the order of the arguments, without those that became constants."""
+    left = list(graph.parameters) if graph is not None else []
+    found = []
+    for name, dtype in names:
+        place = next((n for n, one in enumerate(left) if dtype_name(one.dtype) == dtype), None)
+        if place is not None:
+            found.append(Input(name, left[place].shape, dtype))
+            del left[: place + 1]
+    return tuple(found)
+
+
+def names_of_arguments(concrete: Any) -> list[tuple[str, str]]:
+    """(name, dtype) of the tensors that a traced function takes."""
+    kinds = [(name, kind) for name, kind in leaves(parameters_of(concrete)) if _is_tensor_type(kind)]
+    return [(name, kind.dtype.name) for name, kind in kinds]
+
+
+def names_of_definition(definition: Any) -> list[tuple[str, str]]:
+    """The same of a FunctionDef, of which nothing else is known."""
+    import tensorflow as tf
+
+    found = []
+    for number, one in enumerate(definition.signature.input_arg):
+        dtype = tf.dtypes.as_dtype(one.type)
+        told = definition.arg_attr[number].attr.get("_user_specified_name") if number in definition.arg_attr else None
+        if not _is_handle(dtype) and told is not None:
+            found.append((told.s.decode("utf-8", "replace"), dtype.name))
+    return found
+
+
+def _tensor_names(parameters: Mapping[str, Any]) -> list[str]:
+    """One for each tensor that a call passes."""
+    return [name for name, kind in leaves(parameters) for _ in range(_tensors_in(kind))]
+
+
+def _tensors_in(kind: Any) -> int:
+    return len(kind.flatten()) if type(kind).__name__ != "Literal" else 0
+
+
+def _is_tensor_type(kind: Any) -> bool:
+    return type(kind).__name__ == "TensorSpec" and not _is_handle(kind.dtype)
+
+
+def _is_handle(dtype: Any) -> bool:
+    return dtype.name in ("resource", "variant")
+
+
+# -- what it assigns --------------------------------------------------------------------------------------------------
+
+
+def trains(concrete: Any) -> bool:
+    """Whether calling a function assigns a trainable variable."""
+    from tensorflow.python.framework import auto_control_deps_utils as effects
+
+    graph = concrete.graph
+    if not any(one.dtype.name == "resource" for one in graph.inputs):
+        return False
+    read_only = set(effects.get_read_only_resource_input_indices_graph(graph))
+    written = {id(one) for n, one in enumerate(graph.inputs) if one.dtype.name == "resource" and n not in read_only}
+    trained = {id(handle) for variable in graph.trainable_variables for handle in _handles(variable)}
+    captured = any(id(inner) in written and id(outer) in trained for outer, inner in graph.captures)
+    return captured or _trains_argument(concrete, graph, written)
+
+
+def _handles(variable: Any) -> Iterator[Any]:
+    """Of a variable, and of each part of one that a strategy keeps on several devices."""
+    parts = getattr(variable, "values", None)
+    for one in parts if isinstance(parts, (tuple, list)) else (variable,):
+        handle = getattr(one, "handle", None)
+        if handle is not None:
+            yield handle
+
+
+def _trains_argument(concrete: Any, graph: Any, written: set[int]) -> bool:
+    """A variable can be an argument, too."""
+    kinds = [flat for _, kind in leaves(parameters_of(concrete)) for flat in _flat(kind)]
+    given = zip(kinds, graph.inputs, strict=False)
+    return any(getattr(kind, "trainable", False) and id(inner) in written for kind, inner in given)
+
+
+def _flat(kind: Any) -> list[Any]:
+    return [kind] * _tensors_in(kind)
+
+
+def trainable_dtypes(concrete: Any) -> dict[str, int]:
+    """How many of the trainable variables that a function uses have each dtype."""
+    found: dict[str, int] = {}
+    for variable in concrete.graph.trainable_variables:
+        found[variable.dtype.name] = found.get(variable.dtype.name, 0) + 1
+    return found

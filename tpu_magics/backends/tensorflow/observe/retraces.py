@@ -1,0 +1,109 @@
+"""Functions that were traced again, with TensorFlow's own reason: what of its cache's key is another.
+
+What lives here: noticing new keys, their nearest earlier one, the difference in words. What does not: compiles; a trace
+can lead to none or to many.
+
+Read in TensorFlow 2.21: Function._function_cache._primary (core/function/polymorphism/function_cache.py) holds
+(context, function type); a call is traced when no type in it is a supertype of its own. TensorFlow's own warning says
+only that it happened, after five in a row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from tpu_magics.backends.tensorflow.observe.programs import leaves, text_of
+
+TOLD_EACH = 3  # retraces of a function that are told one by one
+TOLD_IN_ALL = 24
+_SHOWN, _LONGEST = 3, 60
+_ADVICE = "Pass Python numbers as tensors and keep shapes and dtypes the same, or give the function an input_signature."
+
+_UID = re.compile(r"_(\d+)$")
+
+Key = tuple[str, dict[str, str]]  # where it was traced, and each argument's type
+
+
+class Retraces:
+    """The traces of all functions so far. `started`: TensorFlow's last number of a function before the run; one with a
+    lower number was traced earlier (and may come back: the jit policy keeps its traces of a run for the next one)."""
+
+    def __init__(self, started: int) -> None:
+        self.started = started
+        self.keys: WeakKeyDictionary[Any, list[Key]] = WeakKeyDictionary()
+        self.counts: dict[str, int] = {}
+        self.told = 0
+
+    def look(self, function: Any, name: str) -> str:
+        """After a call in which the cache changed: what is to be said, "" for nothing."""
+        known = self.keys.setdefault(function, [])
+        sentence = ""
+        for key, number in _keys(function):
+            if key in known:
+                continue
+            if known and number > self.started:
+                sentence = self._retraced(name, key, known)
+            known.append(key)
+        return sentence
+
+    def _retraced(self, name: str, key: Key, known: list[Key]) -> str:
+        """A key that differs from an earlier one in nothing that a person knows is no retrace of theirs: a function
+        that makes variables is traced twice at its first call."""
+        nearest = min(reversed(known), key=lambda one: len(list(_differences(key, one))))
+        differences = list(_differences(key, nearest))
+        if not differences:
+            return ""
+        self.counts[name] = self.counts.get(name, 0) + 1
+        if self.counts[name] > TOLD_EACH or self.told >= TOLD_IN_ALL:
+            return ""
+        self.told += 1
+        more = f" and {len(differences) - _SHOWN} more" if differences[_SHOWN:] else ""
+        return f"{name} was traced again: {'; '.join(differences[:_SHOWN])}{more}. {_ADVICE}"
+
+    def rest(self) -> Iterator[str]:
+        """At the end: functions with more retraces than were told."""
+        for name, count in self.counts.items():
+            if count > TOLD_EACH:
+                yield f"{name} was traced again {count} times in this run; the first {TOLD_EACH} were told. {_ADVICE}"
+
+
+def _keys(function: Any) -> list[tuple[Key, int]]:
+    """Each with the number of its trace."""
+    found = function._function_cache._primary.items()
+    return [
+        ((_where(context), {name: _short(one) for name, one in leaves(kind.parameters)}), _number(concrete.name))
+        for (context, kind), concrete in found
+    ]
+
+
+def _number(name: str | bytes) -> int:
+    """Of __inference_step_123: TensorFlow counts up in a process."""
+    match = _UID.search(text_of(name))
+    return int(match[1]) if match else 0
+
+
+def _where(context: Any) -> str:
+    """What of the context of a call people know: the strategy's, device's and colocation's part of it."""
+    inner = getattr(context, "context", None)
+    parts = (getattr(inner, name, None) for name in ("device_functions", "in_cross_replica_context", "variable_policy"))
+    return " ".join(str(part) for part in parts)
+
+
+def _differences(new: Key, old: Key) -> Iterator[str]:
+    now, before = new[1], old[1]
+    for name in (*now, *(one for one in before if one not in now)):
+        if now.get(name) != before.get(name):
+            yield f"{name} is now {now.get(name, 'not there')}, before {before.get(name, 'not there')}"
+    if new[0] != old[0]:
+        yield "it was called in another place (device, strategy's scope)"
+
+
+def _short(kind: Any) -> str:
+    """TensorSpec(shape=(3,), dtype=tf.float32, name=None) -> TensorSpec((3,), float32)"""
+    if type(kind).__name__ == "TensorSpec":
+        return f"TensorSpec({kind.shape}, {kind.dtype.name})"
+    text = str(kind)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -1,0 +1,36 @@
+"""Values that the user logs, of TensorFlow: a tensor is read after its step.
+
+What lives here: which values wait, and their reading. What does not: keeping them (observing/values.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tpu_magics.backends.observing import values
+from tpu_magics.backends.observing.values import plain
+
+
+class Values(values.Values):
+    """The logged values of one rank."""
+
+    def waits(self, value: Any) -> bool:
+        """Whether it is a tensor or a variable: what computes it may not be done."""
+        return isinstance(value, (tf.Tensor, tf.Variable)) or callable(getattr(value, "numpy", None))
+
+    def now(self, values: Mapping[str, Any], step: int) -> None:
+        """Record values without waiting for the next step."""
+        for name, value in values.items():
+            self.meter.log(str(name), plain(self.fetched(value) if self.waits(value) else value), step)
+
+    def fetched(self, value: Any) -> Any:
+        """As NumPy has it."""
+        return value.numpy()
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether it stands for a value inside a function that is being traced: there is nothing to read."""
+    return bool(tf.is_tensor(value)) and not hasattr(value, "numpy")

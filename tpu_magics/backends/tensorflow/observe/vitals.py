@@ -1,0 +1,62 @@
+"""What is looked at now and then: seconds of compiling, memory of the device.
+
+What lives here: when, and recording what changed. What does not: host memory (launch/ samples it), compiles.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tpu_magics.runs import events
+
+EVERY = 1.0  # seconds between looks, at least
+_SHARE = 1 / 200  # ... and this part of the time so far: a long run's records stay few
+
+
+class Vitals:
+    """Of one rank. `device`: "CPU" or "TPU"; `compiling`: seconds of compiling so far (None: not known)."""
+
+    def __init__(
+        self, write: Callable[[events.Event], object], rank: int, device: str, compiling: Callable[[], float | None]
+    ) -> None:
+        self.write = write
+        self.rank = rank
+        self.device = device
+        self.compiling = compiling
+        self.started = time.monotonic()
+        self.due = self.started + EVERY
+        self.last: dict[str, Any] = {}
+
+    def look_now_and_then(self) -> None:
+        """After a step that is `due`."""
+        now = time.monotonic()
+        self.due = now + max(EVERY, (now - self.started) * _SHARE)
+        self.look()
+
+    def look(self) -> None:
+        """Record what is new."""
+        now = round(time.time(), 3)
+        seconds = self.compiling()
+        if seconds is not None:
+            self._if_new("times", round(seconds, 3), events.Times(now, self.rank, compiling=round(seconds, 3)))
+        used = self._hbm()
+        if used is not None:
+            self._if_new("hbm", used, events.Memory(now, self.rank, hbm_used=used))
+
+    def _hbm(self) -> int | None:
+        """Bytes in use on the first TPU device; TensorFlow tells no total. A CPU has no memory of its own."""
+        if self.device == "CPU":
+            return None
+        import tensorflow as tf
+
+        try:
+            return int(tf.config.experimental.get_memory_info("TPU:0")["current"])
+        except (ValueError, RuntimeError, KeyError, tf.errors.OpError):
+            return None
+
+    def _if_new(self, name: str, value: Any, event: events.Event) -> None:
+        if self.last.get(name) != value:
+            self.last[name] = value
+            self.write(event)

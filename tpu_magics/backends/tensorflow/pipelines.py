@@ -1,0 +1,227 @@
+"""What an input pipeline is made of: Python, files, batches, and how many of them.
+
+What lives here: reading it from a tf.data.Dataset, without taking an element. What does not: what of it is wrong for
+which TPU (data.py).
+
+A dataset is walked by the Python objects that it was made of, for these hold the graphs of its functions with the
+person's lines, and nothing is copied (`tf.raw_ops.DatasetToGraphV2` writes arrays in memory into its graph). That graph
+is read where there are no such objects: for a dataset that was loaded, or is captured by a function. The attributes
+(`_map_func.function`, `_tensors`, `_filenames`, ...) are those of TensorFlow 2.21 (data/ops/*.py); what is missing in
+another version is not found, and nothing is said of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tpu_magics.backends.lowered import Place
+from tpu_magics.backends.tensorflow.batches import Batches, short_batches, size_of, values_of
+from tpu_magics.backends.tensorflow.places import Places, ops
+
+_PYTHON = {
+    "GeneratorDataset": "Dataset.from_generator",
+    "PyFunc": "tf.numpy_function",
+    "PyFuncStateless": "tf.numpy_function",
+    "EagerPyFunc": "tf.py_function",
+}
+_READERS = {
+    "TextLineDataset": "TextLineDataset",
+    "TFRecordDataset": "TFRecordDataset",
+    "FixedLengthRecordDataset": "FixedLengthRecordDataset",
+    "CSVDataset": "CsvDataset",
+    "CsvDataset": "CsvDataset",
+    "SqlDataset": "SqlDataset",
+    "LMDBDataset": "LMDBDataset",
+    "LoadDataset": "Dataset.load",
+    "SnapshotDataset": "Dataset.snapshot",
+    "CacheDataset": "Dataset.cache",
+    "MatchingFilesDataset": "Dataset.list_files",
+    "MatchingFiles": "tf.io.matching_files",
+    "ReadFile": "tf.io.read_file",
+}
+_OF_GENERATOR = "from_generator"  # in the names of the functions that from_generator itself makes, which hold PyFuncs
+_HUGGING_FACE = ("datasets/utils/tf_utils.py", "datasets/arrow_dataset.py")
+_FILE_ATTRIBUTES = ("_filenames", "_filename", "_path", "_patterns")
+_STRINGS = 64  # of one tensor that are looked at
+_SCHEME = re.compile(r"^(?:[a-z][a-z0-9+.-]+:/|/(?:bigstore|cns|gcs)/)", re.IGNORECASE)
+_LIKE_A_PATH = re.compile(r"^(?:/|~|\.{1,2}/)|/|\.\w{1,8}$|[*?]")
+
+
+@dataclass(frozen=True)
+class Python:
+    """Python in a pipeline. `what`: the call that put it there."""
+
+    what: str
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files that a pipeline reads or writes. `local`: one that lies on this machine ("": all are elsewhere, or their
+    names are not known)."""
+
+    what: str
+    local: str = ""
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """`size`: elements, INFINITE or UNKNOWN; `batches`: None where the last is as the others, or none is made."""
+
+    size: int
+    python: tuple[Python, ...] = ()
+    files: tuple[Files, ...] = ()
+    batches: Batches | None = None
+
+
+def pipeline_of(dataset: Any, cells: Mapping[str, str] | None = None) -> Pipeline:
+    """What `dataset` is made of; nothing is run and no element is taken. `cells`: file names of cells -> "In [n]"."""
+    found = _Found(Places(cells or {}))
+    for part in _parts(dataset):
+        found.look_at(part)
+    return Pipeline(
+        size=size_of(dataset),
+        python=tuple(dict.fromkeys(found.python)),
+        files=tuple(found.read_files()),
+        batches=short_batches(dataset),
+    )
+
+
+# -- the parts of a dataset -----------------------------------------------------------------------------------------
+
+
+def _parts(dataset: Any) -> Iterator[Any]:
+    """The dataset and all that it was made of."""
+    seen: set[int] = set()
+    waiting = [dataset]
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            waiting += [value for value in values_of(one) if isinstance(value, tf.data.Dataset)]
+
+
+class _Found:
+    """Collects what the parts hold."""
+
+    def __init__(self, places: Places) -> None:
+        self.places = places
+        self.python: list[Python] = []
+        self.readers: list[tuple[str, Place | None]] = []
+        self.names: dict[str, None] = {}  # strings that a reader may take for names of files, in order
+        self._seen: set[int] = set()
+
+    def look_at(self, part: Any) -> None:
+        kind = type(part).__name__
+        for name in _FILE_ATTRIBUTES:
+            value = getattr(part, name, None)
+            if texts := [text for text in ([value] if isinstance(value, str) else _texts(value)) if text]:
+                self._reader(re.sub(r"^_|V\d$", "", kind), None)
+                self.names.update(dict.fromkeys(texts))
+        for value in values_of(part):
+            graph = getattr(getattr(value, "function", None), "graph", None)
+            if graph is not None:
+                self._function(value.function)
+            else:
+                self.names.update(dict.fromkeys(_texts(value)))
+        if kind == "_VariantDataset":
+            self._written(part._variant_tensor)
+
+    def _function(self, function: Any) -> None:
+        if id(function.graph) in self._seen:
+            return
+        self._seen.add(id(function.graph))
+        for captured in function.captured_inputs:
+            if getattr(captured, "dtype", None) == tf.variant:
+                self._written(captured)
+            else:
+                self.names.update(dict.fromkeys(_texts(captured)))
+        for _, op in ops(function.graph):
+            self._op(op)
+
+    def _op(self, op: Any) -> None:
+        if op.type == "Const" and op.outputs[0].dtype == tf.string:
+            self._constant(op.node_def)
+        if op.type in _PYTHON and not (op.type != "GeneratorDataset" and _OF_GENERATOR in op.graph.name):
+            self.python.append(self._python(op))
+        elif _reader(op.type):
+            self._reader(op.type, self.places.of_frames(_frames(op)))
+
+    def _python(self, op: Any) -> Python:
+        frames = _frames(op)
+        is_hugging_face = any(path.replace("\\", "/").endswith(_HUGGING_FACE) for path, _ in frames)
+        return Python("to_tf_dataset" if is_hugging_face else _PYTHON[op.type], self.places.of_frames(frames))
+
+    def _reader(self, kind: str, place: Place | None) -> None:
+        what = _reader(kind)
+        if what and (what, place) not in self.readers:
+            self.readers.append((what, place))
+
+    def _constant(self, node: Any) -> None:
+        values = node.attr["value"].tensor.string_val[:_STRINGS]
+        self.names.update(dict.fromkeys(value.decode("utf-8", "replace") for value in values))
+
+    def _written(self, variant: Any) -> None:
+        """From the graph of a dataset that has no Python objects."""
+        if not hasattr(variant, "numpy") or variant.shape.rank != 0:
+            return
+        try:
+            written = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=1).numpy()
+        except (tf.errors.OpError, ValueError):  # what cannot be written; more than a graph can hold
+            return
+        graph = tf.compat.v1.GraphDef.FromString(written)
+        inner = [(each.signature.name, node) for each in graph.library.function for node in each.node_def]
+        for function, node in [("", node) for node in graph.node] + inner:
+            if node.op == "Const":
+                self._constant(node)
+            elif node.op in _PYTHON and not (node.op != "GeneratorDataset" and _OF_GENERATOR in function):
+                self.python.append(Python(_PYTHON[node.op]))
+            else:
+                self._reader(node.op, None)
+
+    def read_files(self) -> Iterator[Files]:
+        local = _local(self.names)
+        for what, place in self.readers:
+            yield Files(what, local, place)
+
+
+def _frames(op: Any) -> list[tuple[str, int]]:
+    """Innermost first."""
+    return [(frame.filename, frame.lineno) for frame in reversed(list(op.traceback or ()))]
+
+
+def _reader(kind: str) -> str:
+    return _READERS.get(re.sub(r"V\d$", "", kind), "")
+
+
+def _texts(value: Any) -> list[str]:
+    """Of a tensor of strings whose values are known: the first ones; none of anything else."""
+    if not tf.is_tensor(value) or value.dtype != tf.string or not hasattr(value, "numpy"):
+        return []
+    return [text.decode("utf-8", "replace") for text in tf.reshape(value, [-1])[:_STRINGS].numpy()]
+
+
+def _local(names: Iterable[str]) -> str:
+    """The first name of a file of this machine. Where some lie in a bucket, a name alone may be joined to it."""
+    elsewhere = any(_SCHEME.match(name) for name in names)
+    for name in names:
+        if name and "\n" not in name and not _SCHEME.match(name) and _names_file(name, elsewhere):
+            return name
+    return ""
+
+
+def _names_file(name: str, strictly: bool) -> bool:
+    if strictly:
+        return name.startswith(("/", "~", "./", "../"))
+    try:
+        return bool(_LIKE_A_PATH.search(name)) or Path(name).exists()
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,63 @@
+"""The precision that is asked for, as Keras' dtype policy.
+
+What lives here: setting it for models that are built afterwards, and telling which were built before. What does not:
+the precision that a program really has (observe/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from tpu_magics.errors import TpuMagicsError
+
+POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16"}
+
+
+def check(asked: str) -> None:
+    """Raise TpuMagicsError for what TensorFlow has no policy for."""
+    if asked in ("", *POLICIES):
+        return
+    raise TpuMagicsError(
+        f"--precision {asked} is not for TensorFlow.",
+        "It is a switch of torch_xla that turns float into bfloat16 and double into float; Keras has policies in its "
+        "place, and its variables stay float32 under mixed_bfloat16, as the optimizer needs them.",
+        "Ask for --precision bf16 (the policy mixed_bfloat16), or fp32.",
+    )
+
+
+def set_policy(asked: str) -> tuple[str, ...]:
+    """Set the global policy; "" leaves it. Returns what is to be said of it."""
+    import keras
+
+    check(asked)
+    policy = POLICIES.get(asked)
+    if policy is None or keras.config.dtype_policy().name == policy:
+        return ()
+    keras.config.set_dtype_policy(policy)
+    return (f"Keras' dtype policy is {policy} for layers and models made from now on.",)
+
+
+@contextmanager
+def within(asked: str) -> Iterator[None]:
+    """Models that are built inside have the precision; the policy from before is put back at the end."""
+    import keras
+
+    before = keras.config.dtype_policy()
+    set_policy(asked)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def kept(models: Mapping[str, Any], asked: str) -> list[str]:
+    """A line for each Keras model that was made with another policy than the asked one: it keeps its own."""
+    policy = POLICIES.get(asked)
+    found = ((name, getattr(getattr(model, "dtype_policy", None), "name", policy)) for name, model in models.items())
+    return [
+        f"{name} was made with the policy {own} before, and keeps it; build it again under --precision {asked}."
+        for name, own in found
+        if policy is not None and own != policy
+    ]

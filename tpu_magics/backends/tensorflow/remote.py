@@ -1,0 +1,109 @@
+"""Reaching a remote TPU, by name or by grpc address, in bounded time.
+
+What lives here: resolving its name and trying its address before TensorFlow does, which has no time limit. What does
+not: connecting (runtime.py).
+
+Read in TensorFlow 2.21 (python/tpu/client/client.py): a name is looked up with the project and zone of the metadata
+server and the Cloud TPU API; an address ("grpc://host:port", port 8470 where it has none) is taken as it is.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tpu_magics.errors import TpuMagicsError
+
+LIMIT = 10.0  # seconds, for all of it
+_GRPC = "grpc://"
+# RFC 9113, 3.4 and 6.5: what a client begins with, and an empty frame of settings (its fourth byte is the type).
+_PREFACE, _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\0\0\0\4\0\0\0\0\0"
+
+
+def resolved(asked: str, limit: float = LIMIT) -> Any:
+    """A TPUClusterResolver whose address answers.
+
+    Args:
+        asked: a TPU's name, or its address.
+        limit: seconds to try.
+
+    Raises:
+        TpuMagicsError: it does not resolve or does not answer, with what was tried.
+    """
+    started = time.monotonic()
+    resolver, spec = _in_time(lambda: _looked_up(asked), asked, limit)
+    addresses = [address for job in spec for address in spec[job]]
+    for address in addresses[:1]:
+        _try(address, asked, max(1.0, limit - (time.monotonic() - started)))
+    return resolver
+
+
+def _looked_up(asked: str) -> tuple[Any, dict[str, list[str]]]:
+    import tensorflow as tf
+
+    named = f"{_GRPC}{asked}" if ":" in asked and "://" not in asked else asked
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=named)
+    return resolver, resolver.cluster_spec().as_dict()
+
+
+def _in_time(work: Callable[[], Any], asked: str, limit: float) -> Any:
+    """What `work` gives; it is left alone in its thread when the time is over, as its look-ups cannot be ended."""
+    found: list[Any] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="tpu_magics-resolve", daemon=True)
+    thread.start()
+    thread.join(limit)
+    if found:
+        return found[0]
+    raise _unresolved(asked, failed[0] if failed else None, limit) from (failed[0] if failed else None)
+
+
+def _unresolved(asked: str, error: BaseException | None, limit: float) -> TpuMagicsError:
+    said = f"{type(error).__name__}: {error}" if error else f"no answer within {limit:g} s"
+    if asked.startswith(_GRPC):
+        return TpuMagicsError(
+            f"{asked} is not the address of a TPU.", f"Tried: reading it as grpc://host:port. {said}", _TODO
+        )
+    return TpuMagicsError(
+        f"The TPU {asked!r} does not resolve.",
+        "Tried: the metadata server of Google's cloud for project and zone, then the Cloud TPU API for the node's "
+        f"address. {said}",
+        _TODO,
+    )
+
+
+def _try(address: str, asked: str, limit: float) -> None:
+    """Begin HTTP/2, as grpc does, and wait for the server's settings: TensorFlow waits without a limit for a server
+    that takes a connection and says nothing."""
+    host, _, port = address.rpartition(":")
+    started = time.monotonic()
+    try:
+        with socket.create_connection((host, int(port)), timeout=limit) as connection:
+            connection.sendall(_PREFACE + _SETTINGS)
+            connection.settimeout(max(1.0, limit - (time.monotonic() - started)))
+            answer = connection.recv(len(_SETTINGS))
+    except (OSError, ValueError) as error:
+        raise _silent(asked, address, time.monotonic() - started, f"{type(error).__name__}: {error}") from error
+    if answer[3:4] != _SETTINGS[3:4]:
+        raise _silent(asked, address, time.monotonic() - started, "What answers does not speak grpc.")
+
+
+def _silent(asked: str, address: str, seconds: float, said: str) -> TpuMagicsError:
+    tried = f"Tried: a grpc connection to {address}, for {seconds:.1f} s. {said}"
+    return TpuMagicsError(f"The TPU {asked!r} does not answer.", tried, _TODO)
+
+
+_TODO = (
+    "Check the name (gcloud compute tpus list), its zone and its state. TPU nodes ended in April 2025: on a TPU VM run "
+    "the notebook on the VM itself, with %tpu_init and no --tpu."
+)

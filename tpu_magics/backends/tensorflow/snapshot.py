@@ -1,0 +1,188 @@
+"""The state before a run, kept on disk, and put back where the run fails.
+
+What lives here: which variables there are, their bytes in a file, and putting all back. What does not: finding what
+holds state in Python (holders.py), random states (randomness.py), and when any of it is done (launch/).
+
+The bytes of all variables stand one after the other in `values.bin`; `values.json` tells of each its name, dtype,
+shape, and where it begins: a process that dies with the run leaves both behind.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tpu_magics.backends.base import DEFAULT, Placed, Problem
+from tpu_magics.backends.tensorflow import holders, randomness
+
+VALUES, INDEX = "values.bin", "values.json"
+
+
+def state_bytes(items: Sequence[tuple[str, Any]]) -> int:
+    """Bytes that a Snapshot of `items` writes."""
+    return sum(_size(one) for one in _parts(holders.find(items).variables))
+
+
+def _parts(variables: Sequence[Any]) -> Iterator[Any]:
+    """The variables on single devices: of a distributed one each replica's, as those of a metric differ."""
+    for variable in variables:
+        copies = getattr(variable, "values", None)
+        yield from copies if isinstance(copies, (list, tuple)) else (variable,)
+
+
+def _size(variable: Any) -> int:
+    """Bytes of a variable on one device; 0 for one whose values are no plain bytes (text)."""
+    if not variable.shape.is_fully_defined() or variable.dtype in (tf.string, tf.resource, tf.variant):
+        return 0
+    return int(variable.dtype.size * math.prod(variable.shape))
+
+
+@dataclass(frozen=True)
+class _Written:
+    """One variable's bytes in the file; `held`: its value, where that is no plain bytes."""
+
+    variable: Any
+    offset: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    held: Any = None
+
+    @property
+    def length(self) -> int:
+        return int(self.dtype.itemsize) * math.prod(self.shape)
+
+
+class Snapshot:
+    """What training can change of what is reachable from `items` (Kept in base.py).
+
+    Raises OSError where it cannot be written; nothing is left in `folder` then.
+    """
+
+    def __init__(self, items: Sequence[tuple[str, Any]], folder: Path) -> None:
+        self.folder = folder
+        self._found = holders.find(items)
+        self._before = holders.Before(self._found)
+        self._random = randomness.taken()
+        self._written: list[_Written] = []
+        try:
+            folder.mkdir(mode=0o700)
+            self._write()
+        except BaseException:
+            self.drop()
+            raise
+
+    @property
+    def models(self) -> Mapping[str, Any]:
+        return self._found.models
+
+    def holds(self, value: object) -> bool:
+        return self._found.holds(value)
+
+    def drop(self) -> None:
+        self._written = []
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # -- writing --------------------------------------------------------------------------------------------------
+    def _write(self) -> None:
+        with _private(self.folder / VALUES) as file:
+            for variable in _parts([*self._found.variables, *self._random.variables]):
+                self._written.append(_write_one(variable, file))
+        lines = [
+            {"name": one.variable.name, "dtype": one.dtype.name, "shape": one.shape, "offset": one.offset}
+            for one in self._written
+        ]
+        with _private(self.folder / INDEX) as file:
+            file.write(json.dumps(lines).encode())
+
+    # -- putting back ---------------------------------------------------------------------------------------------
+    def put_back(self) -> Sequence[str]:
+        lost = [*self._before.put_back()]
+        with open(self.folder / VALUES, "rb") as file:
+            for one in self._written:
+                lost += _put_back_one(one, file)
+        self._random.put_back()
+        return lost
+
+
+def _private(path: Path) -> Any:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
+
+
+def _write_one(variable: Any, file: Any) -> _Written:
+    value = variable.numpy()
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        return _Written(variable, file.tell(), np.dtype("V0"), array.shape, held=value)
+    written = _Written(variable, file.tell(), array.dtype, array.shape)
+    file.write(array.tobytes())
+    return written
+
+
+def _put_back_one(one: _Written, file: Any) -> list[str]:
+    try:
+        if one.held is not None:
+            one.variable.assign(one.held)
+            return []
+        file.seek(one.offset)
+        value = np.frombuffer(file.read(one.length), one.dtype).reshape(one.shape)
+        one.variable.assign(tf.constant(value, dtype=one.variable.dtype))
+        return []
+    except Exception as error:  # the others are put back all the same
+        return [f"{one.variable.name} ({type(error).__name__}: {error})."]
+
+
+# -- where it was made ------------------------------------------------------------------------------------------------
+
+
+def placement_problems(items: Sequence[tuple[str, Any]], placed: Placed) -> Sequence[Problem]:
+    """Models, optimizers and metrics among `items` whose variables the strategy does not own, one Problem each."""
+    if placed.kind == DEFAULT and placed.strategy is tf.distribute.get_strategy():
+        return []
+    found = holders.find(items)
+    outside = [name for name, value in found.models.items() if not _in_scope(value, placed.strategy)]
+    if outside:
+        return [_outside(name, placed) for name in outside]
+    loose = [one.name for one in found.variables if not _owned(one, placed.strategy)]
+    return [_loose(loose)] if loose else []
+
+
+def _in_scope(model: Any, strategy: Any) -> bool:
+    own = getattr(model, "distribute_strategy", None)  # of a Keras model, also of one that is not built
+    variables = holders.find([("", model)]).variables
+    return (own is None or own is strategy) and all(_owned(one, strategy) for one in variables)
+
+
+def _owned(variable: Any, strategy: Any) -> bool:
+    with suppress(Exception):  # a kind of variable that the strategy cannot be asked about
+        return bool(strategy.extended.variable_created_in_scope(variable))
+    return True
+
+
+def _outside(name: str, placed: Placed) -> Problem:
+    return Problem(
+        f"The model `{name}` was built outside strategy.scope().",
+        f"Its variables, or its optimizer's, do not belong to {type(placed.strategy).__name__} "
+        f"({placed.replicas} replicas), so model.fit and strategy.run refuse to train them together.",
+        "Build and compile it in a cell below %tpu_init under `with strategy.scope():`, or in the cell under "
+        "%%tpu_train, which runs inside the scope.",
+    )
+
+
+def _loose(names: Sequence[str]) -> Problem:
+    shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    return Problem(
+        f"Made outside strategy.scope(): {shown}.",
+        "Each replica cannot have its own copy of them.",
+        "Where strategy.run uses them, make them under `with strategy.scope():`.",
+        refuses=False,
+    )

@@ -1,0 +1,166 @@
+"""Which framework a run belongs to.
+
+What lives here: the choice, from what was asked, what the code reads and what the notebook has imported. What does not:
+any import of a framework, and what is a model (backends/).
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from typing import Any
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import reach
+
+AUTO, TORCH, TENSORFLOW = "auto", "torch", "tensorflow"
+CHOICES = (AUTO, TORCH, TENSORFLOW)
+# Packages that tell the framework of the code that names them. (transformers and datasets go with both.)
+_PACKAGES: Mapping[str, str] = {
+    "torch": TORCH,
+    "torch_xla": TORCH,
+    "accelerate": TORCH,
+    "tensorflow": TENSORFLOW,
+    "keras": TENSORFLOW,
+}
+
+
+def imported() -> set[str]:
+    """The frameworks that this process has imported."""
+    found = {TORCH} if "torch" in sys.modules or "torch_xla" in sys.modules else set()
+    return found | ({TENSORFLOW} if "tensorflow" in sys.modules else set())
+
+
+def chosen(asked: str, models: Collection[str] = (), packages: Collection[str] = ()) -> str:
+    """The framework of a run.
+
+    Args:
+        asked: "auto", or the one that %tpu_init was told.
+        models: the frameworks of the models that the code reaches.
+        packages: the packages that the code names.
+
+    Raises:
+        TpuMagicsError: both are imported, and nothing of the run tells.
+    """
+    if asked != AUTO:
+        return asked
+    named = {_PACKAGES[name] for name in packages if name in _PACKAGES}
+    for found in (set(models), named, imported()):
+        if len(found) == 1:
+            return found.pop()
+    if imported():
+        raise _cannot_tell(bool(models))
+    return TORCH if _installed("torch_xla") or not _installed("tensorflow") else TENSORFLOW
+
+
+def _cannot_tell(mixed: bool) -> TpuMagicsError:
+    why = (
+        "The code reaches models of both."
+        if mixed
+        else "The notebook has imported both, and the code reaches no model that tells."
+    )
+    return TpuMagicsError(
+        "Whether PyTorch or TensorFlow is to be trained cannot be told.",
+        why,
+        "Say it once: %tpu_init --framework tensorflow, or %tpu_init --framework torch.",
+    )
+
+
+def _installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+# -- both in one process ----------------------------------------------------------------------------------------------
+
+
+class _NoTorchXla:
+    """Refuses `import torch_xla` once TensorFlow is imported. (sys.meta_path; its spec is found, its import fails, as
+    accelerate and transformers expect it of a torch_xla that does not work here.)"""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
+        return ModuleSpec(name, self) if name == "torch_xla" else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        raise ImportError(f"{_ABORTS} {_RESTART}", name=spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Never reached."""
+
+
+# Seen with torch_xla 2.9.0 and tensorflow 2.21.0. (The other way round is refused by TensorFlow's half.)
+_ABORTS = (
+    "TensorFlow is imported in this process, and an import of torch_xla after it aborts the kernel (LLVM ERROR: "
+    "inconsistency in registered CommandLine options)."
+)
+_RESTART = "Restart the kernel, and use one of the two in a notebook."
+
+
+def require_alone() -> None:
+    """Raise TpuMagicsError where torch_xla cannot be imported any more, before the import aborts the process."""
+    if "tensorflow" in sys.modules and "torch_xla" not in sys.modules:
+        raise TpuMagicsError("PyTorch/XLA cannot be used in this notebook any more.", _ABORTS, _RESTART)
+
+
+def forbid_torch_xla() -> None:
+    """Make `import torch_xla` an ImportError that says why, where it would abort the process (idempotent)."""
+    if "torch_xla" not in sys.modules and not any(isinstance(one, _NoTorchXla) for one in sys.meta_path):
+        sys.meta_path.insert(0, _NoTorchXla())
+
+
+# -- what code names --------------------------------------------------------------------------------------------------
+
+
+def packages_of_tree(tree: ast.AST) -> set[str]:
+    """The packages that a piece of code imports, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def packages_of_code(code: types.CodeType, namespace: Mapping[str, Any]) -> set[str]:
+    """The packages that compiled code imports, or of which it reads a module, a class or a function."""
+    names = set(reach.names_in(code))
+    read = (_package(namespace[name]) for name in names if name in namespace)
+    return {name.partition(".")[0] for name in names if name not in namespace} | {name for name in read if name}
+
+
+def packages_of_function(function: Callable[..., Any]) -> set[str]:
+    """The same for a function, without its helpers."""
+    plain = next((one for one in _layers(function) if isinstance(one, types.FunctionType)), None)
+    own = {_package(one) for one in _layers(function)} - {""}
+    return own if plain is None else own | packages_of_code(plain.__code__, plain.__globals__)
+
+
+def _layers(function: Any) -> Iterator[Any]:
+    """A callable, and what is wrapped in it."""
+    if isinstance(function, functools.partial):
+        yield from _layers(function.func)
+        return
+    yield function
+    inner = getattr(function, "__func__", function)
+    if inner is not function:
+        yield getattr(function, "__self__", None)
+    try:
+        yield inspect.unwrap(inner)
+    except ValueError:  # it wraps itself
+        pass
+
+
+def _package(value: Any) -> str:
+    """The package that a module, a class, a function or an object's class comes from."""
+    kind = value if isinstance(value, (types.ModuleType, type, types.FunctionType)) else type(value)
+    name = kind.__name__ if isinstance(kind, types.ModuleType) else getattr(kind, "__module__", "")
+    return name.partition(".")[0] if isinstance(name, str) else ""

@@ -1,0 +1,176 @@
+"""A run that holds the notebook's main thread: who looks after it meanwhile.
+
+What lives here: the thread that shows the panel, measures memory, keeps the time limit and brings an interrupt to where
+the main thread is. What does not: what is run (local.py).
+
+An interrupt is raised in the main thread by Python's own handler, which runs between two of its instructions. While
+that thread executes a long program of the framework it cannot, so after `PATIENCE` the framework is asked to give up.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+from tpu_magics.launch.onlook import Nobody, Onlooker
+from tpu_magics.launch.supervise import MEMORY_EVERY, process_memory
+from tpu_magics.runs.meter import MemoryMeter
+
+TICK = 0.1  # seconds between looks
+PATIENCE = 0.5  # seconds that the main thread has to answer an interrupt by itself
+AGAIN = 5.0  # seconds after which a time limit that the person's code has swallowed is raised again
+
+INTERRUPT, TIMEOUT = "interrupt", "timeout"
+
+
+class Minder:
+    """Looks after one run of the main thread. `reason`: why it was stopped: "interrupt", "timeout", or ""."""
+
+    def __init__(self, meter: MemoryMeter, timeout: float | None = None) -> None:
+        self.reason = ""
+        self.onlooker: Onlooker = Nobody()
+        self.give_up: Callable[[], None] = _nothing
+        self._meter = meter
+        self._limit = timeout
+        self._deadline: float | None = None
+        self._asked_at: float | None = None
+        self._answered = self._late = False
+        self._sent = 0  # interrupts that the thread has sent and the handler has not seen
+        self._next_memory = self._next_signal = 0.0
+        self._stopping = threading.Event()
+        self._interruptible = False
+        self._lock = threading.Lock()
+        self._before: tuple[Any, int] | None = None
+        self._bell, self._ear = socket.socketpair()
+        for end in (self._bell, self._ear):
+            end.setblocking(False)
+
+    # -- the main thread ------------------------------------------------------------------------------------------
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """The thread goes on until the block ends."""
+        self._measure()
+        thread = threading.Thread(target=self._go_on, name="tpu_magics-minder", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._restore()
+            self._stopping.set()
+            self._ring()
+            thread.join()
+            self._meter.flush()
+            for end in (self._bell, self._ear):
+                end.close()
+
+    @contextmanager
+    def interruptible(self, limited: bool = False) -> Iterator[None]:
+        """An interrupt ends the block; `limited`: the time limit counts from here, and ends it as well."""
+        handler = signal.signal(signal.SIGINT, self._interrupted)
+        self._before = (handler, signal.set_wakeup_fd(self._bell.fileno(), warn_on_full_buffer=False))
+        self._deadline = time.monotonic() + self._limit if limited and self._limit is not None else None
+        self._interruptible = True
+        try:
+            yield
+        finally:
+            self._interruptible = False
+            self._restore()
+            if self._late:
+                self._late = False
+                raise KeyboardInterrupt
+
+    def _restore(self) -> None:
+        """Interrupts are answered as before."""
+        self._interruptible = False
+        with self._lock:  # nothing is being sent
+            before, self._before = self._before, None
+        if before is not None:
+            handler, wakeup = before
+            signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+            signal.signal(signal.SIGINT, handler if handler is not None else signal.default_int_handler)
+
+    def _interrupted(self, _number: int, _frame: FrameType | None) -> None:
+        mine, self._sent = self._sent > 0, max(0, self._sent - 1)
+        self._note(INTERRUPT)
+        self._answered = True
+        if self._interruptible:
+            raise KeyboardInterrupt
+        self._late = self._late or not mine
+
+    # -- any thread -----------------------------------------------------------------------------------------------
+    def stop(self) -> None:
+        """Ask that the training be stopped; returns at once."""
+        self._note(INTERRUPT)
+        self._send()
+
+    def _note(self, reason: str) -> None:
+        if self._asked_at is None:
+            self.reason, self._asked_at = reason, time.monotonic()
+
+    def _send(self) -> None:
+        with self._lock:
+            if self._interruptible:
+                self._sent += 1
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def _ring(self) -> None:
+        with suppress(OSError):
+            self._bell.send(b"\0")
+
+    # -- the thread -----------------------------------------------------------------------------------------------
+    def _go_on(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it is the main thread's
+        while not self._stopping.is_set():
+            self._hear()
+            self._enforce()
+            self._measure()
+            self.onlooker.look()
+
+    def _hear(self) -> None:
+        """Wait for a tick, or for a signal that has come to this process."""
+        if not select.select([self._ear], [], [], TICK)[0]:
+            return
+        with suppress(OSError):
+            heard = self._ear.recv(4096).replace(b"\0", b"")
+            if signal.SIGINT in heard:
+                self._note(INTERRUPT)
+            self._hand_on(heard)
+
+    def _hand_on(self, heard: bytes) -> None:
+        """An event loop that waits for signals gets them as before."""
+        before = self._before
+        if heard and before is not None and before[1] >= 0:
+            with suppress(OSError):
+                os.write(before[1], heard)
+
+    def _enforce(self) -> None:
+        now = time.monotonic()
+        if self._deadline is not None and now > self._deadline and self.reason != INTERRUPT and now > self._next_signal:
+            self._next_signal = now + AGAIN
+            self._note(TIMEOUT)
+            self._send()
+        waits = self._interruptible and not self._answered
+        if waits and self._asked_at is not None and now - self._asked_at > PATIENCE:
+            self._answered = True
+            self.give_up()
+
+    def _measure(self) -> None:
+        now = time.monotonic()
+        if now < self._next_memory:
+            return
+        self._next_memory = now + MEMORY_EVERY
+        measured = process_memory(os.getpid())
+        if measured is not None:
+            self._meter.sample(*measured)
+
+
+def _nothing() -> None:
+    pass
