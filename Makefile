@@ -4,7 +4,10 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 GOAL := $(or $(firstword $(MAKECMDGOALS)),demo)
-NOTEBOOKS := $(sort $(wildcard notebooks/[0-9]*.ipynb))
+TENSORFLOW := $(CURDIR)/.venv/tensorflow
+TF_NOTEBOOKS := $(sort $(wildcard notebooks/[0-9]*_tensorflow.ipynb))
+NOTEBOOKS := $(filter-out $(TF_NOTEBOOKS),$(sort $(wildcard notebooks/[0-9]*.ipynb)))
+NBVAL := -m pytest -p tests._ci --nbval-lax --nbval-current-env
 
 # The kernel of .venv goes before one that a person has installed for all environments.
 export JUPYTER_PREFER_ENV_PATH := 1
@@ -32,7 +35,8 @@ demo: install  ## train a small model in notebooks/01_quickstart.ipynb and show 
 test: install lint  ## lint, types, the notebooks (twice) and all tests
 	@for round in 1 2; do \
 	    echo "==> notebooks with nbval, round $$round of 2"; \
-	    $(PY) -m pytest -p tests._ci --nbval-lax --nbval-current-env $(NOTEBOOKS) || exit 1; \
+	    $(PY) $(NBVAL) $(NOTEBOOKS) || exit 1; \
+	    PYTHONPATH=$(TENSORFLOW) $(PY) $(NBVAL) $(TF_NOTEBOOKS) || exit 1; \
 	done
 	@echo "==> tests"
 	@$(PY) -m pytest -p tests._ci $(PYTEST_ARGS)

@@ -19,7 +19,16 @@ from typing import Any
 import pytest
 
 from tests.benchmarks import __main__ as runner
-from tests.benchmarks import bench_launch, bench_load, bench_memory, bench_traffic, bench_worker, fresh, report
+from tests.benchmarks import (
+    bench_launch,
+    bench_load,
+    bench_memory,
+    bench_tensorflow,
+    bench_traffic,
+    bench_worker,
+    fresh,
+    report,
+)
 from tpu_magics.panel.table import to_text
 
 
@@ -174,6 +183,15 @@ def test_load_tells_which_modules_come() -> None:
     assert row["ms, slowest"] >= row["ms, median"] > 0
     assert "tpu_magics (" in row["modules it brings"]
     assert len(bench_load.notes([row])) == 2
+
+
+@pytest.mark.slow
+def test_tensorflow_compares_the_same_steps_and_the_same_texts() -> None:
+    if not bench_tensorflow.OVERLAY.is_dir():
+        pytest.skip("TensorFlow is not in .venv/tensorflow, where `make` puts it")
+    observed, padded = bench_tensorflow.measure(rounds=20, turns=1, lengths=(20, 30, 40), epochs=1, width=16)
+    assert observed["with"] > 0 and observed["without"] > 0 and "at most 3 %" in observed["target"]
+    assert (padded["compiles without"], padded["compiles with"]) == (3, 2)
 
 
 @pytest.mark.slow

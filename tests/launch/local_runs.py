@@ -138,6 +138,16 @@ def success() -> dict[str, Any]:
     }
 
 
+def unknown_size() -> dict[str, Any]:
+    """Data whose end is found by reading it, in each epoch: TensorFlow ends such a call with an error of its own."""
+    notebook()
+    model = built()
+    spec = (tf.TensorSpec((16, 8), tf.float32), tf.TensorSpec((16,), tf.int32))
+    data = tf.data.Dataset.from_generator(lambda: ((X[:16], Y[:16]) for _ in range(3)), output_signature=spec)
+    result = tpu_magics.train(lambda: len(model.fit(data, epochs=3, verbose=0).history["loss"]))
+    return {"epochs": result.value, "steps": result.steps, "status": result.status}
+
+
 def failure() -> dict[str, Any]:
     """A run that fails after it has trained: built and unbuilt optimizers, a model that is built by the run."""
     model, other = built(), built("sgd")

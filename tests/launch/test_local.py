@@ -21,7 +21,7 @@ OVERLAY = ROOT / ".venv" / "tensorflow"  # made by scripts/install.py
 RUNS = Path(__file__).with_name("local_runs.py")
 ALL = (
     *("success", "failure", "equal_draws", "custom_loop", "keep_partial", "interrupts", "limits", "refusals"),
-    *("forms", "scopes", "full_disk"),
+    *("forms", "scopes", "full_disk", "unknown_size"),
 )
 WHOLE = ["rank-0.jsonl", "rank-0.log", "run.json", "supervisor.jsonl"]  # nothing else stays in a run folder
 
@@ -41,6 +41,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_data_of_unknown_size_end_each_epoch(found: dict[str, Any]) -> None:
+    assert found["unknown_size"] == {"epochs": 3, "steps": 9, "status": "done"}
 
 
 # -- a run that ends well ---------------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ class Memory(Event):
 class Compile(Event):
     """One XLA compile of a graph that was in no cache.
 
-    `seconds`: its time (None: not available); `graph`: the framework's hash of it, else of its text; `site`: the line that
+    `seconds`: its time (None: not available); `graph`: the framework's hash, else of its text; `site`: the line that
     triggered it; `nth`: which compile at this site, from 0; `recompile`: the site had compiled before; `inputs`: what
     the step received from the host. For a recompile: `nearest`: the `nth` of the compile it was compared with;
     `difference`: what differs, e.g. "input_ids now int64[32,129], before int64[32,128]"; `cause`: a code of CAUSES;

@@ -7,34 +7,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
 def cancelling() -> Iterator[Callable[[], None]]:
-    """Within it tf.functions that this thread calls can be given up between two of their ops (a program of XLA is one
-    op). The function that is given does that, from any thread, to what is executed at that moment; what is called
-    afterwards is not concerned.
+    """Within it tf.functions can be given up between two of their ops (a program of XLA is one op). The function that
+    is given does that, from any thread, to what is executed at that moment; what is called afterwards is not concerned.
 
-    Read in TensorFlow 2.21: tensorflow/python/eager/cancellation.py, which has no public name. Where it is missing,
-    nothing can be given up before it has ended.
+    Read in TensorFlow 2.21: tensorflow/python/eager/cancellation.py, which has no public name, and context.py, which
+    asks it for the manager of each call. Where they are missing, nothing can be given up before it has ended.
     """
     try:
         from tensorflow.python.eager import cancellation
 
-        manager, context = cancellation.CancellationManager, cancellation.CancellationManagerContext
-        entered = [context(manager())]
+        theirs, given = cancellation.context, _Managers(cancellation.CancellationManager)
     except (ImportError, AttributeError):
         yield _nothing
         return
+    cancellation.context = lambda: theirs() or given.usable()
+    try:
+        yield given.give_up
+    finally:
+        cancellation.context = theirs
 
-    def give_up() -> None:
-        old = entered[-1]._cancellation_manager
-        entered.append(context(manager()))
-        entered[-1].__enter__()
-        old.start_cancel()
 
-    with entered[0]:
-        yield give_up
+class _Managers:
+    """One manager for call after call. TensorFlow cancels it where a call fails, also by the end of its data, and a
+    call with a cancelled one would fail as well: then there is a new one."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+        self.current = make()
+
+    def usable(self) -> Any:
+        if self.current.is_cancelled:
+            self.current = self.make()
+        return self.current
+
+    def give_up(self) -> None:
+        self.current.start_cancel()
 
 
 def _nothing() -> None:
