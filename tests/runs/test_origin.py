@@ -29,9 +29,7 @@ def test_what_lies_beside_an_imported_package_is_a_library(keras: str) -> None:
     assert origin.package_of(keras.replace("/keras/layer.py", "/six.py")) == "six"
 
 
-def test_before_it_is_imported_it_is_not_known_and_afterwards_it_is(
-    keras: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_known_from_its_import_on(keras: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as without:
         without.delitem(sys.modules, "keras")
         assert not origin.is_library(keras) and origin.package_of(keras) == ""

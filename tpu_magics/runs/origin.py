@@ -61,7 +61,7 @@ def _installs(*files: str) -> tuple[str, ...]:
     """The folders above these packages that hold nothing but what was installed. The working folder is not one, though
     somebody may install into it."""
     folders = dict.fromkeys(str(Path(file).parents[1]) for file in files if file)
-    return tuple(one for one in folders if one != os.getcwd() and any(Path(one).glob("*.dist-info")))
+    return tuple(one for one in folders if Path(one) != Path.cwd() and any(Path(one).glob("*.dist-info")))
 
 
 def under(path: str, folder: str) -> bool:

@@ -1,0 +1,166 @@
+"""Errors of places: another device, no kernels for a TPU, no memory, outside of the strategy's scope.
+
+What lives here: the texts of errors and their explanations. What does not: XLA's rules (mistakes_rules.py), and the
+same things found before training (runtime.py, snapshot.py, data.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from tpu_magics.backends.base import TPU_LOCAL
+from tpu_magics.backends.tensorflow.absent import no_tpu
+from tpu_magics.backends.tensorflow.mistakes_seen import Seen
+from tpu_magics.errors import TpuMagicsError
+
+# -- a TPU that TensorFlow cannot use ---------------------------------------------------------------------------------
+
+_NO_TPU = re.compile(r"ConfigureDistributedTPU|TPUs not found in the cluster|already in use by process|libtpu_lockfile")
+
+
+def _no_tpu(seen: Seen) -> TpuMagicsError | None:
+    if not _NO_TPU.search(seen.text) or not isinstance(seen.error, Exception):
+        return None
+    found = no_tpu(seen.error, TPU_LOCAL)
+    return TpuMagicsError(found.what, found.why, found.todo, seen.details())
+
+
+# "No registered 'PyFunc' OpKernel for 'CPU' devices", of a remote TPU's host (facts.md; python/ops/script_ops.py keeps
+# the functions in the process that has made them).
+_PYTHON = re.compile(r"No registered '(?:Eager)?PyFunc(?:Stateless)?' OpKernel for '?CPU|pyfunc_\d+ not found")
+
+
+def _python_away(seen: Seen) -> TpuMagicsError | None:
+    found = _PYTHON.search(seen.text)
+    if not found:
+        return None
+    return seen.explained(
+        "The input pipeline calls Python, and the TPU's host has no Python",
+        "A remote TPU runs the pipeline on its own host: from_generator, tf.py_function, tf.numpy_function and "
+        "to_tf_dataset of a Hugging Face dataset all call back into this notebook.",
+        "Put the data into memory first (tpu_magics.tf.in_memory(dataset, batch_size=...)), or write TFRecord files "
+        'into a bucket and read them by tf.data.TFRecordDataset("gs://...").',
+        [seen.said(found)],
+    )
+
+
+# -- variables on another device --------------------------------------------------------------------------------------
+
+_RESOURCE = re.compile(r"Trying to access resource (\S+).*? located in device (\S+) from device (\S+)")
+_REPLICA = re.compile(r"/replica_\d+")
+_DEVICE = re.compile(r"device:(\w+:\d+)")
+
+
+def _other_device(seen: Seen) -> TpuMagicsError | None:
+    found = _RESOURCE.search(seen.text)
+    if not found:
+        return None
+    name, there, here = found.groups()
+    made = f", made at {seen.made}," if seen.made else ""
+    what = f"A step that is compiled for {_short(here)} uses {name}{made} of {_short(there)}"
+    rule = "XLA compiles one program for one device, and all variables of the program lie there."
+    if _REPLICA.search(name):
+        return seen.explained(
+            what,
+            f"{rule} Each replica has its own copy, and jit_compile=True cannot compile a step of several replicas.",
+            "Leave jit_compile out: on a TPU the strategy compiles what it runs. At home, try XLA with one replica.",
+        )
+    return seen.explained(
+        what,
+        rule,
+        "Make the variable without tf.device, under the strategy's scope, or move its use out of the compiled step.",
+    )
+
+
+def _short(device: str) -> str:
+    found = _DEVICE.search(device)
+    return found[1] if found else device
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+_SIZE = r"([\d.]+ ?[KMGT]?i?B?)"
+_HBM = (  # libtpu's, as facts.md has them
+    re.compile(rf"Ran out of memory in memory space hbm\.\s*Used {_SIZE} of {_SIZE} hbm"),
+    re.compile(rf"memory required for [^()]*\({_SIZE}\) exceeds available HBM \({_SIZE}\)"),
+)
+_TENSOR = re.compile(r"OOM when allocating tensor with shape(\[[\d,]*\]) and type (\w+) on (\S+)")
+_EXHAUSTED = re.compile(r"(?=.*(?:out of memory|allocat|OOM|\bhbm\b)).*", re.IGNORECASE)
+_SMALLER = (
+    "Use a smaller batch for each replica, --precision bf16 (activations take half), or tf.recompute_grad around the "
+    "large blocks. %tpu_preflight tells what a program needs before it is run."
+)
+
+
+def _memory(seen: Seen) -> TpuMagicsError | None:
+    hbm = next((found for found in (sign.search(seen.text) for sign in _HBM) if found), None)
+    if hbm:
+        why = f"The compiled program needs {hbm[1]}, and {hbm[2]} are there."
+        return seen.explained("The step does not fit into the TPU's memory (HBM)", why, _SMALLER, [seen.said(hbm)])
+    tensor = _TENSOR.search(seen.text)
+    if tensor:
+        return _tensor(seen, *tensor.groups())
+    exhausted = "ResourceExhausted" in type(seen.error).__name__ or "RESOURCE_EXHAUSTED" in seen.text
+    found = _EXHAUSTED.search(seen.text) if exhausted else None
+    if found:
+        why = "TensorFlow asked for memory that was not there; how much is not in its text."
+        return seen.explained("Memory ran out", why, _SMALLER, [seen.said(found)])
+    return None
+
+
+def _tensor(seen: Seen, shape: str, dtype: str, device: str) -> TpuMagicsError:
+    on_host = "CPU:" in device
+    return seen.explained(
+        f"A tensor of shape {shape} ({dtype}) has no room in the memory of {_short(device)}",
+        f"TensorFlow asked for it in one piece, and {'this host' if on_host else 'the device'} did not have that much.",
+        "Use a smaller batch or a smaller tensor; keep the data in a pipeline that reads it piece by piece."
+        if on_host
+        else _SMALLER,
+    )
+
+
+# -- the strategy's scope ---------------------------------------------------------------------------------------------
+
+_SCOPE = re.compile(
+    r"Mixing different tf\.distribute\.Strategy objects"
+    r'|Need to be inside "with strategy\.scope\(\)"'
+    r"|which is different from the scope used for the original variable"
+)
+
+
+# Keras 3.15 asserts there, without a text, that the variables belong to a strategy.
+_UPDATE = "keras/src/backend/tensorflow/optimizer.py"
+
+
+def _scope(seen: Seen) -> TpuMagicsError | None:
+    found = _SCOPE.search(seen.text)
+    if not found and not _is_assertion_of_keras(seen):
+        return None
+    return seen.explained(
+        "The model, its optimizer or its metrics were made outside of the strategy's scope",
+        "Variables belong to the strategy in whose scope they were made, and one step uses those of one strategy.",
+        "Make the model, the optimizer and the metrics, and call model.compile, under `with strategy.scope():`, or "
+        "all in the cell under %%tpu_train, which runs inside the scope.",
+        [seen.said(found)] if found else (),
+    )
+
+
+def _is_assertion_of_keras(seen: Seen) -> bool:
+    silent = isinstance(seen.error, AssertionError) and not seen.text
+    return silent and bool(seen.raised) and Path(seen.raised[-1][0]).as_posix().endswith(_UPDATE)
+
+
+_EXPLAINERS: tuple[Callable[[Seen], TpuMagicsError | None], ...] = (
+    _no_tpu,
+    _python_away,
+    _other_device,
+    _memory,
+    _scope,
+)
+
+
+def explained(seen: Seen) -> TpuMagicsError | None:
+    """The error in words, where it is of a device or of a scope."""
+    return next((found for found in (explain(seen) for explain in _EXPLAINERS) if found), None)
