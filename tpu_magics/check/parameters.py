@@ -143,6 +143,8 @@ def guess(function: Function, argument: ast.arg, default: ast.expr | None, evide
             if _plainly(name, default, evidence)
             else NO_IDEA
         )
+    if function.compiled and default is None and _TENSORS.match(name):
+        return Value(TENSOR, lib="tf")  # of what it is given, tf.function makes tensors
     if evidence.get(name, 0) >= (1 if _TENSORS.match(name) else 2):
         return Value(TENSOR)
     return NO_IDEA
