@@ -344,6 +344,8 @@ def figures() -> None:
 
 
 def cells_with_figures() -> None:
+    for name in [one for one in sys.modules if one.startswith("matplotlib")]:
+        del sys.modules[name]  # another test may have set it up its own way
     import matplotlib
     from IPython.core.interactiveshell import InteractiveShell
 

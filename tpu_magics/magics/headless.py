@@ -111,6 +111,7 @@ def shell_in(folder: Path) -> Iterator[Shell]:
         yield shell
     finally:
         shell.restore_sys_module_state()
+        _forget_inline_figures()
         Shell.clear_instance()
         os.chdir(before[0])
         sys.path[:] = before[1]
@@ -135,6 +136,12 @@ def _know_inline_figures(shell: Shell) -> None:
     except ImportError:
         return
     shell.configurables.append(InlineBackend.instance(parent=shell))
+
+
+def _forget_inline_figures() -> None:
+    config = sys.modules.get("matplotlib_inline.config")
+    if config is not None:
+        config.InlineBackend.clear_instance()
 
 
 def _set(name: str, value: str | None) -> None:
