@@ -19,7 +19,16 @@ from typing import Any
 import pytest
 
 from tests.benchmarks import __main__ as runner
-from tests.benchmarks import bench_launch, bench_load, bench_memory, bench_traffic, bench_worker, fresh, report
+from tests.benchmarks import (
+    bench_launch,
+    bench_load,
+    bench_memory,
+    bench_preflight,
+    bench_traffic,
+    bench_worker,
+    fresh,
+    report,
+)
 from tpu_magics.panel.table import to_text
 
 
@@ -174,6 +183,20 @@ def test_load_tells_which_modules_come() -> None:
     assert row["ms, slowest"] >= row["ms, median"] > 0
     assert "tpu_magics (" in row["modules it brings"]
     assert len(bench_load.notes([row])) == 2
+
+
+@pytest.mark.slow
+def test_preflight_compiles_the_same_graph_in_both_ways() -> None:
+    pytest.importorskip("libtpu", reason="the TPU's compiler needs libtpu (extra preflight)")
+    config = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    rows = bench_preflight.measure(rounds=1, wholes=1, rows=2, length=16, config=config)
+    compared, whole = rows[:-1], rows[-1]
+    assert [row["what"] for row in compared] == [
+        *(bench_preflight.PROCESS, bench_preflight.CALL, bench_preflight.OURS, bench_preflight.OURS_CALL)
+    ]
+    assert compared[0]["times the bare process"] == 1 and all(row["s, median"] > 0 for row in rows)
+    assert whole["graphs"] == 2 and whole["times its compiles"] > 1
+    assert len(bench_preflight.notes(rows)) == 3
 
 
 @pytest.mark.slow
