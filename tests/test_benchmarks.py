@@ -23,6 +23,7 @@ from tests.benchmarks import (
     bench_launch,
     bench_load,
     bench_memory,
+    bench_preflight,
     bench_tensorflow,
     bench_traffic,
     bench_worker,
@@ -192,6 +193,20 @@ def test_tensorflow_compares_the_same_steps_and_the_same_texts() -> None:
     observed, padded = bench_tensorflow.measure(rounds=20, turns=1, lengths=(20, 30, 40), epochs=1, width=16)
     assert observed["with"] > 0 and observed["without"] > 0 and "at most 3 %" in observed["target"]
     assert (padded["compiles without"], padded["compiles with"]) == (3, 2)
+
+
+@pytest.mark.slow
+def test_preflight_compiles_the_same_graph_in_both_ways() -> None:
+    pytest.importorskip("libtpu", reason="the TPU's compiler needs libtpu (extra preflight)")
+    config = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    rows = bench_preflight.measure(rounds=1, wholes=1, rows=2, length=16, config=config)
+    compared, whole = rows[:-1], rows[-1]
+    assert [row["what"] for row in compared] == [
+        *(bench_preflight.PROCESS, bench_preflight.CALL, bench_preflight.OURS, bench_preflight.OURS_CALL)
+    ]
+    assert compared[0]["times the bare process"] == 1 and all(row["s, median"] > 0 for row in rows)
+    assert whole["graphs"] == 2 and whole["times its compiles"] > 1
+    assert len(bench_preflight.notes(rows)) == 3
 
 
 @pytest.mark.slow
