@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests import overlay
 from tests.benchmarks import __main__ as runner
 from tests.benchmarks import (
     bench_launch,
@@ -188,8 +189,7 @@ def test_load_tells_which_modules_come() -> None:
 
 @pytest.mark.slow
 def test_tensorflow_compares_the_same_steps_and_the_same_texts() -> None:
-    if not bench_tensorflow.OVERLAY.is_dir():
-        pytest.skip("TensorFlow is not in .venv/tensorflow, where `make` puts it")
+    overlay.require()
     observed, padded = bench_tensorflow.measure(rounds=20, turns=1, lengths=(20, 30, 40), epochs=1, width=16)
     assert observed["with"] > 0 and observed["without"] > 0 and "at most 3 %" in observed["target"]
     assert (padded["compiles without"], padded["compiles with"]) == (3, 2)

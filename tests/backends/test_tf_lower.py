@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
-import os
 import pickle
 import re
 import subprocess
@@ -15,25 +13,19 @@ from typing import Any
 
 import pytest
 
+from tests import overlay
 from tpu_magics.backends.lowered import Graph
 from tpu_magics.backends.tensorflow import is_step
 from tpu_magics.backends.tensorflow.lower import lower
 from tpu_magics.errors import TpuMagicsError
 
 ROOT = Path(__file__).parents[2]
-OVERLAY = ROOT / ".venv" / "tensorflow"  # made by scripts/install.py
 STEPS = Path(__file__).with_name("tensorflow_steps.py")
 MODELS = ("dense", "convolution", "transformer", "recurrent")
 
 
 def report(what: str, folder: Path) -> dict[str, Any]:
-    if not OVERLAY.is_dir():
-        pytest.skip("TensorFlow is not in .venv/tensorflow, where `make` puts it")
-    path = os.pathsep.join([str(OVERLAY), str(ROOT)])
-    command = [sys.executable, str(STEPS), what, str(folder)]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return overlay.report(STEPS, what, folder)
 
 
 @pytest.fixture(scope="module")

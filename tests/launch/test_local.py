@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import overlay
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import framework, local_checks
 from tpu_magics.launch.plan import Options
 
 ROOT = Path(__file__).parents[2]
-OVERLAY = ROOT / ".venv" / "tensorflow"  # made by scripts/install.py
 RUNS = Path(__file__).with_name("local_runs.py")
 ALL = (
     *("success", "failure", "equal_draws", "custom_loop", "keep_partial", "interrupts", "limits", "refusals"),
@@ -28,19 +25,8 @@ WHOLE = ["rank-0.jsonl", "rank-0.log", "run.json", "supervisor.jsonl"]  # nothin
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    if not OVERLAY.is_dir():
-        pytest.skip("TensorFlow is not in .venv/tensorflow, where `make` puts it")
     folder = tmp_path_factory.mktemp("local")
-    path = os.pathsep.join([str(OVERLAY), str(ROOT)])
-    done = subprocess.run(
-        [sys.executable, str(RUNS), *ALL],
-        env={**os.environ, "PYTHONPATH": path, "TPU_MAGICS_RUNS": str(folder / "runs")},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return overlay.report(RUNS, *ALL, cwd=folder, TPU_MAGICS_RUNS=str(folder / "runs"))
 
 
 def test_data_of_unknown_size_end_each_epoch(found: dict[str, Any]) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .kernel import LOAD, OLD_KERNEL, ROOT, Kernel, running_kernel
+from tests import overlay
 
-OVERLAY = ROOT / ".venv" / "tensorflow"  # made by scripts/install.py
+from .kernel import LOAD, OLD_KERNEL, Kernel, running_kernel
+
 BUILD = """
 import keras, numpy as np
 keras.utils.set_random_seed(0)
@@ -26,10 +26,7 @@ ENDLESS = "%%tpu_train --jit keep\nprint('begun')\nmodel.fit(x, y, epochs=10**6,
 
 
 def kernel_path(*before: Path) -> dict[str, str]:
-    if not OVERLAY.is_dir():
-        pytest.skip("TensorFlow is not in .venv/tensorflow, where `make` puts it")
-    path = os.pathsep.join(map(str, (*before, OVERLAY, ROOT)))
-    return {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return {"PYTHONPATH": overlay.python_path(*before), "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 @pytest.fixture(scope="module")

@@ -6,16 +6,22 @@ values are recorded (meter.py) and when a device's tensor may be read (backends/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 _recorder: Callable[[Mapping[str, Any]], None] | None = None
 
 
-def set_recorder(recorder: Callable[[Mapping[str, Any]], None] | None) -> None:
-    """Called once in each worker."""
+@contextmanager
+def recorded_by(recorder: Callable[[Mapping[str, Any]], None]) -> Iterator[None]:
+    """Entered by whoever observes a run: what is logged until the block ends goes to `recorder`."""
     global _recorder
     _recorder = recorder
+    try:
+        yield
+    finally:
+        _recorder = None
 
 
 def log(**values: Any) -> None:

@@ -63,6 +63,13 @@ def arrays_last_batch() -> None:
     made().fit(*arrays(), batch_size=16, verbose=0)  # site
 
 
+def other_batches() -> None:
+    """fit is given arrays that it cuts without a rest, and then with one."""
+    model, (x, y) = made(), arrays()
+    model.fit(x[:32], y[:32], batch_size=16, verbose=0)
+    model.fit(x[:32], y[:32], batch_size=12, verbose=0)
+
+
 def loop_last_batch() -> None:
     variable = weight()
 
@@ -265,6 +272,7 @@ CAUSES = (
     *(flagged, state_as_argument, made_in_loop, compiled_in_loop, two_programs),
 )
 OTHERS = (
+    other_batches,
     evaluated_after,
     under_a_tape,
     many_steps,
@@ -276,7 +284,7 @@ OTHERS = (
     in_a_cell,
     mixed,
 )
-COUNTED = (keras_last_batch, lengths, python_number)
+COUNTED = (*CAUSES, evaluated_after, under_a_tape, many_steps, no_steps, other_steps, strategy_steps, mixed)
 
 
 # -- running them ----------------------------------------------------------------------------------------------------
@@ -342,6 +350,7 @@ def all_watched() -> dict[str, Any]:
     found["broken"] = broken()
     found["asked"] = watched(full_batches, precision="bf16")
     found["twice"] = twice()
+    found["traced before"] = traced_before()
     found["put back"] = methods == _methods() and "xla_dump_to" not in os.environ.get("XLA_FLAGS", "")
     return found
 
@@ -364,6 +373,26 @@ def twice() -> list[dict[str, Any]]:
         with jit.policy("auto", placed, {}):
             found.append(watched(program))
     return found
+
+
+def traced_before() -> dict[str, Any]:
+    """A step that XLA compiles stands in a function that was traced before the run, as one of an earlier cell."""
+    variable = weight()
+
+    @tf.function(jit_compile=True)
+    def step(x: Any) -> Any:
+        variable.assign_sub(0.01 * tf.reduce_mean(x) * variable)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 8])])
+    def around(x: Any) -> None:
+        step(x)
+
+    def program() -> None:
+        for size in (2, 3, 4):
+            around(tf.ones((size, 8)))
+
+    around(tf.ones((2, 8)))
+    return watched(program)
 
 
 def _methods() -> list[Any]:

@@ -3,29 +3,20 @@ own, once."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import overlay
+
 ROOT = Path(__file__).parents[3]
-OVERLAY = ROOT / ".venv" / "tensorflow"  # made by scripts/install.py
 PROGRAM = Path(__file__).with_name("data_program.py")
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    if not OVERLAY.is_dir():
-        pytest.skip("TensorFlow is not in .venv/tensorflow, where `make` puts it")
-    path = os.pathsep.join([str(OVERLAY), str(ROOT)])
-    command = [sys.executable, str(PROGRAM), str(tmp_path_factory.mktemp("data"))]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return overlay.report(PROGRAM, tmp_path_factory.mktemp("data"))
 
 
 # -- a remote TPU ---------------------------------------------------------------------------------------------------

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import overlay
 from tests.backends.tensorflow.mistakes_guide import FORMS, LENGTHS
 from tpu_magics.check import check_text
 
 ROOT = Path(__file__).parents[3]
-OVERLAY = ROOT / ".venv" / "tensorflow"  # made by scripts/install.py
 PROGRAM = Path(__file__).with_name("mistakes_program.py")
 LITTLE = "proves little"
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    if not OVERLAY.is_dir():
-        pytest.skip("TensorFlow is not in .venv/tensorflow, where `make` puts it")
-    path = os.pathsep.join([str(OVERLAY), str(ROOT)])
-    command = [sys.executable, str(PROGRAM), str(tmp_path_factory.mktemp("mistakes"))]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+    return overlay.report(PROGRAM, tmp_path_factory.mktemp("mistakes"))  # type: ignore[no-any-return]
 
 
 # -- XLA's rules -----------------------------------------------------------------------------------------------------

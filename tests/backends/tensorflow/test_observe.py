@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import overlay
 from tpu_magics.runs.events import CAUSES
 
 ROOT = Path(__file__).parents[3]
-OVERLAY = ROOT / ".venv" / "tensorflow"  # made by scripts/install.py
 PROGRAMS = Path(__file__).with_name("observed.py")
 
 
 def report(folder: Path, what: str, *arguments: str, **environment: str) -> dict[str, Any]:
-    if not OVERLAY.is_dir():
-        pytest.skip("TensorFlow is not in .venv/tensorflow, where `make` puts it")
-    path = os.pathsep.join([str(OVERLAY), str(ROOT)])
     target = folder / f"{what}.json"
-    command = [sys.executable, str(PROGRAMS), what, str(target), *arguments]
-    variables = {**os.environ, "PYTHONPATH": path, **environment}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    overlay.run(PROGRAMS, what, target, *arguments, **environment)
     return json.loads(target.read_text())  # type: ignore[no-any-return]
 
 
@@ -58,7 +49,8 @@ def test_compiles_are_the_modules_that_xla_dumps_for_the_same_program(
     found: dict[str, Any], counted: dict[str, Any]
 ) -> None:
     modules = counted["modules"]
-    assert modules == {"keras_last_batch": 2, "lengths": 3, "python_number": 5}
+    some = {"keras_last_batch": 2, "lengths": 3, "python_number": 5, "under_a_tape": 2, "evaluated": 2, "mixed": 1}
+    assert len(modules) > 15 and modules == {**modules, **some}
     assert {name: len(of(found[name], "compile")) for name in modules} == modules
     assert {name: found[name]["numbers"][1] for name in modules} == modules
 
@@ -140,6 +132,14 @@ def test_a_cell_is_named_as_the_person_knows_it(found: dict[str, Any]) -> None:
     assert one["site"]["function"] == "train"
 
 
+def test_a_step_inside_a_function_of_an_earlier_cell_is_told_too(found: dict[str, Any]) -> None:
+    run = found["traced before"]
+    assert not texts(run, "observing-stopped") and run["numbers"] == [3, 2, 1]
+    first, second = of(run, "compile")
+    assert [(one["name"], one["shape"]) for one in first["inputs"]] == [("x", [3, 8])]
+    assert (second["cause"], second["difference"]) == ("input-shape", ["x now float32[4,8], before float32[3,8]"])
+
+
 def test_forward_and_gradient_are_two_compiles_at_their_lines(found: dict[str, Any]) -> None:
     run = found["under_a_tape"]
     lines = PROGRAMS.read_text().splitlines()
@@ -162,6 +162,12 @@ def test_a_retrace_is_told_with_what_differs_in_tensorflows_cache(found: dict[st
 
 def test_one_relaxed_trace_with_many_compiles_is_no_retrace(found: dict[str, Any]) -> None:
     assert not texts(found["lengths"], "retrace") and not texts(found["keras_last_batch"], "retrace")
+
+
+def test_keras_own_step_tells_of_its_batches_and_not_of_its_iterator_too(found: dict[str, Any]) -> None:
+    (told,) = texts(found["other_batches"], "retrace")
+    assert told.startswith("Keras' one_step_on_data was traced again: data[0] is now TensorSpec((None, ")
+    assert told.endswith("Give it batches of the same shapes and dtypes each time.")
 
 
 def test_what_an_earlier_run_traced_and_compiled_is_neither_traced_nor_compiled_again(found: dict[str, Any]) -> None:

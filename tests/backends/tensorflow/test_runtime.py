@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,22 +10,16 @@ from typing import Any
 
 import pytest
 
+from tests import overlay
 from tpu_magics.backends.tensorflow import runtime
 
 ROOT = Path(__file__).parents[3]
-OVERLAY = ROOT / ".venv" / "tensorflow"  # made by scripts/install.py
 SCENARIOS = Path(__file__).with_name("runtime_scenarios.py")
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    if not OVERLAY.is_dir():
-        pytest.skip("TensorFlow is not in .venv/tensorflow, where `make` puts it")
-    path = os.pathsep.join([str(OVERLAY), str(ROOT)])
-    command = [sys.executable, str(SCENARIOS)]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+    return overlay.report(SCENARIOS)  # type: ignore[no-any-return]
 
 
 # -- without a TPU -------------------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ from tpu_magics.backends.tensorflow.places import Places
 Cells = Mapping[str, str] | Callable[[], Mapping[str, str]]
 
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
+# Keras keeps no record of "auto": compile() puts True or False in its place.
+_WAS = {True: "it was True", False: "it was off, as Keras' own \"auto\" has it without a GPU"}
 # Not "_...": Keras walks over a model's attributes when it saves it, without those that begin with two underscores.
 _ASIDE = "__tpu_magics_jit__"
 
@@ -151,7 +153,7 @@ class Models:
             return
         self._changed[id(model)] = before
         _put(model, _aside(model, self._compiled))
-        self._tell(_named(model), f"jit_compile={self._compiled} for this run (it was {before.jit})")
+        self._tell(_named(model), f"jit_compile={self._compiled} for this run ({_WAS[before.jit]})")
 
     def _put_back(self, before: _Before) -> None:
         model = before.model

@@ -57,9 +57,8 @@ def observing(writer: EventWriter, watching: Watching) -> Iterator[Observer]:
     with hooks.installed(observer) as missing:
         for text in missing:
             warn(f"Not observed: {text}.")
-        live.set_recorder(observer.log)
         try:
-            yield observer
+            with live.recorded_by(observer.log):
+                yield observer
         finally:
-            live.set_recorder(None)
             observer.closed = True

@@ -21,6 +21,8 @@ TOLD_EACH = 3  # retraces of a function that are told one by one
 TOLD_IN_ALL = 24
 _SHOWN, _LONGEST = 3, 60
 _ADVICE = "Pass Python numbers as tensors and keep shapes and dtypes the same, or give the function an input_signature."
+_KERAS_ADVICE = "Give it batches of the same shapes and dtypes each time."
+_ITERATOR = "IteratorSpec("
 
 _UID = re.compile(r"_(\d+)$")
 
@@ -40,34 +42,37 @@ class Retraces:
     def look(self, function: Any, name: str) -> str:
         """After a call in which the cache changed: what is to be said, "" for nothing."""
         known = self.keys.setdefault(function, [])
+        keras = _is_keras(function)
         sentence = ""
         for key, number in _keys(function):
             if key in known:
                 continue
             if known and number > self.started:
-                sentence = self._retraced(name, key, known)
+                sentence = self._retraced(f"Keras' {name}" if keras else name, key, known, keras)
             known.append(key)
         return sentence
 
-    def _retraced(self, name: str, key: Key, known: list[Key]) -> str:
+    def _retraced(self, name: str, key: Key, known: list[Key], keras: bool) -> str:
         """A key that differs from an earlier one in nothing that a person knows is no retrace of theirs: a function
-        that makes variables is traced twice at its first call."""
+        that makes variables is traced twice at its first call, and of Keras' own the step tells what its iterator has.
+        """
         nearest = min(reversed(known), key=lambda one: len(list(_differences(key, one))))
         differences = list(_differences(key, nearest))
-        if not differences:
+        if not differences or (keras and all(_ITERATOR in one for one in differences)):
             return ""
         self.counts[name] = self.counts.get(name, 0) + 1
         if self.counts[name] > TOLD_EACH or self.told >= TOLD_IN_ALL:
             return ""
         self.told += 1
         more = f" and {len(differences) - _SHOWN} more" if differences[_SHOWN:] else ""
-        return f"{name} was traced again: {'; '.join(differences[:_SHOWN])}{more}. {_ADVICE}"
+        advice = _KERAS_ADVICE if keras else _ADVICE
+        return f"{name} was traced again: {'; '.join(differences[:_SHOWN])}{more}. {advice}"
 
     def rest(self) -> Iterator[str]:
         """At the end: functions with more retraces than were told."""
         for name, count in self.counts.items():
             if count > TOLD_EACH:
-                yield f"{name} was traced again {count} times in this run; the first {TOLD_EACH} were told. {_ADVICE}"
+                yield f"{name} was traced again {count} times in this run; the first {TOLD_EACH} were told."
 
 
 def _keys(function: Any) -> list[tuple[Key, int]]:
@@ -77,6 +82,11 @@ def _keys(function: Any) -> list[tuple[Key, int]]:
         ((_where(context), {name: _short(one) for name, one in leaves(kind.parameters)}), _number(concrete.name))
         for (context, kind), concrete in found
     ]
+
+
+def _is_keras(function: Any) -> bool:
+    """Whether its Python is Keras' own, as that of `fit` is."""
+    return str(getattr(function.python_function, "__module__", "")).partition(".")[0] == "keras"
 
 
 def _number(name: str | bytes) -> int:

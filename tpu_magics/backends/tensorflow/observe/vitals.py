@@ -7,33 +7,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
+from tpu_magics.backends.observing.vitals import NowAndThen
 from tpu_magics.runs import events
 
-EVERY = 1.0  # seconds between looks, at least
-_SHARE = 1 / 200  # ... and this part of the time so far: a long run's records stay few
 
-
-class Vitals:
+class Vitals(NowAndThen):
     """Of one rank. `device`: "CPU" or "TPU"; `compiling`: seconds of compiling so far (None: not known)."""
 
     def __init__(
         self, write: Callable[[events.Event], object], rank: int, device: str, compiling: Callable[[], float | None]
     ) -> None:
-        self.write = write
-        self.rank = rank
+        super().__init__(write, rank)
         self.device = device
         self.compiling = compiling
-        self.started = time.monotonic()
-        self.due = self.started + EVERY
-        self.last: dict[str, Any] = {}
-
-    def look_now_and_then(self) -> None:
-        """After a step that is `due`."""
-        now = time.monotonic()
-        self.due = now + max(EVERY, (now - self.started) * _SHARE)
-        self.look()
 
     def look(self) -> None:
         """Record what is new."""
@@ -55,8 +42,3 @@ class Vitals:
             return int(tf.config.experimental.get_memory_info("TPU:0")["current"])
         except (ValueError, RuntimeError, KeyError, tf.errors.OpError):
             return None
-
-    def _if_new(self, name: str, value: Any, event: events.Event) -> None:
-        if self.last.get(name) != value:
-            self.last[name] = value
-            self.write(event)

@@ -70,11 +70,10 @@ def observing(writer: EventWriter, watching: Watching) -> Iterator[Observer]:
     for note in files.notes:
         write(events.Warned, code="not-observed", text=f"Of compiles, {note}.")
     with hooks.installed(observer), trainer.recording(writer):
-        live.set_recorder(observer.log)
         try:
-            yield observer
+            with live.recorded_by(observer.log):
+                yield observer
         finally:
-            live.set_recorder(None)
             observer.closed = True
             files.remove()
 

@@ -10,35 +10,24 @@ from collections.abc import Callable
 from typing import Any
 
 from tpu_magics.backends.base import Watching
+from tpu_magics.backends.observing.vitals import NowAndThen
 from tpu_magics.backends.torch_xla import spmd
 from tpu_magics.backends.torch_xla.observe import counters
 from tpu_magics.backends.torch_xla.rehearse.join import carried
 from tpu_magics.runs import events
 
-EVERY = 1.0  # seconds between looks, at least
 OFF_ON_CPU = "off on XLA:CPU: torch_xla 2.9 cannot load there what it has stored"
-_SHARE = 1 / 200  # ... and this part of the time so far: a long run's records stay few
 
 
-class Vitals:
+class Vitals(NowAndThen):
     """The vital signs of one rank. `waited` tells how long the host has waited for reads so far."""
 
     def __init__(
         self, write: Callable[[events.Event], object], rank: int, watching: Watching, waited: Callable[[], float]
     ) -> None:
-        self.write = write
-        self.rank = rank
+        super().__init__(write, rank)
         self.watching = watching
         self.waited = waited
-        self.started = time.monotonic()
-        self.due = self.started + EVERY
-        self.last: dict[str, Any] = {}
-
-    def look_now_and_then(self) -> None:
-        """After a step that is `due`."""
-        now = time.monotonic()
-        self.due = now + max(EVERY, (now - self.started) * _SHARE)
-        self.look()
 
     def look(self) -> None:
         """Record what is new."""
@@ -89,11 +78,6 @@ class Vitals:
             self.look_at_mesh()
         if self.watching.spmd and steps and (text := spmd.nothing_split()):
             self.write(events.Warned(self._now(), self.rank, code="nothing-split", text=text))
-
-    def _if_new(self, name: str, value: Any, event: events.Event) -> None:
-        if self.last.get(name) != value:
-            self.last[name] = value
-            self.write(event)
 
 
 def hbm() -> tuple[int, int] | None:
