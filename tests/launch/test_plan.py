@@ -146,6 +146,7 @@ def test_the_plan_is_recorded() -> None:
         "rehearsed": False,
         "spmd": None,
         "collective_timeout": None,
+        "background": False,
     }
     assert result.run.info["host"]["device"] == "CPU" and result.run.info["versions"]["torch"]
 

@@ -51,6 +51,15 @@ def test_loading_is_quick_and_imports_no_framework(tmp_path: Path) -> None:
     assert statistics.median(seconds for seconds, _ in measured) < 0.5
 
 
+def test_loading_in_a_kernel_opens_a_comm_and_imports_little_for_it(own_kernel: Kernel) -> None:
+    """What is said to the JupyterLab extension later is imported later."""
+    later = ("panel.portable", "panel.feed", "panel.messages", "runs.events", "launch.session", "magics.lab_run")
+    own_kernel.restart()
+    told = f"print([n for n in {later!r} if f'tpu_magics.{{n}}' in __import__('sys').modules])"
+    assert own_kernel.run(f"%load_ext tpu_magics\n{told}").good().printed == "[]\n"
+    assert own_kernel.value("__import__('tpu_magics.magics.lab').magics.lab.current is not None")
+
+
 def test_all_magics_are_there_with_their_help(own_kernel: Kernel) -> None:
     assert own_kernel.run(MAGICS).good().printed.strip() == str(ALL)
     for name in dict.fromkeys(ALL):

@@ -17,7 +17,7 @@ from .samples import MODEL, TRAIN, TRAINED
 
 WITHIN = 5.0  # seconds in which a stopped cell has to end
 WIDGET = "application/vnd.jupyter.widget-view+json"
-PAGE = {"text/html", "text/plain"}
+PAGE = {"text/html", "text/plain", "application/vnd.tpu-magics.run+json"}
 FOREVER = """%%tpu_train model {options}
 def forever(model):
     print("started", flush=True)

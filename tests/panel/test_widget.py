@@ -17,8 +17,10 @@ import pytest
 from tests.panel import recorded
 from tests.panel.recorded import CREATED, Recorded, recompile
 from tpu_magics.panel import widget, widget_parts, widget_rows
+from tpu_magics.panel.bundle import to_bundle
 from tpu_magics.panel.model import RunModel
-from tpu_magics.panel.page import to_html, to_text
+from tpu_magics.panel.page import to_html
+from tpu_magics.panel.protocol import MIME_TYPE
 from tpu_magics.panel.sections import compile_rows, sections
 from tpu_magics.panel.widget import WIDGET_VIEW, LivePanel
 from tpu_magics.panel.widget_html import Sheet, fixed_pieces, pieces
@@ -102,7 +104,7 @@ def test_a_panel_opens_moves_and_settles_in_every_state(tmp_path: Path, shown: S
     panel.settle()
     (live, first), (static, second) = shown.all
     assert (first, second) == (False, True), "the page goes where the widgets were"
-    assert set(live) == {WIDGET_VIEW, "text/plain"} and set(static) == {"text/html", "text/plain"}
+    assert set(live) == {WIDGET_VIEW, "text/plain"} and list(static) == ["text/plain", "text/html", MIME_TYPE]
     assert static["text/html"].startswith("<div") and "<script" not in static["text/html"]
 
 
@@ -154,15 +156,15 @@ def test_only_what_changed_is_sent(tmp_path: Path, shown: Shown, monkeypatch: py
     run = recorded.running(tmp_path)
     panel = shown.panel(run)
     panel.look()
-    stands = panel._model.view()
-    monkeypatch.setattr(panel._model, "view", lambda: stands)
+    stands = panel._reading._model.view()
+    monkeypatch.setattr(panel._reading._model, "view", lambda: stands)
     changed: list[str] = []
     for one in htmls(panel):
         one.observe(lambda change: changed.append(change["new"]), "value")
     panel.look()
     assert changed == []
     later = run.write(Value(CREATED + 55, 0, name="loss", value=0.125, step=441)).view(CREATED + 60.0)
-    monkeypatch.setattr(panel._model, "view", lambda: dataclasses.replace(stands, values=later.values))
+    monkeypatch.setattr(panel._reading._model, "view", lambda: dataclasses.replace(stands, values=later.values))
     panel.look()
     assert len(changed) == 1 and "0.125" in changed[0], "only the curve is new"
     panel.settle()
@@ -224,7 +226,7 @@ def test_a_row_that_reads_differently_is_sent_again(
     panel = shown.panel(recorded.warming_up(tmp_path))
     panel.look()
     before = rows_of(panel)
-    view = panel._model.view()
+    view = panel._reading._model.view()
     rows = [(key, html.replace("first compile", "second thoughts")) for key, html in compile_rows(view)]
     monkeypatch.setattr(widget, "compile_rows", lambda _view: rows)
     panel.look()
@@ -268,7 +270,7 @@ def test_what_is_small_and_looked_at_goes_first(tmp_path: Path, shown: Shown, mo
     run = recorded.compiling(tmp_path)
     panel = shown.panel(run)
     new = recorded.running(tmp_path, "another").view()
-    monkeypatch.setattr(panel._model, "view", lambda: new)
+    monkeypatch.setattr(panel._reading._model, "view", lambda: new)
     spent: list[str] = []
     monkeypatch.setattr(panel._budget, "refill", lambda: None)
     monkeypatch.setattr(widget_parts, "ENVELOPE", 0)
@@ -378,7 +380,7 @@ def test_settling_again_shows_what_is_new_and_nothing_twice(tmp_path: Path, show
     view = RunModel(run.files)
     view.refresh()
     assert [update for _, update in shown.all] == [False, True, True]
-    assert shown.all[-1][0] == {"text/html": to_html(view.view()), "text/plain": to_text(view.view())}
+    assert shown.all[-1][0] == to_bundle(view.view())
     assert panel.settled
 
 

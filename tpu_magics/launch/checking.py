@@ -86,9 +86,13 @@ def record(folder: RunFolder, found: Sequence[Finding]) -> None:
     ids = session.current.notebook.cell_ids()
     writer = EventWriter(folder.supervisor_path, 0)
     for number, one in enumerate(found[:KEPT]):
-        site = Site(number, one.path, one.line, "", one.source.strip()[:400], ids.get(one.path, ""))
-        event = RuleFinding(
-            round(time.time(), 3), 0, one.code, one.group, site, one.column, one.message, one.why, one.fix, one.advice
-        )
-        writer.write(event)
+        writer.write(rule_finding(number, one, ids.get(one.path, "")))
     writer.close()
+
+
+def rule_finding(number: int, one: Finding, cell_id: str) -> RuleFinding:
+    """A finding as records have it. `number`: of the finding, from 0; `cell_id`: the front end's, or ""."""
+    site = Site(number, one.path, one.line, "", one.source.strip()[:400], cell_id)
+    return RuleFinding(
+        round(time.time(), 3), 0, one.code, one.group, site, one.column, one.message, one.why, one.fix, one.advice
+    )

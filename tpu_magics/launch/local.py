@@ -144,9 +144,15 @@ class Here:
             versions=dict(host.versions) if host is not None else {},
         )
         self.records.write(events.Start, pid=os.getpid(), device=self.placed.device, world_size=1)
-        if not self.options.plain:
-            notebook = session.current.notebook
-            self.be_seen_by(onlook.opened(lambda: notebook.local_panel(self.folder, self.ask_to_stop), notebook.say))
+        notebook = session.current.notebook
+
+        def panel() -> onlook.Onlooker | None:
+            return None if self.options.plain else notebook.local_panel(self.folder, self.ask_to_stop)
+
+        def follow() -> onlook.Onlooker | None:
+            return notebook.follow(self.folder, self.ask_to_stop, onlook.TRAINS)
+
+        self.be_seen_by(onlook.opened(panel, notebook.say, follow))
 
     def _trained(self) -> Any:
         """What the work returned; the state before is kept by then."""

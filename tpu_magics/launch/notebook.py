@@ -37,6 +37,9 @@ class Notebook(Protocol):
     def local_panel(self, files: RunFiles, stop: Callable[[], None]) -> Onlooker | None:
         """The same for a run that holds the main thread: the panel is looked at from another one."""
 
+    def follow(self, files: RunFiles, stop: Callable[[], None], main: str) -> Onlooker | None:
+        """Tell the front end of a run that has no panel; None where there is nothing to tell. `main`: see onlook.py."""
+
     def show_again(self, files: RunFiles) -> bool:
         """Show the panel of a run here, too; False where it has none."""
 
@@ -70,6 +73,9 @@ class PlainProgram:
         return None
 
     def local_panel(self, files: RunFiles, stop: Callable[[], None]) -> Onlooker | None:  # noqa: ARG002
+        return None
+
+    def follow(self, files: RunFiles, stop: Callable[[], None], main: str) -> Onlooker | None:  # noqa: ARG002
         return None
 
     def show_again(self, files: RunFiles) -> bool:  # noqa: ARG002

@@ -10,6 +10,9 @@ import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
+# What the main thread does while the run goes on.
+WAITS, FREE, TRAINS = "waits for it", "runs other cells", "trains"
+
 
 class Onlooker(Protocol):
     """Looks at a run, always from the thread that watches it."""
@@ -64,13 +67,21 @@ class Guarded:
             self._say(f"The panel has stopped, the run goes on: {why}")
 
 
-def opened(make: Callable[[], Onlooker | None], say: Callable[[str], None]) -> Onlooker:
-    """The onlooker that `make` gives, guarded; nobody where it gives none or fails, with a line that says why."""
+def opened(
+    make: Callable[[], Onlooker | None],
+    say: Callable[[str], None],
+    otherwise: Callable[[], Onlooker | None] = lambda: None,
+) -> Onlooker:
+    """The onlooker that `make` gives, guarded; where it fails a line says why. Where it gives none, the one that
+    `otherwise` gives, or nobody."""
     try:
         onlooker = make()
     except Exception as error:
         say(f"There is no panel, the run goes on: {told(error)}")
-        return Nobody()
+        onlooker = None
+    if onlooker is None:
+        with contextlib.suppress(Exception):
+            onlooker = otherwise()
     return Nobody() if onlooker is None else Guarded(onlooker, say)
 
 

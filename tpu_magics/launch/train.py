@@ -353,7 +353,7 @@ class Going:
                     self.watch.run()
             self.folder.update(
                 status="running",
-                plan=self.plan.record(),
+                plan={**self.plan.record(), "background": self.options.background},
                 workers=self.watch.table(),
                 host=failures.host_record(self.host),
                 versions=dict(self.host.versions),
@@ -371,15 +371,16 @@ class Going:
     # -- watching -------------------------------------------------------------------------------------------------
     def open_panel(self) -> None:
         """Show the run while it goes on, where the notebook can."""
-        if self.options.plain:
-            return
-        notebook = session.current.notebook
+        notebook, background = session.current.notebook, self.options.background
+
+        def panel() -> onlook.Onlooker | None:
+            return None if self.options.plain else notebook.panel(self.folder, self.ask_to_stop, background)
+
+        def follow() -> onlook.Onlooker | None:
+            return notebook.follow(self.folder, self.ask_to_stop, onlook.FREE if background else onlook.WAITS)
+
         with process.interrupts_held():
-            self.be_seen_by(
-                onlook.opened(
-                    lambda: notebook.panel(self.folder, self.ask_to_stop, self.options.background), notebook.say
-                )
-            )
+            self.be_seen_by(onlook.opened(panel, notebook.say, follow))
 
     def be_seen_by(self, onlooker: onlook.Onlooker) -> None:
         """Let somebody look on; a watch that goes on in a thread has them from its next look."""

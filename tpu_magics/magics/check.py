@@ -18,6 +18,7 @@ from tpu_magics.check.cells import Cell, cell_of, read_file
 from tpu_magics.check.engine import parts_of, unused_parts
 from tpu_magics.check.finding import Finding
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.magics.lab_check import tell_findings
 from tpu_magics.magics.show import show_table
 from tpu_magics.panel.findings import findings_html, findings_text
 
@@ -35,7 +36,7 @@ def run(notebook: ShellNotebook, found: argparse.Namespace, cell: str | None) ->
     findings, looked_at, shown = _asked(notebook, found, cells)
     if found.fix or found.diff:
         return _show_changes(shown, found, findings)
-    _show(findings, looked_at)
+    _show(notebook, findings, looked_at)
     return None
 
 
@@ -49,7 +50,7 @@ def _check_cell(notebook: ShellNotebook, found: argparse.Namespace, cells: Seque
         return _show_changes(cells, found, findings)
     if found.fix:
         return _replace(notebook, cells, found, findings)
-    _show(findings, "this cell (it was not run)")
+    _show(notebook, findings, "this cell (it was not run)")
     return None
 
 
@@ -125,7 +126,8 @@ def _file_of(value: object) -> Path | None:
 # -- showing -------------------------------------------------------------------------------------------------------
 
 
-def _show(findings: Sequence[Finding], looked_at: str) -> None:
+def _show(notebook: ShellNotebook, findings: Sequence[Finding], looked_at: str) -> None:
+    tell_findings(findings, looked_at, notebook.cell_ids())
     plain = findings_text(findings, looked_at)
     if "ipykernel" not in sys.modules:
         print(plain, flush=True)
@@ -161,7 +163,7 @@ def _replace(
     fixed = _mended(cells, found, findings)
     text = fixed.changes.get(len(cells) - 1)
     if text is None:
-        _show(findings, "this cell (it was not run; nothing can be mended mechanically)")
+        _show(notebook, findings, "this cell (it was not run; nothing can be mended mechanically)")
         return
     lines = text.split("\n")
     at = next((number for number, line in enumerate(lines) if line.lstrip().startswith("%%tpu_check")), None)
@@ -169,7 +171,7 @@ def _replace(
         del lines[at]
     notebook.shell.set_next_input("\n".join(lines), replace=True)
     left = [one for one in _findings(fixed.cells, found) if one.path == cells[-1].path]
-    _show(left, f"the mended cell ({fixed.count} mended; run it now)")
+    _show(notebook, left, f"the mended cell ({fixed.count} mended; run it now)")
 
 
 def _ready(notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[Cell]) -> None:

@@ -12,6 +12,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host
 from tpu_magics.launch import session
 from tpu_magics.launch.framework import require_alone
+from tpu_magics.magics.lab import say_hello
 from tpu_magics.magics.show import show_table
 from tpu_magics.panel.host import host_table
 
@@ -29,6 +30,7 @@ def initialise(
     current = session.current
     host = session.initialise(precision, processes, cache, spmd, collective_timeout, framework, tpu)
     show_table(host_table(host, processes, spmd, current.placed))
+    say_hello()
     if current.placed is not None:
         return host
     if cache:

@@ -1,6 +1,7 @@
 """Clicks while a cell holds the kernel: reading what a front end has sent to the main thread, which cannot get to it.
 
-What lives here: all that knows ipykernel's streams. What does not: what a click does (panel/widget.py).
+What lives here: all that knows ipykernel's streams. What does not: what a click does (panel/widget.py), and what the
+JupyterLab extension is answered (lab.py).
 
 A kernel handles one message of its shell channel after the other, so a click waits until the cell ends. ipykernel 7.0
 to 7.3 run callbacks in a thread of their own where the front end asks for it (a subshell); 7.4 gives them back to the
@@ -18,6 +19,8 @@ from typing import Any
 
 Answer = Callable[[str, Mapping[str, Any]], bool]
 """Given a comm's id and what a message to it holds: whether the message is answered now."""
+Adopt = Callable[[str, str, Any], bool]
+"""Given the id and the target of a comm that a front end opens, and what it says: whether it is open now."""
 
 
 class Mailbox:
@@ -32,7 +35,7 @@ class Mailbox:
             raise AttributeError("nobody listens to the kernel's shell channel")
         self._handed_on: set[asyncio.Future[Any]] = set()
 
-    def look(self, answer: Answer) -> None:
+    def look(self, answer: Answer, adopt: Adopt = lambda *_: False) -> None:
         """Answer what can be answered, and hand the rest on."""
         import zmq
 
@@ -41,17 +44,20 @@ class Mailbox:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=self._copy)
             except zmq.Again:
                 return
-            if not self._answered(frames, answer):
+            if not self._answered(frames, answer, adopt):
                 self._hand_on(frames)
 
-    def _answered(self, frames: Any, answer: Answer) -> bool:
+    def _answered(self, frames: Any, answer: Answer, adopt: Adopt) -> bool:
         """A message is only looked at: its signature stays unused, so that the kernel can read it as well."""
         try:
             _, parts = self._session.feed_identities(frames, copy=self._copy)
             message = self._session.deserialize(parts, content=False, copy=self._copy)
-            if message["header"]["msg_type"] != "comm_msg":
+            kind = message["header"]["msg_type"]
+            if kind not in ("comm_msg", "comm_open"):
                 return False
             content = self._session.unpack(message["content"])
+            if kind == "comm_open":
+                return adopt(str(content["comm_id"]), str(content["target_name"]), content.get("data"))
             return answer(str(content["comm_id"]), content["data"])
         except (ValueError, KeyError, TypeError, IndexError, AttributeError):
             return False  # not a message as we know them; the kernel knows what to do with it

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.launch.cells import Source
-from tpu_magics.launch.onlook import Onlooker
+from tpu_magics.launch.onlook import FREE, TRAINS, WAITS, Onlooker
 from tpu_magics.launch.relay import NoScreen, Screen
 from tpu_magics.runs.files import RunFiles
 
@@ -27,7 +27,6 @@ LINES_KEPT = 200  # lines of a background run's output that its one display show
 MOST_LINE_ENDS = 100  # at the end of a cell
 CELL_IDS: dict[str, str] = {}  # of the cells that have run: "In [n]" -> the front end's id
 UPDATE_EVERY = 0.5  # seconds between updates of that display
-NO_STOP = "This kernel handles clicks between cells only: stop the run by interrupting the kernel (the square, or I, I)"
 
 
 class ShellNotebook:
@@ -56,22 +55,28 @@ class ShellNotebook:
         """A kernel's main thread is free while a run goes on in the background, and handles clicks itself."""
         if not self._shows_panels():
             return None
-        from tpu_magics.magics.mailbox import open_mailbox
-        from tpu_magics.panel.widget import LivePanel
-
-        mailbox = None if background else open_mailbox(self.shell.kernel)
-        no_stop = "" if background or mailbox else NO_STOP
-        self.live = LivePanel(files, stop, self._publisher(files), mailbox.look if mailbox else None, no_stop)
-        return self.live
+        return self._seen(files, stop, FREE if background else WAITS)
 
     def local_panel(self, files: RunFiles, stop: Callable[[], None]) -> Onlooker | None:
         """The main thread trains, and only that thread may look for clicks."""
         if not self._shows_panels():
             return None
-        from tpu_magics.panel.widget import LivePanel
+        return self._seen(files, stop, TRAINS)
 
-        self.live = LivePanel(files, stop, self._publisher(files), None, NO_STOP)
-        return self.live
+    def follow(self, files: RunFiles, stop: Callable[[], None], main: str) -> Onlooker | None:
+        """The same without a panel: the JupyterLab extension shows the run by itself."""
+        from tpu_magics.magics import lab, onlookers
+
+        if lab.current is None:
+            return None
+        return onlookers.without_panel(self.shell.kernel, files, stop, main, self.say)
+
+    def _seen(self, files: RunFiles, stop: Callable[[], None], main: str) -> Onlooker:
+        from tpu_magics.magics import onlookers
+
+        made = onlookers.with_panel(self.shell.kernel, files, stop, main, self.say, self._publisher(files))
+        self.live = made.panel
+        return made
 
     def _shows_panels(self) -> bool:
         from IPython.core.displaypub import CapturingDisplayPublisher

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tpu_magics.launch import onlook, session
-from tpu_magics.panel.model import RunModel
-from tpu_magics.panel.page import to_html, to_text
+from tpu_magics.panel.bundle import to_bundle
+from tpu_magics.panel.reading import Reading
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.reader import find_run
 
@@ -55,8 +55,5 @@ def _show(run: RunFiles) -> None:
 
 
 def bundle(run: RunFiles) -> Mapping[str, Any]:
-    """The run as html and as text, from its records as they are now."""
-    model = RunModel(run)
-    model.refresh()
-    view = model.view()
-    return {"text/html": to_html(view), "text/plain": to_text(view)}
+    """The run as text, as html and as a record, from its records as they are now."""
+    return to_bundle(Reading(run).anew())

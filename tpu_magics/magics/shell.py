@@ -10,7 +10,7 @@ from typing import Any
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.magics import options
+from tpu_magics.magics import lab, options
 
 EVENTS = ("pre_run_cell", "post_run_cell")
 
@@ -30,10 +30,12 @@ def load(shell: Any) -> None:
     listener = Listener(shell)
     for event in EVENTS:
         shell.events.register(event, getattr(listener, event))
+    lab.load(shell)
 
 
 def unload(shell: Any) -> None:
     """Take the magics away, and listen no longer. A run that goes on in the background does go on."""
+    lab.unload(shell)
     for event in EVENTS:
         for callback in [one for one in shell.events.callbacks[event] if _is_ours(one)]:
             shell.events.unregister(event, callback)

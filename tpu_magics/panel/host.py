@@ -25,6 +25,7 @@ from tpu_magics.host import (
 )
 from tpu_magics.host.holders import Holder
 from tpu_magics.host.problem import plural
+from tpu_magics.panel import protocol
 from tpu_magics.panel.table import Row, Table
 
 NOTEBOOK = ("python", "ipython", "ipykernel", "ipywidgets")
@@ -80,6 +81,23 @@ def _rows(host: Host, processes: int | None, spmd: int | None, placed: Placed | 
         yield _problem(problem)
     for placing in placed.problems if placed is not None else ():
         yield _placing_problem(placing)
+
+
+def told_host(
+    host: Host, processes: int | None = None, spmd: int | None = None, placed: Placed | None = None
+) -> protocol.Host:
+    """The same in one line, for a status bar. Arguments: as those of `host_table`."""
+    remote = placed is not None and placed.kind == TPU_REMOTE
+    rehearsal = host.device == "CPU" and not remote
+    if remote and placed is not None:
+        title = f"remote TPU, {plural(placed.replicas, 'replica')}"
+    elif rehearsal:
+        title = "XLA:CPU rehearsal"
+    else:
+        kind = host.generation.name if host.generation is not None else ""
+        title = f"TPU {kind}, {plural(len(host.chips), 'chip')}" if kind else host.tpu or "TPU"
+    rows = (row.cells for row in _rows(host, processes, spmd, placed) if row.cells[0] in ("TPU", "Cells train on"))
+    return protocol.Host(title, rehearsal, len(host.chips) or None, "\n".join(": ".join(cells) for cells in rows))
 
 
 def _state(host: Host, about: str) -> str:

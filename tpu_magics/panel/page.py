@@ -93,9 +93,14 @@ def _as_many_as_fit(rows: Iterable[str]) -> Iterator[str]:
         yield html
 
 
+def footer_text(view: RunView) -> str:
+    """Which run it is, and whose counts are shown."""
+    return f"Run {short(view.id, 200)}. Counts, times and curves are those of rank {view.lead}."
+
+
 def _footer(view: RunView) -> str:
-    text = f"Run {short(view.id, 200)}. Counts, times and curves are those of rank {view.lead}."
-    return f'<p style="font-size:.85em;opacity:.85;margin:.8em 0 0 0;overflow-wrap:anywhere">{say(text)}</p>'
+    style = "font-size:.85em;opacity:.85;margin:.8em 0 0 0;overflow-wrap:anywhere"
+    return f'<p style="{style}">{say(footer_text(view))}</p>'
 
 
 # -- plain text ------------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tpu_magics.panel.model import RunModel
-from tpu_magics.panel.page import to_html, to_text
+from tpu_magics.panel.bundle import to_bundle
+from tpu_magics.panel.reading import Reading
 from tpu_magics.panel.sections import compile_rows, sections
 from tpu_magics.panel.widget_parts import Budget, Widgets
 from tpu_magics.runs.files import RunFiles
@@ -40,6 +40,7 @@ class LivePanel:
         publish: shows a mime bundle.
         serve: called at each look with `answer`, to bring clicks here while the kernel is busy.
         no_stop: why the button cannot work, or "".
+        reading: of the run, which others may share.
     """
 
     def __init__(
@@ -49,17 +50,18 @@ class LivePanel:
         publish: Publish,
         serve: Callable[[Answer], None] | None = None,
         no_stop: str = "",
+        reading: Reading | None = None,
     ) -> None:
         self.files = files
         self.asked = False
+        self.left_to_others = 0.0  # of SHARE
         self._stop, self._publish, self._serve = stop, publish, serve
-        self._model = RunModel(files)
+        self._reading = reading or Reading(files)
         self._lock = threading.RLock()
         self._budget = Budget()
         self._next = 0.0
         self._static: Mapping[str, Any] | None = None
-        self._model.refresh()
-        view = self._model.view()
+        view = self._reading.view()
         self._name = view.name
         self._widgets = Widgets(sections(view), no_stop, self._clicked)
         self.show()
@@ -76,14 +78,12 @@ class LivePanel:
             if self._static is None:
                 self._update()
         spent = time.monotonic() - began
-        self._next = began + max(UPDATE_EVERY, spent / SHARE)
+        self._next = began + max(UPDATE_EVERY, spent / (SHARE - self.left_to_others))
 
     def settle(self) -> None:
         """Leave html and text in place of the widgets, and close them."""
         with self._lock:
-            self._model.refresh()
-            view = self._model.view()
-            self._end({"text/html": to_html(view), "text/plain": to_text(view)})
+            self._end(to_bundle(self._reading.anew()))
 
     def close(self, why: str) -> None:
         """Stop looking: one line is left in place of the widgets."""
@@ -123,8 +123,7 @@ class LivePanel:
     def _update(self) -> None:
         if self.asked:
             self._widgets.show_asked()
-        self._model.refresh()
-        view = self._model.view()
+        view = self._reading.view()
         self._budget.refill()
         self._widgets.update(sections(view), compile_rows(view), self._budget)
 

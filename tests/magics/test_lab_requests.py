@@ -1,0 +1,263 @@
+"""What the JupyterLab extension asks between cells, what is refused, and the comm's life."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpu_magics.magics import lab, lab_run
+from tpu_magics.panel.jsonable import size_of
+from tpu_magics.panel.portable import SAVED
+
+from .conftest import as_new
+from .front import OURS, Front, comms
+from .kernel import LOAD, Kernel, python
+from .samples import MODEL, TRAIN
+
+RECORD = "application/vnd.tpu-magics.run+json"
+PURGE = """
+import sys
+import tpu_magics.magics
+for name in [name for name in sys.modules if name.startswith("tpu_magics.magics.lab")]:
+    del sys.modules[name]
+del tpu_magics.magics.lab
+from tpu_magics.magics import lab
+"""
+BRANCH = """import torch_xla
+def training(model, loader):
+    for batch in loader:
+        loss = model(batch).mean()
+        loss.backward()
+        if loss > 1:
+            print("high")
+        torch_xla.sync()
+"""
+
+
+@pytest.fixture
+def notebook(module_kernel: Kernel, tmp_path: Path) -> Iterator[Kernel]:
+    """The extension loaded anew, so that no page of a test before listens any more."""
+    with as_new(module_kernel, tmp_path) as kernel:
+        kernel.run("%unload_ext tpu_magics").good()
+        kernel.messages.clear()
+        kernel.run(LOAD).good()
+        yield kernel
+
+
+def train(kernel: Kernel, name: str, options: str = "") -> None:
+    kernel.run(MODEL + TRAIN).good()
+    kernel.run(f"%tpu_train train model --run-name {name} --plain {options}").good()
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def test_earlier_runs_are_listed_opened_and_compared(notebook: Kernel) -> None:
+    front = Front(notebook)
+    assert front.ask("runs")["runs"] == []
+    assert front.ask("open", run="current")["what"] == "This kernel has not trained anything yet."
+    train(notebook, "first")
+    notebook.run("%%tpu_train --plain --run-name second\nraise ValueError('no')")
+    [second, first] = front.ask("runs")["runs"]
+    assert (first["name"], first["status"], first["steps"]) == ("first", "done", 3)
+    assert first["compiles"] >= 1 and first["recompiles"] == 0
+    assert (second["name"], second["status"], first["workers"]) == ("second", "failed", 1)
+    assert 0 < first["seconds"] < 60 and first["created"] <= second["created"]
+    opened = front.ask("open", run=first["id"])
+    assert opened["seq"] == 0 and opened["record"]["view"]["state"] == "done"
+    for name in ("current", "last"):
+        assert front.ask("open", run=name)["record"]["view"]["name"] == "second"
+    compared = front.ask("compare", runs=[first["id"], second["id"]])
+    assert compared["runs"] == [first["id"], second["id"]]
+    table = compared["table"]
+    assert table["columns"] == ["", "first", "second", ""] and table["rows"][0]["cells"][:3] == [
+        "status",
+        "done",
+        "failed",
+    ]
+    assert set(table) == {"title", "columns", "rows", "notes"} and table["rows"][0]["cells"][3] == "≠"
+
+
+def test_an_open_kernel_finds_its_run_from_another_folder(notebook: Kernel, tmp_path: Path) -> None:
+    train(notebook, "here")
+    front = Front(notebook)
+    run = front.ask("open", run="current")["record"]["view"]["id"]
+    (tmp_path / "elsewhere").mkdir()
+    notebook.run(f"import os; os.chdir({str(tmp_path / 'elsewhere')!r})").good()
+    assert front.ask("open", run=run)["record"]["view"]["id"] == run
+    assert front.ask("runs")["runs"] == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"type": "nonsense"}, "`type` is 'nonsense'"),
+        ({"type": None}, "`type` is None"),
+        ({"type": ["open"]}, "`type` is ['open']"),
+        ({"type": "open"}, "`run` is None; it should be a text."),
+        ({"type": "open", "run": "nowhere"}, "There is no run yet."),
+        ({"type": "open", "run": "../../etc"}, "There is no run yet."),
+        ({"type": "stop", "run": "nowhere"}, "'nowhere' is not one that this kernel can stop."),
+        ({"type": "compare", "runs": ["a"]}, "`runs` is ['a']"),
+        ({"type": "compare", "runs": [1, 2]}, "the ids of two runs"),
+        ({"type": "rate", "seconds": 0.01}, "a number from 0.1 to 10"),
+        ({"type": "rate", "seconds": True}, "a number from 0.1 to 10"),
+        ({"type": "rate", "seconds": "nan"}, "a number from 0.1 to 10"),
+        ({"type": "check", "cells": "x"}, "a list of at most"),
+        ({"type": "check", "cells": [{"id": "a"}]}, "`cells.source` is None"),
+        ({"type": "check", "cells": [{"id": "a", "source": "", "number": "1"}]}, "`cells.number` is '1'"),
+        ({"type": "hello", "v": 2}, "(kernel 1, extension 2)"),
+        ({"type": "hello", "request": 5}, "`request` is 5"),
+    ],
+)
+def test_what_cannot_be_done_is_told(notebook: Kernel, fields: dict[str, Any], told: str) -> None:
+    front = Front(notebook)
+    before = len(front.told())
+    data = {"protocol": OURS, "v": 1, "request": "mine", **fields}
+    front._send("comm_msg", {"comm_id": front.comm, "data": data}, {})
+    notebook.wait_until(lambda: len(front.told()) > before)
+    problem = front.told()[-1]
+    assert problem["type"] == "problem" and set(problem) >= {"what", "why", "todo", "request"}
+    assert told in f"{problem['what']} {problem['why']}"
+    assert problem["request"] == (None if fields.get("request") == 5 else "mine")
+
+
+def test_what_is_not_ours_is_let_be(notebook: Kernel) -> None:
+    front = Front(notebook)
+    for data in ({}, {"protocol": "other", "v": 1, "type": "hello"}, {"method": "update", "state": {}}):
+        front._send("comm_msg", {"comm_id": front.comm, "data": data}, {})
+    assert notebook.run("print('well')").good().printed == "well\n"
+    assert {one["type"] for one in front.told()} == {"hello"}
+
+
+# -- rules -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_notebook_is_checked_and_findings_name_their_cells(notebook: Kernel) -> None:
+    front = Front(notebook)
+    cells = [
+        {"id": "one", "number": 3, "source": "import torch\n%matplotlib inline\n"},
+        {"id": "two", "number": None, "source": BRANCH},
+        {"id": "three", "number": 7, "source": BRANCH.replace("training", "another")},
+        {"id": "four", "number": None, "source": "this is not python"},
+    ]
+    answer = front.ask("check", cells=cells)
+    assert answer["checked"] == "4 cells of the notebook" and answer["type"] == "findings"
+    found = {(one["site"]["cell_id"], one["site"]["path"], one["code"]): one for one in answer["findings"]}
+    one = found["two", "cell 2", "TPU101"]
+    assert (one["site"]["line"], one["site"]["code"], one["advice"]) == (6, "if loss > 1:", False)
+    assert one["message"] and one["why"] and one["fix"] and one["column"] >= 1
+    assert ("three", "In [7]", "TPU101") in found
+    assert len({one["site"]["id"] for one in answer["findings"]}) == len(answer["findings"])
+
+
+def test_what_the_magic_finds_is_told_too(notebook: Kernel) -> None:
+    front = Front(notebook)
+    front.greets()
+    notebook.run(f"%%tpu_check\n{BRANCH}").good()
+    notebook.wait_until(lambda: bool(front.told("findings")))
+    [answer] = front.told("findings")
+    assert answer["request"] is None and answer["checked"] == "this cell (it was not run)"
+    [found] = [one for one in answer["findings"] if one["code"] == "TPU101"]
+    assert found["site"]["line"] == 7 and found["site"]["path"].startswith("In [")
+
+
+# -- the comm's life ---------------------------------------------------------------------------------------------------
+
+
+def test_loading_again_opens_another_and_closes_the_first(notebook: Kernel) -> None:
+    notebook.run("import tpu_magics; tpu_magics.load_ipython_extension(get_ipython())").good()
+    notebook.run("%reload_ext tpu_magics").good()
+    notebook.run("1").good()
+    opened = comms(notebook)
+    closed = [one["content"]["comm_id"] for one in notebook.messages if one["msg_type"] == "comm_close"]
+    assert len(opened) == 3 and closed == opened[:2]
+    assert Front(notebook).greets()["type"] == "hello"
+
+
+def test_unloading_closes_it(notebook: Kernel) -> None:
+    front = Front(notebook)
+    front.greets()
+    notebook.run("%unload_ext tpu_magics").good()
+    notebook.run("1").good()
+    assert [one["content"]["comm_id"] for one in notebook.messages if one["msg_type"] == "comm_close"] == [front.comm]
+    left = "[c for c in get_ipython().kernel.comm_manager.comms.values() if c.target_name == 'tpu_magics']"
+    assert notebook.value(f"({left}, 'tpu_magics' in get_ipython().kernel.comm_manager.targets)") == ([], False)
+    notebook.run(LOAD).good()
+    assert Front(notebook).greets()["type"] == "hello"
+
+
+def test_reloaded_modules_leave_no_comm_of_the_old_ones(notebook: Kernel) -> None:
+    notebook.run(PURGE).good()
+    notebook.run("lab.load(get_ipython())").good()
+    notebook.run("1").good()
+    closed = [one["content"]["comm_id"] for one in notebook.messages if one["msg_type"] == "comm_close"]
+    assert closed == comms(notebook)[:1]
+    assert Front(notebook).greets()["type"] == "hello"
+    notebook.run("lab.unload(get_ipython())").good()
+    notebook.restart()
+    notebook.run(LOAD).good()
+
+
+def test_many_pages_one_after_the_other(notebook: Kernel) -> None:
+    pages = [Front(notebook).opens() for _ in range(10)]
+    assert pages[-1].greets()["type"] == "hello"
+    closed = [one["content"]["comm_id"] for one in notebook.messages if one["msg_type"] == "comm_close"]
+    assert closed == [page.comm for page in pages[:2]]
+    assert pages[2].greets()["type"] == "hello"
+
+
+def test_a_kernel_that_cannot_send_trains_all_the_same(notebook: Kernel) -> None:
+    front = Front(notebook)
+    front.greets()
+    break_it = """
+_kept = get_ipython().kernel.session.send
+def _fails(stream, kind, *args, **more):
+    if kind == "comm_msg" and more.get("ident", b"").startswith(b"comm-"):
+        raise OSError("the line is cut")
+    return _kept(stream, kind, *args, **more)
+get_ipython().kernel.session.send = _fails
+"""
+    notebook.run(break_it + MODEL + TRAIN).good()
+    cell = notebook.run("%tpu_train train model 3 --plain").good()
+    notebook.run("get_ipython().kernel.session.send = _kept").good()
+    assert cell.printed.startswith("status: done") and "cut" not in cell.printed
+    assert front.ask("open", run="current")["record"]["view"]["state"] == "done"
+
+
+def test_a_run_is_shown_again_with_its_record(notebook: Kernel) -> None:
+    train(notebook, "kept")
+    [data] = notebook.run("%tpu_panel kept").good().displays
+    assert list(data) == ["text/plain", "text/html", RECORD]
+    assert data[RECORD]["view"]["name"] == "kept" and size_of(data[RECORD]) <= SAVED.total
+    assert data[RECORD] == {**data[RECORD], "v": 1} and set(data[RECORD]) == {"v", "view", "said"}
+
+
+def test_without_a_kernel_there_is_no_comm(tmp_path: Path) -> None:
+    program = """
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+for line in ("load_ext", "reload_ext", "unload_ext", "load_ext"):
+    shell.run_line_magic(line, "tpu_magics")
+from tpu_magics.magics import lab, lab_run
+print(lab.current, lab_run.following())
+"""
+    assert python(program, tmp_path).strip() == "None None"
+
+
+def test_the_fastest_wish_told_lately_holds() -> None:
+    now = [0.0]
+    manager = type("Manager", (), {"targets": {}, "comms": {}})()
+    desk = lab.Lab(type("Kernel", (), {"comm_manager": manager})(), clock=lambda: now[0])
+    assert desk.every == lab.RATE
+    desk.ask_rate(2.0)
+    desk.ask_rate(0.2)
+    desk.ask_rate(5.0)
+    assert desk.every == 0.2
+    now[0] += lab.LATELY + 1
+    assert desk.every == 5.0
+    desk.ask_rate(1.0)
+    assert desk.every == 1.0 and lab_run.following() is None

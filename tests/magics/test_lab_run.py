@@ -1,0 +1,178 @@
+"""How often front ends are told of a run, and what that costs; without a kernel."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.panel import recorded
+from tests.panel.recorded import CREATED, Recorded
+from tpu_magics.launch.onlook import Guarded
+from tpu_magics.magics import lab, lab_run
+from tpu_magics.magics.onlookers import Onlookers
+from tpu_magics.panel.reading import Reading
+from tpu_magics.runs.events import Steps
+
+
+class FakeDesk:
+    """Stands for lab.Lab: notes what is told."""
+
+    def __init__(self, heard: bool = True) -> None:
+        self.heard, self.every = heard, 0.0
+        self.all: list[Any] = []
+
+    def tell(self, *messages: Any) -> None:
+        self.all += messages
+
+    def announce(self) -> None:
+        self.all.append("hello")
+
+    @property
+    def types(self) -> list[str]:
+        return [getattr(one, "type", one) for one in self.all]
+
+
+class Counted(Reading):
+    """A reading that counts how often it is asked. `breaks`: it fails."""
+
+    looks = 0
+    breaks = False
+
+    def view(self) -> Any:
+        self.looks += 1
+        if self.breaks:
+            raise ValueError("no view")
+        return super().view()
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDesk]:
+    made = FakeDesk()
+    monkeypatch.setattr(lab, "current", made)
+    monkeypatch.setattr(lab_run, "_newest", None)
+    monkeypatch.setattr(lab_run, "SHARE", 1e9)
+    yield made
+
+
+def follow(run: Recorded, answers: bool = True) -> tuple[lab_run.LabRun, Counted]:
+    reading = Counted(run.files)
+    return lab_run.follow(run.files, lambda: None, reading, answers), reading
+
+
+def step(run: Recorded, total: int) -> None:
+    run.write(Steps(CREATED + total, 0, total=total, n=1, seconds=1.0))
+
+
+def test_nothing_is_read_where_nobody_listens(tmp_path: Path, desk: FakeDesk) -> None:
+    desk.heard = False
+    followed, reading = follow(recorded.running(tmp_path))
+    for _ in range(50):
+        followed.look()
+    followed.settle()
+    assert reading.looks == 0 and desk.all == ["hello"]
+
+
+def test_a_run_is_told_from_its_beginning_to_its_end(tmp_path: Path, desk: FakeDesk) -> None:
+    run = recorded.running(tmp_path)
+    followed, _reading = follow(run)
+    for total in range(441, 444):
+        step(run, total)
+        followed.look()
+    run.update(status="done", seconds=60.0)
+    followed.settle()
+    assert desk.types == ["hello", "run", "update", "update", "run"]
+    assert desk.all[-1].record["view"]["state"] == "done" and not followed.live
+    followed.look()
+    followed.settle()
+    assert desk.types[5:] == ["run"], "it looks at a run that has ended"
+
+
+def test_updates_come_as_often_as_was_asked(tmp_path: Path, desk: FakeDesk) -> None:
+    desk.every = 0.3
+    run = recorded.running(tmp_path)
+    followed, reading = follow(run)
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        followed.look()
+        time.sleep(0.01)
+    assert 2 <= reading.looks <= 4
+
+
+def test_updates_take_a_small_part_of_the_time(tmp_path: Path, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab_run, "SHARE", 0.1)
+    run = recorded.long_run(tmp_path, compiles=200)
+    followed, reading = follow(run)
+    reading.anew()  # what was written before is read once
+    began, spent, total = time.monotonic(), 0.0, 100_000
+    while time.monotonic() - began < 2.0:
+        total += 1
+        step(run, total)
+        at = time.monotonic()
+        followed.look()
+        spent += time.monotonic() - at
+        time.sleep(0.005)
+    assert spent / (time.monotonic() - began) < 0.3 and desk.types.count("run") == 1
+
+
+def test_whole_runs_come_where_nobody_can_ask(tmp_path: Path, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab_run, "WHOLE_EVERY", 0.2)
+    run = recorded.running(tmp_path)
+    followed, _reading = follow(run, answers=False)
+    for total in range(441, 447):
+        step(run, total)
+        followed.look()
+        time.sleep(0.06)
+    assert desk.types[:3] == ["hello", "run", "update"] and 2 <= desk.types.count("run") <= 4
+
+
+def test_what_fails_is_not_told_and_stops_nothing(tmp_path: Path, desk: FakeDesk) -> None:
+    followed, reading = follow(recorded.running(tmp_path))
+    reading.breaks = True
+    followed.look()
+    reading.breaks = False
+    followed.look()
+    assert desk.types == ["hello", "run"]
+
+
+def test_a_panel_that_breaks_leaves_the_extension(tmp_path: Path, desk: FakeDesk) -> None:
+    class Broken:
+        def look(self) -> None:
+            raise ValueError("no such part")
+
+        def settle(self) -> None: ...
+
+        def close(self, why: str) -> None: ...
+
+        def answer(self, *_: Any) -> bool:
+            return False
+
+    said: list[str] = []
+    followed, _reading = follow(recorded.running(tmp_path))
+    panel: Any = Broken()
+    both = Guarded(Onlookers(panel, followed, None, said.append), said.append)
+    for _ in range(3):
+        both.look()
+    both.settle()
+    assert said == ["The panel has stopped, the run goes on: ValueError: no such part"]
+    assert desk.types[:2] == ["hello", "run"] and desk.types[-1] == "run"
+
+
+def test_the_same_run_is_followed_once(tmp_path: Path, desk: FakeDesk) -> None:
+    """A panel is attached to a run that had none."""
+    run = recorded.running(tmp_path)
+    first, _reading = follow(run)
+    assert follow(run)[0] is first and lab_run.following() is first
+    other, _reading = follow(recorded.running(tmp_path, "another"))
+    assert other is not first and lab_run.following() is other and desk.types == ["hello", "hello"]
+
+
+def test_those_who_look_together_read_once(tmp_path: Path) -> None:
+    run = recorded.running(tmp_path)
+    shared, fresh = Reading(run.files, 10.0), Reading(run.files)
+    assert shared.view() is shared.view() and fresh.view() is not fresh.view()
+    step(run, 500)
+    assert shared.view().steps == 440 and shared.anew().steps == 500 and shared.view().steps == 500

@@ -1,0 +1,236 @@
+"""The comm to the JupyterLab extension.
+
+What lives here: opening and closing it, who is listening, and sending. What does not: what the messages say
+(panel/messages.py), what a request does (lab_requests.py), the run that is followed (lab_run.py), and what is known of
+the kernel (lab_kernel.py).
+
+One comm is opened with the extension; a front end that came later opens one of its own to the registered target. All
+that is sent has no parent, so that it belongs to no cell: what runs notebooks without a front end never sees it. The
+kernel's own Comm class is not used: it fires the shell's events with each message, whichever thread reads it, and (7.4)
+takes a front end's messages to the thread that sent last, which may be training.
+
+Nothing here may fail: a front end that cannot be told is no reason to stop a run or to print a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tpu_magics import __version__
+from tpu_magics.magics.lab_kernel import answers_when_busy, known_host
+from tpu_magics.panel.jsonable import plain
+from tpu_magics.panel.protocol import PROTOCOL, TARGET, VERSION, HelloMessage
+
+MOST_COMMS = 8  # that front ends have opened; the one that was heard of longest ago is closed
+RATE = 0.5  # seconds between updates, as long as no front end has asked for another rate
+LATELY = 60.0  # seconds in which the wishes of all front ends count; later the newest one does
+
+
+class Wire:
+    """One comm, as the kernel's comm manager knows it. `heard`: when a front end has said something on it."""
+
+    primary, target_name, target_module, kernel = True, TARGET, None, None
+
+    def __init__(self, lab: Lab, comm_id: str, own: bool) -> None:
+        self.lab, self.comm_id, self.own = lab, comm_id, own
+        self.heard: float | None = None
+        self._closed = False
+
+    def handle_msg(self, message: Mapping[str, Any]) -> None:
+        """Called by the manager, in whichever thread it reads messages."""
+        self.lab.take(self.comm_id, message["content"].get("data"))
+
+    def handle_close(self, _message: Mapping[str, Any]) -> None:
+        self.lab.was_closed(self)
+
+
+class Lab:
+    """The comms of one kernel, between `%load_ext` and `%unload_ext`."""
+
+    def __init__(self, kernel: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        self._kernel, self._clock = kernel, clock
+        self._manager = kernel.comm_manager
+        self._wires: dict[str, Wire] = {}
+        self._lock = threading.RLock()
+        self.kept: Any = None  # what the first front end that says something is told as well
+        self._rates: list[tuple[float, float]] = []  # when, and seconds
+        self._open = False
+
+    # -- its life ----------------------------------------------------------------------------------------------------
+    def open(self) -> None:
+        """Listen, and tell a front end that is there."""
+        self._open = True
+        self._manager.register_target(TARGET, self._was_opened)
+        wire = self._wire(uuid.uuid4().hex, own=True)
+        more = {"target_name": TARGET, "target_module": None}
+        self._post("comm_open", wire, as_message(self.hello()), **more)
+
+    def close(self) -> None:
+        """Tell all that it is over, and listen no longer."""
+        self._open = False
+        with self._lock:
+            wires, self._wires = list(self._wires.values()), {}
+        for wire in wires:
+            self._drop(wire)
+        if getattr(self._manager.targets.get(TARGET), "__self__", None) is self:
+            self._manager.unregister_target(TARGET, self._was_opened)
+
+    def hello(self) -> HelloMessage:
+        """Who this is. Called at `%load_ext`: what was not imported knows of no run."""
+        lab_run = sys.modules.get("tpu_magics.magics.lab_run")
+        run = lab_run.following() if lab_run is not None else None
+        live = run is not None and run.live
+        answers = run.answers if live and run is not None else answers_when_busy(self._kernel)
+        return HelloMessage(__version__, VERSION, known_host(), run.files.id if run else None, live, answers)
+
+    def _wire(self, comm_id: str, own: bool) -> Wire:
+        wire = Wire(self, comm_id, own)
+        with self._lock:
+            self._wires[comm_id] = wire
+        self._manager.register_comm(wire)
+        return wire
+
+    def _drop(self, wire: Wire) -> None:
+        wire._closed = True
+        self._post("comm_close", wire, {})
+        with contextlib.suppress(KeyError):
+            self._manager.unregister_comm(wire)
+
+    # -- front ends that come and go -----------------------------------------------------------------------------------
+    def _was_opened(self, comm: Any, message: Mapping[str, Any]) -> None:
+        """A front end has opened one; the manager has made a Comm for it, whose place ours takes."""
+        comm._closed = True  # else it says goodbye when it is collected
+        self.adopt(comm.comm_id, message["content"].get("data"))
+
+    def adopt(self, comm_id: str, data: Any) -> None:
+        """Listen to a comm that a front end has opened, and say hello."""
+        wire = self._wire(comm_id, own=False)
+        wire.heard = self._clock()
+        with self._lock:
+            others = sorted((one for one in self._wires.values() if not one.own), key=lambda one: one.heard or 0.0)
+            old = others[:-MOST_COMMS] if len(others) > MOST_COMMS else []
+            for one in old:
+                del self._wires[one.comm_id]
+        for one in old:
+            self._drop(one)
+        if _is_ours(data) and data.get("request"):
+            self.take(comm_id, data)
+        else:
+            self._post("comm_msg", wire, as_message(self.hello()))
+
+    def was_closed(self, wire: Wire) -> None:
+        """A front end that does not know the target closes our comm for all; those that know it may go on."""
+        if self._open and wire.own:
+            wire._closed = False
+            self._manager.register_comm(wire)
+            return
+        with self._lock:
+            self._wires.pop(wire.comm_id, None)
+
+    @property
+    def heard(self) -> bool:
+        """Whether any front end has said something: else nothing need be told."""
+        return any(wire.heard is not None for wire in list(self._wires.values()))
+
+    # -- what they say -------------------------------------------------------------------------------------------------
+    def take(self, comm_id: str, data: Any) -> bool:
+        """Answer a message, in any thread. False: it is to none of our comms."""
+        wire = self._wires.get(comm_id)
+        if wire is None:
+            return False
+        if _is_ours(data):
+            from tpu_magics.magics import lab_requests
+
+            first, wire.heard = not self.heard, self._clock()
+            kept = [self.kept] if first and self.kept is not None else []
+            for message in (*lab_requests.answers(self, data), *kept):
+                self._post("comm_msg", wire, as_message(message))
+        return True
+
+    def ask_rate(self, seconds: float) -> None:
+        """A front end wants an update so often."""
+        with self._lock:
+            self._rates = [*self._rates[-7:], (self._clock(), seconds)]
+
+    @property
+    def every(self) -> float:
+        """Seconds between updates: the fastest wish of all that were told lately."""
+        rates = self._rates
+        lately = [seconds for at, seconds in rates if self._clock() - at <= LATELY]
+        return min(lately) if lately else rates[-1][1] if rates else RATE
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+    def announce(self) -> None:
+        """Say hello to all. Also where nobody was heard yet: in "run all", what a front end says waits behind the
+        cells, and only what it sends later, while one of them waits for its run, is answered at once."""
+        data = as_message(self.hello())
+        for wire in list(self._wires.values()):
+            self._post("comm_msg", wire, data)
+
+    def tell(self, *messages: Any) -> None:
+        """Send to all front ends that have said something."""
+        wires = [wire for wire in list(self._wires.values()) if wire.heard is not None]
+        for message in messages if wires else ():
+            data = as_message(message)
+            for wire in wires:
+                self._post("comm_msg", wire, data)
+
+    def _post(self, kind: str, wire: Wire, data: Mapping[str, Any], **more: Any) -> None:
+        content = {"comm_id": wire.comm_id, "data": data, **more}
+        with contextlib.suppress(Exception):
+            self._kernel.session.send(
+                self._kernel.iopub_socket, kind, content, ident=f"comm-{wire.comm_id}".encode("ascii")
+            )
+
+
+def _is_ours(data: Any) -> bool:
+    """Whether this is a message of our protocol, of any version."""
+    return isinstance(data, Mapping) and data.get("protocol") == PROTOCOL
+
+
+def as_message(message: Any) -> dict[str, Any]:
+    """A message as it is sent."""
+    return {"protocol": PROTOCOL, "v": VERSION, "type": message.type, **plain(message)}
+
+
+# -- the one that there is -------------------------------------------------------------------------------------------
+
+current: Lab | None = None
+
+
+def load(shell: Any) -> None:
+    """Open the comm of this shell's kernel; there is none without a kernel."""
+    global current
+    unload(shell)
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None or not hasattr(kernel, "comm_manager"):
+        return
+    with contextlib.suppress(Exception):
+        made = Lab(kernel)
+        made.open()
+        current = made
+
+
+def unload(shell: Any) -> None:
+    """Close it; also one that an earlier import of this module has left."""
+    global current
+    manager = getattr(getattr(shell, "kernel", None), "comm_manager", None)
+    if manager is None:
+        return
+    current = None
+    left: set[Any] = {getattr(one, "lab", None) for one in list(manager.comms.values()) if one.target_name == TARGET}
+    for desk in left - {None}:
+        with contextlib.suppress(Exception):
+            desk.close()
+
+
+def say_hello() -> None:
+    """Say hello again: the host has become known, or a run begins."""
+    if current is not None:
+        current.announce()

@@ -1,0 +1,37 @@
+"""What the JupyterLab extension is told of the kernel.
+
+What lives here: where it trains, and whether it answers while a cell runs. What does not: telling it (lab.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+from tpu_magics.panel.protocol import Host
+
+
+def known_host() -> Host | None:
+    """Where this kernel trains; None before it was looked at."""
+    session = sys.modules.get("tpu_magics.launch.session")
+    if session is None or session.current.host is None:
+        return None
+    from tpu_magics.panel.host import told_host
+
+    current = session.current
+    with contextlib.suppress(Exception):
+        return told_host(current.host, current.processes, current.spmd, current.placed)
+    return None
+
+
+def answers_when_busy(kernel: Any) -> bool:
+    """Whether a message is answered while a cell trains in workers: the thread that waits looks for them."""
+    from tpu_magics.magics.mailbox import open_mailbox
+
+    return open_mailbox(kernel) is not None or has_subshells(kernel)
+
+
+def has_subshells(kernel: Any) -> bool:
+    """Whether front ends can send messages past a busy cell (ipykernel 7)."""
+    return bool(getattr(kernel, "_supports_kernel_subshells", False))

@@ -1,0 +1,100 @@
+"""The run that the JupyterLab extension follows.
+
+What lives here: when front ends are told what, while a run is watched. What does not: what has changed (panel/feed.py),
+and sending (lab.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+from tpu_magics.magics import lab
+from tpu_magics.panel.feed import Feed
+from tpu_magics.panel.messages import RunMessage
+from tpu_magics.panel.reading import Reading
+from tpu_magics.runs.files import LIVE, RunFiles, read_info
+from tpu_magics.runs.summary import run_status
+
+SHARE = 0.02  # of the watching thread's time that updates may take; a live panel has so much less
+WHOLE_EVERY = 10.0  # seconds between whole runs where a busy kernel cannot be asked for one
+
+
+class LabRun:
+    """One run, as front ends are told of it: an onlooker (launch/onlook.py) that never fails.
+
+    Args:
+        stop: asks that the run be stopped, from any thread.
+        reading: of the run, which the panel may share.
+        answers: whether front ends can ask for something while it goes on.
+    """
+
+    def __init__(self, files: RunFiles, stop: Callable[[], None], reading: Reading, answers: bool) -> None:
+        self.files, self.stop, self.reading, self.answers = files, stop, reading, answers
+        self.live = True
+        self._feed = Feed(files.id)
+        self._lock = threading.RLock()
+        self._next = self._next_whole = 0.0
+
+    def look(self) -> None:
+        """Tell what has changed, if anybody listens and it is time."""
+        desk = lab.current
+        began = time.monotonic()
+        if desk is None or began < self._next or not desk.heard:
+            return
+        with contextlib.suppress(Exception), self._lock:
+            if self.live:
+                self._tell(desk, began)
+        self._next = began + max(desk.every, (time.monotonic() - began) / SHARE)
+
+    def _tell(self, desk: lab.Lab, now: float) -> None:
+        message = self._feed.update(self.reading.view())
+        if not self.answers and now >= self._next_whole:
+            message = self._feed.whole(None)
+            self._next_whole = now + WHOLE_EVERY
+        desk.tell(*(one for one in (message, self._feed.here()) if one is not None))
+
+    def whole(self, request: str | None) -> RunMessage | None:
+        """The run as front ends know it, for one that asks; None where it has ended: its records tell more."""
+        with self._lock:
+            if not self.live:
+                return None
+            if not self._feed.seq:
+                self._feed.begin(self.reading.anew())
+            return self._feed.whole(request)
+
+    def settle(self) -> None:
+        """Nobody is left to be watched, or all is home: the whole run, as it is now."""
+        with contextlib.suppress(Exception), self._lock:
+            if lab.current is None or not lab.current.heard:
+                self.live = run_status(read_info(self.files.info_path)) in LIVE
+            else:
+                view = self.reading.anew()
+                self.live = view.live
+                lab.current.tell(self._feed.begin(view))
+        if not self.live and not self.answers:
+            lab.say_hello()  # now it can be asked again
+
+    def close(self, why: str) -> None:  # noqa: ARG002
+        """It is followed no longer."""
+        with self._lock:
+            self.live = False
+
+
+_newest: LabRun | None = None
+
+
+def following() -> LabRun | None:
+    """The newest run of this kernel."""
+    return _newest
+
+
+def follow(files: RunFiles, stop: Callable[[], None], reading: Reading, answers: bool) -> LabRun:
+    """Follow a run; one that is followed already stays what it is."""
+    global _newest
+    if _newest is None or _newest.files.path != files.path or not _newest.live:
+        _newest = LabRun(files, stop, reading, answers)
+        lab.say_hello()
+    return _newest

@@ -1,0 +1,86 @@
+"""All who look on at one run: the panel, and the JupyterLab extension.
+
+What lives here: that both read the run once, and neither stops the other. What does not: what they show
+(panel/widget.py, lab_run.py), and reading a busy kernel's messages (mailbox.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tpu_magics.launch.onlook import FREE, WAITS, Guarded, Nobody, Onlooker
+from tpu_magics.magics import lab, lab_run
+from tpu_magics.magics.lab_kernel import has_subshells
+from tpu_magics.magics.mailbox import Mailbox, open_mailbox
+from tpu_magics.panel.protocol import TARGET
+from tpu_magics.panel.reading import SHARED, Reading
+from tpu_magics.panel.widget import LivePanel, Publish
+from tpu_magics.runs.files import RunFiles
+
+NO_STOP = "This kernel handles clicks between cells only: stop the run by interrupting the kernel (the square, or I, I)"
+
+Stop = Callable[[], None]
+Say = Callable[[str], None]
+
+
+class Onlookers:
+    """`panel`: None where there is none; `mailbox`: where the main thread waits for the run, and so looks for messages
+    itself."""
+
+    def __init__(self, panel: LivePanel | None, run: lab_run.LabRun, mailbox: Mailbox | None, say: Say) -> None:
+        self.panel = panel
+        self._guarded: Onlooker = Nobody() if panel is None else Guarded(panel, say)
+        self._run, self._mailbox = run, mailbox
+
+    def look(self) -> None:
+        if self._mailbox is not None:
+            self._mailbox.look(self._answer, self._adopt)
+        if self.panel is not None:
+            self.panel.left_to_others = lab_run.SHARE if lab.current is not None and lab.current.heard else 0.0
+        self._guarded.look()
+        self._run.look()
+
+    def settle(self) -> None:
+        self._guarded.settle()
+        self._run.settle()
+
+    def close(self, why: str) -> None:
+        self._guarded.close(why)
+        self._run.close(why)
+
+    def _answer(self, comm_id: str, data: Mapping[str, Any]) -> bool:
+        if self.panel is not None and self.panel.answer(comm_id, data):
+            return True
+        return lab.current is not None and lab.current.take(comm_id, data)
+
+    def _adopt(self, comm_id: str, target: str, data: Any) -> bool:
+        """A front end opens a comm, e.g. after a reload."""
+        if lab.current is None or target != TARGET:
+            return False
+        lab.current.adopt(comm_id, data)
+        return True
+
+
+def with_panel(kernel: Any, files: RunFiles, stop: Stop, main: str, say: Say, publish: Publish) -> Onlookers:
+    """A live panel, and the extension. `main`: what the main thread does meanwhile."""
+    mailbox = _mailbox(kernel, main)
+    reading = Reading(files, SHARED)
+    panel = LivePanel(files, stop, publish, None, "" if main == FREE or mailbox else NO_STOP, reading)
+    return Onlookers(panel, _followed(kernel, files, stop, main, reading), mailbox, say)
+
+
+def without_panel(kernel: Any, files: RunFiles, stop: Stop, main: str, say: Say) -> Onlookers:
+    """The extension alone."""
+    return Onlookers(None, _followed(kernel, files, stop, main, Reading(files)), _mailbox(kernel, main), say)
+
+
+def _followed(kernel: Any, files: RunFiles, stop: Stop, main: str, reading: Reading) -> lab_run.LabRun:
+    """Only a main thread that trains, in a kernel without subshells, answers nobody."""
+    answers = main == FREE or has_subshells(kernel) or _mailbox(kernel, main) is not None
+    return lab_run.follow(files, stop, reading, answers)
+
+
+def _mailbox(kernel: Any, main: str) -> Mailbox | None:
+    """A main thread that waits for the run looks for messages itself."""
+    return open_mailbox(kernel) if main == WAITS else None

@@ -1,0 +1,23 @@
+"""What stays of a run in a notebook: text, html, and a record that the JupyterLab extension opens.
+
+What lives here: the mime bundle. What does not: the html and the text (page.py), and the record (portable.py). A front
+end shows the richest that it knows: the record only where the extension is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from tpu_magics.panel.model_view import RunView
+from tpu_magics.panel.page import to_html, to_text
+from tpu_magics.panel.portable import SAVED, record
+from tpu_magics.panel.protocol import MIME_TYPE
+
+
+def to_bundle(view: RunView) -> dict[str, Any]:
+    """The run as a mime bundle."""
+    bundle: dict[str, Any] = {"text/plain": to_text(view), "text/html": to_html(view)}
+    with contextlib.suppress(Exception):  # whatever a record holds, the html is shown
+        bundle[MIME_TYPE] = record(view, SAVED)
+    return bundle

@@ -1,0 +1,212 @@
+"""What a kernel and its front ends say to each other over the comm `tpu_magics`.
+
+What lives here: what the kernel says, as dataclasses. What does not: their common form and the first of them
+(protocol.py, which `%load_ext` imports), what front ends ask (wishes.py), sending
+(magics/lab.py), and how a run becomes JSON (portable.py). labextension/src/types.ts mirrors the names and the fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tpu_magics.panel.protocol import HelloMessage, Host
+
+__all__ = [
+    "ComparedMessage",
+    "ComparedRow",
+    "ComparedTable",
+    "FindingsMessage",
+    "HelloMessage",
+    "HereMessage",
+    "Host",
+    "ProblemMessage",
+    "RankTable",
+    "RunLine",
+    "RunMessage",
+    "RunRecord",
+    "RunsMessage",
+    "Said",
+    "SaidFailure",
+    "SaidLikeness",
+    "SaidNotice",
+    "StoppingMessage",
+    "UpdateMessage",
+]
+
+# -- parts of messages -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A whole run, over the comm and in a saved notebook. `view`: RunView as JSON."""
+
+    v: int
+    view: Mapping[str, Any]
+    said: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What Python has put into words (sections*.py), as JSON. `tone`: "", "ok", "warning" or "broken"; `causes`: the
+    names of the causes, by code; `failure` and `likeness`: None where there is nothing to say."""
+
+    state: str
+    tone: str
+    notes: str
+    figures: Any
+    facts: Any
+    compiles: str
+    causes: Mapping[str, str]
+    ranks: Any
+    notices: Any
+    failure: Any
+    likeness: Any
+    footer: str
+
+
+@dataclass(frozen=True)
+class SaidNotice:
+    word: str
+    text: str
+    state: str
+
+
+@dataclass(frozen=True)
+class SaidFailure:
+    """`facts`: Fact; `lines`: shown as they are."""
+
+    facts: Any
+    lines: Any
+
+
+@dataclass(frozen=True)
+class SaidLikeness:
+    """How far a rehearsal is like a TPU. `short`: in one line; `facts`: Fact."""
+
+    short: str
+    facts: Any
+
+
+@dataclass(frozen=True)
+class RankTable:
+    """The ranks as a table of texts."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """A run in a list. Counts are those of rank 0; None: not known."""
+
+    id: str
+    name: str
+    status: str
+    created: float | None
+    seconds: float | None
+    workers: int | None
+    steps: int | None
+    compiles: int | None
+    recompiles: int | None
+
+
+@dataclass(frozen=True)
+class ComparedRow:
+    """`state`: as in panel/table.py."""
+
+    cells: tuple[str, ...]
+    state: str
+
+
+@dataclass(frozen=True)
+class ComparedTable:
+    """Runs side by side."""
+
+    title: str
+    columns: tuple[str, ...] | None
+    rows: tuple[ComparedRow, ...]
+    notes: tuple[str, ...]
+
+
+# -- kernel -> front end ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HereMessage:
+    """A run goes on: from this a front end that was reloaded learns the comm."""
+
+    type: ClassVar[str] = "here"
+    run: str
+    seq: int
+
+
+@dataclass(frozen=True)
+class RunMessage:
+    """A whole run, as it was after the update `seq`. `record`: see portable.py."""
+
+    type: ClassVar[str] = "run"
+    seq: int
+    record: Mapping[str, Any]
+    request: str | None
+
+
+@dataclass(frozen=True)
+class UpdateMessage:
+    """What has changed since the update `after`: fields of the view and of what is said of it. `log`: new compiles,
+    newest first, which go before those that are known."""
+
+    type: ClassVar[str] = "update"
+    run: str
+    seq: int
+    after: int
+    view: Mapping[str, Any]
+    said: Mapping[str, Any]
+    log: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class RunsMessage:
+    """Earlier runs, newest first."""
+
+    type: ClassVar[str] = "runs"
+    runs: tuple[RunLine, ...]
+    request: str | None
+
+
+@dataclass(frozen=True)
+class ComparedMessage:
+    type: ClassVar[str] = "compared"
+    runs: tuple[str, ...]
+    table: ComparedTable
+    request: str | None
+
+
+@dataclass(frozen=True)
+class FindingsMessage:
+    """What the rules said. `findings`: RuleFinding; `checked`: what was looked at, in words."""
+
+    type: ClassVar[str] = "findings"
+    findings: tuple[Any, ...]
+    checked: str
+    request: str | None
+
+
+@dataclass(frozen=True)
+class StoppingMessage:
+    type: ClassVar[str] = "stopping"
+    run: str
+    request: str | None
+
+
+@dataclass(frozen=True)
+class ProblemMessage:
+    """What was asked for could not be done."""
+
+    type: ClassVar[str] = "problem"
+    what: str
+    why: str
+    todo: str
+    request: str | None

@@ -1,0 +1,59 @@
+"""A run in a line, for long lists.
+
+What lives here: the few facts of a run that its run.json and the end of its records tell, so that two hundred runs are
+listed at once. What does not: all that can be said of one (runs/summary.py).
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from tpu_magics.panel.messages import RunLine
+from tpu_magics.panel.model_info import told_seconds
+from tpu_magics.runs.events import Compile, End, Event, Steps, from_line, only
+from tpu_magics.runs.files import LIVE
+from tpu_magics.runs.reader import Run
+from tpu_magics.runs.summary import run_created, run_name, run_status, run_workers
+
+END = 64_000  # bytes at the end of rank 0's records that are read
+
+
+def run_line(run: Run) -> RunLine:
+    """What is known of it; counts are those of rank 0."""
+    info = run.info
+    status, created = run_status(info), run_created(info, run.id)
+    seconds = told_seconds(info.get("seconds"))
+    if seconds is None and status in LIVE and created is not None:
+        seconds = max(0.0, time.time() - created)
+    steps, compiles, recompiles = _counts(run.events_path(0))
+    return RunLine(
+        run.id, run_name(info, run.id), status, created, seconds, len(run_workers(info)) or None,
+        steps, compiles, recompiles,
+    )  # fmt: skip
+
+
+def _counts(path: Path) -> tuple[int | None, int | None, int | None]:
+    """Steps, compiles and recompiles, as far as the end of the records tells them."""
+    events, whole = _last_events(path)
+    ends = only(events, End)
+    if ends:
+        return ends[-1].steps, ends[-1].compiles, ends[-1].recompiles
+    counted, compiled = only(events, Steps), only(events, Compile)
+    steps = counted[-1].total if counted else None
+    if not whole or not compiled:
+        return steps, None, None
+    return steps, len(compiled), sum(one.recompile for one in compiled)
+
+
+def _last_events(path: Path) -> tuple[list[Event], bool]:
+    """The newest events, and whether these are all."""
+    try:
+        with path.open("rb") as file:
+            length = file.seek(0, 2)
+            file.seek(max(0, length - END))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return [], False
+    found = (from_line(line) for line in lines[:-1])
+    return [event for event in found if event is not None], length <= END

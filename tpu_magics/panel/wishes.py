@@ -1,0 +1,178 @@
+"""What a front end asks of the kernel.
+
+What lives here: the requests as dataclasses, and reading them: nothing in them is taken for granted. What does not:
+what is done (magics/lab_requests.py), and what the kernel says (messages.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.panel.protocol import VERSION
+
+FASTEST, SLOWEST = 0.1, 10.0  # seconds between updates that a front end may ask for
+MOST_CELLS, MOST_SOURCE = 5_000, 20_000_000  # cells of a notebook, and the characters of all of them
+
+
+@dataclass(frozen=True)
+class CheckedCell:
+    """A code cell of the notebook. `id`: the front end's; `number`: n of its `In [n]`, None where it did not run."""
+
+    id: str
+    number: int | None
+    source: str
+
+
+@dataclass(frozen=True)
+class HelloWish:
+    type: ClassVar[str] = "hello"
+
+
+@dataclass(frozen=True)
+class OpenWish:
+    """`run`: an id, "current" (the newest of this kernel) or "last" (the newest in the folder)."""
+
+    type: ClassVar[str] = "open"
+    run: str
+
+
+@dataclass(frozen=True)
+class RunsWish:
+    type: ClassVar[str] = "runs"
+
+
+@dataclass(frozen=True)
+class CompareWish:
+    type: ClassVar[str] = "compare"
+    runs: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class StopWish:
+    type: ClassVar[str] = "stop"
+    run: str
+
+
+@dataclass(frozen=True)
+class CheckWish:
+    """All code cells of the notebook, in their order."""
+
+    type: ClassVar[str] = "check"
+    cells: tuple[CheckedCell, ...]
+
+
+@dataclass(frozen=True)
+class RateWish:
+    """Seconds between updates."""
+
+    type: ClassVar[str] = "rate"
+    seconds: float
+
+
+Wish = HelloWish | OpenWish | RunsWish | CompareWish | StopWish | CheckWish | RateWish
+
+
+def request_of(data: Mapping[str, Any]) -> str | None:
+    """The request's id, where there is one."""
+    found = data.get("request")
+    return found[:200] if isinstance(found, str) else None
+
+
+def read_wish(data: Mapping[str, Any]) -> Wish:
+    """What a front end asks. Raises TpuMagicsError where it cannot be understood."""
+    if data.get("v") != VERSION:
+        raise _of_another_version(data.get("v"))
+    kind = data.get("type")
+    read = _READERS.get(kind) if isinstance(kind, str) else None
+    if read is None:
+        raise _bad("type", kind, f"one of {', '.join(_READERS)}")
+    if request_of(data) is None:
+        raise _bad("request", data.get("request"), "a text")
+    return read(data)
+
+
+def _of_another_version(found: object) -> TpuMagicsError:
+    return TpuMagicsError(
+        f"tpu_magics in the kernel and the extension are of different versions (kernel {VERSION}, extension "
+        f"{_shown(found)}).",
+        "Their messages differ.",
+        "pip install -U tpu-magics, restart the kernel, then reload the page.",
+    )
+
+
+def _bad(name: str, found: object, wanted: str) -> TpuMagicsError:
+    return TpuMagicsError(
+        "The kernel could not read what the extension asked for.",
+        f"`{name}` is {_shown(found)}; it should be {wanted}.",
+        "Reload the page; if it comes again, please report it.",
+    )
+
+
+def _shown(found: object) -> str:
+    text = repr(found)
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _text(data: Mapping[str, Any], name: str) -> str:
+    found = data.get(name)
+    if not isinstance(found, str) or not found:
+        raise _bad(name, found, "a text")
+    return found
+
+
+def _open(data: Mapping[str, Any]) -> OpenWish:
+    return OpenWish(_text(data, "run"))
+
+
+def _stop(data: Mapping[str, Any]) -> StopWish:
+    return StopWish(_text(data, "run"))
+
+
+def _compare(data: Mapping[str, Any]) -> CompareWish:
+    found = data.get("runs")
+    if not isinstance(found, (list, tuple)) or len(found) != 2 or not all(isinstance(one, str) for one in found):
+        raise _bad("runs", found, "the ids of two runs")
+    return CompareWish((found[0], found[1]))
+
+
+def _rate(data: Mapping[str, Any]) -> RateWish:
+    found = data.get("seconds")
+    if isinstance(found, bool) or not isinstance(found, (int, float)) or not FASTEST <= found <= SLOWEST:
+        raise _bad("seconds", found, f"a number from {FASTEST:g} to {SLOWEST:g}")
+    return RateWish(float(found))
+
+
+def _check(data: Mapping[str, Any]) -> CheckWish:
+    found = data.get("cells")
+    if not isinstance(found, (list, tuple)) or len(found) > MOST_CELLS:
+        raise _bad("cells", found, f"a list of at most {MOST_CELLS:,} cells")
+    cells = tuple(map(_cell, found))
+    if sum(len(cell.source) for cell in cells) > MOST_SOURCE:
+        raise _bad("cells", "longer", f"at most {MOST_SOURCE:,} characters")
+    return CheckWish(cells)
+
+
+def _cell(found: Any) -> CheckedCell:
+    if not isinstance(found, Mapping):
+        raise _bad("cells", found, "a list of objects")
+    for name in ("id", "source"):
+        if not isinstance(found.get(name), str):
+            raise _bad(f"cells.{name}", found.get(name), "a text")
+    number = found.get("number")
+    if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
+        raise _bad("cells.number", number, "a whole number, or null")
+    return CheckedCell(found["id"], number, found["source"])
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any]], Wish]] = {
+    "hello": lambda _data: HelloWish(),
+    "open": _open,
+    "runs": lambda _data: RunsWish(),
+    "compare": _compare,
+    "stop": _stop,
+    "check": _check,
+    "rate": _rate,
+}
