@@ -1,0 +1,73 @@
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { KernelRuns } from '../model';
+import { PATIENCE, stopRun } from '../stopping';
+import { FakeChannel, messages, record } from './sample';
+
+describe('stopping a run', () => {
+  let channel: FakeChannel;
+  let runs: KernelRuns;
+  let kernel: { status: 'busy' | 'idle'; interrupt: () => Promise<void> };
+
+  const began = (answers: boolean, plan: object = {}): void => {
+    channel = new FakeChannel();
+    channel.busy = true;
+    runs = new KernelRuns('kernel', channel);
+    runs.receive(messages.hello({ answers, run: 'run-1', live: true }));
+    runs.receive(messages.run(1, record({ live: true, plan: plan as Record<string, never> })));
+    kernel = { status: 'busy', interrupt: vi.fn(async () => undefined) };
+  };
+
+  beforeEach(() => {
+    vi.useFakeTimers();
+    began(true);
+  });
+  afterEach(() => vi.useRealTimers());
+
+  it('asks the kernel, and is content with its answer', async () => {
+    const stopped = stopRun(runs, kernel);
+    expect(channel.count('stop')).toBe(1);
+    runs.receive(messages.stopping('run-1'));
+    expect(await stopped).toBe('stopping');
+    await vi.advanceTimersByTimeAsync(PATIENCE);
+    expect(kernel.interrupt).not.toHaveBeenCalled();
+  });
+
+  it('interrupts a busy kernel that does not answer in time', async () => {
+    const stopped = stopRun(runs, kernel);
+    await vi.advanceTimersByTimeAsync(PATIENCE - 1);
+    expect(kernel.interrupt).not.toHaveBeenCalled();
+    await vi.advanceTimersByTimeAsync(1);
+    expect(await stopped).toBe('interrupted');
+    expect(kernel.interrupt).toHaveBeenCalledTimes(1);
+  });
+
+  it('interrupts once only where the kernel is known to answer nothing', async () => {
+    began(false);
+    expect(await stopRun(runs, kernel)).toBe('interrupted');
+    await vi.advanceTimersByTimeAsync(PATIENCE);
+    expect(channel.interrupted).toBe(1);
+    expect(kernel.interrupt).not.toHaveBeenCalled();
+  });
+
+  it('interrupts no other cell for the sake of a background run', async () => {
+    began(false, { background: true });
+    const stopped = stopRun(runs, kernel);
+    await vi.advanceTimersByTimeAsync(PATIENCE);
+    expect(await stopped).toBe('unanswered');
+    expect(kernel.interrupt).not.toHaveBeenCalled();
+  });
+
+  it('interrupts nothing where the kernel is not busy', async () => {
+    kernel.status = 'idle';
+    const stopped = stopRun(runs, kernel);
+    await vi.advanceTimersByTimeAsync(PATIENCE);
+    expect(await stopped).toBe('unanswered');
+    expect(kernel.interrupt).not.toHaveBeenCalled();
+  });
+
+  it('asks for nothing without a live run', async () => {
+    runs.receive(messages.run(2, record({ live: false })));
+    await stopRun(runs, kernel);
+    expect(channel.count('stop')).toBe(0);
+  });
+});

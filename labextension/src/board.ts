@@ -1,0 +1,179 @@
+// Which badges are shown where: what the kernel told, less what was edited since.
+//
+// What lives here: one `BadgeBoard` for all editors, one `NotebookBadges` for each notebook. What does not: what was
+// edited (memory.ts), what the badges say (reasons.ts), and drawing them (badges.ts).
+
+import { Extension } from '@codemirror/state';
+import { EditorView } from '@codemirror/view';
+import { NotebookPanel } from '@jupyterlab/notebook';
+import { TranslationBundle } from '@jupyterlab/translation';
+import { IDisposable } from '@lumino/disposable';
+import { Signal } from '@lumino/signaling';
+import { BadgeHost, Face, badgeExtension, setBadges } from './badges';
+import { cellTexts } from './cells';
+import { Memory } from './memory';
+import { KernelRuns } from './model';
+import { Badge, Told, kindOf, spoken, toldBy, wordsOf } from './reasons';
+import { ITpuSessions } from './session';
+import { TpuSettings } from './settings';
+import { Tip } from './tip';
+
+const NONE: readonly Badge[] = [];
+
+/** The badges of all editors; a cell's editor comes and goes with its being rendered, its text stays. */
+export class BadgeBoard {
+  constructor(
+    private readonly _trans: TranslationBundle,
+    private readonly _pick: (badge: Badge) => void
+  ) {
+    this._tip = new Tip(_trans);
+  }
+
+  /** The extension of each editor of `text`, a cell's shared model. */
+  extension(text: object): Extension {
+    return badgeExtension(this._host(text), () => this._shown.get(text) ?? NONE);
+  }
+
+  /** Show these badges at a text, and no others. */
+  show(text: object, badges: readonly Badge[]): void {
+    if (signature(badges) === signature(this._shown.get(text) ?? NONE)) {
+      return;
+    }
+    this._shown.set(text, badges);
+    // An edit tells of itself while its editor is at work, which takes nothing new then.
+    queueMicrotask(() => {
+      for (const view of this._views.get(text) ?? []) {
+        view.dispatch({ effects: setBadges.of(this._shown.get(text) ?? NONE) });
+      }
+    });
+  }
+
+  private _host(text: object): BadgeHost {
+    const views = this._views.get(text) ?? new Set();
+    this._views.set(text, views);
+    return {
+      face: badge => this._face(badge),
+      point: (button, badge) => this._tip.show(button, badge),
+      leave: button => this._tip.leave(button),
+      pick: badge => {
+        this._tip.hide();
+        this._pick(badge);
+      },
+      opened: view => views.add(view),
+      closed: view => views.delete(view)
+    };
+  }
+
+  private _face(badge: Badge): Face {
+    return {
+      words: wordsOf(badge, this._trans),
+      spoken: spoken(badge, this._trans),
+      kind: kindOf(badge)
+    };
+  }
+
+  private readonly _tip: Tip;
+  private readonly _shown = new WeakMap<object, readonly Badge[]>();
+  private readonly _views = new WeakMap<object, Set<EditorView>>();
+}
+
+const signature = (badges: readonly Badge[]): string =>
+  JSON.stringify(badges.map(badge => [badge.line, badge.reasons.map(reason => reason.key)]));
+
+/** Keeps the badges of one notebook what they should be. */
+export class NotebookBadges implements IDisposable {
+  constructor(
+    private readonly _panel: NotebookPanel,
+    private readonly _sessions: ITpuSessions,
+    private readonly _settings: TpuSettings,
+    private readonly _board: BadgeBoard,
+    private readonly _trans: TranslationBundle
+  ) {
+    _panel.disposed.connect(() => this.dispose());
+    _panel.sessionContext.kernelChanged.connect(this._onKernel, this);
+    _sessions.currentChanged.connect(this._onKernel, this);
+    _settings.changed.connect(this._again, this);
+    void _panel.context.ready.then(() => {
+      if (!this._disposed) {
+        _panel.model?.contentChanged.connect(this._onContent, this);
+        _panel.model?.cells.changed.connect(this._again, this);
+        this._onKernel();
+      }
+    });
+  }
+
+  get isDisposed(): boolean {
+    return this._disposed;
+  }
+
+  dispose(): void {
+    if (!this._disposed) {
+      this._disposed = true;
+      Signal.clearData(this);
+    }
+  }
+
+  /** The session notes a new kernel by the same signal, before or after this. */
+  private _onKernel(): void {
+    queueMicrotask(() => {
+      const runs = this._disposed ? null : this._sessions.forPanel(this._panel);
+      if (runs !== this._runs && !this._disposed) {
+        this._runs?.changed.disconnect(this._refresh, this);
+        runs?.changed.connect(this._refresh, this);
+        this._runs = runs;
+        this._refresh();
+      }
+    });
+  }
+
+  /** Every key that is pressed comes here: only cells that something was told of are looked at. */
+  private _onContent(): void {
+    const model = this._panel.model;
+    const known = new Set(this._memory.ids);
+    const cells =
+      model === null || known.size === 0 ? [] : [...model.cells].filter(cell => known.has(cell.id));
+    const edits = cells.map(cell => this._memory.edited(cell.id, cell.sharedModel.getSource()));
+    if (edits.includes(true)) {
+      this._again();
+    }
+  }
+
+  /** A live run tells of steps many times before it tells of another recompile. */
+  private _refresh(): void {
+    const { latest = null, checked = null } = this._runs ?? {};
+    const from = [
+      latest?.view.id,
+      latest?.view.causes,
+      latest?.view.findings,
+      latest?.said.causes,
+      checked
+    ];
+    if (from.some((one, at) => one !== this._from[at])) {
+      this._from = from;
+      this._told = toldBy(latest, checked, this._trans);
+      this._again();
+    }
+  }
+
+  private _again(): void {
+    const { model } = this._panel;
+    if (model === null || this._disposed) {
+      return;
+    }
+    const found = this._memory.badges(this._told, this._told.length > 0 ? cellTexts(model) : []);
+    [...model.cells].forEach((cell, index) => {
+      const badges = found.get(index);
+      if (badges !== undefined || this._touched.has(cell.sharedModel)) {
+        this._board.show(cell.sharedModel, (this._settings.values.badges && badges) || NONE);
+        this._touched.add(cell.sharedModel);
+      }
+    });
+  }
+
+  private readonly _memory = new Memory();
+  private readonly _touched = new WeakSet<object>();
+  private _runs: KernelRuns | null = null;
+  private _from: readonly unknown[] = [];
+  private _told: Told[] = [];
+  private _disposed = false;
+}

@@ -1,0 +1,67 @@
+// What was told of the cells of a notebook, less what was edited since.
+//
+// What lives here: which reasons are left at which lines. What does not: noticing edits (board.ts), and the reasons
+// themselves (reasons.ts).
+
+import { CellText, cellFinder, isStill } from './cells';
+import { Badge, Told } from './reasons';
+
+/** What is known of a cell that something was told of. `gone`: keys of what was told before its text changed. */
+interface Known {
+  source: string;
+  keys: string[];
+  gone: Set<string>;
+}
+
+/** Of each cell, by its index: the badges that are left when what was edited is taken away. */
+export class Memory {
+  badges(told: readonly Told[], cells: readonly CellText[]): Map<number, Badge[]> {
+    const find = cellFinder(cells);
+    const found = new Map<number, Told[]>();
+    for (const one of told) {
+      const index = find(one.site);
+      const others = found.get(index) ?? [];
+      found.set(index, others);
+      others.push(one);
+    }
+    found.delete(-1);
+    return new Map([...found].map(([index, some]) => [index, this._left(some, cells[index])]));
+  }
+
+  /** Notice an edit, before anything new is told. True where there was one. */
+  edited(id: string, source: string): boolean {
+    const known = this._known.get(id);
+    if (known === undefined || known.source === source) {
+      return false;
+    }
+    known.keys.forEach(key => known.gone.add(key));
+    known.source = source;
+    return true;
+  }
+
+  get ids(): Iterable<string> {
+    return this._known.keys();
+  }
+
+  private _left(told: readonly Told[], cell: CellText): Badge[] {
+    this.edited(cell.id, cell.source);
+    const known = this._known.get(cell.id) ?? {
+      source: cell.source,
+      keys: [],
+      gone: new Set<string>()
+    };
+    this._known.set(cell.id, known);
+    known.keys = told.map(one => one.reason.key);
+    const texts = cell.source.split('\n');
+    const left = told.filter(
+      ({ site, reason }) => !known.gone.has(reason.key) && isStill(texts[site.line - 1], site.code)
+    );
+    const lines = [...new Set(left.map(one => one.site.line))].sort((one, other) => one - other);
+    return lines.map(line => ({
+      line,
+      reasons: left.filter(one => one.site.line === line).map(one => one.reason)
+    }));
+  }
+
+  private readonly _known = new Map<string, Known>();
+}

@@ -1,0 +1,85 @@
+// A finished run in a notebook, also in one that was saved and has no kernel.
+//
+// What lives here: the renderer of our mime type. What does not: how a run looks (panel/run.tsx).
+//
+// It ranks before text/html, so that only one of the two is shown; where this extension is absent, the html is.
+
+import { IRenderMime } from '@jupyterlab/rendermime-interfaces';
+import { ITranslator, nullTranslator } from '@jupyterlab/translation';
+import { ReactWidget } from '@jupyterlab/ui-components';
+import * as React from 'react';
+import { Findings } from './panel/findings';
+import { Around, Surroundings } from './panel/pieces';
+import { Run } from './panel/run';
+import { MIME_TYPE, RunRecord, Site, SITE_EVENT } from './types';
+import { readRecord } from './validate';
+
+export class RunOutput extends ReactWidget implements IRenderMime.IRenderer {
+  constructor(translator: ITranslator) {
+    super();
+    this.addClass('tpu-Output');
+    this._around = {
+      trans: translator.load('tpu_magics'),
+      onSite: site => this._show(site),
+      folds: new Map()
+    };
+  }
+
+  async renderModel(model: IRenderMime.IMimeModel): Promise<void> {
+    this._record = readRecord(model.data[MIME_TYPE]);
+    this.update();
+    await this.renderPromise;
+  }
+
+  protected override render(): JSX.Element {
+    if (typeof this._record === 'string') {
+      return <p className="tpu-Unreadable">{this._record}</p>;
+    }
+    return (
+      <Around.Provider value={this._around}>
+        <div className="tpu-Root">
+          <Run
+            record={this._record}
+            findings={<Before record={this._record} trans={this._around.trans} />}
+          />
+        </div>
+      </Around.Provider>
+    );
+  }
+
+  private _show(site: Site): boolean {
+    const event = new CustomEvent(SITE_EVENT, { bubbles: true, cancelable: true, detail: site });
+    return !this.node.dispatchEvent(event);
+  }
+
+  private readonly _around: Surroundings;
+  private _record: RunRecord | string = '';
+}
+
+function Before(props: { record: RunRecord; trans: Surroundings['trans'] }): JSX.Element {
+  const checked = props.trans.__('the code, found before the run');
+  return (
+    <Findings
+      findings={props.record.view.findings}
+      checked={checked}
+      onCheck={null}
+      checking={false}
+    />
+  );
+}
+
+const factory: IRenderMime.IRendererFactory = {
+  safe: true,
+  mimeTypes: [MIME_TYPE],
+  createRenderer: options => new RunOutput(options.translator ?? nullTranslator)
+};
+
+const extension: IRenderMime.IExtension = {
+  id: 'tpu-magics:run',
+  description: 'Shows a run of tpu_magics in a notebook.',
+  rendererFactory: factory,
+  rank: 10,
+  dataType: 'json'
+};
+
+export default extension;

@@ -1,0 +1,225 @@
+// The runs of one kernel, as far as the kernel has told: what every part of the front end shows.
+//
+// What lives here: what is known, and the wishes of the person. What does not: the comm (comm.ts), which kernel is
+// looked at (session.ts), checking messages (validate.ts), how updates fit together (newest.ts), drawing.
+
+import { Purpose, Requests } from './requests';
+import { Connection, KernelState } from './state';
+import * as T from './types';
+import { read } from './validate';
+
+/** The way to the kernel; comm.ts has the real one. */
+export interface IChannel {
+  /** Whether there is a way now. */
+  readonly open: boolean;
+  /** Whether the kernel is running a cell. */
+  readonly busy: boolean;
+  send(wish: T.Wish, request: string): void;
+  interrupt(): void;
+}
+
+/** Milliseconds: a front end tells its rate again, so that those of closed ones can be forgotten. */
+const TELL_RATE = 20_000;
+
+export class KernelRuns extends KernelState {
+  constructor(
+    readonly kernelId: string,
+    private readonly _channel: IChannel,
+    private readonly _now: () => number = () => Date.now()
+  ) {
+    super();
+    this._requests = new Requests(_now);
+  }
+
+  /** A click waits until the cell has ended, because this kernel answers none before. */
+  get deaf(): boolean {
+    return this._channel.busy && this.hello?.answers !== true;
+  }
+
+  /** Whether something was asked for that has not come yet. */
+  waitsFor(type: T.Wish['type']): boolean {
+    return this._requests.waitsFor(type);
+  }
+
+  // -- what the person wants -----------------------------------------------------------------------------------------
+
+  open(id: string): void {
+    if (id === this.newest.id) {
+      return this.showLatest();
+    }
+    this._ask({ type: 'open', run: id });
+  }
+
+  refreshRuns(): void {
+    this._ask({ type: 'runs' });
+  }
+
+  compare(first: string, second: string): void {
+    this._ask({ type: 'compare', runs: [first, second] });
+  }
+
+  /** Stop the live run. A kernel that answers no click while it is busy is interrupted, which reaches it always. */
+  stop(): void {
+    if (!this.live || this.latest === null) {
+      return;
+    }
+    if (this.deaf && this.latest.view.plan['background'] !== true) {
+      this._channel.interrupt();
+    } else {
+      this._ask({ type: 'stop', run: this.newest.id });
+    }
+  }
+
+  /** Check the code cells of a whole notebook, in their order. */
+  check(cells: T.CheckedCell[]): void {
+    this._ask({ type: 'check', cells });
+  }
+
+  /** Seconds between two updates. */
+  setRate(seconds: number): void {
+    this._rate = Math.min(10, Math.max(0.1, seconds));
+    this._tellRate();
+  }
+
+  // -- what the kernel tells -----------------------------------------------------------------------------------------
+
+  /** A message of any comm; `late`: of a kernel that has been replaced since. Returns whether it was ours. */
+  receive(data: unknown, late = false): boolean {
+    const arrived = read(data);
+    if (arrived.kind === 'foreign') {
+      return false;
+    }
+    if (arrived.kind === 'faulty') {
+      console.warn(`tpu_magics: a message was left out: ${arrived.text}`);
+      return true;
+    }
+    if (arrived.kind === 'other-version') {
+      this.mismatch = arrived.text;
+    } else if (late) {
+      this._lastWords(arrived.message);
+    } else {
+      this.connection = 'connected';
+      this._dispatch(arrived.message);
+    }
+    this.tell();
+    return true;
+  }
+
+  /** How its run ended, which a kernel tells while it goes. */
+  private _lastWords(message: T.KernelMessage): void {
+    if (message.type === 'run' && message.record.view.id === this.latest?.view.id) {
+      this.newest.run(message, true);
+    }
+  }
+
+  /** There is a way to the kernel now, or a new one: ask it who it is. */
+  connected(): void {
+    this._requests.clear();
+    this._ask({ type: 'hello' });
+    this._tellRate();
+  }
+
+  /** The kernel was started anew: it knows nothing, and what it ran is over. */
+  restarted(): void {
+    this._gone(this.connection === 'absent' ? 'absent' : 'restarted');
+  }
+
+  /** The kernel has closed the comm: tpu_magics was taken out of it. */
+  closed(): void {
+    this._gone('absent');
+  }
+
+  private _gone(connection: Connection): void {
+    this.forget(connection);
+    this._requests.clear();
+    this.tell();
+  }
+
+  private _dispatch(message: T.KernelMessage): void {
+    const request = 'request' in message ? this._requests.answered(message.request) : null;
+    switch (message.type) {
+      case 'hello':
+        this._requests.answeredType('hello');
+        this.hello = message;
+        this.mismatch = '';
+        return this._askFor(this.newest.hello(message));
+      case 'here':
+        this._onHere();
+        return this._askFor(this.newest.here(message));
+      case 'update':
+        return this._askFor(this.newest.update(message));
+      case 'run':
+        return this._onRun(message, request?.purpose ?? null);
+      case 'runs':
+        this.runs = message.runs;
+        return;
+      case 'findings':
+        return this._onFindings(message, request !== null);
+      case 'stopping':
+        this.stopping = message.run;
+        return;
+      case 'compared':
+        this.compared = request === null ? this.compared : message;
+        return;
+      case 'problem':
+        this.problem = request === null ? this.problem : message;
+    }
+  }
+
+  /** The beat of a live run, by which a page that was loaded in the middle learns of it. */
+  private _onHere(): void {
+    if (this.hello === null && !this.waitsFor('hello')) {
+      this._ask({ type: 'hello' });
+    }
+    if (this._now() - this._rateTold > TELL_RATE && !this.deaf) {
+      this._tellRate();
+    }
+  }
+
+  private _onFindings(message: T.FindingsMessage, asked: boolean): void {
+    this.checked = message;
+    if (asked) {
+      this.askedFor = message;
+      this.opened = null;
+    }
+  }
+
+  /** `purpose`: what this front end asked it for; null: the kernel's own word, or another front end's answer. */
+  private _onRun(message: T.RunMessage, purpose: Purpose | null): void {
+    const { id, live } = message.record.view;
+    if (this.newest.run(message, purpose === 'latest')) {
+      this.opened = purpose === 'shown' || this.opened?.view.id === id ? null : this.opened;
+      this.stopping = live && this.stopping === id ? id : '';
+    } else if (purpose !== null) {
+      this.opened = message.record;
+    }
+  }
+
+  // -- asking --------------------------------------------------------------------------------------------------------
+
+  /** A whole record of this kernel's run; not again while one is on its way. */
+  private _askFor(run: string): void {
+    if (run !== '' && !this._requests.waitsForLatest(this.deaf)) {
+      this._ask({ type: 'open', run }, 'latest');
+    }
+  }
+
+  private _tellRate(): void {
+    if (this._rate !== null && this._channel.open) {
+      this._rateTold = this._now();
+      this._channel.send({ type: 'rate', seconds: this._rate }, Requests.id());
+    }
+  }
+
+  private _ask(wish: T.Wish, purpose: Purpose = 'shown'): void {
+    if (this._channel.open) {
+      this.problem = null;
+      this._channel.send(wish, this._requests.add(wish.type, purpose));
+      this.tell();
+    }
+  }
+
+  private readonly _requests: Requests;
+  private _rate: number | null = null;
+  private _rateTold = 0;
+}

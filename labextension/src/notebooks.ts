@@ -1,0 +1,166 @@
+// The notebook in front, and what the commands do with it.
+//
+// What lives here: doing it, and what is said when it cannot be done. What does not: changing cells (actions.ts), the
+// commands themselves (commands.ts).
+
+import { Notification } from '@jupyterlab/apputils';
+import { Cell } from '@jupyterlab/cells';
+import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
+import { TranslationBundle } from '@jupyterlab/translation';
+import { CommandRegistry } from '@lumino/commands';
+import { Refusal, TRAIN, initCell, putPreflight, putTrainLine } from './actions';
+import { checkedCells } from './cells';
+import { KernelRuns } from './model';
+import { ITpuSessions } from './session';
+import { stopRun } from './stopping';
+
+/** In which languages a notebook can be meant for us; one that has run nothing yet names none. */
+const LANGUAGES = ['', 'python', 'ipython'];
+/** Milliseconds that a message stays. */
+const READ = 8000;
+
+export interface CommandContext {
+  commands: CommandRegistry;
+  tracker: INotebookTracker;
+  sessions: ITpuSessions;
+  trans: TranslationBundle;
+  showPanel: () => void;
+}
+
+/** The notebook in front, and what is done to it. */
+export class Notebooks {
+  constructor(private readonly _context: CommandContext) {}
+
+  get panel(): NotebookPanel | null {
+    return this._context.tracker.currentWidget;
+  }
+
+  get cell(): Cell | null {
+    return this.panel?.content.activeCell ?? null;
+  }
+
+  get isPython(): boolean {
+    const language = this.panel?.content.model?.defaultKernelLanguage;
+    return language !== undefined && LANGUAGES.includes(language.toLowerCase());
+  }
+
+  async init(): Promise<void> {
+    if (this.panel !== null) {
+      initCell(this.panel.content);
+      await this._context.commands.execute('notebook:run-cell');
+    }
+  }
+
+  train(): void {
+    const { panel, cell } = this;
+    const refused = panel === null || cell === null ? null : putTrainLine(panel.content, cell);
+    if (refused !== null) {
+      this._say(this._refusal(refused));
+    }
+  }
+
+  preflight(): void {
+    if (this.panel !== null && this.cell !== null) {
+      putPreflight(this.panel.content, this.cell);
+    }
+  }
+
+  check(): void {
+    const { trans } = this._context;
+    const runs = this._runs();
+    const model = this.panel?.model;
+    if (runs?.connection === 'connected' && model) {
+      this._sayFound(runs);
+      runs.check(checkedCells(model));
+      if (runs.deaf) {
+        this._say(trans.__('The kernel is busy: it checks when the cell that runs has ended.'));
+      }
+      this._context.showPanel();
+    } else {
+      this._sayNotLoaded(runs);
+    }
+  }
+
+  async stop(): Promise<void> {
+    const { sessions, trans } = this._context;
+    const kernel = sessions.panel?.sessionContext.session?.kernel;
+    const runs = sessions.current;
+    if (runs !== null && kernel && (await stopRun(runs, kernel)) === 'unanswered') {
+      this._say(
+        trans.__(
+          'The kernel did not answer. Interrupt it with the square in the toolbar, or with I, I.'
+        )
+      );
+    }
+  }
+
+  private _say(text: string): void {
+    Notification.warning(text, { autoClose: READ });
+  }
+
+  /** How many, when the answer comes: what was found may be out of sight. */
+  private _sayFound(runs: KernelRuns): void {
+    const { trans } = this._context;
+    const before = runs.checked;
+    const onChanged = (): void => {
+      const checked = runs.checked;
+      if (checked !== before || runs.connection !== 'connected' || runs.problem !== null) {
+        runs.changed.disconnect(onChanged);
+      }
+      if (checked !== null && checked !== before) {
+        const broken = checked.findings.filter(one => !one.advice).length;
+        const said =
+          broken === 0
+            ? trans.__('No broken rule')
+            : trans._n('%1 broken rule', '%1 broken rules', broken);
+        Notification.emit(said, broken === 0 ? 'success' : 'warning', { autoClose: READ });
+      }
+    };
+    runs.changed.connect(onChanged);
+  }
+
+  private _runs(): KernelRuns | null {
+    return this.panel === null ? null : this._context.sessions.forPanel(this.panel);
+  }
+
+  /** The check is made by the kernel. */
+  private _sayNotLoaded(runs: KernelRuns | null): void {
+    const { trans } = this._context;
+    const [said, label] =
+      runs === null
+        ? [
+            trans.__(
+              'The check needs a kernel that has loaded tpu_magics; this notebook has none.'
+            ),
+            trans.__('Start and load')
+          ]
+        : [
+            trans.__(
+              'This kernel has not loaded tpu_magics. Run %1 in a cell.',
+              '%load_ext tpu_magics'
+            ),
+            trans.__('Load it')
+          ];
+    Notification.info(said, {
+      autoClose: READ,
+      actions: [{ label, displayType: 'accent', callback: () => void this.init() }]
+    });
+  }
+
+  private _refusal(refused: Refusal): string {
+    const { trans } = this._context;
+    switch (refused) {
+      case 'there':
+        return trans.__('%1 is on top of this cell already. Run the cell to train.', TRAIN);
+      case 'no-code':
+        return trans.__('This cell is not code. Select the cell with the training function.');
+      case 'read-only':
+        return trans.__('This cell is read-only: nothing can be put on top of it.');
+      default:
+        return trans.__(
+          'This cell begins with %1, and a cell has one cell magic. Take it away first.',
+          refused
+        );
+    }
+  }
+}

@@ -1,0 +1,113 @@
+// All that is known of one compile.
+//
+// What lives here: what stands under an unfolded row. What does not: the row (compiles.tsx).
+
+import * as React from 'react';
+import { fullPlace, programMemory, seconds, shape, short } from '../format';
+import { CompileEntry } from '../types';
+import { Code, Place, useTrans, Worded } from './pieces';
+
+const DIFFERENCES = 8;
+const INPUTS = 24;
+
+export function Details(props: { entry: CompileEntry }): JSX.Element {
+  const trans = useTrans();
+  const graph = props.entry.compile;
+  const against =
+    graph.nearest === null ? '' : ` ${trans.__('from [%1/%2]', graph.site.id, graph.nearest)}`;
+  return (
+    <dl className="tpu-Details">
+      <Said head={trans.__('Line')}>
+        <Place site={graph.site} />
+        {graph.site.function && ` ${trans.__('in %1', short(graph.site.function, 80))}`}
+        {graph.site.path.includes('/') && <div className="tpu-Small">{fullPlace(graph.site)}</div>}
+        {graph.site.code && (
+          <div>
+            <Code>{short(graph.site.code, 300)}</Code>
+          </div>
+        )}
+      </Said>
+      {(graph.text || graph.recompile) && (
+        <Said head={graph.recompile ? trans.__('Cause') : trans.__('Note')}>
+          <Worded>{short(graph.text || graph.cause || 'unknown', 400)}</Worded>
+        </Said>
+      )}
+      {graph.fix && (
+        <Said head={trans.__('What to change')}>
+          <Worded>{short(graph.fix, 400)}</Worded>
+        </Said>
+      )}
+      {graph.difference.length > 0 && (
+        <Said head={`${trans.__('Difference')}${against}`}>
+          <Codes items={graph.difference} most={DIFFERENCES} />
+        </Said>
+      )}
+      <Said head={trans.__('Inputs')}>
+        {graph.inputs.length > 0 ? (
+          <Codes items={graph.inputs.map(shape)} most={INPUTS} />
+        ) : (
+          trans.__('none from the host')
+        )}
+      </Said>
+      <Said head={trans.__('Program memory')}>
+        {programMemory(graph.memory) || trans.__('not available (the runtime does not tell)')}
+      </Said>
+      <Said head={trans.__('More')}>
+        <Rest entry={props.entry} />
+      </Said>
+    </dl>
+  );
+}
+
+function Said(props: { head: string; children: React.ReactNode }): JSX.Element {
+  return (
+    <div className="tpu-Detail">
+      <dt>{props.head}</dt>
+      <dd>{props.children}</dd>
+    </div>
+  );
+}
+
+function Codes(props: { items: string[]; most: number }): JSX.Element {
+  const trans = useTrans();
+  const left = props.items.length - props.most;
+  return (
+    <>
+      {props.items.slice(0, props.most).map((item, at) => (
+        <div key={at}>
+          <Code>{short(item, 200)}</Code>
+        </div>
+      ))}
+      {left > 0 && <div className="tpu-Small">{trans.__('and %1 more', left)}</div>}
+    </>
+  );
+}
+
+function Rest({ entry }: { entry: CompileEntry }): JSX.Element {
+  const trans = useTrans();
+  const graph = entry.compile;
+  const triggers: { [code: string]: string } = {
+    sync: trans.__('run by the end of a step'),
+    loader: trans.__('run by the loader, which ends a step with each batch'),
+    read: trans.__('run by a value that the host read'),
+    finish: trans.__('run by the end of the function'),
+    library: trans.__("run by a library's own sync")
+  };
+  const parts = [
+    trans.__('rank %1', entry.rank),
+    trans._n('after %2 step', 'after %2 steps', graph.step, graph.step.toLocaleString('en-US')),
+    triggers[graph.trigger] ?? short(graph.trigger, 40),
+    graph.seconds === null
+      ? trans.__('time not available')
+      : trans.__('took %1', seconds(graph.seconds)),
+    graph.host_collective
+      ? trans.__(
+          'cut by collectives on the host in %1 pieces; a TPU compiles it as one graph',
+          graph.pieces
+        )
+      : '',
+    graph.by_rank ? trans.__('another one for each rank') : '',
+    graph.graph ? trans.__('graph %1', short(graph.graph, 40)) : ''
+  ];
+  return <>{parts.filter(part => part !== '').join(' · ')}</>;
+}

@@ -1,0 +1,130 @@
+// The quieter parts of a run: warnings, ranks, values that the host read, how far a rehearsal is like a TPU.
+//
+// What lives here: these parts. What does not: compiles, charts, findings, which have files of their own.
+
+import * as React from 'react';
+import { grouped, seconds, short } from '../format';
+import { RankTable, Read, SaidLikeness, SaidNotice, Transfer } from '../types';
+import { Facts } from './head';
+import { Chip, Code, Notes, Place, Section, toneOf, useTrans, Worded } from './pieces';
+import { Table } from './table';
+
+const READS = 20;
+
+export const Warnings = React.memo(function Warnings(props: {
+  notices: SaidNotice[];
+}): JSX.Element | null {
+  const trans = useTrans();
+  if (props.notices.length === 0) {
+    return null;
+  }
+  return (
+    <Section name="warnings" title={trans.__('Warnings')}>
+      <ul className="tpu-List">
+        {props.notices.map((each, at) => (
+          <li key={at}>
+            <Chip tone={toneOf(each.state)} symbol={false}>
+              {each.word}
+            </Chip>{' '}
+            <Worded>{each.text}</Worded>
+          </li>
+        ))}
+      </ul>
+    </Section>
+  );
+});
+
+export const Ranks = React.memo(function Ranks(props: { ranks: RankTable }): JSX.Element {
+  const trans = useTrans();
+  const { columns, rows, notes } = props.ranks;
+  return (
+    <Section
+      name="ranks"
+      title={trans.__('Ranks')}
+      aside={<span className="tpu-Small">{rows.length || ''}</span>}
+    >
+      {rows.length > 0 && (
+        <Table label={trans.__('Ranks')} columns={columns} rows={rows} tight={true} />
+      )}
+      <Notes lines={notes} />
+    </Section>
+  );
+});
+
+/** Those that cut a step first. */
+export const Reads = React.memo(function Reads(props: {
+  transfers: Transfer[];
+  reads: Read[];
+}): JSX.Element | null {
+  const trans = useTrans();
+  const all = [...props.transfers, ...props.reads];
+  if (all.length === 0) {
+    return null;
+  }
+  return (
+    <Section
+      name="reads"
+      title={trans.__('Values that the host read')}
+      aside={
+        props.transfers.length > 0 ? (
+          <Chip tone="warning">
+            {trans._n('%1 cuts the step', '%1 cut the step', props.transfers.length)}
+          </Chip>
+        ) : null
+      }
+    >
+      <ul className="tpu-List">
+        {all.slice(0, READS).map((one, at) => (
+          <ReadItem key={at} one={one} />
+        ))}
+      </ul>
+      {all.length > READS && (
+        <p className="tpu-Small">{trans.__('and %1 more lines', all.length - READS)}</p>
+      )}
+    </Section>
+  );
+});
+
+function ReadItem({ one }: { one: Transfer | Read }): JSX.Element {
+  const trans = useTrans();
+  const cuts = 'fix' in one;
+  const times = trans._n('%2 read', '%2 reads', one.count, grouped(one.count));
+  const code = short(one.code || one.site.code, 120);
+  return (
+    <li>
+      {cuts ? <Chip tone="warning">{times}</Chip> : <b>{times}</b>} <Place site={one.site} />{' '}
+      {one.seconds ? <span className="tpu-Small">{seconds(one.seconds)}</span> : null}
+      {code && (
+        <div>
+          <Code>{code}</Code>
+        </div>
+      )}
+      <div>
+        {cuts ? (
+          <Worded>{one.text || trans.__('It cut the graph in the middle of a step.')}</Worded>
+        ) : null}
+        {!cuts && trans.__('Read after its step: it waits, and cuts nothing.')}
+      </div>
+      {cuts && one.fix && (
+        <div>
+          <b>{trans.__('What to change:')}</b> <Worded>{one.fix}</Worded>
+        </div>
+      )}
+    </li>
+  );
+}
+
+export const Likeness = React.memo(function Likeness(props: {
+  likeness: SaidLikeness | null;
+}): JSX.Element | null {
+  const trans = useTrans();
+  if (props.likeness === null) {
+    return null;
+  }
+  return (
+    <Section name="rehearsal" title={trans.__('Rehearsal')} closed={true}>
+      <p className="tpu-Line">{props.likeness.short}</p>
+      <Facts facts={props.likeness.facts} />
+    </Section>
+  );
+});

@@ -1,0 +1,65 @@
+// The side panel as JupyterLab knows it.
+//
+// What lives here: the Lumino widget. What does not: its content (body.tsx), where it is put (index.ts).
+
+import { ITranslator } from '@jupyterlab/translation';
+import { ReactWidget, UseSignal } from '@jupyterlab/ui-components';
+import * as React from 'react';
+import { ITpuSessions } from '../session';
+import { Site } from '../types';
+import { Actions, Body } from './body';
+import { Around, Surroundings } from './pieces';
+
+export interface TpuPanelOptions {
+  sessions: ITpuSessions;
+  translator: ITranslator;
+  /** Show a line in the notebook in front; false: it is not there. */
+  onSite: (site: Site) => boolean;
+  onLoadExtension?: () => void;
+  onCheck?: () => void;
+  onTrain?: () => void;
+  /** In place of `KernelRuns.stop`. */
+  onStop?: () => void;
+}
+
+export class TpuPanel extends ReactWidget {
+  constructor(options: TpuPanelOptions) {
+    super();
+    const trans = options.translator.load('tpu_magics');
+    this.id = 'tpu-magics-panel';
+    this.title.caption = trans.__('TPU runs');
+    this.node.setAttribute('role', 'region');
+    this.node.setAttribute('aria-label', trans.__('TPU runs'));
+    this.addClass('tpu-Panel');
+    this._sessions = options.sessions;
+    this._around = { trans, onSite: options.onSite, folds: new Map() };
+    this._actions = {
+      loadExtension: options.onLoadExtension ?? null,
+      check: options.onCheck ?? null,
+      train: options.onTrain ?? null,
+      stop: options.onStop ?? (() => this._sessions.current?.stop())
+    };
+  }
+
+  protected override render(): JSX.Element {
+    return (
+      <Around.Provider value={this._around}>
+        <div className="tpu-Root">
+          <UseSignal signal={this._sessions.currentChanged}>
+            {() => (
+              <Body
+                runs={this._sessions.current}
+                notebook={this._sessions.panel?.context.path ?? null}
+                actions={this._actions}
+              />
+            )}
+          </UseSignal>
+        </div>
+      </Around.Provider>
+    );
+  }
+
+  private readonly _sessions: ITpuSessions;
+  private readonly _around: Surroundings;
+  private readonly _actions: Actions;
+}

@@ -1,0 +1,76 @@
+// What was asked of the kernel and has not been answered.
+//
+// What lives here: ids, what each was for, and when asking again makes sense. What does not: sending (comm.ts).
+
+import { UUID } from '@lumino/coreutils';
+import { Wish } from './types';
+
+/** What the answer is for: the kernel's own newest run, or something that the person wants to see. */
+export type Purpose = 'latest' | 'shown';
+
+export interface Request {
+  type: Wish['type'];
+  purpose: Purpose;
+  at: number;
+}
+
+/** Milliseconds after which a request counts as lost, where the kernel answers at all. */
+const LOST = 5_000;
+
+export class Requests {
+  constructor(private readonly _now: () => number) {}
+
+  static id(): string {
+    return UUID.uuid4();
+  }
+
+  add(type: Wish['type'], purpose: Purpose): string {
+    const id = Requests.id();
+    this._open.set(id, { type, purpose, at: this._now() });
+    return id;
+  }
+
+  /** The request that this is the answer to; null: another front end's, or nobody's. */
+  answered(id: string | null): Request | null {
+    const found = id === null ? undefined : this._open.get(id);
+    if (found === undefined) {
+      return null;
+    }
+    this._open.delete(id as string);
+    return found;
+  }
+
+  /** `hello` carries no request. */
+  answeredType(type: Wish['type']): void {
+    for (const [id, request] of this._open) {
+      if (request.type === type) {
+        this._open.delete(id);
+      }
+    }
+  }
+
+  waitsFor(type: Wish['type']): boolean {
+    return [...this._open.values()].some(request => request.type === type);
+  }
+
+  /** Whether a whole record of the newest run is on its way. To a kernel that answers nothing before its cell has
+   * ended, one question is enough. */
+  waitsForLatest(deaf: boolean): boolean {
+    for (const [id, request] of this._open) {
+      if (request.purpose !== 'latest') {
+        continue;
+      }
+      if (deaf || this._now() - request.at < LOST) {
+        return true;
+      }
+      this._open.delete(id);
+    }
+    return false;
+  }
+
+  clear(): void {
+    this._open.clear();
+  }
+
+  private readonly _open = new Map<string, Request>();
+}

@@ -1,0 +1,147 @@
+// Messages and saved records are checked as they arrive; nothing behind this file meets data of another form.
+//
+// What lives here: the messages' forms and what becomes of one that does not fit. What does not: the forms of what they
+// carry (forms.ts).
+
+import {
+  Check,
+  flag,
+  Invalid,
+  isObject,
+  list,
+  num,
+  number,
+  object,
+  orNull,
+  partly,
+  text
+} from './checks';
+import { compileEntry, finding, runRecord, said, view } from './forms';
+import * as T from './types';
+
+/** "foreign": not a message of ours; "other-version": `text` says so to the person; "faulty": ours, but not as agreed,
+ * or of a type that is not known here. */
+export type Arrived =
+  | { kind: 'message'; message: T.KernelMessage }
+  | { kind: 'other-version'; text: string }
+  | { kind: 'faulty'; text: string }
+  | { kind: 'foreign' };
+
+const request = orNull(text);
+
+const host = object<T.Host>({
+  title: text,
+  rehearsal: flag,
+  chips: orNull(number),
+  detail: text
+});
+
+const runLine = object<T.RunLine>({
+  id: text,
+  name: text,
+  status: text,
+  created: orNull(num),
+  seconds: orNull(num),
+  workers: orNull(number),
+  steps: orNull(number),
+  compiles: orNull(number),
+  recompiles: orNull(number)
+});
+
+const comparedTable = object<T.ComparedTable>({
+  title: text,
+  columns: orNull(list(text)),
+  rows: list(object<T.ComparedRow>({ cells: list(text), state: text })),
+  notes: list(text)
+});
+
+function form<M extends T.KernelMessage>(
+  type: M['type'],
+  fields: Parameters<typeof object<Omit<M, 'protocol' | 'v' | 'type'>>>[0]
+): [M['type'], Check<unknown>] {
+  return [type, object(fields) as Check<unknown>];
+}
+
+const FORMS = new Map<string, Check<unknown>>([
+  form<T.HelloMessage>('hello', {
+    version: text,
+    python_v: number,
+    host: orNull(host),
+    run: request,
+    live: flag,
+    answers: flag
+  }),
+  form<T.HereMessage>('here', { run: text, seq: number }),
+  form<T.RunMessage>('run', { seq: number, record: runRecord, request }),
+  form<T.UpdateMessage>('update', {
+    run: text,
+    seq: number,
+    after: number,
+    view: partly<T.RunView>(view),
+    said: partly<T.Said>(said),
+    log: list(compileEntry)
+  }),
+  form<T.RunsMessage>('runs', { runs: list(runLine), request }),
+  form<T.ComparedMessage>('compared', { runs: list(text), table: comparedTable, request }),
+  form<T.FindingsMessage>('findings', { findings: list(finding), checked: text, request }),
+  form<T.StoppingMessage>('stopping', { run: text, request }),
+  form<T.ProblemMessage>('problem', { what: text, why: text, todo: text, request })
+]);
+
+/** Any message of any comm. */
+export function read(data: unknown): Arrived {
+  if (!isObject(data) || data.protocol !== T.PROTOCOL) {
+    return { kind: 'foreign' };
+  }
+  const version = data.type === 'hello' && data.v === T.VERSION ? data.python_v : data.v;
+  if (version !== T.VERSION) {
+    return { kind: 'other-version', text: otherVersion(version) };
+  }
+  const check = typeof data.type === 'string' ? FORMS.get(data.type) : undefined;
+  if (check === undefined) {
+    return { kind: 'faulty', text: `its type ${JSON.stringify(data.type)} is not known` };
+  }
+  const fault = faultOf(data, check);
+  return fault === ''
+    ? { kind: 'message', message: data as unknown as T.KernelMessage }
+    : { kind: 'faulty', text: fault };
+}
+
+/** What a saved notebook holds under our mime type: the record, or one line that says why there is none. */
+export function readRecord(data: unknown): T.RunRecord | string {
+  if (!isObject(data)) {
+    return 'This output holds no run.';
+  }
+  if (data.v !== T.RECORD_VERSION) {
+    return `This run was saved by another version of tpu_magics (run ${told(data.v)}, extension ${T.RECORD_VERSION}).`;
+  }
+  const fault = faultOf(data, runRecord);
+  return fault === ''
+    ? (data as unknown as T.RunRecord)
+    : `This saved run cannot be read: ${fault}.`;
+}
+
+function otherVersion(found: unknown): string {
+  return (
+    'tpu_magics in the kernel and the extension are of different versions ' +
+    `(kernel ${told(found)}, extension ${T.VERSION}): pip install -U tpu-magics, then reload`
+  );
+}
+
+function told(version: unknown): string {
+  return typeof version === 'number' || typeof version === 'string'
+    ? String(version).slice(0, 20)
+    : 'unknown';
+}
+
+function faultOf(data: unknown, check: Check<unknown>): string {
+  try {
+    check(data, '');
+    return '';
+  } catch (error) {
+    if (error instanceof Invalid) {
+      return error.message;
+    }
+    throw error;
+  }
+}

@@ -1,0 +1,5 @@
+import './base.css';
+import './panel.css';
+import './charts.css';
+import './status.css';
+import './badges.css';
