@@ -13,7 +13,7 @@ NBVAL := -m pytest -p tests._ci --nbval-lax --nbval-current-env
 export JUPYTER_PREFER_ENV_PATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean install
+.PHONY: help demo lab test lint format bench clean install
 
 help:  ## show this list
 	@echo "tpu_magics: make demo, make test and their relatives. Needs python3 >= 3.10 and make."
@@ -32,7 +32,19 @@ demo: install  ## train a small model in notebooks/01_quickstart.ipynb and show 
 	@$(PY) -m tpu_magics summary --runs .demo/.tpu_runs
 	@echo "==> the executed notebook: .demo/01_quickstart.ipynb (to open it: $(PY) -m jupyter lab .demo/01_quickstart.ipynb)"
 
+lab: install  ## JupyterLab with the extension, opened at the quickstart
+	@$(PY) scripts/bundle.py
+	@mkdir -p .demo/lab
+	@for each in $(notdir $(wildcard notebooks/*.ipynb)); do \
+	    [ -e ".demo/lab/$$each" ] || cp "notebooks/$$each" .demo/lab/; \
+	done
+	@echo "==> JupyterLab; the notebooks are copies, in .demo/lab"
+	@cd .demo/lab && "$(CURDIR)/$(PY)" -m jupyterlab $(LAB_ARGS) 01_quickstart.ipynb
+
 test: install lint  ## lint, types, the notebooks (twice) and all tests
+	@echo "==> the JupyterLab extension: types, format, unit tests, bundle"
+	@$(PY) scripts/bundle.py lint test
+	@$(PY) scripts/bundle.py
 	@for round in 1 2; do \
 	    echo "==> notebooks with nbval, round $$round of 2"; \
 	    $(PY) $(NBVAL) $(NOTEBOOKS) || exit 1; \
@@ -53,17 +65,20 @@ lint: install  ## ruff check, ruff format --check, mypy --strict
 	@echo "==> mypy"
 	@$(PY) -m mypy
 
-format: install  ## let ruff sort imports and format the code
+format: install  ## let ruff sort imports and format the code, and prettier the extension's
 	@echo "==> ruff"
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
+	@echo "==> prettier"
+	@$(PY) scripts/bundle.py format
 
 bench: install  ## the figures of the docs, made again
 	@echo "==> benchmarks"
 	@$(PY) -m tests.benchmarks
 
-clean:  ## remove .venv, .demo, caches and the tutorials' run folders
-	@echo "==> removing .venv .demo .bench build dist notebooks/.tpu_runs and the tools' caches"
+clean:  ## remove .venv, .demo, what was built, caches and the tutorials' run folders
+	@echo "==> removing .venv .demo .bench build dist notebooks/.tpu_runs, the extension's bundle and the tools' caches"
+	@rm -rf labextension/node_modules labextension/lib labextension/build tpu_magics/labextension
 	@rm -rf .venv .demo .bench build dist notebooks/.tpu_runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

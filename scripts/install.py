@@ -70,7 +70,8 @@ def main(arguments: list[str]) -> None:
     if sys.dont_write_bytecode:
         # Otherwise each process would compile PyTorch's modules anew, at several seconds a process.
         command.append("--compile-bytecode")
-    run(command, "the packages")
+    # JupyterLab's extension needs Node.js and is made when it is first used, by scripts/bundle.py.
+    run(command, "the packages", TPU_MAGICS_NO_BUNDLE="1")
     for overlay in OVERLAYS:
         install_overlay(*overlay)
     STAMP.write_text(wanted)
@@ -153,9 +154,9 @@ def can_make_pip() -> bool:
     return done.returncode == 0
 
 
-def run(command: list[str | Path], what: str) -> None:
+def run(command: list[str | Path], what: str, **environment: str) -> None:
     """Run a command with its output shown; stop with a clear text where it fails."""
-    result = subprocess.run(command, cwd=ROOT)
+    result = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment})
     if result.returncode:
         stop(
             f"Installing {what} failed.",

@@ -21,6 +21,7 @@ import pytest
 from tests import overlay
 from tests.benchmarks import __main__ as runner
 from tests.benchmarks import (
+    bench_labextension,
     bench_launch,
     bench_load,
     bench_memory,
@@ -325,3 +326,31 @@ def test_traffic_is_judged_by_the_worst_run() -> None:
     rows = [{"while it trains, kB": 100.0}, {"while it trains, kB": 200.1}]
     assert "MISSED (at most 200 kB)" in bench_traffic.notes(rows)[0]
     assert ": met (at most 100 kB)" in bench_traffic.notes(rows[:1])[0]
+
+
+# -- the JupyterLab extension --------------------------------------------------------------------------------------
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_labextension_measures_in_a_real_jupyterlab() -> None:
+    if not Path("/usr/bin/chromium").exists():
+        pytest.skip("/usr/bin/chromium is not installed")
+    rows = bench_labextension.measure(starts=1, openings=1, updates=5, steps=3_000, compiles=20)
+    assert [row["what"] for row in rows] == list(bench_labextension.TARGETS)
+    size, _start, opening, update = (row["median"] for row in rows)
+    assert size > 5 and opening > 5 and update > 0
+
+
+def test_labextension_is_judged_by_the_medians() -> None:
+    fake_times = {
+        "bundle, gzipped": [40.0],
+        "JupyterLab's start, added": [10.0, 60.0, 70.0],
+        "a live update": [3.0, 20.0],
+    }
+    notes = bench_labextension.notes([bench_labextension.row(what, each) for what, each in fake_times.items()])
+    assert notes[-3:] == [
+        "Target for bundle, gzipped: under 150 kB: met (40 kB).",
+        "Target for JupyterLab's start, added: under 50 ms: MISSED (60 ms).",
+        "Target for a live update: under 16 ms: met (11.5 ms).",
+    ]

@@ -72,6 +72,11 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_WHERE})
 
 
+def _jupyter_labextension_paths() -> list[dict[str, str]]:
+    """Called by `jupyter labextension develop`: where a checkout's bundle of the JupyterLab extension lies."""
+    return [{"src": "labextension", "dest": "tpu-magics"}]
+
+
 def load_ipython_extension(shell: Any) -> None:
     """Called by `%load_ext tpu_magics`."""
     from tpu_magics.magics.shell import load

@@ -1,0 +1,204 @@
+"""What the JupyterLab extension costs: its size, JupyterLab's start, the panel's opening, and an update of it.
+
+What lives here: the measurement, in a real JupyterLab of an installed wheel, in Chromium, with the browser's clocks:
+the start with and without the extension in turns, and a run of 100,000 steps and 1,000 compiles, made of real records,
+whose messages are those that the kernel sends. What does not: how long Python takes to make them (bench_panel.py).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+from tests.benchmarks import fresh, report
+from tests.panel import recorded
+from tpu_magics.runs.events import Event, Steps, Value
+
+TITLE = "The JupyterLab extension"
+STEPS, COMPILES = 100_000, 1_000
+SIZE, START, OPENING, UPDATE = "bundle, gzipped", "JupyterLab's start, added", "the panel opens", "a live update"
+TARGETS = {SIZE: 150.0, START: 50.0, OPENING: 300.0, UPDATE: 16.0}
+UNITS = {SIZE: "kB", START: "ms", OPENING: "ms", UPDATE: "ms"}
+
+# JupyterLab announces itself on the window, if told to, before it has started.
+ON_RESTORED = """
+Object.defineProperty(window, 'jupyterapp', {
+    configurable: true,
+    set(app) {
+        Object.defineProperty(window, 'jupyterapp', { value: app });
+        app.restored.then(() => { window.restoredAt = performance.now(); });
+    }
+});
+"""
+# From the moment at which the panel is put into the page to the first frame after all of it is drawn and laid out.
+OPEN = """async () => {
+    const app = window.jupyterapp;
+    const panel = [...app.shell.widgets('right')].find(each => each.id === 'tpu-magics-panel');
+    panel.parent = null;
+    await new Promise(done => setTimeout(done, 100));
+    const begin = performance.now();
+    app.shell.add(panel, 'right');
+    app.shell.activateById('tpu-magics-panel');
+    while (!panel.node.querySelector('.tpu-Compiles tbody tr') || panel.node.offsetHeight === 0) {
+        await new Promise(requestAnimationFrame);
+    }
+    await new Promise(requestAnimationFrame);
+    return performance.now() - begin;
+}"""
+# In the kernel: what it is to send, by number.
+KERNEL = """
+import json
+from pathlib import Path
+messages = json.loads(Path("messages.json").read_text())
+kernel = get_ipython().kernel
+comm = next(one for one in kernel.comm_manager.comms.values() if one.target_name == "tpu_magics")
+def tell(number):
+    kernel.session.send(kernel.iopub_socket, "comm_msg", {"comm_id": comm.comm_id, "data": messages[number]})
+"""
+ASKED = """code => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestExecute(
+    { code, silent: true, store_history: false }
+).done.then(() => null)"""
+# Two frames: what an update sets off has been drawn.
+DRAWN = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 20))))"
+
+
+def in_browser(starts: int, openings: int, updates: int, steps: int, compiles: int) -> dict[str, Any]:
+    """In a fresh process: kB of the bundle, and milliseconds of each kind."""
+    from tests.browser.installed import install, make_sdist, make_wheel
+    from tests.browser.jupyter import chromium, running_server
+
+    with fresh.scratch_folder() as folder:
+        places = {name: folder / name for name in ("sdist", "wheel", "with", "without")}
+        for place in places.values():
+            place.mkdir()
+        wheel = make_wheel(make_sdist(places["sdist"]), places["wheel"])
+        ours, bare = install(wheel, places["with"]), install(wheel, places["without"])
+        size = sum(len(gzip.compress(path.read_bytes())) for path in ours.shared.rglob("*.js"))
+        shutil.rmtree(bare.shared)
+        with chromium() as browser, running_server(ours) as server, running_server(bare) as other:
+            added = [_start(browser, server) - _start(browser, other) for _ in range(starts)]
+            opened, updated = _panel(browser, server, openings, updates, steps, compiles)
+    return {SIZE: [size / 1000], START: added, OPENING: opened, UPDATE: updated}
+
+
+def _start(browser: Any, server: Any) -> float:
+    """Milliseconds from the navigation until JupyterLab is restored, in a page without a cache."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.add_init_script(ON_RESTORED)
+    page.goto(f"{server.url}lab?token={server.token}")
+    page.wait_for_function("window.restoredAt !== undefined", timeout=60_000)
+    took = float(page.evaluate("window.restoredAt"))
+    context.close()
+    return took
+
+
+def _panel(
+    browser: Any, server: Any, openings: int, updates: int, steps: int, compiles: int
+) -> tuple[list[float], list[float]]:
+    from tests.browser.cells import LOAD
+    from tests.browser.jupyter import Notebook, write_notebook
+
+    run = recorded.long_run(server.folder / "runs", steps, compiles)
+    messages = list(_messages(run, updates, steps, compiles))
+    (server.folder / "messages.json").write_text(json.dumps(messages))
+    write_notebook(server.folder / "it.ipynb", LOAD, KERNEL.strip())
+    page = browser.new_page(viewport={"width": 1500, "height": 900})
+    notebook = Notebook(server, page, "it.ipynb")
+    notebook.await_kernel()
+    notebook.run_all()
+    notebook.status.wait_for(timeout=60_000)
+    page.evaluate(ASKED, "tell(0)")  # the run
+    notebook.show_panel()
+    notebook.rows.first.wait_for()
+    opened = [float(page.evaluate(OPEN)) for _ in range(openings)]
+    metrics = page.context.new_cdp_session(page)
+    metrics.send("Performance.enable")
+    return opened, [_update(page, metrics, number) for number in range(1, len(messages))]
+
+
+def _update(page: Any, metrics: Any, number: int) -> float:
+    """Milliseconds for which the page was at work, less those for a kernel that was asked and told nothing."""
+
+    def worked(code: str) -> float:
+        begin = _busy(metrics)
+        page.evaluate(ASKED, code)
+        page.evaluate(DRAWN)
+        return _busy(metrics) - begin
+
+    idle = worked("pass")
+    return max(0.0, worked(f"tell({number})") - idle)
+
+
+def _busy(metrics: Any) -> float:
+    """Milliseconds of script, style, layout and painting of the page's main thread so far."""
+    values = {one["name"]: one["value"] for one in metrics.send("Performance.getMetrics")["metrics"]}
+    return float(values["TaskDuration"]) * 1000
+
+
+def _messages(run: recorded.Recorded, updates: int, steps: int, compiles: int) -> Iterator[dict[str, Any]]:
+    """What the kernel sends: the run, then an update for each ten further steps, every fifth with a compile."""
+    from tpu_magics.magics.lab import as_message
+    from tpu_magics.panel.feed import Feed
+    from tpu_magics.panel.jsonable import plain
+    from tpu_magics.panel.model import RunModel
+
+    model = RunModel(run.files)
+    model.refresh()
+    view = model.view()
+    feed = Feed(view.id, patience=0)
+    yield plain(as_message(feed.begin(view)))
+    for at in range(1, updates + 1):
+        run.write(*_ten_steps(at, steps, compiles))
+        model.refresh()
+        message = feed.update(model.view())
+        assert message is not None, "an update has something to tell"
+        yield plain(as_message(message))
+
+
+def _ten_steps(at: int, steps: int, compiles: int) -> Iterator[Event]:
+    """What a worker records of the ten steps number `at` after all that the run has."""
+    t, total = recorded.CREATED + 100_000 + at, steps + 10 * at
+    yield Steps(t, 0, total=total, n=10, seconds=1.0)
+    yield from (Value(t, 0, name, 3 / at, total, 10, low=0.0, high=3 / at) for name in ("loss", "lr", "accuracy"))
+    if at % 5 == 0:
+        yield recorded.recompile(t, compiles + at // 5, 600 + at, step=total)
+
+
+def measure(
+    starts: int = 15, openings: int = 11, updates: int = 50, steps: int = STEPS, compiles: int = COMPILES
+) -> list[dict[str, Any]]:
+    """Four rows."""
+    arguments = (starts, openings, updates, steps, compiles)
+    found: dict[str, list[float]] = fresh.call(__name__, "in_browser", *arguments, timeout=1200)
+    return [row(what, values) for what, values in found.items()]
+
+
+def row(what: str, values: list[float]) -> dict[str, Any]:
+    return {
+        "what": what,
+        "unit": UNITS[what],
+        "median": median(values),
+        "most": max(values) if len(values) > 1 else None,
+        "times measured": len(values),
+    }
+
+
+def notes(rows: list[dict[str, Any]]) -> list[str]:
+    """The targets, and whether they are met."""
+    said = [
+        f"A run of {STEPS:,} steps and {COMPILES:,} compiles, in headless Chromium.",
+        "The start: from the navigation until JupyterLab is restored, in turns with and without the extension, without "
+        "a cache.",
+        "An update: what the page's main thread works for it, script, style, layout and painting.",
+    ]
+    for each in rows:
+        what, value = each["what"], each["median"]
+        told = f"{value:.3g} {each['unit']}"
+        target = f"{TARGETS[what]:g} {each['unit']}"
+        said.append(f"Target for {what}: under {target}: {report.met(value < TARGETS[what])} ({told}).")
+    return said

@@ -1,0 +1,127 @@
+"""What the extension does in a notebook besides following runs: the toolbar, badges, menus and settings; messages that
+it cannot read; and all of it in Notebook 7."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.cells import BREAKS, BROKEN, LOAD, SHORT, line_of
+from tests.browser.installed import Environment
+from tests.browser.jupyter import START, Notebook, Server, running_server, serious, write_notebook
+
+pytestmark = pytest.mark.browser
+Opens = Callable[..., Notebook]
+MESSAGE = """
+import json
+from IPython import get_ipython
+kernel = get_ipython().kernel
+def tell(**data):
+    for comm in kernel.comm_manager.comms.values():
+        if comm.target_name == "tpu_magics":
+            message = {"protocol": "tpu_magics", "v": 1, **data}
+            kernel.session.send(kernel.iopub_socket, "comm_msg", {"comm_id": comm.comm_id, "data": message})
+"""
+
+
+def test_train_on_tpu_puts_the_magic_on_top(notebook: Opens, page: Any) -> None:
+    it = notebook("model = loader = 1", BREAKS.strip())
+    it.await_kernel()
+    it.choose(1)
+    it.shown.get_by_role("button", name="Train on TPU").click()
+    expect(it.cell(1)).to_contain_text("%%tpu_train")
+    first, second, *_ = it.source(1).splitlines()
+    assert first.split() == ["%%tpu_train", "model", "loader"] and second == "import torch_xla"
+
+
+def test_a_check_shows_findings_and_a_badge_until_the_cell_is_edited(notebook: Opens, page: Any) -> None:
+    it = notebook("%load_ext tpu_magics", BREAKS.strip())
+    it.await_kernel()
+    it.run_cell(0)
+    expect(it.status).to_be_visible(timeout=START)
+    it.shown.get_by_role("button", name="Check for XLA rules").click()
+    findings = it.section("findings")
+    expect(findings).to_contain_text("broken rule")
+    line = line_of(BREAKS.strip(), BROKEN)
+    finding = findings.get_by_role("listitem").filter(has_text=BROKEN).first
+    finding.get_by_role("button", name=f"line {line}").click()
+    expect(it.shown.locator(".jp-tpu-marked-line")).to_have_text(f"        {BROKEN}")
+    badge = it.cell(1).locator("button.jp-tpu-badge:visible").first
+    badge.hover()
+    tip = page.get_by_role("tooltip")
+    expect(tip).to_contain_text("What to do")
+    assert not serious(page, "#tpu-magics-panel, .jp-tpu-tip, .jp-tpu-badges")
+    it.cell(1).locator(".cm-content").press("End")
+    page.keyboard.type("  # looked at")
+    expect(it.cell(1).locator("button.jp-tpu-badge")).to_have_count(0)
+
+
+def test_the_commands_are_in_the_palette_and_the_menu(notebook: Opens, page: Any) -> None:
+    it = notebook("1")
+    it.await_kernel()
+    it.choose(0)
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    labels = page.locator(".lm-Menu-itemLabel")
+    labels.filter(has_text=re.compile("^TPU$")).click()
+    expect(labels.filter(has_text="Train on TPU")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    it.command("apputils:activate-command-palette")
+    page.get_by_placeholder("Search").first.fill("TPU")
+    for name in ("Train on TPU", "Check for XLA rules", "Show TPU Panel"):
+        expect(page.locator(".lm-CommandPalette-itemLabel", has_text=name).first).to_be_visible()
+
+
+def test_messages_that_cannot_be_read_change_nothing(notebook: Opens, page: Any) -> None:
+    wrong = [
+        'tell(type="run", seq=1, request=None)',
+        'tell(type="run", seq=1, request=None, record={"v": 1, "view": {}, "said": {}})',
+        'tell(type="update", run="x", seq="two", after=None, view=[], said=1, log="all")',
+        'tell(type="no such type")',
+        'tell(type="runs", runs=[{"id": 1}], request=None)',
+        'tell(v="1", type=7)',
+    ]
+    it = notebook(LOAD, SHORT, MESSAGE.strip(), *wrong, 'tell(v=2, type="hello")', "tell(type='here', run='x', seq=9)")
+    it.await_kernel()
+    for index in (0, 1, 2):
+        it.run_cell(index)
+    expect(it.status).to_contain_text("done", timeout=START)
+    it.show_panel()
+    shown = it.record().compiles or 0
+    expect(it.rows).to_have_count(shown)
+    for index in range(3, 3 + len(wrong)):
+        it.run_cell(index)
+    it.run_cell(3 + len(wrong))
+    expect(it.panel.get_by_role("alert")).to_contain_text("pip install -U tpu-magics")
+    expect(it.rows).to_have_count(shown)
+    errors = [said for said in page.said if said.startswith("error") and "404" not in said]
+    assert not errors, errors
+
+
+# -- Notebook 7 --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def notebook_7(installed: Environment) -> Iterator[Server]:
+    pytest.importorskip("notebook", minversion="7", reason="Notebook 7 is in the extra dev")
+    with running_server(installed, "notebook") as started:
+        yield started
+
+
+def test_notebook_7_has_the_panel_the_badges_and_the_commands(notebook_7: Server, page: Any) -> None:
+    write_notebook(notebook_7.folder / "it.ipynb", LOAD, SHORT)
+    it = Notebook(notebook_7, page, "it.ipynb", classic=True)
+    it.await_kernel()
+    it.run_all()
+    expect(it.badges.first).to_be_visible(timeout=START)
+    it.command("tpu-magics:panel")
+    expect(it.state).to_contain_text("done")
+    expect(it.rows).to_have_count(3)
+    it.rows.first.get_by_role("button", name="line").click()
+    expect(it.shown.locator(".jp-tpu-marked-line")).to_be_visible()
+    expect(it.shown.locator(".tpu-Output")).to_be_visible()
+    assert not serious(page, "#tpu-magics-panel")

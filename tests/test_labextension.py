@@ -1,0 +1,183 @@
+"""What is shipped of the JupyterLab extension: a wheel that needs no Node.js, found by JupyterLab, small, and of one
+mind with the Python side about the names of what travels."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import re
+import typing
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tpu_magics
+from tests.browser.installed import NAME, ROOT, Environment, install, make_sdist, make_wheel
+from tpu_magics.panel import messages, model_view, protocol
+from tpu_magics.runs import events
+
+SOURCES = ROOT / "labextension"
+LIMIT = 150_000  # bytes of the bundle, gzipped
+SHARE = f"share/jupyter/labextensions/{NAME}"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_wheel(make_sdist(tmp_path_factory.mktemp("sdist")), tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return install(wheel, tmp_path_factory.mktemp("installed"))
+
+
+# -- the wheel ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shipped(wheel: Path) -> dict[str, bytes]:
+    """The files that JupyterLab finds, by their paths in the extension's folder."""
+    archive = zipfile.ZipFile(wheel)
+    found = (name for name in archive.namelist() if f".data/data/{SHARE}/" in name)
+    return {name.partition(f"{SHARE}/")[2]: archive.read(name) for name in found}
+
+
+def test_the_wheel_holds_the_bundle_where_jupyterlab_looks(wheel: Path, shipped: dict[str, bytes]) -> None:
+    package = json.loads(shipped["package.json"])
+    assert package["version"] == tpu_magics.__version__
+    assert package["jupyterlab"]["_build"]["load"] in shipped
+    assert {"install.json", f"schemas/{NAME}/plugin.json", "static/style.js"} <= set(shipped)
+    assert not [name for name in shipped if name.endswith(".map")], "built for development"
+    inside = [name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("tpu_magics/labextension")]
+    assert not inside, "the bundle is shipped twice"
+
+
+def test_the_bundle_is_small(shipped: dict[str, bytes]) -> None:
+    scripts = {name: len(gzip.compress(data)) for name, data in shipped.items() if name.endswith(".js")}
+    assert sum(scripts.values()) < LIMIT, scripts
+
+
+def test_jupyterlab_lists_it_as_enabled_and_ok(installed: Environment) -> None:
+    listed = installed.run("-c", "from jupyterlab.labextensions import main; main()", "list")
+    line = next((line for line in _plain(listed).splitlines() if NAME in line), listed)
+    assert re.search(rf"{NAME} v{re.escape(tpu_magics.__version__)} enabled OK", line), listed
+    assert str(installed.folder / "env" / "share") in listed
+
+
+def test_the_environment_has_the_package_of_the_wheel(installed: Environment) -> None:
+    where = Path(installed.run("-c", "import tpu_magics; print(tpu_magics.__file__)").strip())
+    assert where.is_relative_to(installed.folder)
+
+
+def test_a_checkout_tells_where_its_bundle_lies() -> None:
+    [one] = tpu_magics._jupyter_labextension_paths()
+    assert one == {"src": "labextension", "dest": NAME}
+    output = json.loads((SOURCES / "package.json").read_text())["jupyterlab"]["outputDir"]
+    assert (SOURCES / output).resolve() == (ROOT / "tpu_magics" / one["src"]).resolve()
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+# -- its packages and sources ------------------------------------------------------------------------------------------
+
+
+def test_the_lock_file_pins_everything_and_names_no_other_registry() -> None:
+    text = (SOURCES / "package-lock.json").read_text()
+    packages = json.loads(text)["packages"]
+    own = packages.pop("")
+    package = json.loads((SOURCES / "package.json").read_text())
+    for kind in ("dependencies", "devDependencies"):
+        assert own[kind] == package[kind], "npm ci would refuse"
+    assert all(one["version"] and one["integrity"] for one in packages.values())
+    assert {"".join(one.get("resolved", "").split("/")[:3]) for one in packages.values()} <= {
+        *("", "https:registry.npmjs.org")
+    }
+    assert not re.search(r"\bfile:|git\+|localhost", text)
+
+
+def test_what_jupyterlab_shares_is_not_bundled_again(shipped: dict[str, bytes]) -> None:
+    licences = json.loads(shipped["static/third-party-licenses.json"])["packages"]
+    bundled = {one["name"] for one in licences}
+    assert bundled <= {"css-loader", "style-loader"}, bundled
+
+
+FORBIDDEN = re.compile(
+    r"innerHTML|outerHTML|insertAdjacentHTML|\beval\(|new Function|\bfetch\(|XMLHttpRequest|WebSocket\("
+)
+
+
+def own_sources() -> list[Path]:
+    found = (path for path in sorted((SOURCES / "src").rglob("*")) if path.suffix in (".ts", ".tsx"))
+    return [path for path in found if not re.search(r"__tests__|\.(test|spec)\.", path.as_posix())]
+
+
+def test_texts_go_into_the_page_as_text_and_nothing_goes_to_the_network() -> None:
+    found = [f"{path.name}: {hit[0]}" for path in own_sources() for hit in FORBIDDEN.finditer(path.read_text())]
+    assert not found, found
+
+
+def test_every_source_says_what_lives_in_it() -> None:
+    silent = [path.name for path in own_sources() if not path.read_text().startswith(("//", "/*"))]
+    assert not silent, silent
+
+
+# -- what travels ------------------------------------------------------------------------------------------------------
+
+MODULES = (events, model_view, messages)
+INTERFACE = re.compile(r"^export interface (\w+)[^{]*\{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
+FIELD = re.compile(r"^  (\w+)\??:", re.MULTILINE)
+
+
+def mirrored() -> dict[str, list[str]]:
+    """The interfaces of types.ts and their fields."""
+    text = (SOURCES / "src" / "types.ts").read_text()
+    return {name: FIELD.findall(body) for name, body in INTERFACE.findall(text)}
+
+
+def dataclasses_of(*modules: Any) -> dict[str, type]:
+    return {
+        name: kind
+        for module in modules
+        for name, kind in vars(module).items()
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    }
+
+
+def reached(kind: Any, seen: set[type]) -> Iterator[type]:
+    """The dataclasses in the fields of a dataclass, and in theirs."""
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        if kind in seen:
+            return
+        seen.add(kind)
+        yield kind
+        for hint in typing.get_type_hints(kind).values():
+            yield from reached(hint, seen)
+    for part in typing.get_args(kind):
+        yield from reached(part, seen)
+
+
+def test_the_interfaces_have_the_fields_of_the_dataclasses() -> None:
+    python, front = dataclasses_of(*MODULES), mirrored()
+    both = python.keys() & front.keys()
+    assert {"RunView", "Compile", "Site", "RuleFinding", "Said", "Host", "RunLine"} <= both
+    for name in sorted(both):
+        assert set(front[name]) == {field.name for field in dataclasses.fields(python[name])}, name
+
+
+def test_all_that_a_run_holds_is_mirrored() -> None:
+    kinds = {kind.__name__ for kind in reached(model_view.RunView, set())}
+    assert len(kinds) > 10
+    assert kinds <= mirrored().keys(), kinds - mirrored().keys()
+
+
+def test_both_sides_speak_of_the_same_things() -> None:
+    text = (SOURCES / "src" / "types.ts").read_text()
+    constants = dict(re.findall(r"^export const (\w+) = '?(.*?)'?;$", text, re.MULTILINE))
+    assert constants == {name: str(getattr(protocol, name)) for name in constants}
+    assert {"PROTOCOL", "TARGET", "VERSION", "RECORD_VERSION", "MIME_TYPE"} <= constants.keys()
