@@ -55,7 +55,7 @@ test: install lint  ## lint, types, the notebooks (twice) and all tests
 	    fi; \
 	done
 	@echo "==> tests"
-	@$(PY) -m pytest -p tests._ci $(PYTEST_ARGS)
+	@$(PY) -m pytest -p tests._ci -n 2 --dist loadfile $(PYTEST_ARGS)
 
 lint: install  ## ruff check, ruff format --check, mypy --strict
 	@echo "==> ruff check"

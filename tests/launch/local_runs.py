@@ -176,6 +176,7 @@ def failure() -> dict[str, Any]:
             tf.random.get_global_generator().state.numpy().tolist() == draws,
         ],
         "log": session.current.last.run.log(0),
+        "exit": session.current.last.run.info["workers"][0]["exit"],
     }
     good = attempt(lambda: [fitted(one) for one in (model, other, unbuilt)])
     return {**told, **afterwards, "lines": shell.lines, "after": good, "trained": state(model) != before}

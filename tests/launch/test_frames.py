@@ -154,6 +154,14 @@ def test_type_and_text_with_the_deepest_cause(code: str, kind: str, text: str) -
     assert ("(caused by" in found_text) == ("caused by" in text)
 
 
+def test_tensorflows_way_to_an_op_and_colours_are_no_part_of_the_text() -> None:
+    stack = 'Stack trace for op definition: \nFile "<frozen runpy>", line 198, in _run\nFile "/a.py", line 2, in f\n\n'
+    error = ValueError(
+        f"\x1b[1mMatrix size-incompatible\x1b[0m\n\n{stack}\t [[node]]\nThe op is created at: \nFile x\nEnd"
+    )
+    assert frames.describe(error)[1] == "Matrix size-incompatible\n\n[[node]]\nEnd"
+
+
 def test_a_cycle_of_causes_ends() -> None:
     first, second = ValueError("a"), ValueError("b")
     first.__cause__, second.__cause__ = second, first

@@ -77,6 +77,7 @@ def test_the_persons_own_error_arrives_as_it_is(found: dict[str, Any]) -> None:
     assert (one["type"], one["text"], one["status"]) == ("ValueError", "the person's own", "failed")
     assert one["log"].startswith("trained\nTraceback") and one["log"].endswith("ValueError: the person's own\n")
     assert "The notebook's models are as they were before the run." in one["lines"]
+    assert one["exit"] is None  # the notebook's process goes on
 
 
 def test_weights_optimizers_and_metrics_are_as_before_to_the_byte(found: dict[str, Any]) -> None:

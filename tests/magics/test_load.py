@@ -29,6 +29,10 @@ MAGICS = """
 found = get_ipython().magics_manager.magics
 print(sorted(name for kind in found.values() for name in kind if name.startswith("tpu_")))
 """
+FINDERS = """
+import sys
+print(sum(type(one).__module__.startswith("tpu_magics") for one in sys.meta_path))
+"""
 ALL = [
     "tpu_check",
     "tpu_check",
@@ -72,12 +76,14 @@ def test_loading_twice_listens_once(own_kernel: Kernel) -> None:
     own_kernel.run("%reload_ext tpu_magics").good()
     own_kernel.run("import tpu_magics; tpu_magics.load_ipython_extension(get_ipython())").good()
     assert own_kernel.run(CALLBACKS).good().printed.strip() == "[1, 1]"
+    assert own_kernel.run(FINDERS).good().printed.strip() == "1"
 
 
 def test_unload_takes_everything_away_and_load_brings_it_back(own_kernel: Kernel) -> None:
     own_kernel.run("%unload_ext tpu_magics").good()
     assert own_kernel.run(CALLBACKS).good().printed.strip() == "[0, 0]"
     assert own_kernel.run(MAGICS).good().printed.strip() == "[]"
+    assert own_kernel.run(FINDERS).good().printed.strip() == "0"
     assert "not found" in own_kernel.run("%tpu_runs").shown
     own_kernel.run("%load_ext tpu_magics").good()
     assert own_kernel.run(MAGICS).good().printed.strip() == str(ALL)

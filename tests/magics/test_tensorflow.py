@@ -26,7 +26,7 @@ ENDLESS = "%%tpu_train --jit keep\nprint('begun')\nmodel.fit(x, y, epochs=10**6,
 
 
 def kernel_path(*before: Path) -> dict[str, str]:
-    return {"PYTHONPATH": overlay.python_path(*before), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return {"PYTHONPATH": overlay.python_path(*before)}
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,8 @@ def test_init_shows_the_strategy_and_gives_it_to_the_notebook(kernel: Kernel) ->
     assert "Strategy" in text and "Replicas" in text and "tensorflow-cpu 2.21" in text and "PJRT_DEVICE" not in text
     assert kernel.value("type(strategy).__name__") == "_DefaultDistributionStrategy"
     assert "-n 2 is not possible for TensorFlow" in kernel.run("%tpu_init -n 2").said
+    padded = kernel.run("%tpu_pad [3, 5, 9, 9] --batch 2 --plain").good().printed
+    assert "dataset.padded_batch(2, " in padded or "dataset.bucket_by_sequence_length(" in padded
     assert "--tpu x is for TensorFlow" in kernel.run("%tpu_init --framework torch --tpu x").said
 
 
@@ -81,9 +83,13 @@ def test_functions_scripts_and_refusals(kernel: Kernel, tmp_path: Path) -> None:
     kernel.run("def train(model, epochs):\n    return model.fit(x, y, epochs=epochs, verbose=0).epoch").good()
     kernel.run("%tpu_train --jit keep train model epochs=2").good()
     assert kernel.value("(_tpu.value, _tpu.steps)") == ([0, 1], 4)
+    wrong = kernel.run("import tpu_magics\ntpu_magics.train(train, model, epochs=2)")
+    assert "has no option epochs" in wrong.said and "kwargs=dict(epochs=...)" in wrong.said
     (tmp_path / "job.py").write_text("import sys, tensorflow as tf\nprint(sys.argv[1:], tf.__version__)\n")
     assert "['--epochs', '2'] 2.21" in kernel.run("%tpu_train job.py --epochs 2").good().printed
     assert "--background is not possible" in kernel.run("%%tpu_train --background\nmodel.fit(x, y)").said
+    old = kernel.run('%%tpu_train\nmodel.fit(x, y, verbose=0)\nmodel.save_weights("x.h5")')
+    assert "x.h5 is a name that Keras 3 refuses" in old.said and "steps" not in old.printed
     assert "has no option" not in kernel.run("%%tpu_train -h").good().printed
 
 
@@ -114,6 +120,27 @@ def test_an_interrupt_ends_the_run_and_the_kernel_goes_on(kernel: Kernel) -> Non
     interrupted(kernel)
 
 
+def test_the_log_of_tensorflows_c_stays_out_of_the_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ipykernel gives it to the cell: what says nothing, or says once more what is raised, with a stack of each op."""
+    monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)  # with it ipykernel leaves the descriptors alone
+    with running_kernel(tmp_path, **kernel_path()) as kernel:
+        kernel.run(LOAD).good()
+        first = kernel.run("%tpu_init --framework tensorflow").good()
+        assert ".cc:" not in first.shown and "absl::" not in first.shown
+        kernel.run(BUILD).good()
+        kernel.run(
+            "import tensorflow as tf\n@tf.function\ndef step(a):\n    tf.print('a', a)\n"
+            "    return model.trainable_variables[0].assign_add(a)"
+        ).good()
+        refused = kernel.run("%%tpu_train\nstep(tf.zeros([8, 4]))")
+        assert "tf.print runs on the host" in refused.said
+        assert "OP_REQUIRES" not in refused.shown and "The op is created at" not in refused.shown
+        assert "OP_REQUIRES failed" in kernel.run("%tpu_logs").good().printed
+        kept = kernel.run("%%tpu_train --jit keep\nfor _ in range(2):\n    step(tf.zeros([8, 4]))").good()
+        assert kept.printed.count("a [[0") == 2
+        assert "from a program" in kernel.run("%%tpu_train\nimport os\nos.system('echo from a program >&2')").printed
+
+
 def test_on_the_kernel_of_colab(tmp_path: Path) -> None:
     """ipykernel 6 and IPython 7: the panel, an interrupt, and the next cell."""
     assert OLD_KERNEL.is_dir(), "`make` installs the older kernel into .venv/ipykernel6"
@@ -124,3 +151,13 @@ def test_on_the_kernel_of_colab(tmp_path: Path) -> None:
         cell = kernel.run("%%tpu_train --jit keep\nprint('more')\nmodel.fit(x, y, verbose=0)").good()
         assert "more\n" in cell.printed and cell.panel[-1].kind == "update_display_data"
         assert kernel.run("%tpu_logs").good().printed.startswith("more\n")
+
+
+def test_an_import_that_would_abort_the_kernel_is_an_error_from_the_extension_on(tmp_path: Path) -> None:
+    """Without it: `LLVM ERROR: inconsistency in registered CommandLine options`, and the kernel is gone."""
+    with running_kernel(tmp_path, **kernel_path()) as kernel:
+        kernel.run(LOAD).good()
+        kernel.run("import tensorflow").good()
+        shown = kernel.run("import torch_xla").shown
+        assert "ImportError" in shown and "aborts the kernel" in shown and "Restart the kernel" in shown
+        assert kernel.value("1 + 1") == 2

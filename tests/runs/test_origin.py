@@ -50,3 +50,8 @@ def test_a_package_in_a_folder_of_sources_makes_no_library_of_it(keras: str, tmp
     origin._installs.cache_clear()
     assert not origin.is_library(keras)
     origin._installs.cache_clear()
+
+
+def test_what_autograph_makes_of_a_function_is_no_line_of_the_persons() -> None:
+    path = "/tmp/__autograph_generated_filevypzxuhu.py"
+    assert origin.is_library(path) and origin.package_of(path) == "tensorflow"

@@ -7,6 +7,7 @@ What does not: any import of a framework. launch/ knows models only through this
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -333,11 +334,13 @@ class LocalBackend(Protocol):
     def placement_problems(self, items: Sequence[tuple[str, Any]]) -> Sequence[Problem]:
         """Models and variables among `items` that were made outside the strategy's scope."""
 
-    def data_problems(
-        self, items: Sequence[tuple[str, Any]], cells: Mapping[str, str], on_colab: bool = False
-    ) -> Sequence[Problem]:
+    def data_problems(self, items: Sequence[tuple[str, Any]], cells: Mapping[str, str]) -> Sequence[Problem]:
         """What of the input pipelines, and of the paths to write to, among `items` cannot work where the training goes
-        on. `cells`: file names of cells -> "In [n]"; `on_colab`: what mends it is said as Colab has it."""
+        on. `cells`: file names of cells -> "In [n]"."""
+
+    def saving_problems(self, tree: ast.AST, names: Mapping[str, Any]) -> Sequence[Problem]:
+        """What of the places that the code names in its own calls (`model.save("gs://...")`) cannot be saved to.
+        `tree`: of a cell, or a module with the function that is trained; `names`: the notebook's and the arguments."""
 
     def watching_data(
         self, tell: Callable[[Problem], None], items: Sequence[tuple[str, Any]], cells: Mapping[str, str]

@@ -7,6 +7,7 @@ What lives here: what the walk (flow.py) gathers, and questions about all of it.
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ RESOLVER = "tensorflow.distribute.cluster_resolver.TPUClusterResolver"
 RESOLVERS = (RESOLVER, RESOLVER + ".connect", "tensorflow.distribute.experimental.TPUClusterResolver")
 STRATEGIES = ("tensorflow.distribute.TPUStrategy", "tensorflow.distribute.experimental.TPUStrategy")
 XLA_ROOTS = ("torch_xla", "accelerate", "tpu_magics")
+TRAINING_MAGICS = ("tpu_init", "tpu_train", "tpu_preflight")
 
 
 @dataclass(frozen=True)
@@ -180,18 +182,39 @@ class Program:
 
     @property
     def tpu_tf(self) -> bool:
-        """Whether TensorFlow is to run on a TPU here."""
+        """Whether TensorFlow is to run on a TPU here: a TPU is looked for, or the notebook trains with our magics."""
         if "tpu_tf" not in self.memo:
-            self.memo["tpu_tf"] = bool(self.calls(*RESOLVERS, *STRATEGIES, "tensorflow.tpu.experimental."))
+            self.memo["tpu_tf"] = self.looks_for_tpu or self._has_tensorflow_in_magics()
         return bool(self.memo["tpu_tf"])
 
     @property
+    def looks_for_tpu(self) -> bool:
+        """Whether TensorFlow is told to find a TPU by the code itself."""
+        return bool(self.calls(*RESOLVERS, *STRATEGIES, "tensorflow.tpu.experimental."))
+
+    @property
     def remote_tpu(self) -> bool | None:
-        """True: a resolver is given a name or an address; False: "local", or no sign of a TPU; None: not known."""
+        """True: a resolver, or %tpu_init, is given a name or an address; False: "local", or no sign of one; None: not
+        known."""
         if not self.tpu_tf:
             return False
         said = [_remote(call) for call in self.calls(*RESOLVERS)]
-        return True if True in said else None if None in said or not said else False
+        said += [name != LOCAL_TPU for name in self.init_values("tpu")]
+        unknown = None in said or (not said and not self._has_tensorflow_in_magics())
+        return True if True in said else None if unknown else False
+
+    def _has_tensorflow_in_magics(self) -> bool:
+        if not (self.uses("tensorflow") or self.uses("keras")):
+            return False
+        here = [cell.magic for cell in self.cells]
+        here += [magic.name for cell in self.cells for magic in cell.line_magics]
+        return any(name in TRAINING_MAGICS for name in here) and "torch" not in self.init_values("framework")
+
+    def init_values(self, option: str) -> list[str]:
+        """What `%tpu_init --OPTION VALUE` says, in the order of the cells."""
+        found = re.compile(rf"--{option}[= ]+(\S+)")
+        magics = (magic for cell in self.cells for magic in cell.line_magics if magic.name == "tpu_init")
+        return [match[1].strip("\"'") for magic in magics if (match := found.search(magic.words))]
 
 
 def _remote(call: Call) -> bool | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import arguments, cell, hoist, reach, session, train
-from tpu_magics.launch.framework import packages_of_code, packages_of_tree
+from tpu_magics.launch.framework import TENSORFLOW, packages_of_code, packages_of_tree
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.results import TrainResult
 from tpu_magics.launch.work import CellWork, ScriptWork, Work
@@ -209,8 +209,8 @@ def _start_call(
 def _possible(asked: Any, options: Options) -> int | None:
     """The number of processes that a pasted call asks for, where this host can have it; else its own, and a line
     about it."""
-    if options.processes is not None or asked is None:
-        return options.processes
+    if options.processes is not None or asked is None or session.current.framework == TENSORFLOW:
+        return options.processes  # TensorFlow refuses the call as a whole
     if options.spmd is not None:
         session.current.notebook.say(f"The call asks for {asked} processes; with --spmd one drives all devices.")
         return None

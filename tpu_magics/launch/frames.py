@@ -19,6 +19,9 @@ from tpu_magics.runs.events import Frame
 from tpu_magics.runs.origin import LEFT_OUT, OWN, is_library, package_of, under
 
 _OUTER, _INNER = 20, 80
+# How TensorFlow came to an op, from the kernel's own start on.
+_OP_STACK = re.compile(r"^(?:Stack trace for op definition|The op is created at): *\n(?:File .*\n)+\s*", re.MULTILINE)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # of a terminal: Keras writes some into its errors
 _CODE_LENGTH = 200
 _LAUNCHING = tuple(f"{OWN}{os.sep}{room}{os.sep}" for room in ("launch", "magics"))
 # "Stack": what faulthandler writes when it was asked for one thread only.
@@ -73,7 +76,7 @@ def _type_of(exc: BaseException) -> str:
 
 def _text_of(exc: BaseException) -> str:
     try:
-        return str(exc)
+        return _OP_STACK.sub("", _COLOUR.sub("", str(exc)))
     except Exception as error:  # a user's own __str__ may fail; what failed first matters more
         return f"(its text is not available: {type(error).__name__} in __str__)"
 

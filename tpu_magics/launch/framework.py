@@ -1,7 +1,7 @@
 """Which framework a run belongs to.
 
 What lives here: the choice, from what was asked, what the code reads and what the notebook has imported. What does not:
-any import of a framework, and what is a model (backends/).
+any import of a framework, what is a model (backends/), and both in one process (alone.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
-from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from typing import Any
 
@@ -77,43 +76,6 @@ def _installed(package: str) -> bool:
         return find_spec(package) is not None
     except (ImportError, ValueError):
         return False
-
-
-# -- both in one process ----------------------------------------------------------------------------------------------
-
-
-class _NoTorchXla:
-    """Refuses `import torch_xla` once TensorFlow is imported. (sys.meta_path; its spec is found, its import fails, as
-    accelerate and transformers expect it of a torch_xla that does not work here.)"""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
-        return ModuleSpec(name, self) if name == "torch_xla" else None  # type: ignore[arg-type]
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        raise ImportError(f"{_ABORTS} {_RESTART}", name=spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """Never reached."""
-
-
-# Seen with torch_xla 2.9.0 and tensorflow 2.21.0. (The other way round is refused by TensorFlow's half.)
-_ABORTS = (
-    "TensorFlow is imported in this process, and an import of torch_xla after it aborts the kernel (LLVM ERROR: "
-    "inconsistency in registered CommandLine options)."
-)
-_RESTART = "Restart the kernel, and use one of the two in a notebook."
-
-
-def require_alone() -> None:
-    """Raise TpuMagicsError where torch_xla cannot be imported any more, before the import aborts the process."""
-    if "tensorflow" in sys.modules and "torch_xla" not in sys.modules:
-        raise TpuMagicsError("PyTorch/XLA cannot be used in this notebook any more.", _ABORTS, _RESTART)
-
-
-def forbid_torch_xla() -> None:
-    """Make `import torch_xla` an ImportError that says why, where it would abort the process (idempotent)."""
-    if "torch_xla" not in sys.modules and not any(isinstance(one, _NoTorchXla) for one in sys.meta_path):
-        sys.meta_path.insert(0, _NoTorchXla())
 
 
 # -- what code names --------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ for the state before it. What does not: the order of things (local.py), and the 
 
 from __future__ import annotations
 
+import ast
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -121,11 +123,22 @@ def refuse_local_options(options: Options) -> None:
 
 
 def check(request: Request, backend: LocalBackend, say: Callable[[str], None]) -> None:
-    """Models outside the scope, and data that cannot be read where the training goes on."""
-    host, cells = session.current.host, session.current.notebook.cell_names()
-    on_colab = host is not None and host.place.key == "colab"
+    """Models outside the scope, data that cannot be read where the training goes on, places that cannot be saved to."""
+    notebook = session.current.notebook
     answer(backend.placement_problems(request.items), say)
-    answer(backend.data_problems(request.items, cells, on_colab), say)
+    answer(backend.data_problems(request.items, notebook.cell_names()), say)
+    names = {**notebook.namespace, **dict(request.items), **request.arguments}
+    answer(backend.saving_problems(_tree(request), names), say)
+
+
+def _tree(request: Request) -> ast.AST:
+    """The code that is run, as far as it can be read."""
+    if isinstance(request.hoistable, ast.AST):
+        return request.hoistable
+    try:
+        return ast.parse(textwrap.dedent(request.source))
+    except SyntaxError:  # a lambda in the middle of a call, or no source at all
+        return ast.Module([], [])
 
 
 def answer(problems: Sequence[Problem], say: Callable[[str], None]) -> None:

@@ -6,8 +6,8 @@ and the framework's own errors (backends/).
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from tpu_magics.launch import diagnose, frames
 from tpu_magics.launch.explain import base, recompiles
 from tpu_magics.launch.minder import INTERRUPT, TIMEOUT
 from tpu_magics.runs import events
-from tpu_magics.runs.origin import OWN
+from tpu_magics.runs.origin import OWN, under
 
 if TYPE_CHECKING:
     from tpu_magics.launch.local import Here
@@ -122,11 +122,17 @@ def _known(going: Here, error: BaseException, state: str) -> TrainingFailed | No
 
 
 def persons(stack: TracebackType | None) -> TracebackType | None:
-    """A traceback from the person's first line on; the whole one, where there is none."""
-    first = stack
-    while first is not None and first.tb_frame.f_code.co_filename.startswith(OWN + os.sep):
-        first = first.tb_next
-    return first or stack
+    """A traceback without our own lines; the whole one, where there are no others."""
+    kept = [one for one in _each(stack) if not under(one.tb_frame.f_code.co_filename, OWN)]
+    for one, following in zip_longest(kept, kept[1:]):
+        one.tb_next = following
+    return kept[0] if kept else stack
+
+
+def _each(stack: TracebackType | None) -> Iterator[TracebackType]:
+    while stack is not None:
+        yield stack
+        stack = stack.tb_next
 
 
 def _frameworks(going: Here, error: BaseException) -> TpuMagicsError | None:

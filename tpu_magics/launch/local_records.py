@@ -46,9 +46,10 @@ class Records:
         self.write(events.Warned, code=code, text=text)
 
     def update(self, status: str, code: int | None = None, **fields: Any) -> None:
-        """Replace run.json. `code`: how the one worker, this process, has ended (None: it goes on)."""
+        """Replace run.json. `code`: 0 where it went well, else 1 (None: the run goes on)."""
         peak = {"peak_rss": self.meter.peak_rss, "peak_pss": self.meter.peak_pss}
-        worker = {"rank": 0, "pid": os.getpid(), "exit": code, "signal": None, **peak}
+        ended_well = 0 if code == 0 else None  # the notebook's process goes on, whatever the run came to
+        worker = {"rank": 0, "pid": os.getpid(), "exit": ended_well, "signal": None, **peak}
         if code is not None:
             ended = time.time()
             fields = {"ended": ended, "seconds": ended - self.started, **fields}

@@ -16,15 +16,9 @@ from typing import TYPE_CHECKING, Any
 from tpu_magics.backends.base import Backend, LocalBackend, Placed
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, inspect_host, notebook_environment
-from tpu_magics.launch.framework import (
-    AUTO,
-    CHOICES,
-    TENSORFLOW,
-    TORCH,
-    chosen,
-    forbid_torch_xla,
-    packages_of_tree,
-)
+from tpu_magics.launch import tee
+from tpu_magics.launch.alone import forbid_torch_xla
+from tpu_magics.launch.framework import AUTO, CHOICES, TENSORFLOW, TORCH, chosen, packages_of_tree
 from tpu_magics.launch.guards import Marks
 from tpu_magics.launch.notebook import Notebook, PlainProgram
 from tpu_magics.launch.plan import Options, cache_folder, check_choice, count_workers
@@ -96,9 +90,11 @@ class Session:
         known = self.placed is not None and not anew
         if not known:
             self.host = inspect_host(framework=TENSORFLOW)
-            self.local.prepare()
-            forbid_torch_xla()
-        self.placed = placed = self.local.initialise(self.tpu, self.precision, host=self.host)
+        with tee.calm():
+            if not known:
+                self.local.prepare()
+                forbid_torch_xla()
+            self.placed = placed = self.local.initialise(self.tpu, self.precision, host=self.host)
         if not known:
             self.notebook.namespace.setdefault("strategy", placed.strategy)
             for line in placed.notes:

@@ -1,17 +1,26 @@
 """What is printed while a run goes on in this process: it is shown as ever, and kept in the run folder.
 
 What lives here: the second way of Python's output. What does not: output of forked workers (streams.py), and what is
-displayed. ipykernel's streams also get what C++ writes to the descriptors; a plain program's do not.
+displayed. ipykernel's streams also get what C++ writes to the descriptors; a plain program's do not. Which lines of
+TensorFlow's log are shown: native_log.py.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from tpu_magics.launch import native_log
+
+_STDERR = 2  # the descriptor
+# Written behind what was there: when it comes, all of that has come. Terminals, which get it too, show nothing.
+_MARK = "\x1b[m\x1b[0m\x1b[m"
+_PATIENCE = 0.5  # seconds that it is waited for
 
 
 class Log:
@@ -53,33 +62,66 @@ class Log:
 @contextmanager
 def kept(log: Log) -> Iterator[None]:
     """Within it the existing stdout and stderr also write to `log`. The objects are changed, not replaced: logging
-    handlers, progress bars and the person's own variables hold them."""
-    undo = [_teed(stream, log) for stream in dict.fromkeys((sys.stdout, sys.stderr)) if stream is not None]
+    handlers, progress bars and the person's own variables hold them. Of what C++ writes, not all is shown
+    (native_log.py)."""
+    with _teed(log.write):
+        yield
+
+
+def calm() -> AbstractContextManager[None]:
+    """Within it nothing is kept, and of what C++ writes not all is shown."""
+    return _teed(lambda _: None)
+
+
+@contextmanager
+def _teed(keep: Callable[[Any], None]) -> Iterator[None]:
+    changed = [_Teed(stream, keep) for stream in dict.fromkeys((sys.stdout, sys.stderr)) if stream is not None]
     try:
         yield
     finally:
-        for one in undo:
-            one()
+        for one in changed:
+            one.undo()
 
 
-def _teed(stream: Any, log: Log) -> Callable[[], None]:
-    original = stream.write
-    own = vars(stream).get("write") if hasattr(stream, "__dict__") else None
+class _Teed:
+    """A stream that also writes elsewhere. One that cannot be changed is left as it is."""
 
-    def write(text: Any) -> Any:
-        log.write(text)
-        return original(text)
+    def __init__(self, stream: Any, keep: Callable[[Any], None]) -> None:
+        self._stream, self._keep, self._original = stream, keep, stream.write
+        self._own = vars(stream).get("write") if hasattr(stream, "__dict__") else None
+        # ipykernel's: the thread that reads what C++ has written to the descriptor
+        self._reader = getattr(stream, "watch_fd_thread", None)
+        self._shown = native_log.Shown()
+        self._heard = threading.Event()
+        with suppress(AttributeError):
+            stream.write = self.write
 
-    def undo() -> None:
-        if stream.write is not write:
-            return  # somebody else has put something in its place
-        if own is None:
-            del stream.write
+    def write(self, text: Any) -> Any:
+        if self._reader is None or threading.current_thread() is not self._reader:
+            self._keep(text)
+            return self._original(text)
+        if _MARK in text:
+            self._heard.set()
+            text = text.replace(_MARK, "")
+        self._keep(text)
+        shown = self._shown.of(text)
+        return self._original(shown) if shown else 0
+
+    def undo(self) -> None:
+        self._hear_all()
+        if self._stream.write != self.write:
+            return  # somebody else has put something in its place, or it could not be changed
+        if self._own is None:
+            del self._stream.write
         else:
-            stream.write = own
+            self._stream.write = self._own
+        if rest := self._shown.rest():
+            self._original(rest)
 
-    try:
-        stream.write = write
-    except AttributeError:  # a stream that cannot be changed is not kept
-        return lambda: None
-    return undo
+    def _hear_all(self) -> None:
+        """What C++ has written so far comes by another thread: let it come."""
+        if self._stream is not sys.stderr or self._reader is None or not self._reader.is_alive():
+            return
+        with suppress(OSError):
+            os.write(_STDERR, _MARK.encode())
+            self._heard.wait(_PATIENCE)

@@ -18,7 +18,7 @@ from tpu_magics.backends.base import STEPS, Tracing, WorkerSpec
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
 from tpu_magics.host.memory import host_memory
-from tpu_magics.launch import framework, guards, plan, process, reach, results, session, supervise, worker
+from tpu_magics.launch import alone, guards, plan, process, reach, results, session, supervise, worker
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.relay import NoScreen, Screen
 from tpu_magics.launch.train import Going, Request
@@ -85,7 +85,7 @@ def _prepared(request: Request, options: Options, asked: Asked, root: Path) -> _
     precision = options.precision or current.precision
     options = replace(options, spmd=asked.devices, processes=None, steps=None)
     made = plan.make_plan(host, options, precision, 1)
-    framework.require_alone()
+    alone.require_alone()
     backend.prepare()
     models = reach.models_of(iter(request.items), backend.is_model)
     guards.check(guards.Situation(backend, host, current.marks, request.items, models, request.source))

@@ -19,6 +19,7 @@ from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch import (
+    alone,
     checking,
     framework,
     guards,
@@ -220,7 +221,7 @@ def _prepare(request: Request, options: Options, workers: int | None) -> Going:
     count = plan.count_workers(host, options.processes, options.spmd) if workers is None else workers
     precision = options.precision or current.precision
     made = plan.make_plan(host, options, precision, count, current.cache, current.collective_timeout)
-    framework.require_alone()
+    alone.require_alone()
     backend.prepare()
     if made.rehearsed:
         guards.require_rehearsal(backend, made.ranks)

@@ -11,7 +11,7 @@ import sys
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host
 from tpu_magics.launch import session
-from tpu_magics.launch.framework import require_alone
+from tpu_magics.launch.alone import require_alone
 from tpu_magics.magics.lab import say_hello
 from tpu_magics.magics.show import show_table
 from tpu_magics.panel.host import host_table

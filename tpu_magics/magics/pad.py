@@ -79,6 +79,7 @@ def pad(
         compile_seconds=compile_seconds,
         tokens_per_second=tokens_per_second,
         plain=plain,
+        tf_data=_is_tensorflow(),
     )
     found = advise(lengths, asked, expression)
     return Advice(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
@@ -102,6 +103,12 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
     from IPython.display import display
 
     display(dict(advice._repr_mimebundle_()), raw=True)
+
+
+def _is_tensorflow() -> bool:
+    """Whether the session trains with TensorFlow, as far as it is known: the line of code is for tf.data then."""
+    session = sys.modules.get("tpu_magics.launch.session")
+    return session is not None and session.current.placed is not None
 
 
 def _ranks() -> int:

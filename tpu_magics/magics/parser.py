@@ -87,5 +87,6 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision",
         choices=("fp32", "bf16", "bf16-downcast"),
-        help="bf16: float and double become bfloat16; bf16-downcast: float becomes bfloat16, double float32",
+        help="bf16: float and double become bfloat16 (TensorFlow: Keras' mixed_bfloat16); bf16-downcast: float becomes "
+        "bfloat16, double float32",
     )

@@ -24,7 +24,10 @@ class Unrecorded:
 
 def load(shell: Any) -> None:
     """Register the magics with a shell, and listen to its cells. Imports no framework; again it changes nothing."""
+    from tpu_magics.launch.alone import forbid_torch_xla
+
     unload(shell)
+    forbid_torch_xla()
     shell.register_magics(TpuMagics)
     shell.input_transformers_cleanup.append(cell_below_comments)
     listener = Listener(shell)
@@ -35,7 +38,10 @@ def load(shell: Any) -> None:
 
 def unload(shell: Any) -> None:
     """Take the magics away, and listen no longer. A run that goes on in the background does go on."""
+    from tpu_magics.launch.alone import allow_torch_xla
+
     lab.unload(shell)
+    allow_torch_xla()
     for event in EVENTS:
         for callback in [one for one in shell.events.callbacks[event] if _is_ours(one)]:
             shell.events.unregister(event, callback)

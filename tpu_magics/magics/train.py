@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -67,8 +67,19 @@ def train(
 ) -> TrainResult:
     """preflight: the name of a TPU ("v5e-8"), or several: compile for it first, and do not start where the program
     does not fit."""
+    _refuse_unknown(options)
     gate = preflight_first(preflight, bool(options.get("plain")))
     return launcher.train(function, *args, gate=gate, **options)
+
+
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    for name in options:
+        if name not in _public().parameters:
+            raise TpuMagicsError(
+                f"tpu_magics.train has no option {name}.",
+                "Its keywords are its own options, not arguments of the function.",
+                f"Give the function its keywords as a dict: tpu_magics.train(f, ..., kwargs=dict({name}=...))",
+            )
 
 
 def _public() -> inspect.Signature:

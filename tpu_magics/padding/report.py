@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.padding import tf_data
 from tpu_magics.padding.batches import SEED, draw
 from tpu_magics.padding.choices import Choice, Names, Task, choices, choose, code, shown
 from tpu_magics.padding.lengths import Source
@@ -27,7 +28,7 @@ MOST_BUCKETS = 64
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of `%tpu_pad`; None: found out, or its default."""
+    """The options of `%tpu_pad`; None: found out, or its default. `tf_data`: the line of code is for TensorFlow."""
 
     multiples: Sequence[int] = MULTIPLES
     batch: int | None = None
@@ -40,6 +41,7 @@ class Asked:
     compile_seconds: float | None = None
     tokens_per_second: float | None = None
     plain: bool = False
+    tf_data: bool = False
 
     def check(self) -> None:
         """Raise TpuMagicsError where one of them cannot be."""
@@ -90,7 +92,10 @@ def advise(given: Any, asked: Asked | None = None, expression: str = "lengths") 
     task = _task(source, lengths, asked)
     found = not_asked() if asked.plain else seconds(asked.run, asked.compile_seconds, asked.tokens_per_second)
     names = _names(given, source, expression)
-    ways = tuple(replace(way, code=code(way, task, names, cut > 0)) for way in choices(task, found))
+    ways = tuple(
+        replace(way, code=tf_data.line(way, task) if asked.tf_data else code(way, task, names, cut > 0))
+        for way in choices(task, found)
+    )
     choice, because = choose(ways)
     notes = (*_notes(source, task, asked, found, cut), *_tiles(choice, task))
     return Report(source.what, dict(task.counts), task, shown(ways, choice), choice, because, found, notes)

@@ -237,6 +237,8 @@ def precision_fact(view: RunView) -> Fact:
     found = view.precision
     if found is None:
         reason = "no compiled step was looked at yet" if view.live else "no compiled step was looked at"
+        if view.steps and view.compiles == 0 and not view.live:
+            reason = "no step was compiled in this run"
         return Fact("Precision", (f"asked {view.asked or 'nothing'} · true: {not_available(reason)}",))
     source = f" ({short(found.source, 60)})" if found.source else ""
     asked = f"asked {short(found.asked, 40) or 'nothing'}{source}"

@@ -157,15 +157,19 @@ def charts_html(view: RunView) -> str:
     if not shown:
         return ""
     charts = "".join(_chart(series, _LINE_COLOURS[index]) for index, series in enumerate(shown))
+    if len(shown) > 3:  # those of the last row are not to be wider than the others
+        charts += f'<div style="{_CHART};height:0"></div>' * (len(shown) - 2)
     return f'{title("Curves")}<div style="display:flex;flex-wrap:wrap;gap:.6em 1.6em">{charts}</div>'
 
 
+_CHART = "flex:1 1 16em;min-width:0;max-width:36em;margin:0"
+
+
 def _chart(series: Series, colour: str) -> str:
-    style = "flex:1 1 16em;min-width:0;max-width:36em;margin:0"
     shape = f'<span style="font-size:.75em;opacity:.75;white-space:nowrap">{say(shape_of(series, 20))}</span>'
     head = f"<b>{say(short(series.name, 60))}</b> {shape} {say(chart_caption(series))}"
     return (
-        f'<div style="{style}"><p style="margin:0;overflow-wrap:anywhere">{head}</p>{svg(series.points, colour)}</div>'
+        f'<div style="{_CHART}"><p style="margin:0;overflow-wrap:anywhere">{head}</p>{svg(series.points, colour)}</div>'
     )
 
 

@@ -83,12 +83,15 @@ class Widgets:
         self._rows = RowBox(wide, self._style.style, self._sheet)
         self._stop = _stop_button(no_stop, clicked)
         title, *others = self._parts
-        top = HBox([self._parts[title].widget, self._stop], layout=Layout(align_items="flex-start"))
+        head = self._parts[title].widget  # its words wrap beside the button
+        head.layout = Layout(width="auto", margin="0", min_width="0", flex="0 1 auto")
+        top = HBox([head, self._stop], layout=Layout(align_items="flex-start"))
         below = [each for name in others for each in self._with_rows(name)]
         self._root = VBox([self._style, top, *below], layout=Layout(width="100%", overflow="hidden"))
         self._root.add_class(CLASS)
         self.root_id, self.stop_id = str(self._root.model_id), str(self._stop.model_id)
-        self._all = [self._root, self._root.layout, top, top.layout, self._stop, self._stop.layout, self._stop.style]
+        self._all = [self._root, self._root.layout, top, top.layout, head.layout]
+        self._all += [self._stop, self._stop.layout, self._stop.style]
         self._all += [*(part.widget for part in self._parts.values()), self._style, self._style.style, wide]
 
     def _with_rows(self, name: str) -> list[Any]:

@@ -17,6 +17,8 @@ LEFT_OUT = "<left out>"
 """Path of a frame that stands for `line` frames which were not kept."""
 
 OWN = str(Path(__file__).parents[1])
+AUTOGRAPHS = "__autograph_generated_file"
+"""In the path of what TensorFlow makes of a person's function."""
 _STDLIB = tuple(sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "scripts")}))
 _SITE = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\]+)")
 # Code without a file that a person can have typed; all others (<frozen ...>, <decorator-gen-3>) are made by libraries.
@@ -29,7 +31,7 @@ _APART = ("tensorflow", "keras")
 
 def is_library(path: str) -> bool:
     """Whether code at `path` is not the user's: installed packages, the standard library, ourselves, generated code."""
-    return _is_installed(path) or bool(_apart(path))
+    return _is_installed(path) or bool(_apart(path)) or AUTOGRAPHS in path
 
 
 @lru_cache(maxsize=4096)
@@ -43,7 +45,7 @@ def package_of(path: str) -> str:
     """The name of the library that `path` belongs to, for people: "torch", "tpu_magics", "Python"; "" for none."""
     if path == LEFT_OUT or not is_library(path):
         return ""
-    found = _SITE.findall(path) or _apart(path)
+    found = _SITE.findall(path) or _apart(path) or (["tensorflow"] if AUTOGRAPHS in path else [])
     if found:
         return str(found[-1]).removesuffix(".py")
     return "tpu_magics" if under(path, OWN) else "Python"

@@ -9,6 +9,7 @@ Usage: python checkpoint_program.py FOLDER
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import sys
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -27,7 +29,9 @@ from fake_remote_host import DEVICE, remote_host
 
 from tpu_magics import tf as public
 from tpu_magics.backends.base import Placed
+from tpu_magics.backends.tensorflow import buckets as buckets_tried
 from tpu_magics.backends.tensorflow import checkpoints, keras_files
+from tpu_magics.backends.tensorflow.checkpoint_calls import saving_problems
 from tpu_magics.backends.tensorflow.checkpoint_state import is_remote
 from tpu_magics.errors import TpuMagicsError
 
@@ -376,6 +380,33 @@ def known(folder: Path) -> dict[str, Any]:
     }
 
 
+def calls(folder: Path) -> dict[str, Any]:
+    """What the code will save to, read from it."""
+    names = {"model": model(), "tf": public, "saved": public.save, "name": "best.h5", "np": np, "folder": str(folder)}
+    texts = {
+        "old name": 'model.save_weights("x.h5")',
+        "old name in a variable": "model.fit(x)\nmodel.save_weights(filepath=name)",
+        "model of the cell": 'made.save_weights("x.tf")',
+        "no ending": 'model.save("x")',
+        "no place": 'model.save("/proc/x.keras")',
+        "no place for ours": 'tf.save(model, "/proc/x")',
+        "no place by its name": 'saved(model, path="/proc/x.keras")',
+        "no place for a loop": 'tf.checkpoint("/proc/x", model=model)',
+        "in the function": 'def train(model):\n    model.save_weights("x.h5")',
+        "in a branch": 'if late:\n    model.save_weights("x.h5")',
+        "good": 'model.save("x.keras")\nmodel.save("x.h5")\nmodel.save_weights("new/x.weights.h5")\nmodel.export("x")',
+        "not of a model": 'np.save("/proc/x", 1)\nfigure.save("x.png")\nmodel.save(f"/proc/{1}.keras")',
+    }
+    found: dict[str, Any] = {
+        name: [[one.what, one.refuses] for one in saving_problems(ast.parse(text), names, Placed("default", None))]
+        for name, text in texts.items()
+    }
+    with mock.patch.object(buckets_tried, "_try", fake_gcs.refusing("no credentials")):
+        tree = ast.parse('model.save("gs://bucket/model.keras")')
+        (one,) = saving_problems(tree, names, Placed("default", None), on_colab=True)
+    return {**found, "bucket": [one.what, one.todo, one.refuses]}
+
+
 def remote(folder: Path) -> dict[str, Any]:
     """Variables on a host of another process, whose working directory is another."""
     here = folder / "here"
@@ -401,7 +432,7 @@ def remote(folder: Path) -> dict[str, Any]:
         return {"remote": is_remote(one), "plain": plain, "found": found, "files": files}
 
 
-REPORTS = (resume, distributed, loop, broken, killed, foreign, refused, buckets, names, known, remote)
+REPORTS = (resume, distributed, loop, broken, killed, foreign, refused, buckets, names, known, calls, remote)
 
 if __name__ == "__main__":
     cpus = tf.config.list_physical_devices("CPU")

@@ -174,6 +174,8 @@ def fits(folder: Path) -> dict[str, Any]:
     signature = (tf.TensorSpec((None, 3)), tf.TensorSpec((None, 1)))
     unknown = tf.data.Dataset.from_generator(batches, output_signature=signature)
     known = tf.data.Dataset.from_tensor_slices((x, y)).batch(5)
+    best, backup = keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore
+    tried = best("/proc/best-{epoch}.keras", save_freq=100)
     cases: dict[str, tuple[Placed, Callable[[Any], Any], list[Any]]] = {
         "unknown on a TPU": (HERE, lambda one: one.fit(unknown, verbose=0), []),
         "unknown with steps": (HERE, lambda one: one.fit(unknown, steps_per_epoch=2, verbose=0), []),
@@ -185,6 +187,12 @@ def fits(folder: Path) -> dict[str, Any]:
         "told before": (AWAY, lambda one: one.fit(unknown, steps_per_epoch=1, verbose=0), [("unknown", unknown)]),
         "made in the cell": (AWAY, lambda one: one.fit(unknown, steps_per_epoch=1, verbose=0), []),
         "evaluate": (HERE, lambda one: one.evaluate(unknown, verbose=0), []),
+        "validation": (HERE, lambda one: one.fit(known, validation_data=unknown, verbose=0), []),
+        "validation away": (AWAY, lambda one: one.fit(known, validation_data=unknown, verbose=0), []),
+        "callback": (HOME, lambda one: one.fit(known, callbacks=[best("/proc/best.keras")], verbose=0), []),
+        "backup": (HOME, lambda one: one.fit(known, callbacks=[backup("/proc/backup")], verbose=0), []),
+        "good callback": (HOME, lambda one: one.fit(known, callbacks=[best(folder / "a.keras")], verbose=0), []),
+        "tried before": (HOME, lambda one: one.fit(known, callbacks=[tried], verbose=0), [("callbacks", [tried])]),
     }
     found: dict[str, Any] = {}
     for name, (placed, act, items) in cases.items():

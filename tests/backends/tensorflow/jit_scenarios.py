@@ -6,6 +6,7 @@ own dump of its modules tells what was compiled.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -335,6 +336,38 @@ def strategy_run() -> Any:
     return run(lambda: [float(distributed(*batch)) for batch in batches])
 
 
+def guides_form() -> Any:
+    """The guide's: one tf.function takes the iterator, and gives a Python function to strategy.run."""
+    made = steps()
+
+    def one(inputs: Any) -> Any:
+        return made["update"](*inputs)
+
+    @tf.function
+    def train_step(iterator: Any) -> Any:
+        return HOME.strategy.run(one, args=(next(iterator),))
+
+    @tf.function
+    def many(iterator: Any, count: Any) -> None:
+        for _ in tf.range(count):
+            HOME.strategy.run(functools.partial(made["update"], *next(iterator)))
+
+    @tf.function(jit_compile=False)
+    def left_off(iterator: Any) -> Any:
+        return HOME.strategy.run(one, args=(next(iterator),))
+
+    batches = iter(made["dataset"].repeat())
+    told = {"first": run(lambda: [float(train_step(batches)) for _ in range(2)])}
+    before = modules()
+    told["plain afterwards"] = [float(train_step(batches)), modules() - before]
+    told["again"] = run(lambda: float(train_step(batches)))
+    told["loop"] = run(lambda: many(batches, tf.constant(3)))
+    told["explicit"] = run(lambda: float(left_off(batches)))
+    told["eager"] = run(lambda: float(HOME.strategy.run(one, args=(next(batches),))))
+    told["steps"] = int(made["optimizer"].iterations)
+    return told
+
+
 def replicas() -> Any:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
@@ -362,6 +395,22 @@ def refused_by_xla() -> Any:
         refused = str(error)
     host_step(tf.constant(1.0))
     return ["EagerPyFunc" in refused, float(total), host_step._jit_compile is None]
+
+
+def growing_array() -> Any:
+    """An array that begins empty is empty under XLA, and nothing is raised."""
+    total = tf.Variable(0.0)
+
+    @tf.function
+    def step(n: Any) -> Any:
+        gathered = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
+        for i in tf.range(n):
+            gathered = gathered.write(i, 1.0)
+        total.assign_add(1.0)
+        return gathered.stack()
+
+    seen = [len(step(tf.constant(3)))]
+    return {**run(lambda: seen.append(len(step(tf.constant(3))))), "lengths": seen}
 
 
 def broken_trace() -> Any:
@@ -402,19 +451,23 @@ def retracing_warnings() -> Any:
 def put_back_whole() -> Any:
     """The classes are as they were; other parts than those that were read are left alone, with a line."""
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+    from tensorflow.python.distribute.distribute_lib import StrategyBase
     from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
-    from tpu_magics.backends.tensorflow import jit_functions
+    from tpu_magics.backends.tensorflow import jit_functions, jit_run
 
-    before = (Function._call, Function._initialize, TensorFlowTrainer.make_train_function)
+    def parts() -> Any:
+        return (Function._call, Function._initialize, TensorFlowTrainer.make_train_function, StrategyBase.run)
+
+    before = parts()
     run(lambda: None)
-    after = (Function._call, Function._initialize, TensorFlowTrainer.make_train_function)
-    kind, trainer = jit_functions._kind, jit._trainer
-    jit_functions._kind = jit._trainer = lambda: None
+    after = parts()
+    kinds = (jit_functions._kind, jit_run._kind, jit._trainer)
+    jit_functions._kind = jit_run._kind = jit._trainer = lambda: None
     try:
         unknown = run(lambda: fit(model()))
     finally:
-        jit_functions._kind, jit._trainer = kind, trainer
+        jit_functions._kind, jit_run._kind, jit._trainer = kinds
     return {"same": before == after, "unknown": unknown}
 
 
@@ -422,21 +475,30 @@ def stack_is_tensorflows() -> Any:
     """No frame of this package stands between a person's line and what it traces."""
     total, seen = tf.Variable(0.0), []
 
-    @tf.function
-    def step() -> Any:
+    def one() -> Any:
         changed = total.assign_add(1.0)
         seen.extend(frame.filename for frame in changed.op.traceback)
         return changed
 
+    @tf.function
+    def step() -> Any:
+        return one()
+
+    @tf.function
+    def over(iterator: Any) -> Any:
+        next(iterator)
+        return HOME.strategy.run(one)
+
     run(lambda: step())
-    return [path for path in seen if path.endswith(("jit.py", "jit_functions.py"))]
+    run(lambda: over(iter(tf.data.Dataset.range(2))))
+    return [path for path in seen if path.endswith(("jit.py", "jit_functions.py", "jit_run.py"))]
 
 
 SCENARIOS = (
     *(keras_model, trained_before, compiled_in_the_run, compiled_anew, eager_model, unsupported, mirrored, failing),
     *(on_a_tpu, step_function, same_numbers, traced_before, no_training, pipelines, pipelines_traced_before, explicit),
-    *(batches_and_iterators, several_steps_in_one_call),
-    *(methods, strategy_run, replicas, refused_by_xla, broken_trace, retracing_warnings, put_back_whole),
+    *(batches_and_iterators, several_steps_in_one_call, growing_array),
+    *(methods, strategy_run, guides_form, replicas, refused_by_xla, broken_trace, retracing_warnings, put_back_whole),
     stack_is_tensorflows,
 )
 

@@ -230,6 +230,45 @@ def strategy_steps() -> None:
         tpu_magics.log(loss=loss, rate=0.01)
 
 
+def guides_steps() -> None:
+    """As TensorFlow's guide for TPUs has it: the tf.function takes the iterator. The policy compiles what strategy.run
+    gets."""
+    strategy, model = tf.distribute.get_strategy(), made()
+
+    @tf.function
+    def step(iterator: Any) -> None:
+        def one(x: Any, y: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+            model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+        strategy.run(one, args=next(iterator))
+
+    batches = iter(pipeline())
+    with jit.policy("auto", Placed("default", strategy), {__file__: "In [3]"}):
+        for _ in range(3):
+            step(batches)  # site
+
+
+def own_train_step() -> None:
+    """A train_step of the person's that returns each of self.metrics by its name, as Keras' guide has it."""
+
+    class Own(keras.Sequential):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            super().train_step(data)
+            return {metric.name: metric.result() for metric in self.metrics}
+
+    model = Own([keras.Input((8,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    model.fit(*arrays(32), batch_size=16, verbose=0)
+
+
+def predicted() -> None:
+    model = made()
+    model.predict(arrays(32)[0], batch_size=16, verbose=0)
+    model.predict(arrays()[0], batch_size=16, verbose=0)
+
+
 def logged_in_trace() -> None:
     @tf.function
     def step(x: Any) -> Any:
@@ -273,6 +312,9 @@ CAUSES = (
 )
 OTHERS = (
     other_batches,
+    guides_steps,
+    own_train_step,
+    predicted,
     evaluated_after,
     under_a_tape,
     many_steps,

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import time
 import types
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -24,9 +26,11 @@ import numpy as np
 import tensorflow as tf
 
 from tests.backends.tensorflow import fake_tpu_resolver as fake
+from tests.host import fake_hosts
 from tpu_magics.backends.base import Placed
 from tpu_magics.backends.tensorflow import precision, remote, runtime
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.host import inspect_host
 from tpu_magics.host.problem import Problem
 
 fake.logical_cpus()
@@ -93,6 +97,19 @@ def train_in(strategy: Any) -> float:
         model.compile("sgd", "mse")
     found = model.fit(np.ones((16, 4), "f"), np.ones((16, 2), "f"), batch_size=16, verbose=0)
     return float(found.history["loss"][0])
+
+
+def recorded(build: Callable[[Path], fake_hosts.FakeHost], slice_: fake.FakeSlice) -> Any:
+    """On a host whose variables, devices and packages were recorded; then with TensorFlow's package for a TPU."""
+    with tempfile.TemporaryDirectory() as folder, fake.present(slice_):
+        there = build(Path(folder))
+        known = {**there.versions, "keras": "3.15.1"}
+        as_it_is = inspect_host(there.environ, there.root, there.modules, known, "tensorflow")
+        refused = error_of(lambda: runtime.initialise("", "", as_it_is))
+        fresh()
+        known |= {"tensorflow": None, "tensorflow-cpu": None, "tensorflow-tpu": "2.20.0"}
+        mended = inspect_host(there.environ, there.root, there.modules, known, "tensorflow")
+        return {**told(runtime.initialise("", "", mended)), "refused": refused, "place": mended.place.key}
 
 
 def initialised_before() -> Any:
@@ -194,6 +211,9 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "without": without_tpu,
     "v3-8": lambda: local(fake.v3_8()),
     "v5litepod-8": lambda: local(fake.v5litepod_8()),
+    "colab v5e-1": lambda: recorded(fake_hosts.colab_v5e_1, fake.FakeSlice((1, 1, 1, 1))),
+    "kaggle v5e-8": lambda: recorded(fake_hosts.kaggle_v5e_8, fake.v5litepod_8()),
+    "colab without": lambda: recorded(fake_hosts.colab_cpu, fake.v5litepod_8()),
     "initialised before": initialised_before,
     "held": held,
     "plain": plain_tensorflow_really,

@@ -157,6 +157,35 @@ def test_callbacks_and_managers_are_looked_at_before_training(found: dict[str, A
     assert len(known["tpu-remote"]) == 2 and "managed on the TPU's host" in known["tpu-remote"][1]
 
 
+@pytest.mark.parametrize(
+    ("case", "what"),
+    [
+        ("old name", "x.h5 is a name that Keras 3 refuses."),
+        ("old name in a variable", "best.h5 is a name that Keras 3 refuses."),
+        ("model of the cell", "x.tf is a name that Keras 3 refuses."),
+        ("no ending", "x is a name that Keras 3 refuses."),
+        ("no place", "Nothing can be saved at /proc."),
+        ("no place for ours", "Nothing can be saved at /proc."),
+        ("no place by its name", "Nothing can be saved at /proc."),
+        ("no place for a loop", "Nothing can be saved at /proc."),
+        ("in the function", "x.h5 is a name that Keras 3 refuses."),
+    ],
+)
+def test_what_the_code_saves_to_is_tried_before_it_trains(found: dict[str, Any], case: str, what: str) -> None:
+    assert found["calls"][case] == [[what, True]]
+
+
+def test_a_save_that_may_never_come_is_said_and_what_is_good_is_not(found: dict[str, Any]) -> None:
+    assert found["calls"]["in a branch"] == [["x.h5 is a name that Keras 3 refuses.", False]]
+    assert found["calls"]["good"] == found["calls"]["not of a model"] == []
+
+
+def test_a_bucket_that_the_code_names_is_tried_before_it_trains(found: dict[str, Any]) -> None:
+    what, todo, refuses = found["calls"]["bucket"]
+    assert what == "Nothing can be saved at gs://bucket/model.keras: nobody is logged in to Google Cloud." and refuses
+    assert "auth.authenticate_user()" in todo and "gcloud config set project" in todo
+
+
 # -- Keras 3's names ------------------------------------------------------------------------------------------------
 
 

@@ -118,7 +118,7 @@ def test_an_unknown_size_without_steps_per_epoch_is_refused_on_a_tpu(found: dict
     assert "unknown size, and fit has no steps_per_epoch" in fits["unknown on a TPU"]["raised"]
     for part in ("steps_per_epoch=", "assert_cardinality", "in_memory"):
         assert part in fits["unknown on a TPU"]["raised"]
-    for name in ("unknown with steps", "unknown at home", "known", "evaluate"):
+    for name in ("unknown with steps", "unknown at home", "known", "evaluate", "validation"):
         assert not fits[name]["raised"] and not fits[name]["said"], name
     assert fits["unknown with steps"]["steps"] == fits["known"]["steps"] == 2
 
@@ -135,6 +135,19 @@ def test_python_given_to_fit_is_refused_before_its_first_step(found: dict[str, A
     assert "Dataset.from_generator at" in fits["made in the cell"]["raised"]
     assert fits["generator away"]["steps"] == fits["made in the cell"]["steps"] == 0
     assert fits["told before"] == {"said": [], "raised": "", "steps": 1}
+
+
+def test_validation_data_are_looked_at_before_the_first_step_too(found: dict[str, Any]) -> None:
+    fits = found["fits"]
+    assert fits["validation away"]["raised"].startswith("The validation data given to fit runs Python in the pipeline")
+    assert (fits["validation away"]["steps"], fits["validation"]["steps"]) == (0, 2)
+
+
+def test_callbacks_made_in_the_call_are_tried_before_the_first_step(found: dict[str, Any]) -> None:
+    fits = found["fits"]
+    for name in ("callback", "backup"):
+        assert fits[name]["raised"].startswith("Nothing can be saved at /proc") and fits[name]["steps"] == 0
+    assert fits["good callback"] == fits["tried before"] == {"said": [], "raised": "", "steps": 2}
 
 
 def test_a_dataset_without_an_end_is_said(found: dict[str, Any]) -> None:

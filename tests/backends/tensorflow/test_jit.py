@@ -175,6 +175,25 @@ def test_strategy_run_over_a_distributed_dataset(found: dict[str, Any]) -> None:
     assert (said(seen), seen["compiles"]) == ([f"distributed: {ON}"], 1)
 
 
+def test_what_the_guides_form_gives_to_strategy_run_is_compiled(found: dict[str, Any]) -> None:
+    seen = found["guides_form"]
+    for run, name, inner in (("first", "train_step", "one"), ("loop", "many", "update")):
+        left, put_on = said(seen[run])
+        assert left.startswith(f"{name}: left without jit_compile: it takes its batches from an iterator or a dataset")
+        assert (put_on, seen[run]["compiles"]) == (f"{inner}: {ON}: on a TPU strategy.run compiles it", 1)
+    assert (seen["plain afterwards"][1], seen["again"]["compiles"]) == (0, 0)
+    assert (said(seen["explicit"]), seen["explicit"]["compiles"]) == (
+        ["left_off: left as it is: it has jit_compile=False"],
+        0,
+    )
+    assert seen["steps"] == 2 + 1 + 1 + 3 + 1 + 1
+
+
+def test_strategy_run_without_a_tf_function_is_what_a_tpu_refuses(found: dict[str, Any]) -> None:
+    [told] = said(found["guides_form"]["eager"])
+    assert told.startswith("one: strategy.run runs it op by op here, and a TPU refuses that: make it a tf.function")
+
+
 def test_several_replicas_are_left_alone(found: dict[str, Any]) -> None:
     seen = found["replicas"]
     assert said(seen) == [
@@ -187,6 +206,13 @@ def test_what_xla_refuses_shows(found: dict[str, Any]) -> None:
     named, total, put_back = found["refused_by_xla"]
     assert named and put_back
     assert total == 1.0  # of the plain call afterwards
+
+
+def test_an_array_that_xla_would_leave_empty_is_told(found: dict[str, Any]) -> None:
+    seen = found["growing_array"]
+    assert seen["lengths"] == [3, 0]
+    [told] = said(seen)
+    assert told.startswith(f"step: {ON}; it writes into a TensorArray with dynamic_size=True, which XLA does not let")
 
 
 def test_a_first_trace_that_fails(found: dict[str, Any]) -> None:
@@ -211,6 +237,6 @@ def test_the_classes_are_as_they_were(found: dict[str, Any]) -> None:
 
 def test_with_other_versions_all_is_left_alone_with_a_line(found: dict[str, Any]) -> None:
     told = found["put_back_whole"]["unknown"]["told"]
-    assert [line.partition(":")[0] for line in told] == ["models", "tf.functions"]
+    assert [line.partition(":")[0] for line in told] == ["models", "tf.functions", "strategy.run"]
     assert all("has other parts than" in line for line in told)
     assert found["put_back_whole"]["unknown"]["compiles"] == 0

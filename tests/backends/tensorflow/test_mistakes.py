@@ -10,7 +10,8 @@ import pytest
 
 from tests import overlay
 from tests.backends.tensorflow.mistakes_guide import FORMS, LENGTHS
-from tpu_magics.check import check_text
+from tpu_magics.check import check_cells, check_text
+from tpu_magics.check.cells import cell_of
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("mistakes_program.py")
@@ -104,7 +105,7 @@ def test_replicas_that_xla_cannot_compile_at_home(found: dict[str, Any]) -> None
 @pytest.mark.parametrize("cell", ["optimizer outside", "model outside"])
 def test_made_outside_of_the_scope(found: dict[str, Any], cell: str) -> None:
     said = found["cells"][cell]
-    assert "outside of the strategy's scope at In [3]:5." in said["what"]
+    assert "outside of the strategy's scope, and are used at In [3]:5." in said["what"]
     assert said["details"][0].startswith("In [3]:5: m.fit(") and "with strategy.scope():" in said["todo"]
 
 
@@ -162,6 +163,19 @@ def test_the_bad_form_is_found_statically_and_the_good_one_is_not(rule: str, cod
     bad, good = FORMS[rule]
     assert code in [one.code for one in check_text(bad)]
     assert check_text(good) == []
+
+
+@pytest.mark.parametrize(("rule", "code"), [("condition", "TPU101"), ("shape", "TPU201")])
+@pytest.mark.parametrize("magic", ["%tpu_init --framework tensorflow", "%tpu_init", "%tpu_preflight step"])
+def test_a_notebook_that_trains_with_our_magics_needs_no_other_sign_of_a_tpu(magic: str, rule: str, code: str) -> None:
+    bad, good = (text.replace("(jit_compile=True)", "") for text in FORMS[rule])
+    assert code in codes(magic, bad)
+    assert codes(magic, good) == codes("", bad) == codes("%tpu_init --framework torch", bad) == []
+
+
+def codes(*texts: str) -> list[str]:
+    """What is found in the cells of a notebook."""
+    return [one.code for one in check_cells([cell_of(text, "nb.ipynb", n) for n, text in enumerate(texts, 1) if text])]
 
 
 def test_what_passes_at_home_is_said_to_prove_little(found: dict[str, Any]) -> None:

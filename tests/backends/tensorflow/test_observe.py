@@ -170,6 +170,25 @@ def test_keras_own_step_tells_of_its_batches_and_not_of_its_iterator_too(found: 
     assert told.endswith("Give it batches of the same shapes and dtypes each time.")
 
 
+def test_of_keras_functions_the_innermost_tells(found: dict[str, Any]) -> None:
+    """predict has one more around its step, which is traced again with it."""
+    (told,) = texts(found["predicted"], "retrace")
+    assert told.startswith("Keras' one_step_on_data was traced again: data is now TensorSpec((None, ")
+    assert not texts(found["other_steps"], "retrace")
+
+
+def test_what_the_guides_form_gives_to_strategy_run_has_inputs_and_causes(found: dict[str, Any]) -> None:
+    seen = found["guides_steps"]
+    first, again = of(seen, "compile")
+    assert seen["numbers"] == [3, 2, 1]
+    assert [one["name"] for one in first["inputs"]] == ["x", "y"] and again["cause"] == "last-batch"
+
+
+def test_a_train_step_that_returns_its_metrics_by_name_logs_those_of_compile_too(found: dict[str, Any]) -> None:
+    values = {one["name"]: one["value"] for one in of(found["own_train_step"], "value")}
+    assert set(values) == {"loss", "mae"} and all(isinstance(one, float) for one in values.values())
+
+
 def test_what_an_earlier_run_traced_and_compiled_is_neither_traced_nor_compiled_again(found: dict[str, Any]) -> None:
     first, second = found["twice"]
     assert first["numbers"] == [3, 2, 1] and len(texts(first, "retrace")) == 1

@@ -59,6 +59,26 @@ def test_on_a_tpu_vm_it_connects_once_and_gives_its_strategy(found: dict[str, An
     assert seen["other"][0] == "This kernel trains on this host's TPU, and the TPU 'my-tpu' was asked for."
 
 
+@pytest.mark.parametrize(
+    ("name", "place", "replicas", "refused"),
+    [
+        ("colab v5e-1", "colab", 1, ("TensorFlow is not installed.", '%pip install "tpu-magics[tf-tpu]"')),
+        ("kaggle v5e-8", "kaggle", 8, ("tensorflow-cpu 2.20.0 cannot use this host's TPU.", "pip uninstall -y")),
+    ],
+)
+def test_on_colab_and_kaggle_as_they_were_recorded(
+    found: dict[str, Any], name: str, place: str, replicas: int, refused: tuple[str, str]
+) -> None:
+    """Kaggle's variables for several processes do not matter here; what is missing is told before TensorFlow fails."""
+    seen = found[name]
+    assert (seen["place"], seen["kind"], seen["replicas"]) == (place, "tpu-local", replicas)
+    assert seen["refused"][0] == refused[0] and refused[1] in seen["refused"][2]
+
+
+def test_a_colab_without_a_tpu_trains_on_its_cpu(found: dict[str, Any]) -> None:
+    assert (found["colab without"]["place"], found["colab without"]["kind"]) == ("colab", "default")
+
+
 def test_the_strategy_trains(found: dict[str, Any]) -> None:
     assert found["v3-8"]["trained"] > 0
 

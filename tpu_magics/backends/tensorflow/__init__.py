@@ -7,6 +7,7 @@ and lowering a step (lower.py).
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -32,6 +33,7 @@ class TensorFlow:
 
     def __init__(self) -> None:
         self._placed: Placed | None = None
+        self._on_colab = False  # what mends a bucket is said as Colab has it
 
     def prepare(self) -> None:
         self._part("runtime").prepare()
@@ -39,6 +41,7 @@ class TensorFlow:
     def initialise(self, asked: str = "", precision: str = "", host: Any = None) -> Placed:
         placed: Placed = self._part("runtime").initialise(asked, precision, host=host)
         self._placed = placed
+        self._on_colab = getattr(getattr(host, "place", None), "key", "") == "colab"
         return placed
 
     @property
@@ -70,16 +73,21 @@ class TensorFlow:
     def placement_problems(self, items: Sequence[tuple[str, Any]]) -> Sequence[Problem]:
         return self._part("snapshot").placement_problems(items, self.placed)  # type: ignore[no-any-return]
 
-    def data_problems(
-        self, items: Sequence[tuple[str, Any]], cells: Mapping[str, str], on_colab: bool = False
-    ) -> Sequence[Problem]:
-        paths = self._part("checkpoints").path_problems(items, self.placed, on_colab)
+    def data_problems(self, items: Sequence[tuple[str, Any]], cells: Mapping[str, str]) -> Sequence[Problem]:
+        paths = self._part("checkpoints").path_problems(items, self.placed, self._on_colab)
         return [*self._part("data").problems(items, self.placed, cells), *paths]
+
+    def saving_problems(self, tree: ast.AST, names: Mapping[str, Any]) -> Sequence[Problem]:
+        return self._part("checkpoint_calls").saving_problems(  # type: ignore[no-any-return]
+            tree, names, self.placed, self._on_colab
+        )
 
     def watching_data(
         self, tell: Callable[[Problem], None], items: Sequence[tuple[str, Any]], cells: Mapping[str, str]
     ) -> AbstractContextManager[None]:
-        return self._part("fits").watching_fits(self.placed, tell, items, cells)  # type: ignore[no-any-return]
+        return self._part("fits").watching_fits(  # type: ignore[no-any-return]
+            self.placed, tell, items, cells, self._on_colab
+        )
 
     def before_first_step(
         self, ask: Callable[[Traced], None], precision: str, cells: Mapping[str, str]

@@ -10,7 +10,7 @@ import contextlib
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,12 +128,20 @@ def _unwritten(path: Path, folder: Path, needed: int) -> Problem | None:
 # -- paths that are known before training ---------------------------------------------------------------------------
 
 
-def path_problems(items: Sequence[tuple[str, Any]], placed: Placed, on_colab: bool = False) -> Sequence[Problem]:
-    """What of the places that callbacks and managers among `items` (also in lists) will write to cannot be written."""
+Destination = tuple[str, bool]  # a path, and whether TensorFlow's ops write there, where Python does otherwise
+
+
+def path_problems(
+    items: Sequence[tuple[str, Any]], placed: Placed, on_colab: bool = False, known: Collection[Destination] = ()
+) -> Sequence[Problem]:
+    """What of the places that callbacks and managers among `items` (also in lists) will write to cannot be written.
+    `known`: those that were tried already."""
     found: list[Problem] = []
     remote = placed.kind == "tpu-remote"
-    for path, by_tensorflow in dict.fromkeys(_destinations([value for _, value in items])):
-        problem = writable(_existing(path) if is_local(path) else path, on_colab, remote_tpu=remote)
+    for path, by_tensorflow in dict.fromkeys(destinations([value for _, value in items])):
+        if (path, by_tensorflow) in known:
+            continue
+        problem = writable(existing(path) if is_local(path) else path, on_colab, remote_tpu=remote)
         if problem is None and remote and by_tensorflow and is_local(path):
             problem = Problem(
                 f"TensorFlow writes to {path} on the TPU's host, which does not have this machine's files.",
@@ -144,21 +152,23 @@ def path_problems(items: Sequence[tuple[str, Any]], placed: Placed, on_colab: bo
     return tuple(dict.fromkeys(found))
 
 
-def _destinations(values: Sequence[Any]) -> Iterator[tuple[str, bool]]:
-    """(path, whether TensorFlow's ops write there, where Python does otherwise)."""
+def destinations(values: Sequence[Any]) -> Iterator[Destination]:
+    """Where callbacks and managers among `values` will write. A name that Keras fills in is left out."""
     for value in values:
         if isinstance(value, (list, tuple)):
-            yield from _destinations(value)
+            yield from destinations(value)
         elif isinstance(value, keras.callbacks.CallbackList):
-            yield from _destinations(value.callbacks)
+            yield from destinations(value.callbacks)
         elif isinstance(value, keras.callbacks.ModelCheckpoint):
             yield re.sub(r"/?[^/]*\{.*$", "", str(value.filepath)) or ".", False
+        elif isinstance(value, keras.callbacks.BackupAndRestore):
+            yield str(value.backup_dir), False
         elif isinstance(value, tf.train.CheckpointManager):
             options = getattr(value, "_checkpoint_options", None)  # TensorFlow 2.21; its device may be the local one
             yield str(value.directory), getattr(options, "experimental_io_device", None) is None
 
 
-def _existing(path: str) -> str:
+def existing(path: str) -> str:
     """Callbacks and managers make the folders that are missing: the nearest one that is there has to be writable."""
     one = Path(path).expanduser().absolute()
     while not one.exists() and one != one.parent:

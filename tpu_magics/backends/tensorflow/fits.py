@@ -1,19 +1,20 @@
-"""What `model.fit` is given within the cell: data that no variable of the notebook held before it.
+"""What `model.fit` is given within the cell: data and callbacks that no variable of the notebook held before it.
 
-What lives here: looking at it before the first step. What does not: reading a pipeline (pipelines.py), and the
-sentences about pipelines (data.py).
+What lives here: looking at them before the first step. What does not: reading a pipeline (pipelines.py), the sentences
+about pipelines (data.py), and where callbacks write to (checkpoint_paths.py).
 
 Keras 3.15, backend/tensorflow/trainer.py: `fit` builds one TFEpochIterator out of its arguments, before it traces or
 trains anything. That is where we look, and not at `fit` itself: a frame of ours around the training would hide the
-person's line from those who look for it. Where it is missing, `watching_fits` tells so and the training goes on.
+person's line from those who look for it. Its locals are `callbacks`, `val_x` and, once the first iterator is built,
+`epoch_iterator`. Where it is missing, `watching_fits` tells so and the training goes on.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from importlib import import_module
 from types import GeneratorType
@@ -23,6 +24,7 @@ import tensorflow as tf
 
 from tpu_magics.backends.base import Placed, Problem
 from tpu_magics.backends.tensorflow.batches import INFINITE, Batches, size_of
+from tpu_magics.backends.tensorflow.checkpoint_paths import Destination, destinations, path_problems
 from tpu_magics.backends.tensorflow.data import (
     HOME,
     REMOTE,
@@ -42,22 +44,40 @@ _NOT_SEEN = Problem(
     refuses=False,
 )
 _BATCH = 32  # Keras' own, where fit is not told
-_NAME = "the data given to fit"
+_NAME, _VALIDATION = "the data given to fit", "the validation data given to fit"
+
+
+@dataclass(frozen=True)
+class _Watch:
+    """`known`: what was told of already, held so that no id comes again; `written`: paths that were tried already."""
+
+    placed: Placed
+    known: dict[int, Any]
+    written: Collection[Destination]
+    cells: Mapping[str, str]
+    on_colab: bool
 
 
 @contextmanager
 def watching_fits(
-    placed: Placed, tell: Tell, items: Sequence[tuple[str, Any]] = (), cells: Mapping[str, str] | None = None
+    placed: Placed,
+    tell: Tell,
+    items: Sequence[tuple[str, Any]] = (),
+    cells: Mapping[str, str] | None = None,
+    on_colab: bool = False,
 ) -> Iterator[None]:
-    """Within it each `model.fit` raises TpuMagicsError for data that cannot work, before its first step.
+    """Within it each `model.fit` raises TpuMagicsError for data that cannot work, and for callbacks that cannot write,
+    before its first step.
 
     Args:
         placed: where the training goes on.
         tell: is called with each Problem that does not refuse.
-        items: what `data.problems` was told already.
+        items: what `data.problems` and `path_problems` were told already.
         cells: file names of cells -> "In [n]".
+        on_colab: how to log in to a bucket is said as Colab has it.
     """
-    known = {id(data): data for _, data in reached(items)}  # held, so that no id comes again
+    written = tuple(destinations([value for _, value in items]))
+    watch = _Watch(placed, {id(data): data for _, data in reached(items)}, written, cells or {}, on_colab)
     kind = _iterator()
     if kind is None:
         tell(_NOT_SEEN)
@@ -67,8 +87,10 @@ def watching_fits(
 
     @wraps(original)
     def looked_at(self: Any, *args: Any, **given: Any) -> None:
-        if sys._getframe(1).f_code.co_name == "fit":
-            for problem in _problems(given, placed, known, cells or {}):
+        __tracebackhide__ = True
+        caller = sys._getframe(1)
+        if caller.f_code.co_name == "fit" and "epoch_iterator" not in caller.f_locals:  # else that of the validation
+            for problem in _problems(given, caller.f_locals, watch):
                 _said(problem, tell)
         original(self, *args, **given)
 
@@ -92,27 +114,39 @@ def _said(problem: Problem, tell: Tell) -> None:
     tell(problem)
 
 
-def _problems(
-    given: Mapping[str, Any], placed: Placed, known: dict[int, Any], cells: Mapping[str, str]
-) -> Iterator[Problem]:
-    """For the arguments of one TFEpochIterator. What was told is not told again."""
-    for problem in _found(given, placed, known, cells):
+def _problems(given: Mapping[str, Any], local: Mapping[str, Any], watch: _Watch) -> Iterator[Problem]:
+    """For the arguments of fit's iterator and the locals of fit. What was told is not told again."""
+    for problem in (*_of_data(given, watch), *_of_validation(local, watch), *_of_callbacks(local, watch)):
         yield replace(problem, what=problem.what[:1].upper() + problem.what[1:])
 
 
-def _found(
-    given: Mapping[str, Any], placed: Placed, known: dict[int, Any], cells: Mapping[str, str]
-) -> Iterator[Problem]:
-    data = given.get("x")
+def _of_callbacks(local: Mapping[str, Any], watch: _Watch) -> Sequence[Problem]:
+    items = [("callbacks", local.get("callbacks"))]
+    return path_problems(items, watch.placed, watch.on_colab, watch.written)
+
+
+def _of_validation(local: Mapping[str, Any], watch: _Watch) -> Iterator[Problem]:
+    """What cannot work; a short batch costs the training step nothing there, and its end is found by Keras."""
+    data = local.get("val_x")
     dataset = dataset_of(data)
+    if dataset is not None and id(dataset) not in watch.known:
+        watch.known[id(dataset)] = dataset
+        found = data_problems(_VALIDATION, dataset, watch.placed, watch.cells)
+        yield from (problem for problem in found if problem.refuses)
+    elif dataset is None:
+        yield from _python_batches(_VALIDATION, data, watch)
+
+
+def _of_data(given: Mapping[str, Any], watch: _Watch) -> Iterator[Problem]:
+    dataset = dataset_of(given.get("x"))
     if dataset is None:
-        yield from _others(given, placed, known)
+        yield from _others(given, watch)
         return
-    if id(dataset) not in known:
-        known[id(dataset)] = dataset
-        yield from data_problems(_NAME, dataset, placed, cells)
+    if id(dataset) not in watch.known:
+        watch.known[id(dataset)] = dataset
+        yield from data_problems(_NAME, dataset, watch.placed, watch.cells)
     if isinstance(dataset, tf.data.Dataset) and not given.get("steps_per_epoch"):
-        yield from _unknown_size(size_of(dataset), placed)
+        yield from _unknown_size(size_of(dataset), watch.placed)
 
 
 def _unknown_size(size: int, placed: Placed) -> Iterator[Problem]:
@@ -133,20 +167,25 @@ def _unknown_size(size: int, placed: Placed) -> Iterator[Problem]:
         )
 
 
-def _others(given: Mapping[str, Any], placed: Placed, known: dict[int, Any]) -> Iterator[Problem]:
+def _others(given: Mapping[str, Any], watch: _Watch) -> Iterator[Problem]:
     """For arrays, and for Python that gives batches."""
     data = given.get("x")
-    if id(data) in known:
+    if id(data) in watch.known:
         return
-    known[id(data)] = data
+    watch.known[id(data)] = data
     rows = _rows(data)
     if rows is not None:
         size = given.get("batch_size") or _BATCH
         if rows > size and rows % size and not given.get("steps_per_epoch"):
-            problem = short_batch(_NAME, Batches(size, rows), placed)
+            problem = short_batch(_NAME, Batches(size, rows), watch.placed)
             yield from [problem] if problem else []
-    elif placed.kind == REMOTE and (isinstance(data, GeneratorType) or _is_loader(data)):
-        yield python_problem(_NAME, f"a {type(data).__name__}, of which Keras makes Dataset.from_generator")
+    else:
+        yield from _python_batches(_NAME, data, watch)
+
+
+def _python_batches(name: str, data: Any, watch: _Watch) -> Iterator[Problem]:
+    if watch.placed.kind == REMOTE and (isinstance(data, GeneratorType) or _is_loader(data)):
+        yield python_problem(name, f"a {type(data).__name__}, of which Keras makes Dataset.from_generator")
 
 
 def _rows(data: Any) -> int | None:

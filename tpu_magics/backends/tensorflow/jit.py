@@ -1,7 +1,7 @@
 """The jit policy of a run: XLA compiles the steps at home, and jit_compile is taken off on a TPU.
 
 What lives here: what of it is put on Keras models, and the list of what was changed. What does not: tf.functions
-(jit_functions.py), and whether what was compiled is right for a TPU (check/, preflight/).
+(jit_functions.py, jit_run.py), and whether what was compiled is right for a TPU (check/, preflight/).
 
 On a TPU the strategy compiles what it runs, and the guide has jit_compile taken out there. At home nothing is compiled
 without it, so that what XLA refuses would first show on the TPU. All is put back at the end of the run; what was traced
@@ -24,13 +24,14 @@ import keras
 
 from tpu_magics.backends.base import DEFAULT, Placed
 from tpu_magics.backends.tensorflow.jit_functions import Functions
+from tpu_magics.backends.tensorflow.jit_run import Runs
 from tpu_magics.backends.tensorflow.places import Places
 
 Cells = Mapping[str, str] | Callable[[], Mapping[str, str]]
 
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
 # Keras keeps no record of "auto": compile() puts True or False in its place.
-_WAS = {True: "it was True", False: "it was off, as Keras' own \"auto\" has it without a GPU"}
+_WAS = {True: "it was True", False: 'it was off, as Keras\' own "auto" has it without a GPU'}
 # Not "_...": Keras walks over a model's attributes when it saves it, without those that begin with two underscores.
 _ASIDE = "__tpu_magics_jit__"
 
@@ -59,6 +60,8 @@ def _auto(compiled: bool, told: _Told) -> Iterator[Callable[[], Sequence[str]]]:
     with ExitStack() as parts:
         parts.enter_context(Models(compiled, told.of_caller).watching())
         parts.enter_context(Functions(compiled, told.is_persons, told.of_function).watching())
+        if compiled:
+            parts.enter_context(Runs(told.is_persons, told.of_function).watching())
         yield lambda: tuple(told.lines)
 
 

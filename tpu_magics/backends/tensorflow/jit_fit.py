@@ -17,13 +17,24 @@ _PIPELINE = ("Iterator", "Dataset", "OptionalFromValue", "OptionalGetValue")
 
 IN_ARGUMENTS = (
     "left without jit_compile: it takes its batches from an iterator or a dataset, and XLA compiles no input pipeline; "
-    "a step that it calls is compiled where it is a tf.function of its own"
+    "a step that it calls is compiled where it is a tf.function of its own, or given to strategy.run"
 )
 _IN_GRAPH = (
     "left without jit_compile: it reads from an input pipeline, which XLA does not compile; a step that it calls is "
-    "compiled where it is a tf.function of its own"
+    "compiled where it is a tf.function of its own, or given to strategy.run"
 )
 _REPLICAS = "left without jit_compile: it runs on several replicas, and XLA compiles no collectives on a CPU"
+# Seen in 2.21: nothing is raised; one of size 0 gives an empty result, one of size 2 keeps two of five.
+_GROWS = (
+    "; it writes into a TensorArray with dynamic_size=True, which XLA does not let grow: what is beyond its size is "
+    "lost without an error, so give it the size that it can reach"
+)
+
+
+def grows(graph: Any) -> str:
+    """What is to be said besides, where a traced function that XLA compiles lets a TensorArray grow; "" else."""
+    writes = (op for _, op in ops(graph) if op.type == "TensorListSetItem")
+    return _GROWS if any(op.get_attr("resize_if_index_out_of_bounds") for op in writes) else ""
 
 
 def has_pipeline(arguments: Any) -> bool:

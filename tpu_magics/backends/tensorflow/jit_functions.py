@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import tensorflow as tf
 
-from tpu_magics.backends.tensorflow.jit_fit import IN_ARGUMENTS, has_pipeline, unfit
+from tpu_magics.backends.tensorflow.jit_fit import IN_ARGUMENTS, grows, has_pipeline, unfit
 
 # What of a tf.function its traces are kept in, and how it is made empty.
 _EMPTY: dict[str, Callable[[Any], Any]] = {
@@ -77,10 +77,12 @@ class Functions:
         see, trying, checked = self._see, self._trying, self._checked
 
         def _call(function: Any, *args: Any, **kwds: Any) -> Any:
+            __tracebackhide__ = True
             see(function, args, kwds)
             return call(function, *args, **kwds)
 
         def _initialize(function: Any, *args: Any, **kwds: Any) -> None:
+            __tracebackhide__ = True
             with trying(function):
                 initialize(function, *args, **kwds)
             earlier = checked(function)
@@ -88,17 +90,17 @@ class Functions:
                 initialize(function, *args, **kwds)
                 function._created_variables = [*earlier, *function._created_variables]
 
-        return _as_tensorflows(_call), _as_tensorflows(_initialize)
+        return as_tensorflows(_call), as_tensorflows(_initialize)
 
     # -- at its first call ---------------------------------------------------------------------------------------------
     def _see(self, function: Any, args: tuple[Any, ...], kwds: dict[str, Any]) -> None:
         if function in self._seen:
             return
-        if self._compiled and not function._jit_compile and _inside_xla():
+        if self._compiled and not function._jit_compile and inside_xla():
             return  # it is compiled with what calls it; it may be called alone later
         with self._lock:
             self._seen.add(function)
-            code = getattr(_python(function), "__code__", None)
+            code = getattr(python_of(function), "__code__", None)
             if code is None or not self._is_persons(code.co_filename):
                 return
             if self._compiled:
@@ -155,8 +157,9 @@ class Functions:
         if function not in self._trials:
             return None
         self._trials.discard(function)
-        why = unfit(function._concrete_variable_creation_fn.graph)
-        self._say(function, _PUT_ON if why is None else why)
+        graph = function._concrete_variable_creation_fn.graph
+        why = unfit(graph)
+        self._say(function, _PUT_ON + grows(graph) if why is None else why)
         if why is None:
             return None
         made = list(function._created_variables)
@@ -173,7 +176,7 @@ class Functions:
     def _say(self, function: Any, text: str) -> None:
         self._said[function] = text
         if text:
-            python = _python(function)
+            python = python_of(function)
             self._tell(python, getattr(python, "__name__", "a tf.function"), text)
 
 
@@ -189,7 +192,7 @@ def _kind() -> Any:
     return Function if isinstance(probe, Function) and has_state and has_methods else None
 
 
-def _as_tensorflows(function: Any) -> Any:
+def as_tensorflows(function: Any) -> Any:
     """With TensorFlow's own file as that of its code: it stands on the stack of all that is traced, and a frame of ours
     would hide the person's lines above it."""
     from tensorflow.python.eager.polymorphic_function import polymorphic_function
@@ -198,7 +201,7 @@ def _as_tensorflows(function: Any) -> Any:
     return function
 
 
-def _inside_xla() -> bool:
+def inside_xla() -> bool:
     """Whether what is being traced is compiled by XLA as a whole."""
     from tensorflow.python.framework import ops as framework
     from tensorflow.python.ops import control_flow_util
@@ -206,7 +209,7 @@ def _inside_xla() -> bool:
     return bool(control_flow_util.GraphOrParentsInXlaContext(framework.get_default_graph()))
 
 
-def _python(function: Any) -> Any:
+def python_of(function: Any) -> Any:
     """The Python function below the wrappers of methods and decorators."""
     found = function._python_function
     while hasattr(found, "__wrapped__") or hasattr(found, "__func__"):

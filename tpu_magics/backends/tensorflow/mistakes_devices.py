@@ -138,12 +138,13 @@ def _scope(seen: Seen) -> TpuMagicsError | None:
     found = _SCOPE.search(seen.text)
     if not found and not _is_assertion_of_keras(seen):
         return None
-    return seen.explained(
-        "The model, its optimizer or its metrics were made outside of the strategy's scope",
+    used = f", and are used at {seen.place}" if seen.place else ""
+    return TpuMagicsError(
+        f"The model, its optimizer or its metrics were made outside of the strategy's scope{used}.",
         "Variables belong to the strategy in whose scope they were made, and one step uses those of one strategy.",
         "Make the model, the optimizer and the metrics, and call model.compile, under `with strategy.scope():`, or "
         "all in the cell under %%tpu_train, which runs inside the scope.",
-        [seen.said(found)] if found else (),
+        [*seen.details(seen.made), *([seen.said(found)] if found else ())],
     )
 
 

@@ -63,6 +63,7 @@ def is_remote(program: Program) -> bool:
     """Whether the TPU is certainly on another host than this code: a TPU node, by its name or address."""
     if "is_remote_tpu" not in program.memo:
         said = [_is_remote(call) for call in program.calls(*RESOLVERS)]
+        said += [name != LOCAL_TPU for name in program.init_values("tpu")]
         program.memo["is_remote_tpu"] = any(said) and not any(is_local(call) for call in program.calls(*RESOLVERS))
     return bool(program.memo["is_remote_tpu"])
 

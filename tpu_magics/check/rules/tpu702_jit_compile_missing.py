@@ -2,7 +2,8 @@
 
 What it does
     Advises `jit_compile=True` for Keras models that are compiled and trained without it, in a program that
-    makes no distribution strategy and yet speaks of TPUs. Advice is shown and fails no check.
+    makes no distribution strategy and yet speaks of TPUs. `%%tpu_train` puts it on by itself: nothing is said there.
+    Advice is shown and fails no check.
 Why it is bad
     The rehearsal on a CPU or GPU is to show what XLA makes of the model: operations that it cannot compile, and a new
     compile for each new shape. Without `jit_compile=True` Keras runs the model on a CPU without XLA.
@@ -39,7 +40,9 @@ _FITS = ("fit", "train_on_batch", "fit_generator")
 
 def check_program(program: Program) -> Iterator[Finding]:
     compiles = [call for call in program.methods("compile", MODEL) if call.receiver.lib == "tf"]
-    if not compiles or program.tpu_tf or _is_distributed(program) or not _speaks_of_tpus(program):
+    if not compiles or program.looks_for_tpu or _is_distributed(program) or not _speaks_of_tpus(program):
+        return
+    if any(cell.magic == "tpu_train" for cell in program.cells):  # puts it on, and takes it off on a TPU
         return
     if any(_says_jit(call) for call in compiles) or not any(program.methods(method) for method in _FITS):
         return

@@ -144,7 +144,7 @@ def _definition(name: str) -> Any:
     """A FunctionDef by its name; None where it is gone."""
     from tensorflow.python.eager import context
 
-    known = context.conprograms.text_of()
+    known = context.context()
     return known.get_function_def(name) if name and known.has_function(name) else None
 
 

@@ -31,7 +31,7 @@ from tpu_magics.backends.tensorflow.observe.dumps import Dumps, Module
 from tpu_magics.backends.tensorflow.observe.evidence import Call, Called, Evidence, Known
 from tpu_magics.backends.tensorflow.observe.precision import PrecisionWatch
 from tpu_magics.backends.tensorflow.observe.retraces import Retraces
-from tpu_magics.backends.tensorflow.observe.values import Values, is_symbolic
+from tpu_magics.backends.tensorflow.observe.values import Values, flat, is_symbolic
 from tpu_magics.backends.tensorflow.observe.vitals import Vitals
 from tpu_magics.runs import events
 from tpu_magics.runs.meter import StepMeter
@@ -202,7 +202,7 @@ class Observer(Guarded):
     @guarded
     def epoch(self, logs: Mapping[str, Any] | None) -> None:
         """An epoch of Keras has ended; its logs lie on the host, or Keras itself fetches them now."""
-        self.values.now(dict(logs or {}), self.steps.total)
+        self.values.now(flat(logs or {}), self.steps.total)
 
     # -- the end ----------------------------------------------------------------------------------------------------
     @guarded

@@ -18,7 +18,10 @@ from tpu_magics.runs import events
 
 _POLICIES = {"mixed_bfloat16": "bf16", "bfloat16": "bf16", "float32": "fp32"}
 OPTION, POLICY = "--precision", "Keras' dtype policy"
-_EARLIER = " Layers keep the policy that they were made with: build the model again under --precision bf16."
+_EARLIER = (
+    " Layers keep the dtype that they were made with: build the model again under --precision bf16; those with "
+    'dtype="float32" stay so.'
+)
 _OWN = " The program itself uses bfloat16: a policy of the model, or a cast."
 
 

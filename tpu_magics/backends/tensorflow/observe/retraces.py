@@ -22,7 +22,8 @@ TOLD_IN_ALL = 24
 _SHOWN, _LONGEST = 3, 60
 _ADVICE = "Pass Python numbers as tensors and keep shapes and dtypes the same, or give the function an input_signature."
 _KERAS_ADVICE = "Give it batches of the same shapes and dtypes each time."
-_ITERATOR = "IteratorSpec("
+_KERAS_STEP = "one_step_on_data"
+_ABSENT = "Literal[None]"  # e.g. the sample weights that train_on_batch was not given
 
 _UID = re.compile(r"_(\d+)$")
 
@@ -40,25 +41,25 @@ class Retraces:
         self.told = 0
 
     def look(self, function: Any, name: str) -> str:
-        """After a call in which the cache changed: what is to be said, "" for nothing."""
+        """After a call in which the cache changed: what is to be said, "" for nothing. Of Keras' functions the
+        innermost one tells; those around it are traced again with it."""
         known = self.keys.setdefault(function, [])
         keras = _is_keras(function)
         sentence = ""
         for key, number in _keys(function):
             if key in known:
                 continue
-            if known and number > self.started:
+            if known and number > self.started and not (keras and name != _KERAS_STEP):
                 sentence = self._retraced(f"Keras' {name}" if keras else name, key, known, keras)
             known.append(key)
         return sentence
 
     def _retraced(self, name: str, key: Key, known: list[Key], keras: bool) -> str:
         """A key that differs from an earlier one in nothing that a person knows is no retrace of theirs: a function
-        that makes variables is traced twice at its first call, and of Keras' own the step tells what its iterator has.
-        """
+        that makes variables is traced twice at its first call."""
         nearest = min(reversed(known), key=lambda one: len(list(_differences(key, one))))
-        differences = list(_differences(key, nearest))
-        if not differences or (keras and all(_ITERATOR in one for one in differences)):
+        differences = [one for one in _differences(key, nearest) if not (keras and _ABSENT in one)]
+        if not differences:
             return ""
         self.counts[name] = self.counts.get(name, 0) + 1
         if self.counts[name] > TOLD_EACH or self.told >= TOLD_IN_ALL:

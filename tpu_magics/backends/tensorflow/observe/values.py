@@ -34,3 +34,12 @@ class Values(values.Values):
 def is_symbolic(value: Any) -> bool:
     """Whether it stands for a value inside a function that is being traced: there is nothing to read."""
     return bool(tf.is_tensor(value)) and not hasattr(value, "numpy")
+
+
+def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """The logs of an epoch as Keras' history has them: a train_step that returns each metric of `self.metrics` under
+    its name gives those of compile() as a dict in the dict."""
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        found.update(flat(value) if isinstance(value, Mapping) else {name: value})
+    return found

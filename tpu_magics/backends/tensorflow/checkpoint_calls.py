@@ -1,0 +1,124 @@
+"""Where the code itself will save to, known before it trains: `model.save_weights("x.h5")` behind a `model.fit`.
+
+What lives here: reading such calls from the code, and what of them cannot work. What does not: whether a path can be
+written (checkpoint_paths.py), and callbacks and managers, which are objects already.
+
+A run that fails at its last line puts all back that it has learned, so it is worth to look before. Only what is written
+out is seen: a text, or a name of the notebook that holds one.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import keras
+
+from tpu_magics.backends.base import Placed, Problem
+from tpu_magics.backends.tensorflow.checkpoint_names import OLD, WEIGHTS, old_name
+from tpu_magics.backends.tensorflow.checkpoint_paths import existing, is_local, writable
+from tpu_magics.errors import TpuMagicsError
+
+_OWN = {"tpu_magics.tf.save": 1, "tpu_magics.tf.checkpoint": 0}  # position of `path`
+# Keras 3.15: the endings that it takes; () where it takes any (saving/saving_api.py, models/model.py).
+_KERAS: Mapping[str, tuple[str, ...]] = {
+    "save": (".keras", ".h5", ".hdf5"),
+    "save_weights": (WEIGHTS, ".weights.json"),
+    "export": (),
+}
+_SOMETIMES = (ast.If, ast.For, ast.While, ast.Try, ast.AsyncFor, ast.Match, ast.ExceptHandler, ast.IfExp)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True)
+class _Saving:
+    """A call that saves. `endings`: those that its name may have, () for any; `always`: it stands in no branch."""
+
+    path: str
+    endings: tuple[str, ...]
+    always: bool
+
+
+def saving_problems(
+    tree: ast.AST, names: Mapping[str, Any], placed: Placed, on_colab: bool = False
+) -> tuple[Problem, ...]:
+    """What of the places that the code of `tree` names in its calls cannot be saved to. A call in a branch, or in a
+    function beside the one that is trained, may never be made: its problem does not refuse.
+
+    Args:
+        tree: of a cell, or of the function that is trained (a module that holds its `def`).
+        names: those of the notebook, and the arguments.
+    """
+    body = getattr(tree, "body", [])
+    if len(body) == 1 and isinstance(body[0], _FUNCTIONS):  # it is what is trained
+        tree = ast.Module(body[0].body, [])
+    remote, found = placed.kind == "tpu-remote", {}
+    for one in _savings(tree, names, True):
+        problem = _problem(one, on_colab, remote)
+        if problem is not None:
+            found[problem] = replace(problem, refuses=one.always)
+    return tuple(found.values())
+
+
+def _problem(one: _Saving, on_colab: bool, remote: bool) -> Problem | None:
+    try:
+        if one.endings and not one.path.endswith(one.endings):
+            raise old_name(one.path)
+        place = existing(one.path) if is_local(one.path) else one.path
+        legacy = place.lower().endswith(OLD) and not place.endswith(WEIGHTS)
+        return writable(place.rpartition("/")[0] if legacy else place, on_colab, remote_tpu=remote)
+    except TpuMagicsError as error:
+        return Problem(error.what, error.why, error.todo)
+
+
+# -- reading the code -------------------------------------------------------------------------------------------------
+
+
+def _savings(node: ast.AST, names: Mapping[str, Any], always: bool) -> Iterator[_Saving]:
+    if isinstance(node, ast.Call) and (one := _saving(node, names, always)) is not None:
+        yield one
+    for inner in ast.iter_child_nodes(node):
+        yield from _savings(inner, names, always and not isinstance(inner, (*_SOMETIMES, *_FUNCTIONS, ast.Lambda)))
+
+
+def _saving(call: ast.Call, names: Mapping[str, Any], always: bool) -> _Saving | None:
+    own = _OWN.get(_dotted(call.func, names))
+    if own is not None:
+        path = _path(call, own, "path", names)
+        return _Saving(path, (), always) if path else None
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in _KERAS:
+        return None
+    path, model = _path(call, 0, "filepath", names), _value(call.func.value, names)
+    # Nothing but Keras has save_weights. What else is not made yet may be anything.
+    known = isinstance(model, keras.Model) or (model is None and call.func.attr == "save_weights")
+    return _Saving(path, _KERAS[call.func.attr], always) if path and known else None
+
+
+def _path(call: ast.Call, position: int, keyword: str, names: Mapping[str, Any]) -> str:
+    """The path that a call is given; "" where it cannot be read."""
+    given = [one.value for one in call.keywords if one.arg == keyword] or call.args[position : position + 1]
+    value = _value(given[0], names) if given else None
+    return str(value) if isinstance(value, (str, Path)) else ""
+
+
+def _value(node: ast.AST, names: Mapping[str, Any]) -> Any:
+    """Of a constant or a name; None for anything else. Nothing is run."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    return names.get(node.id) if isinstance(node, ast.Name) else None
+
+
+def _dotted(node: ast.AST, names: Mapping[str, Any]) -> str:
+    """The full name of a function: "tpu_magics.tf.save"; "" for what has none. Nothing is run or imported."""
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value, names)}.{node.attr}"
+    value = _value(node, names)
+    if isinstance(value, ModuleType):
+        return value.__name__
+    if isinstance(value, FunctionType):
+        return f"{value.__module__}.{value.__name__}"
+    return node.id if isinstance(node, ast.Name) and value is None else ""

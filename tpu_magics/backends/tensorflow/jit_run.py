@@ -1,0 +1,110 @@
+"""The jit policy on what is given to `strategy.run`.
+
+What lives here: at home, a Python function that a step gives to `strategy.run` is compiled by XLA, as TPUStrategy.run
+compiles it. What does not: the tf.function around it (jit_functions.py), and Keras' own calls of `strategy.run`.
+
+The guide for TPUs has the whole step in one tf.function, which takes its batch from an iterator. XLA compiles no input
+pipeline, so of that form nothing would be compiled at home; on a TPU it is what `strategy.run` gets.
+
+TensorFlow's own parts were read in TensorFlow 2.21 (python/distribute/distribute_lib.py, StrategyBase.run, and
+tpu_strategy.py, validate_run_function).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, wraps
+from traceback import walk_stack
+from typing import Any
+
+import tensorflow as tf
+
+from tpu_magics.backends.tensorflow.jit_functions import as_tensorflows, inside_xla, python_of
+
+_PUT_ON = "jit_compile=True for this run: on a TPU strategy.run compiles it"
+_EAGER = (
+    "strategy.run runs it op by op here, and a TPU refuses that: make it a tf.function, or call strategy.run in one"
+)
+
+
+class Runs:
+    """`is_persons`: of a path; `tell`: takes a Python function, a name and a text."""
+
+    def __init__(self, is_persons: Callable[[str], bool], tell: Callable[[Any, str, str], None]) -> None:
+        self._is_persons = is_persons
+        self._tell = tell
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Within it what strategies are to run is looked at."""
+        kind = _kind()
+        if kind is None:
+            self._tell(None, "strategy.run", f"left as it is: TensorFlow {tf.__version__} has other parts than 2.21")
+            yield
+            return
+        original, compiled = kind.run, self._compiled
+
+        @wraps(original)  # AutoGraph does not rewrite what is in TensorFlow's modules
+        def run(strategy: Any, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+            __tracebackhide__ = True
+            return original(strategy, compiled(strategy, fn), args, kwargs, options)
+
+        kind.run = as_tensorflows(run)
+        try:
+            yield
+        finally:
+            kind.run = original
+
+    def _compiled(self, strategy: Any, fn: Any) -> Any:
+        """`fn`, or a tf.function of it that XLA compiles."""
+        python = _innermost(fn)
+        code = getattr(python, "__code__", None)
+        if code is None or strategy.num_replicas_in_sync > 1:
+            return fn  # a tf.function is looked at when it is called
+        if tf.executing_eagerly():
+            if self._is_persons(code.co_filename):
+                self._tell(python, python.__name__, _EAGER)
+            return fn
+        around = _traced()
+        if inside_xla() or not self._may_change(around):
+            return fn
+        self._tell(python_of(around), python.__name__, _PUT_ON)
+        return tf.function(fn, jit_compile=True)
+
+    def _may_change(self, function: Any) -> bool:
+        """Whether the tf.function that is being traced is one whose traces of this run are put aside by
+        jit_functions.py: a person's, without a jit_compile of its own."""
+        if function is None or function._jit_compile is not None:
+            return False
+        code = getattr(python_of(function), "__code__", None)
+        return code is not None and self._is_persons(code.co_filename)
+
+
+def _innermost(fn: Any) -> Any:
+    """Without arguments that were given before."""
+    while isinstance(fn, partial):
+        fn = fn.func
+    return fn
+
+
+def _kind() -> Any:
+    """The class of strategies; None where it is not as it was read."""
+    try:
+        from tensorflow.python.distribute.distribute_lib import StrategyBase
+    except ImportError:
+        return None
+    return StrategyBase if hasattr(StrategyBase, "run") else None
+
+
+def _traced() -> Any:
+    """The innermost tf.function that is being traced; None without one."""
+    from tensorflow.python.eager.polymorphic_function import polymorphic_function
+
+    path = polymorphic_function.__file__
+    for frame, _ in walk_stack(None):
+        if frame.f_code.co_filename == path:
+            found = frame.f_locals.get("self")
+            if isinstance(found, polymorphic_function.Function):
+                return found
+    return None

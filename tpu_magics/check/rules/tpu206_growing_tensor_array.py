@@ -1,0 +1,58 @@
+"""A TensorArray that begins empty and grows, in what XLA compiles.
+
+What it does
+    Finds `tf.TensorArray(dtype, size=0, dynamic_size=True)` in TensorFlow code that XLA compiles: under a TPUStrategy,
+    or in a function with `jit_compile=True`.
+Why it is bad
+    XLA gives the array the size that it is made with, and it never grows. What is written beyond that is lost: the
+    result is empty, and nothing says so. (Seen with TensorFlow 2.21, in loops over values and over numbers alike.)
+Example
+    outs = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
+    for i in tf.range(n):
+        outs = outs.write(i, values[i])
+Use instead
+    outs = tf.TensorArray(tf.float32, size=LONGEST)
+    for i in tf.range(LONGEST):
+        outs = outs.write(i, tf.where(i < n, values[i], 0.0))
+What it cannot see
+    A size that is decided at run time, and one above 0 that is too small.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Finding
+    from tpu_magics.check.place import Place
+
+CODE = "TPU206"
+NAME = "growing-tensor-array"
+GROUP = "shapes"
+WHY = (
+    "XLA gives a TensorArray the size that it is made with: what is written into one of size 0 is lost, and the result "
+    "is empty, without an error."
+)
+NODES = (ast.Call,)
+
+_NAMES = ("tensorflow.TensorArray", "tensorflow.compat.v1.TensorArray")
+_FIX = "Make it of the size that it can reach, a Python number: `tf.TensorArray(dtype, size=LONGEST)`."
+
+
+def check(node: ast.Call, at: Place) -> Iterator[Finding]:
+    if at.name(node) not in _NAMES or not at.compiled_tf:
+        return
+    grows = at.constant(at.keyword(node, "dynamic_size", 2)) is True
+    size = at.constant(at.keyword(node, "size", 1))
+    if grows and size == 0 and not isinstance(size, bool) and not _is_filled(node, at):
+        yield at.finding(
+            node, f"{at.source(node.func)} begins with size 0, and it cannot grow in what XLA compiles.", _FIX
+        )
+
+
+def _is_filled(node: ast.Call, at: Place) -> bool:
+    """`tf.TensorArray(...).unstack(values)` has the size of the values."""
+    parent = at.parent(node)
+    return isinstance(parent, ast.Attribute) and parent.attr == "unstack"
