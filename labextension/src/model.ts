@@ -33,7 +33,13 @@ export class KernelRuns extends KernelState {
 
   /** A click waits until the cell has ended, because this kernel answers none before. */
   get deaf(): boolean {
-    return this._channel.busy && this.hello?.answers !== true;
+    return (this._channel.busy || this.trains) && this.hello?.answers !== true;
+  }
+
+  /** Whether a cell holds the kernel with a live run. The kernel's status may say "idle" then: that of a message that it
+   * has answered meanwhile. */
+  get trains(): boolean {
+    return this.live && this.latest !== null && this.latest.view.plan['background'] !== true;
   }
 
   /** Whether something was asked for that has not come yet. */
@@ -63,7 +69,7 @@ export class KernelRuns extends KernelState {
     if (!this.live || this.latest === null) {
       return;
     }
-    if (this.deaf && this.latest.view.plan['background'] !== true) {
+    if (this.deaf && this.trains) {
       this._channel.interrupt();
     } else {
       this._ask({ type: 'stop', run: this.newest.id });

@@ -8,20 +8,20 @@ import { KernelRuns } from './model';
 /** Milliseconds that a kernel has for its answer. */
 export const PATIENCE = 1500;
 
-/** Ask for a stop, and interrupt the kernel where it is busy and does not answer: an interrupt arrives always.
+/** Ask for a stop, and interrupt the kernel where a cell trains and no answer comes: an interrupt arrives always.
  *
- * Returns what came of it; "unanswered": the kernel is not busy, and did not answer all the same. */
+ * Returns what came of it; "unanswered": the run goes on in the background, and no answer came all the same. */
 export async function stopRun(
   runs: KernelRuns,
-  kernel: Pick<Kernel.IKernelConnection, 'status' | 'interrupt'>
+  kernel: Pick<Kernel.IKernelConnection, 'interrupt'>
 ): Promise<'stopping' | 'interrupted' | 'unanswered'> {
   const run = runs.latest?.view;
   if (run === undefined || !runs.live) {
     return 'stopping';
   }
   // Another cell than the run's own may be at work then, and is not meant.
-  const background = run.plan['background'] === true;
-  const interrupts = runs.deaf && !background;
+  const trains = runs.trains;
+  const interrupts = runs.deaf && trains;
   runs.stop();
   if (interrupts) {
     return 'interrupted';
@@ -34,7 +34,7 @@ export async function stopRun(
   if (await within(runs, said)) {
     return 'stopping';
   }
-  if (kernel.status !== 'busy' || background) {
+  if (!trains) {
     return 'unanswered';
   }
   await kernel.interrupt();

@@ -71,7 +71,7 @@ def test_the_commands_are_in_the_palette_and_the_menu(notebook: Opens, page: Any
     page.keyboard.press("Escape")
     page.keyboard.press("Escape")
     it.command("apputils:activate-command-palette")
-    page.get_by_placeholder("Search").first.fill("TPU")
+    page.locator(".lm-CommandPalette-input:visible").fill("TPU")
     for name in ("Train on TPU", "Check for XLA rules", "Show TPU Panel"):
         expect(page.locator(".lm-CommandPalette-itemLabel", has_text=name).first).to_be_visible()
 

@@ -24,7 +24,7 @@ def test_the_text_notebook_is_followed_to_its_end(server: Server, page: Any) -> 
     expect(notebook.status).to_contain_text("steps/s", timeout=START)
     expect(notebook.status).to_contain_text("compile")
     notebook.show_panel()
-    expect(notebook.state).to_contain_text("done", timeout=START)
+    expect(notebook.state).to_contain_text("done", timeout=2 * START)
 
     view = notebook.record()
     expect(notebook.rows).to_have_count(view.compiles)
