@@ -7,6 +7,8 @@ from pathlib import Path
 
 import psutil
 
+from tpu_magics.panel.protocol import PROTOCOL
+
 from .kernel import Kernel, without_colours
 from .samples import MODEL, TRAIN
 
@@ -105,8 +107,9 @@ def bars():
         assert len(moved) >= 3, f"the bar {name!r} did not move"
         assert f"{name}: 100%|██████████| 4/4" in cell.printed
     assert "by hand: 100%|" in cell.printed and "loss=0.5" in cell.printed
-    sent = {message["msg_type"] for message in kernel.messages[before:]}
-    assert not any(kind.startswith("comm") for kind in sent) and not cell.displays
+    comms = [message for message in kernel.messages[before:] if message["msg_type"].startswith("comm")]
+    assert all(one["content"]["data"].get("protocol") == PROTOCOL for one in comms)  # the JupyterLab extension's own
+    assert "comm_open" not in {one["msg_type"] for one in comms} and not cell.displays
 
 
 def test_every_way_to_print_is_caught(kernel: Kernel) -> None:
