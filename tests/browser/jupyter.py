@@ -198,13 +198,13 @@ def write_notebook(file: Path, *cells: str, outputs: dict[str, Any] | None = Non
     nbformat.write(notebook, file)
 
 
-def copied(server: Server, name: str) -> str:
-    """The path of a tutorial's copy. It names a kernel there, else JupyterLab asks for one."""
+def copied(server: Server, name: str, folder: str = "") -> str:
+    """The path of a tutorial's copy, in a new folder. It names a kernel there, else JupyterLab asks for one."""
     import nbformat
 
     tutorial = nbformat.read(ROOT / "notebooks" / name, as_version=4)
     tutorial.metadata["kernelspec"] = KERNEL
-    path = f"{Path(name).stem}/{name}"
+    path = f"{folder or Path(name).stem}/{name}"
     (server.folder / path).parent.mkdir()
     nbformat.write(tutorial, server.folder / path)
     return path

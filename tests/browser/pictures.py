@@ -35,10 +35,11 @@ def live(server: Server, page: Any) -> None:
 
 
 def done(server: Server, page: Any) -> None:
-    """The same run when it is over, dark: a compile unfolded, its line marked. Its kernel went on without the page."""
-    it = Notebook(server, page, f"{Path(TUTORIAL).stem}/{TUTORIAL}")
+    """The same run when it is over, dark: a compile unfolded, its line marked."""
+    it = Notebook(server, page, copied(server, TUTORIAL, "ended"))
     _quiet(it, dark=True)
-    expect(it.status).to_contain_text("done", timeout=2 * START)
+    _until(it, TRAINS)
+    expect(it.cell(TRAINS).locator(".tpu-Output")).to_be_visible(timeout=2 * START)
     it.show_panel()
     it.rows.first.get_by_role("button").first.click()
     it.rows.first.get_by_role("button", name="line").click()
@@ -61,9 +62,9 @@ def saved(server: Server, page: Any) -> None:
 
 def _quiet(it: Notebook, dark: bool = False) -> None:
     """Without the list of files, in a theme, without JupyterLab's splash, which a change of the theme shows again."""
+    expect(it.page.locator("#jupyterlab-splash")).to_have_count(0, timeout=START)
     it.command("application:toggle-left-area")
-    if dark:
-        it.command("apputils:change-theme", theme="JupyterLab Dark")
+    it.command("apputils:change-theme", theme="JupyterLab Dark" if dark else "JupyterLab Light")
     expect(it.page.locator("body")).to_have_attribute("data-jp-theme-light", str(not dark).lower())
     expect(it.page.locator("#jupyterlab-splash")).to_have_count(0)
 
