@@ -21,7 +21,8 @@ const lacking = {
   DragEvent: DragEventHere,
   IntersectionObserver: ObserverHere,
   ResizeObserver: ObserverHere,
-  matchMedia: media
+  matchMedia: media,
+  requestIdleCallback: (callback: () => void) => setTimeout(callback, 0)
 };
 
 for (const [name, value] of Object.entries(lacking)) {

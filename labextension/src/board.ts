@@ -77,8 +77,11 @@ export class BadgeBoard {
   private readonly _views = new WeakMap<object, Set<EditorView>>();
 }
 
+/** Another where anything else is to be drawn. */
 const signature = (badges: readonly Badge[]): string =>
-  JSON.stringify(badges.map(badge => [badge.line, badge.reasons.map(reason => reason.key)]));
+  JSON.stringify(
+    badges.map(({ line, reasons }) => [line, reasons.map(one => [one.key, one.count])])
+  );
 
 /** Keeps the badges of one notebook what they should be. */
 export class NotebookBadges implements IDisposable {

@@ -7,7 +7,7 @@ import { CodeMirrorEditor } from '@jupyterlab/codemirror';
 import { INotebookModel, NotebookActions, NotebookPanel } from '@jupyterlab/notebook';
 import { EditorView } from '@codemirror/view';
 import { mark } from './marks';
-import { CheckedCell, Site } from './types';
+import { CheckedCell, Reached, Site } from './types';
 
 /** What of a site leads to its line. */
 export type Place = Pick<Site, 'path' | 'line' | 'code' | 'cell_id'>;
@@ -59,6 +59,18 @@ export function cellFinder(cells: readonly CellText[]): (place: Place) => number
   };
 }
 
+/** Which line of a cell (counted from 1) says what a record says: of several the nearest to where the record has it. 0: none
+ * does, as the cell was edited. A record without code can only be taken at its number. */
+export function lineOf(source: string, { line, code }: Pick<Site, 'line' | 'code'>): number {
+  const lines = source.split('\n');
+  if (code === '') {
+    return line >= 1 && line <= lines.length ? line : 0;
+  }
+  const same = lines.flatMap((text, at) => (isStill(text, code) ? [at + 1] : []));
+  const near = (one: number): number => Math.abs(one - line);
+  return same.reduce((best, one) => (best === 0 || near(one) < near(best) ? one : best), 0);
+}
+
 /** The cells of a notebook; of those that are no code, the text is left out. */
 export function cellTexts(model: INotebookModel): CellText[] {
   return [...model.cells].map(cell => ({
@@ -83,17 +95,22 @@ export function isCode(cell: ICellModel): cell is ICodeCellModel {
 
 // -- going there -----------------------------------------------------------------------------------------------------
 
-/** Scroll to the line, put the cursor there and mark it for a moment. False where the notebook has no such cell. */
-export function reveal(panel: NotebookPanel, site: Place): boolean {
-  const index = panel.model === null ? -1 : cellFinder(cellTexts(panel.model))(site);
-  if (index >= 0) {
-    void goTo(panel, index, site.line).catch(reason =>
-      console.warn('tpu_magics: the line was not reached', reason)
-    );
+/** Scroll to the line, put the cursor there and mark it for a moment. In a cell that has another text by now no line is
+ * marked: it would be a wrong one. */
+export function reveal(panel: NotebookPanel, site: Place): Reached {
+  const cells = panel.model === null ? [] : cellTexts(panel.model);
+  const index = cellFinder(cells)(site);
+  if (index < 0) {
+    return 'nothing';
   }
-  return index >= 0;
+  const line = lineOf(cells[index].source, site);
+  void goTo(panel, index, line).catch(reason =>
+    console.warn('tpu_magics: the line was not reached', reason)
+  );
+  return line > 0 ? 'line' : 'cell';
 }
 
+/** `line` 0: the cell, and no line of it. */
 async function goTo(panel: NotebookPanel, index: number, line: number): Promise<void> {
   const view = await rendered(panel, index);
   if (view === null) {
@@ -110,7 +127,9 @@ async function goTo(panel: NotebookPanel, index: number, line: number): Promise<
     });
   };
   arrive();
-  mark(view, found.from);
+  if (line > 0) {
+    mark(view, found.from);
+  }
   // A long notebook may still be putting cells in and out, which takes the focus to the notebook itself.
   await new Promise(resolve => setTimeout(resolve, SETTLED));
   if (

@@ -10,6 +10,7 @@ import { Kernel, KernelMessage as Jupyter } from '@jupyterlab/services';
 import { JSONObject } from '@lumino/coreutils';
 import { IDisposable } from '@lumino/disposable';
 import { IChannel, KernelRuns } from './model';
+import { PlainComm } from './plaincomm';
 import { PROTOCOL, TARGET, VERSION, Wish } from './types';
 
 export class KernelComm implements IChannel, IDisposable {
@@ -25,19 +26,30 @@ export class KernelComm implements IChannel, IDisposable {
     return this._disposed;
   }
 
-  /** Use this connection; another one before it is left. Of several to one kernel only one may send on comms. */
-  connect(kernel: Kernel.IKernelConnection, runs: KernelRuns): void {
-    const better = this._kernel === null || this._kernel.isDisposed || kernel.handleComms;
-    if (this._kernel === kernel || this._disposed || !better) {
+  /** Use this connection to the kernel; another one before it is left. The one on which JupyterLab keeps comms is the
+   * best: it closes comms of a target that it does not know. `closing`: a connection that goes. */
+  connect(
+    kernel: Kernel.IKernelConnection,
+    runs: KernelRuns,
+    closing: Kernel.IKernelConnection | null = null
+  ): void {
+    const { _kernel: before } = this;
+    const free = before === null || before === closing || before.isDisposed;
+    if (before === kernel || this._disposed || !(free || kernel.handleComms)) {
       return;
     }
+    const known = this._comm?.commId;
     this._release();
     this._kernel = kernel;
     this._runs = runs;
     kernel.registerCommTarget(TARGET, this._onOpened);
     kernel.iopubMessage.connect(this._onMessage, this);
     kernel.statusChanged.connect(this._onStatus, this);
-    void this._find();
+    if (known === undefined) {
+      void this._find();
+    } else {
+      this._adopt(known);
+    }
   }
 
   send(wish: Wish, request: string): void {
@@ -87,30 +99,43 @@ export class KernelComm implements IChannel, IDisposable {
     this._take(comm);
   };
 
-  /** Use the kernel's end of a comm that this page did not see being opened. */
+  /** Use the kernel's end of a comm that JupyterLab has not given out here. */
   private _adopt(id: string): void {
-    if (!this._kernel?.handleComms || this._kernel.hasComm(id)) {
-      return;
+    const kernel = this._kernel;
+    if (kernel !== null && !kernel.isDisposed) {
+      const own = kernel.handleComms && !kernel.hasComm(id);
+      this._take(own ? kernel.createComm(TARGET, id) : new PlainComm(kernel, id));
     }
-    this._take(this._kernel.createComm(TARGET, id));
   }
 
-  private _take(comm: Kernel.IComm): void {
+  private _take(comm: Kernel.IComm | PlainComm): void {
+    this._drop();
     this._comm = comm;
-    comm.onClose = () => {
-      if (this._comm === comm) {
-        this._comm = null;
-        this._runs?.closed();
-      }
-    };
     this._runs?.connected();
+  }
+
+  /** JupyterLab's own stay in its list: they are not ours to dispose. */
+  private _drop(): void {
+    if (this._comm instanceof PlainComm) {
+      this._comm.dispose();
+    }
+    this._comm = null;
   }
 
   private _onMessage(_: Kernel.IKernelConnection, message: Jupyter.IIOPubMessage): void {
     const late = this._isLate(message);
     if (Jupyter.isCommOpenMsg(message)) {
-      if (message.content.target_name === TARGET) {
-        this._runs?.receive(message.content.data, late);
+      const { comm_id: id, target_name: target, data } = message.content;
+      if (target === TARGET) {
+        if (!late && this._comm?.commId !== id) {
+          this._adopt(id);
+        }
+        this._runs?.receive(data, late);
+      }
+    } else if (Jupyter.isCommCloseMsg(message)) {
+      if (!late && message.content.comm_id === this._comm?.commId) {
+        this._drop();
+        this._runs?.closed();
       }
     } else if (Jupyter.isCommMsgMsg(message)) {
       const ours = this._runs?.receive(message.content.data, late) ?? false;
@@ -121,31 +146,33 @@ export class KernelComm implements IChannel, IDisposable {
   }
 
   /** Whether a kernel says this that has been replaced. That it was is seen here where another page restarted it: its
-   * successor has another session. The server's own words on restarts have a session of the server. */
+   * successor has another session. One that speaks again without a word of a restart was not replaced after all. */
   private _isLate(message: Jupyter.IIOPubMessage): boolean {
     const { session } = message.header;
-    if (Jupyter.isStatusMsg(message) && SERVER.includes(message.content.execution_state)) {
-      return false;
-    }
-    if (session !== this._gone && session !== this._session) {
+    const lastWords = this._announced && session === this._gone;
+    if (!lastWords && session !== this._session && isKernels(message)) {
       if (this._session !== '') {
-        this._restarted();
+        this._restarted(false);
       }
       this._session = session;
     }
-    return session === this._gone;
+    return session === this._gone && session !== this._session;
   }
 
   private _onStatus(_: Kernel.IKernelConnection, status: string): void {
     const over = status === 'restarting' || status === 'autorestarting' || status === 'dead';
     if (over && !this._over) {
-      this._restarted();
+      this._restarted(true);
     }
     this._over = over;
   }
 
-  private _restarted(): void {
-    this._comm = null;
+  private _restarted(announced: boolean): void {
+    if (announced && this._comm instanceof PlainComm) {
+      this._comm.forget();
+    }
+    this._drop();
+    this._announced = announced;
     this._gone = this._session || this._gone;
     this._session = '';
     this._runs?.restarted();
@@ -153,8 +180,8 @@ export class KernelComm implements IChannel, IDisposable {
 
   private _release(): void {
     const kernel = this._kernel;
-    this._kernel = this._comm = null;
-    this._session = this._gone = '';
+    this._drop();
+    this._kernel = null;
     this._over = false;
     if (kernel !== null && !kernel.isDisposed) {
       kernel.removeCommTarget(TARGET, this._onOpened);
@@ -164,13 +191,22 @@ export class KernelComm implements IChannel, IDisposable {
   }
 
   private _kernel: Kernel.IKernelConnection | null = null;
-  private _comm: Kernel.IComm | null = null;
+  private _comm: Kernel.IComm | PlainComm | null = null;
   private _runs: KernelRuns | null = null;
   private _session = '';
   private _gone = '';
   private _over = false;
+  private _announced = false;
   private _disposed = false;
 }
 
-/** What a server says in a kernel's place. */
-const SERVER: string[] = ['restarting', 'autorestarting', 'dead'];
+/** Whether only a kernel says this. A server speaks in its place, with a session of its own: of restarts, and that it
+ * left outputs out because there were too many. */
+function isKernels(message: Jupyter.IIOPubMessage): boolean {
+  return Jupyter.isStatusMsg(message)
+    ? STATES.includes(message.content.execution_state)
+    : KERNELS.includes(message.header.msg_type);
+}
+
+const STATES: string[] = ['starting', 'busy', 'idle'];
+const KERNELS: string[] = ['comm_open', 'comm_msg', 'comm_close', 'execute_input'];

@@ -3,9 +3,9 @@
 // What lives here: the small forms that are needed before the kernel can word them: rows of a long list, axes. What does
 // not: sentences about a run, which come with its record (`said`).
 
+import { TranslationBundle } from '@jupyterlab/translation';
 import { Compile, Input, Num, Site } from './types';
 
-export const NOT_AVAILABLE = 'not available';
 const UNITS = ['bytes', 'KiB', 'MiB', 'GiB', 'TiB'];
 
 export function toNumber(value: Num | null): number {
@@ -47,11 +47,11 @@ export function rate(value: number): string {
   return value >= 1000 ? grouped(value) : significant(value, 3);
 }
 
-/** "850 µs", "41 ms", "1.93 s", "4 min 05 s". */
+/** "850 µs", "41 ms", "1.93 s", "4 min 05 s"; "" where it is not known. */
 export function seconds(value: Num | null): string {
   const known = toNumber(value);
   if (!Number.isFinite(known)) {
-    return NOT_AVAILABLE;
+    return '';
   }
   if (known >= 100) {
     return clock(known);
@@ -114,14 +114,18 @@ export function short(text: string, most: number): string {
 }
 
 /** "In [12], line 14"; of a file only its name. */
-export function place(site: Site): string {
+export function place(site: Site, trans: TranslationBundle): string {
   const name = site.path.slice(site.path.lastIndexOf('/') + 1) || site.path;
-  return name ? `${short(name, 60)}, line ${site.line}` : NOT_AVAILABLE;
+  return placed(short(name, 60), site, trans);
 }
 
 /** The same with the whole path of a file. */
-export function fullPlace(site: Site): string {
-  return site.path ? `${short(site.path, 200)}, line ${site.line}` : NOT_AVAILABLE;
+export function fullPlace(site: Site, trans: TranslationBundle): string {
+  return placed(short(site.path, 200), site, trans);
+}
+
+function placed(name: string, site: Site, trans: TranslationBundle): string {
+  return name ? trans.__('%1, line %2', name, site.line) : trans.__('not available');
 }
 
 /** [site/nth] */

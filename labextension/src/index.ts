@@ -77,10 +77,9 @@ const main: JupyterFrontEndPlugin<void> = {
     }
     followSites(tracker);
 
+    // Not before the settings are loaded: the kernel would take the defaults for a wish.
     const settings = loaded(registry);
-    const tellRate = (): void => runs.current?.setRate(settings.values.updateRate);
-    settings.changed.connect(tellRate);
-    runs.currentChanged.connect(tellRate);
+    settings.changed.connect((_, { updateRate }) => runs.setRate(updateRate));
   }
 };
 

@@ -11,7 +11,7 @@ import * as React from 'react';
 import { Findings } from './panel/findings';
 import { Around, Surroundings } from './panel/pieces';
 import { Run } from './panel/run';
-import { MIME_TYPE, RunRecord, Site, SITE_EVENT } from './types';
+import { MIME_TYPE, Reached, RunRecord, Site, SITE_EVENT, Sought } from './types';
 import { readRecord } from './validate';
 
 export class RunOutput extends ReactWidget implements IRenderMime.IRenderer {
@@ -26,7 +26,7 @@ export class RunOutput extends ReactWidget implements IRenderMime.IRenderer {
   }
 
   async renderModel(model: IRenderMime.IMimeModel): Promise<void> {
-    this._record = readRecord(model.data[MIME_TYPE]);
+    this._record = readRecord(model.data[MIME_TYPE], this._around.trans);
     this.update();
     await this.renderPromise;
   }
@@ -47,9 +47,10 @@ export class RunOutput extends ReactWidget implements IRenderMime.IRenderer {
     );
   }
 
-  private _show(site: Site): boolean {
-    const event = new CustomEvent(SITE_EVENT, { bubbles: true, cancelable: true, detail: site });
-    return !this.node.dispatchEvent(event);
+  private _show(site: Site): Reached {
+    const detail: Sought = { site, reached: 'nothing' };
+    this.node.dispatchEvent(new CustomEvent(SITE_EVENT, { bubbles: true, detail }));
+    return detail.reached;
   }
 
   private readonly _around: Surroundings;

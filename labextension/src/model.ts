@@ -3,7 +3,7 @@
 // What lives here: what is known, and the wishes of the person. What does not: the comm (comm.ts), which kernel is
 // looked at (session.ts), checking messages (validate.ts), how updates fit together (newest.ts), drawing.
 
-import { Purpose, Requests } from './requests';
+import { FORGOTTEN, Purpose, Request, Requests } from './requests';
 import { Connection, KernelState } from './state';
 import * as T from './types';
 import { read } from './validate';
@@ -36,13 +36,12 @@ export class KernelRuns extends KernelState {
     return (this._channel.busy || this.trains) && this.hello?.answers !== true;
   }
 
-  /** Whether a cell holds the kernel with a live run. The kernel's status may say "idle" then: that of a message that it
-   * has answered meanwhile. */
+  /** Whether a cell holds the kernel with a live run; the status may be that of a message answered meanwhile. */
   get trains(): boolean {
     return this.live && this.latest !== null && this.latest.view.plan['background'] !== true;
   }
 
-  /** Whether something was asked for that has not come yet. */
+  /** Whether its answer has not come yet. */
   waitsFor(type: T.Wish['type']): boolean {
     return this._requests.waitsFor(type);
   }
@@ -56,8 +55,9 @@ export class KernelRuns extends KernelState {
     this._ask({ type: 'open', run: id });
   }
 
-  refreshRuns(): void {
-    this._ask({ type: 'runs' });
+  /** `unasked`: nobody has clicked for it. */
+  refreshRuns(unasked = false): void {
+    this._ask({ type: 'runs' }, unasked ? 'unasked' : 'shown');
   }
 
   compare(first: string, second: string): void {
@@ -74,6 +74,11 @@ export class KernelRuns extends KernelState {
     } else {
       this._ask({ type: 'stop', run: this.newest.id });
     }
+  }
+
+  /** The run was stopped in another way: an answer to `stop` would be that there is nothing to stop. */
+  forgetStop(): void {
+    this._requests.answeredType('stop');
   }
 
   /** Check the code cells of a whole notebook, in their order. */
@@ -95,17 +100,16 @@ export class KernelRuns extends KernelState {
     if (arrived.kind === 'foreign') {
       return false;
     }
+    const request = this._requests.answered(data);
     if (arrived.kind === 'faulty') {
       console.warn(`tpu_magics: a message was left out: ${arrived.text}`);
-      return true;
-    }
-    if (arrived.kind === 'other-version') {
-      this.mismatch = arrived.text;
+    } else if (arrived.kind === 'other-version') {
+      this.mismatch = arrived.found;
     } else if (late) {
       this._lastWords(arrived.message);
     } else {
       this.connection = 'connected';
-      this._dispatch(arrived.message);
+      this._dispatch(arrived.message, request);
     }
     this.tell();
     return true;
@@ -121,7 +125,7 @@ export class KernelRuns extends KernelState {
   /** There is a way to the kernel now, or a new one: ask it who it is. */
   connected(): void {
     this._requests.clear();
-    this._ask({ type: 'hello' });
+    this._ask({ type: 'hello' }, 'unasked');
     this._tellRate();
   }
 
@@ -141,8 +145,7 @@ export class KernelRuns extends KernelState {
     this.tell();
   }
 
-  private _dispatch(message: T.KernelMessage): void {
-    const request = 'request' in message ? this._requests.answered(message.request) : null;
+  private _dispatch(message: T.KernelMessage, request: Request | null): void {
     switch (message.type) {
       case 'hello':
         this._requests.answeredType('hello');
@@ -175,7 +178,7 @@ export class KernelRuns extends KernelState {
   /** The beat of a live run, by which a page that was loaded in the middle learns of it. */
   private _onHere(): void {
     if (this.hello === null && !this.waitsFor('hello')) {
-      this._ask({ type: 'hello' });
+      this._ask({ type: 'hello' }, 'unasked');
     }
     if (this._now() - this._rateTold > TELL_RATE && !this.deaf) {
       this._tellRate();
@@ -219,13 +222,28 @@ export class KernelRuns extends KernelState {
 
   private _ask(wish: T.Wish, purpose: Purpose = 'shown'): void {
     if (this._channel.open) {
-      this.problem = null;
+      this.problem = purpose === 'shown' ? null : this.problem;
       this._channel.send(wish, this._requests.add(wish.type, purpose));
+      this._watch();
       this.tell();
     }
   }
 
+  /** No button may wait for ever for an answer that does not come. */
+  private _watch(): void {
+    this._watching ??= setTimeout(() => {
+      this._watching = null;
+      if (this._requests.forget(this.deaf)) {
+        this.tell();
+      }
+      if (this._requests.some && !this.isDisposed) {
+        this._watch();
+      }
+    }, FORGOTTEN);
+  }
+
   private readonly _requests: Requests;
+  private _watching: ReturnType<typeof setTimeout> | null = null;
   private _rate: number | null = null;
   private _rateTold = 0;
 }

@@ -21,7 +21,7 @@ export class Newest {
 
   /** The kernel has forgotten its runs. */
   forgotten(): void {
-    this.lost = this.live;
+    this.lost ||= this.live;
     this._own = '';
     this._seq = -1;
   }

@@ -13,6 +13,8 @@ import { checkedCells } from './cells';
 import { KernelRuns } from './model';
 import { ITpuSessions } from './session';
 import { stopRun } from './stopping';
+import { FindingsMessage } from './types';
+import { otherVersion } from './validate';
 
 /** In which languages a notebook can be meant for us; one that has run nothing yet names none. */
 const LANGUAGES = ['', 'python', 'ipython'];
@@ -76,6 +78,8 @@ export class Notebooks {
         this._say(trans.__('The kernel is busy: it checks when the cell that runs has ended.'));
       }
       this._context.showPanel();
+    } else if (runs?.mismatch) {
+      this._say(otherVersion(runs.mismatch, trans));
     } else {
       this._sayNotLoaded(runs);
     }
@@ -88,7 +92,7 @@ export class Notebooks {
     if (runs !== null && kernel && (await stopRun(runs, kernel)) === 'unanswered') {
       this._say(
         trans.__(
-          'The kernel did not answer. Interrupt it with the square in the toolbar, or with I, I.'
+          'The kernel did not answer. It stops when the cell that runs has ended; interrupting the kernel ends that cell.'
         )
       );
     }
@@ -98,25 +102,30 @@ export class Notebooks {
     Notification.warning(text, { autoClose: READ });
   }
 
-  /** How many, when the answer comes: what was found may be out of sight. */
+  /** How many, when the answer to a check comes: what was found may be out of sight. Of several checks that are asked for
+   * each has its own answer. */
   private _sayFound(runs: KernelRuns): void {
-    const { trans } = this._context;
-    const before = runs.checked;
-    const onChanged = (): void => {
-      const checked = runs.checked;
-      if (checked !== before || runs.connection !== 'connected' || runs.problem !== null) {
-        runs.changed.disconnect(onChanged);
-      }
-      if (checked !== null && checked !== before) {
-        const broken = checked.findings.filter(one => !one.advice).length;
-        const said =
-          broken === 0
-            ? trans.__('No broken rule')
-            : trans._n('%1 broken rule', '%1 broken rules', broken);
-        Notification.emit(said, broken === 0 ? 'success' : 'warning', { autoClose: READ });
-      }
-    };
-    runs.changed.connect(onChanged);
+    if (!this._answers.has(runs)) {
+      this._answers.set(runs, runs.askedFor);
+      runs.changed.connect(this._onChanged, this);
+    }
+  }
+
+  private _onChanged(runs: KernelRuns): void {
+    const checked = runs.askedFor;
+    if (checked === this._answers.get(runs)) {
+      return;
+    }
+    this._answers.set(runs, checked);
+    if (checked !== null) {
+      const { trans } = this._context;
+      const broken = checked.findings.filter(one => !one.advice).length;
+      const said =
+        broken === 0
+          ? trans.__('No broken rule')
+          : trans._n('%1 broken rule', '%1 broken rules', broken);
+      Notification.emit(said, broken === 0 ? 'success' : 'warning', { autoClose: READ });
+    }
   }
 
   private _runs(): KernelRuns | null {
@@ -163,4 +172,7 @@ export class Notebooks {
         );
     }
   }
+
+  /** Of each kernel that was asked for a check, the answer that was told last. */
+  private readonly _answers = new WeakMap<KernelRuns, FindingsMessage | null>();
 }

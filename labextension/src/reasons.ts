@@ -8,7 +8,8 @@ import { CauseCount, FindingsMessage, RuleFinding, RunRecord, Site } from './typ
 
 export type Kind = 'recompile' | 'rule' | 'advice';
 
-/** One reason. `key` is another when a record tells of it anew; `count`: how often; `code`: lines to show as code. */
+/** One reason. `key` is another in each run and each check: an edit takes a reason away for as long as its key is known.
+ * `count`: how often; `code`: lines to show as code. */
 export interface Reason {
   key: string;
   kind: Kind;
@@ -70,16 +71,22 @@ function recompiled(
   return {
     site: newest.site,
     reason: {
-      key: [run, newest.cause, placeOf(newest), count].join('\n'),
+      key: [run, newest.cause, placeOf(newest)].join('\n'),
       kind: 'recompile',
       count,
-      name: record?.said.causes[newest.cause] ?? newest.cause,
+      name: nameOf(newest.cause, record),
       title: trans._n('Recompiled once', 'Recompiled %1 times', count),
       code: [...told.slice(0, MOST_DIFFERENCES), ...more],
       texts: [newest.text].filter(Boolean),
       cure: newest.fix
     }
   };
+}
+
+function nameOf(code: string, record: RunRecord | null): string {
+  const names = record?.said.causes ?? {};
+  // The code comes from a record: it may be "constructor".
+  return Object.hasOwn(names, code) ? names[code] : code;
 }
 
 function broken(finding: RuleFinding, told: string, trans: TranslationBundle): Told {

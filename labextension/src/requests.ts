@@ -3,10 +3,12 @@
 // What lives here: ids, what each was for, and when asking again makes sense. What does not: sending (comm.ts).
 
 import { UUID } from '@lumino/coreutils';
+import { isObject } from './checks';
 import { Wish } from './types';
 
-/** What the answer is for: the kernel's own newest run, or something that the person wants to see. */
-export type Purpose = 'latest' | 'shown';
+/** What the answer is for: the kernel's own newest run, something that the person wants to see, or something that nobody
+ * has clicked for. */
+export type Purpose = 'latest' | 'shown' | 'unasked';
 
 export interface Request {
   type: Wish['type'];
@@ -16,6 +18,8 @@ export interface Request {
 
 /** Milliseconds after which a request counts as lost, where the kernel answers at all. */
 const LOST = 5_000;
+/** Milliseconds after which it is forgotten, so that a person can ask again. */
+export const FORGOTTEN = 30_000;
 
 export class Requests {
   constructor(private readonly _now: () => number) {}
@@ -30,17 +34,16 @@ export class Requests {
     return id;
   }
 
-  /** The request that this is the answer to; null: another front end's, or nobody's. */
-  answered(id: string | null): Request | null {
-    const found = id === null ? undefined : this._open.get(id);
-    if (found === undefined) {
-      return null;
-    }
-    this._open.delete(id as string);
-    return found;
+  /** The request that this is the answer to; null: another front end's, or nobody's. An answer that cannot be read is one
+   * as well. */
+  answered(data: unknown): Request | null {
+    const id = isObject(data) && typeof data.request === 'string' ? data.request : '';
+    const found = this._open.get(id);
+    this._open.delete(id);
+    return found ?? null;
   }
 
-  /** `hello` carries no request. */
+  /** All of a type are over. A `hello`, for one, carries no request. */
   answeredType(type: Wish['type']): void {
     for (const [id, request] of this._open) {
       if (request.type === type) {
@@ -66,6 +69,24 @@ export class Requests {
       this._open.delete(id);
     }
     return false;
+  }
+
+  /** Forget what was not answered in time. `deaf`: a kernel that answers later has all its time before it. Returns whether
+   * there was any. */
+  forget(deaf: boolean): boolean {
+    const before = this._open.size;
+    for (const [id, request] of this._open) {
+      if (deaf) {
+        request.at = this._now();
+      } else if (this._now() - request.at >= FORGOTTEN) {
+        this._open.delete(id);
+      }
+    }
+    return this._open.size < before;
+  }
+
+  get some(): boolean {
+    return this._open.size > 0;
   }
 
   clear(): void {

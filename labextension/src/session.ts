@@ -14,11 +14,13 @@ import { KernelRuns } from './model';
 export interface ITpuSessions {
   /** Of the notebook that is in front; null: no notebook, or no kernel. */
   readonly current: KernelRuns | null;
-  /** Another notebook came to the front, or its kernel is another one. */
+  /** Another notebook came to the front, or its kernel or its path is another one. */
   readonly currentChanged: ISignal<ITpuSessions, KernelRuns | null>;
   /** The notebook that is in front. */
   readonly panel: NotebookPanel | null;
   forPanel(panel: NotebookPanel): KernelRuns | null;
+  /** Tell every kernel, also those to come, how many seconds may be between two updates. */
+  setRate(seconds: number): void;
 }
 
 export const ITpuSessions = new Token<ITpuSessions>(
@@ -58,6 +60,13 @@ export class Sessions implements ITpuSessions, IDisposable {
     return kernel ? (this._known.get(kernel.id)?.runs ?? null) : null;
   }
 
+  setRate(seconds: number): void {
+    this._rate = seconds;
+    for (const { runs } of this._known.values()) {
+      runs.setRate(seconds);
+    }
+  }
+
   get isDisposed(): boolean {
     return this._disposed;
   }
@@ -84,7 +93,7 @@ export class Sessions implements ITpuSessions, IDisposable {
     let before: Kernel.IKernelConnection | null = null;
     const settle = (kernel: Kernel.IKernelConnection | null) => {
       if (before !== null && before.id !== kernel?.id) {
-        this._leave(before.id, panel);
+        this._leave(before, panel);
       }
       before = kernel;
       if (kernel !== null) {
@@ -92,6 +101,7 @@ export class Sessions implements ITpuSessions, IDisposable {
       }
       this._refresh();
     };
+    panel.context.pathChanged.connect(() => this._onPath(panel), this);
     context.kernelChanged.connect((_: ISessionContext, { newValue }) => settle(newValue), this);
     panel.disposed.connect(() => settle(null), this);
     settle(context.session?.kernel ?? null);
@@ -103,25 +113,34 @@ export class Sessions implements ITpuSessions, IDisposable {
       const comm = new KernelComm();
       known = { comm, runs: new KernelRuns(kernel.id, comm), panels: new Set() };
       this._known.set(kernel.id, known);
+      if (this._rate !== null) {
+        known.runs.setRate(this._rate);
+      }
     }
     known.panels.add(panel);
     known.comm.connect(kernel, known.runs);
   }
 
-  private _leave(id: string, panel: NotebookPanel): void {
-    const known = this._known.get(id);
+  private _leave(kernel: Kernel.IKernelConnection, panel: NotebookPanel): void {
+    const known = this._known.get(kernel.id);
     if (known === undefined) {
       return;
     }
     known.panels.delete(panel);
     const other = [...known.panels][0]?.sessionContext.session?.kernel;
-    if (other && other.id === id) {
-      known.comm.connect(other, known.runs);
+    if (other && other.id === kernel.id) {
+      known.comm.connect(other, known.runs, kernel);
       return;
     }
-    this._known.delete(id);
+    this._known.delete(kernel.id);
     known.comm.dispose();
     known.runs.dispose();
+  }
+
+  private _onPath(panel: NotebookPanel): void {
+    if (panel === this.panel) {
+      this._currentChanged.emit(this._current);
+    }
   }
 
   private _refresh(): void {
@@ -137,6 +156,7 @@ export class Sessions implements ITpuSessions, IDisposable {
   private readonly _known = new Map<string, Known>();
   private readonly _currentChanged = new Signal<this, KernelRuns | null>(this);
   private _current: KernelRuns | null = null;
+  private _rate: number | null = null;
   private _shown: NotebookPanel | null = null;
   private _disposed = false;
 }

@@ -24,7 +24,7 @@ export class TpuSettings {
     return this._changed;
   }
 
-  /** Read them, and again whenever they change. What cannot be loaded leaves the defaults. */
+  /** Read them, and again whenever they change. What cannot be loaded leaves the defaults, which are told then. */
   async load(registry: ISettingRegistry, plugin: string): Promise<void> {
     try {
       const settings = await registry.load(plugin);
@@ -32,6 +32,7 @@ export class TpuSettings {
       this.take(settings.composite);
     } catch (reason) {
       console.warn('tpu_magics: the settings could not be loaded; the defaults hold', reason);
+      this.take({});
     }
   }
 

@@ -6,30 +6,31 @@ import { JupyterFrontEnd } from '@jupyterlab/application';
 import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { Place, cellFinder, cellTexts, reveal } from './cells';
 import { ITpuSessions } from './session';
-import { SITE_EVENT, Site } from './types';
+import { Reached, SITE_EVENT, Site, Sought } from './types';
 
-/** Bring a line into sight, in a notebook of the kernel that is looked at. False where none has it. */
+/** Bring a line into sight, in a notebook of the kernel that is looked at. */
 export function revealSite(
   shell: JupyterFrontEnd.IShell,
   tracker: INotebookTracker,
   sessions: ITpuSessions,
   site: Site
-): boolean {
+): Reached {
   const panel = panelOf(tracker, sessions.current?.kernelId ?? '', site);
   if (panel === null) {
-    return false;
+    return 'nothing';
   }
   shell.activateById(panel.id);
   return reveal(panel, site);
 }
 
-/** Bring lines into sight that are clicked in outputs, which know of no notebook; they are told that it was found. */
+/** Bring lines into sight that are clicked in outputs, which know of no notebook; they are told what came of it. */
 export function followSites(tracker: INotebookTracker): void {
   document.addEventListener(SITE_EVENT, event => {
     const at = event.target instanceof Node ? event.target : null;
     const panel = tracker.find(one => one.node.contains(at));
-    if (panel && reveal(panel, (event as CustomEvent<Site>).detail)) {
-      event.preventDefault();
+    const { detail } = event as CustomEvent<Sought>;
+    if (panel) {
+      detail.reached = reveal(panel, detail.site);
     }
   });
 }

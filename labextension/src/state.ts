@@ -26,7 +26,7 @@ export class KernelState implements IDisposable {
   /** The same where it was asked for here, and not by the kernel's own person or by another page. */
   askedFor: T.FindingsMessage | null = null;
   problem: T.ProblemMessage | null = null;
-  /** Says that kernel and extension are of different versions; "" where they are not. */
+  /** The kernel's version where it is not the extension's; "" where it is. */
   mismatch = '';
   /** The run that is being stopped, or "". */
   stopping = '';

@@ -37,6 +37,7 @@ export async function stopRun(
   if (!trains) {
     return 'unanswered';
   }
+  runs.forgetStop();
   await kernel.interrupt();
   return 'interrupted';
 }

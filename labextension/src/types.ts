@@ -14,6 +14,14 @@ export const MIME_TYPE = 'application/vnd.tpu-magics.run+json';
 
 /** A DOM event by which an output asks for a line of its notebook (`detail`: a Site); prevented: it was shown. */
 export const SITE_EVENT = 'tpu-magics:site';
+/** What of a place could be shown: its line; its cell, whose text is another by now; nothing, as no notebook has it. */
+export type Reached = 'line' | 'cell' | 'nothing';
+
+/** The event's detail. Who shows the place says what came of it. */
+export interface Sought {
+  site: Site;
+  reached: Reached;
+}
 
 /** JSON has no such numbers: "nan", "inf" and "-inf" stand for them. */
 export type Num = number | 'nan' | 'inf' | '-inf';

@@ -3,6 +3,7 @@
 // What lives here: the messages' forms and what becomes of one that does not fit. What does not: the forms of what they
 // carry (forms.ts).
 
+import { TranslationBundle } from '@jupyterlab/translation';
 import {
   Check,
   flag,
@@ -19,11 +20,11 @@ import {
 import { compileEntry, finding, runRecord, said, view } from './forms';
 import * as T from './types';
 
-/** "foreign": not a message of ours; "other-version": `text` says so to the person; "faulty": ours, but not as agreed,
- * or of a type that is not known here. */
+/** "foreign": not a message of ours; "other-version": `found` is the kernel's; "faulty": ours, but not as agreed, or of a
+ * type that is not known here. */
 export type Arrived =
   | { kind: 'message'; message: T.KernelMessage }
-  | { kind: 'other-version'; text: string }
+  | { kind: 'other-version'; found: string }
   | { kind: 'faulty'; text: string }
   | { kind: 'foreign' };
 
@@ -95,7 +96,7 @@ export function read(data: unknown): Arrived {
   }
   const version = data.type === 'hello' && data.v === T.VERSION ? data.python_v : data.v;
   if (version !== T.VERSION) {
-    return { kind: 'other-version', text: otherVersion(version) };
+    return { kind: 'other-version', found: told(version) };
   }
   const check = typeof data.type === 'string' ? FORMS.get(data.type) : undefined;
   if (check === undefined) {
@@ -108,30 +109,36 @@ export function read(data: unknown): Arrived {
 }
 
 /** What a saved notebook holds under our mime type: the record, or one line that says why there is none. */
-export function readRecord(data: unknown): T.RunRecord | string {
+export function readRecord(data: unknown, trans: TranslationBundle): T.RunRecord | string {
   if (!isObject(data)) {
-    return 'This output holds no run.';
+    return trans.__('This output holds no run.');
   }
   if (data.v !== T.RECORD_VERSION) {
-    return `This run was saved by another version of tpu_magics (run ${told(data.v)}, extension ${T.RECORD_VERSION}).`;
+    return trans.__(
+      'This run was saved by another version of tpu_magics (run %1, extension %2).',
+      told(data.v),
+      T.RECORD_VERSION
+    );
   }
   const fault = faultOf(data, runRecord);
   return fault === ''
     ? (data as unknown as T.RunRecord)
-    : `This saved run cannot be read: ${fault}.`;
+    : trans.__('This saved run cannot be read: %1.', fault);
 }
 
-function otherVersion(found: unknown): string {
-  return (
-    'tpu_magics in the kernel and the extension are of different versions ' +
-    `(kernel ${told(found)}, extension ${T.VERSION}): pip install -U tpu-magics, then reload`
+/** What a person is told where the kernel's version is another. */
+export function otherVersion(found: string, trans: TranslationBundle): string {
+  return trans.__(
+    'tpu_magics in the kernel and the extension are of different versions (kernel %1, extension %2): pip install -U tpu-magics, then reload',
+    found,
+    T.VERSION
   );
 }
 
 function told(version: unknown): string {
   return typeof version === 'number' || typeof version === 'string'
-    ? String(version).slice(0, 20)
-    : 'unknown';
+    ? String(version).slice(0, 20) || '?'
+    : '?';
 }
 
 function faultOf(data: unknown, check: Check<unknown>): string {

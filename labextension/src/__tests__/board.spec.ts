@@ -76,6 +76,15 @@ describe('the badges of a notebook', () => {
     expect([lines(cell), lines(other)]).toEqual([[2], []]);
   });
 
+  it('count on while the line recompiles', async () => {
+    const cell = open(1);
+    told(kernels[0]!, 1);
+    await settled();
+    kernels[0]!.receive(messages.run(2, record([[3, {}]])));
+    await settled();
+    expect(badgesOf(cell.state)[0].reasons[0].count).toBe(3);
+  });
+
   it('come with a check', async () => {
     const cell = open(1);
     kernels[0]!.receive(checked([finding(), finding({ site: site({ cell_id: 'm' }) })]));

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { CellText, cellFinder, isStill, numberOf } from '../cells';
+import { CellText, cellFinder, isStill, lineOf, numberOf } from '../cells';
 import { site } from './told';
 
 const cells: CellText[] = [
@@ -48,5 +48,18 @@ describe('a line is still the same', () => {
     ['a', 0, 'a', false]
   ])('%j, line %d: %j', (source, line, code, same) => {
     expect(isStill(source.split('\n')[line - 1], code)).toBe(same);
+  });
+});
+
+describe('the line of a cell that was edited', () => {
+  it.each([
+    ['where it was', 'a\nf(x)', 2, 'f(x)', 2],
+    ['where it went to', 'new\nnew\na\n  f(x)', 2, 'f(x)', 4],
+    ['the nearest of several', 'f(x)\na\na\na\nf(x)', 4, 'f(x)', 5],
+    ['none where it is gone', 'a\nf(y)', 2, 'f(x)', 0],
+    ['the same number where the record has no code', 'a\nb', 2, '', 2],
+    ['none beyond the cell', 'a', 2, '', 0]
+  ])('is %s', (_, source, line, code, found) => {
+    expect(lineOf(source, { line, code })).toBe(found);
   });
 });

@@ -1,90 +1,14 @@
-// The way to a kernel, with a connection that only keeps what JupyterLab's would do.
+// The way to a kernel.
 
-import { Kernel, KernelMessage } from '@jupyterlab/services';
-import { Signal } from '@lumino/signaling';
 import { beforeEach, expect, it } from 'vitest';
 import { KernelComm } from '../comm';
 import { KernelRuns } from '../model';
+import { connection, FakeKernel, settled } from './kernel';
 import { messages, record } from './sample';
-
-class FakeComm {
-  isDisposed = false;
-  onClose: (message?: unknown) => void = () => undefined;
-  sent: { type: string; request?: string; v: number; protocol: string }[] = [];
-
-  constructor(readonly commId: string) {}
-
-  send(data: FakeComm['sent'][0]): void {
-    this.sent.push(data);
-  }
-}
-
-class FakeKernel {
-  isDisposed = false;
-  handleComms = true;
-  status = 'idle';
-  known: string[] = [];
-  comms = new Map<string, FakeComm>();
-  targets: { [name: string]: (comm: unknown, message: unknown) => void } = {};
-  iopubMessage = new Signal<this, KernelMessage.IIOPubMessage>(this);
-  statusChanged = new Signal<this, string>(this);
-  interrupts = 0;
-  session = 'first';
-
-  async requestCommInfo(): Promise<unknown> {
-    const comms = Object.fromEntries(this.known.map(id => [id, { target_name: 'tpu_magics' }]));
-    return { content: { status: 'ok', comms } };
-  }
-
-  registerCommTarget(name: string, callback: () => void): void {
-    this.targets[name] = callback;
-  }
-
-  removeCommTarget(name: string): void {
-    delete this.targets[name];
-  }
-
-  hasComm(id: string): boolean {
-    return this.comms.has(id);
-  }
-
-  createComm(_target: string, id: string): FakeComm {
-    const comm = new FakeComm(id);
-    this.comms.set(id, comm);
-    return comm;
-  }
-
-  async interrupt(): Promise<void> {
-    this.interrupts += 1;
-  }
-
-  /** As the kernel opens one. */
-  opens(id: string): FakeComm {
-    const comm = this.createComm('tpu_magics', id);
-    this.targets['tpu_magics']?.(comm, {});
-    this.says('comm_open', { comm_id: id, target_name: 'tpu_magics', data: messages.hello() });
-    return comm;
-  }
-
-  says(type: string, content: unknown): void {
-    const header = { msg_type: type, session: this.session };
-    const message = { header, channel: 'iopub', content };
-    this.iopubMessage.emit(message as unknown as KernelMessage.IIOPubMessage);
-  }
-
-  turns(status: string): void {
-    this.status = status;
-    this.statusChanged.emit(status);
-  }
-}
 
 let kernel: FakeKernel;
 let comm: KernelComm;
 let runs: KernelRuns;
-
-const connection = (one: FakeKernel): Kernel.IKernelConnection =>
-  one as unknown as Kernel.IKernelConnection;
-const settled = (): Promise<void> => new Promise(resolve => setTimeout(resolve, 0));
 
 beforeEach(async () => {
   kernel = new FakeKernel();
@@ -128,7 +52,10 @@ it('lets the comms of others pass', () => {
 });
 
 it('notices that the kernel takes tpu_magics out', () => {
-  kernel.opens('a').onClose();
+  kernel.opens('a');
+  kernel.says('comm_close', { comm_id: 'widget', data: {} });
+  expect(runs.connection).toBe('connected');
+  kernel.says('comm_close', { comm_id: 'a', data: {} });
   expect(runs.connection).toBe('absent');
   expect(comm.open).toBe(false);
   expect(kernel.comms.size).toBe(1);
@@ -175,6 +102,9 @@ it('notices that another page has restarted the kernel', () => {
   kernel.says('status', { execution_state: 'starting' });
   expect(runs.connection).toBe('restarted');
   expect(runs.lost).toBe(true);
+  kernel.session = 'third';
+  kernel.says('status', { execution_state: 'starting' });
+  expect(runs.lost).toBe(true);
 });
 
 it('takes the death of a kernel for the end', () => {
@@ -183,11 +113,81 @@ it('takes the death of a kernel for the end', () => {
   expect(runs.connection).toBe('restarted');
 });
 
-it('stays with the connection that may send', () => {
+it('takes no other connection where JupyterLab keeps comms on this one', () => {
   const second = new FakeKernel();
   second.handleComms = false;
   comm.connect(connection(second), runs);
   kernel.opens('a');
+  expect(runs.connection).toBe('connected');
+});
+
+it('lives on where a server says that it left outputs out', () => {
+  kernel.opens('a');
+  kernel.says('comm_msg', { comm_id: 'a', data: messages.run(1, record()) });
+  kernel.says('stream', { name: 'stderr', text: 'IOPub data rate exceeded.' }, 'server');
+  kernel.says('comm_msg', { comm_id: 'a', data: messages.update(1, { view: { steps: 500 } }) });
+  kernel.says('comm_msg', { comm_id: 'a', data: messages.update(2, { view: { steps: 600 } }) });
+  expect(runs.connection).toBe('connected');
+  expect(runs.latest?.view.steps).toBe(600);
+  expect(comm.open).toBe(true);
+});
+
+it('takes a kernel back that was not replaced after all', () => {
+  kernel.opens('a');
+  kernel.says('comm_msg', { comm_id: 'a', data: messages.run(1, record()) });
+  kernel.says('status', { execution_state: 'busy' }, 'somebody');
+  expect(runs.connection).toBe('restarted');
+  expect(runs.lost).toBe(true);
+  kernel.says('comm_msg', { comm_id: 'a', data: messages.here('run-1', 7) });
+  expect(runs.connection).toBe('connected');
+  expect(comm.open).toBe(true);
+  kernel.says('comm_msg', { comm_id: 'a', data: messages.here('run-1', 7) });
+  // Its comm is JupyterLab's still, and is given out no second time.
+  expect(kernel.posted.map(each => each.data.type)).toEqual(['hello', 'open']);
+});
+
+it('sends where JupyterLab keeps the comms on another connection', async () => {
+  const second = new FakeKernel();
+  second.handleComms = false;
+  second.known = ['a'];
+  const other = new KernelComm();
+  runs = new KernelRuns('kernel', other);
+  other.connect(connection(second), runs);
+  await settled();
+  expect(other.open).toBe(true);
+  expect(second.posted).toMatchObject([
+    { comm: 'a', subshell: null, data: { protocol: 'tpu_magics', v: 1, type: 'hello' } }
+  ]);
+  second.says('comm_msg', { comm_id: 'a', data: messages.hello({ run: 'run-1', live: true }) });
+  expect(second.posted.map(each => each.data.type)).toEqual(['hello', 'open']);
+  second.says('comm_close', { comm_id: 'a', data: {} });
+  expect(runs.connection).toBe('absent');
+  second.opens('b');
+  expect(runs.connection).toBe('connected');
+  expect(second.posted.pop()).toMatchObject({ comm: 'b', data: { type: 'hello' } });
+});
+
+it('sends past the cell that runs there, and leaves no subshell behind', async () => {
+  const second = new FakeKernel();
+  Object.assign(second, { handleComms: false, supportsSubshells: true, known: ['a'] });
+  const other = new KernelComm();
+  other.connect(connection(second), runs);
+  await settled();
+  other.send({ type: 'runs' }, 'one');
+  expect(second.posted.pop()).toMatchObject({ subshell: 'beside', data: { type: 'runs' } });
+  other.dispose();
+  expect(second.deleted).toEqual(['beside']);
+});
+
+it('goes on at once on another connection where its own closes', () => {
+  kernel.opens('a');
+  const second = new FakeKernel();
+  second.handleComms = false;
+  comm.connect(connection(second), runs, connection(kernel));
+  expect(kernel.targets).toEqual({});
+  expect(comm.open).toBe(true);
+  expect(second.posted.map(each => each.comm)).toEqual(['a']);
+  kernel.says('comm_close', { comm_id: 'a', data: {} });
   expect(runs.connection).toBe('connected');
 });
 

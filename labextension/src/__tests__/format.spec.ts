@@ -1,5 +1,6 @@
 // Numbers and places in words: as the kernel's panel words them.
 
+import { nullTranslator } from '@jupyterlab/translation';
 import { describe, expect, it } from 'vitest';
 import * as format from '../format';
 import { compile, SITE } from './sample';
@@ -17,9 +18,9 @@ describe('as in tpu_magics/panel/sections_words.py', () => {
     [245.5, '4 min 05 s'],
     [7451, '2 h 04 min'],
     [1234567, '342 h 56 min'],
-    ['nan', 'not available'],
-    ['inf', 'not available'],
-    [null, 'not available']
+    ['nan', ''],
+    ['inf', ''],
+    [null, '']
   ] as const)('seconds %j', (value, words) => {
     expect(format.seconds(value)).toBe(words);
   });
@@ -85,12 +86,14 @@ it('numbers that JSON does not have', () => {
   expect(format.toNumber(null)).toBeNaN();
 });
 
+const trans = nullTranslator.load('tpu_magics');
+
 it('places', () => {
-  expect(format.place(SITE)).toBe('In [12], line 14');
+  expect(format.place(SITE, trans)).toBe('In [12], line 14');
   const file = { ...SITE, path: '/home/me/train.py' };
-  expect(format.place(file)).toBe('train.py, line 14');
-  expect(format.fullPlace(file)).toBe('/home/me/train.py, line 14');
-  expect(format.place({ ...SITE, path: '' })).toBe('not available');
+  expect(format.place(file, trans)).toBe('train.py, line 14');
+  expect(format.fullPlace(file, trans)).toBe('/home/me/train.py, line 14');
+  expect(format.place({ ...SITE, path: '' }, trans)).toBe('not available');
 });
 
 it('compiles', () => {

@@ -9,7 +9,7 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { KernelRuns } from '../model';
 import { Actions, Body } from '../panel/body';
 import { Around } from '../panel/pieces';
-import { Site } from '../types';
+import { Reached, Site } from '../types';
 import { compile, entry, FakeChannel, finding, messages, record, series, SITE } from './sample';
 
 (globalThis as Record<string, unknown>).IS_REACT_ACT_ENVIRONMENT = true;
@@ -18,7 +18,7 @@ let host: HTMLElement;
 let root: Root;
 let channel: FakeChannel;
 let runs: KernelRuns;
-const onSite = vi.fn((_: Site) => true);
+const onSite = vi.fn((_: Site): Reached => 'line');
 const actions: Actions = { loadExtension: vi.fn(), check: vi.fn(), train: vi.fn(), stop: vi.fn() };
 
 beforeEach(() => {
@@ -140,9 +140,12 @@ describe('a live run', () => {
   });
 
   it('says where a line is not there', () => {
-    onSite.mockReturnValueOnce(false);
+    onSite.mockReturnValueOnce('nothing');
     act(() => host.querySelector<HTMLButtonElement>('tr[data-key] .tpu-Link')?.click());
     expect(host.textContent).toContain('not in the open notebook');
+    onSite.mockReturnValueOnce('cell');
+    act(() => host.querySelector<HTMLButtonElement>('tr[data-key] .tpu-Link')?.click());
+    expect(host.textContent).toContain('its cell was edited');
   });
 
   it('is stopped by its button', () => {

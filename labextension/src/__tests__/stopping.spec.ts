@@ -41,6 +41,14 @@ describe('stopping a run', () => {
     expect(kernel.interrupt).toHaveBeenCalledTimes(1);
   });
 
+  it('takes the late answer of a kernel that it has interrupted for no problem', async () => {
+    const stopped = stopRun(runs, kernel);
+    await vi.advanceTimersByTimeAsync(PATIENCE);
+    await stopped;
+    runs.receive(messages.problem(channel.last('stop').request));
+    expect(runs.problem).toBeNull();
+  });
+
   it('interrupts once only where the kernel is known to answer nothing', async () => {
     began(false);
     expect(await stopRun(runs, kernel)).toBe('interrupted');

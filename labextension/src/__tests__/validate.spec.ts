@@ -1,8 +1,11 @@
 // Messages and saved records that fit, and those that do not.
 
+import { nullTranslator } from '@jupyterlab/translation';
 import { describe, expect, it } from 'vitest';
-import { read, readRecord } from '../validate';
+import { otherVersion, read, readRecord } from '../validate';
 import { entry, messages, record, series } from './sample';
+
+const trans = nullTranslator.load('tpu_magics');
 
 const ALL = [
   messages.hello(),
@@ -78,13 +81,12 @@ describe('read', () => {
 
   it.each([2, 0, undefined, 'one', {}])('tells of version %j', v => {
     const found = read({ ...messages.here('run-1', 1), v });
-    const shown = typeof v === 'number' || typeof v === 'string' ? v : 'unknown';
-    expect(found).toEqual({
-      kind: 'other-version',
-      text:
-        'tpu_magics in the kernel and the extension are of different versions ' +
+    const shown = typeof v === 'number' || typeof v === 'string' ? String(v) : '?';
+    expect(found).toEqual({ kind: 'other-version', found: shown });
+    expect(otherVersion(shown, trans)).toBe(
+      'tpu_magics in the kernel and the extension are of different versions ' +
         `(kernel ${shown}, extension 1): pip install -U tpu-magics, then reload`
-    });
+    );
   });
 
   it("tells of the kernel's version in its hello", () => {
@@ -99,21 +101,34 @@ describe('read', () => {
   });
 });
 
+/** A translator that shows which texts went through it. */
+const marking = {
+  __: (text: string, ...args: unknown[]) => `«${trans.__(text, ...(args as string[]))}»`
+} as typeof trans;
+
+it('words everything for a translator', () => {
+  const texts = [
+    otherVersion('2', marking),
+    ...[undefined, { v: 2 }, { v: 1 }].map(data => readRecord(data, marking) as string)
+  ];
+  expect(texts.filter(text => !/^«.*»$/.test(text))).toEqual([]);
+});
+
 describe('readRecord', () => {
   it('takes a record', () => {
     const whole = record({ values: [series({ last: 'nan', high: 'inf' })] });
-    expect(readRecord(sent(whole))).toEqual(whole);
+    expect(readRecord(sent(whole), trans)).toEqual(whole);
   });
 
   it.each([
     [undefined, 'This output holds no run.'],
     ['text', 'This output holds no run.'],
     [[], 'This output holds no run.'],
-    [{}, 'This run was saved by another version of tpu_magics (run unknown, extension 1).'],
+    [{}, 'This run was saved by another version of tpu_magics (run ?, extension 1).'],
     [{ v: 2 }, 'This run was saved by another version of tpu_magics (run 2, extension 1).'],
     [{ v: 1 }, 'This saved run cannot be read: view is not an object.'],
     [{ ...record(), said: null }, 'This saved run cannot be read: said is not an object.']
   ])('says of %j why there is none', (data, line) => {
-    expect(readRecord(data)).toBe(line);
+    expect(readRecord(data, trans)).toBe(line);
   });
 });

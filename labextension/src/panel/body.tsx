@@ -5,11 +5,13 @@
 
 import * as React from 'react';
 import { KernelRuns } from '../model';
+import { otherVersion } from '../validate';
 import { NoKernel, NoNotebook, NoRun, NotLoaded } from './empty';
 import { Findings } from './findings';
 import { useTrans } from './pieces';
 import { Run } from './run';
 import { Compared, Runs } from './runs';
+import { useListOfRuns } from './runslist';
 
 /** What the panel can set off outside of itself; null: not here. */
 export interface Actions {
@@ -19,26 +21,31 @@ export interface Actions {
   stop: () => void;
 }
 
-/** Draws again with each change of `runs`. */
-export function useRuns(runs: KernelRuns | null): void {
+/** Draws again with each change of `runs`; where nobody sees it, once when it comes into sight. */
+export function useRuns(runs: KernelRuns | null, visible = true): void {
   const [, again] = React.useReducer((count: number) => count + 1, 0);
   React.useEffect(() => {
+    if (!visible) {
+      return;
+    }
     runs?.changed.connect(again);
     again();
     return () => {
       runs?.changed.disconnect(again);
     };
-  }, [runs]);
+  }, [runs, visible]);
 }
 
 export function Body(props: {
   runs: KernelRuns | null;
   notebook: string | null;
   actions: Actions;
+  /** Whether anybody can see it. */
+  visible?: boolean;
 }): JSX.Element {
-  const { runs, notebook, actions } = props;
-  useRuns(runs);
-  useListOfRuns(runs);
+  const { runs, notebook, actions, visible = true } = props;
+  useRuns(runs, visible);
+  useListOfRuns(runs, visible);
   if (notebook === null) {
     return <NoNotebook />;
   }
@@ -49,7 +56,7 @@ export function Body(props: {
     <>
       <HostLine runs={runs} notebook={notebook} />
       <Bars runs={runs} />
-      {runs.connection !== 'connected' && (
+      {runs.connection !== 'connected' && runs.mismatch === '' && (
         <NotLoaded restarted={runs.connection === 'restarted'} onLoad={actions.loadExtension} />
       )}
       {runs.record !== null ? (
@@ -63,17 +70,6 @@ export function Body(props: {
       {runs.connection === 'connected' && <ListOfRuns runs={runs} />}
     </>
   );
-}
-
-/** The list is read when the panel first has a kernel to ask, and when a run has ended. */
-function useListOfRuns(runs: KernelRuns | null): void {
-  const ready = runs !== null && runs.connection === 'connected' && !runs.deaf;
-  const live = runs?.live ?? false;
-  React.useEffect(() => {
-    if (ready) {
-      runs?.refreshRuns();
-    }
-  }, [runs, ready, live]);
 }
 
 function HostLine(props: { runs: KernelRuns; notebook: string }): JSX.Element {
@@ -110,7 +106,7 @@ function Bars({ runs }: { runs: KernelRuns }): JSX.Element {
     <>
       {runs.mismatch && (
         <p className="tpu-Bar tpu-mod-warning" role="alert">
-          {runs.mismatch}
+          {otherVersion(runs.mismatch, trans)}
         </p>
       )}
       {runs.opened !== null && <OpenedBar runs={runs} />}

@@ -20,7 +20,9 @@ export function Details(props: { entry: CompileEntry }): JSX.Element {
       <Said head={trans.__('Line')}>
         <Place site={graph.site} />
         {graph.site.function && ` ${trans.__('in %1', short(graph.site.function, 80))}`}
-        {graph.site.path.includes('/') && <div className="tpu-Small">{fullPlace(graph.site)}</div>}
+        {graph.site.path.includes('/') && (
+          <div className="tpu-Small">{fullPlace(graph.site, trans)}</div>
+        )}
         {graph.site.code && (
           <div>
             <Code>{short(graph.site.code, 300)}</Code>
@@ -29,7 +31,7 @@ export function Details(props: { entry: CompileEntry }): JSX.Element {
       </Said>
       {(graph.text || graph.recompile) && (
         <Said head={graph.recompile ? trans.__('Cause') : trans.__('Note')}>
-          <Worded>{short(graph.text || graph.cause || 'unknown', 400)}</Worded>
+          <Worded>{short(graph.text || graph.cause || trans.__('unknown'), 400)}</Worded>
         </Said>
       )}
       {graph.fix && (
@@ -86,20 +88,20 @@ function Codes(props: { items: string[]; most: number }): JSX.Element {
 function Rest({ entry }: { entry: CompileEntry }): JSX.Element {
   const trans = useTrans();
   const graph = entry.compile;
-  const triggers: { [code: string]: string } = {
-    sync: trans.__('run by the end of a step'),
-    loader: trans.__('run by the loader, which ends a step with each batch'),
-    read: trans.__('run by a value that the host read'),
-    finish: trans.__('run by the end of the function'),
-    library: trans.__("run by a library's own sync")
-  };
+  // No plain object: a code comes from a record, and may be "constructor".
+  const triggers = new Map([
+    ['sync', trans.__('run by the end of a step')],
+    ['loader', trans.__('run by the loader, which ends a step with each batch')],
+    ['read', trans.__('run by a value that the host read')],
+    ['finish', trans.__('run by the end of the function')],
+    ['library', trans.__("run by a library's own sync")]
+  ]);
+  const took = seconds(graph.seconds);
   const parts = [
     trans.__('rank %1', entry.rank),
     trans._n('after %2 step', 'after %2 steps', graph.step, graph.step.toLocaleString('en-US')),
-    triggers[graph.trigger] ?? short(graph.trigger, 40),
-    graph.seconds === null
-      ? trans.__('time not available')
-      : trans.__('took %1', seconds(graph.seconds)),
+    triggers.get(graph.trigger) ?? short(graph.trigger, 40),
+    took === '' ? trans.__('time not available') : trans.__('took %1', took),
     graph.host_collective
       ? trans.__(
           'cut by collectives on the host in %1 pieces; a TPU compiles it as one graph',

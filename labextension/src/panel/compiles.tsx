@@ -87,7 +87,8 @@ function Causes(props: { causes: CauseCount[]; names: Names }): JSX.Element | nu
         {props.causes.slice(0, CAUSES).map((each, at) => (
           <li key={at}>
             <span className="tpu-Causes-head">
-              <b>{grouped(each.count)}×</b> {causeName(each.newest.cause, props.names)}{' '}
+              <b>{grouped(each.count)}×</b>{' '}
+              {causeName(each.newest.cause, props.names) || trans.__('unknown')}{' '}
               <Place site={each.newest.site} />
               {each.seconds ? <span className="tpu-Small"> {seconds(each.seconds)}</span> : null}
             </span>
@@ -99,15 +100,16 @@ function Causes(props: { causes: CauseCount[]; names: Names }): JSX.Element | nu
       </ul>
       {left > 0 && (
         <p className="tpu-Small">
-          {trans._n('and %2 more cause', 'and %2 more causes and lines', left, grouped(left))}
+          {trans._n('and %2 more cause', 'and %2 more causes', left, grouped(left))}
         </p>
       )}
     </>
   );
 }
 
+/** "" where there is none. The code comes from a record: it may be "constructor". */
 export function causeName(code: string, names: Names): string {
-  return names[code] || code || 'unknown';
+  return (Object.hasOwn(names, code) && names[code]) || code;
 }
 
 function Log(props: { log: CompileEntry[]; names: Names; lead: number }): JSX.Element {
@@ -134,7 +136,7 @@ function Log(props: { log: CompileEntry[]; names: Names; lead: number }): JSX.El
             <Row
               key={entry.key}
               entry={entry}
-              cause={causeName(entry.compile.cause, props.names)}
+              cause={causeName(entry.compile.cause, props.names) || trans.__('unknown')}
               lead={props.lead}
             />
           ))}
@@ -192,9 +194,7 @@ const Row = React.memo(function Row({ entry, cause, lead }: RowProps): JSX.Eleme
             <span className="tpu-Small"> {trans.__('rank %1', entry.rank)}</span>
           )}
         </td>
-        <td className="tpu-Number">
-          {graph.seconds === null ? trans.__('not available') : seconds(graph.seconds)}
-        </td>
+        <td className="tpu-Number">{seconds(graph.seconds) || trans.__('not available')}</td>
         <td className="tpu-Cause">{graph.recompile ? cause : trans.__('first compile')}</td>
         <td className="tpu-Wide tpu-Cut" title={difference}>
           {short(difference, 140)}

@@ -6,13 +6,12 @@
 import { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 import { fullPlace, place } from '../format';
-import { Site, Tone } from '../types';
+import { Reached, Site, Tone } from '../types';
 
-/** What every piece may need. `onSite` shows a line in the notebook and returns whether it is there; null: there is no
- * notebook to show it in. */
+/** What every piece may need. `onSite` shows a line in the notebook; null: there is no notebook to show it in. */
 export interface Surroundings {
   trans: TranslationBundle;
-  onSite: ((site: Site) => boolean) | null;
+  onSite: ((site: Site) => Reached) | null;
   /** Which sections were folded, or unfolded, by hand. */
   folds: Map<string, boolean>;
 }
@@ -31,11 +30,11 @@ export function useTrans(): TranslationBundle {
   return useAround().trans;
 }
 
-const TONES: { [state: string]: Tone } = { ok: 'ok', warning: 'warning', broken: 'broken' };
+const TONES: readonly Tone[] = ['ok', 'warning', 'broken'];
 const SYMBOLS: { [tone in Tone]: string } = { '': '', ok: '✓', warning: '!', broken: '✗' };
 
 export function toneOf(state: string): Tone {
-  return TONES[state] ?? '';
+  return TONES.find(tone => tone === state) ?? '';
 }
 
 /** A word on a tint; `symbol` false where the word has one already. */
@@ -64,29 +63,31 @@ export function Worded(props: { children: string }): JSX.Element {
 /** A line of the notebook; a click shows it. */
 export function Place(props: { site: Site }): JSX.Element {
   const { trans, onSite } = useAround();
-  const [missing, setMissing] = React.useState(false);
-  const words = place(props.site);
+  const [reached, setReached] = React.useState<Reached>('line');
+  const words = place(props.site, trans);
   if (onSite === null || !props.site.path) {
-    return <span title={fullPlace(props.site)}>{words}</span>;
+    return <span title={fullPlace(props.site, trans)}>{words}</span>;
   }
   const show = (event: React.MouseEvent) => {
     event.stopPropagation();
-    setMissing(!onSite(props.site));
+    setReached(onSite(props.site));
   };
   return (
     <>
       <button
         type="button"
         className="tpu-Link"
-        title={trans.__('Show %1 in the notebook', fullPlace(props.site))}
+        title={trans.__('Show %1 in the notebook', fullPlace(props.site, trans))}
         onClick={show}
       >
         {words}
       </button>
-      {missing && (
+      {reached !== 'line' && (
         <span className="tpu-Small" role="status">
           {' '}
-          {trans.__('(this line is not in the open notebook)')}
+          {reached === 'cell'
+            ? trans.__('(its cell was edited: the line is not there any more)')
+            : trans.__('(this line is not in the open notebook)')}
         </span>
       )}
     </>

@@ -9,13 +9,13 @@ import { Chip, Notes, Section, toneOf, useTrans } from './pieces';
 import { Table } from './table';
 
 const AT_ONCE = 20;
-const TONES: { [status: string]: Tone } = {
-  done: 'ok',
-  failed: 'broken',
-  timeout: 'broken',
-  refused: 'broken',
-  lost: 'warning'
-};
+const TONES = new Map<string, Tone>([
+  ['done', 'ok'],
+  ['failed', 'broken'],
+  ['timeout', 'broken'],
+  ['refused', 'broken'],
+  ['lost', 'warning']
+]);
 
 export interface RunsProps {
   runs: RunLine[] | null;
@@ -132,7 +132,7 @@ function Line(props: {
         >
           {run.name}
         </button>{' '}
-        <Chip tone={TONES[run.status] ?? ''}>{run.status}</Chip>
+        <Chip tone={TONES.get(run.status) ?? ''}>{run.status}</Chip>
         {props.shown && <span className="tpu-Small"> {trans.__('shown above')}</span>}
         <div className="tpu-Small">{parts.filter(part => part !== '').join(' · ')}</div>
       </div>

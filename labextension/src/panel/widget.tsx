@@ -4,17 +4,18 @@
 
 import { ITranslator } from '@jupyterlab/translation';
 import { ReactWidget, UseSignal } from '@jupyterlab/ui-components';
+import { Message } from '@lumino/messaging';
 import * as React from 'react';
 import { ITpuSessions } from '../session';
-import { Site } from '../types';
+import { Reached, Site } from '../types';
 import { Actions, Body } from './body';
 import { Around, Surroundings } from './pieces';
 
 export interface TpuPanelOptions {
   sessions: ITpuSessions;
   translator: ITranslator;
-  /** Show a line in the notebook in front; false: it is not there. */
-  onSite: (site: Site) => boolean;
+  /** Show a line in the notebook in front. */
+  onSite: (site: Site) => Reached;
   onLoadExtension?: () => void;
   onCheck?: () => void;
   onTrain?: () => void;
@@ -41,6 +42,29 @@ export class TpuPanel extends ReactWidget {
     };
   }
 
+  protected override onAfterAttach(message: Message): void {
+    this._seen(this.isVisible);
+    super.onAfterAttach(message);
+  }
+
+  protected override onAfterShow(message: Message): void {
+    super.onAfterShow(message);
+    this._seen(true);
+  }
+
+  protected override onBeforeHide(message: Message): void {
+    super.onBeforeHide(message);
+    this._seen(false);
+  }
+
+  /** A live run tells of itself many times a minute, also while another panel is in front of this one. */
+  private _seen(visible: boolean): void {
+    if (visible !== this._visible) {
+      this._visible = visible;
+      this.update();
+    }
+  }
+
   protected override render(): JSX.Element {
     return (
       <Around.Provider value={this._around}>
@@ -48,6 +72,7 @@ export class TpuPanel extends ReactWidget {
           <UseSignal signal={this._sessions.currentChanged}>
             {() => (
               <Body
+                visible={this._visible}
                 runs={this._sessions.current}
                 notebook={this._sessions.panel?.context.path ?? null}
                 actions={this._actions}
@@ -59,6 +84,7 @@ export class TpuPanel extends ReactWidget {
     );
   }
 
+  private _visible = false;
   private readonly _sessions: ITpuSessions;
   private readonly _around: Surroundings;
   private readonly _actions: Actions;
