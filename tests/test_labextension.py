@@ -7,6 +7,7 @@ import dataclasses
 import gzip
 import json
 import re
+import tarfile
 import typing
 import zipfile
 from collections.abc import Iterator
@@ -26,8 +27,13 @@ SHARE = f"share/jupyter/labextensions/{NAME}"
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_wheel(make_sdist(tmp_path_factory.mktemp("sdist")), tmp_path_factory.mktemp("wheel"))
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_sdist(tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_wheel(sdist, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +60,14 @@ def test_the_wheel_holds_the_bundle_where_jupyterlab_looks(wheel: Path, shipped:
     assert not [name for name in shipped if name.endswith(".map")], "built for development"
     inside = [name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("tpu_magics/labextension")]
     assert not inside, "the bundle is shipped twice"
+
+
+def test_the_sdist_holds_the_bundle_so_that_its_wheel_needs_no_node(sdist: Path, shipped: dict[str, bytes]) -> None:
+    with tarfile.open(sdist) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    bundled = {f"tpu_magics/labextension/{name}" for name in shipped if name != "install.json"}
+    assert bundled <= inside and "tpu_magics/labextension/sources.sha256" in inside
+    assert not [name for name in inside if "node_modules" in name]
 
 
 def test_the_bundle_is_small(shipped: dict[str, bytes]) -> None:

@@ -28,6 +28,24 @@ def train(steps=6):
 SHORT = f"%%tpu_train\n{STEPS.strip()}"
 ENDLESS = f"%%tpu_train --run-name endless\n{STEPS.strip().replace('steps=6', 'steps=1_000_000')}"
 SYNC = "torch_xla.sync()"
+# Recompiles once, when a file of this name is made beside the notebook.
+GO = "go"
+WAITING = """
+%%tpu_train --run-name waiting
+def train(steps=1_000_000):
+    import pathlib
+    import time
+    import torch
+    import torch_xla
+    import tpu_magics
+    device = torch_xla.device()
+    for step in range(steps):
+        width = 4 if pathlib.Path("go").exists() else 3
+        loss = torch.ones(width, 8, device=device).mean()
+        torch_xla.sync()
+        tpu_magics.log(loss=loss)
+        time.sleep(0.1)
+""".strip()
 
 BREAKS = """
 import torch_xla

@@ -70,6 +70,9 @@ def make_wheel(sdist: Path, folder: Path) -> Path:
     empty.mkdir()
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder), "-t", "wheel"]
     checked(command, tree, {**without_node, "PATH": str(empty)})
+    # Neither installed nor built: .venv may have a Node.js of its own, which needs no PATH.
+    made = [name for name in ("node_modules", "build", "lib") if (tree / "labextension" / name).exists()]
+    assert not made, f"the wheel was not made of the sdist's bundle: labextension has {made}"
     return next(folder.glob("*.whl"))
 
 

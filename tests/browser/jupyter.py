@@ -7,6 +7,7 @@ effect. What does not: what is expected of the extension (test_*.py).
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 import uuid
@@ -127,6 +128,14 @@ class Notebook:
         """A command of JupyterLab's, which may be on its way when this returns."""
         code = "([name, args]) => { void window.jupyterapp.commands.execute(name, args); }"
         self.page.evaluate(code, [name, arguments])
+
+    def in_palette(self, name: str) -> Locator:
+        """A command as the palette offers it, which is open afterwards."""
+        text = self.page.locator(".lm-CommandPalette-input:visible")
+        if not text.count():
+            self.command("apputils:activate-command-palette")
+        text.fill("TPU")
+        return self.page.locator(".lm-CommandPalette-itemLabel").filter(has_text=re.compile(f"^{name}$"))
 
     def run_all(self) -> None:
         self.command("notebook:run-all-cells")

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.cells import ENDLESS, LOAD, SHORT, SYNC, line_of
-from tests.browser.jupyter import START, Notebook
+from tests.browser.cells import ENDLESS, GO, LOAD, SHORT, SYNC, WAITING, line_of
+from tests.browser.jupyter import SOON, START, Notebook, serious
 
 pytestmark = pytest.mark.browser
 Opens = Callable[..., Notebook]
+COLOUR = "node => getComputedStyle(node).color"
 
 
 def trains(notebook: Notebook) -> None:
@@ -77,6 +78,62 @@ def test_a_reload_in_the_middle_and_a_second_tab_show_the_same_run(notebook: Ope
     assert it.record().id == other.panel.locator("article[data-run]").get_attribute("data-run")
     stops(other)
     expect(it.state).to_contain_text("interrupted")
+
+
+def test_the_status_bar_is_amber_from_the_first_recompile(notebook: Opens) -> None:
+    it = notebook(LOAD, WAITING)
+    it.await_kernel()
+    it.run_all()
+    expect(it.status).to_contain_text("0 recompiles", timeout=START)
+    amber = it.status.locator(".tpu-Status-amber")
+    expect(amber.filter(has_text="recompile")).to_have_count(0)
+    plain = it.status.get_by_text("0 recompiles", exact=True).evaluate(COLOUR)
+    (it.server.folder / it.path).with_name(GO).touch()
+    recompiled = amber.filter(has_text="! 1 recompile")
+    expect(recompiled).to_be_visible(timeout=SOON)
+    assert recompiled.evaluate(COLOUR) != plain
+    assert not serious(it.page, ".tpu-StatusItem")
+    it.show_panel()
+    it.in_palette("Stop TPU Run").click()
+    expect(it.state).to_contain_text("interrupted", timeout=START)
+
+
+def test_badges_of_an_edited_cell_stay_away_while_its_run_recompiles_again(notebook: Opens) -> None:
+    it = notebook(LOAD, ENDLESS)
+    trains(it)
+    goes_on(it)
+    badges = it.cell(1).locator("button.jp-tpu-badge")
+    expect(badges.filter(has_text="recompiled").first).to_be_visible()
+    it.cell(1).locator(".cm-content").press("Control+End")
+    it.page.keyboard.type("  # looked at")
+    expect(badges).to_have_count(0)
+    recompiles = it.panel.locator(".tpu-Figure", has_text="Recompiles").locator(".tpu-Figure-value")
+    for _ in range(3):
+        expect(recompiles).not_to_have_text(recompiles.inner_text(), timeout=SOON)
+    expect(badges).to_have_count(0)
+    stops(it)
+    expect(badges).to_have_count(0)
+
+
+def test_a_restart_ends_a_live_run_and_the_next_one_is_followed(notebook: Opens, page: Any) -> None:
+    it = notebook(LOAD, ENDLESS, SHORT.replace("%%tpu_train", "%%tpu_train --run-name after"))
+    trains(it)
+    lost = it.record().id
+    it.command("notebook:restart-kernel")
+    page.get_by_role("button", name="Confirm Kernel Restart").click()
+    expect(it.panel).to_contain_text("The kernel was restarted", timeout=START)
+    expect(it.panel.get_by_role("button", name="Stop", exact=True)).to_have_count(0)
+    expect(it.status).to_have_count(0)
+    it.await_kernel()
+    it.run_cell(0)
+    expect(it.status).to_contain_text("XLA:CPU rehearsal", timeout=START)
+    expect(it.status).not_to_contain_text("steps/s")
+    it.run_cell(2)
+    expect(it.status).to_contain_text("done", timeout=START)
+    expect(it.panel.get_by_role("heading", level=2)).to_have_text("after")
+    earlier = it.section("runs").locator(f'li[data-run="{lost}"]')
+    expect(earlier).to_contain_text("endless")
+    expect(earlier).not_to_contain_text("running")
 
 
 def test_after_a_restart_the_kernel_is_found_again_with_its_runs(notebook: Opens, page: Any) -> None:

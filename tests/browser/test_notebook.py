@@ -4,18 +4,30 @@ it cannot read; and all of it in Notebook 7."""
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import expect
 
 from tests.browser.cells import BREAKS, BROKEN, LOAD, SHORT, line_of
-from tests.browser.installed import Environment
-from tests.browser.jupyter import START, Notebook, Server, running_server, serious, write_notebook
+from tests.browser.installed import NAME, Environment
+from tests.browser.jupyter import SOON, START, Notebook, Server, running_server, serious, write_notebook
 
 pytestmark = pytest.mark.browser
 Opens = Callable[..., Notebook]
+COMMANDS = (
+    *("Load and Initialize TPU", "Train on TPU", "Check for XLA rules"),
+    *("Insert TPU Preflight", "Show TPU Panel"),
+)
+# A kernel whose tpu_magics is newer than all that is known here.
+NEWER = """
+from comm import create_comm
+hello = {"protocol": "tpu_magics", "v": 2, "type": "hello", "version": "9.0.0", "python_v": 2}
+newer = create_comm(target_name="tpu_magics", data=hello)
+"""
 MESSAGE = """
 import json
 from IPython import get_ipython
@@ -36,6 +48,49 @@ def test_train_on_tpu_puts_the_magic_on_top(notebook: Opens, page: Any) -> None:
     expect(it.cell(1)).to_contain_text("%%tpu_train")
     first, second, *_ = it.source(1).splitlines()
     assert first.split() == ["%%tpu_train", "model", "loader"] and second == "import torch_xla"
+
+
+def test_two_keys_put_the_magic_on_top(notebook: Opens, page: Any) -> None:
+    """In command mode only: where text is typed, they are text."""
+    it = notebook("model = loader = 1", BREAKS.strip())
+    it.await_kernel()
+    it.choose(1)
+    page.keyboard.press("t")
+    page.keyboard.press("t")
+    expect(it.cell(1)).to_contain_text("%%tpu_train")
+    assert it.source(1).splitlines()[0].split() == ["%%tpu_train", "model", "loader"]
+    it.cell(0).locator(".cm-content").press("End")
+    page.keyboard.type("tt")
+    expect(it.cell(0)).to_contain_text("model = loader = 1tt")
+    assert not it.source(0).startswith("%%tpu_train")
+
+
+@pytest.fixture
+def own_settings(server: Server) -> Iterator[None]:
+    """What a person has set is forgotten."""
+    yield
+    settings = Path(server.environment.variables()["JUPYTERLAB_SETTINGS_DIR"])
+    shutil.rmtree(settings / NAME, ignore_errors=True)
+
+
+def test_badges_are_switched_off_in_the_settings(notebook: Opens, page: Any, own_settings: None) -> None:
+    it = notebook("%load_ext tpu_magics", BREAKS.strip())
+    it.await_kernel()
+    it.run_cell(0)
+    expect(it.status).to_be_visible(timeout=START)
+    it.shown.get_by_role("button", name="Check for XLA rules").click()
+    badge = it.cell(1).locator("button.jp-tpu-badge").first
+    expect(badge).to_be_visible()
+    notebook_tab = page.get_by_role("tab", name="it.ipynb")
+    for wanted in (False, True):
+        it.command("settingeditor:open", query="TPU")
+        box = page.locator(f'input[type=checkbox][id*="{NAME}:plugin"][id$="badges"]:visible')
+        box.set_checked(wanted)
+        notebook_tab.click()
+        if wanted:
+            expect(badge).to_be_visible(timeout=SOON)
+        else:
+            expect(it.cell(1).locator("button.jp-tpu-badge")).to_have_count(0, timeout=SOON)
 
 
 def test_a_check_shows_findings_and_a_badge_until_the_cell_is_edited(notebook: Opens, page: Any) -> None:
@@ -70,10 +125,11 @@ def test_the_commands_are_in_the_palette_and_the_menu(notebook: Opens, page: Any
     expect(labels.filter(has_text="Train on TPU")).to_be_visible()
     page.keyboard.press("Escape")
     page.keyboard.press("Escape")
-    it.command("apputils:activate-command-palette")
-    page.locator(".lm-CommandPalette-input:visible").fill("TPU")
-    for name in ("Train on TPU", "Check for XLA rules", "Show TPU Panel"):
-        expect(page.locator(".lm-CommandPalette-itemLabel", has_text=name).first).to_be_visible()
+    for name in COMMANDS:
+        expect(it.in_palette(name)).to_be_visible()
+    expect(it.in_palette("Stop TPU Run")).to_have_count(1)  # out of sight, as long as there is nothing to be stopped
+    it.in_palette("Insert TPU Preflight").click()
+    expect(it.shown.locator(".jp-Cell", has_text="%tpu_preflight")).to_be_visible()
 
 
 def test_messages_that_cannot_be_read_change_nothing(notebook: Opens, page: Any) -> None:
@@ -102,6 +158,18 @@ def test_messages_that_cannot_be_read_change_nothing(notebook: Opens, page: Any)
     assert not errors, errors
 
 
+def test_another_version_is_told_when_it_is_the_first_thing_heard(notebook: Opens, page: Any) -> None:
+    it = notebook(NEWER.strip())
+    it.await_kernel()
+    it.run_cell(0)
+    expect(it.status).to_contain_text("other version", timeout=START)
+    it.show_panel()
+    expect(it.panel.get_by_role("alert")).to_contain_text("(kernel 2, extension 1): pip install -U tpu-magics")
+    expect(it.panel).not_to_contain_text("is not loaded")
+    expect(it.panel.get_by_role("button", name="Load tpu_magics")).to_have_count(0)
+    assert not serious(page, "#tpu-magics-panel, .tpu-StatusItem")
+
+
 # -- Notebook 7 --------------------------------------------------------------------------------------------------------
 
 
@@ -125,3 +193,14 @@ def test_notebook_7_has_the_panel_the_badges_and_the_commands(notebook_7: Server
     expect(it.shown.locator(".jp-tpu-marked-line")).to_be_visible()
     expect(it.shown.locator(".tpu-Output")).to_be_visible()
     assert not serious(page, "#tpu-magics-panel")
+
+
+def test_notebook_7_has_the_buttons_in_its_toolbar(notebook_7: Server, page: Any) -> None:
+    write_notebook(notebook_7.folder / "buttons.ipynb", "model = loader = 1", BREAKS.strip())
+    it = Notebook(notebook_7, page, "buttons.ipynb", classic=True)
+    it.await_kernel()
+    expect(it.shown.get_by_role("button", name="Check for XLA rules")).to_be_visible()
+    it.choose(1)
+    it.shown.get_by_role("button", name="Train on TPU").click()
+    expect(it.cell(1)).to_contain_text("%%tpu_train")
+    assert it.source(1).splitlines()[0].split() == ["%%tpu_train", "model", "loader"]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.panel import recorded
 from tpu_magics.magics import lab, lab_run
 from tpu_magics.panel.jsonable import size_of
+from tpu_magics.panel.messages import ProblemMessage
 from tpu_magics.panel.portable import SAVED
+from tpu_magics.panel.reading import Reading
 
 from .conftest import as_new
 from .front import OURS, Front, comms
@@ -248,16 +252,78 @@ print(lab.current, lab_run.following())
     assert python(program, tmp_path).strip() == "None None"
 
 
+# -- without a kernel --------------------------------------------------------------------------------------------------
+
+
+class Desk:
+    """A Lab whose clock is the test's, with front ends that have a comm each."""
+
+    def __init__(self, *comms: str) -> None:
+        self.now, self.sent = 0.0, []
+        manager = SimpleNamespace(targets={}, comms={}, register_comm=lambda wire: None)
+        session = SimpleNamespace(send=lambda socket, kind, content, ident: self.sent.append(content))
+        self.lab = lab.Lab(SimpleNamespace(comm_manager=manager, session=session, iopub_socket=None), lambda: self.now)
+        for comm in comms:
+            self.lab.adopt(comm, {})
+
+    sent: list[dict[str, Any]]
+
+    def says(self, comm: str, kind: str, **fields: Any) -> dict[str, Any]:
+        """The answer, as far as there is one."""
+        self.sent.clear()
+        assert self.lab.take(comm, {"protocol": OURS, "v": 1, "type": kind, "request": "mine", **fields})
+        return self.sent[-1]["data"] if self.sent else {}
+
+    def told(self) -> list[str]:
+        """The comms on which something is told."""
+        self.sent.clear()
+        self.lab.tell(ProblemMessage("What", "why", "to do", None))
+        return [content["comm_id"] for content in self.sent]
+
+
 def test_the_fastest_wish_told_lately_holds() -> None:
-    now = [0.0]
-    manager = type("Manager", (), {"targets": {}, "comms": {}})()
-    desk = lab.Lab(type("Kernel", (), {"comm_manager": manager})(), clock=lambda: now[0])
-    assert desk.every == lab.RATE
-    desk.ask_rate(2.0)
-    desk.ask_rate(0.2)
-    desk.ask_rate(5.0)
-    assert desk.every == 0.2
-    now[0] += lab.LATELY + 1
-    assert desk.every == 5.0
-    desk.ask_rate(1.0)
-    assert desk.every == 1.0 and lab_run.following() is None
+    desk = Desk("one", "two")
+    assert desk.lab.every == lab.RATE
+    desk.says("one", "rate", seconds=2.0)
+    desk.says("two", "rate", seconds=0.2)
+    assert desk.lab.every == 0.2
+    desk.now += lab.LATELY + 1
+    desk.says("one", "rate", seconds=5.0)
+    assert desk.lab.every == 5.0
+    desk.now += lab.LATELY + 1
+    assert desk.lab.every == 5.0
+
+
+def test_a_front_end_that_wants_a_slower_rate_gets_it() -> None:
+    desk = Desk("one")
+    desk.says("one", "rate", seconds=0.2)
+    desk.says("one", "rate", seconds=5.0)
+    assert desk.lab.every == 5.0
+
+
+@pytest.mark.parametrize("hears", [True, False])
+def test_a_closed_page_is_not_told_for_ever(monkeypatch: pytest.MonkeyPatch, hears: bool) -> None:
+    """As long as the kernel hears it: where it does not, an open page's silence says nothing."""
+    desk = Desk("open", "closed")
+    live = SimpleNamespace(live=True, hears=hears, answers=hears, files=SimpleNamespace(id="run"))
+    monkeypatch.setattr(lab_run, "_newest", live)
+    assert desk.told() == ["open", "closed"]
+    for _ in range(6):
+        desk.now += lab.SILENT / 5
+        desk.says("open", "rate", seconds=1.0)
+    assert desk.told() == (["open"] if hears else ["open", "closed"])
+    desk.now += lab.SILENT + 1
+    assert desk.lab.heard is not hears
+    desk.says("closed", "rate", seconds=1.0)
+    assert "closed" in desk.told(), "it was only asleep"
+
+
+def test_a_run_that_is_followed_no_longer_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, asked = recorded.running(tmp_path), []
+    followed = lab_run.LabRun(run.files, lambda: asked.append(1), Reading(run.files), True)
+    monkeypatch.setattr(lab_run, "_newest", followed)
+    followed.close("ValueError: no such part")
+    desk = Desk("page")
+    assert desk.says("page", "stop", run=run.files.id)["type"] == "stopping" and asked == [1]
+    run.update(status="interrupted", seconds=60.0)
+    assert desk.says("page", "stop", run=run.files.id)["what"].endswith("has ended already.")

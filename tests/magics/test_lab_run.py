@@ -22,7 +22,7 @@ class FakeDesk:
     """Stands for lab.Lab: notes what is told."""
 
     def __init__(self, heard: bool = True) -> None:
-        self.heard, self.every = heard, 0.0
+        self.heard, self.every, self.answers = heard, 0.0, True
         self.all: list[Any] = []
 
     def tell(self, *messages: Any) -> None:
@@ -159,6 +159,53 @@ def test_a_panel_that_breaks_leaves_the_extension(tmp_path: Path, desk: FakeDesk
     both.settle()
     assert said == ["The panel has stopped, the run goes on: ValueError: no such part"]
     assert desk.types[:2] == ["hello", "run"] and desk.types[-1] == "run"
+
+
+def test_a_mailbox_that_breaks_leaves_the_rest(tmp_path: Path, desk: FakeDesk) -> None:
+    class Torn:
+        looks = 0
+
+        def look(self, *_: Any) -> None:
+            self.looks += 1
+            raise RuntimeError("torn")
+
+    said: list[str] = []
+    run = recorded.running(tmp_path)
+    followed = lab_run.follow(run.files, lambda: None, Reading(run.files), answers=True, hears=True)
+    desk.answers = False
+    mailbox: Any = Torn()
+    both = Guarded(Onlookers(None, followed, mailbox, said.append), said.append)
+    for total in range(441, 444):
+        step(run, total)
+        both.look()
+    assert said == ["Clicks wait until the cell ends, the run goes on: RuntimeError: torn"] and mailbox.looks == 1
+    assert desk.types[:3] == ["hello", "hello", "run"] and followed.live and not (followed.answers or followed.hears)
+
+
+def test_front_ends_learn_that_a_run_is_followed_no_longer(tmp_path: Path, desk: FakeDesk) -> None:
+    """Where the onlooker has failed: what they show stands still, and the run goes on."""
+    run = recorded.running(tmp_path)
+    followed, _reading = follow(run)
+    followed.close("ValueError: no such part")
+    assert desk.types == ["hello", "hello"] and not followed.live and followed.goes_on
+    run.update(status="done", seconds=60.0)
+    assert not followed.goes_on
+
+
+@pytest.mark.parametrize(("between", "says"), [(True, ["run"]), (False, ["run", "hello"])])
+def test_at_the_end_front_ends_learn_whether_a_busy_kernel_still_answers(
+    tmp_path: Path, desk: FakeDesk, between: bool, says: list[str]
+) -> None:
+    """ipykernel 6 answers while it waits for a run, and while no other cell."""
+    desk.answers = between
+    run = recorded.running(tmp_path)
+    followed, _reading = follow(run)
+    followed.look()
+    run.update(status="done", seconds=60.0)
+    followed.settle()
+    assert desk.types[2:] == says
+    followed.settle()
+    assert desk.types.count("hello") == len(says)
 
 
 def test_the_same_run_is_followed_once(tmp_path: Path, desk: FakeDesk) -> None:

@@ -23,43 +23,28 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tpu_magics import __version__
-from tpu_magics.magics.lab_kernel import answers_when_busy, known_host
+from tpu_magics.magics.lab_kernel import has_subshells, known_host
+from tpu_magics.magics.lab_wire import Wire
 from tpu_magics.panel.jsonable import plain
 from tpu_magics.panel.protocol import PROTOCOL, TARGET, VERSION, HelloMessage
 
 MOST_COMMS = 8  # that front ends have opened; the one that was heard of longest ago is closed
 RATE = 0.5  # seconds between updates, as long as no front end has asked for another rate
 LATELY = 60.0  # seconds in which the wishes of all front ends count; later the newest one does
-
-
-class Wire:
-    """One comm, as the kernel's comm manager knows it. `heard`: when a front end has said something on it."""
-
-    primary, target_name, target_module, kernel = True, TARGET, None, None
-
-    def __init__(self, lab: Lab, comm_id: str, own: bool) -> None:
-        self.lab, self.comm_id, self.own = lab, comm_id, own
-        self.heard: float | None = None
-        self._closed = False
-
-    def handle_msg(self, message: Mapping[str, Any]) -> None:
-        """Called by the manager, in whichever thread it reads messages."""
-        self.lab.take(self.comm_id, message["content"].get("data"))
-
-    def handle_close(self, _message: Mapping[str, Any]) -> None:
-        self.lab.was_closed(self)
+# Seconds after which a front end that says nothing is told nothing: it is closed. An open one tells its rate every 20
+# seconds, a hidden one every minute, because browsers let its timers run no more often.
+SILENT = 150.0
 
 
 class Lab:
     """The comms of one kernel, between `%load_ext` and `%unload_ext`."""
 
     def __init__(self, kernel: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        self._kernel, self._clock = kernel, clock
+        self._kernel, self.now = kernel, clock
         self._manager = kernel.comm_manager
         self._wires: dict[str, Wire] = {}
         self._lock = threading.RLock()
         self.kept: Any = None  # what the first front end that says something is told as well
-        self._rates: list[tuple[float, float]] = []  # when, and seconds
         self._open = False
 
     # -- its life ----------------------------------------------------------------------------------------------------
@@ -82,12 +67,16 @@ class Lab:
             self._manager.unregister_target(TARGET, self._was_opened)
 
     def hello(self) -> HelloMessage:
-        """Who this is. Called at `%load_ext`: what was not imported knows of no run."""
-        lab_run = sys.modules.get("tpu_magics.magics.lab_run")
-        run = lab_run.following() if lab_run is not None else None
+        """Who this is."""
+        run = _following()
         live = run is not None and run.live
-        answers = run.answers if live and run is not None else answers_when_busy(self._kernel)
+        answers = run.answers if live else self.answers
         return HelloMessage(__version__, VERSION, known_host(), run.files.id if run else None, live, answers)
+
+    @property
+    def answers(self) -> bool:
+        """Whether this kernel answers while it runs any cell, one that waits for no run."""
+        return has_subshells(self._kernel)
 
     def _wire(self, comm_id: str, own: bool) -> Wire:
         wire = Wire(self, comm_id, own)
@@ -111,7 +100,7 @@ class Lab:
     def adopt(self, comm_id: str, data: Any) -> None:
         """Listen to a comm that a front end has opened, and say hello."""
         wire = self._wire(comm_id, own=False)
-        wire.heard = self._clock()
+        wire.heard = self.now()
         with self._lock:
             others = sorted((one for one in self._wires.values() if not one.own), key=lambda one: one.heard or 0.0)
             old = others[:-MOST_COMMS] if len(others) > MOST_COMMS else []
@@ -135,8 +124,15 @@ class Lab:
 
     @property
     def heard(self) -> bool:
-        """Whether any front end has said something: else nothing need be told."""
-        return any(wire.heard is not None for wire in list(self._wires.values()))
+        """Whether any front end listens: else nothing need be told."""
+        return bool(self._listening())
+
+    def _listening(self) -> list[Wire]:
+        """Those on which something was said, and not too long ago, where the kernel would have heard it since."""
+        run = _following()
+        hears = run is not None and run.live and run.hears
+        oldest = self.now() - SILENT if hears else float("-inf")
+        return [wire for wire in list(self._wires.values()) if wire.heard is not None and wire.heard >= oldest]
 
     # -- what they say -------------------------------------------------------------------------------------------------
     def take(self, comm_id: str, data: Any) -> bool:
@@ -147,23 +143,18 @@ class Lab:
         if _is_ours(data):
             from tpu_magics.magics import lab_requests
 
-            first, wire.heard = not self.heard, self._clock()
+            first, wire.heard = not self.heard, self.now()
             kept = [self.kept] if first and self.kept is not None else []
-            for message in (*lab_requests.answers(self, data), *kept):
+            for message in (*lab_requests.answers(wire, data), *kept):
                 self._post("comm_msg", wire, as_message(message))
         return True
-
-    def ask_rate(self, seconds: float) -> None:
-        """A front end wants an update so often."""
-        with self._lock:
-            self._rates = [*self._rates[-7:], (self._clock(), seconds)]
 
     @property
     def every(self) -> float:
         """Seconds between updates: the fastest wish of all that were told lately."""
-        rates = self._rates
-        lately = [seconds for at, seconds in rates if self._clock() - at <= LATELY]
-        return min(lately) if lately else rates[-1][1] if rates else RATE
+        rates = [wire.rate for wire in list(self._wires.values()) if wire.rate is not None]
+        lately = [seconds for at, seconds in rates if self.now() - at <= LATELY]
+        return min(lately) if lately else max(rates)[1] if rates else RATE
 
     # -- sending -------------------------------------------------------------------------------------------------------
     def announce(self) -> None:
@@ -174,8 +165,8 @@ class Lab:
             self._post("comm_msg", wire, data)
 
     def tell(self, *messages: Any) -> None:
-        """Send to all front ends that have said something."""
-        wires = [wire for wire in list(self._wires.values()) if wire.heard is not None]
+        """Send to all front ends that listen."""
+        wires = self._listening()
         for message in messages if wires else ():
             data = as_message(message)
             for wire in wires:
@@ -187,6 +178,12 @@ class Lab:
             self._kernel.session.send(
                 self._kernel.iopub_socket, kind, content, ident=f"comm-{wire.comm_id}".encode("ascii")
             )
+
+
+def _following() -> Any:
+    """The newest run (lab_run.py), None where there is none: at `%load_ext` that module is not imported."""
+    lab_run = sys.modules.get("tpu_magics.magics.lab_run")
+    return lab_run.following() if lab_run is not None else None
 
 
 def _is_ours(data: Any) -> bool:

@@ -25,13 +25,7 @@ def known_host() -> Host | None:
     return None
 
 
-def answers_when_busy(kernel: Any) -> bool:
-    """Whether a message is answered while a cell trains in workers: the thread that waits looks for them."""
-    from tpu_magics.magics.mailbox import open_mailbox
-
-    return open_mailbox(kernel) is not None or has_subshells(kernel)
-
-
 def has_subshells(kernel: Any) -> bool:
-    """Whether front ends can send messages past a busy cell (ipykernel 7)."""
+    """Whether front ends can send messages past any busy cell (ipykernel 7). Without them, a cell is heard past only
+    while its thread waits for a run, and so looks for messages itself (mailbox.py)."""
     return bool(getattr(kernel, "_supports_kernel_subshells", False))

@@ -34,18 +34,18 @@ from tpu_magics.panel.wishes import (
 )
 
 if TYPE_CHECKING:
-    from tpu_magics.magics.lab import Lab
+    from tpu_magics.magics.lab_wire import Wire
 
 MOST_RUNS = 200
 MOST_FINDINGS = 500
 
 
-def answers(desk: Lab, data: Mapping[str, Any]) -> Sequence[Any]:
-    """The messages that answer a request."""
+def answers(wire: Wire, data: Mapping[str, Any]) -> Sequence[Any]:
+    """The messages that answer a request on a comm."""
     request = request_of(data)
     try:
         wish = read_wish(data)
-        return _ANSWERS[type(wish)](desk, wish, request)
+        return _ANSWERS[type(wish)](wire, wish, request)
     except TpuMagicsError as error:
         return [ProblemMessage(error.what, error.why, error.todo, request)]
     except Exception as fault:
@@ -54,19 +54,19 @@ def answers(desk: Lab, data: Mapping[str, Any]) -> Sequence[Any]:
         return [ProblemMessage(what, why, "Please report it.", request)]
 
 
-def _hello(desk: Lab, _wish: HelloWish, _request: str | None) -> Sequence[Any]:
-    return [desk.hello()]
+def _hello(wire: Wire, _wish: HelloWish, _request: str | None) -> Sequence[Any]:
+    return [wire.lab.hello()]
 
 
-def _rate(desk: Lab, wish: RateWish, _request: str | None) -> Sequence[Any]:
-    desk.ask_rate(wish.seconds)
+def _rate(wire: Wire, wish: RateWish, _request: str | None) -> Sequence[Any]:
+    wire.ask_rate(wish.seconds)
     return []
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------
 
 
-def _open(_desk: Lab, wish: OpenWish, request: str | None) -> Sequence[Any]:
+def _open(_wire: Wire, wish: OpenWish, request: str | None) -> Sequence[Any]:
     newest = lab_run.following()
     if newest is not None and wish.run in ("current", newest.files.id):
         return [newest.whole(request) or _recorded(newest.files, request)]
@@ -85,14 +85,14 @@ def _recorded(run: Any, request: str | None) -> RunMessage:
     return RunMessage(0, record(Reading(run).anew()), request)
 
 
-def _runs(_desk: Lab, _wish: RunsWish, request: str | None) -> Sequence[Any]:
+def _runs(_wire: Wire, _wish: RunsWish, request: str | None) -> Sequence[Any]:
     from tpu_magics.panel.run_lines import run_line
     from tpu_magics.runs.reader import list_runs
 
     return [RunsMessage(tuple(map(run_line, list_runs()[:MOST_RUNS])), request)]
 
 
-def _compare(_desk: Lab, wish: CompareWish, request: str | None) -> Sequence[Any]:
+def _compare(_wire: Wire, wish: CompareWish, request: str | None) -> Sequence[Any]:
     from tpu_magics.panel.runs import compare_table
     from tpu_magics.runs.reader import find_run
 
@@ -103,12 +103,12 @@ def _compare(_desk: Lab, wish: CompareWish, request: str | None) -> Sequence[Any
     return [ComparedMessage(tuple(run.id for run in runs), told, request)]
 
 
-def _stop(_desk: Lab, wish: StopWish, request: str | None) -> Sequence[Any]:
+def _stop(_wire: Wire, wish: StopWish, request: str | None) -> Sequence[Any]:
     run = lab_run.following()
     if run is None or run.files.id != wish.run:
         why = "This kernel follows no run of that name." if run is None else f"This kernel follows {run.files.id}."
         raise TpuMagicsError(f"The run {wish.run!r} is not one that this kernel can stop.", why, "Reload the page.")
-    if not run.live:
+    if not run.goes_on:
         raise TpuMagicsError(f"The run {wish.run!r} has ended already.", "", "")
     run.stop()
     return [StoppingMessage(wish.run, request)]
@@ -117,14 +117,14 @@ def _stop(_desk: Lab, wish: StopWish, request: str | None) -> Sequence[Any]:
 # -- rules -----------------------------------------------------------------------------------------------------------
 
 
-def _check(_desk: Lab, wish: CheckWish, request: str | None) -> Sequence[Any]:
+def _check(_wire: Wire, wish: CheckWish, request: str | None) -> Sequence[Any]:
     from tpu_magics.magics.lab_check import check_notebook
 
     findings, checked = check_notebook(wish.cells)
     return [FindingsMessage(tuple(findings[:MOST_FINDINGS]), checked, request)]
 
 
-_ANSWERS: dict[type, Callable[[Lab, Any, str | None], Sequence[Any]]] = {
+_ANSWERS: dict[type, Callable[[Wire, Any, str | None], Sequence[Any]]] = {
     HelloWish: _hello,
     OpenWish: _open,
     RunsWish: _runs,

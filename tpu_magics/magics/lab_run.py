@@ -29,10 +29,14 @@ class LabRun:
         stop: asks that the run be stopped, from any thread.
         reading: of the run, which the panel may share.
         answers: whether front ends can ask for something while it goes on.
+        hears: whether what they say is surely heard while it goes on, because its thread looks for messages.
     """
 
-    def __init__(self, files: RunFiles, stop: Callable[[], None], reading: Reading, answers: bool) -> None:
-        self.files, self.stop, self.reading, self.answers = files, stop, reading, answers
+    def __init__(
+        self, files: RunFiles, stop: Callable[[], None], reading: Reading, answers: bool, hears: bool = False
+    ) -> None:
+        self.files, self.stop, self.reading = files, stop, reading
+        self.answers, self.hears = answers, hears
         self.live = True
         self._feed = Feed(files.id)
         self._lock = threading.RLock()
@@ -65,8 +69,14 @@ class LabRun:
                 self._feed.begin(self.reading.anew())
             return self._feed.whole(request)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether it has not ended; one that is followed no longer may go on."""
+        return self.live or run_status(read_info(self.files.info_path)) in LIVE
+
     def settle(self) -> None:
         """Nobody is left to be watched, or all is home: the whole run, as it is now."""
+        was_live = self.live
         with contextlib.suppress(Exception), self._lock:
             if lab.current is None or not lab.current.heard:
                 self.live = run_status(read_info(self.files.info_path)) in LIVE
@@ -74,13 +84,19 @@ class LabRun:
                 view = self.reading.anew()
                 self.live = view.live
                 lab.current.tell(self._feed.begin(view))
-        if not self.live and not self.answers:
-            lab.say_hello()  # now it can be asked again
+        if was_live and not self.live and lab.current is not None and lab.current.answers != self.answers:
+            lab.say_hello()  # a busy kernel can be asked again, or no longer
+
+    def deafen(self, answers: bool) -> None:
+        """The thread that waits for it looks for messages no longer. `answers`: whether the kernel still does."""
+        self.answers, self.hears = answers, False
+        lab.say_hello()
 
     def close(self, why: str) -> None:  # noqa: ARG002
-        """It is followed no longer."""
+        """It is followed no longer, and front ends are told so: their figures stand still."""
         with self._lock:
             self.live = False
+        lab.say_hello()
 
 
 _newest: LabRun | None = None
@@ -91,10 +107,10 @@ def following() -> LabRun | None:
     return _newest
 
 
-def follow(files: RunFiles, stop: Callable[[], None], reading: Reading, answers: bool) -> LabRun:
+def follow(files: RunFiles, stop: Callable[[], None], reading: Reading, answers: bool, hears: bool = False) -> LabRun:
     """Follow a run; one that is followed already stays what it is."""
     global _newest
     if _newest is None or _newest.files.path != files.path or not _newest.live:
-        _newest = LabRun(files, stop, reading, answers)
+        _newest = LabRun(files, stop, reading, answers, hears)
         lab.say_hello()
     return _newest

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tpu_magics.launch.onlook import FREE, WAITS, Guarded, Nobody, Onlooker
+from tpu_magics.launch.onlook import FREE, WAITS, Guarded, Nobody, Onlooker, told
 from tpu_magics.magics import lab, lab_run
 from tpu_magics.magics.lab_kernel import has_subshells
 from tpu_magics.magics.mailbox import Mailbox, open_mailbox
@@ -31,11 +31,10 @@ class Onlookers:
     def __init__(self, panel: LivePanel | None, run: lab_run.LabRun, mailbox: Mailbox | None, say: Say) -> None:
         self.panel = panel
         self._guarded: Onlooker = Nobody() if panel is None else Guarded(panel, say)
-        self._run, self._mailbox = run, mailbox
+        self._run, self._mailbox, self._say = run, mailbox, say
 
     def look(self) -> None:
-        if self._mailbox is not None:
-            self._mailbox.look(self._answer, self._adopt)
+        self._look_into_mailbox()
         if self.panel is not None:
             self.panel.left_to_others = lab_run.SHARE if lab.current is not None and lab.current.heard else 0.0
         self._guarded.look()
@@ -48,6 +47,17 @@ class Onlookers:
     def close(self, why: str) -> None:
         self._guarded.close(why)
         self._run.close(why)
+
+    def _look_into_mailbox(self) -> None:
+        """Where that fails, clicks wait until the cell ends; both go on showing the run."""
+        if self._mailbox is None:
+            return
+        try:
+            self._mailbox.look(self._answer, self._adopt)
+        except Exception as error:
+            self._mailbox = None
+            self._run.deafen(lab.current is not None and lab.current.answers)
+            self._say(f"Clicks wait until the cell ends, the run goes on: {told(error)}")
 
     def _answer(self, comm_id: str, data: Mapping[str, Any]) -> bool:
         if self.panel is not None and self.panel.answer(comm_id, data):
@@ -67,18 +77,19 @@ def with_panel(kernel: Any, files: RunFiles, stop: Stop, main: str, say: Say, pu
     mailbox = _mailbox(kernel, main)
     reading = Reading(files, SHARED)
     panel = LivePanel(files, stop, publish, None, "" if main == FREE or mailbox else NO_STOP, reading)
-    return Onlookers(panel, _followed(kernel, files, stop, main, reading), mailbox, say)
+    return Onlookers(panel, _followed(kernel, files, stop, mailbox, reading), mailbox, say)
 
 
 def without_panel(kernel: Any, files: RunFiles, stop: Stop, main: str, say: Say) -> Onlookers:
     """The extension alone."""
-    return Onlookers(None, _followed(kernel, files, stop, main, Reading(files)), _mailbox(kernel, main), say)
+    mailbox = _mailbox(kernel, main)
+    return Onlookers(None, _followed(kernel, files, stop, mailbox, Reading(files)), mailbox, say)
 
 
-def _followed(kernel: Any, files: RunFiles, stop: Stop, main: str, reading: Reading) -> lab_run.LabRun:
-    """Only a main thread that trains, in a kernel without subshells, answers nobody."""
-    answers = main == FREE or has_subshells(kernel) or _mailbox(kernel, main) is not None
-    return lab_run.follow(files, stop, reading, answers)
+def _followed(kernel: Any, files: RunFiles, stop: Stop, mailbox: Mailbox | None, reading: Reading) -> lab_run.LabRun:
+    """A main thread that trains or runs other cells, in a kernel without subshells, answers nobody until it is done."""
+    hears = mailbox is not None
+    return lab_run.follow(files, stop, reading, hears or has_subshells(kernel), hears)
 
 
 def _mailbox(kernel: Any, main: str) -> Mailbox | None:

@@ -17,10 +17,35 @@ from tpu_magics.runs.reader import Run
 from tpu_magics.runs.summary import run_created, run_name, run_status, run_workers
 
 END = 64_000  # bytes at the end of rank 0's records that are read
+MOST_KEPT = 1_000
+
+_kept: dict[Path, tuple[tuple[int, int], RunLine]] = {}  # of ended runs, and when their run.json was written, how long
 
 
 def run_line(run: Run) -> RunLine:
-    """What is known of it; counts are those of rank 0."""
+    """What is known of it; counts are those of rank 0. A run that has ended is read once."""
+    written = _written(run.info_path)
+    known = _kept.get(run.path)
+    if known is not None and known[0] == written:
+        return known[1]
+    line = _read(run)
+    if written is not None and line.status not in LIVE:
+        if len(_kept) >= MOST_KEPT:
+            _kept.clear()
+        _kept[run.path] = (written, line)
+    return line
+
+
+def _written(path: Path) -> tuple[int, int] | None:
+    """Changes whenever the file does; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def _read(run: Run) -> RunLine:
     info = run.info
     status, created = run_status(info), run_created(info, run.id)
     seconds = told_seconds(info.get("seconds"))
