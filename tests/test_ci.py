@@ -126,7 +126,7 @@ def test_an_install_that_fails_is_told_and_done_again(tree: Path) -> None:
 def test_what_is_up_to_date_is_left_alone_until_pyproject_changes(tree: Path) -> None:
     make(tree, "install", python(tree))
     # As if the download had succeeded.
-    code = "import install; install.STAMP.write_text(install.key('torch,preflight,dev'))"
+    code = "import install; install.STAMP.write_text(install.key('torch,preflight,pods,dev'))"
     subprocess.run([sys.executable, "-c", code], cwd=tree / "scripts", check=True)
     again = make(tree, "install", python(tree))
     assert again.returncode == 0, again.stderr
@@ -134,5 +134,5 @@ def test_what_is_up_to_date_is_left_alone_until_pyproject_changes(tree: Path) ->
     with (tree / "pyproject.toml").open("a") as file:
         file.write("\n# one more extra\n")
     changed = make(tree, "install", python(tree))
-    assert "installing tpu_magics with extras torch,preflight,dev" in changed.stdout
+    assert "installing tpu_magics with extras torch,preflight,pods,dev" in changed.stdout
     assert "making .venv" not in changed.stdout

@@ -1,0 +1,52 @@
+"""A pod: the hosts that take part in a run, as `%tpu_init --hosts` found them.
+
+What lives here: what is known of them, and what a rank's number is. What does not: finding them (cluster.py), asking
+for a slice (slices.py), sending them anything (going.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class PodHost:
+    """One host. `index`: its place in the pod, from 0; `name`: for people, unique in the pod; `node`: Ray's id of it;
+    `address`: where the other hosts reach it; `memory`: free bytes (None: not available); `versions`: distribution ->
+    version, "python" included; `chips`: TPU chips; `bundle`: its place in the placement group that holds a slice
+    (None: no such group); `environment`: what its workers need to know of the slice, None unsets."""
+
+    index: int
+    name: str
+    node: str
+    address: str
+    cpus: float = 1.0
+    memory: int | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    chips: int = 0
+    bundle: int | None = None
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pod:
+    """The hosts of a run. `address`: of the cluster, as it was asked for; `device`: "TPU" or "CPU" (a rehearsal);
+    `workers`: processes on each host; `replicas`: devices in each; `target`: the slice as Google writes it ("" for
+    none); `client`: whether the notebook is outside the cluster (ray://)."""
+
+    address: str
+    hosts: tuple[PodHost, ...]
+    device: str = "CPU"
+    workers: int = 1
+    replicas: int = 1
+    target: str = ""
+    client: bool = False
+
+    @property
+    def ranks(self) -> int:
+        return len(self.hosts) * self.workers * self.replicas
+
+    def host_of(self, rank: int) -> PodHost:
+        """The host of a rank: ranks are counted host by host."""
+        return self.hosts[rank // (self.workers * self.replicas)]
