@@ -65,12 +65,20 @@ class Mended:
     left: tuple[tuple[Check, str], ...]
 
 
-def mend(checks: tuple[Check, ...], environ: MutableMapping[str, str], root: Path = Path("/")) -> Mended:
-    """Do what is safe: this session's environment, and a lock file that nobody uses."""
+_OF_THE_SHELL = "A command cannot change the environment of the shell that started it."
+
+
+def mend(
+    checks: tuple[Check, ...], environ: MutableMapping[str, str], root: Path = Path("/"), *, in_session: bool = True
+) -> Mended:
+    """Do what is safe: this session's environment (`in_session`: there is one), and a lock file that nobody uses."""
     done: list[str] = []
     left: list[tuple[Check, str]] = []
     for check in checks:
         if check.mending is None or check.state == OK:
+            continue
+        if check.mending.of_session and not in_session:
+            left.append((check, _OF_THE_SHELL))
             continue
         try:
             done.append(check.mending.mend(environ, root))

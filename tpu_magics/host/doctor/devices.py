@@ -40,7 +40,11 @@ def _no_chips(seen: Seen) -> Check:
         return from_problem(GROUP, "Chips", promised)
     menu = f" On {place.name} an accelerator is chosen in {place.menu}." if place.menu else ""
     return Check(
-        GROUP, "Chips", NOT_AVAILABLE, "This host has no TPU; cells are rehearsed on XLA:CPU.", f"No chip in /sys.{menu}"
+        GROUP,
+        "Chips",
+        NOT_AVAILABLE,
+        "This host has no TPU: cells rehearse on XLA:CPU.",
+        f"No chip in /sys.{menu}",
     )
 
 
@@ -54,5 +58,3 @@ def _fewer(seen: Seen) -> Check:
         "One worker is started for each chip, and each opens a device file of its own.",
         then="give the container all device files of the TPU (--privileged), or restart the host",
     )
-
-

@@ -116,7 +116,9 @@ def _chosen_chips(seen: Seen) -> Iterator[Check]:
     """Chips that a shell or an earlier cell has chosen: all workers would ask for the same ones."""
     if not seen.host.chips or seen.host.framework != "torch" or seen.host.device != "TPU":
         return
-    names = [name for name in ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_PROCESS_BOUNDS") if name in seen.environ]
+    names = [
+        name for name in ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_PROCESS_BOUNDS") if name in seen.environ
+    ]
     if not names or seen.host.workers == 1:
         return
     values: Mapping[str, str | None] = dict.fromkeys(names)

@@ -39,7 +39,9 @@ def _installed(seen: Seen) -> Iterator[Check]:
     elif other:
         yield Check(GROUP, "Package", OK, f"Not the package: torch_xla's own, or the one that {PATH} names")
     else:
-        yield Check(GROUP, "Package", NOT_AVAILABLE, "libtpu is not installed.", "Without a TPU only a preflight uses it.")
+        yield Check(
+            GROUP, "Package", NOT_AVAILABLE, "libtpu is not installed.", "Without a TPU only a preflight uses it."
+        )
 
 
 def _twice(seen: Seen) -> Check:

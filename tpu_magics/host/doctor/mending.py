@@ -21,7 +21,10 @@ class NotMended(Exception):
 
 
 class Mending(Protocol):
-    """One thing that `--fix` does."""
+    """One thing that `--fix` does. `of_session`: it changes this process, and is no use from a shell's command."""
+
+    @property
+    def of_session(self) -> bool: ...
 
     def mend(self, environ: MutableMapping[str, str], root: Path) -> str:
         """Do it; gives a sentence that says what was done. Raises NotMended where it was left."""
@@ -32,6 +35,7 @@ class SetVariables:
     """Variables of this session: a value, or None to unset it."""
 
     values: Mapping[str, str | None]
+    of_session: bool = True
 
     def mend(self, environ: MutableMapping[str, str], root: Path) -> str:  # noqa: ARG002
         done = [_set(environ, name, value) for name, value in self.values.items()]
@@ -51,6 +55,7 @@ class RemoveLock:
     """libtpu's lock file, left over by a process of this account that is gone."""
 
     path: Path
+    of_session: bool = False
 
     def mend(self, environ: MutableMapping[str, str], root: Path) -> str:  # noqa: ARG002
         lock = find_holding(root).lock  # again: somebody may have started since

@@ -56,7 +56,7 @@ def _answered(seen: Seen, answer: Answer) -> Check:
     values: Mapping[str, str | None] = {SKIPS: "1", **describing(seen), "TPU_WORKER_HOSTNAMES": "localhost"}
     if answer.status:
         what = f"The metadata server does not describe this host's TPU ({said})."
-        why = f"torch_xla stops with \"Failed to get '{NAME}' from instance metadata\" or \"Failed to get TPU metadata\"."
+        why = f'torch_xla stops with "Failed to get \'{NAME}\' from instance metadata" or "Failed to get TPU metadata".'
     else:
         what, why = f"The metadata server could not be reached ({said}).", _WITHOUT_LIMIT
     return Check(
@@ -66,7 +66,9 @@ def _answered(seen: Seen, answer: Answer) -> Check:
 
 def _proxy(seen: Seen) -> Iterator[Check]:
     """torch_xla asks with the library requests, which obeys these variables."""
-    proxy = next((name for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY") if seen.environ.get(name)), "")
+    proxy = next(
+        (name for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY") if seen.environ.get(name)), ""
+    )
     direct = ",".join(seen.environ.get(name, "") for name in ("no_proxy", "NO_PROXY"))
     if not proxy or not seen.host.chips or _passes_by(direct):
         return
@@ -83,4 +85,6 @@ def _proxy(seen: Seen) -> Iterator[Check]:
 
 def _passes_by(direct: str) -> bool:
     hosts = (one.strip().lstrip("*.") for one in direct.split(","))
-    return any(one and (direct.strip() == "*" or f".{SERVER}".endswith(f".{one}")) for one in hosts) or "*" in direct.split(",")
+    return any(
+        one and (direct.strip() == "*" or f".{SERVER}".endswith(f".{one}")) for one in hosts
+    ) or "*" in direct.split(",")

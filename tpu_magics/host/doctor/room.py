@@ -17,8 +17,8 @@ from tpu_magics.host.problem import plural
 MEMORY = "Memory"
 DISK = "Disk"
 GIB = 2**30
-FOR_A_WORKER = GIB  # what a worker that has imported torch_xla and trains a small model was seen to take, rounded up
-LITTLE = 2 * GIB  # below this the kernel's OOM killer is near
+# Thresholds, chosen and not measured: they only decide what is worth a look.
+FOR_A_WORKER, LITTLE = GIB, 2 * GIB
 FULL, SCARCE = 64 * 2**20, GIB  # free bytes of a folder: broken, warning
 SHARED = "dev/shm"
 
@@ -89,9 +89,13 @@ def disk_checks(seen: Seen) -> Iterator[Check]:
 def _folder(seen: Seen, name: str, path: Path, use: str, todo: str, command: str = "") -> Check:
     space = seen.disk(path)
     if space is None:
-        return Check(DISK, name, NOT_AVAILABLE, f"The room in {path} could not be found out.", "It cannot be looked at.")
+        return Check(
+            DISK, name, NOT_AVAILABLE, f"The room in {path} could not be found out.", "It cannot be looked at."
+        )
     if not _writable(path):
-        return Check(DISK, name, BROKEN, f"This account may not write in {path}.", use, command, "" if command else todo)
+        return Check(
+            DISK, name, BROKEN, f"This account may not write in {path}.", use, command, "" if command else todo
+        )
     total, free = space
     said = f"{_gib(free)} free of {_gib(total)} in {path}"
     if free >= SCARCE:

@@ -21,7 +21,7 @@ GROUP = "Widgets and JupyterLab"
 MANAGER = "@jupyter-widgets/jupyterlab-manager"
 OURS = "tpu-magics"
 _RELOAD = "restart JupyterLab and reload the page"
-_OWN_PAGE = ("colab",)  # pages that are no JupyterLab
+_OWN_PAGE = ("colab", "kaggle")  # pages that are no JupyterLab
 # ipywidgets' first number -> its manager's, and the package that brings it
 _MANAGERS: Mapping[int, tuple[int, str]] = {7: (3, "jupyterlab_widgets<2"), 8: (5, "jupyterlab_widgets>=3")}
 
