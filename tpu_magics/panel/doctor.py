@@ -104,7 +104,8 @@ def _first(found: Diagnosis) -> Iterator[Table]:
         fixable = any(_marked(found, check) for check in found.ill)
         doctor = "python -m tpu_magics doctor" if found.shell else "%tpu_doctor"
         notes = (f"What is marked (--fix) is safe to be done by itself: {doctor} --fix",) if fixable else ()
-        yield Table("To mend", None, tuple(_ill(found, check) for check in found.ill), notes)
+        title = "Left to you" if found.fixed else "To mend"
+        yield Table(title, None, tuple(_ill(found, check) for check in found.ill), notes)
 
 
 def _marked(found: Diagnosis, check: Check) -> bool:

@@ -21,7 +21,7 @@ SYMBOLS = {
     "passed": "✓",
     "failed": "✗",
     "unknown": "?",
-    "not available": "–",
+    "not available": "-",
 }
 
 WIDTH = 100

@@ -18,6 +18,7 @@ from tpu_magics.host.repairs import PJRT, judge_pjrt
 GROUP = "Environment variables"
 SKIPS = "TPU_SKIP_MDS_QUERY"
 TYPE = "TPU_ACCELERATOR_TYPE"
+_CHOOSING = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_PROCESS_BOUNDS")
 _BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}  # chips of a host, as Google's images write them
 
 
@@ -116,9 +117,7 @@ def _chosen_chips(seen: Seen) -> Iterator[Check]:
     """Chips that a shell or an earlier cell has chosen: all workers would ask for the same ones."""
     if not seen.host.chips or seen.host.framework != "torch" or seen.host.device != "TPU":
         return
-    names = [
-        name for name in ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_PROCESS_BOUNDS") if name in seen.environ
-    ]
+    names = [name for name in _CHOOSING if name in seen.environ]
     if not names or seen.host.workers == 1:
         return
     values: Mapping[str, str | None] = dict.fromkeys(names)

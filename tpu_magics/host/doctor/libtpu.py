@@ -40,18 +40,19 @@ def _installed(seen: Seen) -> Iterator[Check]:
         yield Check(GROUP, "Package", OK, f"Not the package: torch_xla's own, or the one that {PATH} names")
     else:
         yield Check(
-            GROUP, "Package", NOT_AVAILABLE, "libtpu is not installed.", "Without a TPU only a preflight uses it."
+            GROUP, "Package", NOT_AVAILABLE, "libtpu is not installed.", "Without a TPU only preflights use it."
         )
 
 
 def _twice(seen: Seen) -> Check:
+    same, nightly = seen.versions["libtpu"], seen.versions["libtpu-nightly"]
     return Check(
         GROUP,
         "One libtpu",
         WARNING,
-        f"libtpu {seen.versions['libtpu']} and libtpu-nightly {seen.versions['libtpu-nightly']} are both installed.",
+        f"libtpu {same} and libtpu-nightly {nightly} are both installed.",
         "They own the same files, so the one that was installed last is the one that is loaded.",
-        f"!pip uninstall -y libtpu-nightly && pip install --force-reinstall --no-deps libtpu=={seen.versions['libtpu']}",
+        f"!pip uninstall -y libtpu-nightly && pip install --force-reinstall --no-deps libtpu=={same}",
         "restart the kernel",
     )
 

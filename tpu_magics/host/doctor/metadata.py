@@ -19,6 +19,7 @@ from tpu_magics.host.files import names, read
 GROUP = "Metadata server"
 NAME = "tpu-env"
 SERVER = "metadata.google.internal"
+_PROXIES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 _PRODUCT = "sys/class/dmi/id/product_name"
 _WITHOUT_LIMIT = "torch_xla asks it while it is imported, and waits without a limit of time."
 
@@ -66,9 +67,7 @@ def _answered(seen: Seen, answer: Answer) -> Check:
 
 def _proxy(seen: Seen) -> Iterator[Check]:
     """torch_xla asks with the library requests, which obeys these variables."""
-    proxy = next(
-        (name for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY") if seen.environ.get(name)), ""
-    )
+    proxy = next((name for name in _PROXIES if seen.environ.get(name)), "")
     direct = ",".join(seen.environ.get(name, "") for name in ("no_proxy", "NO_PROXY"))
     if not proxy or not seen.host.chips or _passes_by(direct):
         return
@@ -84,7 +83,5 @@ def _proxy(seen: Seen) -> Iterator[Check]:
 
 
 def _passes_by(direct: str) -> bool:
-    hosts = (one.strip().lstrip("*.") for one in direct.split(","))
-    return any(
-        one and (direct.strip() == "*" or f".{SERVER}".endswith(f".{one}")) for one in hosts
-    ) or "*" in direct.split(",")
+    hosts = [one.strip().lstrip("*.") for one in direct.split(",") if one.strip()]
+    return "*" in direct.split(",") or any(f".{SERVER}".endswith(f".{one}") for one in hosts if one)

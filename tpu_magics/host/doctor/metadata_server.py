@@ -1,7 +1,7 @@
 """Asking the metadata server of Google's cloud which TPU this is, with a limit on the time of it all.
 
 What lives here: one request over a plain socket. What does not: what its answer means (metadata.py). By address, not by
-name, and without a proxy: looking a name up can hang for longer than any limit here, and a proxy cannot know the answer.
+name, and without a proxy: looking a name up can hang for longer than any limit here, and no proxy knows the answer.
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ def _for_workers(available: int, workers: int) -> Check:
             "For each worker",
             WARNING,
             f"{plural(workers, 'worker')}, one for each chip, have {_gib(each)} each.",
-            "A model that every worker builds for itself takes its memory so many times: they die of SIGSEGV or SIGKILL.",
+            "A model that every worker builds for itself takes its memory so many times: they die of SIGSEGV or "
+            "SIGKILL.",
             then="build the model in an earlier cell and hand it over: %%tpu_train model. Workers share it until they "
             "change it",
         )

@@ -1,7 +1,7 @@
 """All that the checks look at, gathered once.
 
 What lives here: the record, and how it is made of this process, or of a recorded root folder. What does not: any
-judgement, a runtime, or an import of a framework: of a package only its metadata is read, of an imported one its version.
+judgement, a runtime, or an import of a framework: of a package only metadata is read, of an imported one its version.
 """
 
 from __future__ import annotations

@@ -65,9 +65,9 @@ def _server_prefix(seen: Seen) -> Path | None:
 
 
 def _manager(seen: Seen) -> Check:
-    package, path = _package(seen, MANAGER)
-    version, widgets = str(package.get("version", "")), release(seen.versions.get("ipywidgets"))
-    wanted, install = _MANAGERS.get(widgets[0] if widgets else 8, _MANAGERS[8])
+    package, _ = _package(seen, MANAGER)
+    version, whole = str(package.get("version", "")), seen.versions.get("ipywidgets") or "8"
+    wanted, install = _MANAGERS.get(release(whole)[0], _MANAGERS[8])
     command = f'%pip install "{install}"'
     name = "Widget manager"
     if not version:
@@ -87,13 +87,13 @@ def _manager(seen: Seen) -> Check:
             GROUP,
             name,
             WARNING,
-            f"JupyterLab's widget manager is {version}, which is not made for ipywidgets {seen.versions['ipywidgets']}.",
-            f"ipywidgets {widgets[0] if widgets else 8} is shown by version {wanted} of {MANAGER}; another one may show "
-            '"Error displaying widget".',
+            f"JupyterLab's widget manager is {version}, which is not made for this kernel's ipywidgets {whole}.",
+            f"ipywidgets {whole[:1]} is shown by version {wanted} of {MANAGER}; with another one, widgets may not "
+            "appear.",
             command,
             _RELOAD,
         )
-    return Check(GROUP, name, OK, f"{MANAGER} {version}, in {path}")
+    return Check(GROUP, name, OK, f"{MANAGER} {version}, which fits")
 
 
 # -- our extension --------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def _package(seen: Seen, name: str) -> tuple[Mapping[str, Any], Path | None]:
 
 
 def _disabled(seen: Seen, name: str) -> bool:
-    """Whether page_config.json names it, in any of the folders that JupyterLab reads (the first that names it counts)."""
+    """Whether page_config.json names it, in the folders that JupyterLab reads (the first that names it counts)."""
     files = [folder / "labconfig/page_config.json" for folder in seen.jupyter.config]
     files += [folder / "lab/settings/page_config.json" for folder in seen.jupyter.data]
     for each in (_json(file).get("disabledExtensions") for file in files):
