@@ -1,7 +1,7 @@
 """The doctor, called to a recorded host.
 
-What lives here: what such a host lacks beside its root folder: room on its disk, a Jupyter, a metadata server. What does
-not: the hosts (fake_hosts.py).
+What lives here: what such a host lacks beside its root folder: room on its disk, a Jupyter, a metadata server. What
+does not: the hosts (fake_hosts.py).
 """
 
 from __future__ import annotations

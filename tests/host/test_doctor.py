@@ -390,7 +390,7 @@ def test_another_accounts_lock_file_is_never_removed(left_over):
 )
 def test_variables_in_a_notebook_and_in_a_shell(values, notebook, shell):
     assert (change(values), to_shell(change(values))) == (notebook, shell)
-    environ = {"B": "b", "D": "d", "A": "a"} | {name: "before" for name in values}
+    environ = {"B": "b", "D": "d", "A": "a"} | dict.fromkeys(values, "before")
     if notebook.startswith("import"):
         own = dict(environ)
         exec(notebook.removeprefix("import os; "), {"os": type("os", (), {"environ": own})})

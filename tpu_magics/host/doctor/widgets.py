@@ -44,7 +44,7 @@ def _unseen(seen: Seen) -> str:
     if seen.host.place.key in _OWN_PAGE:
         return f"{seen.host.place.name}'s page is no JupyterLab; it brings its own widget manager."
     server = _server_prefix(seen)
-    if server is not None and server != seen.prefix:
+    if server is not None and server.resolve() != seen.prefix.resolve():
         return f"The Jupyter server runs in another environment ({server}), whose extensions are not seen here."
     if server is None and not seen.versions.get("jupyterlab"):
         return "JupyterLab is not installed in this environment; the page that shows this may be of another one."
