@@ -26,7 +26,10 @@ def test_the_magic_shows_all_groups_and_imports_no_framework(own_kernel: Kernel)
 def test_what_is_set_in_the_notebook_is_seen_and_mended(own_kernel: Kernel) -> None:
     own_kernel.run("import os; os.environ.update(PJRT_DEVICE='CUDA', CPU_NUM_DEVICES='2')").good()
     [shown] = own_kernel.run("%tpu_doctor").good().displays
-    assert "✗ broken   PJRT_DEVICE" in shown["text/plain"] and "%env PJRT_DEVICE=CPU" in shown["text/plain"]
+    assert (
+        "✗ broken: Environment variables, PJRT_DEVICE" in shown["text/plain"]
+        and "%env PJRT_DEVICE=CPU" in shown["text/plain"]
+    )
     [shown] = own_kernel.run("%tpu_doctor --fix").good().displays
     text = " ".join(shown["text/plain"].split())
     assert "PJRT_DEVICE=CPU was set (it was 'CUDA'), in this session." in text
@@ -97,7 +100,7 @@ def test_the_command_ends_with_0_where_nothing_is_broken(tmp_path: Path) -> None
 def test_the_command_ends_with_1_and_speaks_as_a_shell_does(tmp_path: Path) -> None:
     done = command(tmp_path, PJRT_DEVICE="CUDA")
     assert done.returncode == 1
-    assert "To mend it: export PJRT_DEVICE=CPU" in done.stdout and "%env" not in done.stdout
+    assert "To mend it:\n      export PJRT_DEVICE=CPU\n" in done.stdout and "%env" not in done.stdout
 
 
 def test_the_command_cannot_change_its_shell_and_says_so(tmp_path: Path) -> None:

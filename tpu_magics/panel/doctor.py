@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import groupby
 from typing import Any
 
@@ -20,6 +21,15 @@ from tpu_magics.panel.table import Row, Table
 
 SCHEMA = 1  # of the JSON
 _COUNTED = {BROKEN: "broken", WARNING: "warning", OK: "ok", NOT_AVAILABLE: "not available"}
+_OUTER = "color:inherit;max-width:70em;line-height:1.45;overflow-wrap:break-word"
+_TITLE = "font-weight:600;margin:.2em 0 .4em 0"
+_HEAD = "font-weight:600"
+_INNER = "margin:0 0 .7em 0;padding-left:.8em;border-left:2px solid currentColor"
+_CODE = (
+    "margin:.2em 0 .3em 0;padding:.3em .6em;color:inherit;background:none;border:1px solid currentColor;"
+    "border-radius:.3em;white-space:pre-wrap;overflow-wrap:anywhere"
+)
+_NOTE = "margin:.3em 0 .6em 0;opacity:.8"
 _SUMMARY = "cursor:pointer;margin:.6em 0 .2em 0"
 
 
@@ -60,18 +70,16 @@ def _order(check: Check) -> int:
 
 
 def to_text(found: Diagnosis) -> str:
-    """At most 100 columns wide."""
-    tables = [*_first(found), _all(found.checks)]
-    return "\n\n".join(plain.to_text(table) for table in tables)
+    """At most 100 columns wide, but for commands, which stay one line."""
+    return "\n\n".join([*_text_first(found), plain.to_text(_all(found.checks))])
 
 
 def to_html(found: Diagnosis) -> str:
     """One `<div>`: all checks are folded away where something is to be mended."""
-    parts = [plain.to_html(table) for table in _first(found)]
     is_open = "" if found.ill else " open"
     listed = plain.to_html(_all(found.checks, title=""))
-    parts.append(f'<details{is_open}><summary style="{_SUMMARY}">{_title(found.checks)}</summary>{listed}</details>')
-    return f'<div class="tpu-magics-doctor">{"".join(parts)}</div>'
+    folded = f'<details{is_open}><summary style="{_SUMMARY}">{_title(found.checks)}</summary>{listed}</details>'
+    return f'<div class="tpu-magics-doctor" style="{_OUTER}">{"".join(_html_first(found))}{folded}</div>'
 
 
 def to_json(found: Diagnosis) -> str:
@@ -93,19 +101,32 @@ def _record(found: Diagnosis, check: Check) -> dict[str, object]:
     return {**told, "command": found.command(check), "then": check.then, "fixable": _marked(found, check)}
 
 
-# -- the tables ----------------------------------------------------------------------------------------------------
+# -- what was done, and what is to be mended -------------------------------------------------------------------------
 
 
-def _first(found: Diagnosis) -> Iterator[Table]:
-    """What was done, and what is to be mended."""
-    if found.fixed:
-        yield Table("Done by --fix", None, tuple(_done(found)))
-    if found.ill:
-        fixable = any(_marked(found, check) for check in found.ill)
-        doctor = "python -m tpu_magics doctor" if found.shell else "%tpu_doctor"
-        notes = (f"What is marked (--fix) is safe to be done by itself: {doctor} --fix",) if fixable else ()
-        title = "Left to you" if found.fixed else "To mend"
-        yield Table(title, None, tuple(_ill(found, check) for check in found.ill), notes)
+@dataclass(frozen=True)
+class _Item:
+    """One thing to mend, in the words that text and HTML share. `commanded`: stands before the command."""
+
+    head: str
+    what: str
+    why: str
+    commanded: str
+    command: str
+    then: str
+
+
+def _items(found: Diagnosis) -> Iterator[_Item]:
+    for check in found.ill:
+        command, marked = found.command(check), " (--fix)" if _marked(found, check) else ""
+        yield _Item(
+            head=f"{plain.state_text(check.state)}: {check.group}, {check.name}",
+            what=check.what,
+            why=f"Why: {check.why}" if check.why else "",
+            commanded=f"To mend it{marked}:" if command else "",
+            command=command,
+            then=f"{'Then' if command else 'To mend it:'} {check.then}" if check.then else "",
+        )
 
 
 def _marked(found: Diagnosis, check: Check) -> bool:
@@ -113,18 +134,68 @@ def _marked(found: Diagnosis, check: Check) -> bool:
     return check.mending is not None and not found.fixed and not (found.shell and check.mending.of_session)
 
 
-def _done(found: Diagnosis) -> Iterator[Row]:
-    for said in found.done or ("Nothing: there was nothing to do that is safe without asking.",):
-        yield Row((said,))
-    for check, reason in found.left:
-        yield Row((f"Left: {check.what} {reason}",))
+def _done(found: Diagnosis) -> list[str]:
+    """Lines of what `--fix` did."""
+    said = list(found.done) or ["Nothing: there was nothing to do that is safe without asking."]
+    return [*said, *(f"Left: {check.what} {reason}" for check, reason in found.left)]
 
 
-def _ill(found: Diagnosis, check: Check) -> Row:
-    todo = ", then ".join(part for part in (found.command(check), check.then) if part)
-    marked = " (--fix)" if _marked(found, check) else ""
-    lines = [check.what, f"Why: {check.why}" if check.why else "", f"To mend it{marked}: {todo}" if todo else ""]
-    return Row((check.name, "\n".join(filter(None, lines))), check.state)
+def _titles(found: Diagnosis) -> tuple[str, str]:
+    """What stands above the things to mend, and below them."""
+    if found.fixed:
+        return "Left to you", ""
+    doctor = "python -m tpu_magics doctor" if found.shell else "%tpu_doctor"
+    fixable = any(_marked(found, check) for check in found.ill)
+    return "To mend", f"What is marked (--fix) is safe to be done by itself: {doctor} --fix" if fixable else ""
+
+
+def _text_first(found: Diagnosis) -> Iterator[str]:
+    if found.fixed:
+        yield "\n".join(["Done by --fix", *(_indented(line) for line in _done(found))])
+    if found.ill:
+        above, below = _titles(found)
+        yield "\n\n".join([above, *map(_text_item, _items(found)), *([below] if below else [])])
+
+
+def _text_item(item: _Item) -> str:
+    lines = [plain.printable(item.head), *(_indented(line) for line in (item.what, item.why, item.commanded) if line)]
+    lines += [f"      {plain.printable(item.command)}"] if item.command else []
+    return "\n".join([*lines, *([_indented(item.then)] if item.then else [])])
+
+
+def _indented(sentence: str) -> str:
+    wrapped = plain.to_text(Table("", None, (), (sentence,)), plain.WIDTH - 2)
+    return "\n".join(f"  {line}" for line in wrapped.split("\n"))
+
+
+def _html_first(found: Diagnosis) -> Iterator[str]:
+    if found.fixed:
+        yield _html_title("Done by --fix")
+        yield from (f'<div style="{_INNER}">{_say(line)}</div>' for line in _done(found))
+    if found.ill:
+        above, below = _titles(found)
+        yield _html_title(above)
+        yield from map(_html_item, _items(found))
+        yield f'<div style="{_NOTE}">{_say(below)}</div>' if below else ""
+
+
+def _html_title(text: str) -> str:
+    return f'<div style="{_TITLE}">{_say(text)}</div>'
+
+
+def _html_item(item: _Item) -> str:
+    parts = [f'<div style="{_HEAD}">{_say(item.head)}</div>']
+    parts += [f"<div>{_say(line)}</div>" for line in (item.what, item.why, item.commanded) if line]
+    parts += [f'<pre style="{_CODE}">{_say(item.command)}</pre>'] if item.command else []
+    parts += [f"<div>{_say(item.then)}</div>"] if item.then else []
+    return f'<div style="{_INNER}">{"".join(parts)}</div>'
+
+
+def _say(text: str) -> str:
+    return escape(plain.printable(text), quote=True)
+
+
+# -- all checks ----------------------------------------------------------------------------------------------------
 
 
 def _all(checks: Sequence[Check], title: str | None = None) -> Table:

@@ -114,7 +114,7 @@ def _disk(folder: Path) -> tuple[int, int] | None:
     for each in (folder, *folder.absolute().parents):
         try:
             usage = shutil.disk_usage(each)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError:
             return None
