@@ -36,7 +36,7 @@ def test_what_is_broken_stands_first_with_its_command(ill):
     assert first.startswith("To mend\n\n")
     assert "\n  To mend it (--fix):\n      %env PJRT_DEVICE=TPU\n  Then run %tpu_init again\n" in first
     assert "\n  To mend it: restart the kernel, run %tpu_init first" in first
-    assert first.endswith("\n\nWhat is marked (--fix) is safe to be done by itself: %tpu_doctor --fix")
+    assert first.endswith("\n\n%tpu_doctor --fix does what is marked (--fix).")
     assert rest.startswith("24 checks: 2 broken, 1 warning, ")
 
 

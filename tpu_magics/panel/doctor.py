@@ -146,7 +146,7 @@ def _titles(found: Diagnosis) -> tuple[str, str]:
         return "Left to you", ""
     doctor = "python -m tpu_magics doctor" if found.shell else "%tpu_doctor"
     fixable = any(_marked(found, check) for check in found.ill)
-    return "To mend", f"What is marked (--fix) is safe to be done by itself: {doctor} --fix" if fixable else ""
+    return "To mend", f"{doctor} --fix does what is marked (--fix)." if fixable else ""
 
 
 def _text_first(found: Diagnosis) -> Iterator[str]:
@@ -176,7 +176,8 @@ def _html_first(found: Diagnosis) -> Iterator[str]:
         above, below = _titles(found)
         yield _html_title(above)
         yield from map(_html_item, _items(found))
-        yield f'<div style="{_NOTE}">{_say(below)}</div>' if below else ""
+        whole = _say(below).replace("--fix", '<span style="white-space:nowrap">--fix</span>')
+        yield f'<div style="{_NOTE}">{whole}</div>' if below else ""
 
 
 def _html_title(text: str) -> str:

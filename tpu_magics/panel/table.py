@@ -204,7 +204,7 @@ def _html_row(line: Sequence[str], tag: str, styles: Sequence[str]) -> str:
 
 
 def _html_heading(text: str, columns: int) -> str:
-    return f'<tr><th colspan="{columns}" style="{_GROUP}">{_escape(text)}</th></tr>'
+    return f'<tr style="background:none"><th colspan="{columns}" style="{_GROUP}">{_escape(text)}</th></tr>'
 
 
 def _escape(text: str) -> str:

@@ -18,8 +18,9 @@ from tpu_magics.host.repairs import PJRT, judge_pjrt
 GROUP = "Environment variables"
 SKIPS = "TPU_SKIP_MDS_QUERY"
 TYPE = "TPU_ACCELERATOR_TYPE"
+ONE_HOST = "look whether they are right: they are for a slice of one host, and are read when torch_xla is imported"
 _CHOOSING = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_PROCESS_BOUNDS")
-_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}  # chips of a host, as Google's images write them
+_BOUNDS = {1: "1,1,1", 4: "2,2,1", 8: "2,4,1"}  # the chips of a host as a grid
 
 
 def checks(seen: Seen) -> Iterator[Check]:
@@ -96,7 +97,6 @@ def _dumps(seen: Seen) -> Iterator[Check]:
             f"XLA_FLAGS={seen.environ['XLA_FLAGS']} writes every compiled program to disk.",
             "Each compile writes many files, which takes time and room.",
             change({"XLA_FLAGS": None}),
-            "restart the kernel",
         )
 
 
@@ -149,7 +149,7 @@ def _described(seen: Seen) -> Iterator[Check]:
         "torch_xla does not ask the metadata server then, and reads these variables in its place, already when it is "
         "imported.",
         change(values),
-        "look whether they are right: they are for a slice of one host",
+        ONE_HOST,
     )
 
 

@@ -69,7 +69,7 @@ def _path(seen: Seen) -> Check:
         f"{PATH}={path} names no file.",
         "torch_xla takes the libtpu that it names, and looks for no other.",
         change(mending),
-        "restart the kernel",
+        "go on; where torch_xla is imported already, restart the kernel and do it first",
         SetVariables(mending),
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from tpu_magics.host.chips import GOOGLE
 from tpu_magics.host.doctor.check import BROKEN, NOT_AVAILABLE, OK, WARNING, Check
 from tpu_magics.host.doctor.commands import change
-from tpu_magics.host.doctor.environment import SKIPS, describing
+from tpu_magics.host.doctor.environment import ONE_HOST, SKIPS, describing
 from tpu_magics.host.doctor.metadata_server import Answer
 from tpu_magics.host.doctor.seen import Seen
 from tpu_magics.host.files import names, read
@@ -60,9 +60,7 @@ def _answered(seen: Seen, answer: Answer) -> Check:
         why = f'torch_xla stops with "Failed to get \'{NAME}\' from instance metadata" or "Failed to get TPU metadata".'
     else:
         what, why = f"The metadata server could not be reached ({said}).", _WITHOUT_LIMIT
-    return Check(
-        GROUP, NAME, BROKEN, what, why, change(values), "look whether they are right: they are for a slice of one host"
-    )
+    return Check(GROUP, NAME, BROKEN, what, why, change(values), ONE_HOST)
 
 
 def _proxy(seen: Seen) -> Iterator[Check]:
