@@ -6,6 +6,7 @@ does not: the hosts (fake_hosts.py).
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -61,7 +62,11 @@ def seen(host: fake_hosts.FakeHost, **changes: Any) -> Seen:
     if "jupyter" not in arguments:
         arguments["jupyter"] = jupyter(host.root / "opt/venv")
     (host.root / "home").mkdir(exist_ok=True)
-    return look(**arguments)
+    devices = arguments.pop("devices", None)  # as another account would see them
+    if devices is None:
+        return look(**arguments)
+    found = look(**arguments)
+    return dataclasses.replace(found, host=dataclasses.replace(found.host, devices=devices))
 
 
 def examined(host: fake_hosts.FakeHost, **changes: Any) -> tuple[Check, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import threading
 import time
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tpu_magics.host.doctor.metadata_server import SECONDS, Answer, ask
+from tpu_magics.host.doctor.metadata_server import ADDRESS, SECONDS, Answer, ask
 
 from . import doctoring, fake_hosts
 from .doctoring import examined, one
@@ -78,8 +79,9 @@ def asked(answer: Callable[[socket.socket], None] | None, seconds: float = 20) -
         return ask(address, seconds)
 
 
-def test_the_limit_leaves_room_below_two_seconds() -> None:
+def test_the_limit_leaves_room_below_two_seconds_and_no_name_is_looked_up() -> None:
     assert SECONDS <= 1.8
+    assert ipaddress.ip_address(ADDRESS[0]).is_link_local
 
 
 def test_a_server_that_describes_a_tpu() -> None:
@@ -180,6 +182,15 @@ def test_what_mends_it_is_what_the_doctor_wants_to_see(tmp_path) -> None:
     exec(check.command.removeprefix("import os; "), {"os": environ})
     again = examined(host, ask_metadata=forbidden)
     assert doctoring.ill(again) == {}
+
+
+def test_all_checks_with_a_silent_server_take_its_limit_and_little_more(tmp_path) -> None:
+    host = fake_hosts.tpu_vm_v4(tmp_path)
+    began = time.monotonic()
+    with serving(None) as address:
+        checks = examined(host, ask_metadata=lambda: ask(address))
+    assert SECONDS * 0.9 < time.monotonic() - began < GENEROUS
+    assert doctoring.ill(checks) == {(GROUP, "tpu-env"): "broken"}
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,8 @@ def _installed(seen: Seen) -> Iterator[Check]:
     elif other:
         yield Check(GROUP, "Package", OK, f"Not the package: torch_xla's own, or the one that {PATH} names")
     else:
-        yield Check(
-            GROUP, "Package", NOT_AVAILABLE, "libtpu is not installed.", "Without a TPU only preflights use it."
-        )
+        why = "pip installs what tensorflow-tpu needs with it." if seen.host.chips else "Only preflights need it here."
+        yield Check(GROUP, "Package", NOT_AVAILABLE, "libtpu is not installed.", why)
 
 
 def _twice(seen: Seen) -> Check:

@@ -50,7 +50,6 @@ class Seen:
     disk: Disk
     ask_metadata: Callable[[], Answer]
     prefix: Path
-    in_kernel: bool
     runtime: bool | None
 
     @property
@@ -86,7 +85,6 @@ def look(
         disk=_disk if disk is None else disk,
         ask_metadata=ask_metadata,
         prefix=prefix,
-        in_kernel="ipykernel" in modules,
         runtime=runtime,
     )
 
