@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
     from tpu_magics.launch.results import TrainResult
     from tpu_magics.launch.session import initialise as init
+    from tpu_magics.magics.doctor import doctor
     from tpu_magics.magics.pad import pad
     from tpu_magics.magics.panel import show_run
     from tpu_magics.magics.preflight import preflight
@@ -30,6 +31,7 @@ _WHERE = {
     "list_runs": ("tpu_magics.runs.reader", "list_runs"),
     "show_run": ("tpu_magics.magics.panel", "show_run"),
     "pad": ("tpu_magics.magics.pad", "pad"),
+    "doctor": ("tpu_magics.magics.doctor", "doctor"),
     "preflight": ("tpu_magics.magics.preflight", "preflight"),
     "TrainResult": ("tpu_magics.launch.results", "TrainResult"),
     "TpuMagicsError": ("tpu_magics.errors", "TpuMagicsError"),
@@ -42,6 +44,7 @@ __all__ = [
     "TrainResult",
     "TrainingFailed",
     "TrainingInterrupted",
+    "doctor",
     "find_run",
     "init",
     "list_runs",

@@ -1,5 +1,5 @@
 """`python -m tpu_magics ...`: the command line, for what is done outside a notebook: looking at runs, checking code,
-preflights.
+preflights, the doctor.
 
 What lives here: parsing and printing. What does not: anything a notebook needs.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from tpu_magics.check.command import add_arguments as add_check_arguments
 from tpu_magics.check.command import run as run_check
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.magics.doctor_options import add_doctor
 from tpu_magics.magics.preflight_command import add_arguments as add_preflight_arguments
 from tpu_magics.magics.preflight_command import run as run_preflight
 
@@ -48,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     preflight = commands.add_parser("preflight", help="compile a training function for a TPU that is not here")
     add_preflight_arguments(preflight)
     preflight.set_defaults(run=run_preflight)
+    doctor = commands.add_parser("doctor", help="what is wrong with this environment, and the command that mends it")
+    add_doctor(doctor)
+    doctor.set_defaults(run=_doctor)
     found = parser.parse_args(argv)
     try:
         return found.run(found) or 0
@@ -65,6 +69,12 @@ def _host(_found: argparse.Namespace) -> None:
     from tpu_magics.panel.table import to_text
 
     print(to_text(host_table(inspect_host())))
+
+
+def _doctor(found: argparse.Namespace) -> int:
+    from tpu_magics.magics.doctor import run_command
+
+    return run_command(found)
 
 
 def _runs(found: argparse.Namespace) -> None:

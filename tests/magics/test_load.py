@@ -36,6 +36,7 @@ print(sum(type(one).__module__.startswith("tpu_magics") for one in sys.meta_path
 ALL = [
     "tpu_check",
     "tpu_check",
+    "tpu_doctor",
     "tpu_init",
     "tpu_logs",
     "tpu_pad",

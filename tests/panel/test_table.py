@@ -208,3 +208,28 @@ def test_html_fits_600_pixels():
     assert "overflow-wrap:anywhere" in text
     assert "overflow-wrap" not in label
     assert "overflow-x:auto" in html
+
+
+# -- headings of groups --------------------------------------------------------------------------------------------
+
+GROUPED = Table(
+    "All",
+    None,
+    (Row(("A group with <a long name>",), heading=True), Row(("one", "x"), "ok"), Row(("two", "y"), "not available")),
+)
+
+
+def test_a_heading_stands_above_its_rows_and_widens_no_column():
+    assert to_text(GROUPED).split("\n") == [
+        "All",
+        "",
+        "A group with <a long name>",
+        "✓ ok             one  x",
+        "- not available  two  y",
+    ]
+
+
+def test_a_heading_spans_all_columns_in_html():
+    html = to_html(GROUPED)
+    assert '<th colspan="3"' in html and "A group with &lt;a long name&gt;" in html
+    assert Parsed(html).rows[0] == ["A group with <a long name>"]

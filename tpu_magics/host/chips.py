@@ -146,10 +146,17 @@ def _numbered(candidates: list[str], prefix: str) -> list[str]:
 
 def judge_chips(chips: tuple[Chip, ...], files: tuple[DeviceFile, ...]) -> list[Problem]:
     """What is wrong with the chips and their device files."""
-    if not chips:
-        return []
-    checks = (_unknown(chips), _no_files(chips, files), _closed(files))
-    return [problem for problem in checks if problem is not None]
+    return [*judge_chip_kinds(chips), *judge_files(chips, files)] if chips else []
+
+
+def judge_chip_kinds(chips: tuple[Chip, ...]) -> list[Problem]:
+    """What is wrong with the chips: a generation that is not known."""
+    return [problem for problem in (_unknown(chips),) if problem is not None]
+
+
+def judge_files(chips: tuple[Chip, ...], files: tuple[DeviceFile, ...]) -> list[Problem]:
+    """What is wrong with the device files of these chips."""
+    return [problem for problem in (_no_files(chips, files), _closed(files)) if problem is not None]
 
 
 def _unknown(chips: tuple[Chip, ...]) -> Problem | None:

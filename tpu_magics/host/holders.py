@@ -167,8 +167,12 @@ def judge_holding(holding: Holding, in_workers: bool = True) -> list[Problem]:
 
     `in_workers`: cells are trained in processes of their own, so that this one must not hold it.
     """
-    taken = (_taken(one) for one in holding.holders if not one.child and (in_workers or not one.own))
-    return [*taken, *_left_over(holding.lock)]
+    return [*judge_taken(holding, in_workers), *judge_lock(holding.lock)]
+
+
+def judge_taken(holding: Holding, in_workers: bool = True) -> list[Problem]:
+    """Who holds the TPU that must not (see `judge_holding`)."""
+    return [_taken(one) for one in holding.holders if not one.child and (in_workers or not one.own)]
 
 
 def _taken(holder: Holder) -> Problem:
@@ -189,7 +193,8 @@ def _taken(holder: Holder) -> Problem:
     )
 
 
-def _left_over(lock: LockFile) -> list[Problem]:
+def judge_lock(lock: LockFile) -> list[Problem]:
+    """A lock file that was left over, and that this account cannot use."""
     if lock.state != "stale" or lock.ours:
         return []
     return [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from tpu_magics.host.problem import VERSIONS, Problem
@@ -36,10 +36,11 @@ RESTART = "restart the kernel"
 
 def installed() -> dict[str, str | None]:
     """Version of Python and of each of PACKAGES; None where it is not installed."""
-    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+    return {"python": platform.python_version(), **{name: version_of(name) for name in PACKAGES}}
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """Version of a package; None where it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -66,8 +67,31 @@ def judge(versions: Versions, tpu: bool = False, other_libtpu: bool = False, fra
         other_libtpu: whether torch_xla finds a libtpu other than the package (see `has_other_libtpu`).
         framework: what cells are trained with, "torch" or "tensorflow".
     """
-    found = (check(_Seen(versions, tpu, other_libtpu)) for check in (*_CHECKS[framework], *_NOTEBOOK))
-    return [problem for problem in found if problem is not None]
+    return _judged((*_CHECKS[framework], *_NOTEBOOK), _Seen(versions, tpu, other_libtpu))
+
+
+def judge_framework(versions: Versions, tpu: bool = False, framework: str = "torch") -> list[Problem]:
+    """The part of `judge` that is about the frameworks, without libtpu."""
+    return _judged([one for one in _CHECKS[framework] if one is not _no_libtpu], _Seen(versions, tpu, False))
+
+
+def judge_libtpu(versions: Versions, tpu: bool = False, other_libtpu: bool = False) -> list[Problem]:
+    """The part of `judge` that is about libtpu."""
+    return _judged((_no_libtpu,), _Seen(versions, tpu, other_libtpu))
+
+
+def judge_ipython(versions: Versions) -> list[Problem]:
+    """The part of `judge` that is about IPython."""
+    return _judged((_old_ipython,), _Seen(versions, False, False))
+
+
+def judge_ipywidgets(versions: Versions) -> list[Problem]:
+    """The part of `judge` that is about ipywidgets."""
+    return _judged((_old_ipywidgets, _no_ipywidgets), _Seen(versions, False, False))
+
+
+def _judged(checks: Iterable[Callable[[_Seen], Problem | None]], seen: _Seen) -> list[Problem]:
+    return [problem for problem in (check(seen) for check in checks) if problem is not None]
 
 
 @dataclass(frozen=True)
@@ -92,12 +116,12 @@ def _no_framework(seen: _Seen) -> Problem | None:
 
 def _install(torch: str | None, tpu: bool) -> str:
     # 2.8 is kept where it is, as on Kaggle's image; otherwise the last release of torch_xla.
-    pair = "2.8.0" if _release(torch)[:2] == (2, 8) else "2.9.0"
+    pair = "2.8.0" if release(torch)[:2] == (2, 8) else "2.9.0"
     return f'%pip install "torch=={pair}" "torch_xla{"[tpu]" if tpu else ""}=={pair}" "accelerate>=1.10"'
 
 
 def _different_pair(seen: _Seen) -> Problem | None:
-    torch, xla = _release(seen.versions.get("torch")), _release(seen.versions.get("torch_xla"))
+    torch, xla = release(seen.versions.get("torch")), release(seen.versions.get("torch_xla"))
     # torch_xla 2.9.0 needs exactly torch 2.9.0; for the others the first two numbers decide.
     needed = 3 if xla == (2, 9, 0) else 2
     if not torch or not xla or torch[:needed] == xla[:needed]:
@@ -115,7 +139,7 @@ def _different_pair(seen: _Seen) -> Problem | None:
 def _no_libtpu(seen: _Seen) -> Problem | None:
     if not seen.tpu or seen.other_libtpu or seen.versions.get("libtpu") or not seen.versions.get("torch_xla"):
         return None
-    xla = ".".join(map(str, _release(seen.versions["torch_xla"])))
+    xla = ".".join(map(str, release(seen.versions["torch_xla"])))
     return Problem(
         about=VERSIONS,
         what="libtpu is not installed.",
@@ -128,7 +152,7 @@ def _no_libtpu(seen: _Seen) -> Problem | None:
 def _plain_tensorflow(seen: _Seen) -> Problem | None:
     if not seen.versions.get("tensorflow") or not seen.versions.get("torch_xla"):
         return None
-    same = ".".join(map(str, _release(seen.versions["tensorflow"])))
+    same = ".".join(map(str, release(seen.versions["tensorflow"])))
     return Problem(
         about=VERSIONS,
         what=f"tensorflow {seen.versions['tensorflow']} is installed beside torch_xla.",
@@ -222,7 +246,7 @@ def _no_ipywidgets(seen: _Seen) -> Problem | None:
 
 
 def _too_old(versions: Versions, name: str, floor: tuple[int, int], why: str, state: str) -> Problem | None:
-    have = _release(versions.get(name))
+    have = release(versions.get(name))
     if not have or have >= floor:
         return None
     least = f"{floor[0]}.{floor[1]}"
@@ -236,7 +260,7 @@ def _too_old(versions: Versions, name: str, floor: tuple[int, int], why: str, st
     )
 
 
-def _release(version: str | None) -> tuple[int, ...]:
+def release(version: str | None) -> tuple[int, ...]:
     """The numbers of a version: "2.9.0+cu128" -> (2, 9, 0), "2.9.0a1" -> (2, 9, 0); () where there are none."""
     match = re.match(r"\d+(?:\.\d+)*", version or "")
     return tuple(int(part) for part in match[0].split(".")) if match else ()

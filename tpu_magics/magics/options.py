@@ -1,17 +1,19 @@
 """The options of the magics, each declared once; help and docstrings are made from here.
 
-What lives here: which options a magic has; those of %tpu_preflight stand in preflight_options.py. What does not:
-reading them (parser.py), and what is done with them.
+What lives here: which options a magic has; those of %tpu_preflight and %tpu_doctor stand in preflight_options.py and
+doctor_options.py. What does not: reading them (parser.py), and what is done with them.
 """
 
 from __future__ import annotations
 
+from tpu_magics.magics.doctor_options import doctor_parser
 from tpu_magics.magics.parser import MagicParser, add_precision, count, counts, seconds
 from tpu_magics.magics.preflight_options import preflight_parser
 
 __all__ = [
     "MagicParser",
     "check_parser",
+    "doctor_parser",
     "init_parser",
     "logs_parser",
     "pad_parser",

@@ -261,6 +261,19 @@ class TpuMagics(Magics):
         found = parser.read(split_words(line))
         print(parser.format_help()) if found.help else pad.run(_notebook(self.shell), found)
 
+    @line_magic
+    def tpu_doctor(self, line: str) -> None:
+        from tpu_magics.launch.arguments import split_words
+
+        parser = options.doctor_parser()
+        found = parser.read(split_words(line))
+        if found.help:
+            print(parser.format_help())
+            return
+        from tpu_magics.magics import doctor
+
+        doctor.run(found)
+
 
 TpuMagics.tpu_init.__doc__ = options.init_parser().doc()
 TpuMagics.tpu_train.__doc__ = options.train_parser("%%tpu_train").doc()
@@ -273,3 +286,4 @@ TpuMagics.tpu_logs.__doc__ = options.logs_parser().doc()
 TpuMagics.tpu_stop.__doc__ = options.stop_parser().doc()
 TpuMagics.tpu_preflight.__doc__ = options.preflight_parser().doc()
 TpuMagics.tpu_pad.__doc__ = options.pad_parser().doc()
+TpuMagics.tpu_doctor.__doc__ = options.doctor_parser().doc()

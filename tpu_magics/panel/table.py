@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from html import escape
 
 # A state is told by a symbol and a word; it never rests on colour alone.
-SYMBOLS = {"": "", "ok": "✓", "warning": "!", "broken": "✗", "passed": "✓", "failed": "✗", "unknown": "?"}
+SYMBOLS = {
+    "": "",
+    "ok": "✓",
+    "warning": "!",
+    "broken": "✗",
+    "passed": "✓",
+    "failed": "✗",
+    "unknown": "?",
+    "not available": "-",
+}
 
 WIDTH = 100
 GAP = "  "
@@ -22,10 +31,12 @@ LONG_WORD = 24
 
 @dataclass(frozen=True)
 class Row:
-    """Cells from left to right (a newline in a cell breaks its line) and a state, one of SYMBOLS."""
+    """Cells from left to right (a newline in a cell breaks its line) and a state, one of SYMBOLS. A `heading` has one
+    cell, which stands above the rows of its group."""
 
     cells: tuple[str, ...]
     state: str = ""
+    heading: bool = False
 
     def __post_init__(self) -> None:
         if self.state not in SYMBOLS:
@@ -55,8 +66,9 @@ def to_text(table: Table, width: int = WIDTH) -> str:
     grid = [[printable(cell) for cell in line] for line in _grid(table)]
     widths = _fit([_natural(column) for column in zip(*grid, strict=True)], width)
     lines = [printable(table.title)] if table.title else []
+    headings = _headings(table)
     for number, cells in enumerate(grid):
-        lines += _text_row(cells, widths)
+        lines += ["", printable(headings[number])] if number in headings else _text_row(cells, widths)
         if number == 0 and table.columns:
             lines.append(GAP.join("─" * each for each in widths))
     for note in table.notes:
@@ -68,9 +80,15 @@ def _grid(table: Table) -> list[list[str]]:
     """All cells, headings first where there are any; the state is the first column where any row has one."""
     stated = any(row.state for row in table.rows)
     lines = [[*([""] if stated else []), *table.columns]] if table.columns else []
-    lines += [[*([state_text(row.state)] if stated else []), *row.cells] for row in table.rows]
+    lines += [[] if row.heading else [*([state_text(row.state)] if stated else []), *row.cells] for row in table.rows]
     count = max(map(len, lines), default=0)
     return [line + [""] * (count - len(line)) for line in lines]
+
+
+def _headings(table: Table) -> dict[int, str]:
+    """The lines of the grid that are headings."""
+    first = 1 if table.columns else 0
+    return {first + number: row.cells[0] for number, row in enumerate(table.rows) if row.heading}
 
 
 def printable(text: str) -> str:
@@ -143,6 +161,7 @@ _TABLE = "border-collapse:collapse;color:inherit;font-size:inherit;margin:0"
 _CELL = "text-align:left;vertical-align:top;padding:.2em .8em .2em 0;white-space:pre-line"
 _BREAKABLE = _CELL + ";overflow-wrap:anywhere"
 _HEAD = "text-align:left;padding:.2em .8em .2em 0;font-weight:600;border-bottom:1px solid currentColor"
+_GROUP = "text-align:left;padding:.6em .8em .2em 0;font-weight:600"
 _STATE = "text-align:left;vertical-align:top;padding:.2em .8em .2em 0;white-space:nowrap;font-weight:600"
 _TITLE = "font-weight:600;margin-bottom:.3em"
 _NOTE = "margin:.3em 0 0 0;opacity:.8"
@@ -158,7 +177,14 @@ def to_html(table: Table) -> str:
         parts.append(f'<div style="{_TITLE}">{_escape(table.title)}</div>')
     parts.append(f'<table style="{_TABLE}">')
     parts += [f"<thead>{_html_row(line, 'th', [_HEAD] * len(line))}</thead>" for line in head]
-    parts.append(f"<tbody>{''.join(_html_row(line, 'td', _styles(line, stated)) for line in body)}</tbody></table>")
+    headings = _headings(table)
+    rows = (
+        _html_heading(headings[number], len(line))
+        if number in headings
+        else _html_row(line, "td", _styles(line, stated))
+        for number, line in enumerate(body, len(head))
+    )
+    parts.append(f"<tbody>{''.join(rows)}</tbody></table>")
     parts += [f'<p style="{_NOTE}">{_escape(note)}</p>' for note in table.notes]
     return "".join([*parts, "</div>"])
 
@@ -175,6 +201,10 @@ def _style(cell: str) -> str:
 def _html_row(line: Sequence[str], tag: str, styles: Sequence[str]) -> str:
     cells = (f'<{tag} style="{style}">{_escape(cell)}</{tag}>' for cell, style in zip(line, styles, strict=True))
     return f"<tr>{''.join(cells)}</tr>"
+
+
+def _html_heading(text: str, columns: int) -> str:
+    return f'<tr style="background:none"><th colspan="{columns}" style="{_GROUP}">{_escape(text)}</th></tr>'
 
 
 def _escape(text: str) -> str:

@@ -10,13 +10,17 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.host.chips import find_chips
 
 NEEDED = {"jaxlib": (0, 7, 2), "libtpu": (0, 0, 21, 1)}  # the oldest that this was run with
 NEWER_PYTHON = (3, 11)  # of the oldest jaxlib above
 INSTALL = "Install them with: pip install 'tpu-magics[preflight]'"
 UPGRADE = "Install newer ones with: pip install -U 'tpu-magics[preflight]'"
+ELSEWHERE = "Run the preflight on another machine (it needs no TPU), and there: pip install -U 'tpu-magics[preflight]'"
+ROOT = Path("/")  # where this host's TPU is looked for
 
 
 def versions(packages: Sequence[str] = ()) -> dict[str, str]:
@@ -30,7 +34,7 @@ def versions(packages: Sequence[str] = ()) -> dict[str, str]:
         raise _missing(missing)
     old = [name for name, least in NEEDED.items() if _numbers(found[name]) < least]
     if old:
-        raise _old(old, found)
+        raise _old(old, found, packages)
     return found
 
 
@@ -63,10 +67,21 @@ def _missing(names: Sequence[str]) -> TpuMagicsError:
     )
 
 
-def _old(names: Sequence[str], found: Mapping[str, str]) -> TpuMagicsError:
+def _old(names: Sequence[str], found: Mapping[str, str], packages: Sequence[str]) -> TpuMagicsError:
     least = ", ".join(f"{name} {'.'.join(map(str, NEEDED[name]))}" for name in names)
     return TpuMagicsError(
         f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} too old for a preflight.",
-        f"Found: {listed(found)}. Needed: {least} or newer.",
-        UPGRADE,
+        f"Found: {listed(found)}. Needed: {least} or newer.{_needed_here(packages)}",
+        ELSEWHERE if _trains_here(packages) else UPGRADE,
     )
+
+
+def _needed_here(packages: Sequence[str]) -> str:
+    if not _trains_here(packages):
+        return ""
+    return " torch_xla trains on this host's TPU with the libtpu that is here, and may not with a newer one."
+
+
+def _trains_here(packages: Sequence[str]) -> bool:
+    """Whether newer ones would take this host's TPU away from torch_xla; in folders of their own they take nothing."""
+    return not packages and bool(find_chips(ROOT)) and bool(_version("torch_xla", ()))

@@ -1,0 +1,421 @@
+"""The doctor's checks on recorded hosts, on this machine, and what `--fix` may do."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tpu_magics.host import doctor
+from tpu_magics.host.chips import find_chips
+from tpu_magics.host.doctor import Check, examine, look, mend
+from tpu_magics.host.doctor.commands import change, to_shell
+from tpu_magics.host.doctor.mending import SetVariables
+from tpu_magics.host.memory import Memory
+
+from . import doctoring, fake_hosts
+from .doctoring import GIB, examined, ill, one
+from .test_holders import LOCK, running
+
+TITLES = [
+    "Python and packages",
+    "Framework versions",
+    "libtpu",
+    "Devices and permissions",
+    "Who holds the TPU",
+    "Lock file",
+    "Environment variables",
+    "Memory",
+    "Disk",
+    "Widgets and JupyterLab",
+    "Metadata server",
+]
+GKE_DESCRIBES = {
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_HOST_BOUNDS": "1,2,1",
+    "TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1",
+}
+
+
+def test_the_groups_are_those_of_the_issue_in_its_order(tmp_path):
+    assert [name for name, _ in doctor.GROUPS] == TITLES
+    checks = examined(fake_hosts.tpu_vm_v4(tmp_path))
+    assert list(dict.fromkeys(check.group for check in checks)) == TITLES, "each group says something"
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (fake_hosts.plain, {}),
+        (fake_hosts.cloud_machine, {}),
+        (fake_hosts.colab_cpu, {}),
+        (fake_hosts.colab_gpu, {}),
+        (fake_hosts.colab_v5e_1, {}),
+        (fake_hosts.kaggle_cpu, {}),
+        (fake_hosts.kaggle_v5e_8, {("Environment variables", "Worker addresses"): "warning"}),
+        (fake_hosts.tpu_vm_v2, {}),
+        (fake_hosts.tpu_vm_v4, {}),
+        (fake_hosts.tpu_vm_v6e, {}),
+        (fake_hosts.tpu_vm_7x, {("libtpu", "Generation"): "broken"}),
+        (fake_hosts.tpu_vm_unknown, {("Devices and permissions", "Chips"): "warning"}),
+        (
+            fake_hosts.gke,
+            {
+                ("Environment variables", "What describes the TPU"): "broken",
+                ("Environment variables", "Hosts of the slice"): "warning",
+            },
+        ),
+    ],
+)
+def test_recorded_hosts(tmp_path, build, expected):
+    """The recorded GKE host has only the signs by which it is told; see the next test."""
+    assert ill(examined(build(tmp_path))) == expected
+
+
+def test_a_gke_host_whose_tpu_is_described(tmp_path):
+    host = fake_hosts.gke(tmp_path)
+    host.environ.update(GKE_DESCRIBES)
+    assert ill(examined(host)) == {("Environment variables", "Hosts of the slice"): "warning"}
+
+
+def test_this_machine_can_be_looked_at_without_a_framework_or_a_runtime(tmp_path):
+    code = (
+        "import sys, json; from tpu_magics.host.doctor import look, examine\n"
+        "checks = examine(look())\n"
+        "print(json.dumps([[c.group, c.state] for c in checks]))\n"
+        "print(sorted({'torch', 'torch_xla', 'jax', 'jaxlib', 'libtpu', 'tensorflow', 'accelerate', 'ipywidgets',"
+        " 'jupyterlab', 'ray'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said, imported = done.stdout.splitlines()
+    assert imported == "[]"
+    assert list(dict.fromkeys(group for group, _ in json.loads(said))) == TITLES
+
+
+def test_a_check_that_fails_itself_does_not_hide_the_others(tmp_path):
+    def dies(_):
+        raise ValueError("a surprise")
+
+    checks = examined(fake_hosts.plain(tmp_path), disk=dies)
+    broken = one(checks, "Disk", "This check")
+    assert (broken.state, broken.what) == ("not available", "It broke off with ValueError: a surprise")
+    assert {check.group for check in checks} == set(TITLES)
+
+
+def test_a_state_is_one_of_four():
+    with pytest.raises(ValueError, match="not 'fine'"):
+        Check("g", "n", "fine", "")
+
+
+# -- single checks -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("versions", "check", "state", "command"),
+    [
+        ({"python": "3.9.18"}, ("Python and packages", "Python"), "broken", ""),
+        ({"psutil": None}, ("Python and packages", "Requirements"), "broken", "%pip install psutil"),
+        ({"ipython": "7.31.1"}, ("Python and packages", "IPython"), "broken", '%pip install "ipython>=7.34"'),
+        ({"accelerate": "0.34.2"}, ("Framework versions", "accelerate"), "warning", '%pip install "accelerate>=1.10"'),
+        ({"torch": "2.8.0"}, ("Framework versions", "Framework"), "broken", '%pip install "torch==2.9.0"'),
+        ({"libtpu": None}, ("libtpu", "Package"), "broken", '%pip install "torch_xla[tpu]==2.9.0"'),
+        (
+            {"libtpu-nightly": "0.1.dev20240731"},
+            ("libtpu", "One libtpu"),
+            "warning",
+            "!pip uninstall -y libtpu-nightly && pip install --force-reinstall --no-deps libtpu==0.0.21",
+        ),
+    ],
+)
+def test_versions(tmp_path, versions, check, state, command):
+    checks = examined(fake_hosts.tpu_vm_v4(tmp_path), versions=versions)
+    assert ill(checks) == {check: state}
+    assert one(checks, *check).command == command
+
+
+def test_tensorflow_without_a_tpu_kernel(tmp_path):
+    versions = {"tensorflow-cpu": "2.20.0", "keras": "3.11.0"}
+    checks = examined(fake_hosts.tpu_vm_v4(tmp_path), versions=versions, framework="tensorflow")
+    assert ill(checks) == {("Framework versions", "Framework"): "broken"}
+    assert "ConfigureDistributedTPU" in one(checks, "Framework versions", "Framework").why
+
+
+def test_a_package_that_was_changed_after_its_import(tmp_path):
+    modules = {"torch": "2.8.0+cu126", "torch_xla": "2.9.0", "os": None}
+    check = one(examined(fake_hosts.plain(tmp_path), modules=modules), "Python and packages", "Imported packages")
+    assert (check.state, check.what) == ("warning", "This process still uses torch 2.8.0+cu126 (installed: 2.9.0).")
+    assert check.todo == "restart the kernel"
+
+
+def test_a_local_build_of_the_same_release_is_the_same(tmp_path):
+    checks = examined(fake_hosts.plain(tmp_path), modules={"torch": "2.9.0+cpu"})
+    assert one(checks, "Python and packages", "Imported packages").state == "ok"
+
+
+def test_both_frameworks_in_one_process(tmp_path):
+    modules = {"torch_xla": "2.9.0", "tensorflow": "2.20.0"}
+    checks = examined(fake_hosts.plain(tmp_path), modules=modules)
+    assert one(checks, "Framework versions", "One framework in a process").state == "warning"
+
+
+@pytest.mark.parametrize(("chips", "state"), [(True, "broken"), (False, "warning")])
+def test_a_library_path_that_names_nothing(tmp_path, chips, state):
+    host = fake_hosts.tpu_vm_v4(tmp_path) if chips else fake_hosts.plain(tmp_path)
+    host.environ["TPU_LIBRARY_PATH"] = "/no/libtpu.so"
+    check = one(examined(host), "libtpu", "TPU_LIBRARY_PATH")
+    assert (check.state, check.command) == (state, 'import os; os.environ.pop("TPU_LIBRARY_PATH", None)')
+    host.environ["TPU_LIBRARY_PATH"] = str(fake_hosts.write(tmp_path / "libtpu.so", ""))
+    assert one(examined(host), "libtpu", "TPU_LIBRARY_PATH").state == "ok"
+
+
+def test_device_files_that_are_missing(tmp_path):
+    host = fake_hosts.tpu_vm_v5e(tmp_path)
+    (host.root / "dev/vfio/3").unlink()
+    checks = examined(host)
+    assert one(checks, "Devices and permissions", "Files of all chips").what == "4 chips but 3 device files."
+    for number in range(3):
+        (host.root / f"dev/vfio/{number}").unlink()
+    assert one(examined(host), "Devices and permissions", "Device files").state == "broken"
+    assert len(find_chips(host.root)) == 4
+
+
+def test_a_tpu_that_was_promised(tmp_path):
+    host = fake_hosts.colab_cpu(tmp_path)
+    host.environ["COLAB_TPU_1VM"] = "1"
+    check = one(examined(host), "Devices and permissions", "Chips")
+    assert check.state == "warning" and "COLAB_TPU_1VM=1" in check.what
+
+
+@pytest.mark.parametrize(
+    ("set_", "name", "state", "fixable"),
+    [
+        ({"PJRT_DEVICE": "CUDA"}, "PJRT_DEVICE", "broken", True),
+        ({"PJRT_DEVICE": "CPU"}, "PJRT_DEVICE", "warning", False),
+        ({"TPU_VISIBLE_CHIPS": "0"}, "Chosen chips", "warning", False),
+        ({"TPU_PROCESS_BOUNDS": "1,1,1"}, "Chosen chips", "warning", False),
+        ({"XLA_USE_BF16": "1"}, "XLA_USE_BF16", "warning", False),
+        ({"XLA_DOWNCAST_BF16": "1"}, "XLA_DOWNCAST_BF16", "warning", False),
+        ({"XLA_FLAGS": "--xla_dump_to=/tmp/x"}, "XLA_FLAGS", "warning", False),
+        ({"XRT_TPU_CONFIG": "localservice;0;localhost:51011"}, "XRT_TPU_CONFIG", "warning", False),
+        ({"TPU_SKIP_MDS_QUERY": "1"}, "What describes the TPU", "broken", False),
+    ],
+)
+def test_variables_on_a_tpu_host(tmp_path, set_, name, state, fixable):
+    host = fake_hosts.tpu_vm_v4(tmp_path)
+    host.environ.update(set_)
+    checks = examined(host)
+    assert ill(checks) == {("Environment variables", name): state}
+    check = one(checks, "Environment variables", name)
+    assert check.command and (check.mending is not None) is fixable
+
+
+@pytest.mark.parametrize(
+    "set_", [{"XLA_USE_BF16": "0"}, {"XLA_FLAGS": "--xla_cpu_max_isa=AVX2"}, {"CPU_NUM_DEVICES": "1"}]
+)
+def test_variables_that_disturb_nothing(tmp_path, set_):
+    host = fake_hosts.plain(tmp_path)
+    host.environ.update(set_)
+    check = one(examined(host), "Environment variables", "TPU and XLA")
+    assert check.state == "ok"
+
+
+def test_virtual_cpu_devices_deadlock(tmp_path):
+    host = fake_hosts.plain(tmp_path)
+    host.environ["CPU_NUM_DEVICES"] = "2"
+    assert ill(examined(host)) == {("Environment variables", "CPU_NUM_DEVICES"): "warning"}
+
+
+def test_the_runtime_of_the_notebook(tmp_path):
+    host = fake_hosts.plain(tmp_path)
+    states = [
+        one(examined(host, runtime=up), "Who holds the TPU", "This notebook's runtime").state
+        for up in (True, False, None)
+    ]
+    assert states == ["broken", "ok", "not available"]
+
+
+def test_memory_is_not_available_where_it_cannot_be_read(tmp_path):
+    host = fake_hosts.plain(tmp_path)
+    (host.root / "proc/meminfo").unlink()
+    check = one(examined(host), "Memory", "Host memory")
+    assert (check.state, check.why) == ("not available", "/proc/meminfo could not be read")
+    assert look(root=host.root).host.memory == Memory(None, None, reason="/proc/meminfo could not be read")
+
+
+@pytest.mark.parametrize(
+    ("free", "state"), [(5 * GIB, "ok"), (GIB, "ok"), (GIB - 1, "warning"), (2**26, "warning"), (2**26 - 1, "broken")]
+)
+@pytest.mark.parametrize("name", ["Run folder", "/tmp", "/dev/shm"])
+def test_room_on_each_disk(tmp_path, name, free, state):
+    host = fake_hosts.plain(tmp_path)
+    folder = {"Run folder": "home/.tpu_runs", "/tmp": "tmp", "/dev/shm": "dev/shm"}[name]
+    room = lambda path: (100 * GIB, free) if path == host.root / folder else doctoring.ROOMY(path)  # noqa: E731
+    checks = examined(host, disk=room)
+    assert one(checks, "Disk", name).state == state
+    assert len(ill(checks)) == (state != "ok")
+
+
+def test_a_run_folder_below_a_file_cannot_be_written(tmp_path):
+    host = fake_hosts.plain(tmp_path)
+    runs = fake_hosts.write(tmp_path / "file", "") / "runs"
+    check = one(examined(host, runs=runs), "Disk", "Run folder")
+    assert (check.state, check.command) == ("broken", "%env TPU_MAGICS_RUNS=/tmp/tpu_runs")
+
+
+# -- --fix ---------------------------------------------------------------------------------------------------------
+
+
+def test_fix_unsets_what_kaggles_image_bakes_in_and_all_is_well(tmp_path):
+    host = fake_hosts.kaggle_v5e_8(tmp_path)
+    mended = mend(examined(host), host.environ, host.root)
+    assert mended.done == (
+        "TPU_PROCESS_ADDRESSES was unset (it was 'local'), CLOUD_TPU_TASK_ID was unset (it was '0'), in this session.",
+    )
+    assert mended.left == () and ill(examined(host)) == {}
+
+
+@pytest.mark.parametrize(("build", "device"), [(fake_hosts.plain, "CPU"), (fake_hosts.tpu_vm_v4, "TPU")])
+def test_fix_sets_a_pjrt_device_that_cannot_start(tmp_path, build, device):
+    host = build(tmp_path)
+    host.environ["PJRT_DEVICE"] = "CUDA"
+    assert mend(examined(host), host.environ, host.root).done == (
+        f"PJRT_DEVICE={device} was set (it was 'CUDA'), in this session.",
+    )
+    assert ill(examined(host)) == {}
+
+
+def test_fix_leaves_a_rehearsal_on_a_tpu_host_alone(tmp_path):
+    host = fake_hosts.tpu_vm_v4(tmp_path)
+    host.environ["PJRT_DEVICE"] = "CPU"
+    assert mend(examined(host), host.environ, host.root).done == ()
+    assert host.environ == {"PJRT_DEVICE": "CPU"}
+
+
+def test_a_shells_environment_is_left_to_the_shell(tmp_path):
+    host = fake_hosts.kaggle_v5e_8(tmp_path)
+    before = dict(host.environ)
+    mended = mend(examined(host), host.environ, host.root, in_session=False)
+    [(check, reason)] = mended.left
+    assert check.name == "Worker addresses" and "environment of the shell" in reason
+    assert (mended.done, host.environ) == ((), before)
+
+
+@pytest.fixture
+def left_over(tmp_path):
+    host = fake_hosts.tpu_vm_v4(tmp_path)
+    return host, fake_hosts.write(host.root / "tmp/libtpu_lockfile", "")
+
+
+def test_fix_removes_a_lock_file_whose_holder_is_gone(left_over):
+    host, path = left_over
+    checks = examined(host)
+    assert ill(checks) == {("Lock file", "/tmp/libtpu_lockfile"): "warning"}
+    assert mend(checks, {}, host.root).done == (f"{path} was removed: its process is gone.",)
+    assert not path.exists() and ill(examined(host)) == {}
+
+
+def test_a_lock_file_that_somebody_has_locked_meanwhile_stays(left_over):
+    """A real process, which the recorded /proc does not show: as one of another container with this /tmp."""
+    host, path = left_over
+    checks = examined(host)
+    with running(LOCK, path):
+        mended = mend(checks, {}, host.root)
+    assert mended.done == () and path.exists()
+    assert "is locked by a process that is not seen here" in mended.left[0][1]
+
+
+def test_a_lock_file_that_is_held_by_now_stays(left_over):
+    host, path = left_over
+    checks = examined(host)
+    fake_hosts.add_process(host.root, 77, ("python3", "train.py"), ("dev/accel0",))
+    mended = mend(checks, {}, host.root)
+    assert mended.done == () and path.exists() and "in use by now" in mended.left[0][1]
+
+
+def test_a_lock_file_that_is_gone_by_now_is_no_error(left_over):
+    host, path = left_over
+    checks = examined(host)
+    path.unlink()
+    assert mend(checks, {}, host.root).left[0][1] == f"{path} is gone already."
+
+
+def test_a_link_in_the_place_of_the_lock_file_is_not_followed(left_over, tmp_path):
+    host, path = left_over
+    checks = examined(host)
+    precious = fake_hosts.write(tmp_path / "precious", "kept")
+    path.unlink()
+    path.symlink_to(precious)
+    assert mend(checks, {}, host.root).done == ()
+    assert precious.read_text() == "kept" and path.is_symlink()
+
+
+def test_our_own_lock_is_let_go_of(left_over):
+    host, path = left_over
+    other = path.with_name("other")
+    os.link(path, other)
+    mend(examined(host), {}, host.root)
+    with open(other, "r+") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another account's file")
+def test_another_accounts_lock_file_is_never_removed(left_over):
+    host, path = left_over
+    os.chown(path, 65534, 65534)
+    checks = examined(host)
+    check = one(checks, "Lock file", "/tmp/libtpu_lockfile")
+    assert (check.state, check.command, check.mending) == ("warning", f"!sudo rm {path}", None)
+    assert mend(checks, {}, host.root).done == () and path.exists()
+
+
+# -- commands ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "notebook", "shell"),
+    [
+        ({"A": "1"}, "%env A=1", "export A=1"),
+        ({"A": None}, 'import os; os.environ.pop("A", None)', "unset A"),
+        (
+            {"A": "1,2", "B": None, "C": "x y", "D": None},
+            'import os; os.environ.update(A="1,2", C="x y"); os.environ.pop("B", None); os.environ.pop("D", None)',
+            "export A=1,2 C='x y' && unset B D",
+        ),
+    ],
+)
+def test_variables_in_a_notebook_and_in_a_shell(values, notebook, shell):
+    assert (change(values), to_shell(change(values))) == (notebook, shell)
+    environ = {"B": "b", "D": "d", "A": "a"} | dict.fromkeys(values, "before")
+    if notebook.startswith("import"):
+        own = dict(environ)
+        exec(notebook.removeprefix("import os; "), {"os": type("os", (), {"environ": own})})
+        SetVariables(values).mend(environ, doctoring.Path("/"))
+        assert own == environ
+
+
+@pytest.mark.parametrize(
+    ("notebook", "shell"),
+    [
+        ('%pip install "torch==2.9.0"', 'python -m pip install "torch==2.9.0"'),
+        ("!kill 77", "kill 77"),
+        ("%tpu_init --hosts ray", "%tpu_init --hosts ray"),
+        ("", ""),
+    ],
+)
+def test_other_commands_in_a_shell(notebook, shell):
+    assert to_shell(notebook) == shell
+
+
+def test_every_ill_check_of_this_file_has_something_to_do(tmp_path):
+    """What is broken names the command that mends it, or the step that does."""
+    host = fake_hosts.gke(tmp_path)
+    host.environ.update(PJRT_DEVICE="CUDA", XLA_USE_BF16="1", TPU_VISIBLE_CHIPS="0", TPU_LIBRARY_PATH="/no")
+    fake_hosts.add_process(host.root, 77, ("python3", "train.py"), ("dev/vfio/0",))
+    checks = examine(doctoring.seen(host, runtime=True, disk=lambda _: (GIB, 1)))
+    assert len(ill(checks)) > 8
+    assert all(check.todo and check.why for check in checks if check.state in ("broken", "warning"))

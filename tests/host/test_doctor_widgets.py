@@ -1,0 +1,112 @@
+"""The page's half of the widgets and our extension: present, enabled, of the right version, or not to be seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tpu_magics import __version__
+
+from . import doctoring, fake_hosts
+from .doctoring import examined, ill, one
+
+GROUP = "Widgets and JupyterLab"
+WIDGETS, MANAGER, OURS = "ipywidgets", "Widget manager", "JupyterLab extension"
+
+
+def states(tmp_path: Path, **changes) -> dict[str, str]:
+    host = fake_hosts.plain(tmp_path)
+    versions = changes.pop("versions", {})
+    found = doctoring.jupyter(host.root / "opt/venv", **changes)
+    return {name: state for (group, name), state in ill(examined(host, jupyter=found, versions=versions)).items()}
+
+
+def test_all_is_there(tmp_path):
+    assert states(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"versions": {"ipywidgets": None}}, {WIDGETS: "warning"}),
+        ({"versions": {"ipywidgets": "7.6.5"}, "manager": "3.1.11"}, {WIDGETS: "warning"}),
+        ({"versions": {"ipywidgets": "7.7.1"}, "manager": "3.1.11"}, {}),
+        ({"versions": {"ipywidgets": "7.7.1"}, "manager": "5.0.15"}, {MANAGER: "warning"}),
+        ({"manager": "3.1.11"}, {MANAGER: "warning"}),
+        ({"manager": ""}, {MANAGER: "warning"}),
+        ({"ours": ""}, {OURS: "warning"}),
+        ({"ours": "0.0.9"}, {OURS: "warning"}),
+        ({"disabled": {"tpu-magics": True}}, {OURS: "warning"}),
+        ({"disabled": {"tpu-magics": False}}, {}),
+        ({"disabled": ["@jupyter-widgets/jupyterlab-manager"]}, {MANAGER: "warning"}),
+        ({"disabled": {"another": True}}, {}),
+        ({"disabled": "nonsense"}, {}),
+    ],
+)
+def test_what_is_missing_old_or_disabled(tmp_path, changes, expected):
+    assert states(tmp_path, **changes) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "command"),
+    [
+        ({"manager": ""}, MANAGER, '%pip install "jupyterlab_widgets>=3"'),
+        ({"versions": {"ipywidgets": "7.7.1"}}, MANAGER, '%pip install "jupyterlab_widgets<2"'),
+        ({"ours": ""}, OURS, "%pip install --force-reinstall --no-deps tpu-magics"),
+        ({"ours": "9.9"}, OURS, f"%pip install --force-reinstall --no-deps tpu-magics=={__version__}"),
+        ({"disabled": ["tpu-magics"]}, OURS, "!jupyter labextension enable tpu-magics"),
+    ],
+)
+def test_the_command_that_mends_it(tmp_path, changes, name, command):
+    host = fake_hosts.plain(tmp_path)
+    versions = changes.pop("versions", {})
+    checks = examined(host, jupyter=doctoring.jupyter(host.root / "venv", **changes), versions=versions)
+    assert one(checks, GROUP, name).command == command
+
+
+def test_a_package_json_that_is_none_counts_as_missing(tmp_path):
+    host = fake_hosts.plain(tmp_path)
+    found = doctoring.jupyter(host.root / "venv")
+    fake_hosts.write(found.data[0] / "labextensions/tpu-magics/package.json", "{torn")
+    assert one(examined(host, jupyter=found), GROUP, OURS).state == "warning"
+
+
+def test_the_folder_that_counts_is_the_first(tmp_path):
+    host = fake_hosts.plain(tmp_path)
+    old, new = doctoring.jupyter(host.root / "home/local", ours="0.0.1"), doctoring.jupyter(host.root / "venv")
+    both = doctoring.Jupyter((*old.data, *new.data), ())
+    check = one(examined(host, jupyter=both), GROUP, OURS)
+    assert check.state == "warning" and "home/local" in check.what and "0.0.1" in check.what
+
+
+@pytest.mark.parametrize(
+    ("build", "why"),
+    [
+        (fake_hosts.colab_cpu, "Colab's page is no JupyterLab; it brings its own widget manager."),
+        (fake_hosts.kaggle_cpu, "Kaggle's page is no JupyterLab; it brings its own widget manager."),
+    ],
+)
+def test_pages_that_are_no_jupyterlab(tmp_path, build, why):
+    host = build(tmp_path)
+    nothing = doctoring.jupyter(host.root / "venv", manager="", ours="")
+    checks = examined(host, jupyter=nothing)
+    assert {one(checks, GROUP, name).why for name in (MANAGER, OURS)} == {why}
+    assert ill(checks) == {}
+
+
+def test_a_server_of_another_environment_is_not_guessed_at(tmp_path):
+    host = fake_hosts.plain(tmp_path)
+    host.environ["JPY_PARENT_PID"] = "50"
+    nothing = doctoring.jupyter(host.root / "venv", manager="", ours="")
+    fake_hosts.add_process(host.root, 50, ("/opt/lab/bin/python3.12", "/opt/lab/bin/jupyter-lab"))
+    check = one(examined(host, jupyter=nothing), GROUP, OURS)
+    assert check.state == "not available" and "another environment (/opt/lab)" in check.why
+    assert one(examined(host, jupyter=nothing, prefix=Path("/opt/lab")), GROUP, OURS).state == "warning"
+
+
+def test_without_jupyterlab_nothing_is_said_of_a_page(tmp_path):
+    host = fake_hosts.plain(tmp_path)
+    nothing = doctoring.jupyter(host.root / "venv", manager="", ours="")
+    check = one(examined(host, jupyter=nothing, versions={"jupyterlab": None}), GROUP, OURS)
+    assert check.state == "not available" and "JupyterLab is not installed" in check.why

@@ -1,0 +1,117 @@
+"""`%tpu_doctor`, `tpu_magics.doctor` and the command, on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from .kernel import Kernel, python
+
+FRAMEWORKS = "sorted({'torch', 'torch_xla', 'tensorflow', 'jax', 'accelerate', 'ray'} & set(__import__('sys').modules))"
+GENEROUS = 60.0  # seconds; a question without a limit would take longer
+
+
+def test_the_magic_shows_all_groups_and_imports_no_framework(own_kernel: Kernel) -> None:
+    own_kernel.restart()
+    [shown] = own_kernel.run("%load_ext tpu_magics\n%tpu_doctor").good().displays
+    assert set(shown) == {"text/plain", "text/html"}
+    assert "Widgets and JupyterLab" in shown["text/plain"] and "<details" in shown["text/html"]
+    assert own_kernel.value(FRAMEWORKS) == []
+
+
+def test_what_is_set_in_the_notebook_is_seen_and_mended(own_kernel: Kernel) -> None:
+    own_kernel.run("import os; os.environ.update(PJRT_DEVICE='CUDA', CPU_NUM_DEVICES='2')").good()
+    [shown] = own_kernel.run("%tpu_doctor").good().displays
+    assert (
+        "✗ broken: Environment variables, PJRT_DEVICE" in shown["text/plain"]
+        and "%env PJRT_DEVICE=CPU" in shown["text/plain"]
+    )
+    [shown] = own_kernel.run("%tpu_doctor --fix").good().displays
+    text = " ".join(shown["text/plain"].split())
+    assert "PJRT_DEVICE=CPU was set (it was 'CUDA'), in this session." in text
+    assert "CPU_NUM_DEVICES was unset (it was '2'), in this session." in text
+    assert own_kernel.value("[os.environ.get(n) for n in ('PJRT_DEVICE', 'CPU_NUM_DEVICES')]") == ["CPU", None]
+
+
+def test_a_runtime_that_is_up_is_seen(own_kernel: Kernel) -> None:
+    own_kernel.run("import os; os.environ['PJRT_DEVICE'] = 'CPU'\nimport torch_xla\ntorch_xla.device()").good()
+    told = json.loads(own_kernel.run("%tpu_doctor --json").good().printed)
+    [runtime] = [check for check in told["checks"] if check["name"] == "This notebook's runtime"]
+    assert (runtime["state"], runtime["command"]) == ("broken", "")
+    assert runtime["then"].startswith("restart the kernel")
+
+
+def test_looking_starts_no_runtime(kernel: Kernel) -> None:
+    kernel.run("import torch_xla\n%tpu_doctor --fix").good()
+    assert kernel.value("torch_xla._XLAC._xla_runtime_is_initialized()") is False
+
+
+def test_the_function_gives_what_the_magic_shows(kernel: Kernel) -> None:
+    kernel.run("import tpu_magics\ndiagnosis = tpu_magics.doctor()").good()
+    [shown] = kernel.run("diagnosis").good().displays
+    assert shown["text/plain"] == kernel.run("print(diagnosis)").good().printed.rstrip("\n")
+    assert kernel.value("len(diagnosis.broken)") == 0
+    assert (
+        kernel.value("sorted({check.state for check in diagnosis.checks} - {'ok', 'warning', 'not available'})") == []
+    )
+
+
+def test_help_and_what_it_does_not_take(kernel: Kernel) -> None:
+    assert "--fix" in kernel.run("%tpu_doctor -h").good().printed
+    assert "did you mean --fix?" in kernel.run("%tpu_doctor --fixx").said
+
+
+def test_without_a_front_end_it_prints(tmp_path: Path) -> None:
+    code = (
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\n"
+        "shell.run_line_magic('load_ext', 'tpu_magics')\n"
+        "shell.run_line_magic('tpu_doctor', '')\n"
+    )
+    printed = python(code, tmp_path, IPYTHONDIR=str(tmp_path / "ipython"))
+    assert "Environment variables" in printed and " checks: " in printed
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+
+def command(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: os.environ[name] for name in ("HOME", "PATH", "PYTHONPATH") if name in os.environ}
+    return subprocess.run(
+        [sys.executable, "-m", "tpu_magics", "doctor", *words],
+        cwd=folder,
+        env={**kept, **environ},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_command_ends_with_0_where_nothing_is_broken(tmp_path: Path) -> None:
+    began = time.monotonic()
+    done = command(tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert " checks: " in done.stdout and time.monotonic() - began < GENEROUS
+
+
+def test_the_command_ends_with_1_and_speaks_as_a_shell_does(tmp_path: Path) -> None:
+    done = command(tmp_path, PJRT_DEVICE="CUDA")
+    assert done.returncode == 1
+    assert "To mend it:\n      export PJRT_DEVICE=CPU\n" in done.stdout and "%env" not in done.stdout
+
+
+def test_the_command_cannot_change_its_shell_and_says_so(tmp_path: Path) -> None:
+    done = command(tmp_path, "--fix", "--json", PJRT_DEVICE="CUDA")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["counts"]["broken"], told["done"]) == (1, 1, [])
+    [left] = told["left"]
+    assert left["command"] == "export PJRT_DEVICE=CPU" and "environment of the shell" in left["reason"]
+
+
+def test_a_run_folder_that_cannot_be_written_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    told = json.loads(command(tmp_path, "--json", TPU_MAGICS_RUNS=str(tmp_path / "file" / "runs")).stdout)
+    assert [check["name"] for check in told["checks"] if check["state"] == "broken"] == ["Run folder"]

@@ -1,0 +1,61 @@
+"""One check of the doctor: what was looked at, how it stands, and the one command that mends it.
+
+What lives here: the record, and how a host's Problem becomes one. What does not: any check (one file per group), and
+what `--fix` may do (mending.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tpu_magics.host.doctor.mending import Mending
+from tpu_magics.host.problem import BROKEN, WARNING, Problem
+
+__all__ = ["BROKEN", "NOT_AVAILABLE", "OK", "STATES", "WARNING", "Check", "from_problem", "from_problems"]
+
+OK = "ok"
+NOT_AVAILABLE = "not available"
+STATES = (BROKEN, WARNING, NOT_AVAILABLE, OK)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    `group`, `name`: what; `state`: one of STATES; `what`: what was found, in a sentence; `why`: why that matters (of
+    what is not available: why it is not); `command`: the one command that mends it, as it is typed in a notebook ("":
+    none does); `then`: what to do after it, or instead of it; `mending`: what `--fix` does about it (None: nothing,
+    because it is not safe or not in its reach).
+    """
+
+    group: str
+    name: str
+    state: str
+    what: str
+    why: str = ""
+    command: str = ""
+    then: str = ""
+    mending: Mending | None = None
+
+    def __post_init__(self) -> None:
+        if self.state not in STATES:
+            raise ValueError(f"A check's state is one of {', '.join(map(repr, STATES))}, not {self.state!r}.")
+
+    @property
+    def todo(self) -> str:
+        """The command and what follows it, in one sentence."""
+        return ", then ".join(part for part in (self.command, self.then) if part)
+
+
+def from_problem(group: str, name: str, problem: Problem, mending: Mending | None = None) -> Check:
+    """The check that found this problem."""
+    return Check(group, name, problem.state, problem.what, problem.why, problem.command, problem.then, mending)
+
+
+def from_problems(group: str, name: str, problems: Sequence[Problem], fine: str) -> Iterator[Check]:
+    """A check for each problem, or one that says what is `fine`."""
+    if not problems:
+        yield Check(group, name, OK, fine)
+    for problem in problems:
+        yield from_problem(group, name, problem)

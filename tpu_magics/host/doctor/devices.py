@@ -1,0 +1,60 @@
+"""The TPU's chips, their device files, and whether this account may open them.
+
+What lives here: that, as far as names and modes tell. What does not: opening a device, which would take the TPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tpu_magics.host.chips import judge_chip_kinds, judge_files
+from tpu_magics.host.doctor.check import NOT_AVAILABLE, WARNING, Check, from_problem, from_problems
+from tpu_magics.host.doctor.seen import Seen
+from tpu_magics.host.problem import TPU, plural
+
+GROUP = "Devices and permissions"
+CONTAINERS = "a container's device rules show only when the device is opened, and that is not done here"
+
+
+def checks(seen: Seen) -> Iterator[Check]:
+    """Chips first; without one there is nothing to open."""
+    host = seen.host
+    if not host.chips:
+        yield _no_chips(seen)
+        return
+    yield from from_problems(
+        GROUP, "Chips", judge_chip_kinds(host.chips), f"{plural(len(host.chips), 'chip')} of {host.tpu}"
+    )
+    files = ", ".join(file.path for file in host.devices)
+    yield from from_problems(
+        GROUP, "Device files", judge_files(host.chips, host.devices), f"{files}: readable and writable ({CONTAINERS})"
+    )
+    if 0 < len(host.devices) < len(host.chips):
+        yield _fewer(seen)
+
+
+def _no_chips(seen: Seen) -> Check:
+    place = seen.host.place
+    promised = next((one for one in seen.host.problems if one.about == TPU and one.state == WARNING), None)
+    if promised is not None:
+        return from_problem(GROUP, "Chips", promised)
+    menu = f" On {place.name} an accelerator is chosen in {place.menu}." if place.menu else ""
+    return Check(
+        GROUP,
+        "Chips",
+        NOT_AVAILABLE,
+        "This host has no TPU: cells rehearse on XLA:CPU.",
+        f"No chip in /sys.{menu}",
+    )
+
+
+def _fewer(seen: Seen) -> Check:
+    host = seen.host
+    return Check(
+        GROUP,
+        "Files of all chips",
+        WARNING,
+        f"{plural(len(host.chips), 'chip')} but {plural(len(host.devices), 'device file')}.",
+        "One worker is started for each chip, and each opens a device file of its own.",
+        then="give the container all device files of the TPU (--privileged), or restart the host",
+    )

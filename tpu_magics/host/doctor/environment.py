@@ -1,0 +1,190 @@
+"""Environment variables that a TPU or torch_xla reads, and that do not fit this host.
+
+What lives here: one small function for each kind of them. What does not: what the workers get (host/repairs.py), whose
+judgement is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from tpu_magics.host.doctor.check import BROKEN, OK, WARNING, Check, from_problem
+from tpu_magics.host.doctor.commands import change
+from tpu_magics.host.doctor.mending import SetVariables
+from tpu_magics.host.doctor.seen import Seen
+from tpu_magics.host.problem import plural
+from tpu_magics.host.repairs import PJRT, judge_pjrt
+
+GROUP = "Environment variables"
+SKIPS = "TPU_SKIP_MDS_QUERY"
+TYPE = "TPU_ACCELERATOR_TYPE"
+ONE_HOST = "look whether they are right: they are for a slice of one host, and are read when torch_xla is imported"
+_CHOOSING = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_PROCESS_BOUNDS")
+_BOUNDS = {1: "1,1,1", 4: "2,2,1", 8: "2,4,1"}  # the chips of a host as a grid
+
+
+def checks(seen: Seen) -> Iterator[Check]:
+    """What is wrong, or one line that says what is set."""
+    found = [check for judge in _JUDGES for check in judge(seen)]
+    if found:
+        yield from found
+        return
+    known = [name for name in sorted(seen.environ) if name == PJRT or name.startswith(("TPU_", "XLA_", "CLOUD_TPU_"))]
+    yield Check(GROUP, "TPU and XLA", OK, f"Nothing disturbs ({', '.join(known) or 'none of them is set'})")
+
+
+def _pjrt(seen: Seen) -> Iterator[Check]:
+    for problem in judge_pjrt(seen.host.pjrt_device, len(seen.host.chips), seen.host.framework == "torch"):
+        # CPU on a TPU host is a rehearsal that somebody has asked for; what cannot start is nobody's wish.
+        fitting = SetVariables({PJRT: "TPU" if seen.host.chips else "CPU"})
+        yield from_problem(GROUP, PJRT, problem, fitting if problem.state == BROKEN else None)
+
+
+def _kaggle(seen: Seen) -> Iterator[Check]:
+    repairs = seen.host.repairs
+    if not repairs:
+        return
+    names: Mapping[str, str | None] = {repair.name: repair.value for repair in repairs}
+    values = ", ".join(f"{repair.name}={repair.before}" for repair in repairs)
+    yield Check(
+        GROUP,
+        "Worker addresses",
+        WARNING,
+        f"{values} {'is' if len(repairs) == 1 else 'are'} set.",
+        f"{repairs[0].reason}. The workers of %%tpu_train do not get them; notebook_launcher and xmp.spawn do.",
+        change(names),
+        mending=SetVariables(names),
+    )
+
+
+def _virtual_devices(seen: Seen) -> Iterator[Check]:
+    devices = seen.environ.get("CPU_NUM_DEVICES", "")
+    if seen.host.device != "CPU" or devices in ("", "1"):
+        return
+    values: Mapping[str, str | None] = {"CPU_NUM_DEVICES": None}
+    yield Check(
+        GROUP,
+        "CPU_NUM_DEVICES",
+        WARNING,
+        f"CPU_NUM_DEVICES={devices} is set.",
+        "Several CPU devices in one process wait for each other for ever in their first collective, and abort after "
+        "10 s; --spmd and -n of %%tpu_train set what they need themselves.",
+        change(values),
+        mending=SetVariables(values),
+    )
+
+
+def _precision(seen: Seen) -> Iterator[Check]:
+    for name in ("XLA_USE_BF16", "XLA_DOWNCAST_BF16"):
+        if seen.environ.get(name, "0") not in ("", "0"):
+            yield Check(
+                GROUP,
+                name,
+                WARNING,
+                f"{name}={seen.environ[name]} is set.",
+                "It turns float32 into bfloat16 in every run, while tensor.dtype still says float32.",
+                change({name: None}),
+                "say --precision bf16 where you want it",
+            )
+
+
+def _dumps(seen: Seen) -> Iterator[Check]:
+    if "--xla_dump_to" in seen.environ.get("XLA_FLAGS", ""):
+        yield Check(
+            GROUP,
+            "XLA_FLAGS",
+            WARNING,
+            f"XLA_FLAGS={seen.environ['XLA_FLAGS']} writes every compiled program to disk.",
+            "Each compile writes many files, which takes time and room.",
+            change({"XLA_FLAGS": None}),
+        )
+
+
+def _old_runtime(seen: Seen) -> Iterator[Check]:
+    for name in ("XRT_TPU_CONFIG", "COLAB_TPU_ADDR"):
+        if seen.environ.get(name) and seen.host.framework == "torch":
+            yield Check(
+                GROUP,
+                name,
+                WARNING,
+                f"{name} is set.",
+                "It belongs to TPU nodes and the XRT runtime, which torch_xla has no more since 2.1; nothing reads it.",
+                change({name: None}),
+            )
+
+
+def _chosen_chips(seen: Seen) -> Iterator[Check]:
+    """Chips that a shell or an earlier cell has chosen: all workers would ask for the same ones."""
+    if not seen.host.chips or seen.host.framework != "torch" or seen.host.device != "TPU":
+        return
+    names = [name for name in _CHOOSING if name in seen.environ]
+    if not names or seen.host.workers == 1:
+        return
+    values: Mapping[str, str | None] = dict.fromkeys(names)
+    yield Check(
+        GROUP,
+        "Chosen chips",
+        WARNING,
+        f"{', '.join(f'{name}={seen.environ[name]}' for name in names)} {'is' if len(names) == 1 else 'are'} set.",
+        f"torch_xla keeps what is set, so that all {seen.host.workers} workers would ask for the same chips: "
+        '"The TPU is already in use by process with pid ...".',
+        change(values),
+    )
+
+
+def _described(seen: Seen) -> Iterator[Check]:
+    """With TPU_SKIP_MDS_QUERY torch_xla reads variables in place of the metadata server (torch_xla 2.9,
+    _internal/tpu.py: get_tpu_env)."""
+    if not seen.host.chips or not seen.environ.get(SKIPS) or seen.host.framework != "torch":
+        return
+    missing = [name for name in describing(seen) if not seen.environ.get(name)]
+    if TYPE not in missing and (seen.host.workers == 1 or not missing):
+        return
+    values = {name: value for name, value in describing(seen).items() if name in missing}
+    yield Check(
+        GROUP,
+        "What describes the TPU",
+        BROKEN,
+        f"{SKIPS} is set, and {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not.",
+        "torch_xla does not ask the metadata server then, and reads these variables in its place, already when it is "
+        "imported.",
+        change(values),
+        ONE_HOST,
+    )
+
+
+def describing(seen: Seen) -> dict[str, str]:
+    """The variables that describe this host's TPU where the metadata server does not, as for a slice of one host."""
+    chips, generation = len(seen.host.chips), seen.host.generation
+    names = {TYPE: generation.type_string(chips) if generation else "v5litepod-8", "TPU_WORKER_ID": "0"}
+    if chips > 1:
+        names |= {"TPU_HOST_BOUNDS": "1,1,1", "TPU_CHIPS_PER_HOST_BOUNDS": _BOUNDS.get(chips, f"1,{chips},1")}
+    return names
+
+
+def _several_hosts(seen: Seen) -> Iterator[Check]:
+    hosts = seen.host.place.hosts
+    if len(hosts) > 1:
+        yield Check(
+            GROUP,
+            "Hosts of the slice",
+            WARNING,
+            f"TPU_WORKER_HOSTNAMES names {plural(len(hosts), 'host')}: {', '.join(hosts)}.",
+            "A TPU slice answers only when all of its hosts take part; %%tpu_train alone starts workers on this one "
+            "and would wait for the others.",
+            "%tpu_init --hosts ray",
+            "%tpu_pod shows what would run where",
+        )
+
+
+_JUDGES: tuple[Callable[[Seen], Iterator[Check]], ...] = (
+    _pjrt,
+    _kaggle,
+    _described,
+    _chosen_chips,
+    _virtual_devices,
+    _several_hosts,
+    _precision,
+    _dumps,
+    _old_runtime,
+)

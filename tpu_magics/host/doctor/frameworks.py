@@ -1,0 +1,67 @@
+"""Whether the frameworks' versions fit together.
+
+What lives here: the judgements of host/versions.py, as checks, and accelerate. What does not: libtpu (libtpu.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tpu_magics.host.doctor.check import NOT_AVAILABLE, OK, WARNING, Check, from_problems
+from tpu_magics.host.doctor.seen import Seen
+from tpu_magics.host.versions import TENSORFLOWS, judge_framework, release
+
+GROUP = "Framework versions"
+_TORCH = ("torch", "torch_xla")
+_OLDEST_ACCELERATE = (1, 10)
+
+
+def checks(seen: Seen) -> Iterator[Check]:
+    """The framework that cells are trained with, and what is trained with it."""
+    torch = seen.host.framework == "torch"
+    tpu = bool(seen.host.chips) if torch else seen.host.device == "TPU"
+    names = _TORCH if torch else (*TENSORFLOWS, "keras")
+    found = [f"{name} {seen.versions[name]}" for name in names if seen.versions.get(name)]
+    fine = f"{', '.join(found)}: they fit together"
+    yield from from_problems(GROUP, "Framework", judge_framework(seen.versions, tpu, seen.host.framework), fine)
+    if torch:
+        yield _accelerate(seen)
+    yield _together(seen)
+
+
+def _accelerate(seen: Seen) -> Check:
+    version = seen.versions.get("accelerate")
+    if not version:
+        return Check(
+            GROUP,
+            "accelerate",
+            NOT_AVAILABLE,
+            "accelerate is not installed.",
+            "Only cells that use Accelerator or transformers' Trainer need it.",
+            '%pip install "accelerate>=1.10"',
+        )
+    if release(version) < _OLDEST_ACCELERATE:
+        return Check(
+            GROUP,
+            "accelerate",
+            WARNING,
+            f"accelerate {version} is older than 1.10.",
+            "Runs are tested with 1.10 and newer.",
+            '%pip install "accelerate>=1.10"',
+            "restart the kernel",
+        )
+    return Check(GROUP, "accelerate", OK, f"accelerate {version}")
+
+
+def _together(seen: Seen) -> Check:
+    both = "tensorflow" in seen.loaded and "torch_xla" in seen.loaded
+    if both:
+        return Check(
+            GROUP,
+            "One framework in a process",
+            WARNING,
+            "This process has imported both TensorFlow and torch_xla.",
+            "Each brings its own XLA; which of the two works afterwards rests on the order of the imports.",
+            then="restart the kernel, and use one of the two in a notebook",
+        )
+    return Check(GROUP, "One framework in a process", OK, "No two frameworks are imported that disturb each other")

@@ -1,0 +1,94 @@
+"""Python and the packages that the magics themselves need.
+
+What lives here: Python, our requirements, and packages that were changed after they were imported. What does not:
+the frameworks (frameworks.py), and ipywidgets' other half in the browser (widgets.py).
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Iterator
+
+from tpu_magics.host import versions
+from tpu_magics.host.doctor.check import OK, WARNING, Check, from_problems
+from tpu_magics.host.doctor.seen import Seen
+from tpu_magics.host.problem import BROKEN
+
+GROUP = "Python and packages"
+OLDEST = (3, 10)
+_NEEDED = ("psutil", "safetensors")
+_LARGE = 8  # bytes of a pointer
+
+
+def checks(seen: Seen) -> Iterator[Check]:
+    """Python, IPython, and what is missing or was changed under this process's feet."""
+    yield _python(seen)
+    yield from from_problems(
+        GROUP,
+        "IPython",
+        versions.judge_ipython(seen.versions),
+        f"IPython {seen.versions.get('ipython') or 'not installed (needed in notebooks only)'}",
+    )
+    yield _needed(seen)
+    yield _changed(seen)
+
+
+def _python(seen: Seen) -> Check:
+    version = str(seen.versions["python"])
+    numbers = tuple(int(part) for part in version.split(".")[:2])
+    if numbers < OLDEST:
+        return Check(
+            GROUP,
+            "Python",
+            BROKEN,
+            f"Python {version} is older than 3.10.",
+            "tpu_magics and the releases of torch_xla that it knows need 3.10 or newer.",
+            then="start the notebook with a newer Python",
+        )
+    if struct.calcsize("P") < _LARGE or sys.platform != "linux":
+        return Check(
+            GROUP,
+            "Python",
+            BROKEN,
+            f"This is Python {version} for {sys.platform}, {8 * struct.calcsize('P')} bits.",
+            "torch_xla and libtpu are built for 64-bit Linux only.",
+            then="use a Linux machine, Colab, Kaggle, or a Linux container",
+        )
+    return Check(GROUP, "Python", OK, f"Python {version}")
+
+
+def _needed(seen: Seen) -> Check:
+    missing = [name for name in _NEEDED if not seen.versions.get(name)]
+    if missing:
+        return Check(
+            GROUP,
+            "Requirements",
+            BROKEN,
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed.",
+            "A run measures memory with psutil and brings weights home with safetensors.",
+            f"%pip install {' '.join(missing)}",
+            "run the cell again",
+        )
+    return Check(GROUP, "Requirements", OK, ", ".join(f"{name} {seen.versions[name]}" for name in _NEEDED))
+
+
+def _changed(seen: Seen) -> Check:
+    """pip has changed a package that this process had imported: the old one goes on until a restart."""
+    changed = [
+        f"{name} {loaded} (installed: {seen.versions[name]})"
+        for name, loaded in seen.loaded.items()
+        if seen.versions.get(name) and versions.release(loaded) != versions.release(seen.versions[name])
+    ]
+    if changed:
+        return Check(
+            GROUP,
+            "Imported packages",
+            WARNING,
+            f"This process still uses {', '.join(changed)}.",
+            "The package was changed after it was imported; workers, which are forked from this process, use the old "
+            "one, and what it imports later is of the new one.",
+            then="restart the kernel",
+        )
+    what = ", ".join(f"{name} {version}" for name, version in seen.loaded.items()) or "none of the known ones yet"
+    return Check(GROUP, "Imported packages", OK, f"As installed: {what}")

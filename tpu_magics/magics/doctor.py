@@ -1,0 +1,75 @@
+"""`%tpu_doctor`, `tpu_magics.doctor` and `python -m tpu_magics doctor`.
+
+What lives here: the way from what was asked to the doctor and back, and the exit code. What does not: the checks
+(host/doctor/), and how they look (panel/doctor.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from tpu_magics.host.doctor import examine, look, mend
+from tpu_magics.panel.doctor import Diagnosis, to_json
+
+
+def doctor(fix: bool = False) -> Diagnosis:
+    """What `%tpu_doctor` does: what is wrong with this environment, and the one command that mends each.
+
+    It starts no runtime and imports no framework; the metadata server of Google's cloud is asked at most once, and for
+    less than 2 s.
+
+    Args:
+        fix: do what is safe (this session's environment, a lock file that nobody uses), and look again.
+
+    Returns:
+        The diagnosis: it shows itself in a notebook, `print` gives it as text; `.checks`, `.broken`, `.done`, `.left`.
+    """
+    return _examined(fix, shell=False)
+
+
+def _examined(fix: bool, shell: bool) -> Diagnosis:
+    from tpu_magics.launch import session
+
+    framework = _framework(session.current.framework)
+    runtime = None if shell else bool(session.current.backend.runtime_initialized())
+    checks = examine(look(framework=framework, runtime=runtime))
+    if not fix:
+        return Diagnosis(checks, shell=shell)
+    mended = mend(checks, os.environ, in_session=not shell)
+    again = examine(look(framework=framework, runtime=runtime)) if mended.done else checks
+    return Diagnosis(again, mended.done, mended.left, fixed=True, shell=shell)
+
+
+def _framework(asked: str) -> str:
+    """What cells are trained with; torch where that cannot be told."""
+    from tpu_magics.launch.framework import AUTO, TORCH, chosen, imported
+
+    if asked == AUTO and len(imported()) > 1:
+        return TORCH
+    return chosen(asked)
+
+
+def run(found: argparse.Namespace) -> None:
+    """The magic: display the diagnosis, or print it where there is no front end."""
+    diagnosis = _examined(found.fix, shell=False)
+    if found.json:
+        print(to_json(diagnosis), flush=True)
+        return
+    if "ipykernel" not in sys.modules:
+        print(diagnosis, flush=True)
+        return
+    from IPython.display import display
+
+    display(diagnosis._repr_mimebundle_(), raw=True)
+
+
+# -- the command line ----------------------------------------------------------------------------------------------
+
+
+def run_command(found: argparse.Namespace) -> int:
+    """The command; gives the exit code: 1 where something is broken."""
+    diagnosis = _examined(found.fix, shell=True)
+    print(to_json(diagnosis) if found.json else diagnosis)
+    return 1 if diagnosis.broken else 0
