@@ -7,6 +7,7 @@ What lives here: parsing and printing. What does not: anything a notebook needs.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -53,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_doctor(doctor)
     doctor.set_defaults(run=_doctor)
     found = parser.parse_args(argv)
+    _encodable()
     try:
         return found.run(found) or 0
     except TpuMagicsError as error:
@@ -61,6 +63,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0
+
+
+def _encodable() -> None:
+    """Marks such as ✓ come out as ? where the terminal's encoding has none, and do not end the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            try:
+                "✓…".encode(stream.encoding)
+            except UnicodeEncodeError:
+                stream.reconfigure(errors="replace")
 
 
 def _host(_found: argparse.Namespace) -> None:

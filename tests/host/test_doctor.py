@@ -13,7 +13,7 @@ import pytest
 from tpu_magics.host import doctor
 from tpu_magics.host.chips import find_chips
 from tpu_magics.host.doctor import Check, examine, look, mend
-from tpu_magics.host.doctor.commands import change, to_shell
+from tpu_magics.host.doctor.commands import by_python, change, to_shell
 from tpu_magics.host.doctor.mending import SetVariables
 from tpu_magics.host.memory import Memory
 
@@ -386,6 +386,11 @@ def test_another_accounts_lock_file_is_never_removed(left_over):
             'import os; os.environ.update(A="1,2", C="x y"); os.environ.pop("B", None); os.environ.pop("D", None)',
             "export A=1,2 C='x y' && unset B D",
         ),
+        (
+            {"A": 'a b;rm "x",$HOME,{1}\\'},
+            'import os; os.environ.update(A="a b;rm \\"x\\",$HOME,{1}\\\\")',
+            "export A='a b;rm \"x\",$HOME,{1}\\'",
+        ),
     ],
 )
 def test_variables_in_a_notebook_and_in_a_shell(values, notebook, shell):
@@ -403,12 +408,24 @@ def test_variables_in_a_notebook_and_in_a_shell(values, notebook, shell):
     [
         ('%pip install "torch==2.9.0"', 'python -m pip install "torch==2.9.0"'),
         ("!kill 77", "kill 77"),
-        ("%tpu_init --hosts ray", "%tpu_init --hosts ray"),
+        ("%tpu_init --hosts ray", "# in a notebook: %tpu_init --hosts ray"),
         ("", ""),
     ],
 )
 def test_other_commands_in_a_shell(notebook, shell):
     assert to_shell(notebook) == shell
+
+
+def test_pip_is_that_of_this_environment():
+    """`!pip` in a cell, and `python` in a shell, are the first on PATH, which may be of another environment."""
+    two = "!pip uninstall -y tensorflow && pip install tensorflow-cpu==2.20.0"
+    assert by_python(two, "python") == two
+    assert by_python(two, "/o v/python") == (
+        "!'/o v/python' -m pip uninstall -y tensorflow && '/o v/python' -m pip install tensorflow-cpu==2.20.0"
+    )
+    assert by_python("%pip install torch", "/v/python") == "%pip install torch"
+    assert to_shell("%pip install torch", "/v/python") == "/v/python -m pip install torch"
+    assert to_shell(two) == "python -m pip uninstall -y tensorflow && python -m pip install tensorflow-cpu==2.20.0"
 
 
 def test_every_ill_check_of_this_file_has_something_to_do(tmp_path):

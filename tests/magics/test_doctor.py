@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from .kernel import Kernel, python
 
 FRAMEWORKS = "sorted({'torch', 'torch_xla', 'tensorflow', 'jax', 'accelerate', 'ray'} & set(__import__('sys').modules))"
@@ -115,3 +117,27 @@ def test_a_run_folder_that_cannot_be_written_is_broken(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     told = json.loads(command(tmp_path, "--json", TPU_MAGICS_RUNS=str(tmp_path / "file" / "runs")).stdout)
     assert [check["name"] for check in told["checks"] if check["state"] == "broken"] == ["Run folder"]
+
+
+@pytest.mark.parametrize("environ", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C"}])
+def test_a_terminal_without_marks_gets_question_marks(tmp_path: Path, environ: dict[str, str]) -> None:
+    done = command(tmp_path, **environ, PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "? ok" in done.stdout
+
+
+def test_the_command_names_this_interpreter_where_python_is_another(tmp_path: Path) -> None:
+    """`PATH` without this environment: "python -m pip" would install into another one."""
+    (tmp_path / "ipython-1.0.dist-info").mkdir()
+    (tmp_path / "ipython-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: ipython\nVersion: 1.0\n")
+    code = "import sys; from tpu_magics.__main__ import main; sys.exit(main(['doctor']))"
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": path, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1, done.stderr
+    assert f'{sys.executable} -m pip install "ipython>=7.34"' in done.stdout

@@ -62,6 +62,30 @@ def test_in_a_shell_commands_are_a_shells(ill):
     assert "%env" not in text and "os.environ" not in text and "(--fix)" not in text
 
 
+def test_commands_name_the_interpreter_where_a_shell_would_find_another(tmp_path):
+    versions = {"psutil": None, "tensorflow": "2.20.0"}
+    checks = examine(doctoring.seen(fake_hosts.plain(tmp_path), versions=versions))
+    assert "\n      /v/python -m pip install psutil\n" in to_text(Diagnosis(checks, shell=True, python="/v/python"))
+    in_notebook = to_text(Diagnosis(checks, python="/v/python"))
+    assert "!/v/python -m pip uninstall" in in_notebook and "%pip install psutil" in in_notebook
+
+
+def test_a_huge_variable_does_not_flood_the_page(tmp_path):
+    host = fake_hosts.plain(tmp_path)
+    host.environ["XLA_FLAGS"] = "--xla_dump_to=/" + 100_000 * "a"
+    told = Diagnosis(examine(doctoring.seen(host)))
+    assert "XLA_FLAGS=--xla_dump_to=/aaa" in to_text(told) and len(to_text(told)) < 10_000
+    assert len(to_html(told)) < 50_000
+
+
+def test_a_variable_that_is_no_text_is_told_in_json_as_well(tmp_path):
+    host = fake_hosts.plain(tmp_path)
+    host.environ["XLA_FLAGS"] = "--xla_dump_to=/\udcff"
+    text = to_json(Diagnosis(examine(doctoring.seen(host))))
+    told = [one["what"] for one in json.loads(text.encode("ascii"))["checks"] if one["name"] == "XLA_FLAGS"]
+    assert told == ["XLA_FLAGS=--xla_dump_to=/� writes every compiled program to disk."]
+
+
 def test_what_fix_did_and_left(host, ill):
     mended = mend(ill.checks, host.environ, host.root)
     again = Diagnosis(examine(doctoring.seen(host, runtime=True)), mended.done, mended.left, fixed=True)

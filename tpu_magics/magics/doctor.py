@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
+from pathlib import Path
 
 from tpu_magics.host.doctor import examine, look, mend
+from tpu_magics.host.doctor.commands import PYTHON
 from tpu_magics.panel.doctor import Diagnosis, to_json
 
 
@@ -36,10 +39,17 @@ def _examined(fix: bool, shell: bool) -> Diagnosis:
     runtime = None if shell else bool(session.current.backend.runtime_initialized())
     checks = examine(look(framework=framework, runtime=runtime))
     if not fix:
-        return Diagnosis(checks, shell=shell)
+        return Diagnosis(checks, shell=shell, python=_python(shell))
     mended = mend(checks, os.environ, in_session=not shell)
     again = examine(look(framework=framework, runtime=runtime)) if mended.done else checks
-    return Diagnosis(again, mended.done, mended.left, fixed=True, shell=shell)
+    return Diagnosis(again, mended.done, mended.left, fixed=True, shell=shell, python=_python(shell))
+
+
+def _python(shell: bool) -> str:
+    """How a shell calls this interpreter's `python` (`shell`) or `pip`: by its path where it would find another one."""
+    found = shutil.which(PYTHON if shell else "pip")
+    same = found is not None and Path(found).parent == Path(sys.executable).parent
+    return PYTHON if same else sys.executable
 
 
 def _framework(asked: str) -> str:

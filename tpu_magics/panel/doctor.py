@@ -7,6 +7,7 @@ What lives here: what is to be mended first, then all checks by group, one line 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,11 +16,12 @@ from itertools import groupby
 from typing import Any
 
 from tpu_magics.host.doctor import BROKEN, NOT_AVAILABLE, OK, STATES, WARNING, Check
-from tpu_magics.host.doctor.commands import to_shell
+from tpu_magics.host.doctor.commands import PYTHON, by_python, to_shell
 from tpu_magics.panel import table as plain
 from tpu_magics.panel.table import Row, Table
 
 SCHEMA = 1  # of the JSON
+_LONG = 160  # characters of a word that are shown
 _COUNTED = {BROKEN: "broken", WARNING: "warning", OK: "ok", NOT_AVAILABLE: "not available"}
 _OUTER = "color:inherit;max-width:70em;line-height:1.45;overflow-wrap:break-word"
 _TITLE = "font-weight:600;margin:.2em 0 .4em 0"
@@ -36,13 +38,15 @@ _SUMMARY = "cursor:pointer;margin:.6em 0 .2em 0"
 @dataclass(frozen=True)
 class Diagnosis:
     """What the doctor found. `checks`: all; `done`: what `--fix` did; `left`: what it was to do and left, with the
-    reason; `fixed`: whether it was asked to; `shell`: commands are a shell's, not a notebook's."""
+    reason; `fixed`: whether it was asked to; `shell`: commands are a shell's, not a notebook's; `python`: how a shell
+    calls this interpreter."""
 
     checks: tuple[Check, ...]
     done: tuple[str, ...] = ()
     left: tuple[tuple[Check, str], ...] = ()
     fixed: bool = False
     shell: bool = False
+    python: str = PYTHON
 
     @property
     def broken(self) -> tuple[Check, ...]:
@@ -56,7 +60,7 @@ class Diagnosis:
 
     def command(self, check: Check) -> str:
         """The command that mends it, as it is typed here."""
-        return to_shell(check.command) if self.shell else check.command
+        return to_shell(check.command, self.python) if self.shell else by_python(check.command, self.python)
 
     def __str__(self) -> str:
         return to_text(self)
@@ -72,6 +76,11 @@ def _order(check: Check) -> int:
 def to_text(found: Diagnosis) -> str:
     """At most 100 columns wide, but for commands, which stay one line."""
     return "\n\n".join([*_text_first(found), plain.to_text(_all(found.checks))])
+
+
+def _short(sentence: str) -> str:
+    """A variable may hold a hundred thousand characters; a sentence shows how each long word begins."""
+    return re.sub(rf"(\S{{{_LONG}}})\S+", r"\1…", sentence)
 
 
 def to_html(found: Diagnosis) -> str:
@@ -92,7 +101,16 @@ def to_json(found: Diagnosis) -> str:
         "done": list(found.done),
         "left": [{**_record(found, check), "reason": reason} for check, reason in found.left],
     }
-    return json.dumps(record, indent=2, ensure_ascii=False)
+    return json.dumps(_printable(record), indent=2)
+
+
+def _printable(value: Any) -> Any:
+    """Variables may hold bytes that are no text, which no reader of JSON takes."""
+    if isinstance(value, dict):
+        return {key: _printable(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_printable(one) for one in value]
+    return plain.printable(value) if isinstance(value, str) else value
 
 
 def _record(found: Diagnosis, check: Check) -> dict[str, object]:
@@ -121,8 +139,8 @@ def _items(found: Diagnosis) -> Iterator[_Item]:
         command, marked = found.command(check), " (--fix)" if _marked(found, check) else ""
         yield _Item(
             head=f"{plain.state_text(check.state)}: {check.group}, {check.name}",
-            what=check.what,
-            why=f"Why: {check.why}" if check.why else "",
+            what=_short(check.what),
+            why=f"Why: {_short(check.why)}" if check.why else "",
             commanded=f"To mend it{marked}:" if command else "",
             command=command,
             then=f"{'Then' if command else 'To mend it:'} {check.then}" if check.then else "",
@@ -137,7 +155,7 @@ def _marked(found: Diagnosis, check: Check) -> bool:
 def _done(found: Diagnosis) -> list[str]:
     """Lines of what `--fix` did."""
     said = list(found.done) or ["Nothing: there was nothing to do that is safe without asking."]
-    return [*said, *(f"Left: {check.what} {reason}" for check, reason in found.left)]
+    return [_short(line) for line in (*said, *(f"Left: {check.what} {reason}" for check, reason in found.left))]
 
 
 def _titles(found: Diagnosis) -> tuple[str, str]:
@@ -208,7 +226,7 @@ def _all(checks: Sequence[Check], title: str | None = None) -> Table:
 
 def _line(check: Check) -> Row:
     why = f" {check.why}" if check.state == NOT_AVAILABLE and check.why else ""
-    return Row((check.name, f"{check.what}{why}"), check.state)
+    return Row((check.name, _short(f"{check.what}{why}")), check.state)
 
 
 def _title(checks: Sequence[Check]) -> str:
