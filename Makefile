@@ -5,8 +5,9 @@ PYTHON ?= python3
 PY := .venv/bin/python
 GOAL := $(or $(firstword $(MAKECMDGOALS)),demo)
 TENSORFLOW := $(CURDIR)/.venv/tensorflow
-TF_NOTEBOOKS := $(sort $(wildcard notebooks/[0-9]*_tensorflow.ipynb))
-NOTEBOOKS := $(filter-out $(TF_NOTEBOOKS),$(sort $(wildcard notebooks/[0-9]*.ipynb)))
+ALL_NOTEBOOKS := $(sort $(wildcard notebooks/[0-9]*.ipynb)) $(sort $(wildcard notebooks/guides/[0-9]*.ipynb))
+TF_NOTEBOOKS := $(filter %_tensorflow.ipynb %_tensorflow_tpu.ipynb,$(ALL_NOTEBOOKS))
+NOTEBOOKS := $(filter-out $(TF_NOTEBOOKS),$(ALL_NOTEBOOKS))
 NBVAL := -m pytest -p tests._ci --nbval-lax --nbval-current-env
 
 # The kernel of .venv goes before one that a person has installed for all environments.
@@ -79,7 +80,7 @@ bench: install  ## the figures of the docs, made again
 clean:  ## remove .venv, .demo, what was built, caches and the tutorials' run folders
 	@echo "==> removing .venv .demo .bench build dist notebooks/.tpu_runs, the extension's bundle and the tools' caches"
 	@rm -rf labextension/node_modules labextension/lib labextension/build tpu_magics/labextension
-	@rm -rf .venv .demo .bench build dist notebooks/.tpu_runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv .demo .bench build dist notebooks/.tpu_runs notebooks/guides/.tpu_runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 install:

@@ -54,11 +54,14 @@ class Snapshot:
 
     def name_of(self, key: int, dtype: str, shape: tuple[int, ...]) -> str:
         """The name of a tensor: by identity, else of a tensor in host memory that looks the same; "" for none."""
-        by_key = next((one.name for one in self.tensors.values() if one.key == key), None)
-        if by_key is not None:
-            return by_key
-        alike = (one.name for one in self.tensors.values() if (one.dtype, one.shape) == (dtype, shape))
-        return next((name for name in alike if self.tensors[name].where == "cpu"), "")
+        same = [one.name for one in self.tensors.values() if one.key == key]
+        alike = [one for one in self.tensors.values() if (one.dtype, one.shape) == (dtype, shape)]
+        return _plainest(same) or _plainest([one.name for one in alike if one.where == "cpu"])
+
+
+def _plainest(names: list[str]) -> str:
+    """`ids` before `batches[3][0]`: the place of a batch in a list is another one in every step."""
+    return min(names, key=lambda name: "[" in name, default="")
 
 
 def take(frame: FrameType | None, sites: Sites) -> Snapshot:
