@@ -1,10 +1,13 @@
 """TensorFlow for tests, which do not import it: it lies in a folder of its own and does not go beside torch_xla.
 
-What lives here: a program that is run with it in a process of its own, and what it reports. What does not: programs.
+What lives here: where the folders are that hold what does not go together with the packages, a program that is run with
+TensorFlow in a process of its own, and what it reports. What does not: programs.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import json
 import os
 import subprocess
@@ -15,19 +18,37 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-TENSORFLOW = ROOT / ".venv" / "tensorflow"  # made by scripts/install.py
+# In the environment whose Python runs the tests; made by scripts/install.py in .venv, by scripts/hosts.py elsewhere.
+FOLDERS = Path(sys.prefix)
+TENSORFLOW = FOLDERS / "tensorflow"
+OLD_KERNEL = FOLDERS / "ipykernel6"
+COLAB_COMPILER = FOLDERS / "preflight-colab"
 
 
 def python_path(*before: Path) -> str:
     """PYTHONPATH with TensorFlow on it; the test is skipped where there is none."""
     require()
-    return os.pathsep.join(map(str, (*before, TENSORFLOW, ROOT)))
+    folders = [TENSORFLOW] if TENSORFLOW.is_dir() else []
+    return os.pathsep.join(map(str, (*before, *folders, ROOT)))
 
 
 def require() -> None:
-    """Skip the test where TensorFlow is not there."""
-    if not TENSORFLOW.is_dir():
+    """Skip the test where TensorFlow is not there: in its folder, or, as on Kaggle, among the packages."""
+    if not TENSORFLOW.is_dir() and importlib.util.find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not in .venv/tensorflow, where `make` puts it")
+
+
+def is_colab() -> bool:
+    """Whether the environment itself is as Colab's TPU image (see tests/hosts/colab.txt)."""
+    return importlib.metadata.version("ipykernel") == "6.17.1"
+
+
+def old_kernel() -> tuple[Path, ...]:
+    """The folder of Colab's older kernel; nothing where it is the environment's own."""
+    if is_colab():
+        return ()
+    assert OLD_KERNEL.is_dir(), "`make` installs the older kernel into .venv/ipykernel6"
+    return (OLD_KERNEL,)
 
 
 def run(program: Path, *words: str | Path, cwd: Path | None = None, **environment: str) -> str:

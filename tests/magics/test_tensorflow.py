@@ -10,7 +10,7 @@ import pytest
 
 from tests import overlay
 
-from .kernel import LOAD, OLD_KERNEL, Kernel, running_kernel
+from .kernel import LOAD, Kernel, running_kernel
 
 BUILD = """
 import keras, numpy as np
@@ -143,8 +143,7 @@ def test_the_log_of_tensorflows_c_stays_out_of_the_cell(tmp_path: Path, monkeypa
 
 def test_on_the_kernel_of_colab(tmp_path: Path) -> None:
     """ipykernel 6 and IPython 7: the panel, an interrupt, and the next cell."""
-    assert OLD_KERNEL.is_dir(), "`make` installs the older kernel into .venv/ipykernel6"
-    with running_kernel(tmp_path, **kernel_path(OLD_KERNEL)) as kernel:
+    with running_kernel(tmp_path, **kernel_path(*overlay.old_kernel())) as kernel:
         kernel.run(LOAD).good()
         kernel.run("import tensorflow as tf").good()
         interrupted(kernel)
