@@ -1,9 +1,8 @@
 """`make test-hosts`: the test suites in environments with the packages of Colab's and of Kaggle's TPU image.
 
-What lives here: making the two environments (.hosts/NAME, from tests/hosts/NAME.txt), installing our wheel into them with
-pip as a person does, the proof that this changes nothing that was there, and the suites, both at once: one for each core.
-What does not: what a host lacks (tests/hosts/lacking.py), and the machines' variables and devices (tests/hosts and
-tests/host have them as recorded).
+What lives here: making the two environments (.hosts/NAME, from tests/hosts/NAME.txt), installing our wheel into them
+with pip as a person does, the proof that this changes nothing that was there, and the suites of both at once. What does
+not: what a host lacks (tests/hosts/lacking.py), the machines' variables and devices (recorded in tests/host).
 
 Usage: .venv/bin/python scripts/hosts.py [NAME...] [-- PYTEST_ARGUMENT...]
 """
@@ -21,10 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-from scripts import install  # noqa: E402 - the overlays, and what is said
+import install  # it lies beside this script
 
+ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".hosts"
 LISTS = ROOT / "tests" / "hosts"
 TOOLS = LISTS / "tests.txt"
@@ -35,8 +33,8 @@ UV = [sys.executable, "-m", "uv"]
 
 @dataclass(frozen=True)
 class Host:
-    """`python`: the version that the image has; `overlays`: rows of install.OVERLAYS that its environment needs beside
-    its own packages; `index`: of the core that its suites run on."""
+    """`python`: the version that the image has; `overlays`: rows of install.OVERLAYS that the tests need beside the
+    packages of the image."""
 
     name: str
     python: str
@@ -194,8 +192,22 @@ def start(host: Host, options: list[str]) -> subprocess.Popen[bytes]:
     install.say(f"{host.name}: running the suites, log in {host.log.relative_to(ROOT)}")
     suites = [f"tests/{name}" for name in SUITES]
     left_out = [f"--ignore={name}" for name in NOT_THERE]
-    command = [host.interpreter, "-m", "pytest", "-p", "tests._ci", "-p", "tests.hosts.lacking", "-p", "no:cacheprovider"]
-    environment = {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1", "HYPOTHESIS_STORAGE_DIRECTORY": str(host.folder / "hypothesis")}
+    command = [
+        host.interpreter,
+        "-m",
+        "pytest",
+        "-p",
+        "tests._ci",
+        "-p",
+        "tests.hosts.lacking",
+        "-p",
+        "no:cacheprovider",
+    ]
+    environment = {
+        **os.environ,
+        "JUPYTER_PREFER_ENV_PATH": "1",
+        "HYPOTHESIS_STORAGE_DIRECTORY": str(host.folder / "hypothesis"),
+    }
     with host.log.open("wb") as log:
         words = [*map(str, command), *(options or [*suites, *left_out, "-q", "--durations=25"])]
         return subprocess.Popen(words, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
