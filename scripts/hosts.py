@@ -25,7 +25,7 @@ import install  # it lies beside this script
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".hosts"
 LISTS = ROOT / "tests" / "hosts"
-TOOLS = LISTS / "tests.txt"
+TOOLS, OVERRIDES = LISTS / "tests.txt", LISTS / "overrides.txt"
 SUITES = ("magics", "launch", "host", "runs", "panel", "check", "preflight", "hosts")
 NOT_THERE = ("tests/launch/pods",)  # many hosts on Ray: neither Colab nor Kaggle is one of several
 UV = [sys.executable, "-m", "uv"]
@@ -89,7 +89,7 @@ def make(host: Host) -> None:
         return
     install.say(f"{host.name}: making .hosts/{host.name} with {python} (Python {install.version_of(python)})")
     run([*UV, "venv", "--quiet", "--clear", "--python", python, host.folder])
-    add(host, "-r", host.packages, "pip")
+    add(host, "-r", host.packages, "--overrides", OVERRIDES, "pip")
     before = listed(host)
     add(host, "-r", TOOLS)
     refuse_changes(host, before, "The tools of the tests")
@@ -114,7 +114,8 @@ def find_python(host: Host) -> Path:
 def key(host: Host, python: Path) -> str:
     """Changes whenever the environment has to be made anew."""
     overlays = [row for row in install.OVERLAYS if row[0] in host.overlays]
-    parts = [host.packages.read_text(), TOOLS.read_text(), str(python), str(install.version_of(python)), repr(overlays)]
+    lists = [path.read_text() for path in (host.packages, TOOLS, OVERRIDES)]
+    parts = [*lists, str(python), str(install.version_of(python)), repr(overlays)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

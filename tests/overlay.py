@@ -6,12 +6,12 @@ TensorFlow in a process of its own, and what it reports. What does not: programs
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,20 @@ def require() -> None:
 
 def is_colab() -> bool:
     """Whether the environment itself is as Colab's TPU image (see tests/hosts/colab.txt)."""
-    return importlib.metadata.version("ipykernel") == "6.17.1"
+    return metadata.version("ipykernel") == "6.17.1"
+
+
+def output_of(command: str) -> str:
+    """The right side of an assignment in a cell that takes what a command prints."""
+    if is_colab() and sys.version_info >= (3, 12):  # IPython 7.34 does not know `name = !command` there
+        return f"get_ipython().getoutput({command!r})"
+    return f"!{command}"
+
+
+def tensorflow_version() -> str:
+    """ "2.21.0"."""
+    folders = [str(TENSORFLOW)] if TENSORFLOW.is_dir() else sys.path
+    return next(metadata.distributions(name="tensorflow-cpu", path=folders)).version
 
 
 def old_kernel() -> tuple[Path, ...]:

@@ -98,7 +98,7 @@ def test_cells_run_as_in_a_kernel_under_their_own_numbers() -> None:
         "",
         "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nbackend = plt.get_backend()",
         "import asyncio\nawait asyncio.sleep(0)\nget_ipython().run_line_magic('tpu_runs', '-h')",
-        "%%capture\nshouted = !echo loud\n",
+        f"%%capture\nshouted = {overlay.output_of('echo loud')}\n",
         "%%bash\nexit 0\n",
         TRAIN + "name = f.__code__.co_filename; main = __name__",
     )
