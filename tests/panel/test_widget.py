@@ -118,7 +118,7 @@ def test_only_core_widgets_are_used(tmp_path: Path, shown: Shown) -> None:
     panel = shown.panel(recorded.running(tmp_path))
     panel.look()
     assert {type(each).__name__ for each in instances().values()} <= {
-        *("HTML", "HTMLStyle", "VBox", "HBox", "Button", "ButtonStyle", "Layout")
+        *("HTML", "HTMLStyle", "DescriptionStyle", "VBox", "HBox", "Button", "ButtonStyle", "Layout")
     }
     panel.settle()
 
