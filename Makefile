@@ -14,12 +14,12 @@ NBVAL := -m pytest -p tests._ci --nbval-lax --nbval-current-env
 export JUPYTER_PREFER_ENV_PATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test lint format bench clean install
+.PHONY: help demo lab test test-hosts lint format bench clean install
 
 help:  ## show this list
 	@echo "tpu_magics: make demo, make test and their relatives. Needs python3 >= 3.10 and make."
 	@echo
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1	\2/p' Makefile
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1	\2/p' Makefile
 	@echo
 	@echo "  The first of them downloads about 5.2 GB into .venv; UV_TORCH_BACKEND=cpu make ... takes PyTorch's"
 	@echo "  CPU build instead (about 1.3 GB in all), where PyTorch's own wheel index can be reached."
@@ -58,6 +58,9 @@ test: install lint  ## lint, types, the notebooks (twice) and all tests
 	@echo "==> tests"
 	@$(PY) -m pytest -p tests._ci -n 2 --dist loadfile $(PYTEST_ARGS)
 
+test-hosts: install  ## the test suites with the packages of Colab's and of Kaggle's TPU image
+	@$(PY) scripts/hosts.py
+
 lint: install  ## ruff check, ruff format --check, mypy --strict
 	@echo "==> ruff check"
 	@$(PY) -m ruff check .
@@ -77,10 +80,10 @@ bench: install  ## the figures of the docs, made again
 	@echo "==> benchmarks"
 	@$(PY) -m tests.benchmarks
 
-clean:  ## remove .venv, .demo, what was built, caches and the tutorials' run folders
-	@echo "==> removing .venv .demo .bench build dist notebooks/.tpu_runs, the extension's bundle and the tools' caches"
+clean:  ## remove .venv, .hosts, .demo, what was built, caches and the tutorials' run folders
+	@echo "==> removing .venv .hosts .demo .bench build dist notebooks/.tpu_runs, the extension's bundle and the tools' caches"
 	@rm -rf labextension/node_modules labextension/lib labextension/build tpu_magics/labextension
-	@rm -rf .venv .demo .bench build dist notebooks/.tpu_runs notebooks/guides/.tpu_runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv .hosts .demo .bench build dist notebooks/.tpu_runs notebooks/guides/.tpu_runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 install:

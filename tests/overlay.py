@@ -1,33 +1,67 @@
 """TensorFlow for tests, which do not import it: it lies in a folder of its own and does not go beside torch_xla.
 
-What lives here: a program that is run with it in a process of its own, and what it reports. What does not: programs.
+What lives here: where the folders are that hold what does not go together with the packages, a program that is run with
+TensorFlow in a process of its own, and what it reports. What does not: programs.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-TENSORFLOW = ROOT / ".venv" / "tensorflow"  # made by scripts/install.py
+# In the environment whose Python runs the tests; made by scripts/install.py in .venv, by scripts/hosts.py elsewhere.
+FOLDERS = Path(sys.prefix)
+TENSORFLOW = FOLDERS / "tensorflow"
+OLD_KERNEL = FOLDERS / "ipykernel6"
+COLAB_COMPILER = FOLDERS / "preflight-colab"
 
 
 def python_path(*before: Path) -> str:
     """PYTHONPATH with TensorFlow on it; the test is skipped where there is none."""
     require()
-    return os.pathsep.join(map(str, (*before, TENSORFLOW, ROOT)))
+    folders = [TENSORFLOW] if TENSORFLOW.is_dir() else []
+    return os.pathsep.join(map(str, (*before, *folders, ROOT)))
 
 
 def require() -> None:
-    """Skip the test where TensorFlow is not there."""
-    if not TENSORFLOW.is_dir():
+    """Skip the test where TensorFlow is not there: in its folder, or, as on Kaggle, among the packages."""
+    if not TENSORFLOW.is_dir() and importlib.util.find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not in .venv/tensorflow, where `make` puts it")
+
+
+def is_colab() -> bool:
+    """Whether the environment itself is as Colab's TPU image (see tests/hosts/colab.txt)."""
+    return metadata.version("ipykernel") == "6.17.1"
+
+
+def output_of(command: str) -> str:
+    """The right side of an assignment in a cell that takes what a command prints."""
+    if is_colab() and sys.version_info >= (3, 12):  # IPython 7.34 does not know `name = !command` there
+        return f"get_ipython().getoutput({command!r})"
+    return f"!{command}"
+
+
+def tensorflow_version() -> str:
+    """ "2.21.0"."""
+    folders = [str(TENSORFLOW)] if TENSORFLOW.is_dir() else sys.path
+    return next(metadata.distributions(name="tensorflow-cpu", path=folders)).version
+
+
+def old_kernel() -> tuple[Path, ...]:
+    """The folder of Colab's older kernel; nothing where it is the environment's own."""
+    if is_colab():
+        return ()
+    assert OLD_KERNEL.is_dir(), "`make` installs the older kernel into .venv/ipykernel6"
+    return (OLD_KERNEL,)
 
 
 def run(program: Path, *words: str | Path, cwd: Path | None = None, **environment: str) -> str:

@@ -237,7 +237,7 @@ def test_every_module_says_what_lives_in_it(path: Path) -> None:
 # Written so that this file does not hold what it looks for.
 MACHINE_PATHS = re.compile(r"(?<![\w.~$}*-])/(?:work/|root/[.]|opt/pypi|opt/wheels)")
 TEXT_FILES = {".py", ".md", ".toml", ".cfg", ".ipynb", ".json", ".yml", ".ts", ".tsx", ".css", ".txt", ""}
-NOT_OURS = {".git", ".hypothesis", ".venv", ".demo", ".bench", ".tpu_runs", "node_modules", "dist", "build"}
+NOT_OURS = {".git", ".hypothesis", ".venv", ".hosts", ".demo", ".bench", ".tpu_runs", "node_modules", "dist", "build"}
 
 
 def own_files() -> list[Path]:
@@ -303,6 +303,19 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
     assert "tpu_magics/nbval_sanitize.cfg" in names
     assert {relative(path) for path in MODULES} <= {name.removeprefix("tpu_magics/") for name in names}
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"tpu_magics"}
+
+
+def test_the_wheel_asks_for_the_four_and_for_no_framework(built: Path) -> None:
+    """Unless an extra is named. On Colab or Kaggle it would be another version than theirs."""
+    wheel = zipfile.ZipFile(next(built.glob("*.whl")))
+    [metadata] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    asked = re.findall(r"^Requires-Dist: ([\w.-]+)(.*)$", wheel.read(metadata).decode(), re.MULTILINE)
+    assert {name for name, rest in asked if "extra ==" not in rest} == {
+        "ipython",
+        "ipywidgets",
+        "psutil",
+        "safetensors",
+    }
 
 
 def test_the_sdist_can_run_the_two_commands(built: Path) -> None:

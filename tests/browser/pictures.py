@@ -18,7 +18,7 @@ from tests.panel import recorded
 from tpu_magics.panel.bundle import to_bundle
 
 PICTURES = ROOT / "docs" / "pictures"
-TUTORIAL, TRAINS = "03_recompiles.ipynb", 11  # and its cell that recompiles
+TUTORIAL, TRAINS = "03_recompiles.ipynb", 12  # and its cell that recompiles
 
 
 def live(server: Server, page: Any) -> None:

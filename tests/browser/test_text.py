@@ -12,7 +12,7 @@ from tests.browser.jupyter import START, Notebook, Server, copied
 from tpu_magics.panel.sections_header import cause_name
 
 pytestmark = pytest.mark.browser
-TRAINS = 12  # the cell with %%tpu_train
+TRAINS = 13  # the cell with %%tpu_train
 
 
 def test_the_text_notebook_is_followed_to_its_end(server: Server, page: Any) -> None:

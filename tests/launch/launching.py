@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
@@ -162,6 +163,22 @@ def alive(pid: int) -> bool:
     except OSError:
         return False
     return state not in (b"Z", b"X")
+
+
+def reap_orphans(patience: float = 5.0) -> None:
+    """The dead workers of a notebook that was killed: they come to this process (see tests/conftest.py), which does for
+    them what init does for a person's. psutil 5.9, as on Colab, counts those that nobody reaps."""
+
+    def one_is_reaped() -> bool:
+        dead = [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
+        for child in dead:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child.pid, os.WNOHANG)
+        return bool(dead)
+
+    wait_until(one_is_reaped, patience)
+    while one_is_reaped():
+        pass
 
 
 # -- a process of its own ---------------------------------------------------------------------------------------------

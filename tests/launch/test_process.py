@@ -23,6 +23,7 @@ from tests.launch.launching import (
     forked_notebook,
     in_forked_notebook,
     interrupt_when,
+    reap_orphans,
     run,
     said,
     wait_until,
@@ -264,6 +265,7 @@ def test_workers_and_their_loaders_die_with_the_notebook(tmp_path: Path, on_devi
         born = pids("worker") + pids("loader")
         assert all(alive(pid) for pid in born)
     assert wait_until(lambda: not any(alive(pid) for pid in born), 5), [pid for pid in born if alive(pid)]
+    reap_orphans()
 
 
 def loads(model: Any, folder: Path, how: str) -> int:

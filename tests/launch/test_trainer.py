@@ -4,7 +4,9 @@ several ranks. Real runs on XLA:CPU."""
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -269,7 +271,12 @@ def test_an_evaluation_that_does_not_fit_says_so() -> None:
 
     arguments = {"auto_find_batch_size": True, "eval_strategy": "steps", "eval_steps": 2}
     error = failed(trained, FakeEvaluation(), kwargs=arguments, timeout=PATIENCE)
-    assert "ran out of memory in an evaluation" in error.what and "per_device_eval_batch_size" in error.todo
+    if "Evaluation hit an out-of-memory error" in inspect.getsource(
+        sys.modules["transformers.trainer"]
+    ):  # transformers 5.23
+        assert "ran out of memory in an evaluation" in error.what and "per_device_eval_batch_size" in error.todo
+    else:  # 5.15 takes it for one of training
+        assert "found no batch size that fits into memory" in error.what
 
 
 # -- several ranks ----------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from tests.launch.launching import (
     in_forked_notebook,
     of,
     python,
+    reap_orphans,
     refused,
     run,
     said,
@@ -289,6 +290,7 @@ def test_trap_09_descendants_go_with_their_rank(tmp_path: Path) -> None:
         loaders = [int(path.name.partition("-")[2]) for path in tmp_path.glob("loader-*")]
         os.kill(pid, signal.SIGKILL)
         assert wait_until(lambda: not any(alive(one) for one in loaders), 5)
+    reap_orphans()
 
 
 def test_trap_10_only_the_main_thread_forks() -> None:

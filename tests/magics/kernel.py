@@ -20,8 +20,9 @@ from typing import Any
 import psutil
 from jupyter_client import KernelManager
 
+from tests import overlay
+
 ROOT = Path(__file__).resolve().parents[2]
-OLD_KERNEL = ROOT / ".venv" / "ipykernel6"  # made by scripts/install.py
 PANEL = "tpu_magics-"  # how the display ids of panels begin
 LOAD = "%load_ext tpu_magics"
 # The names a test leaves, a run that still goes on, and the folder of the runs before; the histories stay.
@@ -111,8 +112,13 @@ class Cell:
 
 def with_old_kernel() -> dict[str, str]:
     """The environment of a kernel as Colab has it: ipykernel 6.17, IPython 7.34, ipywidgets 7.7."""
-    assert OLD_KERNEL.is_dir(), "`make` installs the older kernel into .venv/ipykernel6"
-    return {"PYTHONPATH": os.pathsep.join([str(OLD_KERNEL), str(ROOT)])}
+    return {"PYTHONPATH": os.pathsep.join(map(str, (*overlay.old_kernel(), ROOT)))}
+
+
+# The kernel as it is installed, and Colab's older one; in an environment like Colab's these are one.
+KERNELS: dict[str, Callable[[], dict[str, str]]] = {"new": dict, "old": with_old_kernel}
+if overlay.is_colab():
+    del KERNELS["new"]
 
 
 def without_colours(text: str) -> str:

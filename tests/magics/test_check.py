@@ -98,7 +98,7 @@ def test_what_never_ran_does_not_count(notebook: Kernel) -> None:
     """A cell below %%tpu_check, and one that did not parse."""
     notebook.run("%%tpu_check\ndef step(model, batch):\n    return model(batch)\n").good()
     assert "TPU201" in text(notebook, "%tpu_check step"), "the definition that ran is the one before"
-    assert "SyntaxError" in notebook.run("y = torch.zeros(3").error
+    assert notebook.run("y = torch.zeros(3").error_type in ("SyntaxError", "_IncompleteInputError")  # Python 3.13
     assert "TPU001" not in text(notebook, "%tpu_check")
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import overlay
+
 from .kernel import Kernel
 from .samples import MODEL, TRAIN, TRAINED
 
@@ -98,14 +100,14 @@ def decorated(model, steps=2):
 
 def test_magic_lines_in_the_cell_and_in_the_function(notebook: Kernel) -> None:
     cell = notebook.run(
-        """%%tpu_train
+        f"""%%tpu_train
 !echo from the notebook
-listed = !echo kept
+listed = {overlay.output_of("echo kept")}
 %env TPU_MAGICS_TEST=here
 def commands():
     import os
     !echo from the worker
-    inner = !echo caught
+    inner = {overlay.output_of("echo caught")}
     %time x = 1
     return inner[0], os.environ["TPU_MAGICS_TEST"]
 """

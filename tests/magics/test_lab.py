@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 import tpu_magics
 
 from .front import Front, comms, put_together, told
-from .kernel import LOAD, Cell, Kernel, running_kernel, with_old_kernel
+from .kernel import KERNELS, LOAD, Cell, Kernel, running_kernel
 from .samples import MODEL, TRAIN, TRAINED
 
 WITHIN = 5.0  # seconds in which a stopped cell has to end
@@ -23,7 +23,6 @@ def forever(model):
     while True:
         train(model, 5)
 """
-KERNELS: dict[str, Callable[[], dict[str, str]]] = {"new": dict, "old": with_old_kernel}
 
 
 @pytest.fixture(scope="module", params=KERNELS)

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from tests import overlay
+
 from .front import Front, put_together
-from .kernel import LOAD, OLD_KERNEL, Kernel, running_kernel
+from .kernel import KERNELS, LOAD, Kernel, running_kernel
 from .test_tensorflow import BUILD, ENDLESS, kernel_path
 
 
-@pytest.fixture(scope="module", params=["new", "old"])
+@pytest.fixture(scope="module", params=KERNELS)
 def notebook(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    before = [OLD_KERNEL] if request.param == "old" else []
+    before = overlay.old_kernel() if request.param == "old" else ()
     with running_kernel(tmp_path_factory.mktemp("kernel"), **kernel_path(*before)) as kernel:
         kernel.run(LOAD).good()
         kernel.run("%tpu_init --framework tensorflow").good()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 
 from tpu_magics.magics.mailbox import open_mailbox
 
-from .kernel import LOAD, PANEL, Cell, Kernel, running_kernel, with_old_kernel
+from .kernel import KERNELS, LOAD, PANEL, Cell, Kernel, running_kernel
 from .samples import MODEL, TRAIN, TRAINED
 
 WITHIN = 5.0  # seconds in which a stopped cell has to end
@@ -24,7 +24,6 @@ def forever(model):
     while True:
         train(model, 5)
 """
-KERNELS: dict[str, Callable[[], dict[str, str]]] = {"new": dict, "old": with_old_kernel}
 WIDGETS_LEFT = """
 import ipywidgets.widgets.widget as _module
 _found = getattr(_module, "_instances", None)

@@ -14,7 +14,7 @@ import pytest
 from tests.preflight.conftest import tpu_compiler  # noqa: F401
 
 from .conftest import as_new
-from .kernel import LOAD, Cell, Kernel, python, running_kernel, with_old_kernel
+from .kernel import KERNELS, LOAD, Cell, Kernel, python, running_kernel, with_old_kernel
 from .samples import MODEL, TRAIN, TRAINED
 
 TARGET = "--target v5e-1"
@@ -62,7 +62,7 @@ def notebook(kernel: Kernel) -> Kernel:
     return prepared(kernel)
 
 
-@pytest.fixture(params=["new", "old"])
+@pytest.fixture(params=KERNELS)
 def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kernel]:
     """Each of the two kernels in turn."""
     with as_new(request.getfixturevalue({"new": "module_kernel", "old": "old_kernel"}[request.param]), tmp_path) as one:

@@ -10,7 +10,7 @@ import pytest
 
 from tests import overlay
 
-from .kernel import LOAD, OLD_KERNEL, Kernel, running_kernel
+from .kernel import LOAD, Kernel, running_kernel
 
 BUILD = """
 import keras, numpy as np
@@ -57,7 +57,12 @@ def test_init_shows_the_strategy_and_gives_it_to_the_notebook(kernel: Kernel) ->
     cell = kernel.run("%tpu_init --framework tensorflow").good()
     [table] = cell.displays
     text = table["text/plain"]
-    assert "Strategy" in text and "Replicas" in text and "tensorflow-cpu 2.21" in text and "PJRT_DEVICE" not in text
+    assert (
+        "Strategy" in text
+        and "Replicas" in text
+        and f"tensorflow-cpu {overlay.tensorflow_version()}" in text
+        and "PJRT_DEVICE" not in text
+    )
     assert kernel.value("type(strategy).__name__") == "_DefaultDistributionStrategy"
     assert "-n 2 is not possible for TensorFlow" in kernel.run("%tpu_init -n 2").said
     padded = kernel.run("%tpu_pad [3, 5, 9, 9] --batch 2 --plain").good().printed
@@ -86,7 +91,10 @@ def test_functions_scripts_and_refusals(kernel: Kernel, tmp_path: Path) -> None:
     wrong = kernel.run("import tpu_magics\ntpu_magics.train(train, model, epochs=2)")
     assert "has no option epochs" in wrong.said and "kwargs=dict(epochs=...)" in wrong.said
     (tmp_path / "job.py").write_text("import sys, tensorflow as tf\nprint(sys.argv[1:], tf.__version__)\n")
-    assert "['--epochs', '2'] 2.21" in kernel.run("%tpu_train job.py --epochs 2").good().printed
+    assert (
+        f"['--epochs', '2'] {overlay.tensorflow_version()}\n"
+        in kernel.run("%tpu_train job.py --epochs 2").good().printed
+    )
     assert "--background is not possible" in kernel.run("%%tpu_train --background\nmodel.fit(x, y)").said
     old = kernel.run('%%tpu_train\nmodel.fit(x, y, verbose=0)\nmodel.save_weights("x.h5")')
     assert "x.h5 is a name that Keras 3 refuses" in old.said and "steps" not in old.printed
@@ -143,8 +151,7 @@ def test_the_log_of_tensorflows_c_stays_out_of_the_cell(tmp_path: Path, monkeypa
 
 def test_on_the_kernel_of_colab(tmp_path: Path) -> None:
     """ipykernel 6 and IPython 7: the panel, an interrupt, and the next cell."""
-    assert OLD_KERNEL.is_dir(), "`make` installs the older kernel into .venv/ipykernel6"
-    with running_kernel(tmp_path, **kernel_path(OLD_KERNEL)) as kernel:
+    with running_kernel(tmp_path, **kernel_path(*overlay.old_kernel())) as kernel:
         kernel.run(LOAD).good()
         kernel.run("import tensorflow as tf").good()
         interrupted(kernel)

@@ -62,10 +62,15 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shown]:
 
 def living() -> list[str]:
     """The ids of all open widgets."""
+    return list(instances())
+
+
+def instances() -> dict[str, Any]:
+    """All open widgets by their ids."""
     from ipywidgets.widgets import widget as module
 
     found = getattr(module, "_instances", None)  # ipywidgets 8; in 7 an attribute of the class
-    return list(module.Widget.widgets if found is None else found)
+    return dict(module.Widget.widgets if found is None else found)
 
 
 def root(panel: LivePanel) -> Any:
@@ -112,9 +117,8 @@ def test_only_core_widgets_are_used(tmp_path: Path, shown: Shown) -> None:
     """So that it works where no extension for widgets of others is installed."""
     panel = shown.panel(recorded.running(tmp_path))
     panel.look()
-    widgets = [ipywidgets.widgets.widget._instances[each] for each in living()]
-    assert {type(each).__name__ for each in widgets} <= {
-        *("HTML", "HTMLStyle", "VBox", "HBox", "Button", "ButtonStyle", "Layout")
+    assert {type(each).__name__ for each in instances().values()} <= {
+        *("HTML", "HTMLStyle", "DescriptionStyle", "VBox", "HBox", "Button", "ButtonStyle", "Layout")
     }
     panel.settle()
 

@@ -7,15 +7,13 @@ there. What does not: programs to compile (stablehlo_programs.py).
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+import sysconfig
 
 import pytest
 
+from tests import overlay
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.preflight import installed
-
-# jax 0.7.2 with libtpu 0.0.21.1, as Colab's TPU image has them; scripts/install.py puts them there.
-COLAB = Path(__file__).resolve().parents[2] / ".venv" / "preflight-colab"
 
 
 @pytest.fixture(scope="session")
@@ -33,12 +31,14 @@ def colab_compiler() -> tuple[str, ...]:
     """The compiler of Colab's versions: folders for `packages`."""
     if sys.version_info < (3, 11):
         pytest.skip("jax 0.7.2 needs Python 3.11")
-    if not (COLAB / "libtpu").is_dir():
-        pytest.skip(f"{COLAB.name} is not installed: run scripts/install.py")
-    return (str(COLAB),)
+    if overlay.is_colab():
+        return (sysconfig.get_path("platlib"),)
+    if not (overlay.COLAB_COMPILER / "libtpu").is_dir():
+        pytest.skip(f"{overlay.COLAB_COMPILER.name} is not installed: run scripts/install.py")
+    return (str(overlay.COLAB_COMPILER),)
 
 
-@pytest.fixture(scope="module", params=["newest", "colab"])
+@pytest.fixture(scope="module", params=["newest"] if overlay.is_colab() else ["newest", "colab"])
 def packages(request: pytest.FixtureRequest) -> tuple[str, ...]:
     """Each of the two in turn."""
     return request.getfixturevalue({"newest": "tpu_compiler", "colab": "colab_compiler"}[request.param])

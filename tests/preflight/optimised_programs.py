@@ -29,6 +29,7 @@ import numpy as np  # noqa: E402
 from jax import lax  # noqa: E402
 from jax.experimental import topologies  # noqa: E402
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding  # noqa: E402
+from through_client import compiled  # noqa: E402  # it lies beside this file
 
 BF16 = jnp.bfloat16
 PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], tuple[int, ...], tuple[str, ...]]] = {}
@@ -209,21 +210,6 @@ def spilling(x, w):
 def too_large(x, w):
     y = x @ w
     return (y.sort(axis=0) @ jnp.sin(y)).sum()
-
-
-def compiled(lowered: Any, devices: Any) -> Any:
-    """Through the client: jax 0.7.2 asks for layouts that a compile-only client of libtpu 0.0.21.1 does not have."""
-    if tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 8):
-        return lowered.compile()
-    import io
-
-    from jax._src import compiler
-    from jax._src.lib import _jax
-
-    code = io.BytesIO()
-    lowered.compiler_ir().operation.write_bytecode(code)
-    options = compiler.get_compile_options(1, len(devices), device_assignment=np.arange(len(devices))[None])
-    return devices[0].client.compile(code.getvalue(), _jax.DeviceList(tuple(devices)), options)
 
 
 def told(executable: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
+from tests import overlay
 from tests.panel.preflights import fitted
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session, train
@@ -97,7 +98,7 @@ def test_cells_run_as_in_a_kernel_under_their_own_numbers() -> None:
         "",
         "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nbackend = plt.get_backend()",
         "import asyncio\nawait asyncio.sleep(0)\nget_ipython().run_line_magic('tpu_runs', '-h')",
-        "%%capture\nshouted = !echo loud\n",
+        f"%%capture\nshouted = {overlay.output_of('echo loud')}\n",
         "%%bash\nexit 0\n",
         TRAIN + "name = f.__code__.co_filename; main = __name__",
     )
@@ -266,12 +267,8 @@ print(found.function(), found.function.__globals__["model"].predict(found.functi
 @pytest.mark.slow
 def test_a_keras_model_does_not_train_and_can_afterwards() -> None:
     """In a process of its own: TensorFlow and torch_xla do not go into one."""
-    root = Path(__file__).parents[2]
-    if not (root / ".venv" / "tensorflow").is_dir():
-        pytest.skip("TensorFlow is not in .venv/tensorflow, where `make` puts it")
+    environment = {**os.environ, "PYTHONPATH": overlay.python_path(), "TF_CPP_MIN_LOG_LEVEL": "2"}
     write("a.ipynb", *KERAS)
-    path = os.pathsep.join([str(root / ".venv" / "tensorflow"), str(root)])
-    environment = {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"}
     done = subprocess.run([sys.executable, "-c", AS_COMMAND], env=environment, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1:] == ["True (4, 1)"], done.stderr
     said = [line.partition(" is left out")[0] for line in done.stderr.splitlines() if " is left out" in line]

@@ -262,17 +262,26 @@ def test_more_replicas_than_devices_are_no_answer(answers: Answers) -> None:
 def test_every_generation_is_compiled_for(packages: tuple[str, ...]) -> None:
     """As many replicas as torch_xla's launcher starts; v5e is what `answers` asks for. Of the older compiler one
     generation, with two devices to a chip."""
-    names = ["v3-8"] if packages else ["v2-8", "v3-8", "v4-8", "v5p-8", "v6e-8", "tpu7x-8"]
-    for target in map(parse, names):
-        count = target.ranks
-        groups = f"dense<[{list(range(count))}]> : tensor<1x{count}xi64>"
-        text = programs.REPLICAS.replace("dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>", groups)
-        found = compile_some([graph(text, replicas=count)], target=target, packages=packages)[0]
-        assert found.status == "fits", (target.name, found.error)
-        assert found.memory is not None
-        assert (found.memory.arguments, found.memory.outputs) == (WEIGHTS + BATCH, WEIGHTS)
-        assert found.memory.available == target.chip.available
-        assert found.flops is not None and found.flops >= 2 * 64 * 512 * 512
+    for name in ["v3-8"] if packages else ["v2-8", "v3-8", "v4-8", "v5p-8", "v6e-8"]:
+        is_compiled_for(name, packages)
+
+
+@pytest.mark.slow
+def test_a_7x_is_compiled_for(tpu_compiler: tuple[str, ...]) -> None:
+    is_compiled_for("tpu7x-8", tpu_compiler)
+
+
+def is_compiled_for(name: str, packages: tuple[str, ...]) -> None:
+    target = parse(name)
+    count = target.ranks
+    groups = f"dense<[{list(range(count))}]> : tensor<1x{count}xi64>"
+    text = programs.REPLICAS.replace("dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>", groups)
+    found = compile_some([graph(text, replicas=count)], target=target, packages=packages)[0]
+    assert found.status == "fits", (name, found.error)
+    assert found.memory is not None
+    assert (found.memory.arguments, found.memory.outputs) == (WEIGHTS + BATCH, WEIGHTS)
+    assert found.memory.available == target.chip.available
+    assert found.flops is not None and found.flops >= 2 * 64 * 512 * 512
 
 
 def test_a_topology_that_libtpu_does_not_make(packages: tuple[str, ...]) -> None:

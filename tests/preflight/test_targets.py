@@ -9,10 +9,12 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.hosts import lacking
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host.chips import GENERATIONS
 from tpu_magics.preflight.chips import CHIPS, MIB
@@ -159,6 +161,7 @@ import json, sys
 import jax
 from jax.experimental.topologies import get_topology_desc
 from jax.sharding import SingleDeviceSharding
+from through_client import compiled
 
 def devices_of(target):
     return get_topology_desc(platform="tpu", topology_name=target["topology"], **target["options"]).devices
@@ -180,7 +183,7 @@ def fits(target, size):
     where = SingleDeviceSharding(device)
     arguments = [jax.ShapeDtypeStruct((one // 512, 128), "float32", sharding=where) for one in sizes if one]
     try:
-        jax.jit(lambda *given: sum(one[:8] for one in given)).lower(*arguments).compile()
+        compiled(jax.jit(lambda *given: sum(one[:8] for one in given)).lower(*arguments), [device])
     except Exception as error:
         return str(error)
     return ""
@@ -208,14 +211,17 @@ def libtpu() -> Libtpu:
     """One process asks for all: topologies of any generation can be had in it."""
     if importlib.util.find_spec("libtpu") is None or importlib.util.find_spec("jax") is None:
         pytest.skip("jax and libtpu are not installed (the extra tpu-magics[preflight])")
-    job = {"targets": [as_job(target) for target in TARGETS], "memory": [memory_job(one) for one in SMALLEST.values()]}
+    unknown = lacking.reason("preflight/test_targets.py::test_every_second_device_of_7x")
+    asked = [target for target in TARGETS if not (unknown and target.chip.generation == "7x")]
+    memory = [memory_job(target) for target in SMALLEST.values() if target in asked]
+    job = {"targets": [as_job(target) for target in asked], "memory": memory}
     done = subprocess.run(
         [sys.executable, "-c", ASK],
         input=json.dumps(job),
         capture_output=True,
         text=True,
         timeout=240,
-        env={**os.environ, **ENVIRONMENT, "TPU_LOG_DIR": "disabled"},
+        env={**os.environ, **ENVIRONMENT, "TPU_LOG_DIR": "disabled", "PYTHONPATH": str(Path(__file__).parent)},
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return Libtpu(**json.loads(done.stdout))

@@ -15,7 +15,7 @@ from pathlib import Path
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host.chips import find_chips
 
-NEEDED = {"jaxlib": (0, 7, 2), "libtpu": (0, 0, 21, 1)}  # the oldest that this was run with
+NEEDED = {"jaxlib": (0, 6, 2), "libtpu": (0, 0, 17)}  # the oldest that this was run with
 NEWER_PYTHON = (3, 11)  # of the oldest jaxlib above
 INSTALL = "Install them with: pip install 'tpu-magics[preflight]'"
 UPGRADE = "Install newer ones with: pip install -U 'tpu-magics[preflight]'"

@@ -3,7 +3,8 @@
 What lives here: every use of them. What does not: what is made of their results (programs.py), the texts of refusals
 (refusals.py).
 
-Read in jaxlib 0.7.2 and 0.10.2, with libtpu 0.0.21.1 and 0.0.52; all four pairs compile. jax itself is not imported:
+Read in jaxlib 0.7.2 and 0.10.2, with libtpu 0.0.21.1 and 0.0.52; all four pairs compile, and so does jaxlib 0.6.2 with
+libtpu 0.0.17, as Kaggle's TPU image has them. jax itself is not imported:
 its public `jax.experimental.topologies.get_topology_desc` does no more than `devices` does, and its import takes 2 s,
 where these parts take 0.4 s (measured). Its public way to a compile, `jax.jit(...).lower(...).compile()`, ends with
 SIGSEGV for libtpu 0.0.21.1, in its question for a default layout.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +54,11 @@ def devices(topology: str, options: Mapping[str, Any]) -> list[Any]:
 def context() -> Iterator[Any]:
     """An MLIR context with the dialects that a module may have (jax/_src/interpreters/mlir.py, make_ir_context)."""
     from jaxlib.mlir import ir
-    from jaxlib.mlir._mlir_libs import _jax_mlir_ext
     from jaxlib.mlir.dialects import chlo, mhlo, sdy, stablehlo
 
     with ir.Context() as made:
         registry = ir.DialectRegistry()
-        _jax_mlir_ext.register_dialects(registry)
+        _registering().register_dialects(registry)
         made.append_dialect_registry(registry)
         made.load_all_available_dialects()
         sdy.register_dialect(made)
@@ -65,6 +66,16 @@ def context() -> Iterator[Any]:
         chlo.register_dialect(made)
         stablehlo.register_dialect(made)
         yield made
+
+
+def _registering() -> Any:
+    """The module that knows the dialects of MLIR's own that jaxlib was built with."""
+    from jaxlib.mlir import _mlir_libs
+
+    try:
+        return import_module("._jax_mlir_ext", _mlir_libs.__name__)
+    except ImportError:  # jaxlib 0.6.2, as on Kaggle
+        return import_module(".register_jax_dialects", _mlir_libs.__name__)
 
 
 def parse(made: Any, module: bytes, form: str) -> Any:

@@ -3,9 +3,10 @@
 What lives here: its texts -> sizes, buffers, ops, lines. What does not: asking it (private.py), and what it says of
 programs that it takes (programs.py, optimised/). Standard library only.
 
-The texts are those of libtpu 0.0.21.1 and 0.0.52. Of HBM that does not suffice there are two: a short one ("the total
+The texts are those of libtpu 0.0.21.1 and 0.0.52. Of HBM that does not suffice there are three: a short one ("the total
 memory required for HLO temporaries (16.00G) exceeds available HBM (15.75G)", 0.0.52; its "temporaries" include
-arguments and outputs), and a long one, with a table ("Used 16.00G of 15.75G hbm. Exceeded hbm capacity by 258.00M.").
+arguments and outputs), a long one, with a table ("Used 16.00G of 15.75G hbm. Exceeded hbm capacity by 258.00M."), and
+one of a single buffer ("Allocation (size=30198988800) would exceed memory (size=17179869184)", 0.0.21.1).
 """
 
 from __future__ import annotations
@@ -15,11 +16,17 @@ from collections.abc import Iterator
 
 from tpu_magics.preflight.facts import Buffer, Memory, Place, Refused
 
-_TOO_LARGE = re.compile(r"CompileTimeHbmOom|RESOURCE_EXHAUSTED.*memory space hbm", re.DOTALL)
+_TOO_LARGE = re.compile(
+    r"CompileTimeHbmOom|RESOURCE_EXHAUSTED.*(?:memory space hbm|would exceed.*space=hbm)", re.DOTALL
+)
 _SIZE = r"([\d.]+)([KMGT]?)B?"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SHORT = re.compile(rf"total memory required for .*?\({_SIZE}\) exceeds available HBM \({_SIZE}\)")
 _LONG = re.compile(rf"Used {_SIZE} of {_SIZE} hbm\. Exceeded hbm capacity by {_SIZE}\.")
+_SINGLE = re.compile(
+    r"Allocation \(size=(\d+)\) would exceed memory \(size=(\d+)\) :: \S+ "
+    r"\[shape = '(\w+\[[\d,]*\])([^']*)', space=hbm,[^]]*?tag = '([^']*)'"
+)
 _OUTPUTS = re.compile(rf"^Output size {_SIZE}; shares {_SIZE} with arguments", re.MULTILINE)
 _NAMED = r"^\s+{} +" + _SIZE
 
@@ -53,6 +60,8 @@ def memory(text: str, available: int | None) -> Memory | None:
     if found := _LONG.search(text):
         limit = available or _size(*found.group(3, 4))
         return _of_table(text, limit, limit + _size(*found.group(5, 6)))
+    if single := _SINGLE.search(text):
+        return _at_least(int(single[1]), available or int(single[2]))
     return None
 
 
@@ -86,7 +95,10 @@ def _size(number: str, unit: str) -> int:
 
 
 def buffers(text: str) -> tuple[Buffer, ...]:
-    """The pieces that the long form lists, the largest first. Sizes are rounded as they are there."""
+    """The pieces that the long form lists, the largest first, with their rounded sizes; or the single one."""
+    if single := _SINGLE.search(text):
+        size, kind = int(single[1]), "output" if single[5].startswith("output") else "temporary"
+        return (Buffer(size=size, plain=size, shape=single[3], layout=single[4], kind=kind, op=single[5], place=None),)
     found = (_buffer(one) for one in _pieces(text))
     return tuple(sorted((one for one in found if one is not None), key=lambda one: -one.size))
 

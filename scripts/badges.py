@@ -1,0 +1,86 @@
+"""The table of notebooks in README.md, each with its badges "Open in Colab" and "Open in Kaggle".
+
+What lives here: the addresses behind the badges, made of one: `Repository` under [project.urls] in pyproject.toml.
+While the project has no public address, OWNER stands in its place. What does not: the README around the table.
+
+Usage: python scripts/badges.py            prints the table
+       python scripts/badges.py --write    puts it into README.md, between its two marks
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+BEGIN, END = "<!-- notebooks: made by scripts/badges.py -->", "<!-- end of notebooks -->"
+WITHOUT_ADDRESS = "OWNER/tpu_magics"
+COLAB = (
+    "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
+    "(https://colab.research.google.com/github/{repository}/blob/main/{path})"
+)
+KAGGLE = (
+    "[![Open in Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)]"
+    "(https://kaggle.com/kernels/welcome?src=https://github.com/{repository}/blob/main/{path})"
+)
+
+
+def main(arguments: list[str]) -> None:
+    if arguments != ["--write"]:
+        print(block())
+        return
+    old = README.read_text(encoding="utf-8")
+    if BEGIN not in old or END not in old:
+        raise SystemExit(
+            f"README.md has no place for the table. Put these two lines where it is to stand:\n{BEGIN}\n{END}"
+        )
+    README.write_text(with_block(old), encoding="utf-8")
+
+
+def with_block(text: str) -> str:
+    """The text, with the table as it is now between the marks."""
+    head, _, rest = text.partition(BEGIN)
+    return f"{head}{block()}{rest.partition(END)[2]}"
+
+
+def block() -> str:
+    """The table between its marks."""
+    rows = [f"| {title(path)} | {badge(COLAB, path)} {badge(KAGGLE, path)} |" for path in notebooks()]
+    return "\n".join([BEGIN, "", "| notebook | open it |", "|---|---|", *rows, "", END])
+
+
+def notebooks() -> list[Path]:
+    """The numbered ones, those in folders last."""
+    found = (ROOT / "notebooks").rglob("[0-9]*.ipynb")
+    return sorted(
+        (path for path in found if ".ipynb_checkpoints" not in path.parts), key=lambda path: (len(path.parts), path)
+    )
+
+
+def title(path: Path) -> str:
+    """A link to the notebook, with its title."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    first = "".join(cells[0]["source"]).splitlines()[0].lstrip("# ")
+    return f"[{first}]({path.relative_to(ROOT).as_posix()})"
+
+
+def badge(form: str, path: Path) -> str:
+    return form.format(repository=repository(), path=path.relative_to(ROOT).as_posix())
+
+
+def repository() -> str:
+    """ "owner/name" of the address that pyproject.toml gives."""
+    found = re.search(r'^Repository = "https://github\.com/([^/"]+/[^/"]+?)/?"$', _urls(), re.MULTILINE)
+    return found[1] if found else WITHOUT_ADDRESS
+
+
+def _urls() -> str:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    return text.partition("[project.urls]")[2].partition("\n[")[0]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,234 @@
+"""`make test-hosts`: the test suites in environments with the packages of Colab's and of Kaggle's TPU image.
+
+What lives here: making the two environments (.hosts/NAME, from tests/hosts/NAME.txt), installing our wheel into them
+with pip as a person does, the proof that this changes nothing that was there, and the suites of both at once. What does
+not: what a host lacks (tests/hosts/lacking.py), the machines' variables and devices (recorded in tests/host).
+
+Usage: .venv/bin/python scripts/hosts.py [NAME...] [-- PYTEST_ARGUMENT...]
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import install  # it lies beside this script
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / ".hosts"
+LISTS = ROOT / "tests" / "hosts"
+TOOLS, OVERRIDES = LISTS / "tests.txt", LISTS / "overrides.txt"
+SUITES = ("magics", "launch", "host", "runs", "panel", "check", "preflight", "hosts")
+NOT_THERE = ("tests/launch/pods",)  # many hosts on Ray: neither Colab nor Kaggle is one of several
+UV = [sys.executable, "-m", "uv"]
+
+
+@dataclass(frozen=True)
+class Host:
+    """`python`: the version that the image has; `overlays`: rows of install.OVERLAYS that the tests need beside the
+    packages of the image."""
+
+    name: str
+    python: str
+    overlays: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        return FOLDER / self.name
+
+    @property
+    def interpreter(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    @property
+    def packages(self) -> Path:
+        return LISTS / f"{self.name}.txt"
+
+    @property
+    def log(self) -> Path:
+        return FOLDER / f"{self.name}.log"
+
+
+HOSTS = {
+    "colab": Host("colab", "3.13", ("tensorflow",)),
+    "kaggle": Host("kaggle", "3.12", ("ipykernel6", "preflight-colab")),
+}
+
+
+def main(arguments: list[str]) -> None:
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    names, options = arguments[:split], arguments[split + 1 :]
+    if set(names) - set(HOSTS):
+        raise SystemExit(f"There is no host {', '.join(set(names) - set(HOSTS))}; there are: {', '.join(HOSTS)}")
+    hosts = [HOSTS[name] for name in names or HOSTS]
+    for host in hosts:
+        make(host)
+    wheel = build_wheel()
+    for host in hosts:
+        install_wheel(host, wheel)
+    test(hosts, options)
+
+
+# -- the environments -------------------------------------------------------------------------------------------------
+
+
+def make(host: Host) -> None:
+    """The host's environment, unless it is there as its list wants it."""
+    python = find_python(host)
+    stamp, wanted = host.folder / ".made", key(host, python)
+    if stamp.is_file() and stamp.read_text() == wanted:
+        install.say(f"{host.name}: .hosts/{host.name} is up to date")
+        return
+    install.say(f"{host.name}: making .hosts/{host.name} with {python} (Python {install.version_of(python)})")
+    run([*UV, "venv", "--quiet", "--clear", "--python", python, host.folder])
+    add(host, "-r", host.packages, "--overrides", OVERRIDES, "pip")
+    before = listed(host)
+    add(host, "-r", TOOLS)
+    refuse_changes(host, before, "The tools of the tests")
+    for overlay in (row for row in install.OVERLAYS if row[0] in host.overlays):
+        add_overlay(host, *overlay)
+    stamp.write_text(wanted)
+
+
+def find_python(host: Host) -> Path:
+    """A Python of the image's version; where there is none, the one that runs this, and a line that says so."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    there = sorted(pyenv.glob(f"versions/{host.python}.*/bin/python"))
+    on_path = shutil.which(f"python{host.python}")
+    for candidate in (Path(sys.executable), *map(Path, filter(None, [on_path])), *reversed(there)):
+        if install.version_of(candidate) == host.python:
+            return candidate
+    own = install.version_of(Path(sys.executable))
+    install.say(f"{host.name}: its image has Python {host.python}, which is not on this machine; taken instead: {own}")
+    return Path(sys.executable)
+
+
+def key(host: Host, python: Path) -> str:
+    """Changes whenever the environment has to be made anew."""
+    overlays = [row for row in install.OVERLAYS if row[0] in host.overlays]
+    lists = [path.read_text() for path in (host.packages, TOOLS, OVERRIDES)]
+    parts = [*lists, str(python), str(install.version_of(python)), repr(overlays)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def add(host: Host, *what: str | Path) -> None:
+    compiled = ["--compile-bytecode"] if sys.dont_write_bytecode else []
+    run([*UV, "pip", "install", "--quiet", "--python", host.interpreter, *compiled, *what])
+
+
+def add_overlay(host: Host, name: str, packages: tuple[str, ...], _oldest: tuple[int, int], with_needs: bool) -> None:
+    """A folder of packages that do not go beside the host's own, as scripts/install.py makes them for .venv."""
+    add(host, *([] if with_needs else ["--no-deps"]), "--target", host.folder / name, *packages)
+
+
+def listed(host: Host) -> dict[str, str]:
+    """Version by name of every package that the host's environment has."""
+    command = [*UV, "pip", "list", "--quiet", "--format", "json", "--python", host.interpreter]
+    found = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return {package["name"]: package["version"] for package in json.loads(found)}
+
+
+def refuse_changes(host: Host, before: dict[str, str], who: str) -> None:
+    """Stop where a package that was there has another version now, or is gone."""
+    changed = changes(before, listed(host))
+    if changed:
+        stop(f"{who} changed what {host.name} ships: {'; '.join(changed)}")
+
+
+def changes(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """What is not as it was; packages that came in addition are none."""
+    return [f"{name} {old} -> {after.get(name, 'gone')}" for name, old in before.items() if after.get(name) != old]
+
+
+# -- our wheel --------------------------------------------------------------------------------------------------------
+
+
+def build_wheel() -> Path:
+    folder = FOLDER / "dist"
+    shutil.rmtree(folder, ignore_errors=True)
+    run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder], stdout=subprocess.DEVNULL)
+    return next(folder.glob("*.whl"))
+
+
+def install_wheel(host: Host, wheel: Path) -> None:
+    """With the host's own pip and nothing that holds it back, as in a notebook there; nothing may change by it."""
+    run([*UV, "pip", "uninstall", "--quiet", "--python", host.interpreter, "tpu-magics"], stderr=subprocess.DEVNULL)
+    before = listed(host)
+    run([host.interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel])
+    refuse_changes(host, before, "Installing tpu_magics")
+    came = sorted(listed(host).keys() - before.keys() - {"tpu-magics"})
+    install.say(f"{host.name}: tpu_magics is installed; changed: nothing; came with it: {', '.join(came) or 'nothing'}")
+
+
+# -- the suites -------------------------------------------------------------------------------------------------------
+
+
+def test(hosts: list[Host], options: list[str]) -> None:
+    """The suites of all hosts at once; the log of one that fails is shown."""
+    began = time.monotonic()
+    going = {host.name: start(host, options) for host in hosts}
+    while any(process.poll() is None for process in going.values()):
+        time.sleep(min(60, 1 + (time.monotonic() - began) / 10))
+        print("    " + ", ".join(f"{host.name}: {how_far(host)}" for host in hosts), flush=True)
+    failed = [host for host in hosts if going[host.name].returncode]
+    for host in hosts:
+        said = host.log.read_text(errors="replace")
+        print(f"\n==> {host.name}\n{said if host in failed else said.splitlines()[-1]}", flush=True)
+    minutes = (time.monotonic() - began) / 60
+    if failed:
+        stop(f"The suites failed on {' and '.join(host.name for host in failed)}, after {minutes:.1f} minutes.")
+    install.say(f"the suites passed on {' and '.join(host.name for host in hosts)} in {minutes:.1f} minutes")
+
+
+def start(host: Host, options: list[str]) -> subprocess.Popen[bytes]:
+    """pytest in the host's environment, writing to its log."""
+    install.say(f"{host.name}: running the suites, log in {host.log.relative_to(ROOT)}")
+    suites = [f"tests/{name}" for name in SUITES]
+    left_out = [f"--ignore={name}" for name in NOT_THERE]
+    command = [
+        host.interpreter,
+        "-m",
+        "pytest",
+        "-p",
+        "tests._ci",
+        "-p",
+        "tests.hosts.lacking",
+        "-p",
+        "no:cacheprovider",
+    ]
+    environment = {
+        **os.environ,
+        "JUPYTER_PREFER_ENV_PATH": "1",
+        "HYPOTHESIS_STORAGE_DIRECTORY": str(host.folder / "hypothesis"),
+    }
+    with host.log.open("wb") as log:
+        words = [*map(str, command), *(options or [*suites, *left_out, "-q", "--durations=25"])]
+        return subprocess.Popen(words, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+def how_far(host: Host) -> str:
+    """The last percentage in the log."""
+    found = [line for line in host.log.read_text(errors="replace").splitlines() if line.endswith("%]")]
+    return found[-1].rpartition("[")[2].strip(" ]") if found else "beginning"
+
+
+def run(command: list[str | Path], **options: int) -> None:
+    words = list(map(str, command))
+    if subprocess.run(words, cwd=ROOT, **options).returncode:  # type: ignore[call-overload]
+        stop(f"This failed; the messages above are its own: {' '.join(words)}")
+
+
+def stop(text: str) -> NoReturn:
+    raise SystemExit(f"\n{text}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

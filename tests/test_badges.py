@@ -1,0 +1,67 @@
+"""The badges of README.md: scripts/badges.py, and that the README has what it makes."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def badges() -> Any:
+    spec = importlib.util.spec_from_file_location("badges_script", ROOT / "scripts" / "badges.py")
+    assert spec and spec.loader
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
+def test_every_numbered_notebook_has_both(badges: Any) -> None:
+    paths = sorted((ROOT / "notebooks").rglob("[0-9]*.ipynb"))
+    assert paths
+    for path in paths:
+        address = f"/blob/main/{path.relative_to(ROOT).as_posix()})"
+        [row] = [line for line in badges.block().splitlines() if address in line]
+        assert row.count(address) == 2 and "colab.research.google.com/github/" in row and "kernels/welcome?src=" in row
+
+
+@pytest.mark.parametrize("found", ["https://github.com/someone/tpu_magics", "https://github.com/someone/tpu_magics/"])
+def test_the_address_is_that_of_pyproject(
+    badges: Any, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(badges, "ROOT", tmp_path)
+    project = tmp_path / "pyproject.toml"
+    project.write_text('[project]\nname = "x"\n[other]\nRepository = "https://github.com/not/this"\n')
+    assert badges.repository() == "OWNER/tpu_magics"
+    project.write_text(f'{project.read_text()}[project.urls]\nRepository = "{found}"\n[tool.x]\na = 1\n')
+    assert badges.repository() == "someone/tpu_magics"
+
+
+def test_the_readme_has_the_table_as_it_is_now(badges: Any) -> None:
+    """Mended by: python scripts/badges.py --write"""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    other = readme.replace(badges.block(), "")
+    assert "colab.research.google.com/github" not in other and "kernels/welcome" not in other, "a badge made by hand"
+    if badges.BEGIN in readme:
+        assert readme == badges.with_block(readme)
+
+
+def test_writing_keeps_what_stands_around(badges: Any) -> None:
+    text = f"above\n{badges.BEGIN}\nold\n{badges.END}\nbelow\n"
+    assert badges.with_block(text) == f"above\n{badges.block()}\nbelow\n"
+    assert badges.with_block(badges.with_block(text)) == badges.with_block(text)
+
+
+def test_without_a_place_it_says_what_to_put_in(badges: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(badges, "README", tmp_path / "README.md")
+    badges.README.write_text("nothing\n")
+    with pytest.raises(SystemExit, match="Put these two lines where it is to stand") as told:
+        badges.main(["--write"])
+    assert badges.BEGIN in str(told.value) and badges.README.read_text() == "nothing\n"
+    badges.README.write_text(f"a\n{badges.BEGIN}\n{badges.END}\nb\n")
+    badges.main(["--write"])
+    assert badges.README.read_text() == f"a\n{badges.block()}\nb\n"
