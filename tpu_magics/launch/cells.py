@@ -244,18 +244,29 @@ def _statements(read: cell.Cell, source: Source, namespace: dict[str, Any]) -> t
             "It only imports and defines; its last statement is not a function.",
             "End the cell with the training function, or call it in the cell.",
         )
-    body, last = cell.split_last(rest)
     items = tuple(reach.reachable_from_code(whole, namespace))
     before = dict(namespace)
 
     def make(models: dict[str, Any], hoists: hoist.HoistPlan | None) -> Work:
-        tree, expression = (body, last) if hoists is None else cell.split_last(hoist.swap_tree(rest, hoists))
-        code = _compiled(tree, read.filename, "exec")
-        shown = None if expression is None else _compiled(expression, read.filename, "eval")
-        return CellWork(code, shown, namespace, models, hoists, before)
+        return statements_work(rest, read.filename, namespace, before, models, hoists)
 
     packages = packages_of_tree(read.tree) | packages_of_code(whole, namespace)
     return train.Request("cell", make, items, hoistable=rest, source=source.text, packages=packages)
+
+
+def statements_work(
+    rest: ast.Module,
+    filename: str,
+    namespace: dict[str, Any],
+    before: Mapping[str, Any],
+    models: dict[str, Any],
+    hoists: hoist.HoistPlan | None,
+) -> CellWork:
+    """The statements of a cell as every rank runs them, what is hoisted replaced."""
+    tree, expression = cell.split_last(rest if hoists is None else hoist.swap_tree(rest, hoists))
+    code = _compiled(tree, filename, "exec")
+    shown = None if expression is None else _compiled(expression, filename, "eval")
+    return CellWork(code, shown, namespace, models, hoists, before)
 
 
 def _copy(tree: ast.Module) -> ast.Module:
