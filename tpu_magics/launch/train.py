@@ -489,7 +489,7 @@ class Going:
 
     def _settle(self, watch: supervise.Watch) -> results.Home:
         if watch.reason != "done" or not all(w.good for w in watch.workers):
-            self._fail(failures.explain(self, watch))
+            self._fail(self.explained(watch))
         self.folder.update(status="collecting", workers=watch.table())
         limited = any(w.end is not None and w.end.status == "limit" for w in watch.workers)
         try:
@@ -503,6 +503,10 @@ class Going:
         self._close("stopped" if limited else "done", models=[] if limited else list(self.models))
         self.result.settle(home)
         return home
+
+    def explained(self, watch: supervise.Watch) -> TrainingFailed:
+        """Why it did not end well."""
+        return failures.explain(self, watch)
 
     def _load(self) -> results.Home:
         return results.bring_home(self.folder, self.plan.ranks, self.models, session.current.backend)

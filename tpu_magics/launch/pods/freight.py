@@ -20,13 +20,24 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends.base import Backend
-from tpu_magics.launch import hoist, streams
+from tpu_magics.launch import hoist
 from tpu_magics.launch.cells import statements_work
 from tpu_magics.launch.work import CellWork, FunctionWork, ScriptWork, Work
 from tpu_magics.runs.origin import is_library
 
 # Variables that say how to compute. Whatever else the notebook's process has says where it runs.
-_ENVIRONMENT = ("XLA_", "PT_XLA_", "LIBTPU_", "TORCH_", "PYTORCH_", "ACCELERATE_", "TRANSFORMERS_", "HF_", "OMP_", "MKL_")
+_ENVIRONMENT = (
+    "XLA_",
+    "PT_XLA_",
+    "LIBTPU_",
+    "TORCH_",
+    "PYTORCH_",
+    "ACCELERATE_",
+    "TRANSFORMERS_",
+    "HF_",
+    "OMP_",
+    "MKL_",
+)
 _ENVIRONMENT_NAMES = ("TOKENIZERS_PARALLELISM", "MPLBACKEND", "CUBLAS_WORKSPACE_CONFIG")
 _SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 _SHELLS_OWN = frozenset({"get_ipython", "In", "Out", "exit", "quit", "open", "_", "__", "___", "_ih", "_oh", "_dh"})
@@ -37,7 +48,7 @@ class Freight:
     """`work`: without what is hoisted; `models`: those that come home, by name, hoisted ones left out; `hoisted`: names
     and lines of those; `arguments`, `source`: of the function, to find them again; `tree`: the statements of a cell;
     `names`: what they read of the notebook; `script`: the text of a script; `state`: Backend.process_state; `texts`:
-    the lines of the notebook's cells; `shell`: whether the notebook has one of IPython's."""
+    the lines of the notebook's cells."""
 
     backend: Backend
     work: Work
@@ -53,7 +64,6 @@ class Freight:
     texts: Mapping[str, list[str]] = field(default_factory=dict)
     cell_names: Mapping[str, str] = field(default_factory=dict)
     cell_ids: Mapping[str, str] = field(default_factory=dict)
-    shell: bool = False
 
 
 def gathered(
@@ -81,7 +91,6 @@ def gathered(
         texts=dict(_texts(cell_names or {})),
         cell_names=cell_names or {},
         cell_ids=cell_ids or {},
-        shell=streams.running_shell() is not None,
     )
     if isinstance(work, CellWork):
         read = dict(_names_read(work))

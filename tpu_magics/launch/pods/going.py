@@ -9,20 +9,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import alone, guards, plan, process, reach, session, train
+from tpu_magics.errors import TpuMagicsError, TrainingFailed
+from tpu_magics.launch import alone, diagnose, guards, plan, process, reach, session, streams, supervise, train
 from tpu_magics.launch import failure as failures
 from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.launch.pods import freight, parcel, ship
 from tpu_magics.launch.pods.pod import Pod, PodHost
-from tpu_magics.launch.pods.remote_watch import RemoteWatch
+from tpu_magics.launch.pods.remote_watch import Link, RemoteWatch
 from tpu_magics.launch.pods.task import HostTask
 from tpu_magics.launch.relay import Relay
 from tpu_magics.launch.train import Going, Request
 from tpu_magics.runs.folder import RunFolder
+
 
 def prepare(pod: Pod, request: Request, options: Options) -> PodGoing:
     """Everything that can be refused, refused before anything is sent."""
@@ -162,6 +163,7 @@ class PodGoing(Going):
             cache=made.cache,
             rehearsed=made.rehearsed,
             collective_timeout=made.collective_timeout,
+            shell=streams.running_shell() is not None,
         )
 
     def _watching(self, made: list[Any]) -> RemoteWatch:
@@ -170,9 +172,37 @@ class PodGoing(Going):
         relay = Relay(self.folder, self._screen())
         return RemoteWatch(self.folder, workers, relay, self.plan.timeout, self.onlooker, links=links)
 
-    def watch_until_end(self) -> None:
-        assert self.watch is not None
-        self.watch.run()
+    def explained(self, watch: supervise.Watch) -> TrainingFailed:
+        assert isinstance(watch, RemoteWatch)
+        record = failures.record(self, watch)
+        culprit = diagnose.blame(record)
+        for link in watch.links:
+            if culprit is not None and culprit.rank in link.ranks and link.state:
+                record = replace(record, **_memory_of(link))
+        return diagnose.diagnose(
+            replace(
+                record,
+                hosts={rank: link.host.name for link in watch.links for rank in link.ranks},
+                lost=tuple((link.host.name, link.ranks, link.lost) for link in watch.lost),
+                refused=tuple(_refusal(link) for link in watch.refused),
+            )
+        )
+
+
+def _memory_of(link: Link) -> dict[str, Any]:
+    """The memory of a failed worker's own host."""
+    state = link.state
+    return {
+        "memory_total": state["memory_total"],
+        "memory_available_at_start": state["memory_at_start"],
+        "memory_low": state["memory_low"],
+        "oom_kills": state["oom_kills"],
+    }
+
+
+def _refusal(link: Link) -> tuple[str, str, str, str]:
+    found = link.refused or {}
+    return link.host.name, found.get("what", ""), found.get("why", ""), found.get("todo", "")
 
 
 def packed(gathered: freight.Freight, namespace: dict[str, Any]) -> parcel.Parcel:
@@ -207,5 +237,3 @@ def interruptible() -> Iterator[Callable[[], bool]]:
             return came
 
         yield interrupted
-
-

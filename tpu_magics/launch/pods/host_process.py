@@ -59,9 +59,7 @@ def _refused(error: Exception) -> dict[str, str]:
 def _prepared(task: HostTask, folder: Path) -> worker.Task:
     os.environ["PJRT_DEVICE"] = task.device
     arrays = [parcel.mapped(folder / f"array-{number}.bin") for number in range(task.arrays)]
-    main = types.ModuleType("__main__")
-    sys.modules["__main__"] = main
-    space = vars(main)
+    space = _main_of_its_own(task.shell)
     got = parcel.unpack((folder / PARCEL).read_bytes(), arrays, space)
     os.environ.update(got.environment)
     freight.become(got, space)
@@ -69,6 +67,23 @@ def _prepared(task: HostTask, folder: Path) -> worker.Task:
     for path in folder.glob("array-*.bin"):
         path.unlink()  # it stays mapped
     return worker.Task(got.backend, work, RunFiles(folder), got.cell_names, got.cell_ids)
+
+
+def _main_of_its_own(shell: bool) -> dict[str, Any]:
+    """The names of a new `__main__`, in which the notebook's come to lie; where it has a shell of IPython's there is
+    one here, which displays and the cell's own magics need. It keeps no history."""
+    _first_main.append(sys.modules["__main__"])
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    if shell:
+        from IPython.core.history import HistoryManager
+        from IPython.core.interactiveshell import InteractiveShell
+
+        HistoryManager.enabled = False
+        InteractiveShell.instance()
+    return vars(sys.modules["__main__"])
+
+
+_first_main: list[types.ModuleType] = []  # this file's own, which nobody else would keep
 
 
 def spec(task: HostTask, index: int, scratch: Path, environment: dict[str, str | None]) -> WorkerSpec:

@@ -18,9 +18,14 @@ import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+
+from tpu_magics.launch import session
+
+if TYPE_CHECKING:
+    from tpu_magics.launch.work import Work
 
 LARGE = 1 << 20  # bytes
 _MAIN, _STORAGE = "main", "storage"
@@ -110,13 +115,33 @@ def _bytes_of(storage: Any) -> Any:
     return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """What a run sends, in bytes. `parcel`: the pickles; `shared`: large arrays, which go through the object store."""
+
+    parcel: int
+    shared: int
+
+
+def measure(work: Work) -> Sizes:
+    """What this work takes along. Raises TpuMagicsError naming what cannot be pickled."""
+    from tpu_magics.launch.pods import freight, unsendable
+
+    current = session.current
+    current.backend.prepare()
+    gathered = freight.gathered(work, current.backend, cell_names=current.notebook.cell_names())
+    try:
+        packed = pack(gathered, current.notebook.namespace)
+    except Exception as error:
+        raise unsendable.explained(gathered, current.notebook.namespace, error) from None
+    return Sizes(len(packed.data), packed.array_bytes)
+
+
 # -- there ------------------------------------------------------------------------------------------------------------
 
 
 class Unpickler(pickle.Unpickler):
-    def __init__(
-        self, file: Any, buffers: Sequence[Any], storages: Callable[[int], Any], main: dict[str, Any]
-    ) -> None:
+    def __init__(self, file: Any, buffers: Sequence[Any], storages: Callable[[int], Any], main: dict[str, Any]) -> None:
         super().__init__(file, buffers=buffers)
         self._storages = storages
         self._main = main

@@ -46,6 +46,10 @@ class Link:
     bytes: int = 0
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(worker.rank for worker in self.workers)
+
+    @property
     def over(self) -> bool:
         """Whether nothing more is to be expected of it: it has told all, or is lost."""
         return bool(self.lost) or (self.state.get("exit") is not None and not self.question)

@@ -19,8 +19,8 @@ STARTING, RUNNING, ENDED, REFUSED = "starting", "running", "ended", "refused"
 @dataclass(frozen=True)
 class HostTask:
     """One host's share. `index`: of the host; `workers`, `replicas`: here; `hosts`: of the run; `store`: where rank 0
-    listens in a rehearsal; `address`: where the others reach this host; `environment`: of its workers, None unsets; the
-    rest as in launch/plan.py."""
+    listens in a rehearsal; `address`: where the others reach this host; `environment`: of its workers, None unsets;
+    `arrays`: files of large arrays; `shell`: the notebook has one of IPython's; the rest as in launch/plan.py."""
 
     index: int
     name: str
@@ -38,6 +38,7 @@ class HostTask:
     address: str = ""
     collective_timeout: float = 60.0
     arrays: int = 0
+    shell: bool = False
 
     @property
     def first(self) -> int:
