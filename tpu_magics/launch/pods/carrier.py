@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,8 @@ New = tuple[str, int, bytes]
 class Carrier:
     """One host of a run."""
 
-    def __init__(self, name: str, paths: Sequence[str] = ()) -> None:
+    def __init__(self, name: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_root()))
-        self.paths = list(paths)
         self.process: subprocess.Popen[bytes] | None = None
 
     def hello(self, ports: int) -> dict[str, Any]:
@@ -75,8 +74,7 @@ class Carrier:
 
     def _environment(self) -> dict[str, str]:
         found = {name: text for name, text in os.environ.items() if name not in _RAYS_OWN and name[:4] != "RAY_"}
-        paths = [*filter(None, sys.path), *self.paths]
-        found["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        found["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
         return found
 
     # -- what it writes -------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from tpu_magics.launch import session
+from tpu_magics.launch.pods.modules import own_modules, put
 
 if TYPE_CHECKING:
     from tpu_magics.launch.work import Work
@@ -106,7 +107,7 @@ def pack(value: Any, main: dict[str, Any]) -> Parcel:
         else:
             outside[number] = len(arrays)
             arrays.append(content)
-    return Parcel(pickle.dumps((file.getvalue(), inside, outside, count)), tuple(arrays))
+    return Parcel(pickle.dumps((own_modules(), file.getvalue(), inside, outside, count)), tuple(arrays))
 
 
 def _bytes_of(storage: Any) -> Any:
@@ -157,10 +158,11 @@ class Unpickler(pickle.Unpickler):
         return torch.storage.TypedStorage(wrap_storage=storage, dtype=getattr(torch, dtype), _internal=True)
 
 
-def unpack(data: bytes, arrays: Sequence[Any], main: dict[str, Any]) -> Any:
+def unpack(data: bytes, arrays: Sequence[Any], main: dict[str, Any], folder: Path) -> Any:
     """The packed value. `arrays`: buffers that may be written to; what was defined by value becomes a name of `main`,
-    unless one is there."""
-    pickles, inside, outside, count = pickle.loads(data)
+    unless one is there; `folder`: for the person's own modules."""
+    modules, pickles, inside, outside, count = pickle.loads(data)
+    put(modules, folder)
     known: dict[int, Any] = {}
 
     def storage(number: int) -> Any:

@@ -8,11 +8,9 @@ The parcel and each large array are put into the object store once; Ray brings t
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
@@ -22,7 +20,6 @@ from tpu_magics.launch.pods.pod import Pod, PodHost
 from tpu_magics.launch.pods.remote_watch import Link, _short
 from tpu_magics.launch.pods.task import HostTask
 from tpu_magics.launch.supervise import Watched
-from tpu_magics.runs.origin import is_library
 
 COMES = 60.0  # seconds in which each host has started its carrier
 BEGINS = 120.0  # seconds in which it has the parcel and has started its process
@@ -70,9 +67,8 @@ def carriers(
     import ray
 
     kind = ray.remote(Carrier)
-    paths = own_paths()
     made = [
-        kind.options(max_restarts=0, max_task_retries=0, **placing(pod, host)).remote(f"{name}-{host.index}", paths)
+        kind.options(max_restarts=0, max_task_retries=0, **placing(pod, host)).remote(f"{name}-{host.index}")
         for host in pod.hosts
     ]
     try:
@@ -82,12 +78,6 @@ def carriers(
     except BaseException:
         kill(made)
         raise
-
-
-def own_paths() -> list[str]:
-    """The notebook's folders of modules that are not installed: on a shared disk the hosts have them, too."""
-    paths = [str(Path(path or ".").absolute()) for path in sys.path]
-    return [path for path in dict.fromkeys(paths) if not is_library(f"{path}/x.py")]
 
 
 def kill(made: Sequence[Any]) -> None:
