@@ -18,14 +18,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.pods.address import CLIENT_PORT, GCS_PORT, Address
+from tpu_magics.launch.pods.address import CLIENT_PORT, GCS_PORT, HERE, Address
 
 PATIENCE = 10.0  # seconds for an answer
 EXTRA = '%pip install "tpu-magics[pods]"'
-# What Ray reads while it is imported or connects: no usage statistics; another patch of Python is a warning
-# (versions.py says it); and where the head is lost, Ray would end this process, the notebook's kernel, after 60 s.
+# What Ray reads while it is imported or connects: no usage statistics, no lines of its C++ part in the cells; another
+# patch of Python is a warning (versions.py says it); and where the head is lost, Ray would end this process, the
+# notebook's kernel, after 60 s.
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "31536000",
 }
@@ -65,18 +67,22 @@ def require_ray() -> None:
 
 
 def connect(address: Address) -> None:
-    """Connect this process. A connection to the same cluster that is there, also one of the notebook's own code, is
-    taken as it is. Raises TpuMagicsError where nothing answers within PATIENCE seconds, or it is no place to connect
-    from."""
+    """Connect this process; one connection of `connect` takes the place of another. A connection of the notebook's own
+    code is taken as it is. Raises TpuMagicsError where nothing answers within PATIENCE seconds, or it is no place to
+    connect from."""
     require_ray()
+    until = time.monotonic() + PATIENCE
     with _ray_environment():
         import ray
 
-        if ray.is_initialized():
+        if ray.is_initialized() and Connection.address is None:
             _require_same(address)
             return
-        ask(address)
-        with _signals_kept():
+        ask(address, max(until - time.monotonic(), PATIENCE / 2))
+        if ray.is_initialized() and Connection.address == address:
+            return
+        leave()
+        with _signals_kept(), _no_native_lines():
             _open(address)
     Connection.address = address
 
@@ -264,21 +270,17 @@ def _refused(address: Address, error: Exception) -> TpuMagicsError:
 
 
 def _require_same(address: Address) -> None:
-    """This process has a connection: it must be to the cluster that is asked for, as far as that can be seen."""
+    """The notebook's own code has connected this process: it must be to the cluster that is asked for, as far as that
+    can be seen."""
     import ray
 
-    if Connection.address is not None:
-        if Connection.address.url == address.url:
-            return
-        connected = Connection.address.url
-    else:
-        connected = "" if ray.util.client.ray.is_connected() else str(ray.get_runtime_context().gcs_address)
-        if address.asked in ("ray", "auto") or _same_place(connected, address):
-            return
+    connected = "" if ray.util.client.ray.is_connected() else str(ray.get_runtime_context().gcs_address)
+    if address.asked in HERE or _same_place(connected, address):
+        return
     raise TpuMagicsError(
         f"This notebook is connected to another Ray cluster already{f', at {connected}' if connected else ''}.",
-        f"A process has one connection; --hosts asks for {address.text}.",
-        "Leave that one first: %tpu_init --hosts off, or ray.shutdown() where your own code connected.",
+        f"Its own code has called ray.init(), and a process has one connection; --hosts asks for {address.text}.",
+        "Name that cluster (--hosts ray takes the connection that is there), or call ray.shutdown() first.",
     )
 
 
@@ -307,6 +309,20 @@ def _ray_environment() -> Iterator[None]:
         for name, text in before.items():
             if text is None:
                 os.environ.pop(name, None)
+
+
+@contextmanager
+def _no_native_lines() -> Iterator[None]:
+    """Ray's C++ part says on the descriptor of stderr that it has been told to be quiet. What is wrong it raises."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 @contextmanager

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def join(current: Session, hosts: str, wanted: Slice | None, options: Options) -> Pod | None:
-    """The pod that `hosts` names; None, and what was there left, for none. Where it is refused, the session is as it
-    was."""
+    """The pod that `hosts` names; None, and what was there left, for none. Where it is refused, the session keeps its
+    pod, unless that was given back for the new one."""
     if not hosts or hosts == address.OFF:
         leave(current)
         return None
@@ -31,7 +31,13 @@ def join(current: Session, hosts: str, wanted: Slice | None, options: Options) -
             "An SPMD run has one worker, which drives the devices of its own host.",
             "Leave one of them away.",
         )
-    return plan.find(hosts, wanted, options.processes)
+    before = (cluster.Connection.address, slices.Held.group)
+    try:
+        return plan.find(hosts, wanted, options.processes)
+    except BaseException:
+        if (cluster.Connection.address, slices.Held.group) != before:
+            current.pod = None
+        raise
 
 
 def leave(current: Session) -> None:

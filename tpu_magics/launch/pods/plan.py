@@ -46,6 +46,7 @@ def _pod(found: addresses.Address, wanted: Slice | None, processes: int | None) 
         members = _with_room(alive)
         pod = Pod(found.url, _hosts(members), client=found.client)
     else:
+        with_ranks(_on_slice(found, chosen.slice, chosen.nodes), processes)  # refused before anything is held
         members = _held(chosen.slice, alive)
         pod = _on_slice(found, chosen.slice, members)
     return with_ranks(_looked_at(pod, members), processes)
