@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import arguments, cell, hoist, reach, session, train
@@ -21,6 +21,9 @@ from tpu_magics.launch.framework import TENSORFLOW, packages_of_code, packages_o
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.results import TrainResult
 from tpu_magics.launch.work import CellWork, ScriptWork, Work
+
+if TYPE_CHECKING:
+    from tpu_magics.launch.pods.pod import Pod
 
 INTERCEPT = "__tpu_magics_launch__"
 
@@ -214,6 +217,9 @@ def _possible(asked: Any, options: Options) -> int | None:
     if options.spmd is not None:
         session.current.notebook.say(f"The call asks for {asked} processes; with --spmd one drives all devices.")
         return None
+    pod = session.current.pod
+    if pod is not None:
+        return _possible_on(pod, int(asked))
     host = session.known_host()
     ranks = host.workers * host.replicas
     if asked in (1, ranks):
@@ -225,6 +231,15 @@ def _possible(asked: Any, options: Options) -> int | None:
         return asked
     session.current.notebook.say(
         f"The call asks for {asked} processes; this host has {len(host.chips)} TPU chips, so {ranks} ranks are started."
+    )
+    return None
+
+
+def _possible_on(pod: Pod, asked: int) -> int | None:
+    if asked == pod.ranks or (pod.device == "CPU" and asked > 0 and asked % len(pod.hosts) == 0):
+        return asked
+    session.current.notebook.say(
+        f"The call asks for {asked} processes; on {len(pod.hosts)} hosts {pod.ranks} ranks are started."
     )
     return None
 

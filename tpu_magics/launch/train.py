@@ -189,6 +189,7 @@ def start(request: Request, options: Options, workers: int | None = None) -> res
     session.current.refuse_second()
     process.require_main_thread()
     if session.current.is_local(request.items, request.packages, bool(request.launcher)):
+        _refuse_hosts()
         return local.start_here(request, options)
     local_checks.refuse_local_options(options)
     found = checking.look(getattr(request.hoistable, "__name__", ""), request.script, options.strict)
@@ -210,6 +211,15 @@ def start(request: Request, options: Options, workers: int | None = None) -> res
         going.abandon(error)
         raise
     return going.result
+
+
+def _refuse_hosts() -> None:
+    if session.current.pod is not None:
+        raise TpuMagicsError(
+            "TensorFlow is not trained on the hosts of a Ray cluster.",
+            "Its strategy trains from the notebook's own process, and reaches the devices of other hosts itself.",
+            "Train here with %tpu_init --hosts off, or name the TPU: %tpu_init --tpu NAME",
+        )
 
 
 def _on_pod(request: Request, options: Options) -> Going:

@@ -17,18 +17,18 @@ from tpu_magics.launch.pods.parcel import LARGE, pack, unpack
 ROOT = Path(__file__).parents[3]
 
 
-def through(value: Any, folder: Path, main: dict[str, Any] | None = None, there: dict[str, Any] | None = None) -> Any:
+def through(value: Any, main: dict[str, Any] | None = None, there: dict[str, Any] | None = None) -> Any:
     """The value, packed and unpacked."""
     packed = pack(value, main if main is not None else {"__name__": "__main__"})
     arrays = [bytearray(memoryview(one).cast("B")) for one in packed.arrays]
-    return unpack(packed.data, arrays, there if there is not None else {}, folder)
+    return unpack(packed.data, arrays, there if there is not None else {})
 
 
 @pytest.mark.parametrize("size", [4, LARGE])
-def test_tensors_keep_their_content_and_what_they_share(tmp_path: Path, size: int) -> None:
+def test_tensors_keep_their_content_and_what_they_share(size: int) -> None:
     whole = torch.arange(size, dtype=torch.float32)
     tied = torch.nn.Parameter(whole)
-    there = through({"whole": whole, "part": whole[1:3], "tied": [tied, tied]}, tmp_path)
+    there = through({"whole": whole, "part": whole[1:3], "tied": [tied, tied]})
     assert torch.equal(there["whole"], whole) and torch.equal(there["part"], whole[1:3])
     there["whole"][1] = -1
     assert there["part"][0] == -1 and there["tied"][0] is there["tied"][1]
@@ -36,11 +36,9 @@ def test_tensors_keep_their_content_and_what_they_share(tmp_path: Path, size: in
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.bool, torch.float64, torch.complex64])
-def test_every_type_of_tensor_travels(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_every_type_of_tensor_travels(dtype: torch.dtype) -> None:
     value = torch.ones(3, 4).to(dtype)
-    there = through(
-        [value, value.t(), torch.empty(0, dtype=dtype), torch.empty(2, device="meta", dtype=dtype)], tmp_path
-    )
+    there = through([value, value.t(), torch.empty(0, dtype=dtype), torch.empty(2, device="meta", dtype=dtype)])
     assert torch.equal(there[0], value) and there[0].dtype == dtype and there[1].stride() == (1, 4)
     assert there[2].numel() == 0 and there[3].device.type == "meta"
 
@@ -52,8 +50,8 @@ def test_large_content_lies_beside_the_pickles() -> None:
     assert len(large.data) - len(small.data) < 2000
 
 
-def test_arrays_can_be_written_to(tmp_path: Path) -> None:
-    there = through(np.arange(LARGE), tmp_path)
+def test_arrays_can_be_written_to() -> None:
+    there = through(np.arange(LARGE))
     there[0] = 5
     assert there[0] == 5 and there[-1] == LARGE - 1
 
@@ -71,11 +69,11 @@ step = 10
 """
 
 
-def test_what_a_notebook_defines_lies_in_the_other_processs_main(tmp_path: Path) -> None:
+def test_what_a_notebook_defines_lies_in_the_other_processs_main() -> None:
     main: dict[str, Any] = {"__name__": "__main__"}
     exec(NOTEBOOK, main)
     there: dict[str, Any] = {"__name__": "__main__"}
-    train, point, kind = through((main["train"], main["Point"](1), main["Kind"].A), tmp_path, main, there)
+    train, point, kind = through((main["train"], main["Point"](1), main["Kind"].A), main, there)
     assert train() == 11 and point.moved().x == 11 and train.__globals__ is there
     there["step"] = 20
     assert train() == 21 and point.moved().x == 21
@@ -99,7 +97,7 @@ def test_a_module_beside_the_notebook_is_sent_with_it(tmp_path: Path) -> None:
     receiver = (
         "import pathlib\nfrom tpu_magics.launch.pods.parcel import unpack\n"
         f"data = pathlib.Path({str(tmp_path / 'sent')!r}).read_bytes()\n"
-        "print(unpack(data, [], vars(), pathlib.Path('.'))(14))\n"
+        "print(unpack(data, [], vars())(14))\n"
     )
     for code, folder in ((sender, here), (receiver, there)):
         done = subprocess.run(

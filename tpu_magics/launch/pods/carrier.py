@@ -25,10 +25,13 @@ from typing import Any
 from tpu_magics.host import free_disk
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch.pods.task import LOG, PARCEL, TASK, HostTask, read_state
+from tpu_magics.runs.alive import process_started, same_process
+from tpu_magics.runs.files import RunFiles
 
 CHUNK = 4 << 20  # bytes of one file in one answer
 LOOK_EVERY = 0.02  # seconds
 _BY_LINES = (".jsonl",)  # sent in whole lines: those of several hosts go into one file
+OWNER = "carrier"  # file: pid and start time of the process that has the folder
 GRACE = 5.0  # seconds in which a process that was told to stop ends
 # Variables of Ray's that are for its own worker process. Ray sets the number of threads to its CPUs (2.60).
 _RAYS_OWN = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
@@ -41,7 +44,10 @@ class Carrier:
     """One host of a run."""
 
     def __init__(self, name: str) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_root()))
+        root = _root()
+        _sweep(root)
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root))
+        (self.folder / OWNER).write_text(f"{os.getpid()} {process_started(os.getpid())}")
         self.process: subprocess.Popen[bytes] | None = None
 
     def hello(self, ports: int) -> dict[str, Any]:
@@ -143,7 +149,7 @@ class Carrier:
             except subprocess.TimeoutExpired:
                 os.killpg(self.process.pid, signal.SIGKILL)  # its workers die with it
                 self.process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        _remove(self.folder)
 
 
 def _new_in(path: Path, offset: int) -> New | None:
@@ -170,7 +176,23 @@ def _free_ports(count: int) -> Iterator[int]:
 
 
 def _root() -> Path:
-    """The folder of this account's hosts' folders; what carriers left that were killed is taken away."""
+    """The folder of this account's hosts' folders."""
     root = Path(tempfile.gettempdir()) / f"tpu_runs-{os.getuid()}" / "hosts"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     return root
+
+
+def _sweep(root: Path) -> None:
+    """Take away what carriers have left that were killed with their node."""
+    for folder in root.iterdir():
+        try:
+            pid, started = (folder / OWNER).read_text().split()
+            if not same_process(int(pid), int(started)):
+                _remove(folder)
+        except (OSError, ValueError):
+            continue  # another carrier is making or removing it just now
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(RunFiles(folder).scratch_path, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -16,7 +16,8 @@ from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.launch import alone, diagnose, guards, plan, process, reach, session, streams, supervise, train
 from tpu_magics.launch import failure as failures
 from tpu_magics.launch.plan import Options, Plan
-from tpu_magics.launch.pods import freight, parcel, ship
+from tpu_magics.launch.pods import freight, parcel, ship, slices
+from tpu_magics.launch.pods.plan import require_room, with_ranks
 from tpu_magics.launch.pods.pod import Pod, PodHost
 from tpu_magics.launch.pods.remote_watch import Link, RemoteWatch
 from tpu_magics.launch.pods.task import HostTask
@@ -43,6 +44,7 @@ def prepare(pod: Pod, request: Request, options: Options) -> PodGoing:
         taken = set(models)
         models = {**models, **{train.free_name(name, taken): model for name, model in hoists.models.items()}}
     size = sum(backend.model_bytes(model) for model in models.values())
+    require_room(pod, size, options.force)
     folder = RunFolder.create(options.run_name or request.folder_name)
     try:
         plan.require_disk(folder.path, size, options.force)
@@ -66,10 +68,6 @@ def with_options(pod: Pod, options: Options) -> Pod:
             "There each host has its own processes, one for each chip.",
             "Leave --spmd away, or train on this host alone: %tpu_init --hosts off",
         )
-    if options.processes is None or options.processes == pod.ranks:
-        return pod
-    from tpu_magics.launch.pods.plan import with_ranks
-
     return with_ranks(pod, options.processes)
 
 
@@ -217,9 +215,7 @@ def packed(gathered: freight.Freight, namespace: dict[str, Any]) -> parcel.Parce
 
 def placing(pod: Pod, host: PodHost) -> Mapping[str, Any]:
     """Ray's options of a host's carrier."""
-    from tpu_magics.launch.pods.slices import placing as place
-
-    return place(pod, host)
+    return slices.placing(pod, host)
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def _prepared(task: HostTask, folder: Path) -> worker.Task:
     os.environ["PJRT_DEVICE"] = task.device
     arrays = [parcel.mapped(folder / f"array-{number}.bin") for number in range(task.arrays)]
     space = _main_of_its_own(task.shell)
-    got = parcel.unpack((folder / PARCEL).read_bytes(), arrays, space, folder)
+    got = parcel.unpack((folder / PARCEL).read_bytes(), arrays, space)
     os.environ.update(got.environment)
     freight.become(got, space)
     work = freight.made(got, space, folder)

@@ -1,28 +1,41 @@
 """The person's own modules: files beside the notebook that the hosts do not have.
 
-What lives here: which of the modules that are loaded are such, their text, and where it is put on a host. What does
-not: functions and classes of the notebook itself, which travel by value (parcel.py), and installed packages, which each
-host has to have.
+What lives here: which of the modules that are loaded are such, their text, and how a host imports them: from memory,
+under the paths that they have at the notebook, which stacks and records then name. What does not: functions and classes
+of the notebook itself, which travel by value (parcel.py), and installed packages, which each host has to have.
 """
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.util
+import linecache
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
 from tpu_magics.runs.origin import is_library
 
-FOLDER = "modules"
 LARGEST = 1 << 20  # bytes of one file
 MOST = 16 << 20  # bytes of all
 
 
-def own_modules() -> dict[str, bytes]:
-    """Path below a folder of modules -> text, of all loaded modules that are plain Python and not installed. A package
-    of which a part is something else (an extension, a large file) stays whole where it is."""
-    found: dict[str, bytes] = {}
+@dataclass(frozen=True)
+class Text:
+    """A module. `path`: where it is at the notebook."""
+
+    path: str
+    text: bytes
+    package: bool
+
+
+def own_modules() -> dict[str, Text]:
+    """All loaded modules that are plain Python and not installed, by name. A package of which a part is something else
+    (an extension, a large file) stays whole where it is."""
+    found: dict[str, Text] = {}
     broken: set[str] = set()
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -30,11 +43,11 @@ def own_modules() -> dict[str, bytes]:
             continue
         text = _text(Path(file))
         if text is None:
-            broken.add(name.partition(".")[0])
+            broken.add(_top(name))
         else:
-            found[_place(name, module)] = text
-    kept = {place: text for place, text in found.items() if _top(place) not in broken}
-    return kept if sum(map(len, kept.values())) <= MOST else {}
+            found[name] = Text(file, text, hasattr(module, "__path__"))
+    kept = {name: one for name, one in found.items() if _top(name) not in broken}
+    return kept if sum(len(one.text) for one in kept.values()) <= MOST else {}
 
 
 def _text(path: Path) -> bytes | None:
@@ -46,28 +59,57 @@ def _text(path: Path) -> bytes | None:
         return None
 
 
-def _place(name: str, module: ModuleType) -> str:
-    path = name.replace(".", "/")
-    return f"{path}/__init__.py" if hasattr(module, "__path__") else f"{path}.py"
+def _top(name: str) -> str:
+    return name.partition(".")[0]
 
 
-def _top(place: str) -> str:
-    return place.partition("/")[0].removesuffix(".py")
+# -- on a host --------------------------------------------------------------------------------------------------------
 
 
-def put(texts: Mapping[str, bytes], folder: Path) -> None:
-    """On a host: make them importable, before all else of these names."""
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds what came with the run, before all else of these names; folders without an `__init__.py`, too."""
+
+    def __init__(self, texts: Mapping[str, Text]) -> None:
+        self.texts = texts
+        self.folders = {name[:at] for name in texts for at, letter in enumerate(name) if letter == "."} - set(texts)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        del path, target
+        if name in self.texts:
+            one = self.texts[name]
+            return importlib.util.spec_from_loader(name, Loader(one), origin=one.path, is_package=one.package)
+        if name in self.folders:
+            spec = ModuleSpec(name, None, is_package=True)
+            spec.submodule_search_locations = []
+            return spec
+        return None
+
+
+class Loader(importlib.abc.SourceLoader):
+    """One of them."""
+
+    def __init__(self, one: Text) -> None:
+        self.one = one
+
+    def get_filename(self, fullname: str) -> str:  # noqa: ARG002
+        return self.one.path
+
+    def get_data(self, path: str | bytes) -> bytes:
+        if path != self.one.path:  # a cache of its bytecode, which is not sent
+            raise OSError(path)
+        return self.one.text
+
+    def is_package(self, fullname: str) -> bool:  # noqa: ARG002
+        return self.one.package
+
+
+def put(texts: Mapping[str, Text]) -> None:
+    """Make them importable here, and their lines known to stacks."""
     if not texts:
         return
-    root = folder / FOLDER
-    for place, text in _checked(texts):
-        path = root / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text)
-    sys.path.insert(0, str(root))
-
-
-def _checked(texts: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
-    for place, text in texts.items():
-        if ".." not in Path(place).parts and not Path(place).is_absolute():
-            yield place, text
+    sys.meta_path.insert(0, Finder(texts))
+    for one in texts.values():
+        lines = one.text.decode("utf-8", "replace").splitlines(keepends=True)
+        linecache.cache[one.path] = (len(one.text), None, lines, one.path)

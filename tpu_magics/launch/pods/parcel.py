@@ -158,11 +158,11 @@ class Unpickler(pickle.Unpickler):
         return torch.storage.TypedStorage(wrap_storage=storage, dtype=getattr(torch, dtype), _internal=True)
 
 
-def unpack(data: bytes, arrays: Sequence[Any], main: dict[str, Any], folder: Path) -> Any:
+def unpack(data: bytes, arrays: Sequence[Any], main: dict[str, Any]) -> Any:
     """The packed value. `arrays`: buffers that may be written to; what was defined by value becomes a name of `main`,
-    unless one is there; `folder`: for the person's own modules."""
+    unless one is there."""
     modules, pickles, inside, outside, count = pickle.loads(data)
-    put(modules, folder)
+    put(modules)
     known: dict[int, Any] = {}
 
     def storage(number: int) -> Any:
