@@ -139,7 +139,7 @@ def test_all_forms_of_cells_train_on_hosts(nodes: Nodes, tmp_path: Path) -> None
     )
     assert "<IPython.core.display.HTML object>" in said[4] and "last 599999.0" in said[4], said[4]
     assert said[5].strip() == "[0, 1, 2, 3, 4, 5] False", said[5]
-    assert "hoisted `Net(16)`" in said[6] and "once instead of 6 times" in said[6], said[6]
+    assert "hoisted `net = Net(16)` from line 4" in said[6] and "once instead of 6 times" in said[6], said[6]
     assert said[7].startswith("['net'] True") and said[7].endswith("6\n"), said[7]
     assert said[9].strip() == str([(10 * rank, "given") for rank in range(6)]), said[9]
     assert said[10].startswith("6\n"), said[10]
@@ -158,12 +158,15 @@ train.train(waits, sys.argv[2])
 
 def test_a_killed_kernel_leaves_nothing_on_the_hosts(nodes: Nodes, tmp_path: Path) -> None:
     command = [sys.executable, "-c", WAITS, nodes.cluster.address, str(tmp_path)]
-    kernel = subprocess.Popen(command, cwd=ROOT, env={**kernel_environment({}), "TPU_MAGICS_RUNS": str(tmp_path / "r")})
+    environment = {**kernel_environment({}), "TPU_MAGICS_RUNS": str(tmp_path / "r")}
+    said = tmp_path / "said"
+    with said.open("wb") as log:
+        kernel = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
     try:
         until = time.monotonic() + 90
-        while len(list(tmp_path.glob("rank-*"))) < 3 and time.monotonic() < until:
+        while len(list(tmp_path.glob("rank-*"))) < 3 and kernel.poll() is None and time.monotonic() < until:
             time.sleep(0.1)
-        assert len(clusters.ours()) >= 9  # on each host a carrier, its process and one worker
+        assert len(clusters.ours()) >= 9, said.read_text()  # on each host a carrier, its process and one worker
     finally:
         kernel.kill()
         kernel.wait()

@@ -87,7 +87,7 @@ def test_a_module_beside_the_notebook_is_sent_with_it(tmp_path: Path) -> None:
     there.mkdir()
     (here / "own" / "__init__.py").write_text("from own.deep import FACTOR\n")
     (here / "own" / "deep.py").write_text(
-        "FACTOR = 3\ndef times(x):\n    from own import FACTOR\n    return FACTOR * x\n"
+        "HERE, FACTOR = __file__, 3\ndef times(x):\n    from own import FACTOR\n    return FACTOR * x\n"
     )
     sender = (
         "import sys, pathlib; sys.path.insert(0, '.')\nfrom own.deep import times\n"

@@ -8,7 +8,6 @@ of the notebook itself, which travel by value (parcel.py), and installed package
 from __future__ import annotations
 
 import importlib.abc
-import importlib.util
 import linecache
 import sys
 from collections.abc import Mapping, Sequence
@@ -79,7 +78,9 @@ class Finder(importlib.abc.MetaPathFinder):
         del path, target
         if name in self.texts:
             one = self.texts[name]
-            return importlib.util.spec_from_loader(name, Loader(one), origin=one.path, is_package=one.package)
+            spec = ModuleSpec(name, Loader(one), origin=one.path, is_package=one.package)
+            spec.has_location = True  # so that it has a `__file__`
+            return spec
         if name in self.folders:
             spec = ModuleSpec(name, None, is_package=True)
             spec.submodule_search_locations = []
