@@ -113,7 +113,7 @@ def host_record(host: Host) -> dict[str, Any]:
 def cannot_read_results(error: OSError, files: RunFiles) -> TrainingFailed:
     """The run ended well, and its results could not be read."""
     return TrainingFailed(
-        "The results of the run could not be read from its folder.",
+        "The results of the run could not be brought home through its folder.",
         f"{files.path}: {error.strerror or error}.",
         "The notebook's models are unchanged. Check the disk, and run the cell again.",
         rank=0,

@@ -28,7 +28,7 @@ from tpu_magics.launch.pods.task import LOG, PARCEL, TASK, HostTask, read_state
 from tpu_magics.runs.alive import process_started, same_process
 from tpu_magics.runs.files import RunFiles
 
-CHUNK = 4 << 20  # bytes of one file in one answer
+CHUNK = 4 << 20  # bytes of files in one answer; of records there may be as many again
 LOOK_EVERY = 0.02  # seconds
 _BY_LINES = (".jsonl",)  # sent in whole lines: those of several hosts go into one file
 OWNER = "carrier"  # file: pid and start time of the process that has the folder
@@ -117,9 +117,11 @@ class Carrier:
             yield from sorted(self.folder.glob(pattern))
 
     def _of(self, paths: Iterable[Path], offsets: Mapping[str, int]) -> Iterator[New]:
+        left = CHUNK
         for path in paths:
-            found = _new_in(path, offsets.get(path.name, 0))
+            found = _new_in(path, offsets.get(path.name, 0), left)
             if found is not None:
+                left -= len(found[2])
                 yield found
 
     # -- the end --------------------------------------------------------------------------------------------------
@@ -152,13 +154,13 @@ class Carrier:
         _remove(self.folder)
 
 
-def _new_in(path: Path, offset: int) -> New | None:
+def _new_in(path: Path, offset: int, most: int) -> New | None:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             start = offset if offset <= size else 0  # emptied by the person's own command (see launch/relay.py)
             file.seek(start)
-            data = file.read(min(CHUNK, size - start))
+            data = file.read(min(most, size - start))
     except OSError:
         return None
     if path.suffix in _BY_LINES:

@@ -170,8 +170,14 @@ class PodGoing(Going):
         relay = Relay(self.folder, self._screen())
         return RemoteWatch(self.folder, workers, relay, self.plan.timeout, self.onlooker, links=links)
 
+    def watch_in_thread(self) -> None:
+        self.parcel = None  # it was sent, and keeps the models' memory as it was
+        super().watch_in_thread()
+
     def explained(self, watch: supervise.Watch) -> TrainingFailed:
         assert isinstance(watch, RemoteWatch)
+        if watch.unwritten is not None:
+            return failures.cannot_read_results(watch.unwritten, self.folder)
         record = failures.record(self, watch)
         culprit = diagnose.blame(record)
         for link in watch.links:

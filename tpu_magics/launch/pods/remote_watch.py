@@ -63,10 +63,12 @@ class Link:
 
 @dataclass
 class RemoteWatch(Watch):
-    """The supervision of all hosts' workers. `reason` may also be "host": one was lost, or could not begin."""
+    """The supervision of all hosts' workers. `reason` may also be "host": one was lost, or could not begin; or
+    "collect": the results could not be kept here, because of `unwritten`."""
 
     links: Sequence[Link] = ()
     fetched: bool = False
+    unwritten: OSError | None = None
     released: bool = False
 
     def __post_init__(self) -> None:
@@ -225,9 +227,10 @@ class RemoteWatch(Watch):
             try:
                 for name, size in _ask_now(link.carrier.results.remote()):
                     link.bytes += _fetch(link.carrier, name, size, self.files.path / name)
-            except OSError:
-                raise
             except Exception as error:
+                if isinstance(error, OSError) and error.errno is not None:  # Ray's time-out is one without a number
+                    self.reason, self.unwritten = "collect", error
+                    return
                 self.reason = "host"
                 self._lose(link, _short(error))
 
