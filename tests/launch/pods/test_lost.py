@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.launch.launching import failed, run, said
@@ -80,3 +81,28 @@ def test_a_lost_host_is_named_and_the_next_cell_trains(
     print(f"named after {min(took):.1f} to {max(took):.1f} s, median {sorted(took)[TIMES // 2]:.1f} s")
     fresh_session.pod = nodes.pod()
     assert len(run(trained.the_world, timeout=120.0).values) == 6
+
+
+def test_a_host_that_falls_silent_is_lost(nodes: Nodes, fresh_session: session.Session, tmp_path: Path) -> None:
+    """Its processes live, and nothing answers: as behind a network that is cut."""
+    fresh_session.pod = nodes.pod()
+    silenced: list[psutil.Process] = []
+
+    def silence() -> None:
+        while not (tmp_path / "step-3").exists():
+            time.sleep(0.05)
+        carriers = [one for one in clusters.ours() if one.cmdline()[0].startswith("ray::Carrier")]
+        silenced.append(max(carriers, key=lambda one: one.pid))
+        silenced[0].suspend()
+
+    thread = threading.Thread(target=silence)
+    thread.start()
+    started = time.monotonic()
+    try:
+        text = said(failed(marks_steps, net(), str(tmp_path), timeout=300.0))
+    finally:
+        thread.join()
+        silenced[0].resume()
+    assert "lost during the run" in text and "has not answered for 20 s" in text, text
+    print(f"named {time.monotonic() - started:.1f} s after the start")
+    assert not clusters.wait_gone()
