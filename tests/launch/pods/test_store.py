@@ -17,8 +17,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    """Nodes whose object stores are full when they are full: nothing is spilled to the disk."""
-    settings: dict[str, Any] = {"automatic_object_spilling_enabled": False, "object_store_full_delay_ms": 50}
+    """Nodes without a way out where their object stores are full: Ray would put objects on the disk, but takes it for
+    full, too (by default from 95 %)."""
+    settings: dict[str, Any] = {
+        "automatic_object_spilling_enabled": False,
+        "object_store_full_delay_ms": 50,
+        "local_fs_capacity_threshold": 0.01,
+        "local_fs_monitor_interval_ms": 100,
+    }
     with clusters.cluster(2, _system_config=settings) as started:
         yield started
 

@@ -19,7 +19,7 @@ from tests.launch.pods import clusters
 from tests.launch.pods.nodes import fake_tpu_nodes, started
 from tpu_magics.launch import session
 from tpu_magics.launch.pods import cluster, going, plan, slices
-from tpu_magics.launch.pods.pod import Pod
+from tpu_magics.launch.pods.pod import Pod, PodHost
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +30,12 @@ def what_torch_xla_reads() -> dict[str, Any]:
 
     names = ("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_SKIP_MDS_QUERY")
     return {"worker": tpu.worker_id(), "ips": tpu.get_worker_ips(), **{name: os.environ.get(name) for name in names}}
+
+
+def without_chips(host: PodHost) -> PodHost:
+    """Told to compute on XLA:CPU, for want of a chip; all else as on the slice."""
+    assert host.environment["PJRT_DEVICE"] == "TPU"
+    return replace(host, environment={**host.environment, "PJRT_DEVICE": "CPU"})
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +53,7 @@ def test_the_workers_of_a_slice_know_it(
     slice_pod: Pod, fresh_session: session.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (slice_pod.device, len(slice_pod.hosts), slice_pod.workers) == ("TPU", 2, 4)
-    fresh_session.pod = slice_pod
+    fresh_session.pod = replace(slice_pod, hosts=tuple(map(without_chips, slice_pod.hosts)))
     planned = going.pod_plan
     monkeypatch.setattr(going, "pod_plan", lambda *args: replace(planned(*args), device="CPU"))
     result = run(what_torch_xla_reads, timeout=180.0)
