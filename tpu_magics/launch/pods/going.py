@@ -17,9 +17,10 @@ from tpu_magics.launch import alone, diagnose, guards, plan, process, reach, ses
 from tpu_magics.launch import failure as failures
 from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.launch.pods import freight, parcel, ship, slices
+from tpu_magics.launch.pods.link import Link, linked
 from tpu_magics.launch.pods.plan import require_room, with_ranks
 from tpu_magics.launch.pods.pod import Pod, PodHost
-from tpu_magics.launch.pods.remote_watch import Link, RemoteWatch
+from tpu_magics.launch.pods.remote_watch import RemoteWatch
 from tpu_magics.launch.pods.task import HostTask
 from tpu_magics.launch.relay import Relay
 from tpu_magics.launch.train import Going, Request
@@ -165,7 +166,7 @@ class PodGoing(Going):
         )
 
     def _watching(self, made: list[Any]) -> RemoteWatch:
-        links = ship.links(self.pod, made)
+        links = linked(self.pod, made)
         workers = [worker for link in links for worker in link.workers]
         relay = Relay(self.folder, self._screen())
         return RemoteWatch(self.folder, workers, relay, self.plan.timeout, self.onlooker, links=links)

@@ -10,55 +10,19 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from tpu_magics.launch import supervise
-from tpu_magics.launch.pods.carrier import CHUNK, New
-from tpu_magics.launch.pods.pod import PodHost
-from tpu_magics.launch.pods.task import ENDED, LOG, REFUSED
+from tpu_magics.launch.pods.carrier import New
+from tpu_magics.launch.pods.link import SILENT, Link, ask_now, fetch, short
+from tpu_magics.launch.pods.task import LOG, REFUSED
 from tpu_magics.launch.supervise import GATHER, Watch, Watched
 from tpu_magics.runs.events import Event, Start
 
 WAITS = 0.25  # seconds that a carrier waits for news before it answers
-SILENT = 20.0  # seconds without an answer after which a host is lost
 STOPS = 12.0  # seconds in which a host that was told to stop has stopped
 CLOSES = 10.0  # seconds in which the carriers have cleared up
-AHEAD = 4  # pieces of a result that are on their way at once
-
-
-@dataclass
-class Link:
-    """A host as the notebook follows it. `carrier`: Ray's handle; `lost`: how it was lost, "" for not; `asked`: when
-    the question was sent that is not answered yet; `answered`: when the newest answered one was sent."""
-
-    host: PodHost
-    carrier: Any
-    workers: list[Watched]
-    offsets: dict[str, int] = field(default_factory=dict)
-    state: dict[str, Any] = field(default_factory=dict)
-    question: Any = None
-    asked: float = 0.0
-    answered: float = 0.0
-    stopped: bool = False
-    lost: str = ""
-    bytes: int = 0
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(worker.rank for worker in self.workers)
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more is to be expected of it: it has told all, or is lost."""
-        return bool(self.lost) or (self.state.get("exit") is not None and not self.question)
-
-    @property
-    def refused(self) -> dict[str, str] | None:
-        """What its process refused before it forked: what, why, todo."""
-        found: dict[str, str] | None = self.state.get("refused")
-        return found
 
 
 @dataclass
@@ -70,10 +34,6 @@ class RemoteWatch(Watch):
     fetched: bool = False
     unwritten: OSError | None = None
     released: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.bytes_sent = 0
 
     @property
     def lost(self) -> list[Link]:
@@ -112,7 +72,7 @@ class RemoteWatch(Watch):
         try:
             link.question = link.carrier.poll.remote(dict(link.offsets), WAITS)
         except Exception as error:  # Ray raises what it likes; whatever it is, this host cannot be asked
-            self._lose(link, _short(error))
+            self._lose(link, short(error))
 
     def _answered(self, link: Link, question: Any) -> None:
         import ray
@@ -121,7 +81,7 @@ class RemoteWatch(Watch):
         try:
             news, state = ray.get(question)
         except Exception as error:
-            self._lose(link, _short(error))
+            self._lose(link, short(error))
             return
         link.answered, link.state = link.asked, state
         for one in news:
@@ -225,14 +185,14 @@ class RemoteWatch(Watch):
         self.fetched = True
         for link in self.links:
             try:
-                for name, size in _ask_now(link.carrier.results.remote()):
-                    link.bytes += _fetch(link.carrier, name, size, self.files.path / name)
+                for name, size in ask_now(link.carrier.results.remote()):
+                    link.bytes += fetch(link.carrier, name, size, self.files.path / name)
             except Exception as error:
                 if isinstance(error, OSError) and error.errno is not None:  # Ray's time-out is one without a number
                     self.reason, self.unwritten = "collect", error
                     return
                 self.reason = "host"
-                self._lose(link, _short(error))
+                self._lose(link, short(error))
 
     def _release(self) -> None:
         """Leave nothing on any host."""
@@ -254,44 +214,3 @@ class RemoteWatch(Watch):
     def table(self) -> list[dict[str, Any]]:  # type: ignore[override]
         hosts = {id(worker): link.host.index for link in self.links for worker in link.workers}
         return [{**row, "host": hosts[id(one)]} for row, one in zip(super().table(), self.workers, strict=True)]
-
-    @property
-    def ended_well(self) -> bool:
-        return all(link.state.get("phase") == ENDED for link in self.links)
-
-
-def _ask_now(question: Any) -> Any:
-    import ray
-
-    return ray.get(question, timeout=SILENT)
-
-
-def _fetch(carrier: Any, name: str, size: int, path: Path) -> int:
-    """Bring a file in pieces; several are on their way at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pieces = [(at, min(CHUNK, size - at)) for at in range(0, size, CHUNK)]
-    coming = [carrier.fetch.remote(name, *piece) for piece in pieces[:AHEAD]]
-    with path.open("wb") as file:
-        for number in range(len(pieces)):
-            if number + AHEAD < len(pieces):
-                coming.append(carrier.fetch.remote(name, *pieces[number + AHEAD]))
-            file.write(_ask_now(coming[number]))
-            coming[number] = None
-    return size
-
-
-def _short(error: Exception) -> str:
-    """What Ray says of a carrier that does not answer, in a line."""
-    kinds = {
-        "ActorDiedError": "its process has died",
-        "ActorUnavailableError": "it cannot be reached",
-        "NodeDiedError": "its node has died",
-        "GetTimeoutError": f"it has not answered for {SILENT:.0f} s",
-        "ObjectStoreFullError": "its object store is full",
-        "OutOfMemoryError": "Ray killed its process for memory",
-    }
-    kind = type(error).__name__
-    if kind in kinds:
-        return kinds[kind]
-    text = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "")
-    return f"{kind}: {text}"[:300]

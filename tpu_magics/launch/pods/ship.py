@@ -15,11 +15,10 @@ from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.pods.carrier import Carrier
+from tpu_magics.launch.pods.link import short
 from tpu_magics.launch.pods.parcel import Parcel
 from tpu_magics.launch.pods.pod import Pod, PodHost
-from tpu_magics.launch.pods.remote_watch import Link, _short
 from tpu_magics.launch.pods.task import HostTask
-from tpu_magics.launch.supervise import Watched
 
 COMES = 60.0  # seconds in which each host has started its carrier
 BEGINS = 120.0  # seconds in which it has the parcel and has started its process
@@ -134,7 +133,7 @@ def _answers(
         try:
             answers.append(ray.get(one))
         except Exception as error:
-            raise _absent([host], what, _short(error)) from error
+            raise _absent([host], what, short(error)) from error
     return answers
 
 
@@ -147,13 +146,3 @@ def _absent(hosts: Sequence[PodHost], what: str, why: str) -> TpuMagicsError:
         else f"On each host a small process starts the workers there; it did not answer {why}.",
         "Look whether the node is alive and has room (`ray status`), then run %tpu_init --hosts and the cell again.",
     )
-
-
-def links(pod: Pod, made: Sequence[Any]) -> list[Link]:
-    """The hosts, to be followed."""
-    found = []
-    for host, carrier in zip(pod.hosts, made, strict=True):
-        first = host.index * pod.workers
-        workers = [Watched(first + local, 0, first + local) for local in range(pod.workers)]
-        found.append(Link(host, carrier, workers))
-    return found
