@@ -168,8 +168,8 @@ class PodGoing(Going):
     def _watching(self, made: list[Any]) -> RemoteWatch:
         links = linked(self.pod, made)
         workers = [worker for link in links for worker in link.workers]
-        relay = Relay(self.folder, self._screen())
-        return RemoteWatch(self.folder, workers, relay, self.plan.timeout, self.onlooker, links=links)
+        relay, ranks = Relay(self.folder, self._screen()), range(self.pod.ranks)
+        return RemoteWatch(self.folder, workers, relay, self.plan.timeout, self.onlooker, ranks, links=links)
 
     def watch_in_thread(self) -> None:
         self.parcel = None  # it was sent, and keeps the models' memory as it was

@@ -154,7 +154,8 @@ class _Run:
     def _watching(self, children: list[supervise.Watched]) -> supervise.Watch:
         relay = Relay(self.made.files, NoScreen())
         # On a TPU the runtime gives the ranks: any of the run's may be one of these workers.
-        ranks = range(self.task.world)
+        task = self.task  # on a TPU the runtime gives the ranks: any of the run's may be here
+        ranks = range(task.world) if task.device == "TPU" else range(task.first, task.first + task.workers)
         return supervise.Watch(self.made.files, children, relay, onlooker=self, ranks=ranks, whole=False)
 
     # -- as an onlooker: called at each tick ----------------------------------------------------------------------
