@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -30,10 +29,17 @@ def refused(address: str, target: str, processes: int | None = None) -> TpuMagic
     return error.value
 
 
-def what_an_actor_sees() -> tuple[str, Mapping[str, str]]:
-    import ray
+def looker() -> Any:
+    """A function that travels by its code: the hosts do not have this module."""
 
-    return ray.get_runtime_context().get_node_id(), {k: v for k, v in os.environ.items() if k.startswith("TPU")}
+    def what_an_actor_sees() -> tuple[str, Mapping[str, str]]:
+        import os
+
+        import ray
+
+        return ray.get_runtime_context().get_node_id(), {k: v for k, v in os.environ.items() if k.startswith("TPU")}
+
+    return what_an_actor_sees
 
 
 def test_the_slice_is_held_and_its_hosts_are_in_their_own_order(address: str) -> None:
@@ -46,7 +52,7 @@ def test_the_slice_is_held_and_its_hosts_are_in_their_own_order(address: str) ->
     assert sorted(host.bundle for host in pod.hosts if host.bundle is not None) == [0, 1]
     assert pod.hosts[0].environment["TPU_HOST_BOUNDS"] == "1,1,2"
     assert ray.available_resources().get("TPU", 0) == 0, "others could take a part of it"
-    task: Any = ray.remote(what_an_actor_sees)
+    task: Any = ray.remote(looker())
     for host in pod.hosts:
         node, seen = ray.get(task.options(**slices.placing(pod, host)).remote(), timeout=60)
         assert node == host.node
