@@ -80,6 +80,13 @@ def test_what_a_notebook_defines_lies_in_the_other_processs_main() -> None:
     assert there["Point"] is type(point) and there["Kind"].A is kind and there["train"] is train
 
 
+def test_a_functions_magics_find_the_shell_that_is_there() -> None:
+    main: dict[str, Any] = {"__name__": "__main__", "get_ipython": threading.Lock().acquire}
+    exec("def train():\n    return get_ipython()", main)
+    there: dict[str, Any] = {"get_ipython": lambda: "the shell there"}
+    assert through(main["train"], main, there)() == "the shell there"
+
+
 def test_a_module_beside_the_notebook_is_sent_with_it(tmp_path: Path) -> None:
     """In two processes: the second does not have the file."""
     here, there = tmp_path / "here", tmp_path / "there"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 LARGE = 1 << 20  # bytes
 _MAIN, _STORAGE = "main", "storage"
+_SHELL = "get_ipython"  # a name that IPython gives to the notebook: magics within functions call it
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
     def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
         if value is self._main:
             return (_MAIN,)
+        if value is not None and value is self._main.get(_SHELL):
+            return (_SHELL,)
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(value, (torch.storage.TypedStorage, torch.UntypedStorage)):
             return None
@@ -150,6 +153,8 @@ class Unpickler(pickle.Unpickler):
     def persistent_load(self, told: Any) -> Any:
         if told[0] == _MAIN:
             return self._main
+        if told[0] == _SHELL:
+            return self._main.get(_SHELL)
         import torch
 
         storage, dtype = self._storages(told[1]), told[2]
