@@ -59,6 +59,14 @@ class Nodes:
         """As a node dies: all that Ray has on it at once, without a word."""
         self.cluster.remove_node(self.nodes.pop(name), allow_graceful=False)
 
+    def wait_dead(self) -> None:
+        """Until the cluster has noticed which nodes were killed."""
+        import ray
+
+        until = time.monotonic() + GONE
+        while len([one for one in ray.nodes() if one["Alive"]]) > len(self.nodes) and time.monotonic() < until:
+            time.sleep(0.1)
+
     def end(self) -> None:
         import ray
 

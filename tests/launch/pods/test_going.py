@@ -56,6 +56,13 @@ def test_the_run_folder_tells_of_every_host(pod: session.Session) -> None:
     assert info["status"] == "done" and not list(result.run.path.glob("result-*"))
 
 
+def test_a_run_of_a_few_steps_leaves_the_models_alone(pod: session.Session) -> None:
+    model = net()
+    result = run(trained.steps, model, steps=2, timeout=120.0)
+    assert (result.status, result.steps, result.value) == ("stopped", 2, None) and weights(model) == weights(net())
+    assert pod.pod is not None
+
+
 def test_accelerate_trains_on_hosts(pod: session.Session) -> None:
     there, here = net(), net()
     on_hosts = run(trained.accelerated, there, timeout=120.0)

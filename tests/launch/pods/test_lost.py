@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.launch.launching import failed, run, said
+from tests.launch.launching import failed, refused, run, said
 from tests.launch.pods import clusters, trained
 from tests.launch.pods.clusters import Nodes
 from tests.launch.pods.test_going import weights
@@ -81,6 +81,20 @@ def test_a_lost_host_is_named_and_the_next_cell_trains(
     print(f"named after {min(took):.1f} to {max(took):.1f} s, median {sorted(took)[TIMES // 2]:.1f} s")
     fresh_session.pod = nodes.pod()
     assert len(run(trained.the_world, timeout=120.0).values) == 6
+
+
+def test_a_host_that_left_before_the_run_is_named_at_once(nodes: Nodes, fresh_session: session.Session) -> None:
+    fresh_session.pod = nodes.pod()
+    victim = list(nodes.nodes)[-1]
+    nodes.kill(victim)
+    try:
+        nodes.wait_dead()
+        started = time.monotonic()
+        error = refused(trained.the_world)
+        assert f"Host {victim} left the cluster since %tpu_init." in error.what and "%tpu_init --hosts" in error.todo
+        assert time.monotonic() - started < 10
+    finally:
+        nodes.add()
 
 
 def test_a_host_that_falls_silent_is_lost(nodes: Nodes, fresh_session: session.Session, tmp_path: Path) -> None:

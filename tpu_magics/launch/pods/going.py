@@ -16,7 +16,7 @@ from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.launch import alone, diagnose, guards, plan, process, reach, session, streams, supervise, train
 from tpu_magics.launch import failure as failures
 from tpu_magics.launch.plan import Options, Plan
-from tpu_magics.launch.pods import freight, parcel, ship, slices
+from tpu_magics.launch.pods import cluster, freight, parcel, ship, slices
 from tpu_magics.launch.pods.link import Link, linked
 from tpu_magics.launch.pods.plan import require_room, with_ranks
 from tpu_magics.launch.pods.pod import Pod, PodHost
@@ -32,6 +32,7 @@ def prepare(pod: Pod, request: Request, options: Options) -> PodGoing:
     current = session.current
     host = session.known_host()
     backend = current.backend
+    require_alive(pod)
     pod = with_options(pod, options)
     made = pod_plan(pod, options)
     alone.require_alone()
@@ -59,6 +60,26 @@ def prepare(pod: Pod, request: Request, options: Options) -> PodGoing:
     if folder.warning:
         current.notebook.say(folder.warning)
     return going
+
+
+def require_alive(pod: Pod) -> None:
+    """Refuse a run whose hosts are not there any more: Ray would wait for them, or start a cluster of its own here."""
+    todo = "Run %tpu_init --hosts again, for the hosts that are there now."
+    if not cluster.is_connected():
+        raise TpuMagicsError(
+            "The connection to the Ray cluster is closed.",
+            f"%tpu_init --hosts had connected this notebook to {pod.address}; ray.shutdown() was called since, or the "
+            "cluster ended.",
+            todo,
+        )
+    alive = {node.id for node in cluster.nodes()}
+    gone = [host.name for host in pod.hosts if host.node not in alive]
+    if gone:
+        raise TpuMagicsError(
+            f"{'Host' if len(gone) == 1 else 'Hosts'} {', '.join(gone)} left the cluster since %tpu_init.",
+            f"A run goes to all hosts that it found: {', '.join(host.name for host in pod.hosts)}.",
+            todo,
+        )
 
 
 def with_options(pod: Pod, options: Options) -> Pod:
