@@ -14,10 +14,11 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
     from tpu_magics.launch.results import TrainResult
-    from tpu_magics.launch.session import initialise as init
     from tpu_magics.magics.doctor import doctor
+    from tpu_magics.magics.init import init
     from tpu_magics.magics.pad import pad
     from tpu_magics.magics.panel import show_run
+    from tpu_magics.magics.pod import pod
     from tpu_magics.magics.preflight import preflight
     from tpu_magics.magics.train import train
     from tpu_magics.runs.live import log
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "train": ("tpu_magics.magics.train", "train"),
-    "init": ("tpu_magics.launch.session", "initialise"),
+    "init": ("tpu_magics.magics.init", "init"),
     "log": ("tpu_magics.runs.live", "log"),
     "find_run": ("tpu_magics.runs.reader", "find_run"),
     "list_runs": ("tpu_magics.runs.reader", "list_runs"),
     "show_run": ("tpu_magics.magics.panel", "show_run"),
     "pad": ("tpu_magics.magics.pad", "pad"),
     "doctor": ("tpu_magics.magics.doctor", "doctor"),
+    "pod": ("tpu_magics.magics.pod", "pod"),
     "preflight": ("tpu_magics.magics.preflight", "preflight"),
     "TrainResult": ("tpu_magics.launch.results", "TrainResult"),
     "TpuMagicsError": ("tpu_magics.errors", "TpuMagicsError"),
@@ -50,6 +52,7 @@ __all__ = [
     "list_runs",
     "log",
     "pad",
+    "pod",
     "preflight",
     "show_run",
     "train",

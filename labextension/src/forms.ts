@@ -130,7 +130,8 @@ const rank = object<T.RankView>({
   exit: text,
   collectives: orNull(num),
   collectives_share: orNull(num),
-  busy_share: orNull(num)
+  busy_share: orNull(num),
+  host: text
 });
 
 const batch = object<T.Batch>({

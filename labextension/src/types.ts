@@ -221,6 +221,7 @@ export interface RankView {
   collectives: Num | null;
   collectives_share: Num | null;
   busy_share: Num | null;
+  host: string;
 }
 
 export interface Notice {

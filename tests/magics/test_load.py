@@ -41,6 +41,7 @@ ALL = [
     "tpu_logs",
     "tpu_pad",
     "tpu_panel",
+    "tpu_pod",
     "tpu_preflight",
     "tpu_runs",
     "tpu_stop",

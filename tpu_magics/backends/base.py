@@ -35,6 +35,8 @@ class WorkerSpec:
     limit); `replicas`: devices of one worker; `scratch`: a folder of this worker's own for what need not be kept;
     `cache`: the folder of the persistent compile cache ("": none).
     `meeting`: where the ranks of a rehearsal find each other, a folder they share (None: no rehearsal);
+    `first`: the rank of this host's first worker, `world`: ranks of all hosts (0: those of this one), `store`: where
+    rank 0 listens for the other hosts of a rehearsal, `address`: where they reach this one ("": this is the only host);
     `collective_timeout`: seconds that a rank of a rehearsal waits in a collective for the others;
     `spmd`: devices of one SPMD worker (None: not SPMD; 0: all that the host has).
     `tracing`: nothing is run, the graphs are written (None: a run).
@@ -51,9 +53,23 @@ class WorkerSpec:
     scratch: Path | None = None
     cache: str = ""
     meeting: Path | None = None
+    first: int = 0
+    world: int = 0
+    store: tuple[str, int] | None = None
+    address: str = ""
     collective_timeout: float = COLLECTIVE_TIMEOUT
     spmd: int | None = None
     tracing: Tracing | None = None
+
+    @property
+    def number(self) -> int:
+        """This worker among those of all hosts: its rank, until the runtime tells another."""
+        return self.first + self.index
+
+    @property
+    def ranks(self) -> int:
+        """The ranks of all hosts."""
+        return self.world or self.count * self.replicas
 
 
 @dataclass(frozen=True)
@@ -196,6 +212,13 @@ class Backend(Protocol):
 
     def seeds_without_runtime(self) -> AbstractContextManager[None]:
         """Within it seeding calls set Python, NumPy and torch but not the accelerator."""
+
+    # -- another host's process that stands for the notebook's ------------------------------------------------------
+    def process_state(self) -> Any:
+        """What a forked worker would inherit besides objects: random states, seeds, modes. Can be pickled."""
+
+    def set_process_state(self, state: Any) -> None:
+        """Make this process like the one that `process_state` was called in, before it forks workers."""
 
     # -- results --------------------------------------------------------------------------------------------------
     def collect_weights(self, models: Mapping[str, Any], folder: Path, rank: int) -> None:

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import arguments, cell, hoist, reach, session, train
@@ -21,6 +21,9 @@ from tpu_magics.launch.framework import TENSORFLOW, packages_of_code, packages_o
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.results import TrainResult
 from tpu_magics.launch.work import CellWork, ScriptWork, Work
+
+if TYPE_CHECKING:
+    from tpu_magics.launch.pods.pod import Pod
 
 INTERCEPT = "__tpu_magics_launch__"
 
@@ -214,6 +217,9 @@ def _possible(asked: Any, options: Options) -> int | None:
     if options.spmd is not None:
         session.current.notebook.say(f"The call asks for {asked} processes; with --spmd one drives all devices.")
         return None
+    pod = session.current.pod
+    if pod is not None:
+        return _possible_on(pod, int(asked))
     host = session.known_host()
     ranks = host.workers * host.replicas
     if asked in (1, ranks):
@@ -225,6 +231,15 @@ def _possible(asked: Any, options: Options) -> int | None:
         return asked
     session.current.notebook.say(
         f"The call asks for {asked} processes; this host has {len(host.chips)} TPU chips, so {ranks} ranks are started."
+    )
+    return None
+
+
+def _possible_on(pod: Pod, asked: int) -> int | None:
+    if asked == pod.ranks or (pod.device == "CPU" and asked > 0 and asked % len(pod.hosts) == 0):
+        return asked
+    session.current.notebook.say(
+        f"The call asks for {asked} processes; on {len(pod.hosts)} hosts {pod.ranks} ranks are started."
     )
     return None
 
@@ -244,18 +259,29 @@ def _statements(read: cell.Cell, source: Source, namespace: dict[str, Any]) -> t
             "It only imports and defines; its last statement is not a function.",
             "End the cell with the training function, or call it in the cell.",
         )
-    body, last = cell.split_last(rest)
     items = tuple(reach.reachable_from_code(whole, namespace))
     before = dict(namespace)
 
     def make(models: dict[str, Any], hoists: hoist.HoistPlan | None) -> Work:
-        tree, expression = (body, last) if hoists is None else cell.split_last(hoist.swap_tree(rest, hoists))
-        code = _compiled(tree, read.filename, "exec")
-        shown = None if expression is None else _compiled(expression, read.filename, "eval")
-        return CellWork(code, shown, namespace, models, hoists, before)
+        return statements_work(rest, read.filename, namespace, before, models, hoists)
 
     packages = packages_of_tree(read.tree) | packages_of_code(whole, namespace)
     return train.Request("cell", make, items, hoistable=rest, source=source.text, packages=packages)
+
+
+def statements_work(
+    rest: ast.Module,
+    filename: str,
+    namespace: dict[str, Any],
+    before: Mapping[str, Any],
+    models: dict[str, Any],
+    hoists: hoist.HoistPlan | None,
+) -> CellWork:
+    """The statements of a cell as every rank runs them, what is hoisted replaced."""
+    tree, expression = cell.split_last(rest if hoists is None else hoist.swap_tree(rest, hoists))
+    code = _compiled(tree, filename, "exec")
+    shown = None if expression is None else _compiled(expression, filename, "eval")
+    return CellWork(code, shown, namespace, models, hoists, before)
 
 
 def _copy(tree: ast.Module) -> ast.Module:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tpu_magics.errors import TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import frames
-from tpu_magics.launch.explain import base, explain, rehearsal, waiting
+from tpu_magics.launch.explain import base, explain, hosts, rehearsal, waiting
 from tpu_magics.launch.explain.base import Explanation
 from tpu_magics.runs import events
 
@@ -44,10 +44,11 @@ class Failure:
     """A run that did not succeed, as the supervisor saw it.
 
     `reason`: "worker" (one ended badly), "timeout", "interrupt", "kernel" (the notebook's process ended), "collect"
-    (bringing results home). Memory is in bytes, 0 where it was not measured; `memory_low`: the least that was available
-    during the run; `oom_kills`: how often the kernel's OOM killer acted meanwhile (None: not available).
-    `models_built_in_function`: lines that build a model in every worker, as "In [4], line 3: model = Net()".
-    `run`: path of the run folder; `cell_names`: from a cell's file name to "In [n]".
+    (bringing results home), "host" (one of several was lost, or could not begin). Memory is in bytes, 0 where it was
+    not measured; `memory_low`: the least that was available during the run; `oom_kills`: how often the kernel's OOM
+    killer acted meanwhile (None: not available). `models_built_in_function`: lines that build a model in every worker,
+    as "In [4], line 3: model = Net()". `run`: path of the run folder; `cell_names`: a cell's file name -> "In [n]".
+    Of several hosts: `hosts`: rank -> its host's name; `lost`: name, ranks, how; `refused`: name, what, why, todo.
     """
 
     reason: str
@@ -64,6 +65,9 @@ class Failure:
     models_built_in_function: tuple[str, ...] = ()
     run: str = ""
     cell_names: Mapping[str, str] = field(default_factory=dict)
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    lost: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+    refused: tuple[tuple[str, str, str, str], ...] = ()
 
 
 def diagnose(failure: Failure) -> TrainingFailed:
@@ -103,6 +107,16 @@ def _kernel(failure: Failure) -> TrainingFailed:
     return _error(failure, found, None, [])
 
 
+def _host(failure: Failure) -> TrainingFailed:
+    """A worker that failed for a reason of its own, before, is what happened."""
+    culprit = blame(failure)
+    if culprit is not None and not waiting.is_consequence(culprit):
+        return _worker(failure)
+    found = hosts.refused(failure) if failure.refused else hosts.lost(failure)
+    ranks = failure.lost[0][1] if failure.lost and not failure.refused else ()
+    return _error(failure, found, ranks[0] if ranks else None, [])
+
+
 def _nobody(failure: Failure) -> TrainingFailed:
     what = {"collect": "The results of the run could not be brought home."}
     found = Explanation(
@@ -113,11 +127,12 @@ def _nobody(failure: Failure) -> TrainingFailed:
     return _error(failure, found, None, [])
 
 
-_BY_REASON = {"timeout": _timeout, "interrupt": _interrupt, "kernel": _kernel}
+_BY_REASON = {"timeout": _timeout, "interrupt": _interrupt, "kernel": _kernel, "host": _host}
 
 
 def _error(failure: Failure, found: Explanation, rank: int | None, details: list[str]) -> TrainingFailed:
-    return TrainingFailed(found.what, found.why, found.todo, details, rank=rank, run=failure.run)
+    what = hosts.named(failure, found.what, rank)
+    return TrainingFailed(what, found.why, found.todo, details, rank=rank, run=failure.run)
 
 
 # -- who is to blame ----------------------------------------------------------------------------------------------

@@ -23,25 +23,28 @@ BUSY = "Device or resource busy"
 
 def explain(going: Going, watch: supervise.Watch) -> TrainingFailed:
     """The error that the person reads."""
+    return diagnose.diagnose(record(going, watch))
+
+
+def record(going: Going, watch: supervise.Watch) -> diagnose.Failure:
+    """What is known of a run that did not end well."""
     memory = host_memory(Path("/"))
     before, now = going.oom_kills, oom_kills()
-    return diagnose.diagnose(
-        diagnose.Failure(
-            reason=watch.reason if watch.reason != "done" else "worker",
-            outcomes=tuple(_outcome(going.folder, one) for one in watch.workers),
-            timeout=watch.timeout,
-            memory_total=memory.total or 0,
-            memory_available_at_start=going.available,
-            memory_low=watch.memory_low,
-            oom_kills=None if before is None or now is None else now - before,
-            devices=going.plan.device,
-            holders=tuple((holder.pid, holder.command) for holder in going.host.holders if not holder.own),
-            versions={name: version for name, version in going.host.versions.items() if version},
-            models_bytes=going.models_bytes,
-            models_built_in_function=_built_inside(going),
-            run=str(going.folder.path),
-            cell_names=going.cell_names,
-        )
+    return diagnose.Failure(
+        reason=watch.reason if watch.reason != "done" else "worker",
+        outcomes=tuple(_outcome(going.folder, one) for one in watch.workers),
+        timeout=watch.timeout,
+        memory_total=memory.total or 0,
+        memory_available_at_start=going.available,
+        memory_low=watch.memory_low,
+        oom_kills=None if before is None or now is None else now - before,
+        devices=going.plan.device,
+        holders=tuple((holder.pid, holder.command) for holder in going.host.holders if not holder.own),
+        versions={name: version for name, version in going.host.versions.items() if version},
+        models_bytes=going.models_bytes,
+        models_built_in_function=_built_inside(going),
+        run=str(going.folder.path),
+        cell_names=going.cell_names,
     )
 
 
@@ -110,7 +113,7 @@ def host_record(host: Host) -> dict[str, Any]:
 def cannot_read_results(error: OSError, files: RunFiles) -> TrainingFailed:
     """The run ended well, and its results could not be read."""
     return TrainingFailed(
-        "The results of the run could not be read from its folder.",
+        "The results of the run could not be brought home through its folder.",
         f"{files.path}: {error.strerror or error}.",
         "The notebook's models are unchanged. Check the disk, and run the cell again.",
         rank=0,

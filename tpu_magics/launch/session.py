@@ -25,6 +25,8 @@ from tpu_magics.launch.plan import Options, cache_folder, check_choice, count_wo
 
 if TYPE_CHECKING:
     from tpu_magics.launch.local import Here
+    from tpu_magics.launch.pods.pod import Pod
+    from tpu_magics.launch.pods.slices import Slice
     from tpu_magics.launch.results import TrainResult
     from tpu_magics.launch.train import Going
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 class Session:
     """One for each process. `notebook`: where output goes; `going`: the run that has not come home yet; `last`: the
     newest run's result; `framework`: as %tpu_init was told; `tpu`: the name or address that it was told, and `placed`:
-    where a framework of this process trains, once that is known."""
+    where a framework of this process trains, once that is known; `pod`: the hosts of runs (None: this one)."""
 
     notebook: Notebook = field(default_factory=PlainProgram)
     precision: str = ""
@@ -44,6 +46,7 @@ class Session:
     framework: str = AUTO
     tpu: str = ""
     placed: Placed | None = None
+    pod: Pod | None = None
     host: Host | None = None
     marks: Marks = field(default_factory=Marks)
     going: Going | Here | None = None
@@ -147,15 +150,20 @@ def initialise(
     collective_timeout: float | None = None,
     framework: str = AUTO,
     tpu: str = "",
+    hosts: str = "",
+    wanted: Slice | None = None,
 ) -> Host:
     """What `%tpu_init` does: look at the host, set the session's defaults, and this process's PJRT_DEVICE.
 
     For PyTorch it never initialises a runtime; for TensorFlow, which trains in this process, it connects to the TPU,
     makes the strategy and gives it to the notebook as `strategy`. Returns the host as it was found. `cache`: folder of
     the persistent compile cache, or "off"; None leaves it as it is. `spmd`: runs have one SPMD worker with so many
-    devices. `framework`: "auto", "torch" or "tensorflow"; `tpu`: the name or the grpc address of a remote TPU.
+    devices. `framework`: "auto", "torch" or "tensorflow"; `tpu`: the name or the grpc address of a remote TPU. `hosts`:
+    the Ray cluster whose hosts train ("ray", "ray://HOST:PORT", "HOST:PORT"; "" and "off": this host), and `wanted`:
+    the slice of TPUs that it is asked for.
     """
     from tpu_magics.launch import local_checks
+    from tpu_magics.launch.pods import joining
 
     options = Options(precision=precision, processes=processes, spmd=spmd, collective_timeout=collective_timeout)
     options.check()
@@ -164,17 +172,22 @@ def initialise(
     if asked.is_local():
         local_checks.refuse(options)
         local_checks.refuse_cache(cache)
+        joining.refuse_local(hosts)
+        joining.leave(current)
         return _initialise_local(framework, tpu, precision or "")
     local_checks.refuse_tpu(tpu)
-    host = _initialise_workers(options, cache)
-    current.framework, current.placed = framework, None
+    pod = joining.join(current, hosts, wanted, options)
+    host = _initialise_workers(options, cache, alone=pod is None)
+    current.framework, current.placed, current.pod = framework, None, pod
     return host
 
 
-def _initialise_workers(options: Options, cache: str | None = None) -> Host:
-    """The same for a framework that trains in forked workers."""
+def _initialise_workers(options: Options, cache: str | None = None, alone: bool = True) -> Host:
+    """The same for a framework that trains in forked workers. `alone`: on this host and no other, whose devices then
+    say how many workers there can be."""
     host = inspect_host()
-    count_workers(host, options.processes, options.spmd)
+    if alone:
+        count_workers(host, options.processes, options.spmd)
     if cache is not None:
         current.cache = cache_folder(cache)
     os.environ.update(notebook_environment(host))

@@ -60,13 +60,17 @@ class Watched:
 
 @dataclass
 class Watch:
-    """The state of a run's supervision. `reason`: why it ended: "done", "worker", "timeout" or "interrupt"."""
+    """The state of a run's supervision. `reason`: why it ended: "done", "worker", "timeout" or "interrupt". `ranks`:
+    those that may write here (by default those of `workers`); `whole`: the workers are all of the run's, which can be
+    compared."""
 
     files: RunFiles
     workers: list[Watched]
     relay: Relay
     timeout: float | None = None
     onlooker: Onlooker = field(default_factory=Nobody)
+    ranks: Sequence[int] = ()
+    whole: bool = True
     started: float = field(default_factory=time.time)
     reason: str = "done"
     memory_low: int = 0
@@ -170,7 +174,7 @@ class Watch:
     # -- what workers tell ------------------------------------------------------------------------------------------
     def _read_events(self) -> None:
         """Learn ranks and ends. A worker writes under its index until it knows its rank."""
-        for rank in range(len(self.workers) * 2):
+        for rank in self.ranks or range(len(self.workers) * 2):
             path = self.files.events_path(rank)
             if rank not in self._tails:
                 if not path.exists():
@@ -190,7 +194,7 @@ class Watch:
                 if worker.rank == event.rank:
                     worker.end = event
         elif isinstance(event, Compile):
-            self._write(self.sequences.add(event))
+            self._write(self.sequences.add(event) if self.whole else None)
         elif isinstance(event, Digest):
             self.digests[event.rank] = event.models
 
@@ -247,9 +251,9 @@ class Watch:
     def _finish(self) -> None:
         self._read_events()
         ranks = [worker.rank for worker in self.workers if worker.end is not None and worker.end.status == "done"]
-        if len(ranks) == len(self.workers):
+        if self.whole and len(ranks) == len(self.workers):
             self._write(self.sequences.ended(ranks))
-        differ = unequal(self.digests) if len(ranks) == len(self.workers) else ""
+        differ = unequal(self.digests) if self.whole and len(ranks) == len(self.workers) else ""
         if differ:
             self._write(Warned(time.time(), 0, code="ranks-differ", text=differ))
         try:

@@ -189,12 +189,13 @@ def start(request: Request, options: Options, workers: int | None = None) -> res
     session.current.refuse_second()
     process.require_main_thread()
     if session.current.is_local(request.items, request.packages, bool(request.launcher)):
+        _refuse_hosts()
         return local.start_here(request, options)
     local_checks.refuse_local_options(options)
     found = checking.look(getattr(request.hoistable, "__name__", ""), request.script, options.strict)
     if options.gate is not None:
         options.gate(request, replace(options, gate=None))
-    going = _prepare(request, options, workers)
+    going = _prepare(request, options, workers) if session.current.pod is None else _on_pod(request, options)
     session.current.going = going
     session.current.last = going.result
     checking.record(going.folder, found)
@@ -210,6 +211,22 @@ def start(request: Request, options: Options, workers: int | None = None) -> res
         going.abandon(error)
         raise
     return going.result
+
+
+def _refuse_hosts() -> None:
+    if session.current.pod is not None:
+        raise TpuMagicsError(
+            "TensorFlow is not trained on the hosts of a Ray cluster.",
+            "Its strategy trains from the notebook's own process, and reaches the devices of other hosts itself.",
+            "Train here with %tpu_init --hosts off, or name the TPU: %tpu_init --tpu NAME",
+        )
+
+
+def _on_pod(request: Request, options: Options) -> Going:
+    from tpu_magics.launch.pods import going
+
+    assert session.current.pod is not None
+    return going.prepare(session.current.pod, request, options)
 
 
 def _prepare(request: Request, options: Options, workers: int | None) -> Going:
@@ -228,26 +245,28 @@ def _prepare(request: Request, options: Options, workers: int | None) -> Going:
     _say_where(host)
     models = reach.models_of(iter(request.items), backend.is_model)
     guards.check(guards.Situation(backend, host, current.marks, request.items, models, request.source))
-    hoists = _hoisted(request, options, made)
+    hoists = hoisted(request, options, made)
     if hoists is not None:
         taken = set(models)
-        models = {**models, **{_free(name, taken): model for name, model in hoists.models.items()}}
+        models = {**models, **{free_name(name, taken): model for name, model in hoists.models.items()}}
     size = sum(backend.model_bytes(model) for model in models.values())
     plan.require_memory(made, size, options.force)
     folder = RunFolder.create(options.run_name or request.folder_name)
     try:
         plan.require_disk(folder.path, size, options.force)
     except TpuMagicsError as refused:
-        folder.update(
-            status="refused",
-            ended=time.time(),
-            failure={"what": refused.what, "why": refused.why, "todo": refused.todo},
-        )
+        record_refused(folder, refused)
         raise
     if folder.warning:
         current.notebook.say(folder.warning)
     work = request.make(models, hoists)
     return Going(request, options, made, host, folder, work, models, size, hoists)
+
+
+def record_refused(folder: RunFolder, refused: TpuMagicsError) -> None:
+    """In a run's folder: why it was never started."""
+    failure = {"what": refused.what, "why": refused.why, "todo": refused.todo}
+    folder.update(status="refused", ended=time.time(), failure=failure)
 
 
 def _with_session(options: Options, host: Host) -> Options:
@@ -260,7 +279,7 @@ def _with_session(options: Options, host: Host) -> Options:
     return replace(options, spmd=plan.spmd_devices(host, options.spmd, current.spmd))
 
 
-def _free(name: str, taken: set[str]) -> str:
+def free_name(name: str, taken: set[str]) -> str:
     return name if name not in taken else f"{name} (hoisted)"
 
 
@@ -273,7 +292,7 @@ def _say_where(host: Host) -> None:
         )
 
 
-def _hoisted(request: Request, options: Options, made: Plan) -> hoist.HoistPlan | None:
+def hoisted(request: Request, options: Options, made: Plan) -> hoist.HoistPlan | None:
     if options.hoist == "off" or request.hoistable is None:
         return None
     current = session.current
@@ -480,7 +499,7 @@ class Going:
 
     def _settle(self, watch: supervise.Watch) -> results.Home:
         if watch.reason != "done" or not all(w.good for w in watch.workers):
-            self._fail(failures.explain(self, watch))
+            self._fail(self.explained(watch))
         self.folder.update(status="collecting", workers=watch.table())
         limited = any(w.end is not None and w.end.status == "limit" for w in watch.workers)
         try:
@@ -494,6 +513,10 @@ class Going:
         self._close("stopped" if limited else "done", models=[] if limited else list(self.models))
         self.result.settle(home)
         return home
+
+    def explained(self, watch: supervise.Watch) -> TrainingFailed:
+        """Why it did not end well."""
+        return failures.explain(self, watch)
 
     def _load(self) -> results.Home:
         return results.bring_home(self.folder, self.plan.ranks, self.models, session.current.backend)

@@ -51,9 +51,9 @@ class _Worker:
     def __init__(self, task: Task, spec: WorkerSpec) -> None:
         self.task = task
         self.spec = spec
-        self.rank = spec.index
+        self.rank = spec.number
         self.started = time.time()
-        self.writer = EventWriter(task.files.events_path(spec.index), spec.index)
+        self.writer = EventWriter(task.files.events_path(self.rank), self.rank)
         self.steps = 0
         self.compiles: int | None = None
         self.recompiles: int | None = None
@@ -77,7 +77,7 @@ class _Worker:
 
     def _leads(self) -> bool:
         """Whether this worker is taken for rank 0 until the ranks are known."""
-        return self.spec.index == 0
+        return self.spec.number == 0
 
     # -- on the rank's thread -----------------------------------------------------------------------------------
     def _ready(self, ordinal: int, world_size: int, device: str) -> None:

@@ -1,7 +1,7 @@
 """`%tpu_init`: look, set the session's defaults, show one table.
 
-What lives here: the order of it. What does not: looking (host/), the defaults (launch/session.py), the table
-(panel/host.py).
+What lives here: the order of it, and `tpu_magics.init`. What does not: looking (host/), the defaults
+(launch/session.py), the table (panel/host.py).
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from tpu_magics.host import Host
 from tpu_magics.launch import session
 from tpu_magics.launch.alone import require_alone
 from tpu_magics.magics.lab import say_hello
+from tpu_magics.magics.pod import wanted_slice
 from tpu_magics.magics.show import show_table
 from tpu_magics.panel.host import host_table
+from tpu_magics.panel.pod import pod_table
 
 
 def initialise(
@@ -25,11 +27,15 @@ def initialise(
     collective_timeout: float | None = None,
     framework: str = "auto",
     tpu: str = "",
+    hosts: str = "",
+    target: str = "",
 ) -> Host:
     """Set the session up and show the table; then import the framework, so that the first run does not wait for it."""
     current = session.current
-    host = session.initialise(precision, processes, cache, spmd, collective_timeout, framework, tpu)
+    host = init(precision, processes, cache, spmd, collective_timeout, framework, tpu, hosts, target)
     show_table(host_table(host, processes, spmd, current.placed))
+    if current.pod is not None:
+        show_table(pod_table(current.pod))
     say_hello()
     if current.placed is not None:
         return host
@@ -46,3 +52,35 @@ def initialise(
         for problem in current.backend.quiet_problems():
             print(f"tpu_magics: {problem}", flush=True)
     return host
+
+
+def init(
+    precision: str | None = None,
+    processes: int | None = None,
+    cache: str | None = None,
+    spmd: int | None = None,
+    collective_timeout: float | None = None,
+    framework: str = "auto",
+    tpu: str = "",
+    hosts: str = "",
+    target: str = "",
+) -> Host:
+    """What `%tpu_init` does, without its table: look at the host, set the session's defaults.
+
+    Args:
+        precision: "fp32", "bf16" or "bf16-downcast", of the runs to come.
+        processes: number of ranks of the runs to come; with `hosts`, of all hosts together.
+        cache: folder of the persistent compile cache, or "off"; None leaves it as it is.
+        spmd: runs have one SPMD worker with so many devices.
+        collective_timeout: seconds that a rank of a rehearsal waits in a collective for the others.
+        framework: "auto", "torch" or "tensorflow".
+        tpu: for TensorFlow, the name or the grpc address of a remote TPU.
+        hosts: the Ray cluster whose hosts train: "ray" (that of this machine), "ray://HOST:PORT", "HOST:PORT"; "" and
+            "off" are this host.
+        target: with `hosts`, the slice of TPUs that the cluster is asked for ("v5litepod-16").
+
+    Raises:
+        TpuMagicsError: where these cannot be had.
+    """
+    wanted = wanted_slice(target, hosts)
+    return session.initialise(precision, processes, cache, spmd, collective_timeout, framework, tpu, hosts, wanted)

@@ -18,6 +18,7 @@ __all__ = [
     "logs_parser",
     "pad_parser",
     "panel_parser",
+    "pod_parser",
     "preflight_parser",
     "runs_parser",
     "stop_parser",
@@ -71,6 +72,19 @@ def init_parser() -> MagicParser:
         "--cache",
         metavar="DIR",
         help='keep compiled programs in DIR and take them from there in later runs (on a TPU; "off" turns it off)',
+    )
+    parser.add_argument(
+        "--hosts",
+        default="",
+        metavar="ADDRESS",
+        help="train on all hosts of a Ray cluster: ray (the one this machine is part of), ray://HOST:PORT, HOST:PORT; "
+        "-n then counts the ranks of all hosts (default: off, which is this host)",
+    )
+    parser.add_argument(
+        "--target",
+        default="",
+        metavar="T",
+        help="with --hosts, the slice of TPUs to ask the cluster for (v5litepod-16, ...; default: what it has)",
     )
     return parser
 
@@ -218,6 +232,23 @@ def stop_parser() -> MagicParser:
         "%tpu_stop", "Stop the run that goes on in the background. The notebook's models stay as they are."
     )
     parser.add_argument("run", nargs="?", metavar="RUN", help="name or id (default: the one that is going on)")
+    return parser
+
+
+def pod_parser() -> MagicParser:
+    """%tpu_pod"""
+    parser = MagicParser(
+        "%tpu_pod",
+        "What a run on many hosts would do: its hosts and ranks, what is sent to each of them and how large it is,\n"
+        "how the weights come home. Nothing is run. And the commands that get such hosts, as text to copy.",
+        "Examples:\n  %tpu_pod\n  %tpu_pod training_function model\n  %tpu_pod --target v5litepod-16\n",
+    )
+    parser.add_argument(
+        "args", nargs="*", metavar="FUNCTION ARG", help="what would be trained, as %%tpu_train FUNCTION ARG takes it"
+    )
+    parser.add_argument(
+        "--target", default="", metavar="T", help="plan for that slice of TPUs, whether there is one or not"
+    )
     return parser
 
 

@@ -148,6 +148,8 @@ class TpuMagics(Magics):
             found.collective_timeout,
             found.framework,
             found.tpu,
+            found.hosts,
+            found.target,
         )
 
     @no_var_expand
@@ -274,6 +276,21 @@ class TpuMagics(Magics):
 
         doctor.run(found)
 
+    @no_var_expand
+    @line_magic
+    def tpu_pod(self, line: str) -> None:
+        __tracebackhide__ = True
+        from tpu_magics.launch.arguments import split_words
+
+        parser = options.pod_parser()
+        found = parser.read(split_words(line))
+        if found.help:
+            print(parser.format_help())
+            return
+        from tpu_magics.magics import pod
+
+        pod.run(_notebook(self.shell), found)
+
 
 TpuMagics.tpu_init.__doc__ = options.init_parser().doc()
 TpuMagics.tpu_train.__doc__ = options.train_parser("%%tpu_train").doc()
@@ -287,3 +304,4 @@ TpuMagics.tpu_stop.__doc__ = options.stop_parser().doc()
 TpuMagics.tpu_preflight.__doc__ = options.preflight_parser().doc()
 TpuMagics.tpu_pad.__doc__ = options.pad_parser().doc()
 TpuMagics.tpu_doctor.__doc__ = options.doctor_parser().doc()
+TpuMagics.tpu_pod.__doc__ = options.pod_parser().doc()

@@ -15,7 +15,15 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.panel.model_info import device_name, told_count, told_object, told_seconds, told_text, told_texts
+from tpu_magics.panel.model_info import (
+    device_name,
+    host_name,
+    told_count,
+    told_object,
+    told_seconds,
+    told_text,
+    told_texts,
+)
 from tpu_magics.panel.model_ranks import RankRecords
 from tpu_magics.panel.model_reasons import (
     DETAILS,
@@ -259,6 +267,7 @@ class RunModel:
             collectives=told_seconds(records.times and records.times.collectives),
             collectives_share=records.collectives_share,
             busy_share=records.busy_share,
+            host=host_name(self._info, rank, worker),
         )
 
     def _compile_log(self, lead: RankRecords, live: bool) -> tuple[CompileEntry, ...]:

@@ -22,6 +22,16 @@ def device_name(plan: Mapping[str, Any], host: Mapping[str, Any], lead: RankReco
     return "XLA:CPU" if told == "CPU" else told
 
 
+def host_name(info: Mapping[str, Any], rank: int, worker: Mapping[str, Any]) -> str:
+    """The name of a rank's host, "" where the run has one only. `worker`: its entry, which knows better on a TPU, where
+    the runtime gives the ranks."""
+    listed = info.get("hosts")
+    hosts = [told_object(one) for one in listed] if isinstance(listed, (list, tuple)) else []
+    own = [one for one in hosts if worker.get("host") is not None and one.get("index") == worker["host"]]
+    own = own or [one for one in hosts if isinstance(one.get("ranks"), list) and rank in one["ranks"]]
+    return told_text(own[0].get("name")) if own else ""
+
+
 def told_object(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 

@@ -79,7 +79,8 @@ class RankView:
     """One rank. `state`: its own, in the words of a run's states; `exit`: how its process ended, in words, or "".
     Bytes: `rss`, `pss` newest, `peak_rss`, `peak_pss` highest. `values`: the last of each name. `collectives`: seconds
     in collectives that the host carried, `collectives_share`: their part of the time since the function was entered, 0
-    to 1; `busy_share`: the part of that time in neither these nor compiling, for which the others may have to wait."""
+    to 1; `busy_share`: the part of that time in neither these nor compiling, for which the others may have to wait.
+    `host`: the name of its host, "" where the run has one only."""
 
     rank: int
     state: str
@@ -98,6 +99,7 @@ class RankView:
     collectives: float | None = None
     collectives_share: float | None = None
     busy_share: float | None = None
+    host: str = ""
 
 
 @dataclass(frozen=True)

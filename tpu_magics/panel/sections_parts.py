@@ -47,14 +47,26 @@ def rank_columns(view: RunView) -> tuple[str, ...]:
     """The headings; what no rank has gets no column."""
     loss = [short(name, 20)] if (name := _loss(view)) else []
     waits = [WAITED] if view.rehearsed else []
-    columns = ["rank", "state", "steps", "steps/s", *waits, *loss, "compiles", "recompiles", "resident", "proportional"]
+    columns = [
+        "rank",
+        *(["host"] if _any_host(view) else []),
+        "state",
+        "steps",
+        "steps/s",
+        *waits,
+        *loss,
+        "compiles",
+        "recompiles",
+        "resident",
+        "proportional",
+    ]
     return (*columns, "HBM") if _any_hbm(view) else tuple(columns)
 
 
 def rank_cells(view: RunView, rank: RankView) -> tuple[str, ...]:
     """One rank, in the order of the columns."""
     state = f"{rank.state} ({rank.exit})" if rank.exit not in ("", "exit code 0") else rank.state
-    cells = [str(rank.rank), state, _told(rank.steps)]
+    cells = [str(rank.rank), *([rank.host] if _any_host(view) else []), state, _told(rank.steps)]
     cells.append(NOT_AVAILABLE if rank.steps_per_second is None else rate(rank.steps_per_second))
     if view.rehearsed:
         cells.append(waited(rank))
@@ -97,7 +109,8 @@ def _rank_row(view: RunView, rank: RankView) -> list[str]:
     cells = [say(text) for text in texts]
     if rank.state in ("failed", "cut short") or rank.exit.startswith("signal"):
         mark, colour = STATES["failed"] if rank.state != "cut short" else STATES["lost"]
-        cells[1] = chip(f"{mark} {texts[1]}", colour)
+        at = rank_columns(view).index("state")
+        cells[at] = chip(f"{mark} {texts[at]}", colour)
     if view.rehearsed:
         at, slow = rank_columns(view).index(WAITED), straggler(view)
         cells[at] = chip(f"! {texts[at]}", AMBER) if slow is not None and slow.rank == rank.rank else whole(texts[at])
@@ -110,6 +123,10 @@ def _told(value: int | None) -> str:
 
 def _bytes(value: int | None) -> str:
     return NOT_AVAILABLE if value is None else size(value)
+
+
+def _any_host(view: RunView) -> bool:
+    return any(rank.host for rank in view.ranks)
 
 
 def _any_hbm(view: RunView) -> bool:

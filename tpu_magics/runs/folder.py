@@ -6,7 +6,8 @@ names of its files (see files.py), events (see writer.py) and everything that is
 Fields of `run.json`: `v` schema version, `id` name of the folder, `name`, `created` unix seconds, `status`, `pid` and
 `pid_started` of the kernel, `plan`, `host`, `versions`, `workers` (one object per rank: `rank`, `pid`, `exit`,
 `signal`, `peak_rss`, `peak_pss`), `ended` unix seconds, `seconds`, `failure` (`what`, `why`, `todo`, `details`, or
-null), `models` (names that came home), `warnings` (texts).
+null), `models` (names that came home), `warnings` (texts). Of a run on several hosts also `hosts` (`index`, `name`,
+`address`, `ranks`), `host` in each worker (its index), and `sent` (bytes that went into the object store).
 """
 
 from __future__ import annotations

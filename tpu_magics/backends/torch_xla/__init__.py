@@ -37,6 +37,7 @@ class TorchXla:
         for name in ("torch_xla.runtime", "torch_xla._internal.pjrt", "torch_xla.distributed.parallel_loader"):
             import_module(name)
         for name in (
+            "inherited",
             "observe.hooks",
             "observe.observer",
             "pickling",
@@ -96,6 +97,9 @@ class TorchXla:
     is_seed_call = _from("randomness", "is_seed_call")
     seeds_device_only = _from("randomness", "seeds_device_only")
     seeds_without_runtime = _from("randomness", "seeds_without_runtime")
+
+    process_state = _from("inherited", "process_state")
+    set_process_state = _from("inherited", "set_process_state")
 
     # -- results --------------------------------------------------------------------------------------------------
     check_weights = _from("weights", "check_weights")

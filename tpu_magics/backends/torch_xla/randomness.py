@@ -264,6 +264,11 @@ def recorded_seed() -> int | None:
     return _quiet[0].seed if _quiet else None
 
 
+def adopt_seed(seed: int | None) -> None:
+    """In a process that stands for the notebook's on another host, after `quiet_seeds`: its seed is that one's."""
+    _quiet[0].seed = seed
+
+
 def replay_seed() -> None:
     """In a worker, on each of its devices' threads: seed XLA as the notebook asked before the fork."""
     seed = recorded_seed()

@@ -58,7 +58,7 @@ def run_worker(
     {ordinal: value}; an exception of any thread is raised here.
     """
     apply_environment(spec)
-    observe.arrange(spec.scratch, None if spec.meeting is None else spec.index)
+    observe.arrange(spec.scratch, None if spec.meeting is None else spec.number)
     _use_cache(spec)
     spmd.refuse_leftover(spec)
     if spec.spmd is not None:
@@ -131,7 +131,7 @@ def _ordinal(spec: WorkerSpec, replica: int) -> int:
     """The rank of this thread's device. Processes on XLA:CPU do not know of each other."""
     import torch_xla.runtime as xr
 
-    return xr.global_ordinal() if spec.device == "TPU" else spec.index * spec.replicas + replica
+    return xr.global_ordinal() if spec.device == "TPU" else spec.first + spec.index * spec.replicas + replica
 
 
 class _First:
@@ -176,7 +176,7 @@ class _First:
             from tpu_magics.backends.torch_xla.rehearse.join import join
 
             join(self.spec, ordinal)
-        world_size = max(xr.world_size(), self.spec.count * self.spec.replicas)
+        world_size = max(xr.world_size(), self.spec.ranks)
         self.on_ready(ordinal, world_size, str(torch_xla.device()))
 
 

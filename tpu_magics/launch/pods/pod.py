@@ -15,7 +15,8 @@ class PodHost:
     """One host. `index`: its place in the pod, from 0; `name`: for people, unique in the pod; `node`: Ray's id of it;
     `address`: where the other hosts reach it; `memory`: free bytes (None: not available); `versions`: distribution ->
     version, "python" included; `chips`: TPU chips; `bundle`: its place in the placement group that holds a slice
-    (None: no such group); `environment`: what its workers need to know of the slice, None unsets."""
+    (None: no such group); `environment`: what its workers need to know of the slice, None unsets; `head`: whether it
+    is the cluster's head node; `store`: bytes of its part of Ray's object store."""
 
     index: int
     name: str
@@ -27,13 +28,15 @@ class PodHost:
     chips: int = 0
     bundle: int | None = None
     environment: Mapping[str, str | None] = field(default_factory=dict)
+    head: bool = False
+    store: float = 0.0
 
 
 @dataclass(frozen=True)
 class Pod:
     """The hosts of a run. `address`: of the cluster, as it was asked for; `device`: "TPU" or "CPU" (a rehearsal);
     `workers`: processes on each host; `replicas`: devices in each; `target`: the slice as Google writes it ("" for
-    none); `client`: whether the notebook is outside the cluster (ray://)."""
+    none); `client`: whether the notebook is outside the cluster (ray://); `notes`: sentences about the hosts."""
 
     address: str
     hosts: tuple[PodHost, ...]
@@ -42,6 +45,7 @@ class Pod:
     replicas: int = 1
     target: str = ""
     client: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:

@@ -15,7 +15,6 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import CollectiveBroken, CollectiveTimeout
@@ -24,23 +23,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _START = 60.0  # seconds
+LOOPBACK = "127.0.0.1"
 TOLD = 240  # bytes that a rank tells of what it is about to do
 _SHOWN = 3  # different doings that an error lists
 
 
 class Group:
-    """All ranks, as one of them sees it. `folder`: shared by them; `timeout`: seconds to wait in a collective."""
+    """All ranks, as one of them sees it. `store`: where they find each other; `timeout`: seconds to wait in a
+    collective; `address`: where the others reach this one."""
 
-    def __init__(self, folder: Path, rank: int, size: int, timeout: float) -> None:
-        import torch.distributed as dist
-
+    def __init__(self, store: Any, rank: int, size: int, timeout: float, address: str = LOOPBACK) -> None:
         self.rank = rank
         self.size = size
         self.timeout = timeout
         self.seconds = 0.0
         self.count = 0
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._store = dist.FileStore(str(folder / "ranks"), size)
+        self.address = address
+        self._store = store
         self._groups: dict[tuple[int, ...], Any] = {}
 
     @property
@@ -133,11 +132,12 @@ class Group:
         return self._groups[members]
 
     def _connect(self, members: tuple[int, ...], timeout: float) -> Any:
-        """A group of gloo's own, over the loopback interface: a host's name need not lead to an address."""
+        """A group of gloo's own, over the loopback interface where there is one host: its name need not lead to an
+        address."""
         import torch.distributed as dist
 
         options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self.address)]
         options._timeout = datetime.timedelta(seconds=timeout)
         self._store.set_timeout(options._timeout)
         store = dist.PrefixStore(f"ranks-{'-'.join(map(str, members))}", self._store)

@@ -9,7 +9,8 @@ import ctypes
 
 from tpu_magics.backends.base import WorkerSpec
 from tpu_magics.backends.torch_xla.rehearse import collectives, graph, random_states, world
-from tpu_magics.backends.torch_xla.rehearse.group import Group
+from tpu_magics.backends.torch_xla.rehearse.group import LOOPBACK, Group
+from tpu_magics.backends.torch_xla.rehearse.store import meeting_store
 
 _M_MMAP_THRESHOLD = -3  # malloc.h of glibc
 _LARGE = 1 << 20  # bytes
@@ -20,8 +21,8 @@ def join(spec: WorkerSpec, rank: int) -> None:
     """Make this process a rank of the world that `spec` tells of, once its runtime is up; waits for the others."""
     assert spec.meeting is not None
     _return_freed_memory()
-    world.enter(rank, spec.count)
-    group = Group(spec.meeting, rank, spec.count, spec.collective_timeout)
+    world.enter(rank, spec.ranks, spec.index)
+    group = Group(meeting_store(spec, rank), rank, spec.ranks, spec.collective_timeout, spec.address or LOOPBACK)
     collectives.install(group)
     random_states.install(group)
     graph.refuse_captured()

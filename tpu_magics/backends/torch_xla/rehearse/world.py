@@ -8,16 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 
-def enter(rank: int, size: int) -> None:
+def enter(rank: int, size: int, local: int) -> None:
     """Make this worker rank `rank` of `size` for torch_xla.runtime, and for all that asks it (xm, torch.distributed's
-    backend "xla", accelerate, transformers). For good: the process ends with its rank."""
+    backend "xla", accelerate, transformers); `local`: its number on its host. For good: the process ends with its
+    rank."""
     import torch_xla
     import torch_xla.runtime as xr
 
     xr._WORLD_SIZE = size
     xr._ORDINAL = rank
     # local_ordinal() would ask a variable that says 0 until the first compile (observe/told.py).
-    told = {"global_device_count": size, "global_runtime_device_count": size, "local_ordinal": rank}
+    told = {"global_device_count": size, "global_runtime_device_count": size, "local_ordinal": local}
     for name, value in told.items():
         setattr(xr, name, _always(value))
     # The C++ module knows of this process only: xr.process_index() and process_count() ask it.

@@ -24,7 +24,7 @@ def enter(size: int) -> None:
     """Make this process rank 0 of `size`. For good: the process ends with its rank."""
     import torch.distributed as dist
 
-    world.enter(0, size)
+    world.enter(0, size, 0)
     random_states.install(_OwnStates())  # type: ignore[arg-type]
     if dist.is_available():
         _start_groups_alone(dist, size)

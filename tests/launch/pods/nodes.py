@@ -1,0 +1,87 @@
+"""Real Ray clusters whose nodes differ, for the tests of plans: hosts of TPUs, without room, with other versions.
+
+What lives here: starting and ending them. What does not: anything that trains (clusters.py). A TPU's node is a fake:
+its resources, labels and environment are those that Ray 2.60 gives a host of such a slice (ray/_private/accelerators/
+tpu.py), and there is no chip behind them.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+STORE = 80_000_000  # bytes of each node's object store; Ray takes no less than 75 MB
+
+
+@contextmanager
+def started(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
+    """A cluster of these nodes; the first is its head. Nobody is connected to it. Ended, with all of its processes, at
+    the end of the block."""
+    with mock.patch.dict(os.environ, {"RAY_USAGE_STATS_ENABLED": "0", "PJRT_DEVICE": "CPU"}):
+        import ray
+        from ray.cluster_utils import Cluster
+
+        head, *others = [{"num_cpus": 1, "object_store_memory": STORE, **node} for node in nodes]
+        cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **head})
+        try:
+            for node in others:
+                cluster.add_node(**node)
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+def fake_tpu_nodes(slice_name: str, pod_type: str, topology: str, chips: int, hosts: int) -> list[dict[str, Any]]:
+    """Nodes of one slice, worker 0 with the resource by which Ray hands the slice out."""
+    return [_fake_tpu_node(slice_name, pod_type, topology, chips, worker) for worker in range(hosts)]
+
+
+def _fake_tpu_node(slice_name: str, pod_type: str, topology: str, chips: int, worker: int) -> dict[str, Any]:
+    head = {f"TPU-{pod_type}-head": 1} if worker == 0 else {}
+    return {
+        "node_name": f"{slice_name}-w-{worker}",
+        "resources": {"TPU": chips, slice_name: 1, **head},
+        "labels": fake_tpu_labels(slice_name, pod_type, topology, worker),
+        # KubeRay's webhook sets these on GKE; Ray reads the slice's name from the first.
+        "env_vars": {"TPU_NAME": slice_name, "TPU_WORKER_ID": str(worker), "TPU_TOPOLOGY": topology},
+    }
+
+
+def fake_tpu_labels(slice_name: str, pod_type: str, topology: str, worker: int) -> dict[str, str]:
+    return {
+        "ray.io/accelerator-type": f"TPU-{pod_type.split('-')[0].upper()}",
+        "ray.io/tpu-slice-name": slice_name,
+        "ray.io/tpu-worker-id": str(worker),
+        "ray.io/tpu-topology": topology,
+        "ray.io/tpu-pod-type": pod_type,
+    }
+
+
+def other_versions(folder: Path, **versions: str) -> dict[str, str]:
+    """The environment of a node on which these packages have other versions, as far as their metadata says."""
+    for name, version in versions.items():
+        metadata = folder / f"{name}-{version}.dist-info" / "METADATA"
+        metadata.parent.mkdir(parents=True)
+        metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def mute() -> Iterator[int]:
+    """A port that takes connections and never says anything."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(16)
+        yield int(listener.getsockname()[1])

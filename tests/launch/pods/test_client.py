@@ -1,0 +1,58 @@
+"""A notebook outside the cluster, connected as a client (ray://): it trains there, and what it trained comes home."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from tests.launch.pods import clusters
+from tests.launch.pods.nodes import started
+from tests.magics.kernel import python
+
+pytestmark = pytest.mark.slow
+
+NOTEBOOK = """
+import torch
+from tpu_magics.launch import session, train
+from tests.launch.pods import trained
+
+session.initialise(hosts="ray://127.0.0.1:PORT", processes=4)
+assert session.current.pod.client and len(session.current.pod.hosts) == 2
+model, table = trained.net(), torch.arange(600_000)
+before = model[0].weight.detach().clone()
+
+def function(model, table):
+    return trained.steps(model, 3), int(table[-1])
+
+result = train.train(function, model, table)
+print("VALUES", len(result.values), {value[1] for value in result.values}, torch.equal(before, model[0].weight))
+print("SENT", result.run.info["sent"] // 1_000_000, [one["name"] != "" for one in result.run.info["hosts"]])
+session.initialise(hosts="off")
+here = trained.net()
+train.train(function, here, table, processes=4)
+print("SAME", torch.equal(here[0].weight, model[0].weight))
+"""
+
+
+def free_port() -> int:
+    """Below those that Ray gives to its workers (10002 to 19999)."""
+    for port in range(9400, 9900):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
+    raise OSError("no free port")
+
+
+def test_a_client_trains_on_the_cluster(tmp_path: Path) -> None:
+    port = free_port()
+    with (
+        mock.patch.dict(os.environ, {clusters.MARK: str(os.getpid())}),
+        started([{"num_cpus": 2, "ray_client_server_port": port}, {"num_cpus": 2}]),
+    ):
+        said = python(NOTEBOOK.replace("PORT", str(port)), tmp_path, timeout=180)
+        assert "VALUES 4 {599999} False" in said and "SENT 4 [True, True]" in said and "SAME True" in said, said
+        assert not clusters.wait_gone()

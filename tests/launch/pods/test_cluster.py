@@ -1,0 +1,236 @@
+"""Reaching a cluster: what answers, what does not, and what is left in this process; on a real one of three nodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.launch.pods import nodes
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import session
+from tpu_magics.launch.pods import cluster, plan
+from tpu_magics.launch.pods.pod import Pod
+from tpu_magics.panel.pod import pod_table
+from tpu_magics.panel.table import to_text
+
+ROOT = Path(__file__).resolve().parents[3]
+MOST = 11.0 + 4.0  # seconds for an address that does not answer: 10 of patience, 1 for Ray's import; a busy machine
+
+
+@dataclass(frozen=True)
+class Started:
+    gcs: str
+    client: str
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """A head without CPUs, a host like this process, and one with another patch of torch."""
+    port = nodes.free_port()
+    other = nodes.other_versions(tmp_path_factory.mktemp("other"), torch="2.9.1")
+    kinds: list[dict[str, Any]] = [
+        {"node_name": "head", "num_cpus": 0, "ray_client_server_port": port},
+        {"node_name": "alpha", "num_cpus": 2},
+        {"node_name": "beta", "num_cpus": 1, "env_vars": other},
+    ]
+    with nodes.started(kinds) as running:
+        yield Started(running.address, f"ray://127.0.0.1:{port}")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    """Each test leaves this process without a connection, and with its own answer to SIGTERM."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    assert signal.getsignal(signal.SIGTERM) is before
+    cluster.leave()
+    assert not cluster.is_connected()
+
+
+def refused(hosts: str, processes: int | None = None) -> TpuMagicsError:
+    with pytest.raises(TpuMagicsError) as error:
+        plan.find(hosts, None, processes)
+    return error.value
+
+
+# -- where nothing answers ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_a_port_that_says_nothing_is_given_up_after_ten_seconds(scheme: str) -> None:
+    """And nothing of Ray's stays: no process, no thread."""
+    before, threads = set(psutil.Process().children(recursive=True)), set(threading.enumerate())
+    with nodes.mute() as port:
+        began = time.monotonic()
+        error = refused(f"{scheme}127.0.0.1:{port}")
+        took = time.monotonic() - began
+    assert took < MOST, f"{took:.1f} s"
+    assert error.what == f"No Ray cluster answers at {scheme}127.0.0.1:{port}."
+    assert "no answer within 10 s" in error.why and "`ray status`" in error.todo
+    assert set(psutil.Process().children(recursive=True)) <= before
+    assert set(threading.enumerate()) <= threads
+
+
+def test_a_port_that_nobody_listens_on() -> None:
+    error = refused(f"127.0.0.1:{nodes.free_port()}")
+    assert "Connection refused" in error.why and "--port=..." in error.todo
+
+
+def test_a_host_that_nobody_knows() -> None:
+    assert "not known" in refused("no.such.host.invalid:6379").why
+
+
+def test_a_note_of_a_cluster_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{nodes.free_port()}")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    error = refused("ray")
+    assert "(from " in error.what and "is gone, or cannot be reached" in error.todo
+
+
+def test_without_ray(tmp_path: Path) -> None:
+    """In a process that has everything but Ray."""
+    code = (
+        "import importlib.util\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *a: None if name == 'ray' else find(name, *a)\n"
+        "import tpu_magics\n"
+        "try: tpu_magics.init(hosts='127.0.0.1:6379')\n"
+        "except tpu_magics.TpuMagicsError as error: print(error)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Ray is not installed in this notebook's environment.\n")
+    assert '%pip install "tpu-magics[pods]"' in done.stdout
+
+
+# -- where a cluster answers -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def found(three: Started) -> Pod:
+    try:
+        return plan.find(three.gcs, None, 4)
+    finally:
+        cluster.leave()
+
+
+def test_the_hosts_are_those_that_have_cpus(found: Pod) -> None:
+    assert [(host.index, host.name, host.cpus, host.head) for host in found.hosts] == [
+        (0, "alpha", 2.0, False),
+        (1, "beta", 1.0, False),
+    ]
+    assert (found.device, found.workers, found.ranks, found.client) == ("CPU", 2, 4, False)
+    assert all(host.memory and host.store >= nodes.STORE for host in found.hosts)
+
+
+def test_another_patch_of_torch_is_a_note(found: Pod) -> None:
+    assert [host.versions["torch"] for host in found.hosts] == ["2.9.0", "2.9.1"]
+    assert found.notes == ("torch differs on the hosts: 2.9.0 on this notebook and alpha, 2.9.1 on beta.",)
+    text = to_text(pod_table(found), 200)
+    assert "torch 2.9.1" in text and found.notes[0] in text
+
+
+def test_a_client_from_outside_finds_the_same(three: Started, found: Pod) -> None:
+    pod = plan.find(three.client)
+    assert (pod.client, pod.address, pod.ranks) == (True, three.client, 2)
+    assert [host.node for host in pod.hosts] == [host.node for host in found.hosts]
+
+
+def test_ranks_that_do_not_divide(three: Started) -> None:
+    error = refused(three.gcs, 3)
+    assert error.what == "-n 3 is not possible on 2 hosts."
+    assert error.todo == "Give -n 2 or 4, or leave it away for 2: one on each host."
+    assert not cluster.is_connected()
+
+
+def test_the_two_ports_are_told_apart(three: Started) -> None:
+    error = refused(f"ray://{three.gcs}")
+    assert "is not that end of a Ray cluster" in error.what and f"--hosts {three.gcs}" in error.todo
+    error = refused(three.client.removeprefix("ray://"))
+    assert "is not that end of a Ray cluster" in error.what and f"--hosts {three.client}" in error.todo
+
+
+def test_connecting_again_keeps_the_connection_and_another_takes_its_place(three: Started) -> None:
+    import ray
+
+    plan.find(three.gcs)
+    job = ray.get_runtime_context().get_job_id()
+    plan.find(three.gcs)
+    assert ray.get_runtime_context().get_job_id() == job
+    assert plan.find(three.client).client
+    refused(f"127.0.0.1:{nodes.free_port()}")
+    assert cluster.Connection.address is not None and cluster.Connection.address.url == three.client
+
+
+def test_the_notebooks_own_connection_is_taken_and_left_as_it_is(three: Started) -> None:
+    import ray
+
+    own = signal.getsignal(signal.SIGTERM)
+    ray.init(address=three.gcs, log_to_driver=False)
+    try:
+        assert plan.find("ray").address
+        error = refused(f"127.0.0.1:{nodes.free_port()}")
+        assert f"connected to another Ray cluster already, at {three.gcs}." in error.what
+        cluster.leave()
+        assert ray.is_initialized()
+    finally:
+        ray.shutdown()
+        signal.signal(signal.SIGTERM, own)  # Ray took it
+
+
+def test_a_host_with_another_release_is_refused(three: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a notebook that has one: what the hosts say of themselves is real."""
+    monkeypatch.setattr("tpu_magics.launch.pods.versions.__version__", "9.9")
+    error = refused(three.gcs)
+    assert error.what == "The hosts do not have the same tpu_magics as this notebook."
+    assert error.details[0] == "  this notebook: tpu_magics 9.9" and error.details[1].startswith("  alpha: tpu_magics ")
+
+
+# -- the session -------------------------------------------------------------------------------------------------------
+
+
+def test_init_sets_the_pod_and_without_hosts_it_is_gone(three: Started, fresh_session: session.Session) -> None:
+    session.initialise(processes=2, hosts=three.gcs)
+    assert fresh_session.pod is not None and (fresh_session.pod.ranks, fresh_session.processes) == (2, 2)
+    with pytest.raises(TpuMagicsError, match="-n 3 is not possible"):
+        session.initialise(processes=3, hosts=three.gcs)
+    assert fresh_session.pod is not None
+    session.initialise()
+    assert fresh_session.pod is None and not cluster.is_connected()
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"spmd": 2}, "--spmd and --hosts cannot be had together."),
+        ({"framework": "tensorflow"}, "--hosts is for PyTorch/XLA."),
+    ],
+)
+def test_what_does_not_go_with_hosts(options: dict[str, Any], what: str, fresh_session: session.Session) -> None:
+    with pytest.raises(TpuMagicsError) as error:
+        session.initialise(hosts="10.0.0.2:6379", **options)
+    assert error.value.what == what
+
+
+def test_a_target_without_hosts(fresh_session: session.Session) -> None:
+    import tpu_magics
+
+    with pytest.raises(TpuMagicsError) as error:
+        tpu_magics.init(target="v5e-16")
+    assert error.value.what == "--target goes with --hosts."
+    with pytest.raises(TpuMagicsError, match="No TPU is called"):
+        tpu_magics.init(target="v99", hosts="ray")

@@ -1,0 +1,148 @@
+"""Runs on hosts that do not end well: what is said, and that the next cell trains. On a real cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.launching import failed, refused, run, said
+from tests.launch.pods import clusters, trained
+from tests.launch.pods.test_going import weights
+from tests.launch.pods.trained import net
+from tpu_magics.errors import TrainingInterrupted
+from tpu_magics.launch import session, train
+from tpu_magics.launch.plan import Options
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__)
+
+
+def line_of(comment: str) -> int:
+    lines = HERE.read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.endswith(f"# {comment}"))
+
+
+def raises_on(rank: int, model: Any) -> None:
+    import torch_xla.runtime as xr
+
+    trained.steps(model, 2)
+    if xr.global_ordinal() == rank:
+        raise ValueError("the data of this rank is broken")
+    trained.steps(model, 2)
+
+
+def test_an_exception_names_host_rank_and_line_and_the_models_stay(pod: session.Session) -> None:
+    model = net()
+    error = failed(raises_on, 3, model, timeout=120.0)
+    assert "rank 3 on host node-1" in error.what.lower() and "the data of this rank is broken" in said(error)
+    assert "test_failing.py" in said(error) and weights(model) == weights(net())
+    assert error.rank == 3
+    assert run(trained.the_world, timeout=120.0).value["rank"] == 0
+
+
+def dies_on(rank: int, number: int) -> None:
+    import torch_xla.runtime as xr
+
+    trained.steps(net(), 2)
+    if xr.global_ordinal() == rank:
+        os.kill(os.getpid(), number)
+        time.sleep(30)
+    trained.steps(net(), 100)
+
+
+@pytest.mark.parametrize(("rank", "number"), [(4, signal.SIGKILL), (1, signal.SIGSEGV)])
+def test_a_signal_names_host_and_rank(pod: session.Session, rank: int, number: signal.Signals) -> None:
+    error = failed(dies_on, rank, number, timeout=120.0)
+    assert f"Rank {rank} on host node-{rank // 2}" in error.what and number.name in error.what
+
+
+def waits(folder: str) -> None:
+    import torch_xla.runtime as xr
+
+    with open(f"{folder}/rank-{xr.global_ordinal()}", "w"):
+        pass
+    time.sleep(300)  # sleeps
+
+
+def interrupt_when(ready: Any) -> threading.Thread:
+    def later() -> None:
+        until = time.monotonic() + 60
+        while not ready() and time.monotonic() < until:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=later)
+    thread.start()
+    return thread
+
+
+def test_an_interrupt_ends_the_run_everywhere(pod: session.Session, tmp_path: Any) -> None:
+    thread = interrupt_when(lambda: len(list(tmp_path.glob("rank-*"))) == 6)
+    with pytest.raises(TrainingInterrupted) as caught:
+        run(waits, str(tmp_path), timeout=120.0)
+    thread.join()
+    assert "interrupted" in said(caught.value) and f"{HERE}, line {line_of('sleeps')}" in said(caught.value)
+    assert session.current.last is not None and session.current.last.status == "interrupted"
+    assert not clusters.wait_gone()
+
+
+def test_an_interrupt_before_the_workers_are_there_leaves_nothing(pod: session.Session) -> None:
+    started = time.monotonic()
+    thread = interrupt_when(lambda: time.monotonic() - started > 0.5)
+    with pytest.raises((TrainingInterrupted, KeyboardInterrupt)):
+        run(trained.the_world, timeout=120.0)
+    thread.join()
+    assert not clusters.wait_gone() and session.current.going is None
+
+
+def test_a_timeout_says_who_was_where(pod: session.Session, tmp_path: Any) -> None:
+    error = failed(waits, str(tmp_path), timeout=25.0)
+    assert "25 s (--timeout)" in error.what and f"{HERE}, line {line_of('sleeps')}" in said(error)
+
+
+def background(function: Any, *args: Any) -> Any:
+    return train.start(train.function_request(function, args), Options(hoist="off", background=True, timeout=120.0))
+
+
+def test_a_background_run_comes_home_and_another_is_stopped(pod: session.Session, tmp_path: Any) -> None:
+    model = net()
+    result = background(trained.steps, model)
+    assert result.status == "running" and weights(model) == weights(net())
+    result.wait()
+    assert result.status == "done" and weights(model) != weights(net()) and len(result.values) == 6
+
+    stopped = background(waits, str(tmp_path))
+    while len(list(tmp_path.glob("rank-*"))) < 6:
+        time.sleep(0.05)
+    assert session.current.going is not None
+    session.current.going.stop()
+    assert not clusters.wait_gone()
+    with pytest.raises(TrainingInterrupted):
+        stopped.wait()
+
+
+def test_what_cannot_be_pickled_is_named_before_anything_is_sent(pod: session.Session) -> None:
+    lock = threading.Lock()
+
+    def helper() -> None:
+        lock.acquire()
+
+    def training_function(_model: Any) -> None:
+        helper()
+
+    error = refused(training_function, net())
+    assert "`lock` cannot be sent" in error.what and "`helper`" in error.why and "_thread.lock" in error.why
+    error = refused(trained.steps, {"count": threading.Lock()})
+    assert "`count` cannot be sent" in error.what and "`model`" in error.why
+
+
+def test_a_module_that_the_hosts_lack_is_named(pod: session.Session) -> None:
+    error = failed(trained.Absent(), timeout=60.0)
+    assert "node-" in error.what and "not_on_the_hosts" in said(error) and "every host" in error.todo

@@ -1,0 +1,92 @@
+"""A slice in a real cluster whose hosts are fakes: held as Ray hands slices out, and what an actor there is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from tests.launch.pods import nodes
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch.pods import cluster, plan, slices
+from tpu_magics.magics.pod import slice_of
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A head, and the two hosts of a v4-16 that joined in the wrong order."""
+    hosts = nodes.fake_tpu_nodes("my-slice", "v4-16", "2x2x2", 4, 2)
+    with nodes.started([{"node_name": "head"}, *reversed(hosts)]) as running:
+        yield running.address
+        slices.release()
+        cluster.leave()
+
+
+def refused(address: str, target: str, processes: int | None = None) -> TpuMagicsError:
+    with pytest.raises(TpuMagicsError) as error:
+        plan.find(address, slice_of(target), processes)
+    return error.value
+
+
+def looker() -> Any:
+    """A function that travels by its code: the hosts do not have this module."""
+
+    def what_an_actor_sees() -> tuple[str, Mapping[str, str]]:
+        import os
+
+        import ray
+
+        return ray.get_runtime_context().get_node_id(), {k: v for k, v in os.environ.items() if k.startswith("TPU")}
+
+    return what_an_actor_sees
+
+
+def test_the_slice_is_held_and_its_hosts_are_in_their_own_order(address: str) -> None:
+    import ray
+
+    pod = plan.find(address)
+    assert (pod.device, pod.target, pod.workers, pod.replicas, pod.ranks) == ("TPU", "v4-16", 4, 1, 8)
+    assert [host.name for host in pod.hosts] == ["my-slice-w-0", "my-slice-w-1"]
+    assert [host.environment["TPU_WORKER_ID"] for host in pod.hosts] == ["0", "1"]
+    assert sorted(host.bundle for host in pod.hosts if host.bundle is not None) == [0, 1]
+    assert pod.hosts[0].environment["TPU_HOST_BOUNDS"] == "1,1,2"
+    assert ray.available_resources().get("TPU", 0) == 0, "others could take a part of it"
+    task: Any = ray.remote(looker())
+    for host in pod.hosts:
+        node, seen = ray.get(task.options(**slices.placing(pod, host)).remote(), timeout=60)
+        assert node == host.node
+        assert set(seen) <= set(host.environment) | {"TPU_NAME"}, "the workers would inherit what is not overruled"
+
+
+def test_looking_again_holds_it_anew(address: str) -> None:
+    assert plan.find(address).target == plan.find(address, slice_of("v4-16")).target == "v4-16"
+
+
+def test_another_slice_is_not_there(address: str) -> None:
+    error = refused(address, "v5litepod-16")
+    assert error.what == "This cluster cannot give a v5litepod-16."
+    assert error.why == (
+        "What it has instead: v4-16 (2x2x2): 2 hosts with 4 chips each; 1 host without a TPU (1 CPUs)."
+    )
+
+
+def test_all_chips_take_part(address: str) -> None:
+    held = slices.Held.group
+    error = refused(address, "v4-16", 4)
+    assert error.what == "-n 4 is not possible on v4-16: it has 8 ranks."
+    assert slices.Held.group is held
+
+
+def test_a_slice_that_another_job_has(address: str) -> None:
+    import ray
+    from ray.util import placement_group, remove_placement_group
+
+    slices.release()
+    others = placement_group([{"TPU": 4}])
+    ray.get(others.ready(), timeout=30)
+    error = refused(address, "v4-16")
+    assert error.what == "The slice v4-16 is there, and Ray did not get it within 10 s."
+    assert "`ray list placement-groups`" in error.todo
+    remove_placement_group(others)
+    assert plan.find(address).target == "v4-16"

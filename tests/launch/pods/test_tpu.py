@@ -1,0 +1,79 @@
+"""A slice of TPUs: each host's workers are told of it as torch_xla reads it. On a real cluster of fake TPU hosts.
+
+There is no chip behind their resources (nodes.py), so the workers are those of a rehearsal; what they are told, and
+where the carriers stand, is as on the slice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from tests.launch.launching import run
+from tests.launch.pods import clusters
+from tests.launch.pods.nodes import fake_tpu_nodes, started
+from tpu_magics.launch import session
+from tpu_magics.launch.pods import cluster, going, plan, slices
+from tpu_magics.launch.pods.pod import Pod, PodHost
+
+pytestmark = pytest.mark.slow
+
+
+def what_torch_xla_reads() -> dict[str, Any]:
+    """In a worker, by torch_xla's own functions (2.9.0, _internal/tpu.py)."""
+    from torch_xla._internal import tpu
+
+    names = ("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_SKIP_MDS_QUERY")
+    return {"worker": tpu.worker_id(), "ips": tpu.get_worker_ips(), **{name: os.environ.get(name) for name in names}}
+
+
+def without_chips(host: PodHost) -> PodHost:
+    """Told to compute on XLA:CPU, for want of a chip; all else as on the slice."""
+    assert host.environment["PJRT_DEVICE"] == "TPU"
+    return replace(host, environment={**host.environment, "PJRT_DEVICE": "CPU"})
+
+
+@pytest.fixture(scope="module")
+def slice_pod() -> Iterator[Pod]:
+    with mock.patch.dict(os.environ, {clusters.MARK: str(os.getpid())}):
+        nodes = [{"num_cpus": 1}, *fake_tpu_nodes("slice-a", "v4-16", "2x2x2", 4, 2)]
+        with started(nodes) as running:
+            pod = plan.find(running.address)
+            yield pod
+            slices.release()
+            cluster.leave()
+
+
+def test_the_workers_of_a_slice_know_it(
+    slice_pod: Pod, fresh_session: session.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (slice_pod.device, len(slice_pod.hosts), slice_pod.workers) == ("TPU", 2, 4)
+    fresh_session.pod = replace(slice_pod, hosts=tuple(map(without_chips, slice_pod.hosts)))
+    planned = going.pod_plan
+    monkeypatch.setattr(going, "pod_plan", lambda *args: replace(planned(*args), device="CPU"))
+    result = run(what_torch_xla_reads, timeout=180.0)
+    addresses = [host.address for host in slice_pod.hosts]
+    for rank, told in enumerate(result.values):
+        assert told["worker"] == rank // 4 and told["TPU_WORKER_ID"] == str(rank // 4), told
+        assert told["ips"] == addresses, told
+
+
+def test_a_carrier_has_the_chips_of_its_host(slice_pod: Pod, fresh_session: session.Session) -> None:
+    """Where it stands is the placement group's bundle, with all chips of the host: no other program of Ray's gets
+    them meanwhile."""
+    del fresh_session
+    import ray
+
+    from tpu_magics.launch.pods import ship
+
+    made, told = ship.carriers(slice_pod, "probe", going.placing, lambda: False)
+    try:
+        assert len(told) == 2 and len({one["pid"] for one in told}) == 2
+        assert ray.available_resources().get("TPU", 0.0) == 0.0
+    finally:
+        ship.kill(made)

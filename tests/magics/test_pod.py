@@ -1,0 +1,53 @@
+"""`%tpu_pod`, and `%tpu_init --hosts` where it is refused, in a real kernel. On clusters: tests/launch/pods."""
+
+from __future__ import annotations
+
+from .kernel import Kernel
+
+FUNCTION = """
+import torch
+model = torch.nn.Linear(1000, 1000)
+def training_function(model, lr=0.1):
+    return lr
+"""
+
+
+def test_without_hosts_it_says_how_to_name_them_and_how_to_get_them(kernel: Kernel) -> None:
+    [table] = kernel.run("%tpu_pod").good().displays
+    assert "%tpu_init --hosts ADDRESS names a Ray cluster" in table["text/plain"]
+    assert "--accelerator-type v5litepod-16" in table["text/plain"]
+    assert table["text/html"].count("<details>") == 4
+
+
+def test_what_a_function_takes_along(kernel: Kernel) -> None:
+    kernel.run(FUNCTION).good()
+    [table] = kernel.run("%tpu_pod training_function model lr=0.5 --target v4-16").good().displays
+    text = " ".join(table["text/plain"].split())
+    assert "what training training_function on 2 hosts would do" in text
+    assert "4 MB: models and large arrays, through Ray's object store, once for each host" in text
+    assert "8 MB to 2 hosts" in text and "4 MB: the trained weights of rank 0" in text
+    assert kernel.value("'ray' in __import__('sys').modules") is False
+    assert kernel.value("__import__('tpu_magics').pod(training_function, model).load.models") == 4_004_000
+
+
+def test_what_cannot_be_sent_is_said_by_its_name(kernel: Kernel) -> None:
+    kernel.run("import threading\nlock = threading.Lock()\ndef locked():\n    return lock.locked()").good()
+    error = kernel.run("%tpu_pod locked").error
+    assert error.startswith("TpuMagicsError: ") and "lock" in error
+
+
+def test_wrong_words(kernel: Kernel) -> None:
+    assert "is called" in kernel.run("%tpu_pod --target v99").error
+    assert "%tpu_pod has no option --targt; did you mean --target?" in kernel.run("%tpu_pod --targt v4-8").error
+    assert kernel.run("%tpu_pod -h").good().printed.startswith("usage: %tpu_pod")
+
+
+def test_hosts_that_cannot_be_had_change_nothing(kernel: Kernel) -> None:
+    kernel.run("%tpu_init -n 2").good()
+    refused = kernel.run("%tpu_init --hosts 127.0.0.1:1 -n 4").error
+    assert refused.startswith("TpuMagicsError: No Ray cluster answers at 127.0.0.1:1.")
+    assert "Connection refused" in refused
+    assert "is no address of a Ray cluster" in kernel.run("%tpu_init --hosts head").error
+    assert "--target goes with --hosts" in kernel.run("%tpu_init --target v5e-16").error
+    kernel.run("import tpu_magics.launch.session as s").good()
+    assert kernel.value("(s.current.processes, s.current.pod)") == (2, None)

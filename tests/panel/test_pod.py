@@ -1,0 +1,126 @@
+"""The tables of a pod: what stands in them, and that the commands can be copied."""
+
+from __future__ import annotations
+
+import pytest
+
+from tpu_magics.launch.pods.outlook import Load, Outlook
+from tpu_magics.launch.pods.pod import Pod, PodHost
+from tpu_magics.magics.pod import PodPlan, slice_of
+from tpu_magics.panel.pod import outlook_table, pod_table, ranks_text, size
+from tpu_magics.panel.pod_commands import OFFERS, commands, commands_html, commands_text
+from tpu_magics.panel.table import to_html, to_text
+from tpu_magics.preflight.targets import known
+
+VERSIONS = {"python": "3.11.7", "tpu_magics": "0.1.0", "torch": "2.9.0"}
+
+
+def host(index: int, **more: object) -> PodHost:
+    known: dict[str, object] = {"cpus": 2.0, "memory": 8_000_000_000, "versions": VERSIONS, "store": 1e9, **more}
+    return PodHost(index, f"host-{index}", "ab" * 14, f"10.0.0.{index + 1}", **known)  # type: ignore[arg-type]
+
+
+def pod(*hosts: PodHost, workers: int = 2) -> Pod:
+    return Pod("10.0.0.1:6379", hosts, workers=workers)
+
+
+def test_the_hosts_with_their_ranks() -> None:
+    text = to_text(pod_table(pod(host(0, head=True), host(1, memory=None))), 120)
+    assert text.startswith("tpu_magics: 2 hosts, 4 ranks (a rehearsal on XLA:CPU), Ray cluster 10.0.0.1:6379")
+    first, second = (line.split("  ") for line in text.splitlines() if line.startswith("host-"))
+    assert [part.strip() for part in first if part.strip()] == ["host-0 (head)", "0-1", "10.0.0.1", "2 CPUs", "8 GB"]
+    assert [part.strip() for part in second if part.strip()][-1] == "not available"
+    assert "On every host: Python 3.11.7, tpu_magics 0.1.0, torch 2.9.0." in text
+
+
+def test_a_slice_names_its_chips() -> None:
+    found = Pod("h:1", (host(0, chips=4), host(1, chips=4)), device="TPU", workers=4, replicas=2, target="v3-16")
+    text = to_text(pod_table(found), 120)
+    assert "(TPU v3-16)" in text and "4 TPU chips" in text
+    assert [ranks_text(found, one) for one in found.hosts] == ["0-7", "8-15"]
+
+
+def test_names_of_hosts_are_escaped() -> None:
+    evil = PodHost(0, "<script>x</script>", "ab", "10.0.0.1")
+    assert "<script>" not in to_html(pod_table(pod(evil)))
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (812, "812 B"), (1400, "1.4 kB"), (67_141_632, "67.1 MB"), (268e6, "268 MB"), (1.5e9, "1.5 GB")],
+)
+def test_sizes(count: float, text: str) -> None:
+    assert size(int(count)) == text
+
+
+def test_what_a_run_would_send() -> None:
+    outlook = Outlook(pod(host(0), host(1), host(2)), None, Load("train", 12_000, 67_000_000, 67_000_000))
+    text = to_text(outlook_table(outlook, "/runs"), 120)
+    assert "what training train on 3 hosts would do" in text
+    assert "12 kB: the function and its small arguments, in one parcel" in text
+    assert "67 MB: models and large arrays, through Ray's object store, once for each host" in text
+    assert "201 MB to 3 hosts" in text
+    assert "67 MB: the trained weights of rank 0, from host-0, at the end" in text
+    assert "✓ ok" in text and "✗ broken" not in text
+
+
+def test_what_does_not_fit_is_marked() -> None:
+    small = host(1, store=1e6, memory=1_000_000)
+    text = to_text(
+        outlook_table(Outlook(pod(host(0), small), None, Load("f", 1, 67_000_000, 67_000_000)), "/runs"), 120
+    )
+    broken = [line for line in text.splitlines() if "✗ broken" in line]
+    assert ["object store" in broken[0], "Memory" in broken[1]] == [True, True]
+    assert "on host-1: it does not hold them" in text and "host-1 has 1 MB free" in text
+
+
+def test_without_a_function_the_sizes_are_not_available() -> None:
+    assert "not available (name what is trained" in to_text(outlook_table(Outlook(pod(host(0))), "/runs"))
+
+
+def test_a_slice_that_nobody_has_yet() -> None:
+    text = " ".join(str(PodPlan(None, slice_of("v5litepod-16"), None)).split())
+    assert "v5litepod-16 (4x4): 4 hosts with 4 chips each; this notebook has no such slice yet" in text
+    assert "16: 4 workers on each host" in text
+
+
+# -- the commands ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", known())
+def test_every_slice_has_its_commands(target: str) -> None:
+    wanted = slice_of(target)
+    found = commands(wanted)
+    assert list(found) == ["gcloud", "xpk", "SkyPilot", "KubeRay"]
+    assert all(text.strip() and "None" not in text for text in found.values())
+    offer = OFFERS[wanted.generation.name]
+    assert (f"--accelerator-type {target} --runtime-version {offer.runtime}" in found["gcloud"]) is bool(offer.runtime)
+    assert (f"--tpu-topology={wanted.topology} --num-nodes={wanted.hosts}" in found["KubeRay"]) is bool(offer.machine)
+
+
+def test_the_commands_of_v5litepod_16() -> None:
+    found = commands(slice_of("v5e-16"))
+    assert "--accelerator-type v5litepod-16 --runtime-version v2-alpha-tpuv5-lite" in found["gcloud"]
+    assert "--worker=1,2,3" in found["gcloud"]
+    assert "xpk cluster create-ray" in found["xpk"] and "--tpu-type=v5litepod-16 --num-slices=1" in found["xpk"]
+    assert "accelerators: tpu-v5litepod-16" in found["SkyPilot"]
+    assert "--machine-type=ct5lp-hightpu-4t" in found["KubeRay"] and "numOfHosts: 4" in found["KubeRay"]
+
+
+def test_the_yaml_of_the_commands_is_yaml() -> None:
+    """Its indentation survives, so that it can be copied."""
+    yaml = pytest.importorskip("yaml")
+    found = commands(slice_of("v5e-16"))
+    sky = found["SkyPilot"].split("# then:")[0]
+    assert yaml.safe_load(sky)["resources"]["accelerators"] == "tpu-v5litepod-16"
+    group = yaml.safe_load("workerGroupSpecs:" + found["KubeRay"].split("workerGroupSpecs:")[1].split("# then:")[0])
+    [worker] = group["workerGroupSpecs"]
+    assert worker["numOfHosts"] == 4
+    assert worker["template"]["spec"]["containers"][0]["resources"]["limits"] == {"google.com/tpu": "4"}
+
+
+def test_the_commands_as_text_and_html() -> None:
+    wanted = slice_of("v4-16")
+    assert "    gcloud compute tpus queued-resources create" in commands_text(wanted)
+    html = commands_html(wanted)
+    assert html.count("<details>") == 4 and "--command=&quot;ray start --head" in html

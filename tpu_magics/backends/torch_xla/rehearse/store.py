@@ -1,0 +1,32 @@
+"""Where the ranks of a rehearsal find each other.
+
+What lives here: a folder for the ranks of one host, a port of the first host for those of several. What does not: the
+groups that are made there (group.py), and how the port was found (launch/pods/).
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from tpu_magics.backends.base import CollectiveBroken, WorkerSpec
+
+FILE = "ranks"
+_ANSWERS = 60.0  # seconds: the hosts start at different times
+
+
+def meeting_store(spec: WorkerSpec, rank: int) -> Any:
+    """torch.distributed's store for this rank. Raises CollectiveBroken where the first host does not answer."""
+    import torch.distributed as dist
+
+    assert spec.meeting is not None
+    if spec.store is None:
+        spec.meeting.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return dist.FileStore(str(spec.meeting / FILE), spec.ranks)
+    host, port = spec.store
+    patience = datetime.timedelta(seconds=max(spec.collective_timeout, _ANSWERS))
+    try:
+        return dist.TCPStore(host, port, spec.ranks, is_master=rank == 0, timeout=patience, wait_for_workers=False)
+    except RuntimeError as error:  # DistNetworkError and DistStoreError are ones (torch 2.9)
+        text = str(error).strip().splitlines()[0]
+        raise CollectiveBroken(f"rank 0's store at {host}:{port} cannot be reached: {text}") from None

@@ -1,0 +1,200 @@
+"""The carrier: what stands on each host for the notebook, as an actor of Ray's.
+
+What lives here: starting that host's own process, sending on what it writes, stopping it. What does not: the training,
+which is that process's (host_process.py), and all that knows of other hosts (remote_watch.py).
+
+Every method returns within a second or so, so that the notebook always gets an answer. The process dies with the actor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tpu_magics.host import free_disk
+from tpu_magics.host.memory import host_memory
+from tpu_magics.launch.pods.task import LOG, PARCEL, TASK, HostTask, read_state
+from tpu_magics.runs.alive import process_started, same_process
+from tpu_magics.runs.files import RunFiles
+
+CHUNK = 4 << 20  # bytes of files in one answer; of records there may be as many again
+LOOK_EVERY = 0.02  # seconds
+_BY_LINES = (".jsonl",)  # sent in whole lines: those of several hosts go into one file
+OWNER = "carrier"  # file: pid and start time of the process that has the folder
+GRACE = 5.0  # seconds in which a process that was told to stop ends
+# Variables of Ray's that are for its own worker process. Ray sets the number of threads to its CPUs (2.60).
+_RAYS_OWN = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+
+New = tuple[str, int, bytes]
+"""A file's name, where in it the bytes stand, and the bytes."""
+
+
+class Carrier:
+    """One host of a run."""
+
+    def __init__(self, name: str) -> None:
+        root = _root()
+        _sweep(root)
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root))
+        (self.folder / OWNER).write_text(f"{os.getpid()} {process_started(os.getpid())}")
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def hello(self, ports: int) -> dict[str, Any]:
+        """What the notebook needs to know of this host; with so many free ports."""
+        memory = host_memory(Path("/"))
+        return {
+            "pid": os.getpid(),
+            "ports": list(_free_ports(ports)),
+            "memory": memory.available,
+            "disk": free_disk(self.folder),
+        }
+
+    def begin(self, task: HostTask, parcel: bytes, *arrays: Any) -> int:
+        """Start this host's process; returns its pid. `arrays` came through the object store, once for this host."""
+        (self.folder / TASK).write_bytes(pickle.dumps(task))
+        (self.folder / PARCEL).write_bytes(parcel)
+        for number, array in enumerate(arrays):
+            with (self.folder / f"array-{number}.bin").open("wb") as file:
+                file.write(memoryview(array))
+        with (self.folder / LOG).open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tpu_magics.launch.pods.host_process", str(self.folder)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=self._environment(),
+                start_new_session=True,
+            )
+        return self.process.pid
+
+    def _environment(self) -> dict[str, str]:
+        found = {name: text for name, text in os.environ.items() if name not in _RAYS_OWN and name[:4] != "RAY_"}
+        found["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
+        return found
+
+    # -- what it writes -------------------------------------------------------------------------------------------
+    def poll(self, offsets: Mapping[str, int], seconds: float) -> tuple[list[New], dict[str, Any]]:
+        """What stands in its files behind these offsets, and its state. Waits up to so many seconds for news.
+
+        The state is read first: what a process that has ended wrote is then all there.
+        """
+        until = time.monotonic() + seconds
+        before = self._state()
+        while True:
+            state = self._state()
+            news = list(self._news(offsets))
+            if news or state != before or time.monotonic() >= until or state["exit"] is not None:
+                return news, state
+            time.sleep(LOOK_EVERY)
+
+    def _state(self) -> dict[str, Any]:
+        code = None if self.process is None else self.process.poll()
+        return {**read_state(self.folder), "exit": code}
+
+    def _news(self, offsets: Mapping[str, int]) -> Iterator[New]:
+        """Records first, as they are read here, then what they tell of: displays and output; sent on the other way
+        round."""
+        records = list(self._of(self._records(), offsets))
+        yield from self._of(self._others(), offsets)
+        yield from records
+
+    def _records(self) -> Iterable[Path]:
+        return sorted(self.folder.glob("*.jsonl"))
+
+    def _others(self) -> Iterable[Path]:
+        for pattern in ("display-*.json", "rank-*.log", "rank-*.stacks", "rank-*-metrics-*.txt", LOG):
+            yield from sorted(self.folder.glob(pattern))
+
+    def _of(self, paths: Iterable[Path], offsets: Mapping[str, int]) -> Iterator[New]:
+        left = CHUNK
+        for path in paths:
+            found = _new_in(path, offsets.get(path.name, 0), left)
+            if found is not None:
+                left -= len(found[2])
+                yield found
+
+    # -- the end --------------------------------------------------------------------------------------------------
+    def stop(self) -> None:
+        """Ask its process to stop the workers; returns at once."""
+        if self.process is not None and self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+
+    def results(self) -> list[tuple[str, int]]:
+        """The files that travel home, with their bytes."""
+        paths = [path for one in self.folder.glob("result-*") for path in (one, *one.rglob("*")) if path.is_file()]
+        return [(str(path.relative_to(self.folder)), path.stat().st_size) for path in sorted(paths)]
+
+    def fetch(self, name: str, offset: int, size: int) -> bytes:
+        """A piece of one of them."""
+        with (self.folder / name).open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+
+    def close(self) -> None:
+        """Leave nothing: no process, no file."""
+        if self.process is not None:
+            self.stop()
+            try:
+                self.process.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)  # its workers die with it
+                self.process.wait()
+        _remove(self.folder)
+
+
+def _new_in(path: Path, offset: int, most: int) -> New | None:
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            start = offset if offset <= size else 0  # emptied by the person's own command (see launch/relay.py)
+            file.seek(start)
+            data = file.read(min(most, size - start))
+    except OSError:
+        return None
+    if path.suffix in _BY_LINES:
+        data = data[: data.rfind(b"\n") + 1]
+    return (path.name, start, data) if data else None
+
+
+def _free_ports(count: int) -> Iterator[int]:
+    """Ports that nobody listens on, each another one."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("", 0))
+            yield int(probe.getsockname()[1])
+
+
+def _root() -> Path:
+    """The folder of this account's hosts' folders."""
+    root = Path(tempfile.gettempdir()) / f"tpu_runs-{os.getuid()}" / "hosts"
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return root
+
+
+def _sweep(root: Path) -> None:
+    """Take away what carriers have left that were killed with their node."""
+    for folder in root.iterdir():
+        try:
+            pid, started = (folder / OWNER).read_text().split()
+            if not same_process(int(pid), int(started)):
+                _remove(folder)
+        except (OSError, ValueError):
+            continue  # another carrier is making or removing it just now
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(RunFiles(folder).scratch_path, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,347 @@
+"""A Ray cluster as this process sees it: reaching it, its nodes, leaving it.
+
+What lives here: the connection. What does not: reading addresses (address.py), and what is done with the nodes.
+
+Ray's own `init` waits 40 s for an address that does not answer, and prints what it tries. So the address is asked
+first, here, with a deadline: nothing of Ray's is started before something has answered that is a Ray cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch.pods.address import CLIENT_PORT, GCS_PORT, HERE, Address
+
+PATIENCE = 10.0  # seconds for an answer
+EXTRA = '%pip install "tpu-magics[pods]"'
+# What Ray reads while it is imported or connects: no usage statistics, no lines of its C++ part in the cells; another
+# patch of Python is a warning (versions.py says it); and where the head is lost, Ray would end this process, the
+# notebook's kernel, after 60 s.
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
+    "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "31536000",
+}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that is alive. `name`: for people, unique in the cluster; `chips`: its TPU resource; `store`: bytes of its
+    part of the object store."""
+
+    id: str
+    name: str
+    address: str
+    cpus: float = 0.0
+    chips: float = 0.0
+    store: float = 0.0
+    head: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+class Connection:
+    """The one of this process. `address`: None where there is none, or the notebook's own code made it."""
+
+    address: Address | None = None
+
+
+def require_ray() -> None:
+    """Raise TpuMagicsError where Ray is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("ray") is None:
+        raise TpuMagicsError(
+            "Ray is not installed in this notebook's environment.",
+            "A run on many hosts goes through a Ray cluster; --hosts connects to it.",
+            f"{EXTRA} here and on the cluster's hosts, the same version, and restart the kernel.",
+        )
+
+
+def connect(address: Address) -> None:
+    """Connect this process; one connection of `connect` takes the place of another. A connection of the notebook's own
+    code is taken as it is. Raises TpuMagicsError where nothing answers within PATIENCE seconds, or it is no place to
+    connect from."""
+    require_ray()
+    until = time.monotonic() + PATIENCE
+    with _ray_environment():
+        import ray
+
+        if ray.is_initialized() and Connection.address is None:
+            _require_same(address)
+            return
+        ask(address, max(until - time.monotonic(), PATIENCE / 2))
+        if ray.is_initialized() and Connection.address == address:
+            return
+        leave()
+        with _signals_kept(), _no_native_lines():
+            _open(address)
+    Connection.address = address
+
+
+def leave() -> None:
+    """Close the connection, where `connect` made it."""
+    if Connection.address is None:
+        return
+    Connection.address = None
+    import ray
+
+    with _signals_kept():
+        ray.shutdown()
+
+
+def nodes() -> list[Node]:
+    """Those that are alive: the head first, then by name."""
+    import ray
+
+    found = [_node(record) for record in ray.nodes() if record["Alive"]]
+    ordered = sorted(found, key=lambda node: (not node.head, node.name, node.id))
+    return list(_with_unique_names(ordered))
+
+
+def _node(record: Mapping[str, Any]) -> Node:
+    resources, address = record["Resources"], str(record["NodeManagerAddress"])
+    given = str(record.get("NodeName") or "")
+    return Node(
+        id=str(record["NodeID"]),
+        name=given if given and given != address else str(record.get("NodeManagerHostname") or address),
+        address=address,
+        cpus=float(resources.get("CPU", 0.0)),
+        chips=float(resources.get("TPU", 0.0)),
+        store=float(resources.get("object_store_memory", 0.0)),
+        head="node:__internal_head__" in resources,
+        labels=dict(record.get("Labels") or {}),
+    )
+
+
+def _with_unique_names(found: Sequence[Node]) -> Iterator[Node]:
+    """Several nodes of one machine have one name: the later ones get a number."""
+    from dataclasses import replace
+
+    seen: dict[str, int] = {}
+    for node in found:
+        seen[node.name] = number = seen.get(node.name, 0) + 1
+        yield node if number == 1 else replace(node, name=f"{node.name}-{number}")
+
+
+# -- asking first ------------------------------------------------------------------------------------------------------
+
+
+def ask(address: Address, patience: float = PATIENCE) -> None:
+    """Whether a Ray cluster answers there. Raises TpuMagicsError after at most `patience` seconds."""
+    until = time.monotonic() + patience
+    host = address.host.strip("[]")
+    try:
+        socket.create_connection((host, address.port), timeout=patience).close()
+    except OSError as error:
+        raise _silent(address, _reason(error, patience)) from None
+    answer = _ask_client if address.client else _ask_gcs
+    answer(address, max(until - time.monotonic(), 0.1))
+
+
+def _reason(error: OSError, patience: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {patience:.0f} s"
+    return (error.strerror or str(error) or type(error).__name__).rstrip(".")
+
+
+def _ask_gcs(address: Address, patience: float) -> None:
+    """Ray's head answers `CheckAlive` with its version (ray/core/generated/gcs_service_pb2_grpc.py, 2.60)."""
+    import grpc
+    from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+
+    with _channel(address) as channel:
+        stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
+        try:
+            stub.CheckAlive(gcs_service_pb2.CheckAliveRequest(), timeout=patience, wait_for_ready=True)
+        except grpc.RpcError as error:
+            raise _no_cluster(address, error) from None
+
+
+def _ask_client(address: Address, patience: float) -> None:
+    """The server of ray:// answers a ping (ray/core/generated/ray_client_pb2_grpc.py, 2.60)."""
+    import grpc
+    from ray.core.generated import ray_client_pb2, ray_client_pb2_grpc
+
+    ping = ray_client_pb2.ClusterInfoRequest(type=ray_client_pb2.ClusterInfoType.PING)
+    with _channel(address) as channel:
+        stub = ray_client_pb2_grpc.RayletDriverStub(channel)
+        try:
+            stub.ClusterInfo(ping, timeout=patience, wait_for_ready=True, metadata=[("client_id", "tpu_magics")])
+        except grpc.RpcError as error:
+            raise _no_cluster(address, error) from None
+
+
+@contextmanager
+def _channel(address: Address) -> Iterator[Any]:
+    import grpc
+
+    channel = grpc.insecure_channel(address.target, options=[("grpc.enable_http_proxy", 0)])
+    try:
+        yield channel
+    finally:
+        channel.close()
+
+
+def _silent(address: Address, reason: str) -> TpuMagicsError:
+    return TpuMagicsError(
+        f"No Ray cluster answers at {address.text}.",
+        f"The connection to {address.target} fails: {reason}.",
+        _try(address),
+    )
+
+
+def _no_cluster(address: Address, error: Any) -> TpuMagicsError:
+    code = error.code().name
+    if code == "UNIMPLEMENTED":
+        other = f"ray://{address.host}:{address.port}" if not address.client else f"{address.host}:{address.port}"
+        return TpuMagicsError(
+            f"What answers at {address.text} is not that end of a Ray cluster.",
+            "ray://HOST:PORT is the port for clients from outside, HOST:PORT that of the head's own service.",
+            f"Try --hosts {other}, or look at the ports that `ray start --head` was given "
+            f"(--port, by default {GCS_PORT}; --ray-client-server-port, by default {CLIENT_PORT}).",
+        )
+    said = f"no answer within {PATIENCE:.0f} s" if code == "DEADLINE_EXCEEDED" else str(error.details() or code)
+    return TpuMagicsError(
+        f"No Ray cluster answers at {address.text}.",
+        f"Something listens there, and it does not speak as Ray does: {said}.",
+        _try(address),
+    )
+
+
+def _try(address: Address) -> str:
+    if address.source:
+        return (
+            f"The cluster that {address.source} names is gone, or cannot be reached: see `ray status`, start one with "
+            "`!ray start --head`, or name another with --hosts ray://HOST:PORT"
+        )
+    port = "--ray-client-server-port" if address.client else "--port"
+    return (
+        f"See on the head node whether the cluster is up (`ray status`), whether the port is the one of `ray start "
+        f"--head {port}=...`, and whether a firewall lets this machine through."
+    )
+
+
+# -- connecting --------------------------------------------------------------------------------------------------------
+
+
+def _open(address: Address) -> None:
+    import logging
+
+    import ray
+
+    try:
+        ray.init(address=address.url, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
+    except Exception as error:
+        with _signals_kept():
+            ray.shutdown()
+        raise _refused(address, error) from error
+
+
+def _refused(address: Address, error: Exception) -> TpuMagicsError:
+    said = str(error).strip()
+    if "ersion mismatch" in said:
+        return TpuMagicsError(
+            f"The cluster at {address.text} has another version of Ray or Python than this notebook.",
+            " ".join(said.split()),
+            "Install the same versions here and on the hosts; Ray compares its own exactly, Python's to the minor one.",
+        )
+    if "node info found" in said or "No node info" in said:
+        return TpuMagicsError(
+            f"This machine is no node of the cluster at {address.text}.",
+            "HOST:PORT connects by the node on this machine, and there is none.",
+            f"Connect from outside: --hosts ray://{address.host}:{CLIENT_PORT}, or join the cluster with "
+            f"`!ray start --address={address.target}`",
+        )
+    line = (said.splitlines() or [type(error).__name__])[0]
+    return TpuMagicsError(
+        f"Ray could not connect to {address.text}.",
+        f"{type(error).__name__}: {line[:300]}",
+        "See `ray status` on the head node, and Ray's own logs there (/tmp/ray/session_latest/logs).",
+    )
+
+
+def _require_same(address: Address) -> None:
+    """The notebook's own code has connected this process: it must be to the cluster that is asked for, as far as that
+    can be seen."""
+    import ray
+
+    connected = "" if ray.util.client.ray.is_connected() else str(ray.get_runtime_context().gcs_address)
+    if address.asked in HERE or _same_place(connected, address):
+        return
+    raise TpuMagicsError(
+        f"This notebook is connected to another Ray cluster already{f', at {connected}' if connected else ''}.",
+        f"Its own code has called ray.init(), and a process has one connection; --hosts asks for {address.text}.",
+        "Name that cluster (--hosts ray takes the connection that is there), or call ray.shutdown() first.",
+    )
+
+
+def _same_place(connected: str, address: Address) -> bool:
+    host, _, port = connected.rpartition(":")
+    if port != str(address.port) or address.client:
+        return False
+    try:
+        return socket.gethostbyname(host) == socket.gethostbyname(address.host) or _is_own(address.host)
+    except OSError:
+        return False
+
+
+def _is_own(host: str) -> bool:
+    return host in ("localhost", "127.0.0.1", "::1", "[::1]")
+
+
+@contextmanager
+def _ray_environment() -> Iterator[None]:
+    """QUIET, where nothing of it is set. What Ray reads at its import stays set in this process only while it reads."""
+    before = {name: os.environ.get(name) for name in QUIET}
+    os.environ.update({name: text for name, text in QUIET.items() if before[name] is None})
+    try:
+        yield
+    finally:
+        for name, text in before.items():
+            if text is None:
+                os.environ.pop(name, None)
+
+
+@contextmanager
+def _no_native_lines() -> Iterator[None]:
+    """Ray's C++ part says on the descriptor of stderr that it has been told to be quiet. What is wrong it raises."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray takes SIGTERM for itself while it connects; the notebook keeps its own."""
+    import signal
+    import threading
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
+
+
+def is_connected() -> bool:
+    """Whether this process has a connection to a cluster; imports nothing."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())

@@ -1,0 +1,198 @@
+"""What a run on many hosts is made of: the work, and what a forked worker would inherit of the notebook's process.
+
+What lives here: gathering it in the notebook, and making the work of it again on a host. What does not: how it is
+packed (parcel.py), and what is said where something of it cannot be (unsendable.py).
+
+Models that the function builds itself are built once on each host, in the process that forks the workers there, by the
+same reading of the function as in the notebook.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import linecache
+import os
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tpu_magics.backends.base import Backend
+from tpu_magics.launch import hoist
+from tpu_magics.launch.cells import statements_work
+from tpu_magics.launch.work import CellWork, FunctionWork, ScriptWork, Work
+from tpu_magics.runs.origin import is_library
+
+# Variables that say how to compute. Whatever else the notebook's process has says where it runs.
+_ENVIRONMENT = (
+    "XLA_",
+    "PT_XLA_",
+    "LIBTPU_",
+    "TORCH_",
+    "PYTORCH_",
+    "ACCELERATE_",
+    "TRANSFORMERS_",
+    "HF_",
+    "OMP_",
+    "MKL_",
+)
+_ENVIRONMENT_NAMES = ("TOKENIZERS_PARALLELISM", "MPLBACKEND", "CUBLAS_WORKSPACE_CONFIG")
+_SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
+_SHELLS_OWN = frozenset({"get_ipython", "In", "Out", "exit", "quit", "open", "_", "__", "___", "_ih", "_oh", "_dh"})
+
+
+@dataclass(frozen=True)
+class Freight:
+    """`work`: without what is hoisted; `models`: those that come home, by name, hoisted ones left out; `hoisted`: names
+    and lines of those; `arguments`, `source`: of the function, to find them again; `tree`: the statements of a cell;
+    `names`: what they read of the notebook; `script`: the text of a script; `state`: Backend.process_state; `texts`:
+    the lines of the notebook's cells."""
+
+    backend: Backend
+    work: Work
+    models: Mapping[str, Any]
+    hoisted: tuple[tuple[str, int], ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+    tree: ast.Module | None = None
+    names: Mapping[str, Any] = field(default_factory=dict)
+    script: bytes | None = None
+    state: Any = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, list[str]] = field(default_factory=dict)
+    cell_names: Mapping[str, str] = field(default_factory=dict)
+    cell_ids: Mapping[str, str] = field(default_factory=dict)
+
+
+def gathered(
+    work: Work,
+    backend: Backend,
+    *,
+    hoistable: Any = None,
+    arguments: Mapping[str, Any] | None = None,
+    source: str = "",
+    cell_names: Mapping[str, str] | None = None,
+    cell_ids: Mapping[str, str] | None = None,
+) -> Freight:
+    """What this work takes along, of this process. The last arguments: as a Request and the notebook have them."""
+    own = {id(one.model) for one in work.hoists.hoisted} if work.hoists is not None else set()
+    models = {name: model for name, model in work.models.items() if id(model) not in own}
+    names = {name: model for name, model in work.models.items() if id(model) in own}
+    lines = {id(one.model): one.line for one in work.hoists.hoisted} if work.hoists is not None else {}
+    freight = Freight(
+        backend=backend,
+        work=_bare(work, models),
+        models=models,
+        hoisted=tuple((name, lines[id(model)]) for name, model in names.items()),
+        state=backend.process_state(),
+        environment=dict(_environment()),
+        texts=dict(_texts(cell_names or {})),
+        cell_names=cell_names or {},
+        cell_ids=cell_ids or {},
+    )
+    if isinstance(work, CellWork):
+        read = dict(_names_read(work))
+        freight = replace(freight, names=read, tree=hoistable if names else None, source=source)
+    elif isinstance(work, ScriptWork):
+        freight = replace(freight, script=Path(work.path).read_bytes())
+    elif names:
+        freight = replace(freight, arguments=dict(arguments or {}), source=source)
+    return freight
+
+
+def _bare(work: Work, models: dict[str, Any]) -> Work:
+    if isinstance(work, CellWork):
+        return replace(work, models=models, hoists=None, before={}, spaces=[])
+    if isinstance(work, FunctionWork):
+        return replace(work, models=models, hoists=None, calls=[])
+    return replace(work, hoists=None) if isinstance(work, ScriptWork) else work
+
+
+def _names_read(work: CellWork) -> Iterator[tuple[str, Any]]:
+    codes = [work.code] if work.last is None else [work.code, work.last]
+    for name in dict.fromkeys(name for code in codes for name in names_loaded(code)):
+        if name in work.namespace and name not in _SHELLS_OWN:
+            yield name, work.namespace[name]
+
+
+def names_loaded(code: types.CodeType) -> Iterator[str]:
+    """The globals that code reads or deletes, its inner functions' included; attributes are none."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_NAME", "LOAD_GLOBAL", "DELETE_NAME", "DELETE_GLOBAL"):
+            yield str(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from names_loaded(constant)
+
+
+def _environment() -> Iterator[tuple[str, str]]:
+    """A token stays at home: a host has its own, or none."""
+    for name, text in os.environ.items():
+        chosen = name.startswith(_ENVIRONMENT) or name in _ENVIRONMENT_NAMES
+        if chosen and not any(word in name for word in _SECRET):
+            yield name, text
+
+
+def _texts(cell_names: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
+    """Lines of cells, for stacks and for reading the function: their files are on no disk."""
+    for name, entry in list(linecache.cache.items()):
+        if len(entry) == 4 and (name in cell_names or not (is_library(name) or Path(name).exists())):
+            yield name, list(entry[2])
+
+
+# -- on a host --------------------------------------------------------------------------------------------------------
+
+
+def become(freight: Freight, main: dict[str, Any]) -> None:
+    """Make this process like the notebook's, before it forks workers. `main`: what stands for the notebook's dict."""
+    for name, lines in freight.texts.items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    main.update(freight.names)
+    freight.backend.prepare()
+    freight.backend.set_process_state(freight.state)
+
+
+def made(freight: Freight, main: dict[str, Any], folder: Path) -> Work:
+    """The work as the notebook has it."""
+    work = freight.work
+    if isinstance(work, ScriptWork):
+        return _script(work, freight.script or b"", folder)
+    hoists = _hoisted(freight, main) if freight.hoisted else None
+    models = dict(freight.models)
+    if hoists is not None:
+        models.update(zip((name for name, _ in freight.hoisted), hoists.models.values(), strict=True))
+    if isinstance(work, CellWork):
+        before = dict(main)
+        if hoists is None or freight.tree is None:
+            return replace(work, namespace=main, models=models, before=before)
+        return statements_work(freight.tree, work.code.co_filename, main, before, models, hoists)
+    return replace(work, models=models, hoists=hoists) if isinstance(work, FunctionWork) else work
+
+
+def _hoisted(freight: Freight, main: dict[str, Any]) -> hoist.HoistPlan | None:
+    """The same builds as in the notebook; where they are not, each worker builds its own models."""
+    work = freight.work
+    hoists = hoist.plan_hoists(
+        freight.tree if isinstance(work, CellWork) else work.function,  # type: ignore[attr-defined]
+        arguments=freight.arguments,
+        namespace=main,
+        backend=freight.backend,
+        source=freight.source if freight.tree is not None else None,
+    )
+    same = [one.line for one in hoists.hoisted] == [line for _, line in freight.hoisted]
+    return hoists if same else None
+
+
+def _script(work: ScriptWork, text: bytes, folder: Path) -> ScriptWork:
+    """The script's own path where it has the same text there, so that it finds its neighbours; else a copy."""
+    path = Path(work.path)
+    try:
+        if path.read_bytes() == text:
+            return work
+    except OSError:
+        pass
+    copy = folder / path.name
+    copy.write_bytes(text)
+    return replace(work, path=str(copy))

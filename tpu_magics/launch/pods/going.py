@@ -1,0 +1,263 @@
+"""A run on many hosts, from its start until its results are home.
+
+What lives here: what differs from a run on this host. What does not: the order of things, which is the same
+(launch/train.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tpu_magics.errors import TpuMagicsError, TrainingFailed
+from tpu_magics.launch import alone, diagnose, guards, plan, process, reach, session, streams, supervise, train
+from tpu_magics.launch import failure as failures
+from tpu_magics.launch.plan import Options, Plan
+from tpu_magics.launch.pods import cluster, freight, parcel, ship, slices
+from tpu_magics.launch.pods.link import Link, linked
+from tpu_magics.launch.pods.plan import require_room, with_ranks
+from tpu_magics.launch.pods.pod import Pod, PodHost
+from tpu_magics.launch.pods.remote_watch import RemoteWatch
+from tpu_magics.launch.pods.task import HostTask
+from tpu_magics.launch.relay import Relay
+from tpu_magics.launch.train import Going, Request
+from tpu_magics.runs.folder import RunFolder
+
+
+def prepare(pod: Pod, request: Request, options: Options) -> PodGoing:
+    """Everything that can be refused, refused before anything is sent."""
+    current = session.current
+    host = session.known_host()
+    backend = current.backend
+    require_alive(pod)
+    pod = with_options(pod, options)
+    made = pod_plan(pod, options)
+    alone.require_alone()
+    backend.prepare()
+    if made.rehearsed:
+        guards.require_rehearsal(backend, made.ranks)
+    models = reach.models_of(iter(request.items), backend.is_model)
+    guards.check(guards.Situation(backend, host, current.marks, request.items, models, request.source))
+    hoists = train.hoisted(request, options, made)
+    if hoists is not None:
+        taken = set(models)
+        models = {**models, **{train.free_name(name, taken): model for name, model in hoists.models.items()}}
+    size = sum(backend.model_bytes(model) for model in models.values())
+    require_room(pod, size, options.force)
+    folder = RunFolder.create(options.run_name or request.folder_name)
+    try:
+        plan.require_disk(folder.path, size, options.force)
+        going = PodGoing(
+            request, options, made, host, folder, request.make(models, hoists), models, size, hoists, pod=pod
+        )
+        going.pack()
+    except TpuMagicsError as refused:
+        train.record_refused(folder, refused)
+        raise
+    if folder.warning:
+        current.notebook.say(folder.warning)
+    return going
+
+
+def require_alive(pod: Pod) -> None:
+    """Refuse a run whose hosts are not there any more: Ray would wait for them, or start a cluster of its own here."""
+    todo = "Run %tpu_init --hosts again, for the hosts that are there now."
+    if not cluster.is_connected():
+        raise TpuMagicsError(
+            "The connection to the Ray cluster is closed.",
+            f"%tpu_init --hosts had connected this notebook to {pod.address}; ray.shutdown() was called since, or the "
+            "cluster ended.",
+            todo,
+        )
+    alive = {node.id for node in cluster.nodes()}
+    gone = [host.name for host in pod.hosts if host.node not in alive]
+    if gone:
+        raise TpuMagicsError(
+            f"{'Host' if len(gone) == 1 else 'Hosts'} {', '.join(gone)} left the cluster since %tpu_init.",
+            f"A run goes to all hosts that it found: {', '.join(host.name for host in pod.hosts)}.",
+            todo,
+        )
+
+
+def with_options(pod: Pod, options: Options) -> Pod:
+    """The pod as this cell wants it."""
+    if options.spmd not in (None, plan.NO_SPMD):
+        raise TpuMagicsError(
+            "--spmd is not available on several hosts.",
+            "There each host has its own processes, one for each chip.",
+            "Leave --spmd away, or train on this host alone: %tpu_init --hosts off",
+        )
+    return with_ranks(pod, options.processes)
+
+
+def pod_plan(pod: Pod, options: Options) -> Plan:
+    """The plan of a run on these hosts; `workers` counts those of all."""
+    current = session.current
+    return Plan(
+        device=pod.device,
+        workers=len(pod.hosts) * pod.workers,
+        replicas=pod.replicas,
+        precision=options.precision or current.precision,
+        environment=dict(options.environment),
+        steps=options.steps,
+        timeout=options.timeout,
+        max_recompiles=options.max_recompiles,
+        cache=current.cache,
+        collective_timeout=options.collective_timeout or current.collective_timeout or plan.COLLECTIVE_TIMEOUT,
+    )
+
+
+def host_records(pod: Pod) -> list[dict[str, Any]]:
+    """The hosts for run.json: which ranks each has."""
+    each = pod.workers * pod.replicas
+    return [
+        {
+            "index": host.index,
+            "name": host.name,
+            "address": host.address,
+            "ranks": list(range(host.index * each, (host.index + 1) * each)),
+        }
+        for host in pod.hosts
+    ]
+
+
+@dataclass
+class PodGoing(Going):
+    """A run on the hosts of `pod`. `parcel`: what is sent, until it is."""
+
+    pod: Pod = field(default_factory=lambda: Pod("", ()))
+    parcel: parcel.Parcel | None = None
+
+    def pack(self) -> None:
+        """Pack what is sent. Raises TpuMagicsError naming what cannot be pickled."""
+        notebook = session.current.notebook
+        gathered = freight.gathered(
+            self.work,
+            session.current.backend,
+            hoistable=self.request.hoistable,
+            arguments=self.request.arguments,
+            source=self.request.source,
+            cell_names=self.cell_names,
+            cell_ids=dict(notebook.cell_ids()),
+        )
+        self.parcel = packed(gathered, notebook.namespace)
+
+    def fork(self) -> None:
+        """Start the workers on every host; on an error none is left."""
+        assert self.parcel is not None
+        self.folder.update(hosts=host_records(self.pod))
+        with interruptible() as interrupted:
+            stored = ship.store(self.parcel)
+            made, told = ship.carriers(self.pod, self.folder.name, placing, interrupted)
+            try:
+                ship.begin(self.pod, made, self._task(), told, stored, interrupted)
+                self.watch = self._watching(made)
+            except BaseException:
+                ship.kill(made)
+                raise
+        self.folder.update(
+            status="running",
+            plan={**self.plan.record(), "background": self.options.background, "hosts": len(self.pod.hosts)},
+            workers=self.watch.table(),
+            host=failures.host_record(self.host),
+            versions=dict(self.host.versions),
+            sent=stored.bytes,
+        )
+
+    def _task(self) -> HostTask:
+        made = self.plan
+        return HostTask(
+            index=0,
+            name="",
+            hosts=len(self.pod.hosts),
+            workers=self.pod.workers,
+            replicas=self.pod.replicas,
+            device=made.device,
+            precision=made.precision,
+            environment=made.environment,
+            steps=made.steps,
+            max_recompiles=made.max_recompiles,
+            cache=made.cache,
+            rehearsed=made.rehearsed,
+            collective_timeout=made.collective_timeout,
+            shell=streams.running_shell() is not None,
+        )
+
+    def _watching(self, made: list[Any]) -> RemoteWatch:
+        links = linked(self.pod, made)
+        workers = [worker for link in links for worker in link.workers]
+        relay, ranks = Relay(self.folder, self._screen()), range(self.pod.ranks)
+        return RemoteWatch(self.folder, workers, relay, self.plan.timeout, self.onlooker, ranks, links=links)
+
+    def watch_in_thread(self) -> None:
+        self.parcel = None  # it was sent, and keeps the models' memory as it was
+        super().watch_in_thread()
+
+    def explained(self, watch: supervise.Watch) -> TrainingFailed:
+        assert isinstance(watch, RemoteWatch)
+        if watch.unwritten is not None:
+            return failures.cannot_read_results(watch.unwritten, self.folder)
+        record = failures.record(self, watch)
+        culprit = diagnose.blame(record)
+        for link in watch.links:
+            if culprit is not None and culprit.rank in link.ranks and link.state:
+                record = replace(record, **_memory_of(link))
+        return diagnose.diagnose(
+            replace(
+                record,
+                hosts={rank: link.host.name for link in watch.links for rank in link.ranks},
+                lost=tuple((link.host.name, link.ranks, link.lost) for link in watch.lost),
+                refused=tuple(_refusal(link) for link in watch.refused),
+            )
+        )
+
+
+def _memory_of(link: Link) -> dict[str, Any]:
+    """The memory of a failed worker's own host."""
+    state = link.state
+    return {
+        "memory_total": state["memory_total"],
+        "memory_available_at_start": state["memory_at_start"],
+        "memory_low": state["memory_low"],
+        "oom_kills": state["oom_kills"],
+    }
+
+
+def _refusal(link: Link) -> tuple[str, str, str, str]:
+    found = link.refused or {}
+    return link.host.name, found.get("what", ""), found.get("why", ""), found.get("todo", "")
+
+
+def packed(gathered: freight.Freight, namespace: dict[str, Any]) -> parcel.Parcel:
+    """The parcel of a run. Raises TpuMagicsError naming what cannot be pickled."""
+    try:
+        return parcel.pack(gathered, namespace)
+    except Exception as error:
+        from tpu_magics.launch.pods.unsendable import explained
+
+        raise explained(gathered, namespace, error) from None
+
+
+def placing(pod: Pod, host: PodHost) -> Mapping[str, Any]:
+    """Ray's options of a host's carrier."""
+    return slices.placing(pod, host)
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Within it an interrupt is noted, to be raised where nothing is left half done. In another thread than the main
+    one none comes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    with process.interrupts_held() as late:
+
+        def interrupted() -> bool:
+            came = bool(late)
+            late.clear()
+            return came
+
+        yield interrupted

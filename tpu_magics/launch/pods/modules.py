@@ -1,0 +1,116 @@
+"""The person's own modules: files beside the notebook that the hosts do not have.
+
+What lives here: which of the modules that are loaded are such, their text, and how a host imports them: from memory,
+under the paths that they have at the notebook, which stacks and records then name. What does not: functions and classes
+of the notebook itself, which travel by value (parcel.py), and installed packages, which each host has to have.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import linecache
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+from tpu_magics.runs.origin import is_library
+
+LARGEST = 1 << 20  # bytes of one file
+MOST = 16 << 20  # bytes of all
+
+
+@dataclass(frozen=True)
+class Text:
+    """A module. `path`: where it is at the notebook."""
+
+    path: str
+    text: bytes
+    package: bool
+
+
+def own_modules() -> dict[str, Text]:
+    """All loaded modules that are plain Python and not installed, by name. A package of which a part is something else
+    (an extension, a large file) stays whole where it is."""
+    found: dict[str, Text] = {}
+    broken: set[str] = set()
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name == "__main__" or not isinstance(file, str) or is_library(file):
+            continue
+        text = _text(Path(file))
+        if text is None:
+            broken.add(_top(name))
+        else:
+            found[name] = Text(file, text, hasattr(module, "__path__"))
+    kept = {name: one for name, one in found.items() if _top(name) not in broken}
+    return kept if sum(len(one.text) for one in kept.values()) <= MOST else {}
+
+
+def _text(path: Path) -> bytes | None:
+    try:
+        if path.suffix != ".py" or path.stat().st_size > LARGEST:
+            return None
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+# -- on a host --------------------------------------------------------------------------------------------------------
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds what came with the run, before all else of these names; folders without an `__init__.py`, too."""
+
+    def __init__(self, texts: Mapping[str, Text]) -> None:
+        self.texts = texts
+        self.folders = {name[:at] for name in texts for at, letter in enumerate(name) if letter == "."} - set(texts)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        del path, target
+        if name in self.texts:
+            one = self.texts[name]
+            spec = ModuleSpec(name, Loader(one), origin=one.path, is_package=one.package)
+            spec.has_location = True  # so that it has a `__file__`
+            return spec
+        if name in self.folders:
+            spec = ModuleSpec(name, None, is_package=True)
+            spec.submodule_search_locations = []
+            return spec
+        return None
+
+
+class Loader(importlib.abc.SourceLoader):
+    """One of them."""
+
+    def __init__(self, one: Text) -> None:
+        self.one = one
+
+    def get_filename(self, fullname: str) -> str:  # noqa: ARG002
+        return self.one.path
+
+    def get_data(self, path: str | bytes) -> bytes:
+        if path != self.one.path:  # a cache of its bytecode, which is not sent
+            raise OSError(path)
+        return self.one.text
+
+    def is_package(self, fullname: str) -> bool:  # noqa: ARG002
+        return self.one.package
+
+
+def put(texts: Mapping[str, Text]) -> None:
+    """Make them importable here, and their lines known to stacks."""
+    if not texts:
+        return
+    sys.meta_path.insert(0, Finder(texts))
+    for one in texts.values():
+        lines = one.text.decode("utf-8", "replace").splitlines(keepends=True)
+        linecache.cache[one.path] = (len(one.text), None, lines, one.path)

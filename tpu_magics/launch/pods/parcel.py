@@ -1,0 +1,195 @@
+"""What a run sends to its hosts, packed: one parcel of pickles, and beside it the large arrays.
+
+What lives here: packing and unpacking. Tensors that share memory here share it there; what takes `LARGE` bytes or more
+is not in the pickle, so that it can lie in shared memory. What does not: what is packed (freight.py), who may not be
+pickled (unsendable.py), and the way to the hosts (ship.py).
+
+Functions and classes of the notebook travel by value; what the notebook's own dict holds comes to lie in the other
+process's `__main__`.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import pickle
+import sys
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from tpu_magics.launch import session
+from tpu_magics.launch.pods.modules import own_modules, put
+
+if TYPE_CHECKING:
+    from tpu_magics.launch.work import Work
+
+LARGE = 1 << 20  # bytes
+_MAIN, _STORAGE = "main", "storage"
+_SHELL = "get_ipython"  # a name that IPython gives to the notebook: magics within functions call it
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """`data`: pickles; `arrays`: what lies beside them, as objects with a buffer of bytes."""
+
+    data: bytes
+    arrays: tuple[Any, ...] = ()
+
+    @property
+    def array_bytes(self) -> int:
+        return sum(memoryview(one).nbytes for one in self.arrays)
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    """Leaves `main` (the notebook's own dict) and the content of tensors out, and notes what it defined by value."""
+
+    def __init__(self, file: Any, main: dict[str, Any], keep: Callable[[pickle.PickleBuffer], bool]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=keep)
+        self.storages: list[Any] = []
+        self.defined: dict[str, Any] = {}
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._main = main
+        self.globals_ref[id(main)] = main
+
+    def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
+        if value is self._main:
+            return (_MAIN,)
+        if value is not None and value is self._main.get(_SHELL):
+            return (_SHELL,)
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(value, (torch.storage.TypedStorage, torch.UntypedStorage)):
+            return None
+        whole = value if isinstance(value, torch.UntypedStorage) else value._untyped_storage
+        if whole.device.type != "cpu":
+            return None
+        dtype = None if value is whole else str(value.dtype).removeprefix("torch.")
+        return (_STORAGE, self._number(whole), dtype)
+
+    def _number(self, storage: Any) -> int:
+        key = (storage.data_ptr() or id(storage), storage.nbytes())
+        if key not in self._numbers:
+            self._numbers[key] = len(self.storages)
+            self.storages.append(storage)
+        return self._numbers[key]
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__":
+            name = value.__qualname__
+            if name.isidentifier():
+                self.defined.setdefault(name, value)
+        return super().reducer_override(value)
+
+
+def pack(value: Any, main: dict[str, Any]) -> Parcel:
+    """Pack `value`, a function's globals being `main`. Raises what pickle raises."""
+    arrays: list[Any] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        """Whether it stays in the pickle."""
+        if memoryview(buffer).nbytes < LARGE:
+            return True
+        arrays.append(buffer.raw())
+        return False
+
+    file = io.BytesIO()
+    pickler = Pickler(file, main, keep)
+    pickler.dump(value)
+    pickler.dump(pickler.defined)
+    inside: dict[int, bytes] = {}
+    outside: dict[int, int] = {}
+    count = len(arrays)
+    for number, storage in enumerate(pickler.storages):
+        content = _bytes_of(storage)
+        if content.nbytes < LARGE:
+            inside[number] = content.tobytes()
+        else:
+            outside[number] = len(arrays)
+            arrays.append(content)
+    return Parcel(pickle.dumps((own_modules(), file.getvalue(), inside, outside, count)), tuple(arrays))
+
+
+def _bytes_of(storage: Any) -> Any:
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a run sends, in bytes. `parcel`: the pickles; `shared`: large arrays, which go through the object store."""
+
+    parcel: int
+    shared: int
+
+
+def measure(work: Work) -> Sizes:
+    """What this work takes along. Raises TpuMagicsError naming what cannot be pickled."""
+    from tpu_magics.launch.pods import freight, unsendable
+
+    current = session.current
+    current.backend.prepare()
+    gathered = freight.gathered(work, current.backend, cell_names=current.notebook.cell_names())
+    try:
+        packed = pack(gathered, current.notebook.namespace)
+    except Exception as error:
+        raise unsendable.explained(gathered, current.notebook.namespace, error) from None
+    return Sizes(len(packed.data), packed.array_bytes)
+
+
+# -- there ------------------------------------------------------------------------------------------------------------
+
+
+class Unpickler(pickle.Unpickler):
+    def __init__(self, file: Any, buffers: Sequence[Any], storages: Callable[[int], Any], main: dict[str, Any]) -> None:
+        super().__init__(file, buffers=buffers)
+        self._storages = storages
+        self._main = main
+
+    def persistent_load(self, told: Any) -> Any:
+        if told[0] == _MAIN:
+            return self._main
+        if told[0] == _SHELL:
+            return self._main.get(_SHELL)
+        import torch
+
+        storage, dtype = self._storages(told[1]), told[2]
+        if dtype is None:
+            return storage
+        return torch.storage.TypedStorage(wrap_storage=storage, dtype=getattr(torch, dtype), _internal=True)
+
+
+def unpack(data: bytes, arrays: Sequence[Any], main: dict[str, Any]) -> Any:
+    """The packed value. `arrays`: buffers that may be written to; what was defined by value becomes a name of `main`,
+    unless one is there."""
+    modules, pickles, inside, outside, count = pickle.loads(data)
+    put(modules)
+    known: dict[int, Any] = {}
+
+    def storage(number: int) -> Any:
+        if number not in known:
+            import torch
+
+            content = bytearray(inside[number]) if number in inside else arrays[outside[number]]
+            known[number] = (
+                torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
+                if len(content)
+                else torch.UntypedStorage(0)
+            )
+        return known[number]
+
+    unpickler = Unpickler(io.BytesIO(pickles), arrays[:count], storage, main)
+    value = unpickler.load()
+    for name, defined in unpickler.load().items():
+        main.setdefault(name, defined)
+    return value
+
+
+def mapped(path: Path) -> Any:
+    """A file's content, to be read by all and changed by each for itself."""
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -1,0 +1,216 @@
+"""Watching a run's hosts until none of their workers is left.
+
+What lives here: the notebook's half: what carriers answer goes into the run folder, who has failed or is lost, stopping
+the others, and fetching results. What does not: starting (ship.py), and the loop and the comparing of ranks, which are
+those of one host (launch/supervise.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tpu_magics.launch import supervise
+from tpu_magics.launch.pods.carrier import New
+from tpu_magics.launch.pods.link import SILENT, Link, ask_now, fetch, short
+from tpu_magics.launch.pods.task import LOG, REFUSED
+from tpu_magics.launch.supervise import GATHER, Watch, Watched
+from tpu_magics.runs.events import Event, Start
+
+WAITS = 0.25  # seconds that a carrier waits for news before it answers
+STOPS = 12.0  # seconds in which a host that was told to stop has stopped
+CLOSES = 10.0  # seconds in which the carriers have cleared up
+
+
+@dataclass
+class RemoteWatch(Watch):
+    """The supervision of all hosts' workers. `reason` may also be "host": one was lost, or could not begin; or
+    "collect": the results could not be kept here, because of `unwritten`."""
+
+    links: Sequence[Link] = ()
+    fetched: bool = False
+    unwritten: OSError | None = None
+    released: bool = False
+
+    @property
+    def lost(self) -> list[Link]:
+        return [link for link in self.links if link.lost]
+
+    @property
+    def refused(self) -> list[Link]:
+        return [link for link in self.links if link.refused]
+
+    # -- the loop -------------------------------------------------------------------------------------------------
+    def look(self) -> bool:
+        self._exchange()
+        self._read_events()
+        self.relay.pump()
+        return self._go_on()
+
+    def _exchange(self) -> None:
+        """Ask every host that is not being asked, and take what has been answered."""
+        import ray
+
+        for link in self.links:
+            if link.question is None and not link.over:
+                self._ask(link)
+        asked = {link.question: link for link in self.links if link.question is not None}
+        if not asked:
+            return
+        ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=supervise.TICK)
+        for question in ready:
+            self._answered(asked[question], question)
+        for link in asked.values():
+            if link.question is not None and time.monotonic() - link.asked > SILENT:
+                self._lose(link, f"it has not answered for {SILENT:.0f} s")
+
+    def _ask(self, link: Link) -> None:
+        link.asked = time.monotonic()
+        try:
+            link.question = link.carrier.poll.remote(dict(link.offsets), WAITS)
+        except Exception as error:  # Ray raises what it likes; whatever it is, this host cannot be asked
+            self._lose(link, short(error))
+
+    def _answered(self, link: Link, question: Any) -> None:
+        import ray
+
+        link.question = None
+        try:
+            news, state = ray.get(question)
+        except Exception as error:
+            self._lose(link, short(error))
+            return
+        link.answered, link.state = link.asked, state
+        for one in news:
+            self._keep(link, one)
+        if news and state["exit"] is not None:
+            self._ask(link)  # until it has told all
+        self._note_workers(link)
+
+    def _keep(self, link: Link, new: New) -> None:
+        """Put into the run folder what a host has written."""
+        name, start, data = new
+        link.offsets[name] = start + len(data)
+        link.bytes += len(data)
+        path = self.files.path / (f"host-{link.host.index}.log" if name == LOG else name)
+        shared = name == self.files.supervisor_path.name
+        with path.open("r+b" if path.exists() and not shared else "ab") as file:
+            if not shared:
+                file.seek(start)
+                file.truncate()
+            file.write(data)
+
+    # -- workers ----------------------------------------------------------------------------------------------------
+    def _note_workers(self, link: Link) -> None:
+        for worker, row in zip(link.workers, link.state.get("workers", ()), strict=False):
+            worker.pid, worker.rank, worker.stopped_by_us = row["pid"], row["rank"], row["stopped_by_us"]
+            if row["ended"] is None or not worker.alive:
+                continue
+            worker.exit_code, worker.signal, worker.ended = row["exit"], row["signal"], row["ended"]
+            if worker.meter is not None:
+                worker.meter.peak_rss, worker.meter.peak_pss = row["peak_rss"] or 0, row["peak_pss"]
+            self._note_failure(worker)
+        low = link.state.get("memory_low")
+        if low:
+            self.memory_low = min(self.memory_low, low)
+        if link.state.get("exit") is not None and any(worker.alive for worker in link.workers):
+            self._note_gone(link)
+
+    def _note_failure(self, worker: Watched) -> None:
+        if not worker.good and not worker.stopped_by_us and self._first_failure is None:
+            self.reason, self._first_failure = "worker", time.time()  # our clock: theirs may differ
+
+    def _note_gone(self, link: Link) -> None:
+        """Its process has ended, and some of its workers were never told of: it died, or it refused to begin."""
+        if link.state.get("phase") != REFUSED and not link.lost:
+            code = link.state["exit"]
+            how = f"of signal {-code}" if code < 0 else f"with exit code {code}"
+            self._lose(link, f"the process that runs its workers ended {how}")
+        self._end_workers(link)
+
+    def _end_workers(self, link: Link) -> None:
+        for worker in link.workers:
+            if worker.alive:
+                worker.ended, worker.stopped_by_us = time.time(), True
+
+    def _lose(self, link: Link, why: str) -> None:
+        link.question, link.lost = None, link.lost or why
+        self._end_workers(link)
+
+    def _take(self, event: Event) -> None:
+        if not isinstance(event, Start):  # hosts tell of ranks themselves: two of them may have the same pid
+            super()._take(event)
+
+    def _go_on(self) -> bool:
+        if self.lost or self.refused:
+            self.reason = "host"
+            self._stop_all(stacks=True)
+        elif self._first_failure is not None and not self._stop and not self._all_heard():
+            return True  # a host that is lost breaks the others' collectives: who it was is known first
+        return super()._go_on() or any(not link.over for link in self.links)
+
+    def _all_heard(self) -> bool:
+        """Whether every host has answered since the first failure was seen and others had time to fail, too."""
+        assert self._first_failure is not None
+        since = time.monotonic() - max(0.0, time.time() - self._first_failure - GATHER / 2)
+        return all(link.over or link.answered >= since for link in self.links)
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+    def _stop_all(self, stacks: bool = False) -> None:  # noqa: ARG002 - each host asks its own for stacks
+        """Have every host stop its workers, and wait for what they tell; one that does not is lost."""
+        for link in self.links:
+            if not link.over and not link.stopped:
+                link.stopped = True
+                with contextlib.suppress(Exception):
+                    link.carrier.stop.remote()
+        until = time.monotonic() + STOPS
+        while any(not link.over for link in self.links) and time.monotonic() < until:
+            self._exchange()
+        for link in self.links:
+            if not link.over:
+                self._lose(link, f"it has not stopped within {STOPS:.0f} s")
+
+    def _finish(self) -> None:
+        if not self.released:
+            self._fetch_results()
+        super()._finish()
+        self._release()
+
+    def _fetch_results(self) -> None:
+        if self.fetched or self.reason != "done" or not all(worker.good for worker in self.workers):
+            return
+        self.fetched = True
+        for link in self.links:
+            try:
+                for name, size in ask_now(link.carrier.results.remote()):
+                    link.bytes += fetch(link.carrier, name, size, self.files.path / name)
+            except Exception as error:
+                if isinstance(error, OSError) and error.errno is not None:  # Ray's time-out is one without a number
+                    self.reason, self.unwritten = "collect", error
+                    return
+                self.reason = "host"
+                self._lose(link, short(error))
+
+    def _release(self) -> None:
+        """Leave nothing on any host."""
+        import ray
+
+        if self.released:
+            return
+        self.released = True
+        closing = []
+        for link in self.links:
+            with contextlib.suppress(Exception):
+                closing.append(link.carrier.close.remote())
+        with contextlib.suppress(Exception):
+            ray.wait(closing, num_returns=len(closing), timeout=CLOSES)
+        for link in self.links:
+            with contextlib.suppress(Exception):
+                ray.kill(link.carrier)
+
+    def table(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        hosts = {id(worker): link.host.index for link in self.links for worker in link.workers}
+        return [{**row, "host": hosts[id(one)]} for row, one in zip(super().table(), self.workers, strict=True)]

@@ -1,0 +1,148 @@
+"""Getting a run onto its hosts: carriers, the parcel, the large arrays, the start.
+
+What lives here: what happens between the plan and the first look of the watch. What does not: what is in the parcel
+(freight.py), following it (remote_watch.py).
+
+The parcel and each large array are put into the object store once; Ray brings them to each host once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch.pods.carrier import Carrier
+from tpu_magics.launch.pods.link import short
+from tpu_magics.launch.pods.parcel import Parcel
+from tpu_magics.launch.pods.pod import Pod, PodHost
+from tpu_magics.launch.pods.task import HostTask
+
+COMES = 60.0  # seconds in which each host has started its carrier
+BEGINS = 120.0  # seconds in which it has the parcel and has started its process
+_LOOK = 0.2  # seconds between looks whether the person has interrupted
+
+
+@dataclass
+class Stored:
+    """What lies in the object store, for as long as this is held."""
+
+    parcel: Any
+    arrays: tuple[Any, ...]
+    bytes: int
+
+
+def store(packed: Parcel) -> Stored:
+    """Put it there, once. Raises TpuMagicsError where there is no room."""
+    import numpy as np
+    import ray
+
+    size = len(packed.data) + packed.array_bytes
+    try:
+        arrays = tuple(ray.put(np.frombuffer(one, dtype=np.uint8)) for one in packed.arrays)
+        return Stored(ray.put(packed.data), arrays, size)
+    except Exception as error:
+        if type(error).__name__ not in ("ObjectStoreFullError", "OutOfDiskError"):
+            raise
+        raise TpuMagicsError(
+            f"The object store of the cluster has no room for what this run sends ({size / 1e6:,.1f} MB).",
+            f"Models and arrays travel through it, once for each host. Ray says: {_first_line(error)}",
+            "Let go of what other programs keep there (`ray memory` lists it), or start the nodes with more: "
+            "ray start --object-store-memory=BYTES. The models are unchanged.",
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
+
+
+def carriers(
+    pod: Pod, name: str, placing: Callable[[Pod, PodHost], Mapping[str, Any]], interrupted: Callable[[], bool]
+) -> tuple[list[Any], list[dict[str, Any]]]:
+    """An actor on each host, and what each says of its own. Raises TpuMagicsError naming the hosts that do not come;
+    none is left then."""
+    import ray
+
+    kind = ray.remote(Carrier)
+    made = [
+        kind.options(max_restarts=0, max_task_retries=0, **placing(pod, host)).remote(f"{name}-{host.index}")
+        for host in pod.hosts
+    ]
+    try:
+        ports = [2 if host.index == 0 else 0 for host in pod.hosts]
+        asked = [one.hello.remote(count) for one, count in zip(made, ports, strict=True)]
+        return made, _answers(asked, pod.hosts, COMES, "did not start", interrupted)
+    except BaseException:
+        kill(made)
+        raise
+
+
+def kill(made: Sequence[Any]) -> None:
+    import contextlib
+
+    import ray
+
+    for one in made:
+        with contextlib.suppress(Exception):
+            ray.kill(one)
+
+
+def begin(
+    pod: Pod,
+    made: Sequence[Any],
+    task: HostTask,
+    told: Sequence[Mapping[str, Any]],
+    stored: Stored,
+    interrupted: Callable[[], bool],
+) -> None:
+    """Start every host's process. `task`: what all are told alike."""
+    first = pod.hosts[0].address
+    here = replace(task, store=(first, told[0]["ports"][0]), hosts=len(pod.hosts), arrays=len(stored.arrays))
+    meeting = {"MASTER_ADDR": first, "MASTER_PORT": str(told[0]["ports"][1])} if task.rehearsed else {}
+    asked = []
+    for host, carrier in zip(pod.hosts, made, strict=True):
+        environment = {**meeting, **task.environment, **host.environment}
+        own = replace(here, index=host.index, name=host.name, address=host.address, environment=environment)
+        asked.append(carrier.begin.remote(own, stored.parcel, *stored.arrays))
+    _answers(asked, pod.hosts, BEGINS, "could not begin", interrupted)
+
+
+def _answers(
+    asked: Sequence[Any],
+    hosts: Sequence[PodHost],
+    patience: float,
+    what: str,
+    interrupted: Callable[[], bool],
+) -> list[Any]:
+    """What all of them answer. Raises KeyboardInterrupt, and TpuMagicsError naming those that do not."""
+    import ray
+
+    until = time.monotonic() + patience
+    waiting = list(asked)
+    while waiting and time.monotonic() < until:
+        if interrupted():
+            raise KeyboardInterrupt
+        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_LOOK)
+    silent = [host for host, one in zip(hosts, asked, strict=True) if one in waiting]
+    if silent:
+        raise _absent(silent, what, f"within {patience:.0f} s")
+    answers = []
+    for host, one in zip(hosts, asked, strict=True):
+        try:
+            answers.append(ray.get(one))
+        except Exception as error:
+            raise _absent([host], what, short(error)) from error
+    return answers
+
+
+def _absent(hosts: Sequence[PodHost], what: str, why: str) -> TpuMagicsError:
+    names = ", ".join(host.name for host in hosts)
+    return TpuMagicsError(
+        f"{'Host' if len(hosts) == 1 else 'Hosts'} {names} {what}.",
+        f"On each host a small process starts the workers there: {why}."
+        if not why.startswith("within")
+        else f"On each host a small process starts the workers there; it did not answer {why}.",
+        "Look whether the node is alive and has room (`ray status`), then run %tpu_init --hosts and the cell again.",
+    )

@@ -1,0 +1,259 @@
+"""Slices of TPUs in a cluster: which there are, and holding one.
+
+What lives here: a slice as a run needs it, what the nodes of a cluster say of theirs, and the reservation. What does
+not: names as people write them (preflight/targets.py), and what a host's workers are told (environment.py).
+
+Ray labels each node of a slice (ray/_private/accelerators/tpu.py, 2.60): its pod type ("v5litepod-16"), topology
+("4x4"), name of the slice and worker id; worker 0 has the resource "TPU-v5litepod-16-head". `ray.util.tpu` holds a
+slice by that resource first, so that two runs never get halves of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.host.chips import GENERATIONS, Generation
+from tpu_magics.host.problem import plural
+
+if TYPE_CHECKING:
+    from tpu_magics.launch.pods.cluster import Node
+    from tpu_magics.launch.pods.pod import Pod, PodHost
+
+POD_TYPE, TOPOLOGY = "ray.io/tpu-pod-type", "ray.io/tpu-topology"
+SLICE_NAME, WORKER = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"
+PATIENCE = 10.0  # seconds in which a slice that is free must be held
+
+Bounds = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A slice of TPUs. `bounds`: its chips in each direction, as Google writes the topology ((4, 4) is "4x4");
+    `host_bounds`: those of one host, in three directions."""
+
+    generation: Generation
+    bounds: tuple[int, ...]
+    host_bounds: Bounds
+
+    @property
+    def name(self) -> str:
+        """As Google writes it: "v5litepod-16"."""
+        return self.generation.type_string(self.all_chips)
+
+    @property
+    def version(self) -> str:
+        """The generation as Ray writes it: "v5litepod", "v7x"."""
+        return self.generation.prefix.replace("tpu", "v")
+
+    @property
+    def pod_type(self) -> str:
+        """The slice as Ray writes it: "v7x-16" where Google has "tpu7x-16"."""
+        return self.name.replace(self.generation.prefix, self.version)
+
+    @property
+    def topology(self) -> str:
+        return "x".join(map(str, self.bounds))
+
+    @property
+    def all_chips(self) -> int:
+        return math.prod(self.bounds)
+
+    @property
+    def chips(self) -> int:
+        """Of one host."""
+        return math.prod(self.host_bounds)
+
+    @property
+    def hosts(self) -> int:
+        return self.all_chips // self.chips
+
+    @property
+    def mesh_of_hosts(self) -> Bounds:
+        """How many hosts there are in each direction."""
+        x, y, z = (*self.bounds, 1, 1)[:3]
+        return x // self.host_bounds[0], y // self.host_bounds[1], z // self.host_bounds[2]
+
+    @property
+    def text(self) -> str:
+        return f"{self.name} ({self.topology}): {plural(self.hosts, 'host')} with {plural(self.chips, 'chip')} each"
+
+
+def labelled(pod_type: str, topology: str, chips: float) -> Slice | None:
+    """The slice that a node's labels name; None for a generation that is not known, or shapes that do not fit."""
+    prefix = pod_type.rpartition("-")[0]
+    kind = next((one for one in GENERATIONS if prefix in (one.prefix, one.prefix.replace("tpu", "v"))), None)
+    parts = topology.split("x")
+    if kind is None or not all(part.isdigit() and int(part) for part in parts):
+        return None
+    bounds = tuple(map(int, parts))
+    each = _host_bounds(bounds, int(chips))
+    return Slice(kind, bounds, each) if math.prod(bounds) % max(math.prod(each), 1) == 0 else None
+
+
+def _host_bounds(bounds: tuple[int, ...], chips: int) -> Bounds:
+    """Of a host with so many chips: all of a slice of one host, else 2x2 chips, of v5e and v6e also 2x4."""
+    if chips >= math.prod(bounds):
+        x, y, z = (*bounds, 1, 1)[:3]
+        return x, y, z
+    return (2, 4, 1) if chips == 8 else (2, 2, 1) if chips == 4 else (chips, 1, 1)
+
+
+# -- what a cluster has ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Found:
+    """A slice in a cluster, with its nodes by worker id. `whole`: whether all of them are there."""
+
+    slice: Slice
+    name: str
+    nodes: tuple[Node, ...]
+
+    @property
+    def whole(self) -> bool:
+        return len(self.nodes) == self.slice.hosts
+
+    @property
+    def text(self) -> str:
+        here = "" if self.whole else f", of which {len(self.nodes)} of {plural(self.slice.hosts, 'host')} are alive"
+        return f"{self.slice.text}{here}"
+
+
+def in_cluster(nodes: Sequence[Node]) -> tuple[Found, ...]:
+    """The slices that the nodes' labels tell of, whole ones first, larger ones before smaller ones."""
+    groups: dict[tuple[str, str, str], list[Node]] = {}
+    for node in nodes:
+        pod_type, topology = node.labels.get(POD_TYPE, ""), node.labels.get(TOPOLOGY, "")
+        if pod_type and topology and node.chips:
+            kind = labelled(pod_type, topology, node.chips)
+            # A slice of one host has no name that counts: each such node is a slice of its own.
+            name = node.id if kind is not None and kind.hosts == 1 else node.labels.get(SLICE_NAME, "")
+            groups.setdefault((pod_type, topology, name), []).append(node)
+    found = [_found(pod_type, topology, members) for (pod_type, topology, _), members in groups.items()]
+    return tuple(sorted((one for one in found if one), key=lambda one: (not one.whole, -one.slice.all_chips, one.name)))
+
+
+def _found(pod_type: str, topology: str, members: list[Node]) -> Found | None:
+    kind = labelled(pod_type, topology, members[0].chips)
+    if kind is None:
+        return None
+    ordered = sorted(members, key=lambda node: (_worker(node), node.id))
+    return Found(kind, ordered[0].labels.get(SLICE_NAME, ordered[0].name), tuple(ordered))
+
+
+def _worker(node: Node) -> int:
+    text = node.labels.get(WORKER, "0")
+    return int(text) if text.isdigit() else 0
+
+
+def choose(nodes: Sequence[Node], wanted: Slice | None) -> Found | None:
+    """The slice to train on: the one that was asked for, else the largest whole one; None where the cluster has no TPU
+    and none was asked for. Raises TpuMagicsError, with what there is instead."""
+    there = in_cluster(nodes)
+    whole = [one for one in there if one.whole and (wanted is None or one.slice.pod_type == wanted.pod_type)]
+    if whole:
+        return whole[0]
+    if wanted is None and not any(node.chips for node in nodes):
+        return None
+    raise _cannot_give(nodes, there, wanted)
+
+
+def _cannot_give(nodes: Sequence[Node], there: Sequence[Found], wanted: Slice | None) -> TpuMagicsError:
+    name = wanted.name if wanted is not None else "whole slice of TPUs"
+    same = next((one for one in there if wanted is not None and one.slice.pod_type == wanted.pod_type), None)
+    if same is not None:
+        todo = "Look at the hosts that are missing (`ray status`), and run %tpu_init again once they have joined."
+    elif there:
+        todo = f"Ask for what it has: --target {there[0].slice.name}, or leave --target away."
+    else:
+        todo = "Leave --target away for a rehearsal on the hosts' CPUs, or get the slice: %tpu_pod --target " + (
+            wanted.name if wanted is not None else "v5litepod-16"
+        )
+    return TpuMagicsError(f"This cluster cannot give a {name}.", f"What it has instead: {_stock(nodes, there)}.", todo)
+
+
+def _stock(nodes: Sequence[Node], there: Sequence[Found]) -> str:
+    """What a cluster has, in words."""
+    counted = Counter(one.text for one in there)
+    parts = [text if count == 1 else f"{count} times {text}" for text, count in counted.items()]
+    labelled_nodes = {node.id for one in there for node in one.nodes}
+    bare = [node for node in nodes if node.chips and node.id not in labelled_nodes]
+    parts += [f"{node.name} with {node.chips:g} TPU and no label of a slice ({POD_TYPE})" for node in bare]
+    without = [node for node in nodes if not node.chips]
+    if without:
+        cores = sum(node.cpus for node in without)
+        parts.append(f"{plural(len(without), 'host')} without a TPU ({cores:g} CPUs)")
+    return "; ".join(parts) or "nothing"
+
+
+# -- holding one -------------------------------------------------------------------------------------------------------
+
+
+class Held:
+    """The slice that this process holds. `group`: Ray's handle of it (a SlicePlacementGroup), None for none."""
+
+    group: Any = None
+
+
+def hold(wanted: Slice) -> list[str]:
+    """Reserve a slice: the ids of its nodes, by their place in the placement group. What was held is released first.
+    Raises TpuMagicsError where others have it."""
+    import ray
+    from ray.util.tpu import slice_placement_group
+
+    release()
+    try:
+        Held.group = slice_placement_group(
+            topology=wanted.topology,
+            accelerator_version=wanted.version,
+            chips_per_vm=wanted.chips,
+            strategy="STRICT_SPREAD",
+            head_reservation_timeout_s=PATIENCE,
+        )
+        ray.get(Held.group.placement_group.ready(), timeout=PATIENCE)
+    except (TimeoutError, RuntimeError, ValueError) as error:
+        release()
+        raise _taken(wanted, error) from None
+    Held.group.release_head_pgs()
+    return _nodes_of(Held.group.placement_group)
+
+
+def _nodes_of(group: Any) -> list[str]:
+    from ray.util import placement_group_table
+
+    placed: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    return [placed[index] for index in sorted(placed)]
+
+
+def _taken(wanted: Slice, error: Exception) -> TpuMagicsError:
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    return TpuMagicsError(
+        f"The slice {wanted.name} is there, and Ray did not get it within {PATIENCE:.0f} s.",
+        f"Something else holds it, or its hosts have no CPU free. Ray says: {said}",
+        "Look who has it with `ray status` and `ray list placement-groups`, end that job, and run %tpu_init again.",
+    )
+
+
+def release() -> None:
+    """Give the held slice back."""
+    group, Held.group = Held.group, None
+    if group is not None:
+        group.shutdown()
+
+
+def placing(pod: Pod, host: PodHost) -> dict[str, Any]:
+    """The options of an actor that has to run on this host: on its node and nowhere else, with the host's TPU chips
+    where the slice is held."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+    if pod.device == "CPU" or Held.group is None:
+        return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(host.node, soft=False)}
+    group = PlacementGroupSchedulingStrategy(
+        placement_group=Held.group.placement_group, placement_group_bundle_index=host.bundle
+    )
+    return {"num_cpus": 0, "resources": {"TPU": host.chips}, "scheduling_strategy": group}

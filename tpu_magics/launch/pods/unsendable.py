@@ -1,0 +1,124 @@
+"""What of a run cannot be pickled, by the name that the person knows it under.
+
+What lives here: the search, and what is said. What does not: packing (parcel.py).
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch.pods.freight import Freight, names_loaded
+from tpu_magics.launch.pods.parcel import Pickler
+from tpu_magics.launch.work import CellWork, FunctionWork
+from tpu_magics.runs.origin import is_library
+
+_DEPTH = 12
+_WIDTH = 1000  # parts of one object that are looked at
+
+
+def explained(freight: Freight, namespace: dict[str, Any], error: Exception) -> TpuMagicsError:
+    """The error that names it; `error`: what pickling all of it raised."""
+    found = _first(_roots(freight), namespace, set(), ())
+    path, value, reason = found if found is not None else (("the training function",), None, error)
+    name = path[-1]
+    via = f", reached through {' -> '.join(f'`{one}`' for one in path[:-1])}" if len(path) > 1 else ""
+    kind = "" if value is None else f"It is of type {type(value).__module__}.{type(value).__qualname__}{via}. "
+    return TpuMagicsError(
+        f"`{name}` cannot be sent to the hosts.",
+        f"{kind}{type(reason).__name__}: {' '.join(str(reason).split())[:300]}. On several hosts the function and all "
+        "that it reads travel as pickles; on one host workers inherit them.",
+        f"Make `{name}` inside the training function (open files, connections, locks and generators there), or give "
+        "the function what it is made from.",
+    )
+
+
+Found = tuple[tuple[str, ...], Any, Exception]
+
+
+def _roots(freight: Freight) -> Iterator[tuple[str, Any]]:
+    work = freight.work
+    if isinstance(work, FunctionWork):
+        given = _labelled(work)
+        yield from given
+        yield str(getattr(work.function, "__name__", "") or type(work.function).__name__), work.function
+    elif isinstance(work, CellWork):
+        yield from freight.names.items()
+    yield from freight.models.items()
+    yield from freight.arguments.items()
+
+
+def _labelled(work: FunctionWork) -> list[tuple[str, Any]]:
+    try:
+        names = list(inspect.signature(work.function).parameters)
+    except (TypeError, ValueError):
+        names = []
+    names = names[1:] if work.index_first else names
+    names += [f"argument {number}" for number in range(len(names), len(work.args))]
+    return [*zip(names, work.args, strict=False), *work.kwargs.items()]
+
+
+def _first(
+    parts: Iterator[tuple[str, Any]], namespace: dict[str, Any], seen: set[int], path: tuple[str, ...]
+) -> Found | None:
+    """The innermost part that cannot be pickled, with the way to it."""
+    for name, value in parts:
+        if id(value) in seen or len(path) > _DEPTH:
+            continue
+        seen.add(id(value))
+        problem = _problem(value, namespace)
+        if problem is not None:
+            here = (*path, name)
+            return _first(_inside(value), namespace, seen, here) or (here, value, problem)
+    return None
+
+
+def _problem(value: Any, namespace: dict[str, Any]) -> Exception | None:
+    try:
+        Pickler(io.BytesIO(), namespace, lambda _buffer: False).dump(value)
+    except Exception as error:
+        return error
+    return None
+
+
+def _inside(value: Any) -> Iterator[tuple[str, Any]]:
+    """The parts of a value, with the names under which a person knows them."""
+    if isinstance(value, types.MethodType):
+        yield "self", value.__self__
+        yield value.__func__.__name__, value.__func__
+    elif isinstance(value, types.FunctionType):
+        yield from _of_function(value)
+    elif isinstance(value, dict):
+        yield from ((_entry(key), item) for key, item in list(value.items())[:_WIDTH])
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from ((f"[{number}]", item) for number, item in enumerate(list(value)[:_WIDTH]))
+    elif isinstance(value, type):
+        yield from ((name, item) for name, item in vars(value).items() if isinstance(item, types.FunctionType))
+    else:
+        attributes = getattr(value, "__dict__", None)
+        if isinstance(attributes, dict):
+            yield from list(attributes.items())[:_WIDTH]
+        yield type(value).__name__, type(value)
+
+
+def _entry(key: object) -> str:
+    return key if isinstance(key, str) else f"[{key!r}]"
+
+
+def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    if is_library(function.__code__.co_filename):
+        return
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            continue
+    for name in dict.fromkeys(names_loaded(function.__code__)):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    yield from ((f"a default of {function.__name__}", one) for one in function.__defaults__ or ())
+    yield from (function.__kwdefaults__ or {}).items()

@@ -1,0 +1,178 @@
+"""What the hosts of a cluster have installed, and whether a run can go through all of them.
+
+What lives here: asking each host, and judging the answers. What does not: whether the packages of one host fit together
+(host/versions.py).
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tpu_magics import __version__
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.host.versions import installed
+from tpu_magics.launch.pods.cluster import Node
+
+NOTEBOOK = "this notebook"
+PACKAGES = ("tpu_magics", "ray", "torch", "torch_xla", "libtpu")
+PATIENCE = 60.0  # seconds until each host has started a process and answered
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a host said. `versions`: "python" and PACKAGES, those that it has; `memory`: free bytes (None: not
+    available)."""
+
+    versions: Mapping[str, str]
+    memory: int | None = None
+
+
+def here() -> dict[str, str]:
+    """The versions of this process."""
+    import ray
+
+    found = installed()
+    known = {"python": platform.python_version(), "tpu_magics": __version__, "ray": str(ray.__version__)}
+    return {**known, **{name: version for name in PACKAGES if (version := found.get(name))}}
+
+
+def look(nodes: Sequence[Node]) -> list[Look]:
+    """Each node's answer. Raises TpuMagicsError that names the nodes which do not answer."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = ray.remote(_looker())
+    asked = [
+        task.options(
+            num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)
+        ).remote(PACKAGES)
+        for node in nodes
+    ]
+    ray.wait(asked, num_returns=len(asked), timeout=PATIENCE)
+    answers, silent = [], []
+    for node, reference in zip(nodes, asked, strict=True):
+        try:
+            answers.append(Look(*ray.get(reference, timeout=0.5)))
+        except Exception as error:
+            silent.append((node, error))
+            ray.cancel(reference, force=True)
+    if silent:
+        raise _silent(silent)
+    return answers
+
+
+def _looker() -> Callable[[Sequence[str]], tuple[dict[str, str], int | None]]:
+    """The question, as a function that travels by its code: a host may not have this package."""
+
+    def look_here(packages: Sequence[str]) -> tuple[dict[str, str], int | None]:
+        import importlib.metadata
+        import platform
+        from pathlib import Path
+
+        found = {"python": platform.python_version()}
+        for name in packages:
+            try:
+                found[name] = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                pass
+        try:
+            import tpu_magics
+            from tpu_magics.host.memory import host_memory
+        except ImportError:
+            return found, None
+        found["tpu_magics"] = tpu_magics.__version__
+        return found, host_memory(Path("/")).available
+
+    return look_here
+
+
+def _silent(silent: Sequence[tuple[Node, Exception]]) -> TpuMagicsError:
+    names = ", ".join(node.name for node, _ in silent)
+    said = " ".join(str(silent[0][1]).split())[:300] or type(silent[0][1]).__name__
+    return TpuMagicsError(
+        f"No process could be started on {names}.",
+        f"Ray started one on each host, with {PATIENCE:.0f} s to answer. Of the first it says: {said}",
+        "See `ray status`, and the logs of that node (/tmp/ray/session_latest/logs on it).",
+    )
+
+
+# -- judging -----------------------------------------------------------------------------------------------------------
+
+
+def require_same(names: Sequence[str], answers: Sequence[Look], own: Mapping[str, str]) -> list[str]:
+    """Sentences about what differs and will do. Raises TpuMagicsError, with a line for each host, where a run cannot go
+    through: another Python (3.x) or release of tpu_magics, torch or torch_xla."""
+    named = {NOTEBOOK: own, **{name: answer.versions for name, answer in zip(names, answers, strict=True)}}
+    refused = [name for name in _REFUSED if len({_REFUSED[name](seen.get(name, "")) for seen in named.values()}) > 1]
+    if refused:
+        raise _different(refused, named)
+    differ = [name for name in ("python", *PACKAGES) if len({seen.get(name, "") for seen in named.values()}) > 1]
+    return [f"{_called(name)} differs on the hosts: {_told(name, named)}." for name in differ if name != "libtpu"]
+
+
+def _two(version: str) -> str:
+    return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def _whole(version: str) -> str:
+    return version
+
+
+# What makes versions different that cannot go together: the notebook's functions travel as Python's bytecode and as the
+# records of this package; compiled programs and weights as what torch and torch_xla of one release understand.
+_REFUSED: Mapping[str, Callable[[str], str]] = {
+    "python": _two,
+    "tpu_magics": _whole,
+    "torch": _two,
+    "torch_xla": _two,
+}
+
+
+def _called(name: str) -> str:
+    return "Python" if name == "python" else name
+
+
+def _told(name: str, named: Mapping[str, Mapping[str, str]]) -> str:
+    """Hosts by version: "3.11.7 on a and b, 3.11.8 on c"."""
+    by_version: dict[str, list[str]] = {}
+    for host, seen in named.items():
+        by_version.setdefault(seen.get(name, "") or "not installed", []).append(host)
+    return ", ".join(f"{version} on {_joined(hosts)}" for version, hosts in by_version.items())
+
+
+def _joined(hosts: Sequence[str], most: int = 4) -> str:
+    shown = list(hosts) if len(hosts) <= most else [*hosts[: most - 1], f"{len(hosts) - most + 1} more"]
+    return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
+
+
+def _different(refused: Sequence[str], named: Mapping[str, Mapping[str, str]]) -> TpuMagicsError:
+    what = " and ".join(_called(name) for name in refused)
+    first = {name: named[NOTEBOOK].get(name, "") for name in refused}
+    packages = " ".join(
+        f'"{_distribution(name)}=={first[name]}"' for name in refused if name != "python" and first[name]
+    )
+    todo = f"Install what the notebook has on every host: pip install {packages}" if packages else ""
+    if "python" in refused:
+        todo = f"Start the cluster and the notebook with the same Python, e.g. {first['python']}. {todo}".strip()
+    return TpuMagicsError(
+        f"The hosts do not have the same {what} as this notebook.",
+        "The training function travels to them as Python code, and they answer as this release of tpu_magics does.",
+        todo,
+        [_line(host, refused, seen) for host, seen in named.items()],
+    )
+
+
+def _distribution(name: str) -> str:
+    return name.replace("tpu_magics", "tpu-magics")
+
+
+def _line(host: str, names: Sequence[str], seen: Mapping[str, str]) -> str:
+    return f"  {host}: {', '.join(f'{_called(name)} {seen.get(name) or chr(45) * 2}' for name in names)}"
+
+
+def told(versions: Mapping[str, Any]) -> str:
+    """In one line: "Python 3.11.7, torch 2.9.0"."""
+    return ", ".join(f"{_called(name)} {versions[name]}" for name in ("python", *PACKAGES) if versions.get(name))

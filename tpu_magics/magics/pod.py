@@ -1,0 +1,112 @@
+"""`%tpu_pod` and `tpu_magics.pod`: what a run on many hosts would do.
+
+What lives here: the way from a parsed line to launch/pods/outlook.py, how the plan shows itself, and names of slices as
+`--target` takes them. What does not: the plan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import session
+from tpu_magics.launch.arguments import evaluate_all, parse_arguments
+from tpu_magics.launch.pods.address import OFF
+from tpu_magics.launch.pods.outlook import Outlook, load_of
+from tpu_magics.launch.pods.slices import Slice
+from tpu_magics.panel.pod import outlook_table
+from tpu_magics.panel.pod_commands import commands_html, commands_text
+from tpu_magics.panel.table import to_html, to_text
+from tpu_magics.runs.files import runs_root
+
+if TYPE_CHECKING:
+    from tpu_magics.magics.notebook import ShellNotebook
+
+EXAMPLE = (
+    "v5litepod-16"  # the smallest slice of v5e that has several hosts: what the commands ask for where none is named
+)
+
+
+class PodPlan(Outlook):
+    """A plan that a notebook shows as tables, and `print` as text."""
+
+    def _wanted(self) -> Slice:
+        return self.slice or slice_of(self.pod.target if self.pod is not None and self.pod.target else EXAMPLE)
+
+    def __str__(self) -> str:
+        return f"{to_text(outlook_table(self, str(runs_root())))}\n\n{commands_text(self._wanted())}"
+
+    def _repr_mimebundle_(self, **_: Any) -> Mapping[str, str]:
+        html = to_html(outlook_table(self, str(runs_root()))) + commands_html(self._wanted())
+        return {"text/plain": str(self), "text/html": html}
+
+
+def pod(
+    function: Callable[..., Any] | None = None,
+    *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    target: str = "",
+    labels: tuple[str, ...] = (),
+) -> PodPlan:
+    """What `%tpu_pod` does: the hosts and ranks of the runs to come, what is sent where and how large, and the commands
+    that get such hosts. Nothing is run.
+
+    Args:
+        function: what would be trained; without it the sizes are not available.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        target: plan for that slice of TPUs ("v5litepod-16"), whether there is one or not (default: the session's
+            hosts).
+        labels: the arguments as they were written.
+
+    Returns:
+        The plan: it shows itself in a notebook, `print` gives it as text; `.pod`, `.hosts`, `.ranks`, `.load`.
+    """
+    current = session.current
+    load = load_of(function, args, kwargs or {}, current.backend, labels) if function is not None else None
+    if target:
+        return PodPlan(None, slice_of(target), load)
+    return PodPlan(current.pod, None, load)
+
+
+def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
+    """Evaluate FUNCTION and ARGs, and display the plan."""
+    __tracebackhide__ = True
+    positional, named = parse_arguments(found.args)
+    values, keywords = evaluate_all(positional, named, notebook.namespace)
+    if keywords and not values:
+        raise TpuMagicsError(
+            "%tpu_pod needs FUNCTION before its arguments.", "", "Write %tpu_pod training_function model lr=1e-3"
+        )
+    function, *args = values or [None]
+    plan = pod(function, *args, kwargs=keywords, target=found.target, labels=tuple(positional[1:]))
+    if "ipykernel" not in sys.modules:
+        print(plan, flush=True)
+        return
+    from IPython.display import display
+
+    display(dict(plan._repr_mimebundle_()), raw=True)
+
+
+def wanted_slice(target: str, hosts: str) -> Slice | None:
+    """The slice that `--target` names beside `--hosts`; None for none."""
+    if not target:
+        return None
+    if not hosts or hosts == OFF:
+        raise TpuMagicsError(
+            "--target goes with --hosts.",
+            "It is the slice of TPUs that a Ray cluster is asked for.",
+            "Name the cluster, too: --hosts ray; or see what such a slice takes: %tpu_pod --target T",
+        )
+    return slice_of(target)
+
+
+def slice_of(target: str) -> Slice:
+    """A slice by its name. Raises TpuMagicsError where no TPU has that name."""
+    from tpu_magics.preflight.targets import parse
+
+    found = parse(target)
+    return Slice(found.chip.kind, found.bounds, found.host_bounds)

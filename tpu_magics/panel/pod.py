@@ -1,0 +1,127 @@
+"""The hosts of a pod, and what a run on them would do, as tables.
+
+What lives here: words and numbers of `%tpu_init --hosts` and `%tpu_pod`. What does not: finding any of it
+(launch/pods/), rendering (table.py), and the commands that get a slice (pod_commands.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tpu_magics.host.problem import plural
+from tpu_magics.launch.pods.outlook import Outlook
+from tpu_magics.launch.pods.pod import Pod, PodHost
+from tpu_magics.launch.pods.versions import told
+from tpu_magics.panel.table import Row, Table
+
+NOT_AVAILABLE = "not available"
+
+
+def pod_table(pod: Pod) -> Table:
+    """A row for each host."""
+    same = len({tuple(sorted(host.versions.items())) for host in pod.hosts}) == 1
+    columns = ("Host", "Ranks", "Address", "Has", "Memory free", *(() if same else ("Versions",)))
+    rows = tuple(Row((*_host(pod, host), *(() if same else (told(host.versions),)))) for host in pod.hosts)
+    notes = [f"On every host: {told(pod.hosts[0].versions)}."] if same and pod.hosts[0].versions else []
+    return Table(f"tpu_magics: {_title(pod)}", columns, rows, (*notes, *pod.notes))
+
+
+def _title(pod: Pod) -> str:
+    hosts, ranks = plural(len(pod.hosts), "host"), plural(pod.ranks, "rank")
+    kind = f"TPU {pod.target}" if pod.target else "a rehearsal on XLA:CPU"
+    return f"{hosts}, {ranks} ({kind}), Ray cluster {pod.address}"
+
+
+def _host(pod: Pod, host: PodHost) -> tuple[str, str, str, str, str]:
+    has = plural(host.chips, "TPU chip") if host.chips else f"{host.cpus:g} CPUs"
+    name = f"{host.name} (head)" if host.head else host.name
+    memory = size(host.memory) if host.memory is not None else NOT_AVAILABLE
+    return name, ranks_text(pod, host), host.address, has, memory
+
+
+def ranks_text(pod: Pod, host: PodHost) -> str:
+    """ "0", "2-3"."""
+    each = pod.workers * pod.replicas
+    first, last = host.index * each, (host.index + 1) * each - 1
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def size(count: int) -> str:
+    """Bytes as people read them: "812 B", "1.4 kB", "268 MB" (powers of ten)."""
+    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 1000 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{value:.0f} {units[0]}" if units[0] == "B" or value >= 100 else f"{value:.3g} {units[0]}"
+
+
+# -- the plan ----------------------------------------------------------------------------------------------------------
+
+
+def outlook_table(outlook: Outlook, runs: str) -> Table:
+    """What a run would do. `runs`: the folder of the notebook's run folders."""
+    rows = (*_where(outlook), *_sent(outlook), *_home(outlook, runs))
+    return Table(_outlook_title(outlook), None, rows, _notes(outlook))
+
+
+def _outlook_title(outlook: Outlook) -> str:
+    what = f"training {outlook.load.name}" if outlook.load is not None else "a run"
+    return f"tpu_magics: what {what} on {plural(outlook.hosts, 'host')} would do"
+
+
+def _where(outlook: Outlook) -> Iterator[Row]:
+    pod, kind = outlook.pod, outlook.slice
+    if pod is not None:
+        yield Row(("Hosts", f"{plural(len(pod.hosts), 'host')} of the Ray cluster {pod.address}"), "ok")
+        for host in pod.hosts:
+            yield Row((f"  {host.name}", f"ranks {ranks_text(pod, host)}, {_host(pod, host)[3]}, {host.address}"))
+    elif kind is not None:
+        yield Row(("Hosts", f"{kind.text}; this notebook has no such slice yet: the commands below get one"), "unknown")
+    else:
+        yield Row(("Hosts", "this one alone: %tpu_init --hosts ADDRESS names a Ray cluster"))
+    replicas = pod.replicas if pod is not None else kind.generation.devices if kind is not None else 1
+    each = plural(outlook.workers, "worker") + (f" with {replicas} devices" if replicas > 1 else "")
+    yield Row(("Ranks", f"{outlook.ranks}: {each} on each host, counted host by host"))
+
+
+def _sent(outlook: Outlook) -> Iterator[Row]:
+    load = outlook.load
+    if load is None:
+        yield Row(("Sent", f"{NOT_AVAILABLE} (name what is trained: %tpu_pod FUNCTION ARG ...)"))
+        return
+    yield Row(("Sent to each host", f"{size(load.parcel)}: the function and its small arguments, in one parcel"))
+    if load.shared:
+        copied = f"{size(load.shared)}: models and large arrays, through Ray's object store, once for each host; its "
+        yield Row(("", f"{copied}{plural(outlook.workers, 'worker')} get{'s' * (outlook.workers == 1)} them by fork"))
+    yield Row(("Sent in all", f"{size(outlook.hosts * outlook.each)} to {plural(outlook.hosts, 'host')}"))
+    yield from _room(outlook)
+
+
+def _room(outlook: Outlook) -> Iterator[Row]:
+    """What has to hold it: the object store's part and the memory of the host that has the least."""
+    pod, needed = outlook.pod, outlook.needed
+    if pod is None or outlook.load is None or needed is None:
+        return
+    store = min(pod.hosts, key=lambda host: host.store)
+    fits = outlook.load.shared <= store.store
+    text = f"the smallest part is {size(int(store.store))}, on {store.name}"
+    yield Row(("Ray's object store", text if fits else f"{text}: it does not hold them"), "ok" if fits else "broken")
+    known = [host for host in pod.hosts if host.memory is not None]
+    if known:
+        least = min(known, key=lambda host: host.memory or 0)
+        enough = needed <= (least.memory or 0)
+        text = f"{size(needed)} for each host's workers; {least.name} has {size(least.memory or 0)} free"
+        yield Row(("Memory", text), "ok" if enough else "broken")
+
+
+def _home(outlook: Outlook, runs: str) -> Iterator[Row]:
+    first = outlook.pod.hosts[0].name if outlook.pod is not None else "the first host"
+    yield Row(("Comes here", f"events, what each rank prints and what rank 0 shows, while it runs, into {runs}"))
+    if outlook.load is not None and outlook.load.models:
+        text = f"{size(outlook.load.models)}: the trained weights of rank 0, from {first}, at the end"
+    else:
+        text = f"the trained weights of rank 0, from {first}, and each rank's value, at the end"
+    yield Row(("Comes home", text))
+
+
+def _notes(outlook: Outlook) -> tuple[str, ...]:
+    return outlook.pod.notes if outlook.pod is not None else ()
