@@ -576,3 +576,15 @@ def test_a_lock_file_with_the_other_kind_of_lock_stays(left_over):
         fcntl.flock(file, fcntl.LOCK_EX)
         mended = mend(checks, {}, host.root)
     assert mended.done == () and path.exists()
+
+
+def test_a_folder_for_temporary_files_that_is_not_writable_or_small(tmp_path):
+    host = fake_hosts.plain(tmp_path)
+    host.environ["TMPDIR"] = str(fake_hosts.write(tmp_path / "file", ""))
+    check = one(examined(host), "Disk", "TMPDIR")
+    assert (check.state, check.command) == ("broken", 'import os; os.environ.pop("TMPDIR", None)')
+    host.environ["TMPDIR"] = str(tmp_path)
+    assert one(examined(host), "Disk", "TMPDIR").state == "ok"
+    small = lambda path: (2**24, 2**22) if path == tmp_path else doctoring.ROOMY(path)  # noqa: E731
+    check = one(examined(host, disk=small), "Disk", "TMPDIR")
+    assert check.what == f"Only 4.0 MiB free of 16.0 MiB in {tmp_path}."

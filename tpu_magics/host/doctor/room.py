@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host.doctor.check import BROKEN, NOT_AVAILABLE, OK, WARNING, Check
+from tpu_magics.host.doctor.commands import change
 from tpu_magics.host.doctor.seen import Seen
 from tpu_magics.host.problem import plural
 
@@ -74,6 +75,15 @@ def disk_checks(seen: Seen) -> Iterator[Check]:
         "libtpu, XLA and Python write temporary files there.",
         "free some space there",
     )
+    if seen.environ.get("TMPDIR", "") not in ("", "/tmp"):  # noqa: S108
+        yield _folder(
+            seen,
+            "TMPDIR",
+            Path(seen.environ["TMPDIR"]),
+            "TMPDIR names it: Python writes temporary files there.",
+            "free some space there",
+            change({"TMPDIR": None}),
+        )
     yield _shared(seen)
 
 
@@ -132,4 +142,4 @@ def _closed(path: Path) -> str:
 
 
 def _gib(count: int) -> str:
-    return f"{count / GIB:.1f} GiB"
+    return f"{count / GIB:.1f} GiB" if count >= GIB / 10 or not count else f"{count / 2**20:.1f} MiB"
