@@ -16,6 +16,7 @@ from tpu_magics.host.chips import find_chips
 from tpu_magics.host.doctor import Check, examine, look, mend
 from tpu_magics.host.doctor.commands import by_python, change, to_shell
 from tpu_magics.host.doctor.mending import SetVariables
+from tpu_magics.host.doctor.metadata_server import Answer
 from tpu_magics.host.doctor.room import _closed
 from tpu_magics.host.memory import Memory
 from tpu_magics.host.versions import version_of
@@ -588,3 +589,35 @@ def test_a_folder_for_temporary_files_that_is_not_writable_or_small(tmp_path):
     small = lambda path: (2**24, 2**22) if path == tmp_path else doctoring.ROOMY(path)  # noqa: E731
     check = one(examined(host, disk=small), "Disk", "TMPDIR")
     assert check.what == f"Only 4.0 MiB free of 16.0 MiB in {tmp_path}."
+
+
+def test_variables_that_matter_on_other_hosts_only(tmp_path):
+    """Virtual CPU devices are no matter on a TPU, and one worker may be told its chip."""
+    host = fake_hosts.tpu_vm_v4(tmp_path / "v4")
+    host.environ["CPU_NUM_DEVICES"] = "2"
+    assert ill(examined(host)) == {}
+    host = fake_hosts.colab_v5e_1(tmp_path / "colab")
+    host.environ["TPU_VISIBLE_CHIPS"] = "0"
+    assert ill(examined(host)) == {}
+
+
+def test_the_bounds_that_are_told_to_be_set_are_the_hosts(tmp_path):
+    host = fake_hosts.kaggle_v5e_8(tmp_path)
+    host.environ["TPU_SKIP_MDS_QUERY"] = "1"
+    check = one(examined(host), "Environment variables", "What describes the TPU")
+    assert 'TPU_CHIPS_PER_HOST_BOUNDS="2,4,1"' in check.command
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"])
+def test_a_proxy_matters_on_a_tpu_host_only(tmp_path, name):
+    host = fake_hosts.tpu_vm_v4(tmp_path / "tpu")
+    host.environ[name] = "http://proxy:3128"
+    assert ill(examined(host)) == {("Metadata server", "Proxy"): "warning"}
+    host = fake_hosts.cloud_machine(tmp_path / "cloud")
+    host.environ[name] = "http://proxy:3128"
+    assert ill(examined(host)) == {}
+
+
+def test_only_an_answer_of_success_describes_a_tpu():
+    assert Answer(200, doctoring.TPU_ENV, 0.0).accelerator == "v5litepod-4"
+    assert Answer(500, doctoring.TPU_ENV, 0.0).accelerator == ""

@@ -75,7 +75,7 @@ def disk_checks(seen: Seen) -> Iterator[Check]:
         "libtpu, XLA and Python write temporary files there.",
         "free some space there",
     )
-    if seen.environ.get("TMPDIR", "") not in ("", "/tmp"):  # noqa: S108
+    if seen.environ.get("TMPDIR", "") not in ("", "/tmp"):
         yield _folder(
             seen,
             "TMPDIR",
