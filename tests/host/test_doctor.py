@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -15,10 +16,14 @@ from tpu_magics.host.chips import find_chips
 from tpu_magics.host.doctor import Check, examine, look, mend
 from tpu_magics.host.doctor.commands import by_python, change, to_shell
 from tpu_magics.host.doctor.mending import SetVariables
+from tpu_magics.host.doctor.metadata_server import Answer
+from tpu_magics.host.doctor.room import _closed
 from tpu_magics.host.memory import Memory
+from tpu_magics.host.versions import version_of
 
 from . import doctoring, fake_hosts
 from .doctoring import GIB, examined, ill, one
+from .test_chips import as_nobody
 from .test_holders import LOCK, running
 
 TITLES = [
@@ -248,10 +253,13 @@ def test_memory_is_not_available_where_it_cannot_be_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("free", "state"), [(5 * GIB, "ok"), (GIB, "ok"), (GIB - 1, "warning"), (2**26, "warning"), (2**26 - 1, "broken")]
+    ("free", "state"), [(5 * GIB, "ok"), (GIB, "ok"), (GIB - 1, "warning"), (2**26, "warning"), (-1, "broken")]
 )
 @pytest.mark.parametrize("name", ["Run folder", "/tmp", "/dev/shm"])
 def test_room_on_each_disk(tmp_path, name, free, state):
+    """Docker's 64 MiB of /dev/shm stop nothing but DataLoader workers, even when some of it is in use."""
+    if free < 0:
+        free = 2**20 - 1 if name == "/dev/shm" else 2**26 - 1
     host = fake_hosts.plain(tmp_path)
     folder = {"Run folder": "home/.tpu_runs", "/tmp": "tmp", "/dev/shm": "dev/shm"}[name]
     room = lambda path: (100 * GIB, free) if path == host.root / folder else doctoring.ROOMY(path)  # noqa: E731
@@ -436,3 +444,180 @@ def test_every_ill_check_of_this_file_has_something_to_do(tmp_path):
     checks = examine(doctoring.seen(host, runtime=True, disk=lambda _: (GIB, 1)))
     assert len(ill(checks)) > 8
     assert all(check.todo and check.why for check in checks if check.state in ("broken", "warning"))
+
+
+# -- what people have tried ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("set_", "what", "why"),
+    [
+        ({"TPU_PROCESS_ADDRESSES": "local"}, "TPU_PROCESS_ADDRESSES=local is", "Expected 4 worker addresses, got 1"),
+        ({"TPU_PROCESS_ADDRESSES": ""}, "TPU_PROCESS_ADDRESSES= is set.", "Expected 4 worker addresses, got 1"),
+        ({"CLOUD_TPU_TASK_ID": "0"}, "CLOUD_TPU_TASK_ID=0 is set.", "each would take the same number"),
+    ],
+)
+def test_worker_addresses_outside_kaggle(tmp_path, set_, what, why):
+    host = fake_hosts.tpu_vm_v4(tmp_path)
+    host.environ.update(set_)
+    checks = examined(host)
+    assert ill(checks) == {("Environment variables", "Worker addresses"): "broken"}
+    check = one(checks, "Environment variables", "Worker addresses")
+    assert check.what.startswith(what) and why in check.why and check.mending is None
+    assert check.command == f'import os; os.environ.pop("{next(iter(set_))}", None)'
+
+
+def test_as_many_addresses_as_workers_are_right(tmp_path):
+    host = fake_hosts.tpu_vm_v4(tmp_path)
+    host.environ["TPU_PROCESS_ADDRESSES"] = ",".join(f"localhost:{port}" for port in range(8476, 8480))
+    assert ill(examined(host)) == {}
+
+
+@pytest.mark.parametrize(
+    ("build", "set_"),
+    [
+        (
+            fake_hosts.tpu_vm_v4,
+            {
+                "TPU_WORKER_ID": "0",
+                "TPU_HOST_BOUNDS": "1,1,1",
+                "TPU_CHIPS_PER_PROCESS_BOUNDS": "2,2,1",
+                "TPU_ACCELERATOR_TYPE": "v4-8",
+            },
+        ),
+        (fake_hosts.tpu_vm_v2, {"TPU_WORKER_ID": "0", "TPU_ACCELERATOR_TYPE": "v2-8"}),
+    ],
+)
+def test_other_variables_that_torch_xla_reads_as_well_describe_the_tpu(tmp_path, build, set_):
+    host = build(tmp_path)
+    host.environ.update(set_, TPU_SKIP_MDS_QUERY="1")
+    assert ill(examined(host)) == {}
+    del host.environ["TPU_WORKER_ID"]
+    check = one(examined(host), "Environment variables", "What describes the TPU")
+    assert check.what == "TPU_SKIP_MDS_QUERY is set, and TPU_WORKER_ID is not."
+
+
+def test_a_type_that_torch_xla_cannot_read(tmp_path):
+    """GKE's node selector calls it so; torch_xla wants Google's type string."""
+    host = fake_hosts.colab_v5e_1(tmp_path)
+    host.environ["TPU_ACCELERATOR_TYPE"] = "tpu-v5-lite-podslice"
+    checks = examined(host)
+    assert ill(checks) == {("Environment variables", "Type of the TPU"): "broken"}
+    assert one(checks, "Environment variables", "Type of the TPU").command == "%env TPU_ACCELERATOR_TYPE=v5litepod-1"
+
+
+def test_a_library_path_that_is_too_long_for_a_name(tmp_path):
+    host = fake_hosts.plain(tmp_path)
+    host.environ["TPU_LIBRARY_PATH"] = "/" + 100_000 * "a"
+    assert one(examined(host), "libtpu", "TPU_LIBRARY_PATH").state == "warning"
+
+
+@pytest.mark.parametrize(
+    ("modules", "versions", "said"),
+    [
+        ({"IPython": "9.1.0"}, {"ipython": "9.2.0"}, "ipython 9.1.0 (installed: 9.2.0)"),
+        ({"tensorflow": "2.19.0"}, {"tensorflow-cpu": "2.20.0"}, "tensorflow 2.19.0 (installed: 2.20.0)"),
+    ],
+)
+def test_a_changed_package_whose_module_has_another_name(tmp_path, modules, versions, said):
+    check = one(
+        examined(fake_hosts.plain(tmp_path), modules=modules, versions=versions),
+        "Python and packages",
+        "Imported packages",
+    )
+    assert check.state == "warning" and said in check.what
+
+
+def test_a_package_whose_metadata_is_broken_is_one_that_is_not_there(tmp_path, monkeypatch):
+    (tmp_path / "torch-9.dist-info").mkdir()
+    (tmp_path / "torch-9.dist-info/METADATA").write_bytes(b"Name: torch\nVersion: \xff\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert version_of("torch") is None
+
+
+def test_a_run_folder_in_a_home_that_nobody_has(tmp_path, monkeypatch):
+    monkeypatch.setenv("TPU_MAGICS_RUNS", "~nobody-has-this-name/runs")
+    check = one(examined(fake_hosts.plain(tmp_path), runs=None), "Disk", "Run folder")
+    assert (check.state, check.command) == ("broken", "%env TPU_MAGICS_RUNS=/tmp/tpu_runs")
+    assert check.what == "TPU_MAGICS_RUNS=~nobody-has-this-name/runs names no folder."
+
+
+def test_a_run_folder_that_is_a_file_or_has_no_possible_name(tmp_path):
+    host = fake_hosts.plain(tmp_path)
+    file = fake_hosts.write(tmp_path / "file", "")
+    for runs, why in ((file, f"{file} is a file, not a folder."), (tmp_path / ("a" * 300), "File name too long.")):
+        check = one(examined(host, runs=runs), "Disk", "Run folder")
+        assert (check.state, check.what) == ("broken", f"{runs} cannot be written: {why}")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account")
+def test_a_run_folder_that_this_account_may_not_reach():
+    with tempfile.TemporaryDirectory() as folder:
+        closed = doctoring.Path(folder) / "closed"
+        closed.mkdir(mode=0o700)
+        os.chmod(folder, 0o755)
+        assert as_nobody(lambda: _closed(closed / "runs/x")) == f"{closed}/runs/x cannot be written: Permission denied."
+        assert as_nobody(lambda: _closed(closed)) == f"This account may not write in {closed}."
+        assert _closed(closed / "runs/x") == ""
+
+
+def test_a_host_without_shared_memory(tmp_path):
+    host = fake_hosts.plain(tmp_path)
+    seen = doctoring.seen(host)
+    (host.root / "dev/shm").rmdir()
+    check = one(examine(seen), "Disk", "/dev/shm")
+    assert (check.state, check.what) == ("warning", f"There is no {host.root}/dev/shm.")
+
+
+def test_a_lock_file_with_the_other_kind_of_lock_stays(left_over):
+    """flock and lockf do not see each other; which one a process of another container took is not known."""
+    host, path = left_over
+    checks = examined(host)
+    with open(path) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        mended = mend(checks, {}, host.root)
+    assert mended.done == () and path.exists()
+
+
+def test_a_folder_for_temporary_files_that_is_not_writable_or_small(tmp_path):
+    host = fake_hosts.plain(tmp_path)
+    host.environ["TMPDIR"] = str(fake_hosts.write(tmp_path / "file", ""))
+    check = one(examined(host), "Disk", "TMPDIR")
+    assert (check.state, check.command) == ("broken", 'import os; os.environ.pop("TMPDIR", None)')
+    host.environ["TMPDIR"] = str(tmp_path)
+    assert one(examined(host), "Disk", "TMPDIR").state == "ok"
+    small = lambda path: (2**24, 2**22) if path == tmp_path else doctoring.ROOMY(path)  # noqa: E731
+    check = one(examined(host, disk=small), "Disk", "TMPDIR")
+    assert check.what == f"Only 4.0 MiB free of 16.0 MiB in {tmp_path}."
+
+
+def test_variables_that_matter_on_other_hosts_only(tmp_path):
+    """Virtual CPU devices are no matter on a TPU, and one worker may be told its chip."""
+    host = fake_hosts.tpu_vm_v4(tmp_path / "v4")
+    host.environ["CPU_NUM_DEVICES"] = "2"
+    assert ill(examined(host)) == {}
+    host = fake_hosts.colab_v5e_1(tmp_path / "colab")
+    host.environ["TPU_VISIBLE_CHIPS"] = "0"
+    assert ill(examined(host)) == {}
+
+
+def test_the_bounds_that_are_told_to_be_set_are_the_hosts(tmp_path):
+    host = fake_hosts.kaggle_v5e_8(tmp_path)
+    host.environ["TPU_SKIP_MDS_QUERY"] = "1"
+    check = one(examined(host), "Environment variables", "What describes the TPU")
+    assert 'TPU_CHIPS_PER_HOST_BOUNDS="2,4,1"' in check.command
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"])
+def test_a_proxy_matters_on_a_tpu_host_only(tmp_path, name):
+    host = fake_hosts.tpu_vm_v4(tmp_path / "tpu")
+    host.environ[name] = "http://proxy:3128"
+    assert ill(examined(host)) == {("Metadata server", "Proxy"): "warning"}
+    host = fake_hosts.cloud_machine(tmp_path / "cloud")
+    host.environ[name] = "http://proxy:3128"
+    assert ill(examined(host)) == {}
+
+
+def test_only_an_answer_of_success_describes_a_tpu():
+    assert Answer(200, doctoring.TPU_ENV, 0.0).accelerator == "v5litepod-4"
+    assert Answer(500, doctoring.TPU_ENV, 0.0).accelerator == ""

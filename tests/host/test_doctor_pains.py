@@ -71,7 +71,7 @@ def plain_tensorflow(host: fake_hosts.FakeHost) -> dict[str, Any]:
 
 
 def full_shared_memory(host: fake_hosts.FakeHost) -> dict[str, Any]:
-    return {"disk": lambda path: (2**26, 2**20) if path.name == "shm" else (100 * GIB, 50 * GIB)}
+    return {"disk": lambda path: (2**26, 2**12) if path.name == "shm" else (100 * GIB, 50 * GIB)}
 
 
 def others_lock(host: fake_hosts.FakeHost) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import contextmanager
@@ -273,3 +274,24 @@ def test_our_own_workers_are_no_problem(root):
     fake_hosts.add_process(root, 60, ("ipykernel",))
     fake_hosts.add_process(root, 80, ("worker",), ("dev/accel1",), parent=60)
     assert judge_holding(find_holding(root, pid=60)) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account")
+def test_a_process_of_another_account_is_ended_by_sudo() -> None:
+    """/proc/locks names the processes of all accounts, and kill alone is refused there."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        root.chmod(0o755)
+        file = fake_hosts.write(root / "tmp/libtpu_lockfile", "")
+        fake_hosts.add_process(root, 77, ("python3", "train.py"), ())
+        info = file.stat()
+        line = (
+            f"1: POSIX  ADVISORY  WRITE 77 {os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino} 0 EOF"
+        )
+        fake_hosts.write(root / "proc/locks", line)
+        [taken] = as_nobody(lambda: judge_holding(find_holding(root)))
+        assert (taken.what, taken.command) == (
+            "The TPU is held by process 77 of root: python3 train.py",
+            "!sudo kill 77",
+        )
+        assert judge_holding(find_holding(root))[0].command == "!kill 77"

@@ -24,7 +24,8 @@ COMMAND_LIMIT = 200
 class Holder:
     """A process that has a device file of the TPU open, or libtpu's lock.
 
-    `devices`: its open device files (none: only the lock); `own`: it is this process; `child`: it descends from it.
+    `devices`: its open device files (none: only the lock); `own`: it is this process; `child`: it descends from it;
+    `account`: whose it is, where this account may not end it.
     """
 
     pid: int
@@ -32,6 +33,7 @@ class Holder:
     devices: tuple[str, ...]
     own: bool = False
     child: bool = False
+    account: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,17 @@ def _has_command(proc: Path, pid: int) -> bool:
 
 
 def _holder(proc: Path, pid: int, devices: tuple[str, ...], me: int) -> Holder:
-    return Holder(pid, command_line(proc, pid), devices, own=pid == me, child=pid != me and me in _ancestors(proc, pid))
+    child = pid != me and me in _ancestors(proc, pid)
+    return Holder(pid, command_line(proc, pid), devices, pid == me, child, _foreign(proc / str(pid)))
+
+
+def _foreign(process: Path) -> str:
+    """The account of a process that only that account and root may end: /proc/locks names all accounts' processes."""
+    try:
+        uid = process.stat().st_uid
+    except OSError:
+        return ""
+    return "" if os.geteuid() in (0, uid) else _account(uid)
 
 
 def command_line(proc: Path, pid: int) -> str:
@@ -186,9 +198,10 @@ def _taken(holder: Holder) -> Problem:
     devices = ", ".join(Path(device).name for device in holder.devices)
     return Problem(
         about=HOLDER,
-        what=f"The TPU is held by process {holder.pid}{f' ({devices})' if devices else ''}: {holder.command}",
+        what=f"The TPU is held by process {holder.pid}{f' ({devices})' if devices else ''}"
+        f"{f' of {holder.account}' if holder.account else ''}: {holder.command}",
         why="A chip is used by one process at a time.",
-        command=f"!kill {holder.pid}",
+        command=f"!{'sudo ' if holder.account else ''}kill {holder.pid}",
         then="run %tpu_init again; or wait until it has ended. In another notebook: shut its kernel down",
     )
 

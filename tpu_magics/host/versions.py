@@ -40,10 +40,10 @@ def installed() -> dict[str, str | None]:
 
 
 def version_of(name: str) -> str | None:
-    """Version of a package; None where it is not installed."""
+    """Version of a package; None where it is not installed, or not whole."""
     try:
         return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
+    except (importlib.metadata.PackageNotFoundError, KeyError, ValueError):  # or metadata that is broken
         return None
 
 

@@ -13,6 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tpu_magics.errors import TpuMagicsError
+
 ENVIRONMENT = "TPU_MAGICS_RUNS"
 LIVE = frozenset({"starting", "running", "collecting"})
 
@@ -75,8 +77,19 @@ def runs_root(cwd: Path | str | None = None) -> Path:
     """Where runs are kept: $TPU_MAGICS_RUNS, else `.tpu_runs` under the working directory."""
     chosen = os.environ.get(ENVIRONMENT)
     if chosen:
-        return Path(chosen).expanduser().absolute()
+        return _at_home(chosen)
     return (Path(cwd) if cwd is not None else _cwd()).absolute() / ".tpu_runs"
+
+
+def _at_home(chosen: str) -> Path:
+    try:
+        return Path(chosen).expanduser().absolute()
+    except RuntimeError as error:
+        raise TpuMagicsError(
+            f"{ENVIRONMENT}={chosen} names no folder.",
+            "It begins with ~, and that account has no home folder here.",
+            f"Set {ENVIRONMENT} to a whole path: %env {ENVIRONMENT}=/tmp/tpu_runs",
+        ) from error
 
 
 def _cwd() -> Path:

@@ -6,8 +6,10 @@ judgement is asked.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 
+from tpu_magics.host.chips import V2, V3
 from tpu_magics.host.doctor.check import BROKEN, OK, WARNING, Check, from_problem
 from tpu_magics.host.doctor.commands import change
 from tpu_magics.host.doctor.mending import SetVariables
@@ -20,6 +22,14 @@ SKIPS = "TPU_SKIP_MDS_QUERY"
 TYPE = "TPU_ACCELERATOR_TYPE"
 ONE_HOST = "look whether they are right: they are for a slice of one host, and are read when torch_xla is imported"
 _CHOOSING = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_PROCESS_BOUNDS")
+_ADDRESSES, _NUMBER = "TPU_PROCESS_ADDRESSES", "CLOUD_TPU_TASK_ID"
+# torch_xla 2.9 reads the right one first (_internal/tpu.py: build_tpu_env_from_vars).
+_INSTEAD = {
+    "TPU_WORKER_ID": _NUMBER,
+    "TPU_HOST_BOUNDS": "TPU_PROCESS_BOUNDS",
+    "TPU_CHIPS_PER_HOST_BOUNDS": "TPU_CHIPS_PER_PROCESS_BOUNDS",
+}
+_TYPE_FORM = re.compile(r"(?:v|tpu)\d[A-Za-z]{0,7}-\d+")  # as torch_xla 2.9 reads it (_internal/tpu.py: version)
 _BOUNDS = {1: "1,1,1", 4: "2,2,1", 8: "2,4,1"}  # the chips of a host as a grid
 
 
@@ -54,6 +64,29 @@ def _kaggle(seen: Seen) -> Iterator[Check]:
         f"{repairs[0].reason}. The workers of %%tpu_train do not get them; notebook_launcher and xmp.spawn do.",
         change(names),
         mending=SetVariables(names),
+    )
+
+
+def _addresses(seen: Seen) -> Iterator[Check]:
+    """The same on any other host: left by a shell's profile, or by a cell that was copied."""
+    workers = seen.host.workers
+    if seen.host.repairs or workers == 1:
+        return
+    expected = workers * max(1, len(seen.host.place.hosts))
+    given = seen.environ.get(_ADDRESSES)
+    wrong = [_ADDRESSES] if given is not None and len(given.split(",")) != expected else []
+    wrong += [_NUMBER] if _NUMBER in seen.environ else []
+    if not wrong:
+        return
+    stops = f'libtpu stops with "Expected {expected} worker addresses, got {len((given or "").split(","))}".'
+    yield Check(
+        GROUP,
+        "Worker addresses",
+        BROKEN,
+        f"{', '.join(f'{name}={seen.environ[name]}' for name in wrong)} {'is' if len(wrong) == 1 else 'are'} set.",
+        f"torch_xla keeps what is set, for all {workers} workers alike: "
+        f"{stops if _ADDRESSES in wrong else 'each would take the same number.'}",
+        change(dict.fromkeys(wrong)),
     )
 
 
@@ -137,8 +170,9 @@ def _described(seen: Seen) -> Iterator[Check]:
     _internal/tpu.py: get_tpu_env)."""
     if not seen.host.chips or not seen.environ.get(SKIPS) or seen.host.framework != "torch":
         return
-    missing = [name for name in describing(seen) if not seen.environ.get(name)]
+    missing = _missing(seen)
     if TYPE not in missing and (seen.host.workers == 1 or not missing):
+        yield from _type(seen)
         return
     values = {name: value for name, value in describing(seen).items() if name in missing}
     yield Check(
@@ -149,6 +183,30 @@ def _described(seen: Seen) -> Iterator[Check]:
         "torch_xla does not ask the metadata server then, and reads these variables in its place, already when it is "
         "imported.",
         change(values),
+        ONE_HOST,
+    )
+
+
+def _missing(seen: Seen) -> list[str]:
+    """What torch_xla looks for and does not find."""
+    kept = {repair.name for repair in seen.host.repairs}  # the workers do not get these
+    given = {name for name, value in seen.environ.items() if value and name not in kept}
+    known = {name for name, other in _INSTEAD.items() if other in given}
+    if seen.host.generation in (V2, V3):  # it knows the bounds of their types itself
+        known |= {"TPU_HOST_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS"}
+    return [name for name in describing(seen) if name not in given | known]
+
+
+def _type(seen: Seen) -> Iterator[Check]:
+    if _TYPE_FORM.fullmatch(seen.environ[TYPE]):
+        return
+    yield Check(
+        GROUP,
+        "Type of the TPU",
+        BROKEN,
+        f"{TYPE}={seen.environ[TYPE]} is no type that torch_xla can read.",
+        'It stops with "Failed to parse TPU version from metadata".',
+        change({TYPE: describing(seen)[TYPE]}),
         ONE_HOST,
     )
 
@@ -180,6 +238,7 @@ def _several_hosts(seen: Seen) -> Iterator[Check]:
 _JUDGES: tuple[Callable[[Seen], Iterator[Check]], ...] = (
     _pjrt,
     _kaggle,
+    _addresses,
     _described,
     _chosen_chips,
     _virtual_devices,

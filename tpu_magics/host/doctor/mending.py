@@ -76,6 +76,7 @@ def _remove_unlocked(path: Path) -> None:
         raise NotMended(f"{path} could not be opened ({error.strerror}).") from error
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the other kind: the two do not see each other
         if os.path.samestat(os.fstat(file), path.lstat()):
             path.unlink()
     except OSError as error:

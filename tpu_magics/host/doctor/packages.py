@@ -73,12 +73,18 @@ def _needed(seen: Seen) -> Check:
     return Check(GROUP, "Requirements", OK, ", ".join(f"{name} {seen.versions[name]}" for name in _NEEDED))
 
 
+def _installed(seen: Seen, module: str) -> str | None:
+    """The version of the package that brings the module: tensorflow's has three names."""
+    packages = versions.TENSORFLOWS if module == "tensorflow" else (module,)
+    return next((found for name in packages if (found := seen.versions.get(name))), None)
+
+
 def _changed(seen: Seen) -> Check:
     """pip has changed a package that this process had imported: the old one goes on until a restart."""
     changed = [
-        f"{name} {loaded} (installed: {seen.versions[name]})"
+        f"{name} {loaded} (installed: {installed})"
         for name, loaded in seen.loaded.items()
-        if seen.versions.get(name) and versions.release(loaded) != versions.release(seen.versions[name])
+        if (installed := _installed(seen, name)) and versions.release(loaded) != versions.release(installed)
     ]
     if changed:
         return Check(

@@ -7,10 +7,13 @@ cell, which knows its models (launch/), and the memory of the TPU (%tpu_prefligh
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host.doctor.check import BROKEN, NOT_AVAILABLE, OK, WARNING, Check
+from tpu_magics.host.doctor.commands import change
 from tpu_magics.host.doctor.seen import Seen
 from tpu_magics.host.problem import plural
 
@@ -20,6 +23,7 @@ GIB = 2**30
 # Thresholds, chosen and not measured: they only decide what is worth a look.
 FOR_A_WORKER, LITTLE = GIB, 2 * GIB
 FULL, SCARCE = 64 * 2**20, GIB  # free bytes of a folder: broken, warning
+SHARED_FULL = 2**20  # Docker gives /dev/shm 64 MiB, and with that only DataLoader workers fail
 SHARED = "dev/shm"
 
 
@@ -63,14 +67,7 @@ def _for_workers(available: int, workers: int) -> Check:
 
 def disk_checks(seen: Seen) -> Iterator[Check]:
     """The run folder, the temporary folder, and shared memory."""
-    yield _folder(
-        seen,
-        "Run folder",
-        seen.runs,
-        "Events and trained weights are written there.",
-        "free some space, or set TPU_MAGICS_RUNS to a folder on another disk",
-        "%env TPU_MAGICS_RUNS=/tmp/tpu_runs",
-    )
+    yield _run_folder(seen)
     yield _folder(
         seen,
         "/tmp",
@@ -78,37 +75,71 @@ def disk_checks(seen: Seen) -> Iterator[Check]:
         "libtpu, XLA and Python write temporary files there.",
         "free some space there",
     )
-    yield _folder(
+    if seen.environ.get("TMPDIR", "") not in ("", "/tmp"):
+        yield _folder(
+            seen,
+            "TMPDIR",
+            Path(seen.environ["TMPDIR"]),
+            "TMPDIR names it: Python writes temporary files there.",
+            "free some space there",
+            change({"TMPDIR": None}),
+        )
+    yield _shared(seen)
+
+
+def _run_folder(seen: Seen) -> Check:
+    name, command = "Run folder", "%env TPU_MAGICS_RUNS=/tmp/tpu_runs"
+    if isinstance(seen.runs, TpuMagicsError):
+        return Check(DISK, name, BROKEN, seen.runs.what, seen.runs.why, command)
+    return _folder(
         seen,
-        f"/{SHARED}",
-        seen.root / SHARED,
-        "DataLoader workers hand tensors over there; a worker dies of SIGBUS when it is full.",
-        "use DataLoader(num_workers=0), or start the container with --shm-size=8g",
+        name,
+        seen.runs,
+        "Events and trained weights are written there.",
+        "free some space, or set TPU_MAGICS_RUNS to a folder on another disk",
+        command,
     )
 
 
-def _folder(seen: Seen, name: str, path: Path, use: str, todo: str, command: str = "") -> Check:
+def _shared(seen: Seen) -> Check:
+    name, path = f"/{SHARED}", seen.root / SHARED
+    use = "DataLoader workers hand tensors over there; a worker dies of SIGBUS when it is full."
+    todo = "use DataLoader(num_workers=0), or start the container with --shm-size=8g"
+    if not path.is_dir():
+        return Check(DISK, name, WARNING, f"There is no {path}.", use, then=todo)
+    return _folder(seen, name, path, use, todo, full=SHARED_FULL)
+
+
+def _folder(seen: Seen, name: str, path: Path, use: str, todo: str, command: str = "", full: int = FULL) -> Check:
+    closed = _closed(path)
+    if closed:
+        return Check(DISK, name, BROKEN, closed, use, command, "" if command else todo)
     space = seen.disk(path)
     if space is None:
         return Check(
-            DISK, name, NOT_AVAILABLE, f"The room in {path} could not be found out.", "It cannot be looked at."
-        )
-    if not _writable(path):
-        return Check(
-            DISK, name, BROKEN, f"This account may not write in {path}.", use, command, "" if command else todo
+            DISK, name, NOT_AVAILABLE, f"The room in {path} could not be found out.", "The system does not tell it."
         )
     total, free = space
     said = f"{_gib(free)} free of {_gib(total)} in {path}"
     if free >= SCARCE:
         return Check(DISK, name, OK, said)
-    return Check(DISK, name, BROKEN if free < FULL else WARNING, f"Only {said}.", use, then=todo)
+    return Check(DISK, name, BROKEN if free < full else WARNING, f"Only {said}.", use, then=todo)
 
 
-def _writable(path: Path) -> bool:
-    """Whether the folder, or the nearest above it that is there, may be written."""
-    nearest = next((each for each in (path, *path.absolute().parents) if each.exists()), Path("/"))
-    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+def _closed(path: Path) -> str:
+    """Why the folder, or the nearest above it that is there, cannot be written; "" where it can."""
+    for each in (path, *path.absolute().parents):
+        try:
+            mode = each.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            return f"{path} cannot be written: {error.strerror}."
+        if not stat.S_ISDIR(mode):
+            return f"{path} cannot be written: {each} is a file, not a folder."
+        return "" if os.access(each, os.W_OK | os.X_OK) else f"This account may not write in {each}."
+    return f"There is no {path}."
 
 
 def _gib(count: int) -> str:
-    return f"{count / GIB:.1f} GiB"
+    return f"{count / GIB:.1f} GiB" if count >= GIB / 10 or not count else f"{count / 2**20:.1f} MiB"

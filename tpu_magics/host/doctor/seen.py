@@ -14,12 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, inspect_host
 from tpu_magics.host.doctor.metadata_server import Answer, ask
 from tpu_magics.host.versions import PACKAGES, Versions, version_of
 
 # Beyond what the table of %tpu_init shows.
 OTHERS = ("psutil", "safetensors", "numpy", "jupyterlab", "notebook", "jupyterlab_widgets", "libtpu-nightly")
+_MODULES = {"ipython": "IPython"}  # package -> module, where they differ
 
 Disk = Callable[[Path], "tuple[int, int] | None"]
 
@@ -36,7 +38,8 @@ class Jupyter:
 class Seen:
     """What the checks look at.
 
-    `loaded`: versions of the packages that this process has imported; `runs`: where run folders are made; `disk`:
+    `loaded`: versions of the packages that this process has imported; `runs`: where run folders are made, or why that
+    cannot be told; `disk`:
     (total, free) bytes of a folder, None where that cannot be known; `ask_metadata`: asks the metadata server once;
     `runtime`: whether an accelerator's runtime is up in this process (None: not known).
     """
@@ -45,7 +48,7 @@ class Seen:
     environ: Mapping[str, str]
     root: Path
     loaded: Mapping[str, str]
-    runs: Path
+    runs: Path | TpuMagicsError
     jupyter: Jupyter
     disk: Disk
     ask_metadata: Callable[[], Answer]
@@ -72,21 +75,28 @@ def look(
     runtime: bool | None = None,
 ) -> Seen:
     """Look at this host, or at one that is recorded under `root`. Arguments: see `inspect_host`, and `Seen`."""
-    from tpu_magics.runs.files import runs_root
-
     versions = found_versions() if versions is None else versions
     return Seen(
         host=inspect_host(environ, root, modules, versions, framework),
         environ=environ,
         root=root,
         loaded=_loaded(modules),
-        runs=runs_root() if runs is None else runs,
+        runs=_runs() if runs is None else runs,
         jupyter=_jupyter() if jupyter is None else jupyter,
         disk=_disk if disk is None else disk,
         ask_metadata=ask_metadata,
         prefix=prefix,
         runtime=runtime,
     )
+
+
+def _runs() -> Path | TpuMagicsError:
+    from tpu_magics.runs.files import runs_root
+
+    try:
+        return runs_root()
+    except TpuMagicsError as error:
+        return error
 
 
 def found_versions() -> dict[str, str | None]:
@@ -96,7 +106,7 @@ def found_versions() -> dict[str, str | None]:
 
 def _loaded(modules: Mapping[str, object]) -> dict[str, str]:
     # `__version__` of a module that is there; nothing is imported to look.
-    found = {name: getattr(modules.get(name), "__version__", None) for name in (*PACKAGES, *OTHERS)}
+    found = {name: getattr(modules.get(_MODULES.get(name, name)), "__version__", None) for name in (*PACKAGES, *OTHERS)}
     return {name: version for name, version in found.items() if isinstance(version, str)}
 
 
