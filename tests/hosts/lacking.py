@@ -1,4 +1,4 @@
-"""What the libtpu of a host lacks: the one list of tests that are skipped there, and why.
+"""What the libtpu and the torch of a host lack: the one list of tests that are skipped there, and why.
 
 A pytest plugin, loaded with `-p tests.hosts.lacking` where the suites run in a host's environment. What lives here: the
 list, each row as it was seen, and the skipping. What does not: other skips; in CI there are none (tests/_ci.py).
@@ -15,9 +15,10 @@ import pytest
 
 @dataclass(frozen=True)
 class Lack:
-    """`libtpu`: the versions in which it was seen; `tests`: regular expressions; each finds tests by node id."""
+    """`package` and `versions`: in which it was seen; `tests`: regular expressions; each finds tests by node id."""
 
-    libtpu: tuple[str, ...]
+    package: str
+    versions: tuple[str, ...]
     tests: tuple[str, ...]
     reason: str
 
@@ -26,6 +27,7 @@ class Lack:
 # get_default_c_api_topology: "INVALID_ARGUMENT: Invalid TPU external name: TPU7x". 0.0.52 makes it.
 LACKS = (
     Lack(
+        "libtpu",
         ("0.0.17", "0.0.21.1"),
         (
             r"preflight/test_targets\.py::test_libtpu_takes_the_topology_and_has_these_devices\[tpu7x",
@@ -35,22 +37,50 @@ LACKS = (
         ),
         "does not know the generation 7x",
     ),
+    # The dump of what it tried last: 580.5 TFLOP, where the program has 571.7.
+    Lack(
+        "libtpu",
+        ("0.0.17",),
+        (r"preflight/test_optimised\.py::test_flops_of_more_programs_are_those_of_the_shapes\[too_large\]",),
+        "gives a program that is too large up with more multiplications than it has",
+    ),
+    # backends/torch_xla/trace/reads.py: "A function cannot be traced with torch 2.8.0. Its values are held back by
+    # kernels that call torch_xla's own, and torch gives those out since 2.9."
+    Lack(
+        "torch",
+        ("2.8.0",),
+        (
+            r"preflight/test_bert\.py::",
+            r"preflight/test_command\.py::test_a_notebook_is_preflighted",
+            r"preflight/test_gate\.py::test_(what_fits_goes_on|what_does_not_fit_is|it_is_asked_anew|it_is_spmd_where)",
+            r"preflight/test_gate\.py::test_other_answers_of_a_compiler",
+            r"preflight/test_run\.py::test_(targets_with_as_many|the_second_time|precision_is_that|ranks_are_those)",
+            r"preflight/test_run\.py::test_(spmd_is_that|a_graph_that_changes|the_largest_agrees|the_figures_are)",
+            r"preflight/test_run\.py::test_(of_a_size_that_is|where_the_data_end|a_search_that_is_interrupted)",
+            r"preflight/test_run\.py::test_(an_interrupt_before|too_few_steps|a_name_of_the_notebook)",
+            r"preflight/test_run\.py::test_(a_trace_that_was_ended|the_room_can_be_called)",
+            r"launch/test_tracing\.py::test_(the_notebook_is_as_before|models_of_the_functions|what_it_prints_is_not)",
+            r"launch/test_tracing\.py::test_(a_function_that_ends_badly|an_interrupt_leaves|the_steps_of_the_options)",
+            r"launch/test_tracing\.py::test_more_memory_than_the_machine_has_is_refused_and_named",
+        ),
+        "does not let its kernels be called, which the tracing of a function needs",
+    ),
 )
 
 
-def libtpu() -> str:
-    """The installed version; "" where there is none."""
+def installed(package: str) -> str:
+    """The version, without what a build adds to it ("2.8.0+cpu"); "" where there is none."""
     try:
-        return metadata.version("libtpu")
+        return metadata.version(package).partition("+")[0]
     except metadata.PackageNotFoundError:
         return ""
 
 
 def reason(test: str) -> str:
-    """Why the test with this node id cannot run with the libtpu that is installed; "" where it can."""
-    version = libtpu()
-    found = (lack for lack in LACKS if version in lack.libtpu and any(re.search(each, test) for each in lack.tests))
-    return next((f"libtpu {version} {lack.reason}" for lack in found), "")
+    """Why the test with this node id cannot run with the versions that are installed; "" where it can."""
+    found = (lack for lack in LACKS if any(re.search(each, test) for each in lack.tests))
+    here = ((lack, installed(lack.package)) for lack in found)
+    return next((f"{lack.package} {version} {lack.reason}" for lack, version in here if version in lack.versions), "")
 
 
 def explains(report: pytest.TestReport | pytest.CollectReport) -> bool:
