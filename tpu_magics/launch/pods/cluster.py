@@ -85,6 +85,7 @@ def connect(address: Address) -> None:
         leave()
         with _signals_kept(), _no_native_lines():
             _open(address)
+        _hush(True)
     Connection.address = address
 
 
@@ -97,6 +98,25 @@ def leave() -> None:
 
     with _signals_kept():
         ray.shutdown()
+    _hush(False)
+
+
+def _hush(on: bool) -> None:
+    """Whether Ray prints into the cell what it hears of nodes: pages of a raylet's log where one is lost, beside the
+    run's own error. `log_to_driver` does not stop that (ray/_private/worker.py, 2.60: listen_error_messages)."""
+    worker: Any = import_module("ray._private.worker")
+    worker._worker_logs_enabled = not on
+
+
+def gone(nodes_before: Sequence[Node], patience: float) -> bool:
+    """Whether one of these nodes is dead, or is found to be within `patience` seconds: Ray takes its time to say so."""
+    until = time.monotonic() + patience
+    before = {node.id for node in nodes_before}
+    while before <= {node.id for node in nodes()}:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.5)
+    return True
 
 
 def nodes() -> list[Node]:
