@@ -21,6 +21,7 @@ import pytest
 from tests import overlay
 from tests.benchmarks import __main__ as runner
 from tests.benchmarks import (
+    bench_hosts,
     bench_labextension,
     bench_launch,
     bench_load,
@@ -208,6 +209,15 @@ def test_preflight_compiles_the_same_graph_in_both_ways() -> None:
     assert compared[0]["times the bare process"] == 1 and all(row["s, median"] > 0 for row in rows)
     assert whole["graphs"] == 2 and whole["times its compiles"] > 1
     assert len(bench_preflight.notes(rows)) == 3
+
+
+@pytest.mark.slow
+def test_hosts_sees_the_events_of_all_ranks_and_what_each_host_was_sent() -> None:
+    [row] = bench_hosts.measure(hosts=(2,), rounds=1)
+    assert row["hosts"] == 2 and row["events"] == 2 * bench_hosts.STEPS
+    assert row["s from cell to first step, median"] > 0 and row["kB sent to each host"] > 1
+    assert 0 < row["ms of event lag, median"] <= row["ms of event lag, 90th percentile"]
+    assert bench_hosts.notes([row]) == [] and len(bench_hosts.notes([row, {**row, "hosts": 4}])) == 2
 
 
 @pytest.mark.slow

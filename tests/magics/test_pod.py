@@ -25,7 +25,7 @@ def test_what_a_function_takes_along(kernel: Kernel) -> None:
     text = " ".join(table["text/plain"].split())
     assert "what training training_function on 2 hosts would do" in text
     assert "4 MB: models and large arrays, through Ray's object store, once for each host" in text
-    assert "8 MB to 2 hosts" in text and "4 MB: the trained weights of rank 0" in text
+    assert "8.01 MB to 2 hosts" in text and "4 MB: the trained weights of rank 0" in text
     assert kernel.value("'ray' in __import__('sys').modules") is False
     assert kernel.value("__import__('tpu_magics').pod(training_function, model).load.models") == 4_004_000
 

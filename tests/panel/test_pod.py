@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tpu_magics.host import inspect_host
 from tpu_magics.launch.pods.outlook import Load, Outlook
 from tpu_magics.launch.pods.pod import Pod, PodHost
 from tpu_magics.magics.pod import PodPlan, slice_of
+from tpu_magics.panel.host import host_table, told_host
 from tpu_magics.panel.pod import outlook_table, pod_table, ranks_text, size
 from tpu_magics.panel.pod_commands import OFFERS, commands, commands_html, commands_text
 from tpu_magics.panel.table import to_html, to_text
@@ -38,6 +40,14 @@ def test_a_slice_names_its_chips() -> None:
     text = to_text(pod_table(found), 120)
     assert "(TPU v3-16)" in text and "4 TPU chips" in text
     assert [ranks_text(found, one) for one in found.hosts] == ["0-7", "8-15"]
+
+
+def test_this_hosts_table_and_the_status_bar_say_where_cells_train() -> None:
+    found = pod(host(0), host(1))
+    text = " ".join(to_text(host_table(inspect_host(), 4, pod=found)).split())
+    assert "2 hosts of the Ray cluster 10.0.0.1:6379: 4 ranks, a rehearsal on their CPUs" in text
+    assert "1 worker" not in text
+    assert told_host(inspect_host(), 4, pod=found).title == "2 hosts, 4 ranks"
 
 
 def test_names_of_hosts_are_escaped() -> None:

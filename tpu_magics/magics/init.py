@@ -33,7 +33,7 @@ def initialise(
     """Set the session up and show the table; then import the framework, so that the first run does not wait for it."""
     current = session.current
     host = init(precision, processes, cache, spmd, collective_timeout, framework, tpu, hosts, target)
-    show_table(host_table(host, processes, spmd, current.placed))
+    show_table(host_table(host, processes, spmd, current.placed, current.pod))
     if current.pod is not None:
         show_table(pod_table(current.pod))
     say_hello()

@@ -21,7 +21,7 @@ def known_host() -> Host | None:
 
     current = session.current
     with contextlib.suppress(Exception):
-        return told_host(current.host, current.processes, current.spmd, current.placed)
+        return told_host(current.host, current.processes, current.spmd, current.placed, current.pod)
     return None
 
 

@@ -25,6 +25,7 @@ from tpu_magics.host import (
 )
 from tpu_magics.host.holders import Holder
 from tpu_magics.host.problem import plural
+from tpu_magics.launch.pods.pod import Pod
 from tpu_magics.panel import protocol
 from tpu_magics.panel.table import Row, Table
 
@@ -49,7 +50,11 @@ _CALLED = {
 
 
 def host_table(
-    host: Host, processes: int | None = None, spmd: int | None = None, placed: Placed | None = None
+    host: Host,
+    processes: int | None = None,
+    spmd: int | None = None,
+    placed: Placed | None = None,
+    pod: Pod | None = None,
 ) -> Table:
     """One table of two columns, problems last with the command that mends each.
 
@@ -58,14 +63,19 @@ def host_table(
         processes: `-n` of the cells to come.
         spmd: `--spmd` of the cells to come.
         placed: where a framework of this process trains.
+        pod: the hosts of the cells to come, where they are several.
     """
-    return Table("tpu_magics: this host", None, tuple(_rows(host, processes, spmd, placed)), host.notes)
+    return Table("tpu_magics: this host", None, tuple(_rows(host, processes, spmd, placed, pod)), host.notes)
 
 
-def _rows(host: Host, processes: int | None, spmd: int | None, placed: Placed | None) -> Iterator[Row]:
+def _rows(
+    host: Host, processes: int | None, spmd: int | None, placed: Placed | None, pod: Pod | None = None
+) -> Iterator[Row]:
     yield Row(("Place", host.place.name))
     yield Row(("TPU", _tpu(host)), _state(host, TPU) if host.chips or host.place.promise else "")
-    if host.framework == "torch":
+    if pod is not None:
+        yield Row(("Cells train on", _on_pod(pod)), "ok")
+    elif host.framework == "torch":
         yield Row(("Cells train on", _training(host, processes, spmd)), _state(host, ENVIRONMENT))
     else:
         yield from _placing(host, placed)
@@ -84,7 +94,11 @@ def _rows(host: Host, processes: int | None, spmd: int | None, placed: Placed | 
 
 
 def told_host(
-    host: Host, processes: int | None = None, spmd: int | None = None, placed: Placed | None = None
+    host: Host,
+    processes: int | None = None,
+    spmd: int | None = None,
+    placed: Placed | None = None,
+    pod: Pod | None = None,
 ) -> protocol.Host:
     """The same in one line, for a status bar. Arguments: as those of `host_table`."""
     remote = placed is not None and placed.kind == TPU_REMOTE
@@ -96,7 +110,9 @@ def told_host(
     else:
         kind = host.generation.name if host.generation is not None else ""
         title = f"TPU {kind}, {plural(len(host.chips), 'chip')}" if kind else host.tpu or "TPU"
-    rows = (row.cells for row in _rows(host, processes, spmd, placed) if row.cells[0] in ("TPU", "Cells train on"))
+    if pod is not None:
+        title, rehearsal = f"{plural(len(pod.hosts), 'host')}, {plural(pod.ranks, 'rank')}", pod.device == "CPU"
+    rows = (row.cells for row in _rows(host, processes, spmd, placed, pod) if row.cells[0] in ("TPU", "Cells train on"))
     return protocol.Host(title, rehearsal, len(host.chips) or None, "\n".join(": ".join(cells) for cells in rows))
 
 
@@ -116,6 +132,11 @@ def _tpu(host: Host) -> str:
         return f"{host.tpu}, {chips}; memory per chip not available (the generation is not known)"
     kind = host.generation
     return f"{kind.name}, {chips} ({kind.type_string(count)}), {kind.hbm_gib} GiB of memory per chip"
+
+
+def _on_pod(pod: Pod) -> str:
+    kind = f"TPU {pod.target}" if pod.target else "a rehearsal on their CPUs"
+    return f"{plural(len(pod.hosts), 'host')} of the Ray cluster {pod.address}: {plural(pod.ranks, 'rank')}, {kind}"
 
 
 def _training(host: Host, processes: int | None, spmd: int | None) -> str:

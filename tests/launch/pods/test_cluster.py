@@ -176,6 +176,16 @@ def test_connecting_again_keeps_the_connection_and_another_takes_its_place(three
     assert cluster.Connection.address is not None and cluster.Connection.address.url == three.client
 
 
+def test_ray_prints_nothing_of_its_own_while_we_are_connected(three: Started) -> None:
+    from ray._private import worker
+
+    assert worker._worker_logs_enabled is True
+    plan.find(three.gcs)
+    assert worker._worker_logs_enabled is False
+    cluster.leave()
+    assert worker._worker_logs_enabled is True
+
+
 def test_the_notebooks_own_connection_is_taken_and_left_as_it_is(three: Started) -> None:
     import ray
 
@@ -198,6 +208,15 @@ def test_a_host_with_another_release_is_refused(three: Started, monkeypatch: pyt
     error = refused(three.gcs)
     assert error.what == "The hosts do not have the same tpu_magics as this notebook."
     assert error.details[0] == "  this notebook: tpu_magics 9.9" and error.details[1].startswith("  alpha: tpu_magics ")
+
+
+def test_a_node_that_has_died_is_left_out_although_ray_still_counts_it() -> None:
+    with nodes.started([{"node_name": "first"}, {"node_name": "second"}]) as running:
+        assert [host.name for host in plan.find(running.address).hosts] == ["first", "second"]
+        [second] = running.worker_nodes
+        running.remove_node(second, allow_graceful=False)
+        assert [host.name for host in plan.find(running.address).hosts] == ["first"]
+        cluster.leave()
 
 
 # -- the session -------------------------------------------------------------------------------------------------------

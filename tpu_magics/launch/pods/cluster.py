@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
@@ -84,6 +85,7 @@ def connect(address: Address) -> None:
         leave()
         with _signals_kept(), _no_native_lines():
             _open(address)
+        _hush(True)
     Connection.address = address
 
 
@@ -96,12 +98,30 @@ def leave() -> None:
 
     with _signals_kept():
         ray.shutdown()
+    _hush(False)
+
+
+def _hush(on: bool) -> None:
+    """Whether Ray prints into the cell what it hears of nodes: pages of a raylet's log where one is lost, beside the
+    run's own error. `log_to_driver` does not stop that (ray/_private/worker.py, 2.60: listen_error_messages)."""
+    worker: Any = import_module("ray._private.worker")
+    worker._worker_logs_enabled = not on
+
+
+def gone(nodes_before: Sequence[Node], patience: float) -> bool:
+    """Whether one of these nodes is dead, or is found to be within `patience` seconds: Ray takes its time to say so."""
+    until = time.monotonic() + patience
+    before = {node.id for node in nodes_before}
+    while before <= {node.id for node in nodes()}:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.5)
+    return True
 
 
 def nodes() -> list[Node]:
     """Those that are alive: the head first, then by name."""
-    import ray
-
+    ray: Any = import_module("ray")
     found = [_node(record) for record in ray.nodes() if record["Alive"]]
     ordered = sorted(found, key=lambda node: (not node.head, node.name, node.id))
     return list(_with_unique_names(ordered))
@@ -156,12 +176,12 @@ def _reason(error: OSError, patience: float) -> str:
 def _ask_gcs(address: Address, patience: float) -> None:
     """Ray's head answers `CheckAlive` with its version (ray/core/generated/gcs_service_pb2_grpc.py, 2.60)."""
     import grpc
-    from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
+    messages, services = _generated("gcs_service")
     with _channel(address) as channel:
-        stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
+        stub = services.NodeInfoGcsServiceStub(channel)
         try:
-            stub.CheckAlive(gcs_service_pb2.CheckAliveRequest(), timeout=patience, wait_for_ready=True)
+            stub.CheckAlive(messages.CheckAliveRequest(), timeout=patience, wait_for_ready=True)
         except grpc.RpcError as error:
             raise _no_cluster(address, error) from None
 
@@ -169,15 +189,21 @@ def _ask_gcs(address: Address, patience: float) -> None:
 def _ask_client(address: Address, patience: float) -> None:
     """The server of ray:// answers a ping (ray/core/generated/ray_client_pb2_grpc.py, 2.60)."""
     import grpc
-    from ray.core.generated import ray_client_pb2, ray_client_pb2_grpc
 
-    ping = ray_client_pb2.ClusterInfoRequest(type=ray_client_pb2.ClusterInfoType.PING)
+    messages, services = _generated("ray_client")
+    ping = messages.ClusterInfoRequest(type=messages.ClusterInfoType.PING)
     with _channel(address) as channel:
-        stub = ray_client_pb2_grpc.RayletDriverStub(channel)
+        stub = services.RayletDriverStub(channel)
         try:
             stub.ClusterInfo(ping, timeout=patience, wait_for_ready=True, metadata=[("client_id", "tpu_magics")])
         except grpc.RpcError as error:
             raise _no_cluster(address, error) from None
+
+
+def _generated(name: str) -> tuple[Any, Any]:
+    """Ray's messages and services of that name."""
+    package = "ray.core.generated"
+    return import_module(f"{package}.{name}_pb2"), import_module(f"{package}.{name}_pb2_grpc")
 
 
 @contextmanager
@@ -272,8 +298,7 @@ def _refused(address: Address, error: Exception) -> TpuMagicsError:
 def _require_same(address: Address) -> None:
     """The notebook's own code has connected this process: it must be to the cluster that is asked for, as far as that
     can be seen."""
-    import ray
-
+    ray: Any = import_module("ray")
     connected = "" if ray.util.client.ray.is_connected() else str(ray.get_runtime_context().gcs_address)
     if address.asked in HERE or _same_place(connected, address):
         return

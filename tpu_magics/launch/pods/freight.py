@@ -174,8 +174,9 @@ def made(freight: Freight, main: dict[str, Any], folder: Path) -> Work:
 def _hoisted(freight: Freight, main: dict[str, Any]) -> hoist.HoistPlan | None:
     """The same builds as in the notebook; where they are not, each worker builds its own models."""
     work = freight.work
+    found: Any = work.function if isinstance(work, FunctionWork) else freight.tree
     hoists = hoist.plan_hoists(
-        freight.tree if isinstance(work, CellWork) else work.function,  # type: ignore[attr-defined]
+        found,
         arguments=freight.arguments,
         namespace=main,
         backend=freight.backend,

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tpu_magics.backends.base import COLLECTIVE_TIMEOUT
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.launch import alone, diagnose, guards, plan, process, reach, session, streams, supervise, train
 from tpu_magics.launch import failure as failures
@@ -106,7 +107,7 @@ def pod_plan(pod: Pod, options: Options) -> Plan:
         timeout=options.timeout,
         max_recompiles=options.max_recompiles,
         cache=current.cache,
-        collective_timeout=options.collective_timeout or current.collective_timeout or plan.COLLECTIVE_TIMEOUT,
+        collective_timeout=options.collective_timeout or current.collective_timeout or COLLECTIVE_TIMEOUT,
     )
 
 

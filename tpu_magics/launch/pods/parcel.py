@@ -45,7 +45,7 @@ class Parcel:
         return sum(memoryview(one).nbytes for one in self.arrays)
 
 
-class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+class Pickler(cloudpickle.Pickler):
     """Leaves `main` (the notebook's own dict) and the content of tensors out, and notes what it defined by value."""
 
     def __init__(self, file: Any, main: dict[str, Any], keep: Callable[[pickle.PickleBuffer], bool]) -> None:

@@ -18,6 +18,8 @@ from tpu_magics.launch.pods.cluster import Node
 from tpu_magics.launch.pods.pod import Pod, PodHost
 from tpu_magics.launch.pods.slices import Slice
 
+DIES = 45.0  # seconds in which Ray counts a node that does not answer as dead
+
 
 def find(hosts: str, wanted: Slice | None = None, processes: int | None = None) -> Pod:
     """Connect to the cluster that `hosts` names, and choose its hosts: those of a slice of TPUs, else, for a rehearsal,
@@ -28,7 +30,7 @@ def find(hosts: str, wanted: Slice | None = None, processes: int | None = None) 
     opened = not cluster.is_connected()
     cluster.connect(found)
     try:
-        pod = _pod(found, wanted, processes)
+        pod = _of_those_alive(found, wanted, processes)
         require_room(pod)
     except BaseException:
         if opened:
@@ -36,6 +38,16 @@ def find(hosts: str, wanted: Slice | None = None, processes: int | None = None) 
             cluster.leave()
         raise
     return pod
+
+
+def _of_those_alive(found: addresses.Address, wanted: Slice | None, processes: int | None) -> Pod:
+    """The pod; without the nodes that turn out to be dead while they are asked, which Ray still counts for a while."""
+    while True:
+        try:
+            return _pod(found, wanted, processes)
+        except versions.Silent as silent:
+            if not cluster.gone(silent.nodes, DIES):
+                raise
 
 
 def _pod(found: addresses.Address, wanted: Slice | None, processes: int | None) -> Pod:

@@ -211,6 +211,6 @@ class RemoteWatch(Watch):
             with contextlib.suppress(Exception):
                 ray.kill(link.carrier)
 
-    def table(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def table(self) -> list[dict[str, Any]]:
         hosts = {id(worker): link.host.index for link in self.links for worker in link.workers}
         return [{**row, "host": hosts[id(one)]} for row, one in zip(super().table(), self.workers, strict=True)]

@@ -65,7 +65,7 @@ def carriers(
     none is left then."""
     import ray
 
-    kind = ray.remote(Carrier)
+    kind: Any = ray.remote(Carrier)
     made = [
         kind.options(max_restarts=0, max_task_retries=0, **placing(pod, host)).remote(f"{name}-{host.index}")
         for host in pod.hosts

@@ -251,7 +251,7 @@ def placing(pod: Pod, host: PodHost) -> dict[str, Any]:
     where the slice is held."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-    if pod.device == "CPU" or Held.group is None:
+    if pod.device == "CPU" or Held.group is None or host.bundle is None:
         return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(host.node, soft=False)}
     group = PlacementGroupSchedulingStrategy(
         placement_group=Held.group.placement_group, placement_group_bundle_index=host.bundle

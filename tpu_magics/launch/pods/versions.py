@@ -21,6 +21,14 @@ PACKAGES = ("tpu_magics", "ray", "torch", "torch_xla", "libtpu")
 PATIENCE = 60.0  # seconds until each host has started a process and answered
 
 
+class Silent(TpuMagicsError):
+    """Hosts that do not answer. `nodes`: which."""
+
+    def __init__(self, what: str, why: str, todo: str, nodes: Sequence[Node]) -> None:
+        super().__init__(what, why, todo)
+        self.nodes = tuple(nodes)
+
+
 @dataclass(frozen=True)
 class Look:
     """What a host said. `versions`: "python" and PACKAGES, those that it has; `memory`: free bytes (None: not
@@ -89,13 +97,14 @@ def _looker() -> Callable[[Sequence[str]], tuple[dict[str, str], int | None]]:
     return look_here
 
 
-def _silent(silent: Sequence[tuple[Node, Exception]]) -> TpuMagicsError:
+def _silent(silent: Sequence[tuple[Node, Exception]]) -> Silent:
     names = ", ".join(node.name for node, _ in silent)
     said = " ".join(str(silent[0][1]).split())[:300] or type(silent[0][1]).__name__
-    return TpuMagicsError(
+    return Silent(
         f"No process could be started on {names}.",
         f"Ray started one on each host, with {PATIENCE:.0f} s to answer. Of the first it says: {said}",
         "See `ray status`, and the logs of that node (/tmp/ray/session_latest/logs on it).",
+        [node for node, _ in silent],
     )
 
 
