@@ -46,8 +46,8 @@ def test_the_readme_has_the_table_as_it_is_now(badges: Any) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     other = readme.replace(badges.block(), "")
     assert "colab.research.google.com/github" not in other and "kernels/welcome" not in other, "a badge made by hand"
-    if badges.BEGIN in readme:
-        assert readme == badges.with_block(readme)
+    assert badges.BEGIN in readme
+    assert readme == badges.with_block(readme)
 
 
 def test_writing_keeps_what_stands_around(badges: Any) -> None:
