@@ -120,8 +120,7 @@ def _one_run() -> dict[str, Any]:
     result = tpu_magics.train(train, Small(), STEPS, PAUSE)
     arrivals.done.set()
     arrivals.join()
-    found = {"first": max(result.values) - began, "lags": arrivals.lags, "sent": result.run.info["sent"]}
-    return found
+    return {"first": max(result.values) - began, "lags": arrivals.lags, "sent": result.run.info["sent"]}
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
