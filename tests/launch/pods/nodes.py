@@ -30,10 +30,10 @@ def started(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
 
         head, *others = [{"num_cpus": 1, "object_store_memory": STORE, **node} for node in nodes]
         cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **head})
-        signal.signal(signal.SIGTERM, own)  # Ray's node took it
         try:
             for node in others:
                 cluster.add_node(**node)
+            signal.signal(signal.SIGTERM, own)  # Ray's nodes took it
             yield cluster
         finally:
             ray.shutdown()
