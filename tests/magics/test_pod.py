@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from .kernel import Kernel
 
 FUNCTION = """
@@ -25,7 +27,9 @@ def test_what_a_function_takes_along(kernel: Kernel) -> None:
     text = " ".join(table["text/plain"].split())
     assert "what training training_function on 2 hosts would do" in text
     assert "4 MB: models and large arrays, through Ray's object store, once for each host" in text
-    assert "8.01 MB to 2 hosts" in text and "4 MB: the trained weights of rank 0" in text
+    sent = re.search(r"Sent in all (\S+) MB to 2 hosts", text)
+    assert sent is not None and 8.008 < float(sent[1]) < 9, "the model twice, and two parcels"
+    assert "4 MB: the trained weights of rank 0" in text
     assert kernel.value("'ray' in __import__('sys').modules") is False
     assert kernel.value("__import__('tpu_magics').pod(training_function, model).load.models") == 4_004_000
 

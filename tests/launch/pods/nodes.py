@@ -8,6 +8,7 @@ tpu.py), and there is no chip behind them.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ STORE = 80_000_000  # bytes of each node's object store; Ray takes no less than 
 def started(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
     """A cluster of these nodes; the first is its head. Nobody is connected to it. Ended, with all of its processes, at
     the end of the block."""
+    own = signal.getsignal(signal.SIGTERM)
     with mock.patch.dict(os.environ, {"RAY_USAGE_STATS_ENABLED": "0", "PJRT_DEVICE": "CPU"}):
         import ray
         from ray.cluster_utils import Cluster
@@ -31,6 +33,7 @@ def started(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
         try:
             for node in others:
                 cluster.add_node(**node)
+            signal.signal(signal.SIGTERM, own)  # Ray's nodes took it
             yield cluster
         finally:
             ray.shutdown()

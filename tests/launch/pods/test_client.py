@@ -17,10 +17,18 @@ pytestmark = pytest.mark.slow
 
 NOTEBOOK = """
 import torch
+from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session, train
 from tests.launch.pods import trained
 
-session.initialise(hosts="ray://127.0.0.1:PORT", processes=4)
+for attempt in range(3):
+    try:
+        session.initialise(hosts="ray://127.0.0.1:PORT", processes=4)
+        break
+    except TpuMagicsError as error:
+        # Ray starts a server for each client, and gives it 30 s: on a loaded machine it was seen to fail (2.60).
+        if attempt == 2 or "client server failed" not in str(error.__cause__):
+            raise
 assert session.current.pod.client and len(session.current.pod.hosts) == 2
 model, table = trained.net(), torch.arange(600_000)
 before = model[0].weight.detach().clone()
@@ -53,6 +61,6 @@ def test_a_client_trains_on_the_cluster(tmp_path: Path) -> None:
         mock.patch.dict(os.environ, {clusters.MARK: str(os.getpid())}),
         started([{"num_cpus": 2, "ray_client_server_port": port}, {"num_cpus": 2}]),
     ):
-        said = python(NOTEBOOK.replace("PORT", str(port)), tmp_path, timeout=180)
+        said = python(NOTEBOOK.replace("PORT", str(port)), tmp_path, timeout=300)
         assert "VALUES 4 {599999} False" in said and "SENT 4 [True, True]" in said and "SAME True" in said, said
         assert not clusters.wait_gone()

@@ -192,7 +192,7 @@ def test_the_notebooks_own_connection_is_taken_and_left_as_it_is(three: Started)
     own = signal.getsignal(signal.SIGTERM)
     ray.init(address=three.gcs, log_to_driver=False)
     try:
-        assert plan.find("ray").address
+        assert plan.find("ray").address == three.gcs
         error = refused(f"127.0.0.1:{nodes.free_port()}")
         assert f"connected to another Ray cluster already, at {three.gcs}." in error.what
         cluster.leave()

@@ -366,6 +366,17 @@ def _signals_kept() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
 
 
+def of_notebook(asked: str) -> Address | None:
+    """For `--hosts ray`, where the notebook's own code has connected this process: that cluster. None otherwise."""
+    if asked.strip().lower() not in HERE or Connection.address is not None or not is_connected():
+        return None
+    ray: Any = import_module("ray")
+    if ray.util.client.ray.is_connected():
+        return Address(asked, "HEAD", CLIENT_PORT, client=True, source="ray.init() in this notebook")
+    host, _, port = str(ray.get_runtime_context().gcs_address).rpartition(":")
+    return Address(asked, host, int(port), source="ray.init() in this notebook")
+
+
 def is_connected() -> bool:
     """Whether this process has a connection to a cluster; imports nothing."""
     ray = sys.modules.get("ray")

@@ -25,7 +25,7 @@ def find(hosts: str, wanted: Slice | None = None, processes: int | None = None) 
     """Connect to the cluster that `hosts` names, and choose its hosts: those of a slice of TPUs, else, for a rehearsal,
     all that have CPUs. `processes`: ranks of all hosts together. Raises TpuMagicsError where a run could not go there;
     what was connected for it is left again."""
-    found = addresses.read(hosts)
+    found = cluster.of_notebook(hosts) or addresses.read(hosts)
     assert found is not None, "the caller has seen to it that hosts were asked for"
     opened = not cluster.is_connected()
     cluster.connect(found)
