@@ -280,6 +280,27 @@ def test_what_was_sent_to_the_device_is_read_without_a_compile() -> None:
     assert one.compiles == two.compiles == 1
 
 
+def evaluates() -> None:
+    import torch
+    from accelerate import Accelerator
+
+    accelerator = Accelerator()
+    rows = torch.utils.data.TensorDataset(torch.ones(12, 4), torch.zeros(12, dtype=torch.long))
+    model, loader = accelerator.prepare(torch.nn.Linear(4, 2), torch.utils.data.DataLoader(rows, batch_size=2))
+    for inputs, labels in loader:
+        with torch.no_grad():
+            guesses = model(inputs).argmax(dim=-1)
+        accelerator.gather(guesses) == accelerator.gather(labels)  # noqa: B015
+
+
+def test_two_collectives_in_a_line_are_two_graphs_and_no_riddle() -> None:
+    result = run(evaluates, processes=2)
+    compiles = result.run.events("compile", rank=0)
+    assert [one.cause for one in compiles if one.recompile and one.cause == "unknown"] == []
+    [alone] = [one for one in compiles if one.pieces == 0]
+    assert alone.cause == "new-code" and "a collective alone" in alone.text and "Nothing to change" in alone.fix
+
+
 def test_what_cannot_be_counted_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

@@ -14,8 +14,8 @@ from tpu_magics.runs.events import Input, Site
 
 @dataclass(frozen=True)
 class Told:
-    """One compile as the runtime told it. `hash`: the runtime's own; `memory`, `pieces`: see events.Compile; `graph`:
-    before optimisation. What was not told is empty or None."""
+    """One compile as the runtime told it. `hash`: the runtime's own; `memory`, `pieces`: see events.Compile (0: a
+    collective with no computation before it); `graph`: before optimisation. What was not told is empty or None."""
 
     hash: str = ""
     memory: dict[str, int] | None = None

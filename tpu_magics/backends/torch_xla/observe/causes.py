@@ -105,6 +105,17 @@ def _short_path(path: str) -> str:
     return "/".join(path.replace("\\", "/").split("/")[-2:])
 
 
+def _collective_alone(pair: Pair) -> Verdict | None:
+    """In a rehearsal: a line with several collectives, one of which gathers what was there already."""
+    if pair.new.told.pieces and pair.old.told.pieces:
+        return None
+    return Verdict(
+        "new-code",
+        "This line runs several graphs, one of which is a collective alone, with no computation before it.",
+        "Nothing to change: each is compiled once. Gathering all that is wanted in one call makes one graph of them.",
+    )
+
+
 def _mode_switch(pair: Pair) -> Verdict | None:
     differences = list(_modes(pair))
     if not differences:
@@ -471,6 +482,7 @@ def _unknown(pair: Pair) -> Verdict:
 
 
 RULES: tuple[Callable[[Pair], Verdict | None], ...] = (
+    _collective_alone,
     _optimizer_state,
     _other_place,
     _before_training,

@@ -126,7 +126,7 @@ def joined(key: Sequence[str], parts: Sequence[Told], fresh: dict[str, Told]) ->
     """The pieces of a logical graph as one; `fresh`: those that were compiled now, whose seconds count (0 where all had
     been compiled before)."""
     if not parts:
-        return Told(hash=hashlib.sha256(_MADE.encode()).hexdigest()[:32], seconds=0.0)
+        return Told(hash=hashlib.sha256(_MADE.encode()).hexdigest()[:32], seconds=0.0, pieces=0)
     if len(parts) == 1:
         return parts[0] if key[0] in fresh else replace(parts[0], seconds=0.0)
     now = [fresh[name] for name in key if name in fresh]
