@@ -290,7 +290,7 @@ def evaluates() -> None:
     for inputs, labels in loader:
         with torch.no_grad():
             guesses = model(inputs).argmax(dim=-1)
-        accelerator.gather(guesses) == accelerator.gather(labels)  # noqa: B015
+        accelerator.gather(guesses) == accelerator.gather(labels)
 
 
 def test_two_collectives_in_a_line_are_two_graphs_and_no_riddle() -> None:
