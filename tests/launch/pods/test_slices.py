@@ -111,3 +111,15 @@ def test_chips_without_labels_are_named() -> None:
     error = refused([Node("n", "bare", "10.0.0.1", 4, 4)])
     assert error.what == "This cluster cannot give a whole slice of TPUs."
     assert error.why == "What it has instead: bare with 4 TPU and no label of a slice (ray.io/tpu-pod-type)."
+
+
+@pytest.mark.parametrize(("target", "todo"), [("v4-4096", "Ask for another slice"), ("v3-8", "Use its one host alone")])
+def test_a_slice_that_ray_does_not_know(target: str, todo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's own check, which needs no cluster: `slice_placement_group` would start one first."""
+    from ray.util import tpu
+
+    monkeypatch.setattr(tpu, "slice_placement_group", tpu.SlicePlacementGroup)
+    with pytest.raises(TpuMagicsError) as error:
+        slices.hold(slice_of(target))
+    assert error.value.what.startswith(f"This version of Ray does not hold a {target} (")
+    assert "Invalid accelerator topology" in error.value.why and error.value.todo.startswith(todo)

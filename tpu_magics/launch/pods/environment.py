@@ -5,8 +5,10 @@ What lives here: the variables that torch_xla and libtpu read. What does not: wh
 
 torch_xla 2.9.0, _internal/tpu.py: with TPU_SKIP_MDS_QUERY it asks no metadata server and reads TPU_ACCELERATOR_TYPE,
 TPU_WORKER_ID, TPU_WORKER_HOSTNAMES, and the bounds in TPU_HOST_BOUNDS and TPU_CHIPS_PER_HOST_BOUNDS where the newer
-names (TPU_PROCESS_BOUNDS, TPU_CHIPS_PER_PROCESS_BOUNDS) are not set. From these `configure_topology` makes each
-process's own, by `setdefault`: whatever is set already stays, so that leftovers of another start are unset here.
+names (TPU_PROCESS_BOUNDS, TPU_CHIPS_PER_PROCESS_BOUNDS) are not set; on v2 and v3 it has a table of the bounds.
+From these `configure_topology` makes each process's own, by `setdefault`: whatever is set already stays, so that
+leftovers of another start are unset here. TPU_TOPOLOGY is none of torch_xla's: Ray and host/places.py read it as GKE
+sets it; here it is set so that it cannot contradict the rest.
 """
 
 from __future__ import annotations

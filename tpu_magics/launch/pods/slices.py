@@ -4,8 +4,9 @@ What lives here: a slice as a run needs it, what the nodes of a cluster say of t
 not: names as people write them (preflight/targets.py), and what a host's workers are told (environment.py).
 
 Ray labels each node of a slice (ray/_private/accelerators/tpu.py, 2.60): its pod type ("v5litepod-16"), topology
-("4x4"), name of the slice and worker id; worker 0 has the resource "TPU-v5litepod-16-head". `ray.util.tpu` holds a
-slice by that resource first, so that two runs never get halves of it.
+("4x4"), name of the slice and worker id; worker 0 has the resource "TPU-v5litepod-16-head". `ray.util.tpu` (2.60) holds
+a slice of several hosts by that resource first, so that two runs never get halves of it. It knows topologies by a list
+(VALID_TPU_TOPOLOGY); v2-8, v3-8, v4-4096 and tpu7x-8192 are not in it.
 """
 
 from __future__ import annotations
@@ -232,6 +233,14 @@ def _nodes_of(group: Any) -> list[str]:
 
 def _taken(wanted: Slice, error: Exception) -> TpuMagicsError:
     said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    if isinstance(error, ValueError):
+        return TpuMagicsError(
+            f"This version of Ray does not hold a {wanted.name} ({wanted.topology}).",
+            f"It says: {said}",
+            "Ask for another slice with --target, or update Ray."
+            if wanted.hosts > 1
+            else "Use its one host alone: %tpu_init there, without --hosts.",
+        )
     return TpuMagicsError(
         f"The slice {wanted.name} is there, and Ray did not get it within {PATIENCE:.0f} s.",
         f"Something else holds it, or its hosts have no CPU free. Ray says: {said}",
