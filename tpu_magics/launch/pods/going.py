@@ -73,6 +73,7 @@ def require_alive(pod: Pod) -> None:
             "cluster ended.",
             todo,
         )
+    cluster.require_answer()
     alive = {node.id for node in cluster.nodes()}
     gone = [host.name for host in pod.hosts if host.node not in alive]
     if gone:
@@ -157,7 +158,7 @@ class PodGoing(Going):
                 ship.begin(self.pod, made, self._task(), told, stored, interrupted)
                 self.watch = self._watching(made)
             except BaseException:
-                ship.kill(made)
+                ship.dismiss(made)
                 raise
         self.folder.update(
             status="running",

@@ -8,6 +8,7 @@ The parcel and each large array are put into the object store once; Ray brings t
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from tpu_magics.launch.pods.task import HostTask
 
 COMES = 60.0  # seconds in which each host has started its carrier
 BEGINS = 120.0  # seconds in which it has the parcel and has started its process
+CLOSES = 5.0  # seconds in which carriers whose run does not begin have cleared up
 _LOOK = 0.2  # seconds between looks whether the person has interrupted
 
 
@@ -75,15 +77,20 @@ def carriers(
         asked = [one.hello.remote(count) for one, count in zip(made, ports, strict=True)]
         return made, _answers(asked, pod.hosts, COMES, "did not start", interrupted)
     except BaseException:
-        kill(made)
+        dismiss(made)
         raise
 
 
-def kill(made: Sequence[Any]) -> None:
-    import contextlib
-
+def dismiss(made: Sequence[Any], patience: float = CLOSES) -> None:
+    """Have carriers leave nothing on their hosts, and end them; one that does not answer is ended all the same."""
     import ray
 
+    closing = []
+    for one in made:
+        with contextlib.suppress(Exception):
+            closing.append(one.close.remote())
+    with contextlib.suppress(Exception):
+        ray.wait(closing, num_returns=len(closing), timeout=patience)
     for one in made:
         with contextlib.suppress(Exception):
             ray.kill(one)
