@@ -25,7 +25,8 @@ PATIENCE = 10.0  # seconds for an answer
 EXTRA = '%pip install "tpu-magics[pods]"'
 # What Ray reads while it is imported or connects: no usage statistics, no lines of its C++ part in the cells; another
 # patch of Python is a warning (versions.py says it); and where the head is lost, Ray would end this process, the
-# notebook's kernel, after 60 s.
+# notebook's kernel, after 60 s. The last two are no public settings of Ray's (read in 2.60, _private/utils.py and
+# ray_config_def.h).
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
@@ -96,9 +97,11 @@ def leave() -> None:
     Connection.address = None
     import ray
 
-    with _signals_kept():
-        ray.shutdown()
-    _hush(False)
+    try:
+        with _signals_kept():
+            ray.shutdown()
+    finally:
+        _hush(False)
 
 
 def _hush(on: bool) -> None:
@@ -106,6 +109,14 @@ def _hush(on: bool) -> None:
     run's own error. `log_to_driver` does not stop that (ray/_private/worker.py, 2.60: listen_error_messages)."""
     worker: Any = import_module("ray._private.worker")
     worker._worker_logs_enabled = not on
+
+
+def require_answer() -> None:
+    """Raise TpuMagicsError where the head of the connected cluster is gone. Ray itself would wait for it, without end
+    by the last of QUIET."""
+    address = Connection.address or of_notebook("ray")
+    if address is not None and (Connection.address is not None or not address.client):
+        ask(address)  # where a client of the notebook's own is connected to, Ray does not tell
 
 
 def gone(nodes_before: Sequence[Node], patience: float) -> bool:
@@ -160,11 +171,25 @@ def ask(address: Address, patience: float = PATIENCE) -> None:
     until = time.monotonic() + patience
     host = address.host.strip("[]")
     try:
-        socket.create_connection((host, address.port), timeout=patience).close()
+        _touch(host, address.port, until)
     except OSError as error:
         raise _silent(address, _reason(error, patience)) from None
     answer = _ask_client if address.client else _ask_gcs
     answer(address, max(until - time.monotonic(), 0.1))
+
+
+def _touch(host: str, port: int, until: float) -> None:
+    """Connect to one of the addresses that a name has; `create_connection` would give each of them the whole time."""
+    places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for number, (family, kind, protocol, _, place) in enumerate(places):
+        with socket.socket(family, kind, protocol) as probe:
+            probe.settimeout(max((until - time.monotonic()) / (len(places) - number), 0.1))
+            try:
+                probe.connect(place)
+                return
+            except OSError:
+                if number + 1 == len(places):
+                    raise
 
 
 def _reason(error: OSError, patience: float) -> str:
@@ -266,10 +291,12 @@ def _open(address: Address) -> None:
 
     try:
         ray.init(address=address.url, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
-    except Exception as error:
+    except BaseException as error:
         with _signals_kept():
             ray.shutdown()
-        raise _refused(address, error) from error
+        if isinstance(error, Exception):
+            raise _refused(address, error) from error
+        raise  # an interrupt: half a connection would be taken for one of the notebook's own
 
 
 def _refused(address: Address, error: Exception) -> TpuMagicsError:

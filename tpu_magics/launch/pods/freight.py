@@ -39,7 +39,8 @@ _ENVIRONMENT = (
     "MKL_",
 )
 _ENVIRONMENT_NAMES = ("TOKENIZERS_PARALLELISM", "MPLBACKEND", "CUBLAS_WORKSPACE_CONFIG")
-_SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
+_SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL", "AUTH")
+_PLACE = ("_HOME", "_CACHE", "_DIR", "_PATH")  # HF_HOME, TORCH_HOME: folders of this machine
 _SHELLS_OWN = frozenset({"get_ipython", "In", "Out", "exit", "quit", "open", "_", "__", "___", "_ih", "_oh", "_dh"})
 
 
@@ -128,10 +129,10 @@ def names_loaded(code: types.CodeType) -> Iterator[str]:
 
 
 def _environment() -> Iterator[tuple[str, str]]:
-    """A token stays at home: a host has its own, or none."""
+    """A token stays at home, and so do paths: a host has its own, or none."""
     for name, text in os.environ.items():
-        chosen = name.startswith(_ENVIRONMENT) or name in _ENVIRONMENT_NAMES
-        if chosen and not any(word in name for word in _SECRET):
+        at_home = name.endswith(_PLACE) or any(word in name for word in _SECRET)
+        if name in _ENVIRONMENT_NAMES or (name.startswith(_ENVIRONMENT) and not at_home):
             yield name, text
 
 
