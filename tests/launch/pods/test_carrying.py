@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.pods import carrier as carriers
 from tpu_magics.launch.pods import link as links
 from tpu_magics.launch.pods import ship
@@ -165,6 +166,14 @@ def test_a_full_disk_at_the_notebook_ends_the_run_and_frees_the_hosts(
     with pytest.raises(OSError, match="No space left"):
         watch.end()
     assert dismissed == [link.carrier for link in watch.links]
+
+
+def test_a_host_without_room_on_its_disk_is_named() -> None:
+    ship._require_disk(HOSTS, [2 * 10**9, None], 10**9)
+    with pytest.raises(TpuMagicsError) as error:
+        ship._require_disk(HOSTS, [10**10, 10**9], 10**9)
+    assert error.value.what.startswith("There is no room on w1 for what this run sends (2,000 MB")
+    assert "1,000 MB free" in error.value.why and "TMPDIR" in error.value.todo
 
 
 def test_carriers_are_asked_to_clear_up_before_they_are_ended() -> None:

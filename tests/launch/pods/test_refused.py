@@ -101,6 +101,17 @@ def test_a_machine_that_is_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--hosts ray://10.0.0.2:10001" in error.todo and "ray start --address=10.0.0.2:6379" in error.todo
 
 
+def test_without_a_node_here_it_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray._private import services  # as in 2.60
+
+    monkeypatch.setattr(cluster, "NODE_STARTS", 0.3)
+    monkeypatch.setattr(services, "find_node_ids", list)  # no process here is a raylet
+    with pytest.raises(TpuMagicsError, match=r"This machine is no node of the cluster at 10\.0\.0\.2:6379\."):
+        cluster._require_node(HEAD)
+    monkeypatch.setattr(services, "find_node_ids", lambda: ["ab"])
+    cluster._require_node(HEAD)
+
+
 def test_an_interrupt_leaves_no_half_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a one would be taken for the notebook's own, and never be closed."""
     import ray

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.host import free_disk
-from tpu_magics.host.memory import host_memory
 from tpu_magics.launch.pods.task import DISPLAYS, LOG, OUTPUT, PARCEL, RECORDS, RESULTS, TASK, HostTask, read_state
 from tpu_magics.runs.alive import process_started, same_process
 from tpu_magics.runs.files import RunFiles
@@ -53,13 +52,7 @@ class Carrier:
 
     def hello(self, ports: int) -> dict[str, Any]:
         """What the notebook needs to know of this host; with so many free ports."""
-        memory = host_memory(Path("/"))
-        return {
-            "pid": os.getpid(),
-            "ports": list(_free_ports(ports)),
-            "memory": memory.available,
-            "disk": free_disk(self.folder),
-        }
+        return {"pid": os.getpid(), "ports": list(_free_ports(ports)), "disk": free_disk(self.folder)}
 
     def begin(self, task: HostTask, parcel: bytes, *arrays: Any) -> int:
         """Start this host's process; returns its pid. `arrays` came through the object store, once for this host."""

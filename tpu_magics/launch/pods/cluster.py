@@ -22,6 +22,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.pods.address import CLIENT_PORT, GCS_PORT, HERE, Address
 
 PATIENCE = 10.0  # seconds for an answer
+NODE_STARTS = 2.0  # seconds in which a node of this machine that is being started is there
 EXTRA = '%pip install "tpu-magics[pods]"'
 # What Ray reads while it is imported or connects: no usage statistics, no lines of its C++ part in the cells; another
 # patch of Python is a warning (versions.py says it); and where the head is lost, Ray would end this process, the
@@ -83,6 +84,8 @@ def connect(address: Address) -> None:
         ask(address, max(until - time.monotonic(), PATIENCE / 2))
         if ray.is_initialized() and Connection.address == address:
             return
+        if not address.client:
+            _require_node(address)
         leave()
         with _signals_kept(), _no_native_lines():
             _open(address)
@@ -299,6 +302,26 @@ def _open(address: Address) -> None:
         raise  # an interrupt: half a connection would be taken for one of the notebook's own
 
 
+def _require_node(address: Address) -> None:
+    """Raise TpuMagicsError where this machine has no node of any cluster: Ray would look for one for 60 s
+    (ray/_private/services.py, 2.60: get_node_to_connect_for_driver)."""
+    find = getattr(import_module("ray._private.services"), "find_node_ids", None)
+    until = time.monotonic() + NODE_STARTS
+    while find is not None and not find():
+        if time.monotonic() > until:
+            raise _no_node(address)
+        time.sleep(0.2)
+
+
+def _no_node(address: Address) -> TpuMagicsError:
+    return TpuMagicsError(
+        f"This machine is no node of the cluster at {address.text}.",
+        "HOST:PORT connects by the node on this machine, and there is none.",
+        f"Connect from outside: --hosts ray://{address.host}:{CLIENT_PORT}, or join the cluster with "
+        f"`!ray start --address={address.target}`",
+    )
+
+
 def _refused(address: Address, error: Exception) -> TpuMagicsError:
     said = str(error).strip()
     if "ersion mismatch" in said:
@@ -308,12 +331,7 @@ def _refused(address: Address, error: Exception) -> TpuMagicsError:
             "Install the same versions here and on the hosts; Ray compares its own exactly, Python's to the minor one.",
         )
     if "node info found" in said or "No node info" in said:
-        return TpuMagicsError(
-            f"This machine is no node of the cluster at {address.text}.",
-            "HOST:PORT connects by the node on this machine, and there is none.",
-            f"Connect from outside: --hosts ray://{address.host}:{CLIENT_PORT}, or join the cluster with "
-            f"`!ray start --address={address.target}`",
-        )
+        return _no_node(address)
     line = (said.splitlines() or [type(error).__name__])[0]
     return TpuMagicsError(
         f"Ray could not connect to {address.text}.",

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch.plan import mb
 from tpu_magics.launch.pods.carrier import Carrier
 from tpu_magics.launch.pods.link import short
 from tpu_magics.launch.pods.parcel import Parcel
@@ -105,6 +107,7 @@ def begin(
     interrupted: Callable[[], bool],
 ) -> None:
     """Start every host's process. `task`: what all are told alike."""
+    _require_disk(pod.hosts, [one["disk"] for one in told], stored.bytes)
     first = pod.hosts[0].address
     here = replace(task, store=(first, told[0]["ports"][0]), hosts=len(pod.hosts), arrays=len(stored.arrays))
     meeting = {"MASTER_ADDR": first, "MASTER_PORT": str(told[0]["ports"][1])} if task.rehearsed else {}
@@ -114,6 +117,18 @@ def begin(
         own = replace(here, index=host.index, name=host.name, address=host.address, environment=environment)
         asked.append(carrier.begin.remote(own, stored.parcel, *stored.arrays))
     _answers(asked, pod.hosts, BEGINS, "could not begin", interrupted)
+
+
+def _require_disk(hosts: Sequence[PodHost], free: Sequence[int | None], size: int) -> None:
+    """Refuse what a host has no room for: large arrays lie in its temporary folder until its workers are forked."""
+    sharing = Counter(host.address for host in hosts)
+    for host, disk in zip(hosts, free, strict=True):
+        if disk is not None and disk < size * sharing[host.address]:
+            raise TpuMagicsError(
+                f"There is no room on {host.name} for what this run sends ({mb(size * sharing[host.address])}).",
+                f"Models and arrays pass through its temporary folder, which has {mb(disk)} free.",
+                "Make room there, or give the nodes another one: TMPDIR=FOLDER ray start ... The models are unchanged.",
+            )
 
 
 def _answers(
