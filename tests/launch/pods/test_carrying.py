@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -206,9 +207,8 @@ def test_a_folder_that_others_can_change_is_not_used(carrier: Carrier, tmp_path:
 
 def test_a_carrier_that_could_not_be_made_says_why() -> None:
     """By Ray's own errors (2.60)."""
-    from ray.exceptions import ActorDiedError, RayTaskError
-
+    ray: Any = import_module("ray.exceptions")
     cause = OSError(errno.ENOSPC, "No space left on device")
-    failed = RayTaskError("Carrier.__init__", f"Traceback\nOSError: {cause}", cause, actor_id="ab")
-    assert "No space left on device" in short(ActorDiedError(failed))
-    assert short(ActorDiedError()) == "its process has died"
+    failed = ray.RayTaskError("Carrier.__init__", f"Traceback\nOSError: {cause}", cause, actor_id="ab")
+    assert "No space left on device" in short(ray.ActorDiedError(failed))
+    assert short(ray.ActorDiedError()) == "its process has died"

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -77,8 +78,7 @@ def opening(monkeypatch: pytest.MonkeyPatch, raises: Any) -> TpuMagicsError:
 
 @pytest.mark.parametrize("other", [{"ray_version": "2.40.0"}, {"python_version": "3.9.1"}])
 def test_a_cluster_with_another_ray_or_python(other: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray._private import utils  # as in 2.60
-
+    utils: Any = import_module("ray._private.utils")  # as in 2.60
     own = dict(zip(("ray_version", "python_version"), utils.compute_version_info(), strict=False))
 
     def fake_init() -> None:
@@ -91,7 +91,7 @@ def test_a_cluster_with_another_ray_or_python(other: dict[str, str], monkeypatch
 
 
 def test_a_machine_that_is_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray._private import services  # as in 2.60
+    services: Any = import_module("ray._private.services")  # as in 2.60
 
     def fake_init() -> None:
         services.get_node_to_connect_for_driver(None, "10.0.0.9", timeout_seconds=0)
@@ -102,8 +102,7 @@ def test_a_machine_that_is_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_node_here_it_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray._private import services  # as in 2.60
-
+    services: Any = import_module("ray._private.services")  # as in 2.60
     monkeypatch.setattr(cluster, "NODE_STARTS", 0.3)
     monkeypatch.setattr(services, "find_node_ids", list)  # no process here is a raylet
     with pytest.raises(TpuMagicsError, match=r"This machine is no node of the cluster at 10\.0\.0\.2:6379\."):
