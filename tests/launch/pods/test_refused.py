@@ -16,7 +16,7 @@ from tests.launch.pods.nodes import free_port, mute
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.plan import Options
-from tpu_magics.launch.pods import address, cluster, freight, going, joining, plan
+from tpu_magics.launch.pods import address, cluster, freight, going, joining, plan, slices
 from tpu_magics.launch.pods.address import Address
 from tpu_magics.launch.pods.cluster import Node
 from tpu_magics.launch.pods.pod import Pod, PodHost
@@ -201,11 +201,14 @@ def test_off_in_any_spelling(word: str, fresh_session: session.Session) -> None:
     joining.refuse_local(word)
 
 
-def test_a_slice_whose_connection_is_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tpu_magics.launch.pods import slices
-
-    monkeypatch.setattr(slices.Held, "group", object())
-    monkeypatch.setattr(cluster, "is_connected", lambda: False)
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_slice_whose_connection_or_head_is_gone_is_forgotten(
+    connected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = Address("h", "127.0.0.1", free_port()) if connected else None
+    monkeypatch.setattr(cluster.Connection, "address", gone)
+    monkeypatch.setattr(cluster, "is_connected", lambda: connected)
+    monkeypatch.setattr(slices.Held, "group", object())  # which has nothing that could be called
     slices.release()
     assert slices.Held.group is None
 

@@ -22,6 +22,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.pods.address import CLIENT_PORT, GCS_PORT, HERE, Address
 
 PATIENCE = 10.0  # seconds for an answer
+SHORT = 2.0  # the same where much has been waited for already
 NODE_STARTS = 2.0  # seconds in which a node of this machine that is being started is there
 EXTRA = '%pip install "tpu-magics[pods]"'
 # What Ray reads while it is imported or connects: no usage statistics, no lines of its C++ part in the cells; another
@@ -114,12 +115,21 @@ def _hush(on: bool) -> None:
     worker._worker_logs_enabled = not on
 
 
-def require_answer() -> None:
+def require_answer(patience: float = PATIENCE) -> None:
     """Raise TpuMagicsError where the head of the connected cluster is gone. Ray itself would wait for it, without end
     by the last of QUIET."""
     address = Connection.address or of_notebook("ray")
     if address is not None and (Connection.address is not None or not address.client):
-        ask(address)  # where a client of the notebook's own is connected to, Ray does not tell
+        ask(address, patience)  # where a client of the notebook's own is connected to, Ray does not tell
+
+
+def answers() -> bool:
+    """Whether there is a connection, and the head at its other end."""
+    try:
+        require_answer(SHORT)
+    except TpuMagicsError:
+        return False
+    return is_connected()
 
 
 def gone(nodes_before: Sequence[Node], patience: float) -> bool:
@@ -151,7 +161,7 @@ def _node(record: Mapping[str, Any]) -> Node:
         cpus=float(resources.get("CPU", 0.0)),
         chips=float(resources.get("TPU", 0.0)),
         store=float(resources.get("object_store_memory", 0.0)),
-        head="node:__internal_head__" in resources,
+        head="node:__internal_head__" in resources,  # no public name (ray/_common/constants.py, 2.60)
         labels=dict(record.get("Labels") or {}),
     )
 

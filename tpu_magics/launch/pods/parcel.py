@@ -56,7 +56,7 @@ class Pickler(cloudpickle.Pickler):
         self.files: set[str] = set()  # in which the code stands that is sent
         self._numbers: dict[tuple[int, int], int] = {}
         self._main = main
-        self.globals_ref[id(main)] = main
+        self.globals_ref[id(main)] = main  # cloudpickle's own (3.1): the dict of a function, by its id
 
     def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
         if value is self._main:
@@ -66,6 +66,7 @@ class Pickler(cloudpickle.Pickler):
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(value, (torch.storage.TypedStorage, torch.UntypedStorage)):
             return None
+        # torch 2.9, storage.py: what a TypedStorage holds; asking it in public warns that it is deprecated
         whole = value if isinstance(value, torch.UntypedStorage) else value._untyped_storage
         if whole.device.type != "cpu":
             return None

@@ -24,7 +24,8 @@ from tpu_magics.launch.pods.pod import Pod, PodHost
 from tpu_magics.launch.pods.task import HostTask
 
 COMES = 60.0  # seconds in which each host has started its carrier
-BEGINS = 120.0  # seconds in which it has the parcel and has started its process
+BEGINS = 120.0  # seconds in which it has the parcel and has started its process,
+SLOWEST = 10e6  # and a second more for so many bytes of large arrays
 CLOSES = 5.0  # seconds in which carriers whose run does not begin have cleared up
 _LOOK = 0.2  # seconds between looks whether the person has interrupted
 
@@ -116,7 +117,7 @@ def begin(
         environment = {**meeting, **task.environment, **host.environment}
         own = replace(here, index=host.index, name=host.name, address=host.address, environment=environment)
         asked.append(carrier.begin.remote(own, stored.parcel, *stored.arrays))
-    _answers(asked, pod.hosts, BEGINS, "could not begin", interrupted)
+    _answers(asked, pod.hosts, BEGINS + stored.bytes / SLOWEST, "could not begin", interrupted)
 
 
 def _require_disk(hosts: Sequence[PodHost], free: Sequence[int | None], size: int) -> None:

@@ -244,9 +244,9 @@ def _taken(wanted: Slice, error: Exception) -> TpuMagicsError:
 
 
 def release() -> None:
-    """Give the held slice back; with the connection it went by itself."""
+    """Give the held slice back; with the connection, or the cluster's head, it went by itself."""
     group, Held.group = Held.group, None
-    if group is not None and cluster.is_connected():
+    if group is not None and cluster.answers():
         group.shutdown()
 
 
