@@ -209,6 +209,7 @@ def test_a_worker_that_cannot_be_forked_is_told_and_the_next_cell_trains(monkeyp
         with pytest.raises(TpuMagicsError, match="could not be forked: Resource temporarily unavailable"):
             run(nothing_unusual, 1)
     assert session.current.last is not None and session.current.last.status == "failed"
+    assert "could not be forked" in session.current.last.run.info["failure"]["what"]
     assert run(nothing_unusual, 1).value == 1
 
 

@@ -67,6 +67,7 @@ class Relay:
     screen: Screen
     _offset: int = 0
     _ended: bool = False
+    _end: int | None = None
 
     def __post_init__(self) -> None:
         self._tail = Tail(self.files.events_path(0))
@@ -86,9 +87,11 @@ class Relay:
                 self.screen.text(f"tpu_magics: {event.text}\n")
             elif isinstance(event, events.End):
                 self._text_until(event.log_end)
-                self._ended = True
+                self._ended, self._end = True, event.log_end
         if not self._ended:
             self._text_until(size)
+        elif self._end is not None and self._offset < self._end:
+            self._text_until(self._end)  # from another host it comes in pieces
 
     def _log_size(self) -> int:
         try:

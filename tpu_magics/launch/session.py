@@ -176,9 +176,9 @@ def initialise(
         joining.leave(current)
         return _initialise_local(framework, tpu, precision or "")
     local_checks.refuse_tpu(tpu)
-    pod = joining.join(current, hosts, wanted, options)
-    host = _initialise_workers(options, cache, alone=pod is None)
-    current.framework, current.placed, current.pod = framework, None, pod
+    current.pod = joining.join(current, hosts, wanted, options)  # at once: what it had before is given back
+    host = _initialise_workers(options, cache, alone=current.pod is None)
+    current.framework, current.placed = framework, None
     return host
 
 

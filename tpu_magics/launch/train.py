@@ -265,8 +265,11 @@ def _prepare(request: Request, options: Options, workers: int | None) -> Going:
 
 def record_refused(folder: RunFolder, refused: TpuMagicsError) -> None:
     """In a run's folder: why it was never started."""
-    failure = {"what": refused.what, "why": refused.why, "todo": refused.todo}
-    folder.update(status="refused", ended=time.time(), failure=failure)
+    folder.update(status="refused", ended=time.time(), failure=_told(refused))
+
+
+def _told(error: TpuMagicsError) -> dict[str, Any]:
+    return {"what": error.what, "why": error.why, "todo": error.todo, "details": list(error.details)}
 
 
 def _with_session(options: Options, host: Host) -> Options:
@@ -471,7 +474,8 @@ class Going:
                 self.settled = True
                 session.current.going = None
                 self.result.failure = error
-                self._close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+                told = {"failure": _told(error)} if isinstance(error, TpuMagicsError) else {}
+                self._close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", **told)
                 self.onlooker.settle()
 
     # -- the end --------------------------------------------------------------------------------------------------
@@ -535,8 +539,7 @@ class Going:
         status = {"interrupt": "interrupted", "timeout": "timeout"}.get(
             self.watch.reason if self.watch else "", "failed"
         )
-        record = {"what": error.what, "why": error.why, "todo": error.todo, "details": list(error.details)}
-        self._close(status, failure=record)
+        self._close(status, failure=_told(error))
         raise error
 
     def _close(self, status: str, **fields: Any) -> None:

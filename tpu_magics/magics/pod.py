@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.arguments import evaluate_all, parse_arguments
-from tpu_magics.launch.pods.address import OFF
+from tpu_magics.launch.pods.address import is_off
 from tpu_magics.launch.pods.outlook import Outlook, load_of
 from tpu_magics.launch.pods.slices import Slice
 from tpu_magics.panel.pod import outlook_table
@@ -95,7 +95,7 @@ def wanted_slice(target: str, hosts: str) -> Slice | None:
     """The slice that `--target` names beside `--hosts`; None for none."""
     if not target:
         return None
-    if not hosts or hosts == OFF:
+    if is_off(hosts):
         raise TpuMagicsError(
             "--target goes with --hosts.",
             "It is the slice of TPUs that a Ray cluster is asked for.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import subprocess
 import sys
 import threading
@@ -78,6 +79,22 @@ def test_what_a_notebook_defines_lies_in_the_other_processs_main() -> None:
     there["step"] = 20
     assert train() == 21 and point.moved().x == 21
     assert there["Point"] is type(point) and there["Kind"].A is kind and there["train"] is train
+
+
+def test_of_the_cells_texts_those_travel_whose_code_does() -> None:
+    """A cell with a token in it stays at home."""
+    texts = {f"<cell {number}>": [f"line of {number}\n"] for number in range(4)}
+    main: dict[str, Any] = {"__name__": "__main__"}
+    for number, code in enumerate(
+        ("token = 'x'", "def helper(): return 1", "def train(): return helper()", "class Net:\n def f(self): return 1")
+    ):
+        exec(compile(code, f"<cell {number}>", "exec"), main)
+    sent = pack((main["train"], main["Net"](), compile("1", "<cell 9>", "exec")), main, texts)
+    assert texts["<cell 0>"][0].encode() not in sent.data and texts["<cell 1>"][0].rstrip().encode() in sent.data
+    for name in texts:
+        linecache.cache.pop(name, None)
+    unpack(sent.data, [], {})
+    assert [linecache.getline(name, 1) for name in texts] == ["", *(texts[f"<cell {n}>"][0] for n in (1, 2, 3))]
 
 
 def test_a_functions_magics_find_the_shell_that_is_there() -> None:

@@ -76,4 +76,4 @@ def test_a_carrier_has_the_chips_of_its_host(slice_pod: Pod, fresh_session: sess
         assert len(told) == 2 and len({one["pid"] for one in told}) == 2
         assert ray.available_resources().get("TPU", 0.0) == 0.0
     finally:
-        ship.kill(made)
+        ship.dismiss(made)

@@ -52,11 +52,16 @@ class Address:
         return f"{self.url} (from {self.source})" if self.source else self.url
 
 
+def is_off(asked: str) -> bool:
+    """Whether `--hosts` names no cluster."""
+    return asked.strip().lower() in ("", OFF)
+
+
 def read(asked: str, environ: Mapping[str, str] = os.environ, folder: Path | None = None) -> Address | None:
     """The address that `--hosts` names; None for "off" and "". `folder`: where Ray notes its newest cluster on this
     machine (default: $RAY_TMPDIR/ray or /tmp/ray). Raises TpuMagicsError where there is none, or it cannot be read."""
     words = asked.strip()
-    if words.lower() in ("", OFF):
+    if is_off(words):
         return None
     if words.lower() in HERE:
         return _here(words, environ, folder or Path(environ.get("RAY_TMPDIR") or "/tmp") / "ray")

@@ -14,6 +14,7 @@ import pickle
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -23,15 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.host import free_disk
-from tpu_magics.host.memory import host_memory
-from tpu_magics.launch.pods.task import LOG, PARCEL, TASK, HostTask, read_state
+from tpu_magics.launch.pods.task import DISPLAYS, LOG, OUTPUT, PARCEL, RECORDS, RESULTS, TASK, HostTask, read_state
 from tpu_magics.runs.alive import process_started, same_process
 from tpu_magics.runs.files import RunFiles
 
 CHUNK = 4 << 20  # bytes of files in one answer; of records there may be as many again
 LOOK_EVERY = 0.02  # seconds
 _BY_LINES = (".jsonl",)  # sent in whole lines: those of several hosts go into one file
-OWNER = "carrier"  # file: pid and start time of the process that has the folder
+OWNER = "carrier"  # file: pid, start time and machine of the process that has the folder
 GRACE = 5.0  # seconds in which a process that was told to stop ends
 # Variables of Ray's that are for its own worker process. Ray sets the number of threads to its CPUs (2.60).
 _RAYS_OWN = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
@@ -47,18 +47,12 @@ class Carrier:
         root = _root()
         _sweep(root)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root))
-        (self.folder / OWNER).write_text(f"{os.getpid()} {process_started(os.getpid())}")
+        (self.folder / OWNER).write_text(f"{os.getpid()} {process_started(os.getpid())} {_machine()}")
         self.process: subprocess.Popen[bytes] | None = None
 
     def hello(self, ports: int) -> dict[str, Any]:
         """What the notebook needs to know of this host; with so many free ports."""
-        memory = host_memory(Path("/"))
-        return {
-            "pid": os.getpid(),
-            "ports": list(_free_ports(ports)),
-            "memory": memory.available,
-            "disk": free_disk(self.folder),
-        }
+        return {"pid": os.getpid(), "ports": list(_free_ports(ports)), "disk": free_disk(self.folder)}
 
     def begin(self, task: HostTask, parcel: bytes, *arrays: Any) -> int:
         """Start this host's process; returns its pid. `arrays` came through the object store, once for this host."""
@@ -104,16 +98,16 @@ class Carrier:
 
     def _news(self, offsets: Mapping[str, int]) -> Iterator[New]:
         """Records first, as they are read here, then what they tell of: displays and output; sent on the other way
-        round."""
-        records = list(self._of(self._records(), offsets))
-        yield from self._of(self._others(), offsets)
-        yield from records
+        round. Records wait for a display that is too large for one answer."""
+        records = list(self._of(self._named(RECORDS), offsets))
+        others = list(self._of(self._named(DISPLAYS, *OUTPUT), offsets))
+        sent = {**offsets, **{name: start + len(data) for name, start, data in others}}
+        yield from others
+        if all(path.stat().st_size <= sent.get(path.name, 0) for path in self._named(DISPLAYS)):
+            yield from records
 
-    def _records(self) -> Iterable[Path]:
-        return sorted(self.folder.glob("*.jsonl"))
-
-    def _others(self) -> Iterable[Path]:
-        for pattern in ("display-*.json", "rank-*.log", "rank-*.stacks", "rank-*-metrics-*.txt", LOG):
+    def _named(self, *patterns: str) -> Iterable[Path]:
+        for pattern in patterns:
             yield from sorted(self.folder.glob(pattern))
 
     def _of(self, paths: Iterable[Path], offsets: Mapping[str, int]) -> Iterator[New]:
@@ -133,7 +127,7 @@ class Carrier:
 
     def results(self) -> list[tuple[str, int]]:
         """The files that travel home, with their bytes."""
-        paths = [path for one in self.folder.glob("result-*") for path in (one, *one.rglob("*")) if path.is_file()]
+        paths = [path for one in self.folder.glob(RESULTS) for path in (one, *one.rglob("*")) if path.is_file()]
         return [(str(path.relative_to(self.folder)), path.stat().st_size) for path in sorted(paths)]
 
     def fetch(self, name: str, offset: int, size: int) -> bytes:
@@ -178,18 +172,35 @@ def _free_ports(count: int) -> Iterator[int]:
 
 
 def _root() -> Path:
-    """The folder of this account's hosts' folders."""
-    root = Path(tempfile.gettempdir()) / f"tpu_runs-{os.getuid()}" / "hosts"
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """The folder of this account's hosts' folders; a new one where another account has taken its name: what is loaded
+    from there are pickles."""
+    mine = Path(tempfile.gettempdir()) / f"tpu_runs-{os.getuid()}"
+    mine.mkdir(mode=0o700, exist_ok=True)
+    root = (mine if _is_ours(mine) else Path(tempfile.mkdtemp(prefix="tpu_runs-"))) / "hosts"
+    root.mkdir(mode=0o700, exist_ok=True)
     return root
 
 
+def _is_ours(path: Path) -> bool:
+    """Whether it is a real folder that only this account can change."""
+    found = path.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
+def _machine() -> str:
+    """Where a pid means this process: hosts may share the temporary folder, containers of one host too."""
+    try:
+        return f"{socket.gethostname()}/{Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return socket.gethostname()
+
+
 def _sweep(root: Path) -> None:
-    """Take away what carriers have left that were killed with their node."""
+    """Take away what carriers of this machine have left that were killed with their node."""
     for folder in root.iterdir():
         try:
-            pid, started = (folder / OWNER).read_text().split()
-            if not same_process(int(pid), int(started)):
+            pid, started, machine = (folder / OWNER).read_text().split()
+            if machine == _machine() and not same_process(int(pid), int(started)):
                 _remove(folder)
         except (OSError, ValueError):
             continue  # another carrier is making or removing it just now

@@ -22,10 +22,13 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.pods.address import CLIENT_PORT, GCS_PORT, HERE, Address
 
 PATIENCE = 10.0  # seconds for an answer
+SHORT = 2.0  # the same where much has been waited for already
+NODE_STARTS = 2.0  # seconds in which a node of this machine that is being started is there
 EXTRA = '%pip install "tpu-magics[pods]"'
 # What Ray reads while it is imported or connects: no usage statistics, no lines of its C++ part in the cells; another
 # patch of Python is a warning (versions.py says it); and where the head is lost, Ray would end this process, the
-# notebook's kernel, after 60 s.
+# notebook's kernel, after 60 s. The last two are no public settings of Ray's (read in 2.60, _private/utils.py and
+# ray_config_def.h).
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
@@ -82,6 +85,8 @@ def connect(address: Address) -> None:
         ask(address, max(until - time.monotonic(), PATIENCE / 2))
         if ray.is_initialized() and Connection.address == address:
             return
+        if not address.client:
+            _require_node(address)
         leave()
         with _signals_kept(), _no_native_lines():
             _open(address)
@@ -96,9 +101,11 @@ def leave() -> None:
     Connection.address = None
     import ray
 
-    with _signals_kept():
-        ray.shutdown()
-    _hush(False)
+    try:
+        with _signals_kept():
+            ray.shutdown()
+    finally:
+        _hush(False)
 
 
 def _hush(on: bool) -> None:
@@ -106,6 +113,23 @@ def _hush(on: bool) -> None:
     run's own error. `log_to_driver` does not stop that (ray/_private/worker.py, 2.60: listen_error_messages)."""
     worker: Any = import_module("ray._private.worker")
     worker._worker_logs_enabled = not on
+
+
+def require_answer(patience: float = PATIENCE) -> None:
+    """Raise TpuMagicsError where the head of the connected cluster is gone. Ray itself would wait for it, without end
+    by the last of QUIET."""
+    address = Connection.address or of_notebook("ray")
+    if address is not None and (Connection.address is not None or not address.client):
+        ask(address, patience)  # where a client of the notebook's own is connected to, Ray does not tell
+
+
+def answers() -> bool:
+    """Whether there is a connection, and the head at its other end."""
+    try:
+        require_answer(SHORT)
+    except TpuMagicsError:
+        return False
+    return is_connected()
 
 
 def gone(nodes_before: Sequence[Node], patience: float) -> bool:
@@ -137,7 +161,7 @@ def _node(record: Mapping[str, Any]) -> Node:
         cpus=float(resources.get("CPU", 0.0)),
         chips=float(resources.get("TPU", 0.0)),
         store=float(resources.get("object_store_memory", 0.0)),
-        head="node:__internal_head__" in resources,
+        head="node:__internal_head__" in resources,  # no public name (ray/_common/constants.py, 2.60)
         labels=dict(record.get("Labels") or {}),
     )
 
@@ -160,11 +184,25 @@ def ask(address: Address, patience: float = PATIENCE) -> None:
     until = time.monotonic() + patience
     host = address.host.strip("[]")
     try:
-        socket.create_connection((host, address.port), timeout=patience).close()
+        _touch(host, address.port, until)
     except OSError as error:
         raise _silent(address, _reason(error, patience)) from None
     answer = _ask_client if address.client else _ask_gcs
     answer(address, max(until - time.monotonic(), 0.1))
+
+
+def _touch(host: str, port: int, until: float) -> None:
+    """Connect to one of the addresses that a name has; `create_connection` would give each of them the whole time."""
+    places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for number, (family, kind, protocol, _, place) in enumerate(places):
+        with socket.socket(family, kind, protocol) as probe:
+            probe.settimeout(max((until - time.monotonic()) / (len(places) - number), 0.1))
+            try:
+                probe.connect(place)
+                return
+            except OSError:
+                if number + 1 == len(places):
+                    raise
 
 
 def _reason(error: OSError, patience: float) -> str:
@@ -266,10 +304,32 @@ def _open(address: Address) -> None:
 
     try:
         ray.init(address=address.url, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
-    except Exception as error:
+    except BaseException as error:
         with _signals_kept():
             ray.shutdown()
-        raise _refused(address, error) from error
+        if isinstance(error, Exception):
+            raise _refused(address, error) from error
+        raise  # an interrupt: half a connection would be taken for one of the notebook's own
+
+
+def _require_node(address: Address) -> None:
+    """Raise TpuMagicsError where this machine has no node of any cluster: Ray would look for one for 60 s
+    (ray/_private/services.py, 2.60: get_node_to_connect_for_driver)."""
+    find = getattr(import_module("ray._private.services"), "find_node_ids", None)
+    until = time.monotonic() + NODE_STARTS
+    while find is not None and not find():
+        if time.monotonic() > until:
+            raise _no_node(address)
+        time.sleep(0.2)
+
+
+def _no_node(address: Address) -> TpuMagicsError:
+    return TpuMagicsError(
+        f"This machine is no node of the cluster at {address.text}.",
+        "HOST:PORT connects by the node on this machine, and there is none.",
+        f"Connect from outside: --hosts ray://{address.host}:{CLIENT_PORT}, or join the cluster with "
+        f"`!ray start --address={address.target}`",
+    )
 
 
 def _refused(address: Address, error: Exception) -> TpuMagicsError:
@@ -281,12 +341,7 @@ def _refused(address: Address, error: Exception) -> TpuMagicsError:
             "Install the same versions here and on the hosts; Ray compares its own exactly, Python's to the minor one.",
         )
     if "node info found" in said or "No node info" in said:
-        return TpuMagicsError(
-            f"This machine is no node of the cluster at {address.text}.",
-            "HOST:PORT connects by the node on this machine, and there is none.",
-            f"Connect from outside: --hosts ray://{address.host}:{CLIENT_PORT}, or join the cluster with "
-            f"`!ray start --address={address.target}`",
-        )
+        return _no_node(address)
     line = (said.splitlines() or [type(error).__name__])[0]
     return TpuMagicsError(
         f"Ray could not connect to {address.text}.",

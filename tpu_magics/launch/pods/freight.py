@@ -39,7 +39,8 @@ _ENVIRONMENT = (
     "MKL_",
 )
 _ENVIRONMENT_NAMES = ("TOKENIZERS_PARALLELISM", "MPLBACKEND", "CUBLAS_WORKSPACE_CONFIG")
-_SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
+_SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL", "AUTH")
+_PLACE = ("_HOME", "_CACHE", "_DIR", "_PATH")  # HF_HOME, TORCH_HOME: folders of this machine
 _SHELLS_OWN = frozenset({"get_ipython", "In", "Out", "exit", "quit", "open", "_", "__", "___", "_ih", "_oh", "_dh"})
 
 
@@ -47,8 +48,7 @@ _SHELLS_OWN = frozenset({"get_ipython", "In", "Out", "exit", "quit", "open", "_"
 class Freight:
     """`work`: without what is hoisted; `models`: those that come home, by name, hoisted ones left out; `hoisted`: names
     and lines of those; `arguments`, `source`: of the function, to find them again; `tree`: the statements of a cell;
-    `names`: what they read of the notebook; `script`: the text of a script; `state`: Backend.process_state; `texts`:
-    the lines of the notebook's cells."""
+    `names`: what they read of the notebook; `script`: the text of a script; `state`: Backend.process_state."""
 
     backend: Backend
     work: Work
@@ -61,7 +61,6 @@ class Freight:
     script: bytes | None = None
     state: Any = None
     environment: Mapping[str, str] = field(default_factory=dict)
-    texts: Mapping[str, list[str]] = field(default_factory=dict)
     cell_names: Mapping[str, str] = field(default_factory=dict)
     cell_ids: Mapping[str, str] = field(default_factory=dict)
 
@@ -88,7 +87,6 @@ def gathered(
         hoisted=tuple((name, lines[id(model)]) for name, model in names.items()),
         state=backend.process_state(),
         environment=dict(_environment()),
-        texts=dict(_texts(cell_names or {})),
         cell_names=cell_names or {},
         cell_ids=cell_ids or {},
     )
@@ -128,18 +126,20 @@ def names_loaded(code: types.CodeType) -> Iterator[str]:
 
 
 def _environment() -> Iterator[tuple[str, str]]:
-    """A token stays at home: a host has its own, or none."""
+    """A token stays at home, and so do paths: a host has its own, or none."""
     for name, text in os.environ.items():
-        chosen = name.startswith(_ENVIRONMENT) or name in _ENVIRONMENT_NAMES
-        if chosen and not any(word in name for word in _SECRET):
+        at_home = name.endswith(_PLACE) or any(word in name for word in _SECRET)
+        if name in _ENVIRONMENT_NAMES or (name.startswith(_ENVIRONMENT) and not at_home):
             yield name, text
 
 
-def _texts(cell_names: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
+def texts(cell_names: Mapping[str, str]) -> dict[str, list[str]]:
     """Lines of cells, for stacks and for reading the function: their files are on no disk."""
-    for name, entry in list(linecache.cache.items()):
-        if len(entry) == 4 and (name in cell_names or not (is_library(name) or Path(name).exists())):
-            yield name, list(entry[2])
+    return {
+        name: list(entry[2])
+        for name, entry in list(linecache.cache.items())
+        if len(entry) == 4 and (name in cell_names or not (is_library(name) or Path(name).exists()))
+    }
 
 
 # -- on a host --------------------------------------------------------------------------------------------------------
@@ -147,8 +147,6 @@ def _texts(cell_names: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
 
 def become(freight: Freight, main: dict[str, Any]) -> None:
     """Make this process like the notebook's, before it forks workers. `main`: what stands for the notebook's dict."""
-    for name, lines in freight.texts.items():
-        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     main.update(freight.names)
     freight.backend.prepare()
     freight.backend.set_process_state(freight.state)

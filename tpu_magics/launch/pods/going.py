@@ -73,6 +73,7 @@ def require_alive(pod: Pod) -> None:
             "cluster ended.",
             todo,
         )
+    cluster.require_answer()
     alive = {node.id for node in cluster.nodes()}
     gone = [host.name for host in pod.hosts if host.node not in alive]
     if gone:
@@ -144,7 +145,7 @@ class PodGoing(Going):
             cell_names=self.cell_names,
             cell_ids=dict(notebook.cell_ids()),
         )
-        self.parcel = packed(gathered, notebook.namespace)
+        self.parcel = packed(gathered, notebook.namespace, freight.texts(self.cell_names))
 
     def fork(self) -> None:
         """Start the workers on every host; on an error none is left."""
@@ -157,7 +158,7 @@ class PodGoing(Going):
                 ship.begin(self.pod, made, self._task(), told, stored, interrupted)
                 self.watch = self._watching(made)
             except BaseException:
-                ship.kill(made)
+                ship.dismiss(made)
                 raise
         self.folder.update(
             status="running",
@@ -232,10 +233,10 @@ def _refusal(link: Link) -> tuple[str, str, str, str]:
     return link.host.name, found.get("what", ""), found.get("why", ""), found.get("todo", "")
 
 
-def packed(gathered: freight.Freight, namespace: dict[str, Any]) -> parcel.Parcel:
+def packed(gathered: freight.Freight, namespace: dict[str, Any], texts: Mapping[str, list[str]]) -> parcel.Parcel:
     """The parcel of a run. Raises TpuMagicsError naming what cannot be pickled."""
     try:
-        return parcel.pack(gathered, namespace)
+        return parcel.pack(gathered, namespace, texts)
     except Exception as error:
         from tpu_magics.launch.pods.unsendable import explained
 

@@ -61,6 +61,7 @@ def _prepared(task: HostTask, folder: Path) -> worker.Task:
     arrays = [parcel.mapped(folder / f"array-{number}.bin") for number in range(task.arrays)]
     space = _main_of_its_own(task.shell)
     got = parcel.unpack((folder / PARCEL).read_bytes(), arrays, space)
+    (folder / PARCEL).unlink()
     os.environ.update(got.environment)
     freight.become(got, space)
     work = freight.made(got, space, folder)
@@ -153,7 +154,6 @@ class _Run:
 
     def _watching(self, children: list[supervise.Watched]) -> supervise.Watch:
         relay = Relay(self.made.files, NoScreen())
-        # On a TPU the runtime gives the ranks: any of the run's may be one of these workers.
         task = self.task  # on a TPU the runtime gives the ranks: any of the run's may be here
         ranks = range(task.world) if task.device == "TPU" else range(task.first, task.first + task.workers)
         return supervise.Watch(self.made.files, children, relay, onlooker=self, ranks=ranks, whole=False)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def join(current: Session, hosts: str, wanted: Slice | None, options: Options) -> Pod | None:
     """The pod that `hosts` names; None, and what was there left, for none. Where it is refused, the session keeps its
     pod, unless that was given back for the new one."""
-    if not hosts or hosts == address.OFF:
+    if address.is_off(hosts):
         leave(current)
         return None
     _refuse_busy(current)
@@ -42,18 +42,17 @@ def join(current: Session, hosts: str, wanted: Slice | None, options: Options) -
 
 def leave(current: Session) -> None:
     """No pod any longer: its slice and the connection are given back."""
-    if current.pod is None and cluster.Connection.address is None:
+    if current.pod is None and cluster.Connection.address is None and slices.Held.group is None:
         return
     _refuse_busy(current)
     current.pod = None
-    if cluster.is_connected():
-        slices.release()
+    slices.release()
     cluster.leave()
 
 
 def refuse_local(hosts: str) -> None:
     """For a framework that trains in the notebook's own process."""
-    if hosts and hosts != address.OFF:
+    if not address.is_off(hosts):
         raise TpuMagicsError(
             "--hosts is for PyTorch/XLA.",
             "TensorFlow trains in this notebook's own process, and a TPUStrategy reaches its hosts by itself.",

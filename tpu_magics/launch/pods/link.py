@@ -13,6 +13,7 @@ from typing import Any
 
 from tpu_magics.launch.pods.carrier import CHUNK
 from tpu_magics.launch.pods.pod import Pod, PodHost
+from tpu_magics.launch.pods.task import is_result
 from tpu_magics.launch.supervise import Watched
 
 SILENT = 20.0  # seconds without an answer after which a host is lost
@@ -68,8 +69,11 @@ def ask_now(question: Any) -> Any:
     return ray.get(question, timeout=SILENT)
 
 
-def fetch(carrier: Any, name: str, size: int, path: Path) -> int:
-    """Bring a file in pieces; several are on their way at once."""
+def fetch(carrier: Any, name: str, size: int, folder: Path) -> int:
+    """Bring a result into a folder in pieces; several are on their way at once."""
+    if not is_result(name):
+        raise ValueError(f"it sends {name!r}, which is no result of a run")
+    path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     pieces = [(at, min(CHUNK, size - at)) for at in range(0, size, CHUNK)]
     coming = [carrier.fetch.remote(name, *piece) for piece in pieces[:AHEAD]]
@@ -93,7 +97,7 @@ def short(error: Exception) -> str:
         "OutOfMemoryError": "Ray killed its process for memory",
     }
     kind = type(error).__name__
-    if kind in kinds:
+    if kind in kinds and "in its creation task" not in str(error):  # that has a cause of ours (ray 2.60)
         return kinds[kind]
     text = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "")
     return f"{kind}: {text}"[:300]

@@ -11,11 +11,12 @@ process's `__main__`.
 from __future__ import annotations
 
 import io
+import linecache
 import mmap
 import pickle
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,9 +53,10 @@ class Pickler(cloudpickle.Pickler):
         super().__init__(file, protocol=5, buffer_callback=keep)
         self.storages: list[Any] = []
         self.defined: dict[str, Any] = {}
+        self.files: set[str] = set()  # in which the code stands that is sent
         self._numbers: dict[tuple[int, int], int] = {}
         self._main = main
-        self.globals_ref[id(main)] = main
+        self.globals_ref[id(main)] = main  # cloudpickle's own (3.1): the dict of a function, by its id
 
     def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
         if value is self._main:
@@ -64,6 +66,7 @@ class Pickler(cloudpickle.Pickler):
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(value, (torch.storage.TypedStorage, torch.UntypedStorage)):
             return None
+        # torch 2.9, storage.py: what a TypedStorage holds; asking it in public warns that it is deprecated
         whole = value if isinstance(value, torch.UntypedStorage) else value._untyped_storage
         if whole.device.type != "cpu":
             return None
@@ -82,11 +85,14 @@ class Pickler(cloudpickle.Pickler):
             name = value.__qualname__
             if name.isidentifier():
                 self.defined.setdefault(name, value)
+        elif isinstance(value, types.CodeType):
+            self.files.add(value.co_filename)
         return super().reducer_override(value)
 
 
-def pack(value: Any, main: dict[str, Any]) -> Parcel:
-    """Pack `value`, a function's globals being `main`. Raises what pickle raises."""
+def pack(value: Any, main: dict[str, Any], texts: Mapping[str, list[str]] | None = None) -> Parcel:
+    """Pack `value`, a function's globals being `main`. `texts`: lines of cells, of which those are sent whose code is:
+    others may hold what is nobody's business. Raises what pickle raises."""
     arrays: list[Any] = []
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
@@ -110,7 +116,8 @@ def pack(value: Any, main: dict[str, Any]) -> Parcel:
         else:
             outside[number] = len(arrays)
             arrays.append(content)
-    return Parcel(pickle.dumps((own_modules(), file.getvalue(), inside, outside, count)), tuple(arrays))
+    sent = {name: lines for name, lines in (texts or {}).items() if name in pickler.files}
+    return Parcel(pickle.dumps((own_modules(), sent, file.getvalue(), inside, outside, count)), tuple(arrays))
 
 
 def _bytes_of(storage: Any) -> Any:
@@ -135,7 +142,7 @@ def measure(work: Work) -> Sizes:
     current.backend.prepare()
     gathered = freight.gathered(work, current.backend, cell_names=current.notebook.cell_names())
     try:
-        packed = pack(gathered, current.notebook.namespace)
+        packed = pack(gathered, current.notebook.namespace, freight.texts(current.notebook.cell_names()))
     except Exception as error:
         raise unsendable.explained(gathered, current.notebook.namespace, error) from None
     return Sizes(len(packed.data), packed.array_bytes)
@@ -166,8 +173,10 @@ class Unpickler(pickle.Unpickler):
 def unpack(data: bytes, arrays: Sequence[Any], main: dict[str, Any]) -> Any:
     """The packed value. `arrays`: buffers that may be written to; what was defined by value becomes a name of `main`,
     unless one is there."""
-    modules, pickles, inside, outside, count = pickle.loads(data)
+    modules, texts, pickles, inside, outside, count = pickle.loads(data)
     put(modules)
+    for name, lines in texts.items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     known: dict[int, Any] = {}
 
     def storage(number: int) -> Any:

@@ -27,14 +27,18 @@ def find(hosts: str, wanted: Slice | None = None, processes: int | None = None) 
     what was connected for it is left again."""
     found = cluster.of_notebook(hosts) or addresses.read(hosts)
     assert found is not None, "the caller has seen to it that hosts were asked for"
-    opened = not cluster.is_connected()
+    opened, held = not cluster.is_connected(), slices.Held.group
+    before = cluster.Connection.address
     cluster.connect(found)
+    if cluster.Connection.address != before:
+        slices.forget()
     try:
         pod = _of_those_alive(found, wanted, processes)
         require_room(pod)
     except BaseException:
-        if opened:
+        if slices.Held.group is not held:
             slices.release()
+        if opened:
             cluster.leave()
         raise
     return pod
@@ -90,14 +94,15 @@ def _with_room(alive: Sequence[Node]) -> list[Node]:
 
 def _held(kind: Slice, alive: Sequence[Node]) -> list[Node]:
     """Reserve a slice of this kind: its nodes, by their place in the placement group."""
-    known = {node.id: node for node in alive}
-    return [known[node] for node in slices.hold(kind)]
+    held = slices.hold(kind)
+    known = {node.id: node for node in (*alive, *cluster.nodes())}  # Ray may choose one that has joined since
+    return [known[node] for node in held]
 
 
 def _on_slice(found: addresses.Address, kind: Slice, members: Sequence[Node]) -> Pod:
     """Hosts are counted by their worker id in the slice, which need not be their place in the placement group."""
     bundles = {node.id: bundle for bundle, node in enumerate(members)}
-    ordered = sorted(members, key=lambda node: (int(node.labels.get(slices.WORKER, "0")), node.id))
+    ordered = sorted(members, key=lambda node: (slices.worker_id(node), node.id))
     told = environment.of_slice(kind, [node.address for node in ordered])
     hosts = tuple(
         replace(host, chips=kind.chips, bundle=bundles[host.node], environment=told[host.index])

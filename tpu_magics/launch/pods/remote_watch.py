@@ -8,27 +8,31 @@ those of one host (launch/supervise.py).
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from tpu_magics.launch import supervise
+from tpu_magics.launch import process, supervise
 from tpu_magics.launch.pods.carrier import New
 from tpu_magics.launch.pods.link import SILENT, Link, ask_now, fetch, short
-from tpu_magics.launch.pods.task import LOG, REFUSED
+from tpu_magics.launch.pods.ship import dismiss
+from tpu_magics.launch.pods.task import LOG, REFUSED, RESULTS, is_news
 from tpu_magics.launch.supervise import GATHER, Watch, Watched
 from tpu_magics.runs.events import Event, Start
 
 WAITS = 0.25  # seconds that a carrier waits for news before it answers
 STOPS = 12.0  # seconds in which a host that was told to stop has stopped
 CLOSES = 10.0  # seconds in which the carriers have cleared up
+LOST_CLOSES = 1.0  # the same for hosts that are lost: most of them never answer
 
 
 @dataclass
 class RemoteWatch(Watch):
     """The supervision of all hosts' workers. `reason` may also be "host": one was lost, or could not begin; or
-    "collect": the results could not be kept here, because of `unwritten`."""
+    "collect": what hosts send could not be kept here, because of `unwritten`."""
 
     links: Sequence[Link] = ()
     fetched: bool = False
@@ -85,22 +89,40 @@ class RemoteWatch(Watch):
             return
         link.answered, link.state = link.asked, state
         for one in news:
-            self._keep(link, one)
+            self._take_in(link, one)
+        if link.lost:
+            return
         if news and state["exit"] is not None:
             self._ask(link)  # until it has told all
         self._note_workers(link)
 
-    def _keep(self, link: Link, new: New) -> None:
-        """Put into the run folder what a host has written."""
+    def _take_in(self, link: Link, new: New) -> None:
+        """Note how far a host has told. Where it cannot be kept here the run is ended, and no more is kept."""
         name, start, data = new
+        if not is_news(name):
+            self._lose(link, f"it sends {name!r}, which is no file of a run")
+            return
+        again = start < link.offsets.get(name, 0)
         link.offsets[name] = start + len(data)
         link.bytes += len(data)
-        path = self.files.path / (f"host-{link.host.index}.log" if name == LOG else name)
-        shared = name == self.files.supervisor_path.name
-        with path.open("r+b" if path.exists() and not shared else "ab") as file:
-            if not shared:
-                file.seek(start)
-                file.truncate()
+        if self.unwritten is None:
+            try:
+                self._keep(self.files.path / (f"host-{link.host.index}.log" if name == LOG else name), new, again)
+            except OSError as error:
+                self.unwritten = error
+
+    def _keep(self, path: Path, new: New, again: bool) -> None:
+        """Put into the run folder what a host has written. `again`: it has emptied the file. Records and output are
+        added at the end: hosts share some of them, on a TPU those of a rank that a worker had before the runtime gave
+        it its own."""
+        name, start, data = new
+        if name.endswith((".jsonl", ".log")) and not again:
+            with path.open("ab") as file:
+                file.write(data)
+            return
+        with path.open("r+b" if path.exists() else "wb") as file:
+            file.seek(start)
+            file.truncate()
             file.write(data)
 
     # -- workers ----------------------------------------------------------------------------------------------------
@@ -145,7 +167,10 @@ class RemoteWatch(Watch):
             super()._take(event)
 
     def _go_on(self) -> bool:
-        if self.lost or self.refused:
+        if self.unwritten is not None:
+            self.reason = "collect"
+            self._stop_all(stacks=True)
+        elif self.lost or self.refused:
             self.reason = "host"
             self._stop_all(stacks=True)
         elif self._first_failure is not None and not self._stop and not self._all_heard():
@@ -173,11 +198,16 @@ class RemoteWatch(Watch):
             if not link.over:
                 self._lose(link, f"it has not stopped within {STOPS:.0f} s")
 
+    def end(self) -> None:
+        try:
+            super().end()
+        finally:  # whatever cannot be written here: no host goes on
+            self._release()
+
     def _finish(self) -> None:
         if not self.released:
             self._fetch_results()
         super()._finish()
-        self._release()
 
     def _fetch_results(self) -> None:
         if self.fetched or self.reason != "done" or not all(worker.good for worker in self.workers):
@@ -186,30 +216,32 @@ class RemoteWatch(Watch):
         for link in self.links:
             try:
                 for name, size in ask_now(link.carrier.results.remote()):
-                    link.bytes += fetch(link.carrier, name, size, self.files.path / name)
+                    link.bytes += fetch(link.carrier, name, size, self.files.path)
             except Exception as error:
+                self._drop_results()
                 if isinstance(error, OSError) and error.errno is not None:  # Ray's time-out is one without a number
                     self.reason, self.unwritten = "collect", error
                     return
                 self.reason = "host"
                 self._lose(link, short(error))
 
-    def _release(self) -> None:
-        """Leave nothing on any host."""
-        import ray
+    def _drop_results(self) -> None:
+        """Half of them are of no use."""
+        for path in self.files.path.glob(RESULTS):
+            with contextlib.suppress(OSError):
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
 
+    def _release(self) -> None:
+        """Leave nothing on any host; those that are lost cost little more."""
         if self.released:
             return
         self.released = True
-        closing = []
-        for link in self.links:
-            with contextlib.suppress(Exception):
-                closing.append(link.carrier.close.remote())
-        with contextlib.suppress(Exception):
-            ray.wait(closing, num_returns=len(closing), timeout=CLOSES)
-        for link in self.links:
-            with contextlib.suppress(Exception):
-                ray.kill(link.carrier)
+        with process.interrupts_held():
+            dismiss([link.carrier for link in self.links if not link.lost], CLOSES)
+            dismiss([link.carrier for link in self.lost], LOST_CLOSES)
 
     def table(self) -> list[dict[str, Any]]:
         hosts = {id(worker): link.host.index for link in self.links for worker in link.workers}

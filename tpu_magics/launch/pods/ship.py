@@ -8,12 +8,15 @@ The parcel and each large array are put into the object store once; Ray brings t
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch.plan import mb
 from tpu_magics.launch.pods.carrier import Carrier
 from tpu_magics.launch.pods.link import short
 from tpu_magics.launch.pods.parcel import Parcel
@@ -21,7 +24,9 @@ from tpu_magics.launch.pods.pod import Pod, PodHost
 from tpu_magics.launch.pods.task import HostTask
 
 COMES = 60.0  # seconds in which each host has started its carrier
-BEGINS = 120.0  # seconds in which it has the parcel and has started its process
+BEGINS = 120.0  # seconds in which it has the parcel and has started its process,
+SLOWEST = 10e6  # and a second more for so many bytes of large arrays
+CLOSES = 5.0  # seconds in which carriers whose run does not begin have cleared up
 _LOOK = 0.2  # seconds between looks whether the person has interrupted
 
 
@@ -75,15 +80,20 @@ def carriers(
         asked = [one.hello.remote(count) for one, count in zip(made, ports, strict=True)]
         return made, _answers(asked, pod.hosts, COMES, "did not start", interrupted)
     except BaseException:
-        kill(made)
+        dismiss(made)
         raise
 
 
-def kill(made: Sequence[Any]) -> None:
-    import contextlib
-
+def dismiss(made: Sequence[Any], patience: float = CLOSES) -> None:
+    """Have carriers leave nothing on their hosts, and end them; one that does not answer is ended all the same."""
     import ray
 
+    closing = []
+    for one in made:
+        with contextlib.suppress(Exception):
+            closing.append(one.close.remote())
+    with contextlib.suppress(Exception):
+        ray.wait(closing, num_returns=len(closing), timeout=patience)
     for one in made:
         with contextlib.suppress(Exception):
             ray.kill(one)
@@ -98,6 +108,7 @@ def begin(
     interrupted: Callable[[], bool],
 ) -> None:
     """Start every host's process. `task`: what all are told alike."""
+    _require_disk(pod.hosts, [one["disk"] for one in told], stored.bytes)
     first = pod.hosts[0].address
     here = replace(task, store=(first, told[0]["ports"][0]), hosts=len(pod.hosts), arrays=len(stored.arrays))
     meeting = {"MASTER_ADDR": first, "MASTER_PORT": str(told[0]["ports"][1])} if task.rehearsed else {}
@@ -106,7 +117,19 @@ def begin(
         environment = {**meeting, **task.environment, **host.environment}
         own = replace(here, index=host.index, name=host.name, address=host.address, environment=environment)
         asked.append(carrier.begin.remote(own, stored.parcel, *stored.arrays))
-    _answers(asked, pod.hosts, BEGINS, "could not begin", interrupted)
+    _answers(asked, pod.hosts, BEGINS + stored.bytes / SLOWEST, "could not begin", interrupted)
+
+
+def _require_disk(hosts: Sequence[PodHost], free: Sequence[int | None], size: int) -> None:
+    """Refuse what a host has no room for: large arrays lie in its temporary folder until its workers are forked."""
+    sharing = Counter(host.address for host in hosts)
+    for host, disk in zip(hosts, free, strict=True):
+        if disk is not None and disk < size * sharing[host.address]:
+            raise TpuMagicsError(
+                f"There is no room on {host.name} for what this run sends ({mb(size * sharing[host.address])}).",
+                f"Models and arrays pass through its temporary folder, which has {mb(disk)} free.",
+                "Make room there, or give the nodes another one: TMPDIR=FOLDER ray start ... The models are unchanged.",
+            )
 
 
 def _answers(

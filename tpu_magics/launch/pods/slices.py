@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host.chips import GENERATIONS, Generation
 from tpu_magics.host.problem import plural
+from tpu_magics.launch.pods import cluster
 
 if TYPE_CHECKING:
     from tpu_magics.launch.pods.cluster import Node
@@ -143,11 +144,12 @@ def _found(pod_type: str, topology: str, members: list[Node]) -> Found | None:
     kind = labelled(pod_type, topology, members[0].chips)
     if kind is None:
         return None
-    ordered = sorted(members, key=lambda node: (_worker(node), node.id))
+    ordered = sorted(members, key=lambda node: (worker_id(node), node.id))
     return Found(kind, ordered[0].labels.get(SLICE_NAME, ordered[0].name), tuple(ordered))
 
 
-def _worker(node: Node) -> int:
+def worker_id(node: Node) -> int:
+    """Its number among the hosts of its slice."""
     text = node.labels.get(WORKER, "0")
     return int(text) if text.isdigit() else 0
 
@@ -217,9 +219,11 @@ def hold(wanted: Slice) -> list[str]:
             head_reservation_timeout_s=PATIENCE,
         )
         ray.get(Held.group.placement_group.ready(), timeout=PATIENCE)
-    except (TimeoutError, RuntimeError, ValueError) as error:
+    except BaseException as error:
         release()
-        raise _taken(wanted, error) from None
+        if isinstance(error, (TimeoutError, RuntimeError, ValueError)):
+            raise _taken(wanted, error) from None
+        raise
     Held.group.release_head_pgs()
     return _nodes_of(Held.group.placement_group)
 
@@ -249,10 +253,15 @@ def _taken(wanted: Slice, error: Exception) -> TpuMagicsError:
 
 
 def release() -> None:
-    """Give the held slice back."""
+    """Give the held slice back; with the connection, or the cluster's head, it went by itself."""
     group, Held.group = Held.group, None
-    if group is not None:
+    if group is not None and cluster.answers():
         group.shutdown()
+
+
+def forget() -> None:
+    """What was held went with the connection that it was held through."""
+    Held.group = None
 
 
 def placing(pod: Pod, host: PodHost) -> dict[str, Any]:

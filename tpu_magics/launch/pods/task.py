@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 TASK, PARCEL, STATE, LOG = "task.pkl", "parcel.bin", "state.json", "host.log"
+RECORDS, DISPLAYS, RESULTS = "*.jsonl", "display-*.json", "result-*"
+OUTPUT = ("rank-*.log", "rank-*.stacks", "rank-*-metrics-*.txt", LOG)
 STARTING, RUNNING, ENDED, REFUSED = "starting", "running", "ended", "refused"
 
 
@@ -70,6 +73,17 @@ class HostState:
         temporary = folder / f".{STATE}.new"
         temporary.write_text(json.dumps(asdict(self)))
         temporary.replace(folder / STATE)
+
+
+def is_news(name: str) -> bool:
+    """Whether a host may send what comes into a file of this name: it becomes part of a path at the notebook."""
+    return "/" not in name and any(fnmatchcase(name, one) for one in (RECORDS, DISPLAYS, *OUTPUT))
+
+
+def is_result(name: str) -> bool:
+    """The same of what a host sends at the end, which may lie in folders."""
+    first, *_ = parts = name.split("/")
+    return fnmatchcase(first, RESULTS) and not {"", ".", ".."} & set(parts)
 
 
 def read_state(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,214 @@
+"""What comes from a host, and what is left there: carriers as plain objects, and bad names."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch.pods import carrier as carriers
+from tpu_magics.launch.pods import link as links
+from tpu_magics.launch.pods import ship
+from tpu_magics.launch.pods.carrier import CHUNK, OWNER, Carrier
+from tpu_magics.launch.pods.link import Link, linked, short
+from tpu_magics.launch.pods.pod import Pod, PodHost
+from tpu_magics.launch.pods.remote_watch import RemoteWatch
+from tpu_magics.launch.pods.task import is_news, is_result
+from tpu_magics.launch.relay import NoScreen, Relay
+from tpu_magics.runs.events import End
+from tpu_magics.runs.files import RunFiles
+from tpu_magics.runs.writer import EventWriter
+
+HOSTS = tuple(PodHost(i, f"w{i}", "", "10.0.0.1") for i in range(2))
+
+
+@pytest.fixture
+def carrier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Carrier:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return Carrier("run-0")
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> RemoteWatch:
+    """Of two hosts, whose carriers nothing is asked of."""
+    files = RunFiles(tmp_path / "run")
+    files.path.mkdir()
+    found = linked(Pod("", HOSTS), [FakeCarrier(), FakeCarrier()])
+    workers = [worker for link in found for worker in link.workers]
+    return RemoteWatch(files, workers, Relay(files, NoScreen()), links=found)
+
+
+class FakeCarrier:
+    """In the place of Ray's handle: notes what is asked of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        class Method:
+            @staticmethod
+            def remote(*_: Any) -> None:
+                self.asked.append(name)
+
+        return Method
+
+
+def deliver(carrier: Carrier, watch: RemoteWatch, link: Link) -> list[list[str]]:
+    """Poll until all is told: the names in each answer."""
+    answers = []
+    while news := carrier.poll(link.offsets, 0)[0]:
+        answers.append([name for name, _, _ in news])
+        for one in news:
+            watch._take_in(link, one)
+    return answers
+
+
+# -- the way of the files ---------------------------------------------------------------------------------------------
+
+
+def test_a_display_that_is_larger_than_an_answer_is_there_before_its_event(
+    carrier: Carrier, watch: RemoteWatch
+) -> None:
+    text = json.dumps({"data": {"text/html": "x" * (2 * CHUNK)}})
+    (carrier.folder / "display-0.json").write_text(text)
+    (carrier.folder / "rank-0.log").write_text("shown\n")
+    (carrier.folder / "rank-0.jsonl").write_text('{"kind":"display"}\n')
+    answers = deliver(carrier, watch, watch.links[0])
+    assert [name in answer for answer in answers for name in ("rank-0.jsonl",)] == [False, False, True]
+    for name in ("display-0.json", "rank-0.log", "rank-0.jsonl"):
+        assert (watch.files.path / name).read_bytes() == (carrier.folder / name).read_bytes()
+
+
+def test_output_that_arrives_after_the_last_event_is_shown(tmp_path: Path) -> None:
+    files, screen = RunFiles(tmp_path), Lines()
+    relay = Relay(files, screen)
+    files.log_path(0).write_text("first\n")
+    EventWriter(files.events_path(0), 0).write(End(1.0, 0, status="done", seconds=1.0, steps=1, log_end=13))
+    relay.pump()
+    with files.log_path(0).open("a") as log:
+        log.write("second\nnoise of the exit\n")
+    relay.pump()
+    relay.pump()
+    assert screen.shown == "first\nsecond\n"
+
+
+class Lines(NoScreen):
+    shown = ""
+
+    def text(self, text: str) -> None:
+        self.shown += text
+
+
+def test_two_hosts_that_write_of_one_rank_lose_nothing(carrier: Carrier, watch: RemoteWatch) -> None:
+    """On a TPU a worker may get the rank under whose number another host's had begun."""
+    first, second = watch.links
+    watch._take_in(first, ("rank-1.log", 0, b"begins\n"))
+    watch._take_in(second, ("rank-1.log", 0, b"goes on\n"))
+    watch._take_in(second, ("rank-1.log", 8, b"ends\n"))
+    assert (watch.files.path / "rank-1.log").read_bytes() == b"begins\ngoes on\nends\n"
+
+
+def test_a_log_that_was_emptied_is_emptied_here(carrier: Carrier, watch: RemoteWatch) -> None:
+    log = carrier.folder / "rank-0.log"
+    log.write_text("a long line\n")
+    deliver(carrier, watch, watch.links[0])
+    log.write_text("new\n")
+    deliver(carrier, watch, watch.links[0])
+    assert (watch.files.path / "rank-0.log").read_text() == "new\n"
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rank-0.jsonl", "supervisor.jsonl", "display-3.json", "rank-12.stacks", "host.log"])
+def test_files_of_a_run(name: str) -> None:
+    assert is_news(name)
+
+
+@pytest.mark.parametrize("name", ["run.json", "../rank-0.log", "/etc/rank-0.log", "rank-/../../x.log", "", "x.py"])
+def test_a_host_that_sends_another_file_is_lost(name: str, watch: RemoteWatch) -> None:
+    link = watch.links[1]
+    watch._take_in(link, (name, 0, b"x"))
+    assert repr(name) in link.lost and not list(watch.files.path.glob("*.log")) and not is_news(name)
+
+
+@pytest.mark.parametrize("name", ["../result-x", "result-weights/../../x", "result-/..", "rank-0.log", "result-a//b"])
+def test_results_lie_in_the_run_folder(name: str, tmp_path: Path) -> None:
+    assert not is_result(name) and is_result("result-weights/model.safetensors") and is_result("result-value-0.pkl")
+    with pytest.raises(ValueError, match="no result of a run"):
+        links.fetch(None, name, 1, tmp_path)
+
+
+# -- ends -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_at_the_notebook_ends_the_run_and_frees_the_hosts(
+    watch: RemoteWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    dismissed: list[Any] = []
+    monkeypatch.setattr("tpu_magics.launch.pods.remote_watch.dismiss", lambda made, _: dismissed.extend(made))
+    monkeypatch.setattr(watch, "_exchange", lambda: None)
+    for link in watch.links:
+        link.state = {"exit": 0}
+    monkeypatch.setattr(watch, "_keep", full)
+    watch._take_in(watch.links[0], ("rank-0.log", 0, b"x"))
+    watch._go_on()
+    assert watch.reason == "collect" and watch.unwritten is not None
+    monkeypatch.setattr(watch.relay, "pump", full)
+    with pytest.raises(OSError, match="No space left"):
+        watch.end()
+    assert dismissed == [link.carrier for link in watch.links]
+
+
+def test_a_host_without_room_on_its_disk_is_named() -> None:
+    ship._require_disk(HOSTS, [2 * 10**9, None], 10**9)
+    with pytest.raises(TpuMagicsError) as error:
+        ship._require_disk(HOSTS, [10**10, 10**9], 10**9)
+    assert error.value.what.startswith("There is no room on w1 for what this run sends (2,000 MB")
+    assert "1,000 MB free" in error.value.why and "TMPDIR" in error.value.todo
+
+
+def test_carriers_are_asked_to_clear_up_before_they_are_ended() -> None:
+    made = [FakeCarrier(), FakeCarrier()]
+    ship.dismiss(made, 0.1)
+    assert [one.asked[0] for one in made] == ["close", "close"]
+
+
+def test_closing_leaves_nothing(carrier: Carrier, tmp_path: Path) -> None:
+    (carrier.folder / "array-0.bin").write_bytes(b"x")
+    carrier.close()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_what_a_killed_carrier_has_left_goes_with_the_next(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of a living one, nor of another machine that shares the folder."""
+    dead, far = Carrier("dead").folder, Carrier("far").folder
+    (dead / OWNER).write_text(f"{os.getpid()} 1 {carriers._machine()}")
+    (far / OWNER).write_text(f"{os.getpid()} 1 another/pid:[1]")
+    Carrier("next")
+    assert not dead.exists() and far.exists() and carrier.folder.exists()
+
+
+def test_a_folder_that_others_can_change_is_not_used(carrier: Carrier, tmp_path: Path) -> None:
+    mine = carrier.folder.parent.parent
+    assert mine == tmp_path / f"tpu_runs-{os.getuid()}" and mine.stat().st_mode & 0o077 == 0
+    mine.chmod(0o777)
+    assert mine not in Carrier("next").folder.parents
+
+
+def test_a_carrier_that_could_not_be_made_says_why() -> None:
+    """By Ray's own errors (2.60)."""
+    ray: Any = import_module("ray.exceptions")
+    cause = OSError(errno.ENOSPC, "No space left on device")
+    failed = ray.RayTaskError("Carrier.__init__", f"Traceback\nOSError: {cause}", cause, actor_id="ab")
+    assert "No space left on device" in short(ray.ActorDiedError(failed))
+    assert short(ray.ActorDiedError()) == "its process has died"
