@@ -204,7 +204,9 @@ def test_it_is_seen_beforehand(tmp_path: Path, pain: Pain) -> None:
     assert check.todo
 
 
-@pytest.mark.parametrize("pain", [pain for pain in SEEN if pain.build is not fake_hosts.kaggle_v5e_8], ids=lambda pain: pain.text[:40])
+@pytest.mark.parametrize(
+    "pain", [pain for pain in SEEN if pain.build is not fake_hosts.kaggle_v5e_8], ids=lambda pain: pain.text[:40]
+)
 def test_it_is_not_seen_on_the_same_host_in_health(tmp_path: Path, pain: Pain) -> None:
     assert ill(examined(pain.build(tmp_path))) == {}
 
