@@ -9,7 +9,10 @@ import pytest
 
 from tests.panel.recorded import CREATED, Recorded, began, myself, rehearsal_plan
 from tpu_magics.panel.page import to_html
+from tpu_magics.panel.sections_header import memory_fact
 from tpu_magics.panel.sections_parts import rank_cells, rank_columns
+from tpu_magics.panel.sections_rehearsal import where
+from tpu_magics.runs.events import Memory
 
 HOSTS = [
     {"index": 0, "name": "slice-0-w0", "address": "10.0.0.2", "ranks": [0, 1]},
@@ -31,6 +34,17 @@ def test_each_rank_has_its_host(tmp_path: Path) -> None:
     assert [rank_cells(view, rank)[at] for rank in view.ranks] == ["slice-0-w0"] * 2 + ["<b>w1</b>"] * 2
     assert all(len(rank_cells(view, rank)) == len(rank_columns(view)) for rank in view.ranks)
     assert "&lt;b&gt;w1&lt;/b&gt;" in to_html(view) and "<b>w1</b>" not in to_html(view)
+
+
+def test_the_header_counts_the_hosts_and_weighs_no_memory_of_one_machine(tmp_path: Path) -> None:
+    run, alone = run_on(tmp_path / "pod", hosts=HOSTS), run_on(tmp_path / "one")
+    for each in (run, alone):
+        for rank in range(4):
+            each.write(Memory(CREATED + 2, rank, rss=3 << 20, pss=2 << 20))
+    assert where(run.view()) == "rehearsal of 4 ranks on 2 hosts, XLA:CPU"
+    assert where(alone.view()) == "rehearsal of 4 ranks on XLA:CPU"
+    [text] = memory_fact(run.view()).lines
+    assert text.endswith("on 2 hosts") and "machine's" not in text and "machine's" in memory_fact(alone.view()).lines[0]
 
 
 def test_what_a_host_told_of_its_worker_counts_before_the_plan(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tpu_magics.panel.charts import sparkline
 from tpu_magics.panel.model_view import COMPILING, HOME, STARTING, TRAINING, Failure, RankView, RunView
-from tpu_magics.panel.sections_rehearsal import collectives, mesh_fact, where
+from tpu_magics.panel.sections_rehearsal import collectives, hosts_of, mesh_fact, where
 from tpu_magics.panel.sections_words import (
     AMBER,
     BLUE,
@@ -277,7 +277,8 @@ def memory_fact(view: RunView) -> Fact:
         text = f"{workers}: {size(together)} {kind} together, most in rank {most.rank} ({size(largest)})"
     when = "" if view.live else ", at the peak of each"
     curve = sparkline(view.memory_curve, 12)
-    against, state = _against(together, view.memory_total)
+    hosts = len(hosts_of(view))
+    against, state = _against(together, view.memory_total) if hosts < 2 else (f"on {hosts} hosts", "")
     over_time = f" {curve}" if len(curve) > 2 else ""
     return Fact("Host memory", (f"{text}{when}; {against}{over_time}",), state, _FULL[state])
 

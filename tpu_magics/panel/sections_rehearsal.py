@@ -76,7 +76,14 @@ def where(view: RunView) -> str:
         ranks = f"rehearsal of {ranks}" if ranks else "rehearsal"
     elif view.spmd:
         ranks = f"{_devices(view.mesh)} in one SPMD worker" if view.mesh else "one SPMD worker"
-    return " on ".join(part for part in (ranks, view.device) if part)
+    hosts = hosts_of(view)
+    device = f"{count(len(hosts), 'host')}, {view.device}".rstrip(", ") if len(hosts) > 1 else view.device
+    return " on ".join(part for part in (ranks, device) if part)
+
+
+def hosts_of(view: RunView) -> tuple[str, ...]:
+    """The hosts that have ranks, by name; none where the run has only this one."""
+    return tuple(dict.fromkeys(rank.host for rank in view.ranks if rank.host))
 
 
 def _devices(mesh: Mesh) -> str:
