@@ -5,22 +5,27 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import session
 from tpu_magics.launch.pods import carrier as carriers
+from tpu_magics.launch.pods import freight, going, ship
 from tpu_magics.launch.pods import link as links
-from tpu_magics.launch.pods import ship
 from tpu_magics.launch.pods.carrier import CHUNK, OWNER, Carrier
 from tpu_magics.launch.pods.link import Link, linked, short
+from tpu_magics.launch.pods.parcel import LARGE
 from tpu_magics.launch.pods.pod import Pod, PodHost
 from tpu_magics.launch.pods.remote_watch import RemoteWatch
-from tpu_magics.launch.pods.task import is_news, is_result
+from tpu_magics.launch.pods.task import LOG, PARCEL, HostTask, is_news, is_result
 from tpu_magics.launch.relay import NoScreen, Relay
+from tpu_magics.launch.work import FunctionWork
 from tpu_magics.runs.events import End
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.writer import EventWriter
@@ -212,3 +217,41 @@ def test_a_carrier_that_could_not_be_made_says_why() -> None:
     failed = ray.RayTaskError("Carrier.__init__", f"Traceback\nOSError: {cause}", cause, actor_id="ab")
     assert "No space left on device" in short(ray.ActorDiedError(failed))
     assert short(ray.ActorDiedError()) == "its process has died"
+
+
+# -- a whole host, without Ray ----------------------------------------------------------------------------------------
+
+
+def test_a_host_trains_from_its_parcel_and_leaves_nothing(
+    tmp_path: Path,
+    carrier: Carrier,
+    watch: RemoteWatch,
+    fresh_session: session.Session,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a carrier does for the notebook, by its own methods: a worker, its output, its events and its value."""
+    there = tmp_path / "there"
+    there.mkdir()
+    monkeypatch.setenv("TMPDIR", str(there))
+    table = np.arange(LARGE, dtype=np.uint8)
+
+    def train(given: Any) -> int:
+        print("seen", len(given))
+        return int(given[-1])
+
+    fresh_session.backend.prepare()
+    gathered = freight.gathered(FunctionWork(train, (table,)), fresh_session.backend)
+    packed = going.packed(gathered, {"__name__": "__main__"}, {})
+    task = HostTask(0, "w0", 1, 1, 1, "CPU", rehearsed=True, arrays=len(packed.arrays))
+    carrier.begin(task, packed.data, *packed.arrays)
+    link, until = watch.links[0], time.monotonic() + 60
+    while not carrier._state()["exit"] == 0 and time.monotonic() < until:
+        for one in carrier.poll(link.offsets, 0.25)[0]:
+            watch._take_in(link, one)
+    deliver(carrier, watch, link)
+    assert (watch.files.path / "rank-0.log").read_text() == f"seen {LARGE}\n", (carrier.folder / LOG).read_text()
+    assert b'"kind":"end"' in (watch.files.path / "rank-0.jsonl").read_bytes().replace(b" ", b"")
+    assert [name for name, _ in carrier.results()] == ["result-value-0.pkl"]
+    assert not (carrier.folder / PARCEL).exists() and not list(carrier.folder.glob("array-*"))
+    carrier.close()
+    assert not carrier.folder.exists() and [path for path in there.rglob("*") if path.is_file()] == []

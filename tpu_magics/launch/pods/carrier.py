@@ -150,6 +150,8 @@ class Carrier:
 
 def _new_in(path: Path, offset: int, most: int) -> New | None:
     try:
+        if path.stat().st_size == offset:
+            return None  # as nearly always: a run may have thousands of displays
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             start = offset if offset <= size else 0  # emptied by the person's own command (see launch/relay.py)

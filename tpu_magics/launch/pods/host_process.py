@@ -12,7 +12,10 @@ import os
 import pickle
 import select
 import sys
+import tempfile
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +37,8 @@ def main(folder: Path) -> int:
     task: HostTask = pickle.loads((folder / TASK).read_bytes())
     state = HostState(memory_total=host_memory(Path("/")).total or 0)
     try:
-        made = _prepared(task, folder)
+        with _temporary_files_in(folder):
+            made = _prepared(task, folder)
     except Exception as error:
         state.phase, state.refused = REFUSED, _refused(error)
         state.write(folder)
@@ -42,6 +46,17 @@ def main(folder: Path) -> int:
     _Run(task, folder, made, state).until_end()
     process.flush_everything()
     os._exit(0)  # the frameworks' own ends take time, and nothing of them is needed
+
+
+@contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    """What imports leave until the interpreter's own end, which this process does not have, goes with the folder
+    (torch 2.9: a folder of torch.distributed.nn's)."""
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def _refused(error: Exception) -> dict[str, str]:
