@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tpu_magics.launch.pods.environment import UNSET, of_several, of_slice
+from tpu_magics.launch.pods.environment import UNSET, of_slice
 from tpu_magics.magics.pod import slice_of
 
 # Without a chip torch_xla cannot start; but what it would tell its runtime is made of the environment alone.
@@ -81,9 +81,3 @@ def test_leftovers_are_unset_and_no_metadata_server_is_asked() -> None:
     assert (first["TPU_SKIP_MDS_QUERY"], first["TPU_WORKER_HOSTNAMES"]) == ("1", "10.0.0.1,10.0.0.2")
     assert (first["TPU_WORKER_ID"], second["TPU_WORKER_ID"]) == ("0", "1")
     assert not any(name.startswith("MEGASCALE") for name in first)
-
-
-def test_several_slices_have_a_coordinator() -> None:
-    told = of_several(2, 1, "10.0.0.1")
-    assert told["MEGASCALE_COORDINATOR_ADDRESS"] == "10.0.0.1"
-    assert (told["MEGASCALE_NUM_SLICES"], told["MEGASCALE_SLICE_ID"]) == ("2", "1")

@@ -8,7 +8,9 @@ TPU_WORKER_ID, TPU_WORKER_HOSTNAMES, and the bounds in TPU_HOST_BOUNDS and TPU_C
 names (TPU_PROCESS_BOUNDS, TPU_CHIPS_PER_PROCESS_BOUNDS) are not set; on v2 and v3 it has a table of the bounds.
 From these `configure_topology` makes each process's own, by `setdefault`: whatever is set already stays, so that
 leftovers of another start are unset here. TPU_TOPOLOGY is none of torch_xla's: Ray and host/places.py read it as GKE
-sets it; here it is set so that it cannot contradict the rest.
+sets it; here it is set so that it cannot contradict the rest. The coordinator of a slice is named by no variable:
+torch_xla takes the host of TPU 0 among TPU_WORKER_HOSTNAMES (`discover_master_worker_ip`). A run has one slice: what
+several need (MEGASCALE_*, Ray's `get_tpu_coordinator_env_vars`) is not set.
 """
 
 from __future__ import annotations
@@ -46,11 +48,3 @@ def of_slice(kind: Slice, addresses: Sequence[str]) -> list[Mapping[str, str | N
 
 def _bounds(bounds: Sequence[int]) -> str:
     return ",".join(map(str, bounds))
-
-
-def of_several(number: int, index: int, coordinator: str) -> Mapping[str, str]:
-    """What libtpu needs besides, where a run has several slices: the coordinator of their exchange. Ray knows it."""
-    from ray.util.tpu import get_tpu_coordinator_env_vars
-
-    found: Mapping[str, str] = get_tpu_coordinator_env_vars(coordinator, number, index)
-    return found
