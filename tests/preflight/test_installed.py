@@ -10,7 +10,7 @@ from tests.host import fake_hosts
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.preflight import installed
 
-KAGGLE = {"jaxlib": "0.6.2", "libtpu": "0.0.17", "torch_xla": "2.8.0"}
+OLD = {"jaxlib": "0.6.0", "libtpu": "0.0.14", "torch_xla": "2.7.1"}  # of a host whose image has not been renewed
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, root: Path, found: dict[str, str], packages: tuple[str, ...] = ()) -> str:
@@ -22,7 +22,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, root: Path, found: dict[str, str], 
 
 
 def test_a_host_that_trains_keeps_its_libtpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    said = refused(monkeypatch, fake_hosts.kaggle_v5e_8(tmp_path).root, KAGGLE)
+    said = refused(monkeypatch, fake_hosts.kaggle_v5e_8(tmp_path).root, OLD)
     assert "torch_xla trains on this host's TPU with the libtpu that is here" in said
     assert said.endswith(
         "Run the preflight on another machine (it needs no TPU), and there: pip install -U 'tpu-magics[preflight]'"
@@ -32,7 +32,7 @@ def test_a_host_that_trains_keeps_its_libtpu(monkeypatch: pytest.MonkeyPatch, tm
 @pytest.mark.parametrize("why", ["no TPU", "no torch_xla", "folders of their own"])
 def test_elsewhere_newer_ones_are_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, why: str) -> None:
     host = fake_hosts.kaggle_cpu(tmp_path) if why == "no TPU" else fake_hosts.kaggle_v5e_8(tmp_path)
-    found = {**KAGGLE, **({"torch_xla": ""} if why == "no torch_xla" else {})}
+    found = {**OLD, **({"torch_xla": ""} if why == "no torch_xla" else {})}
     packages = (str(tmp_path),) if why == "folders of their own" else ()
     said = refused(monkeypatch, host.root, found, packages)
     assert "another machine" not in said and "trains" not in said
