@@ -16,7 +16,7 @@ import pytest
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.pods import carrier as carriers
-from tpu_magics.launch.pods import freight, going, ship
+from tpu_magics.launch.pods import cluster, freight, going, ship
 from tpu_magics.launch.pods import link as links
 from tpu_magics.launch.pods.carrier import CHUNK, OWNER, Carrier
 from tpu_magics.launch.pods.link import Link, linked, short
@@ -182,10 +182,27 @@ def test_a_host_without_room_on_its_disk_is_named() -> None:
     assert "1,000 MB free" in error.value.why and "TMPDIR" in error.value.todo
 
 
-def test_carriers_are_asked_to_clear_up_before_they_are_ended() -> None:
-    made = [FakeCarrier(), FakeCarrier()]
+def test_carriers_are_asked_to_clear_up_before_they_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    made, ended = [FakeCarrier(), FakeCarrier()], []
+    monkeypatch.setattr(cluster, "is_connected", lambda: True)
+    monkeypatch.setattr(ray, "wait", lambda asked, **_: ended.append(len(asked)))
+    monkeypatch.setattr(ray, "kill", ended.append)
     ship.dismiss(made, 0.1)
-    assert [one.asked[0] for one in made] == ["close", "close"]
+    assert [one.asked for one in made] == [["close"], ["close"]] and ended == [2, *made]
+
+
+def test_where_the_connection_was_closed_nothing_is_asked(watch: RemoteWatch) -> None:
+    """Ray would start a cluster of its own to answer, with a dashboard and all."""
+    import ray
+
+    ship.dismiss([link.carrier for link in watch.links], 0.1)
+    watch._exchange()
+    with pytest.raises(ConnectionError) as error:
+        links.ask_now(None)
+    assert [one.lost for one in watch.links] == [short(error.value)] * 2 == [links.CLOSED] * 2
+    assert all(one.carrier.asked == [] for one in watch.links) and not ray.is_initialized()
 
 
 def test_closing_leaves_nothing(carrier: Carrier, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.launch.pods.nodes import free_port, mute
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.plan import Options
-from tpu_magics.launch.pods import address, cluster, freight, going, joining, plan, slices
+from tpu_magics.launch.pods import address, asking, cluster, freight, going, joining, plan, slices
 from tpu_magics.launch.pods.address import Address
 from tpu_magics.launch.pods.cluster import Node
 from tpu_magics.launch.pods.pod import Pod, PodHost
@@ -147,11 +147,11 @@ def test_all_addresses_of_a_name_share_the_patience(monkeypatch: pytest.MonkeyPa
         told = [socket.getaddrinfo("127.0.0.1", one, type=socket.SOCK_STREAM)[0] for one in (*full, port)]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: told)
         began = time.monotonic()
-        cluster._touch("several", 1, began + 0.9)
+        asking._touch("several", 1, began + 0.9)
         assert time.monotonic() - began < 5
         told.pop()
         with pytest.raises(OSError, match="timed out"):
-            cluster._touch("several", 1, time.monotonic() + 0.4)
+            asking._touch("several", 1, time.monotonic() + 0.4)
 
 
 def _full(listener: socket.socket) -> int:

@@ -1,6 +1,7 @@
 """A Ray cluster as this process sees it: reaching it, its nodes, leaving it.
 
-What lives here: the connection. What does not: reading addresses (address.py), and what is done with the nodes.
+What lives here: the connection. What does not: reading addresses (address.py), asking one whether it answers
+(asking.py), and what is done with the nodes.
 
 Ray's own `init` waits 40 s for an address that does not answer, and prints what it tries. So the address is asked
 first, here, with a deadline: nothing of Ray's is started before something has answered that is a Ray cluster.
@@ -19,10 +20,11 @@ from importlib import import_module
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.pods.address import CLIENT_PORT, GCS_PORT, HERE, Address
+from tpu_magics.launch.pods import tokens
+from tpu_magics.launch.pods.address import CLIENT_PORT, HERE, Address
+from tpu_magics.launch.pods.asking import PATIENCE, ask
 
-PATIENCE = 10.0  # seconds for an answer
-SHORT = 2.0  # the same where much has been waited for already
+SHORT = 2.0  # seconds for an answer where much has been waited for already
 NODE_STARTS = 2.0  # seconds in which a node of this machine that is being started is there
 EXTRA = '%pip install "tpu-magics[pods]"'
 # What Ray reads while it is imported or connects: no usage statistics, no lines of its C++ part in the cells; another
@@ -82,6 +84,8 @@ def connect(address: Address) -> None:
         if ray.is_initialized() and Connection.address is None:
             _require_same(address)
             return
+        if not ray.is_initialized():
+            tokens.take(address)
         ask(address, max(until - time.monotonic(), PATIENCE / 2))
         if ray.is_initialized() and Connection.address == address:
             return
@@ -174,124 +178,6 @@ def _with_unique_names(found: Sequence[Node]) -> Iterator[Node]:
     for node in found:
         seen[node.name] = number = seen.get(node.name, 0) + 1
         yield node if number == 1 else replace(node, name=f"{node.name}-{number}")
-
-
-# -- asking first ------------------------------------------------------------------------------------------------------
-
-
-def ask(address: Address, patience: float = PATIENCE) -> None:
-    """Whether a Ray cluster answers there. Raises TpuMagicsError after at most `patience` seconds."""
-    until = time.monotonic() + patience
-    host = address.host.strip("[]")
-    try:
-        _touch(host, address.port, until)
-    except OSError as error:
-        raise _silent(address, _reason(error, patience)) from None
-    answer = _ask_client if address.client else _ask_gcs
-    answer(address, max(until - time.monotonic(), 0.1))
-
-
-def _touch(host: str, port: int, until: float) -> None:
-    """Connect to one of the addresses that a name has; `create_connection` would give each of them the whole time."""
-    places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    for number, (family, kind, protocol, _, place) in enumerate(places):
-        with socket.socket(family, kind, protocol) as probe:
-            probe.settimeout(max((until - time.monotonic()) / (len(places) - number), 0.1))
-            try:
-                probe.connect(place)
-                return
-            except OSError:
-                if number + 1 == len(places):
-                    raise
-
-
-def _reason(error: OSError, patience: float) -> str:
-    if isinstance(error, TimeoutError):
-        return f"no answer within {patience:.0f} s"
-    return (error.strerror or str(error) or type(error).__name__).rstrip(".")
-
-
-def _ask_gcs(address: Address, patience: float) -> None:
-    """Ray's head answers `CheckAlive` with its version (ray/core/generated/gcs_service_pb2_grpc.py, 2.60)."""
-    import grpc
-
-    messages, services = _generated("gcs_service")
-    with _channel(address) as channel:
-        stub = services.NodeInfoGcsServiceStub(channel)
-        try:
-            stub.CheckAlive(messages.CheckAliveRequest(), timeout=patience, wait_for_ready=True)
-        except grpc.RpcError as error:
-            raise _no_cluster(address, error) from None
-
-
-def _ask_client(address: Address, patience: float) -> None:
-    """The server of ray:// answers a ping (ray/core/generated/ray_client_pb2_grpc.py, 2.60)."""
-    import grpc
-
-    messages, services = _generated("ray_client")
-    ping = messages.ClusterInfoRequest(type=messages.ClusterInfoType.PING)
-    with _channel(address) as channel:
-        stub = services.RayletDriverStub(channel)
-        try:
-            stub.ClusterInfo(ping, timeout=patience, wait_for_ready=True, metadata=[("client_id", "tpu_magics")])
-        except grpc.RpcError as error:
-            raise _no_cluster(address, error) from None
-
-
-def _generated(name: str) -> tuple[Any, Any]:
-    """Ray's messages and services of that name."""
-    package = "ray.core.generated"
-    return import_module(f"{package}.{name}_pb2"), import_module(f"{package}.{name}_pb2_grpc")
-
-
-@contextmanager
-def _channel(address: Address) -> Iterator[Any]:
-    import grpc
-
-    channel = grpc.insecure_channel(address.target, options=[("grpc.enable_http_proxy", 0)])
-    try:
-        yield channel
-    finally:
-        channel.close()
-
-
-def _silent(address: Address, reason: str) -> TpuMagicsError:
-    return TpuMagicsError(
-        f"No Ray cluster answers at {address.text}.",
-        f"The connection to {address.target} fails: {reason}.",
-        _try(address),
-    )
-
-
-def _no_cluster(address: Address, error: Any) -> TpuMagicsError:
-    code = error.code().name
-    if code == "UNIMPLEMENTED":
-        other = f"ray://{address.host}:{address.port}" if not address.client else f"{address.host}:{address.port}"
-        return TpuMagicsError(
-            f"What answers at {address.text} is not that end of a Ray cluster.",
-            "ray://HOST:PORT is the port for clients from outside, HOST:PORT that of the head's own service.",
-            f"Try --hosts {other}, or look at the ports that `ray start --head` was given "
-            f"(--port, by default {GCS_PORT}; --ray-client-server-port, by default {CLIENT_PORT}).",
-        )
-    said = f"no answer within {PATIENCE:.0f} s" if code == "DEADLINE_EXCEEDED" else str(error.details() or code)
-    return TpuMagicsError(
-        f"No Ray cluster answers at {address.text}.",
-        f"Something listens there, and it does not speak as Ray does: {said}.",
-        _try(address),
-    )
-
-
-def _try(address: Address) -> str:
-    if address.source:
-        return (
-            f"The cluster that {address.source} names is gone, or cannot be reached: see `ray status`, start one with "
-            "`!ray start --head`, or name another with --hosts ray://HOST:PORT"
-        )
-    port = "--ray-client-server-port" if address.client else "--port"
-    return (
-        f"See on the head node whether the cluster is up (`ray status`), whether the port is the one of `ray start "
-        f"--head {port}=...`, and whether a firewall lets this machine through."
-    )
 
 
 # -- connecting --------------------------------------------------------------------------------------------------------

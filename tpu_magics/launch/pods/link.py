@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tpu_magics.launch.pods import cluster
 from tpu_magics.launch.pods.carrier import CHUNK
 from tpu_magics.launch.pods.pod import Pod, PodHost
 from tpu_magics.launch.pods.task import is_result
 from tpu_magics.launch.supervise import Watched
 
 SILENT = 20.0  # seconds without an answer after which a host is lost
+CLOSED = "this notebook's connection to the cluster was closed (ray.shutdown())"
 AHEAD = 4  # pieces of a result that are on their way at once
 
 
@@ -64,6 +66,9 @@ def linked(pod: Pod, made: Sequence[Any]) -> list[Link]:
 
 
 def ask_now(question: Any) -> Any:
+    """Raises ConnectionError where the connection is closed: Ray would start a cluster of its own."""
+    if not cluster.is_connected():
+        raise ConnectionError(CLOSED)
     import ray
 
     return ray.get(question, timeout=SILENT)
@@ -97,6 +102,8 @@ def short(error: Exception) -> str:
         "OutOfMemoryError": "Ray killed its process for memory",
     }
     kind = type(error).__name__
+    if isinstance(error, ConnectionError) and str(error) == CLOSED:
+        return CLOSED
     if kind in kinds and "in its creation task" not in str(error):  # that has a cause of ours (ray 2.60)
         return kinds[kind]
     text = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "")

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.launch import process, supervise
+from tpu_magics.launch.pods import cluster
 from tpu_magics.launch.pods.carrier import New
-from tpu_magics.launch.pods.link import SILENT, Link, ask_now, fetch, short
+from tpu_magics.launch.pods.link import CLOSED, SILENT, Link, ask_now, fetch, short
 from tpu_magics.launch.pods.ship import dismiss
 from tpu_magics.launch.pods.task import LOG, REFUSED, RESULTS, is_news
 from tpu_magics.launch.supervise import GATHER, Watch, Watched
@@ -56,6 +57,11 @@ class RemoteWatch(Watch):
 
     def _exchange(self) -> None:
         """Ask every host that is not being asked, and take what has been answered."""
+        if not cluster.is_connected():  # asked all the same, Ray would start a cluster of its own
+            for link in self.links:
+                if not link.over:
+                    self._lose(link, CLOSED)
+            return
         import ray
 
         for link in self.links:

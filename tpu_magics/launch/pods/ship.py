@@ -17,6 +17,7 @@ from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.plan import mb
+from tpu_magics.launch.pods import cluster
 from tpu_magics.launch.pods.carrier import Carrier
 from tpu_magics.launch.pods.link import short
 from tpu_magics.launch.pods.parcel import Parcel
@@ -85,7 +86,10 @@ def carriers(
 
 
 def dismiss(made: Sequence[Any], patience: float = CLOSES) -> None:
-    """Have carriers leave nothing on their hosts, and end them; one that does not answer is ended all the same."""
+    """Have carriers leave nothing on their hosts, and end them; one that does not answer is ended all the same. Without
+    a connection they are out of reach (and end by themselves): asked for them, Ray would start a cluster of its own."""
+    if not cluster.is_connected():
+        return
     import ray
 
     closing = []

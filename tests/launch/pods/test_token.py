@@ -1,0 +1,93 @@
+"""A cluster that wants a token, as Ray starts one wherever it finds a token: on a real one of one node."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+CLUSTER = """
+import sys
+from tests.launch.pods.nodes import started
+with started([{"node_name": "alpha"}]) as running:
+    print(running.address, flush=True)
+    sys.stdin.read()
+"""
+FIND = """
+import os, sys
+import ray
+import tpu_magics
+from tpu_magics.launch.pods import cluster, plan
+os.environ.update(dict(pair.split("=") for pair in sys.argv[2:]))  # as %env does, after Ray's import
+try:
+    print([host.name for host in plan.find(sys.argv[1]).hosts])
+except tpu_magics.TpuMagicsError as error:
+    print(error)
+finally:
+    cluster.leave()
+"""
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A cluster, and the environment of a person on its node."""
+
+    address: str
+    environment: dict[str, str]
+
+    def find(self, hosts: str, *settings: str) -> str:
+        """What a notebook there says of these hosts, with these settings made in it."""
+        command = [sys.executable, "-c", FIND, hosts, *settings]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=120, check=True)
+        assert "WARNING" not in done.stderr, done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Guarded]:
+    home = Path(tempfile.mkdtemp(prefix="token-"))  # short: Ray's sockets lie in it
+    (home / ".ray").mkdir()
+    (home / ".ray" / "auth_token").write_text("a-token-of-more-than-enough-letters")
+    environment = {**os.environ, "HOME": str(home), "RAY_TMPDIR": str(home), "PYTHONPATH": str(ROOT)}
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"):
+        environment.pop(name, None)
+    running = subprocess.Popen(
+        [sys.executable, "-c", CLUSTER],
+        env={**environment, "RAY_AUTH_MODE": "token"},
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stdin is not None and running.stdout is not None
+    try:
+        yield Guarded(running.stdout.readline().strip(), environment)
+    finally:
+        running.stdin.close()
+        running.wait(timeout=60)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def test_on_the_cluster_itself_the_token_that_is_here_is_used(guarded: Guarded) -> None:
+    assert guarded.find("ray") == "['alpha']\n"
+
+
+def test_to_an_address_no_token_is_sent_unasked(guarded: Guarded) -> None:
+    said = guarded.find(guarded.address)
+    assert said.startswith(f"The Ray cluster at {guarded.address} wants its token.\n")
+    assert "this notebook sends none" in said and "run %env RAY_AUTH_MODE=token before %tpu_init" in said
+    assert guarded.find(guarded.address, "RAY_AUTH_MODE=token") == "['alpha']\n"
+
+
+def test_another_token_is_said(guarded: Guarded) -> None:
+    said = guarded.find(guarded.address, "RAY_AUTH_MODE=token", "RAY_AUTH_TOKEN=another-token-that-is-not-the-clusters")
+    assert said.startswith(f"The Ray cluster at {guarded.address} wants its token.\n")
+    assert "is not the cluster's" in said and "Copy ~/.ray/auth_token" in said
