@@ -16,11 +16,12 @@ from unittest import mock
 
 import psutil
 
+from tests.launch.pods import nodes
 from tpu_magics.launch.pods.pod import Pod, PodHost
 
 STORE = 100 * 2**20  # bytes of each node's object store; Ray takes no less than 75 MB
 MARK = "TPU_MAGICS_TEST"  # in the environment of all that a cluster of this process starts
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "PJRT_DEVICE": "CPU", "RAY_gcs_rpc_server_reconnect_timeout_s": "31536000"}
+QUIET = {**nodes.QUIET, "RAY_gcs_rpc_server_reconnect_timeout_s": "31536000"}
 GONE = 15.0  # seconds in which processes of a run that has ended are gone
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.launch.pods import clusters
 from tests.launch.pods.clusters import Nodes
 from tpu_magics.launch import session
+
+HERE = Path(__file__).resolve().parent
+LONG = 900  # seconds
 
 
 @pytest.fixture(scope="module")
@@ -32,3 +36,11 @@ def _launchers_leave_nothing() -> Iterator[None]:
     yield
     left = clusters.wait_gone()
     assert not left, f"processes left: {left}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A cluster of three nodes is a dozen processes, and beside other tests each waits for its turn: these have longer
+    than others, where they do not say it themselves."""
+    for item in items:
+        if item.path.parent == HERE and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LONG))

@@ -7,15 +7,20 @@ tpu.py), and there is no chip behind them.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+ROOT = Path(__file__).resolve().parents[3]
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "PJRT_DEVICE": "CPU"}
 STORE = 80_000_000  # bytes of each node's object store; Ray takes no less than 75 MB
 
 
@@ -24,7 +29,7 @@ def started(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
     """A cluster of these nodes; the first is its head. Nobody is connected to it. Ended, with all of its processes, at
     the end of the block."""
     own = signal.getsignal(signal.SIGTERM)
-    with mock.patch.dict(os.environ, {"RAY_USAGE_STATS_ENABLED": "0", "PJRT_DEVICE": "CPU"}):
+    with mock.patch.dict(os.environ, QUIET):
         import ray
         from ray.cluster_utils import Cluster
 
@@ -38,6 +43,32 @@ def started(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
         finally:
             ray.shutdown()
             cluster.shutdown()
+
+
+_ELSEWHERE = """
+import json, sys
+from tests.launch.pods.nodes import started
+with started(json.loads(sys.argv[1])) as running:
+    print(running.address, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def started_elsewhere(nodes: Sequence[Mapping[str, Any]], environment: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """The same in a process of its own; its address. This process's connection is left as it is."""
+    command = [sys.executable, "-c", _ELSEWHERE, json.dumps(list(nodes))]
+    running = subprocess.Popen(
+        command, env=environment, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert running.stdin is not None and running.stdout is not None
+    try:
+        address = running.stdout.readline().strip()
+        assert address, "the cluster did not start"
+        yield address
+    finally:
+        running.stdin.close()
+        running.wait(timeout=60)
 
 
 def fake_tpu_nodes(slice_name: str, pod_type: str, topology: str, chips: int, hosts: int) -> list[dict[str, Any]]:

@@ -111,7 +111,7 @@ def draws():
 
 def run_cells(folder: Path, *cells: str) -> dict[int, str]:
     """What each cell prints, by its number."""
-    text = python(SHELL.format(cells=cells), folder)
+    text = python(SHELL.format(cells=cells), folder, timeout=600)
     parts = re.split(r"(?m)^== (?=\d+$)", without_colours(text))[1:]
     return {int(part.partition("\n")[0]): part.partition("\n")[2] for part in parts}
 

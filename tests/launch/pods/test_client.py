@@ -61,6 +61,6 @@ def test_a_client_trains_on_the_cluster(tmp_path: Path) -> None:
         mock.patch.dict(os.environ, {clusters.MARK: str(os.getpid())}),
         started([{"num_cpus": 2, "ray_client_server_port": port}, {"num_cpus": 2}]),
     ):
-        said = python(NOTEBOOK.replace("PORT", str(port)), tmp_path, timeout=300)
+        said = python(NOTEBOOK.replace("PORT", str(port)), tmp_path, timeout=600)
         assert "VALUES 4 {599999} False" in said and "SENT 4 [True, True]" in said and "SAME True" in said, said
         assert not clusters.wait_gone()

@@ -19,7 +19,7 @@ import pytest
 from tests.launch.pods import nodes
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
-from tpu_magics.launch.pods import cluster, plan
+from tpu_magics.launch.pods import cluster, going, plan
 from tpu_magics.launch.pods.pod import Pod
 from tpu_magics.panel.pod import pod_table
 from tpu_magics.panel.table import to_text
@@ -253,3 +253,22 @@ def test_a_target_without_hosts(fresh_session: session.Session) -> None:
     assert error.value.what == "--target goes with --hosts."
     with pytest.raises(TpuMagicsError, match="No TPU is called"):
         tpu_magics.init(target="v99", hosts="ray")
+
+
+# -- a cluster that ends -----------------------------------------------------------------------------------------------
+
+
+def test_a_cluster_that_was_started_anew_at_the_same_address_is_another() -> None:
+    """Ray's own connection would wait for the one that was there before."""
+    head = {"node_name": "head", "gcs_server_port": nodes.free_port()}
+    with nodes.started_elsewhere([head]) as address:
+        before = plan.find(address)
+    with nodes.started_elsewhere([head]) as again:
+        assert again == address
+        with pytest.raises(TpuMagicsError) as error:
+            going.require_alive(before)
+        assert error.value.what == f"The Ray cluster at {address} was started anew."
+        assert "Run %tpu_init --hosts again" in error.value.todo
+        now = plan.find(address)
+        assert now.hosts[0].node != before.hosts[0].node
+        going.require_alive(now)

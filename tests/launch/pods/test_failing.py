@@ -40,11 +40,11 @@ def raises_on(rank: int, model: Any) -> None:
 
 def test_an_exception_names_host_rank_and_line_and_the_models_stay(pod: session.Session) -> None:
     model = net()
-    error = failed(raises_on, 3, model, timeout=120.0)
+    error = failed(raises_on, 3, model, timeout=300.0)
     assert "rank 3 on host node-1" in error.what.lower() and "the data of this rank is broken" in said(error)
     assert "test_failing.py" in said(error) and weights(model) == weights(net())
     assert error.rank == 3
-    assert run(trained.the_world, timeout=120.0).value["rank"] == 0
+    assert run(trained.the_world, timeout=300.0).value["rank"] == 0
 
 
 def dies_on(rank: int, number: int) -> None:
@@ -59,7 +59,7 @@ def dies_on(rank: int, number: int) -> None:
 
 @pytest.mark.parametrize(("rank", "number"), [(4, signal.SIGKILL), (1, signal.SIGSEGV)])
 def test_a_signal_names_host_and_rank(pod: session.Session, rank: int, number: signal.Signals) -> None:
-    error = failed(dies_on, rank, number, timeout=120.0)
+    error = failed(dies_on, rank, number, timeout=300.0)
     assert f"Rank {rank} on host node-{rank // 2}" in error.what and number.name in error.what
 
 
@@ -86,7 +86,7 @@ def interrupt_when(ready: Any) -> threading.Thread:
 def test_an_interrupt_ends_the_run_everywhere(pod: session.Session, tmp_path: Any) -> None:
     thread = interrupt_when(lambda: len(list(tmp_path.glob("rank-*"))) == 6)
     with pytest.raises(TrainingInterrupted) as caught:
-        run(waits, str(tmp_path), timeout=120.0)
+        run(waits, str(tmp_path), timeout=300.0)
     thread.join()
     assert "interrupted" in said(caught.value) and f"{HERE}, line {line_of('sleeps')}" in said(caught.value)
     assert session.current.last is not None and session.current.last.status == "interrupted"
@@ -97,7 +97,7 @@ def test_an_interrupt_before_the_workers_are_there_leaves_nothing(pod: session.S
     started = time.monotonic()
     thread = interrupt_when(lambda: time.monotonic() - started > 0.5)
     with pytest.raises((TrainingInterrupted, KeyboardInterrupt)):
-        run(trained.the_world, timeout=120.0)
+        run(trained.the_world, timeout=300.0)
     thread.join()
     assert not clusters.wait_gone() and session.current.going is None
 
@@ -108,7 +108,7 @@ def test_a_timeout_says_who_was_where(pod: session.Session, tmp_path: Any) -> No
 
 
 def background(function: Any, *args: Any) -> Any:
-    return train.start(train.function_request(function, args), Options(hoist="off", background=True, timeout=120.0))
+    return train.start(train.function_request(function, args), Options(hoist="off", background=True, timeout=300.0))
 
 
 def test_a_background_run_comes_home_and_another_is_stopped(pod: session.Session, tmp_path: Any) -> None:

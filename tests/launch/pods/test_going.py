@@ -28,7 +28,7 @@ def test_three_hosts_with_two_ranks_train_as_one_host_with_six(pod: session.Sess
     there, here = net(), net()
     assert digest(there) != "" and weights(there) == weights(here)
     notebook = fake_notebook()
-    on_hosts = run(trained.steps, there, timeout=120.0)
+    on_hosts = run(trained.steps, there, timeout=300.0)
     assert notebook.printed == "".join(f"step {step}\n" for step in range(5))
     pod.pod = None
     on_one = run(trained.steps, here, processes=6)
@@ -38,7 +38,7 @@ def test_three_hosts_with_two_ranks_train_as_one_host_with_six(pod: session.Sess
 
 
 def test_the_run_folder_tells_of_every_host(pod: session.Session) -> None:
-    result = run(trained.the_world, timeout=120.0)
+    result = run(trained.the_world, timeout=300.0)
     for rank, told in enumerate(result.values):
         assert told["rank"] == rank and told["size"] == (6, 6, 6) and told["master"] == (rank == 0, rank % 2 == 0)
         assert told["local"] == (rank % 2, rank % 2, str(rank % 2))
@@ -58,14 +58,14 @@ def test_the_run_folder_tells_of_every_host(pod: session.Session) -> None:
 
 def test_a_run_of_a_few_steps_leaves_the_models_alone(pod: session.Session) -> None:
     model = net()
-    result = run(trained.steps, model, steps=2, timeout=120.0)
+    result = run(trained.steps, model, steps=2, timeout=300.0)
     assert (result.status, result.steps, result.value) == ("stopped", 2, None) and weights(model) == weights(net())
     assert pod.pod is not None
 
 
 def test_accelerate_trains_on_hosts(pod: session.Session) -> None:
     there, here = net(), net()
-    on_hosts = run(trained.accelerated, there, timeout=120.0)
+    on_hosts = run(trained.accelerated, there, timeout=300.0)
     pod.pod = None
     on_one = run(trained.accelerated, here, processes=6)
     assert on_hosts.values == on_one.values and on_hosts.value[:2] == ([0, 1, 2, 3, 4, 5], 6)

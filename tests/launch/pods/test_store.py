@@ -48,7 +48,7 @@ def first_weight(model: Any) -> tuple[float, int]:
 
 def test_a_large_model_is_sent_once_for_each_host(nodes: Nodes, fresh_session: session.Session) -> None:
     fresh_session.pod = nodes.pod()
-    result = run(first_weight, large(20), timeout=120.0)
+    result = run(first_weight, large(20), timeout=300.0)
     assert result.values == [(1.0, 20_000_000)] * 4
     assert 20_000_000 < result.run.info["sent"] < 22_000_000
 
@@ -59,4 +59,4 @@ def test_a_full_object_store_is_said_and_nothing_is_left(nodes: Nodes, fresh_ses
     assert "object store of the cluster has no room" in error.what and "200" in error.what
     assert "--object-store-memory" in error.todo and "ray memory" in error.todo
     assert fresh_session.going is None
-    assert len(run(trained.the_world, timeout=120.0).values) == 4
+    assert len(run(trained.the_world, timeout=300.0).values) == 4

@@ -13,14 +13,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
-CLUSTER = """
-import sys
-from tests.launch.pods.nodes import started
-with started([{"node_name": "alpha"}]) as running:
-    print(running.address, flush=True)
-    sys.stdin.read()
-"""
+from tests.launch.pods import nodes
+
 FIND = """
 import os, sys
 import ray
@@ -56,23 +50,13 @@ def guarded() -> Iterator[Guarded]:
     home = Path(tempfile.mkdtemp(prefix="token-"))  # short: Ray's sockets lie in it
     (home / ".ray").mkdir()
     (home / ".ray" / "auth_token").write_text("a-token-of-more-than-enough-letters")
-    environment = {**os.environ, "HOME": str(home), "RAY_TMPDIR": str(home), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "HOME": str(home), "RAY_TMPDIR": str(home), "PYTHONPATH": str(nodes.ROOT)}
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"):
         environment.pop(name, None)
-    running = subprocess.Popen(
-        [sys.executable, "-c", CLUSTER],
-        env={**environment, "RAY_AUTH_MODE": "token"},
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert running.stdin is not None and running.stdout is not None
     try:
-        yield Guarded(running.stdout.readline().strip(), environment)
+        with nodes.started_elsewhere([{"node_name": "alpha"}], {**environment, "RAY_AUTH_MODE": "token"}) as address:
+            yield Guarded(address, environment)
     finally:
-        running.stdin.close()
-        running.wait(timeout=60)
         shutil.rmtree(home, ignore_errors=True)
 
 

@@ -56,7 +56,7 @@ def test_the_workers_of_a_slice_know_it(
     fresh_session.pod = replace(slice_pod, hosts=tuple(map(without_chips, slice_pod.hosts)))
     planned = going.pod_plan
     monkeypatch.setattr(going, "pod_plan", lambda *args: replace(planned(*args), device="CPU"))
-    result = run(what_torch_xla_reads, timeout=180.0)
+    result = run(what_torch_xla_reads, timeout=300.0)
     addresses = [host.address for host in slice_pod.hosts]
     for rank, told in enumerate(result.values):
         assert told["worker"] == rank // 4 and told["TPU_WORKER_ID"] == str(rank // 4), told

@@ -19,8 +19,9 @@ from tpu_magics.launch.pods.address import CLIENT_PORT, GCS_PORT, Address
 PATIENCE = 10.0  # seconds for an answer
 
 
-def ask(address: Address, patience: float = PATIENCE) -> None:
-    """Whether a Ray cluster answers there. Raises TpuMagicsError after at most `patience` seconds."""
+def ask(address: Address, patience: float = PATIENCE) -> bytes:
+    """Whether a Ray cluster answers there; its id, by which one that was started anew is known (none through ray://).
+    Raises TpuMagicsError after at most `patience` seconds."""
     until = time.monotonic() + patience
     host = address.host.strip("[]")
     try:
@@ -28,7 +29,7 @@ def ask(address: Address, patience: float = PATIENCE) -> None:
     except OSError as error:
         raise _silent(address, _reason(error, patience)) from None
     answer = _ask_client if address.client else _ask_gcs
-    answer(address, max(until - time.monotonic(), 0.1))
+    return answer(address, max(until - time.monotonic(), 0.1))
 
 
 def _touch(host: str, port: int, until: float) -> None:
@@ -51,20 +52,21 @@ def _reason(error: OSError, patience: float) -> str:
     return (error.strerror or str(error) or type(error).__name__).rstrip(".")
 
 
-def _ask_gcs(address: Address, patience: float) -> None:
-    """Ray's head answers `CheckAlive` with its version (ray/core/generated/gcs_service_pb2_grpc.py, 2.60)."""
+def _ask_gcs(address: Address, patience: float) -> bytes:
+    """Ray's head answers `GetClusterId` (ray/core/generated/gcs_service_pb2_grpc.py, 2.60)."""
     import grpc
 
     messages, services = _generated("gcs_service")
     with _channel(address) as channel:
         stub = services.NodeInfoGcsServiceStub(channel)
         try:
-            stub.CheckAlive(messages.CheckAliveRequest(), timeout=patience, wait_for_ready=True)
+            reply = stub.GetClusterId(messages.GetClusterIdRequest(), timeout=patience, wait_for_ready=True)
         except grpc.RpcError as error:
             raise _no_cluster(address, error) from None
+    return bytes(reply.cluster_id)
 
 
-def _ask_client(address: Address, patience: float) -> None:
+def _ask_client(address: Address, patience: float) -> bytes:
     """The server of ray:// answers a ping (ray/core/generated/ray_client_pb2_grpc.py, 2.60)."""
     import grpc
 
@@ -76,6 +78,7 @@ def _ask_client(address: Address, patience: float) -> None:
             stub.ClusterInfo(ping, timeout=patience, wait_for_ready=True, metadata=[("client_id", "tpu_magics")])
         except grpc.RpcError as error:
             raise _no_cluster(address, error) from None
+    return b""
 
 
 def _generated(name: str) -> tuple[Any, Any]:

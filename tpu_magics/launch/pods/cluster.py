@@ -55,9 +55,11 @@ class Node:
 
 
 class Connection:
-    """The one of this process. `address`: None where there is none, or the notebook's own code made it."""
+    """The one of this process. `address`: None where there is none, or the notebook's own code made it; `cluster`: the
+    id of what it leads to."""
 
     address: Address | None = None
+    cluster: bytes = b""
 
 
 def require_ray() -> None:
@@ -86,8 +88,8 @@ def connect(address: Address) -> None:
             return
         if not ray.is_initialized():
             tokens.take(address)
-        ask(address, max(until - time.monotonic(), PATIENCE / 2))
-        if ray.is_initialized() and Connection.address == address:
+        there = ask(address, max(until - time.monotonic(), PATIENCE / 2))
+        if ray.is_initialized() and (Connection.address, Connection.cluster) == (address, there):
             return
         if not address.client:
             _require_node(address)
@@ -95,7 +97,7 @@ def connect(address: Address) -> None:
         with _signals_kept(), _no_native_lines():
             _open(address)
         _hush(True)
-    Connection.address = address
+    Connection.address, Connection.cluster = address, there
 
 
 def leave() -> None:
@@ -120,11 +122,18 @@ def _hush(on: bool) -> None:
 
 
 def require_answer(patience: float = PATIENCE) -> None:
-    """Raise TpuMagicsError where the head of the connected cluster is gone. Ray itself would wait for it, without end
-    by the last of QUIET."""
+    """Raise TpuMagicsError where the head of the connected cluster is gone, or another one has its address. Ray itself
+    would wait for it, without end by the last of QUIET."""
     address = Connection.address or of_notebook("ray")
-    if address is not None and (Connection.address is not None or not address.client):
-        ask(address, patience)  # where a client of the notebook's own is connected to, Ray does not tell
+    if address is None or (address.client and Connection.address is None):
+        return  # where a client of the notebook's own is connected to, Ray does not tell
+    there = ask(address, patience)
+    if Connection.address is not None and there != Connection.cluster:
+        raise TpuMagicsError(
+            f"The Ray cluster at {address.text} was started anew.",
+            "This notebook is connected to the one that was there before.",
+            "Run %tpu_init --hosts again, for the hosts that are there now.",
+        )
 
 
 def answers() -> bool:
