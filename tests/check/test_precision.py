@@ -126,3 +126,56 @@ def test_autocast_for_cuda_leaves_xla_in_float32_and_the_scaler_scales() -> None
     pytest.importorskip("torch_xla")
     found = measured(MEASURED)
     assert found == {"cuda": "torch.float32", "xla": "torch.bfloat16", "scale": 65536.0}
+
+
+# The accelerate guide's own form: the precision is an argument of the launched function.
+HANDED = """
+import torch_xla, tpu_magics
+import torch_xla.distributed.xla_multiprocessing as xmp
+from accelerate import Accelerator, notebook_launcher
+
+
+def {function}:
+    {first}
+    return Accelerator(mixed_precision=mixed_precision)
+"""
+LOOP, MP = 'loop(mixed_precision="fp16", seed=42)', "mp(index, mixed_precision)"
+
+
+@pytest.mark.parametrize(
+    ("function", "start", "found"),
+    [
+        (LOOP, "", True),
+        (LOOP, "notebook_launcher(loop, num_processes=8)", True),
+        (LOOP, 'notebook_launcher(loop, ("fp16", 42), num_processes=8)', True),
+        (LOOP, 'args = ("fp16", 42)\nnotebook_launcher(loop, args=args)', True),
+        (LOOP, 'notebook_launcher(loop, ("bf16", 42))', False),
+        (LOOP, "notebook_launcher(loop, read())", False),
+        (LOOP, "loop(seed=1)", True),
+        (LOOP, 'loop("bf16")', False),
+        (LOOP, 'loop(mixed_precision="bf16")', False),
+        (LOOP, "loop(**read())", False),
+        (LOOP, 'tpu_magics.train(loop, "bf16")', False),
+        (LOOP, 'tpu_magics.train(loop, "fp16", 42, plain=True)', True),
+        (LOOP, "tpu_magics.train(loop, steps=3)", True),
+        (LOOP, "tpu_magics.train(loop, *read())", False),
+        (MP, "", False),
+        (MP, 'xmp.spawn(mp, args=("fp16",))', True),
+        (MP, 'xmp.spawn(mp, args=("bf16",))', False),
+        (MP, 'torch_xla.launch(mp, args=("fp16",))', True),
+        (MP, "xmp.spawn(mp)", False),
+    ],
+)
+def test_a_precision_that_is_handed_over_is_known(function: str, start: str, found: bool) -> None:
+    text = HANDED.format(function=function, first="pass") + start
+    assert codes(text) == ["TPU502"] * found
+    assert codes(text.replace("pass", 'mixed_precision = "no"')) == []
+
+
+@pytest.mark.parametrize(("words", "found"), [("", True), ("--plain", True), ('"bf16"', False)])
+def test_of_a_magic_the_words_count(words: str, found: bool) -> None:
+    text = HANDED.format(function=LOOP, first="pass")
+    line = [cell_of(text, "In [1]"), cell_of(f"%tpu_train loop {words}\n", "In [2]")]
+    whole = [cell_of(f"%%tpu_train {words}\n{text}", "In [1]")]
+    assert [one.code for one in check_cells(line, RULES)] == ["TPU502"] * found
+    assert [one.code for one in check_cells(whole, RULES)] == ["TPU502"] * found

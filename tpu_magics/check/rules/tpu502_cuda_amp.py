@@ -16,8 +16,8 @@ Use instead
     with torch.autocast("xla", dtype=torch.bfloat16):
         loss = model(**batch).loss
 What it cannot see
-    A precision that a configuration file or the command line chooses. Nothing is said under a condition that asks for
-    a GPU, and in a program that sends everything to "cuda" and has no sign of XLA.
+    A precision that a configuration file or the command line chooses, or that comes through two functions. Nothing is
+    said under a condition that asks for a GPU, and in a program that sends everything to "cuda" and has no sign of XLA.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.rules import _handed as handed
 from tpu_magics.check.rules import _precision as precision
 
 if TYPE_CHECKING:
@@ -111,10 +112,12 @@ def _scaler(node: ast.Call, at: Place) -> Said | None:
 
 
 def _accelerate(node: ast.Call, at: Place) -> Said | None:
-    if at.constant(at.keyword(node, "mixed_precision")) != "fp16" or at.constant(at.keyword(node, "cpu")) is True:
+    asked = handed.constants(at.keyword(node, "mixed_precision"), at)
+    if "fp16" not in asked or at.constant(at.keyword(node, "cpu")) is True:
         return None
-    called = at.source(node.func)
-    return f'{called} is told to train with mixed_precision="fp16".', 'Write `mixed_precision="bf16"`.', _WHY_ACCELERATE
+    called, written = at.source(node.func), at.constant(at.keyword(node, "mixed_precision")) == "fp16"
+    fix = 'Write `mixed_precision="bf16"`.' if written else 'Give the function "bf16" for it, or make that its default.'
+    return f'{called} is told to train with mixed_precision="fp16".', fix, _WHY_ACCELERATE
 
 
 def _default_dtype(node: ast.Call, at: Place) -> Said | None:
