@@ -20,7 +20,14 @@ from tpu_magics.launch import native_log
 _STDERR = 2  # the descriptor
 # Written behind what was there: when it comes, all of that has come. Terminals, which get it too, show nothing.
 _MARK = "\x1b[m\x1b[0m\x1b[m"
-_PATIENCE = 0.5  # seconds that it is waited for
+
+
+class _Patience:
+    """Seconds that the mark is waited for: long where it is known to come, on however busy a machine; hardly at all
+    where somebody has laid the descriptor elsewhere, and it did not come."""
+
+    seconds = 3.0
+    known, doubted = 30.0, 0.5
 
 
 class Log:
@@ -124,4 +131,5 @@ class _Teed:
             return
         with suppress(OSError):
             os.write(_STDERR, _MARK.encode())
-            self._heard.wait(_PATIENCE)
+            came = self._heard.wait(_Patience.seconds)
+            _Patience.seconds = _Patience.known if came else _Patience.doubted
