@@ -52,6 +52,13 @@ def test_this_hosts_table_and_the_status_bar_say_where_cells_train() -> None:
     assert told_host(inspect_host(), 4, pod=found).title == "2 hosts, 4 ranks"
 
 
+def test_one_of_each_is_said_in_the_singular() -> None:
+    found = pod(host(0, cpus=1.0), host(1, cpus=0.5), workers=1)
+    text = " ".join(to_text(outlook_table(Outlook(found, None, None), ".tpu_runs"), 120).split())
+    assert "host-0 rank 0, 1 CPU, 10.0.0.1" in text
+    assert "host-1 rank 1, 0.5 CPUs, 10.0.0.2" in text
+
+
 def test_names_of_hosts_are_escaped() -> None:
     evil = PodHost(0, "<script>x</script>", "ab", "10.0.0.1")
     assert "<script>" not in to_html(pod_table(pod(evil)))

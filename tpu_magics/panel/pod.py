@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tpu_magics.host.problem import plural
 from tpu_magics.launch.pods.outlook import Outlook
-from tpu_magics.launch.pods.pod import Pod, PodHost
+from tpu_magics.launch.pods.pod import Pod, PodHost, cpus_text
 from tpu_magics.launch.pods.versions import told
 from tpu_magics.panel.table import Row, Table
 
@@ -33,7 +33,7 @@ def _title(pod: Pod) -> str:
 
 
 def _host(pod: Pod, host: PodHost) -> tuple[str, str, str, str, str]:
-    has = plural(host.chips, "TPU chip") if host.chips else f"{host.cpus:g} CPUs"
+    has = plural(host.chips, "TPU chip") if host.chips else cpus_text(host.cpus)
     name = f"{host.name} (head)" if host.head else host.name
     memory = size(host.memory) if host.memory is not None else NOT_AVAILABLE
     return name, ranks_text(pod, host), host.address, has, memory
@@ -73,7 +73,9 @@ def _where(outlook: Outlook) -> Iterator[Row]:
     if pod is not None:
         yield Row(("Hosts", f"{plural(len(pod.hosts), 'host')} of the Ray cluster {pod.address}"), "ok")
         for host in pod.hosts:
-            yield Row((f"  {host.name}", f"ranks {ranks_text(pod, host)}, {_host(pod, host)[3]}, {host.address}"))
+            ranks = ranks_text(pod, host)
+            noun = "ranks" if "-" in ranks else "rank"
+            yield Row((f"  {host.name}", f"{noun} {ranks}, {_host(pod, host)[3]}, {host.address}"))
     elif kind is not None:
         yield Row(("Hosts", f"{kind.text}; this notebook has no such slice yet: the commands below get one"), "unknown")
     else:
