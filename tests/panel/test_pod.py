@@ -32,7 +32,7 @@ def test_the_hosts_with_their_ranks() -> None:
     text = to_text(pod_table(pod(host(0, head=True), host(1, memory=None))), 120)
     assert text.startswith("tpu_magics: 2 hosts, 4 ranks (a rehearsal on XLA:CPU), Ray cluster 10.0.0.1:6379")
     first, second = (line.split("  ") for line in text.splitlines() if line.startswith("host-"))
-    assert [part.strip() for part in first if part.strip()] == ["host-0 (head)", "0-1", "10.0.0.1", "2 CPUs", "8 GB"]
+    assert [part.strip() for part in first if part.strip()] == ["host-0 (head)", "0-1", "10.0.0.1", "2 CPUs", "7.5 GiB"]
     assert [part.strip() for part in second if part.strip()][-1] == "not available"
     assert "On every host: Python 3.11.7, tpu_magics 0.1.0, torch 2.9.0." in text
 
@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_marked() -> None:
     )
     broken = [line for line in text.splitlines() if "✗ broken" in line]
     assert ["object store" in broken[0], "Memory" in broken[1]] == [True, True]
-    assert "on host-1: it does not hold them" in text and "host-1 has 1 MB free" in text
+    assert "on host-1: it does not hold them" in text and "host-1 has 977 KiB free" in text
 
 
 def test_without_a_function_the_sizes_are_not_available() -> None:

@@ -12,6 +12,7 @@ from tpu_magics.host.problem import plural
 from tpu_magics.launch.pods.outlook import Outlook
 from tpu_magics.launch.pods.pod import Pod, PodHost, cpus_text
 from tpu_magics.launch.pods.versions import told
+from tpu_magics.panel.sections_words import size as memory  # in GiB, as it is told of this host
 from tpu_magics.panel.table import Row, Table
 
 NOT_AVAILABLE = "not available"
@@ -35,8 +36,8 @@ def _title(pod: Pod) -> str:
 def _host(pod: Pod, host: PodHost) -> tuple[str, str, str, str, str]:
     has = plural(host.chips, "TPU chip") if host.chips else cpus_text(host.cpus)
     name = f"{host.name} (head)" if host.head else host.name
-    memory = size(host.memory) if host.memory is not None else NOT_AVAILABLE
-    return name, ranks_text(pod, host), host.address, has, memory
+    free = memory(host.memory) if host.memory is not None else NOT_AVAILABLE
+    return name, ranks_text(pod, host), host.address, has, free
 
 
 def ranks_text(pod: Pod, host: PodHost) -> str:
@@ -111,7 +112,7 @@ def _room(outlook: Outlook) -> Iterator[Row]:
     if known:
         least = min(known, key=lambda host: host.memory or 0)
         enough = needed <= (least.memory or 0)
-        text = f"{size(needed)} for each host's workers; {least.name} has {size(least.memory or 0)} free"
+        text = f"{memory(needed)} for each host's workers; {least.name} has {memory(least.memory or 0)} free"
         yield Row(("Memory", text), "ok" if enough else "broken")
 
 
