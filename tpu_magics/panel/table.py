@@ -116,14 +116,15 @@ def _words(column: Sequence[str]) -> int:
 
 
 def _fit(widths: list[int], words: list[int], width: int) -> list[int]:
-    """Take from the widest column until all fit, but leave each its words, and 8."""
+    """Take from the widest column until all fit: leave each its words first, and where that is not enough, 8."""
     room = width - len(GAP) * (len(widths) - 1)
     fitted = list(widths)
-    while sum(fitted) > room:
-        spare = [number for number, each in enumerate(fitted) if each > max(words[number], 8)]
-        if not spare:
-            break
-        fitted[max(spare, key=fitted.__getitem__)] -= 1
+    for least in (words, [0] * len(widths)):
+        while sum(fitted) > room:
+            spare = [number for number, each in enumerate(fitted) if each > max(least[number], 8)]
+            if not spare:
+                break
+            fitted[max(spare, key=fitted.__getitem__)] -= 1
     return fitted
 
 
