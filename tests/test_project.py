@@ -26,6 +26,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Who may import whom: a room imports rooms of lower rank, and itself. Equal ranks stand side by side and do not meet.
 RANKS = {
     "errors": 0,
+    "output": 0,
     "runs": 1,
     "host": 2,
     "check": 2,

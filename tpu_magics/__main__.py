@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.magics.doctor_options import add_doctor
 from tpu_magics.magics.preflight_command import add_arguments as add_preflight_arguments
 from tpu_magics.magics.preflight_command import run as run_preflight
+from tpu_magics.output import give_up, lost
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,13 +56,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = parser.parse_args(argv)
     _encodable()
     try:
-        return found.run(found) or 0
+        code = found.run(found) or 0
+        print(end="", flush=True)  # what is still held fails here, if it does, and not after the end
+        return code
     except TpuMagicsError as error:
         print(error, file=sys.stderr)
         return 1
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return 0
+    except OSError as error:
+        if not lost(error):
+            raise
+        return give_up(error)
 
 
 def _encodable() -> None:

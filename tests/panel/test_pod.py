@@ -32,7 +32,7 @@ def test_the_hosts_with_their_ranks() -> None:
     text = to_text(pod_table(pod(host(0, head=True), host(1, memory=None))), 120)
     assert text.startswith("tpu_magics: 2 hosts, 4 ranks (a rehearsal on XLA:CPU), Ray cluster 10.0.0.1:6379")
     first, second = (line.split("  ") for line in text.splitlines() if line.startswith("host-"))
-    assert [part.strip() for part in first if part.strip()] == ["host-0 (head)", "0-1", "10.0.0.1", "2 CPUs", "8 GB"]
+    assert [part.strip() for part in first if part.strip()] == ["host-0 (head)", "0-1", "10.0.0.1", "2 CPUs", "7.5 GiB"]
     assert [part.strip() for part in second if part.strip()][-1] == "not available"
     assert "On every host: Python 3.11.7, tpu_magics 0.1.0, torch 2.9.0." in text
 
@@ -50,6 +50,13 @@ def test_this_hosts_table_and_the_status_bar_say_where_cells_train() -> None:
     assert "2 hosts of the Ray cluster 10.0.0.1:6379: 4 ranks, a rehearsal on their CPUs" in text
     assert "1 worker" not in text
     assert told_host(inspect_host(), 4, pod=found).title == "2 hosts, 4 ranks"
+
+
+def test_one_of_each_is_said_in_the_singular() -> None:
+    found = pod(host(0, cpus=1.0), host(1, cpus=0.5), workers=1)
+    text = " ".join(to_text(outlook_table(Outlook(found, None, None), ".tpu_runs"), 120).split())
+    assert "host-0 rank 0, 1 CPU, 10.0.0.1" in text
+    assert "host-1 rank 1, 0.5 CPUs, 10.0.0.2" in text
 
 
 def test_names_of_hosts_are_escaped() -> None:
@@ -83,7 +90,7 @@ def test_what_does_not_fit_is_marked() -> None:
     )
     broken = [line for line in text.splitlines() if "✗ broken" in line]
     assert ["object store" in broken[0], "Memory" in broken[1]] == [True, True]
-    assert "on host-1: it does not hold them" in text and "host-1 has 1 MB free" in text
+    assert "on host-1: it does not hold them" in text and "host-1 has 977 KiB free" in text
 
 
 def test_without_a_function_the_sizes_are_not_available() -> None:

@@ -113,6 +113,17 @@ def test_a_word_that_is_too_long_is_broken():
     assert text.count("x") == 100
 
 
+def test_no_word_of_usual_length_is_cut_although_there_is_little_room() -> None:
+    columns = ("rank", "host", "state", "in collectives", "recompiles", "proportional")
+    row = Row(("0", "first", "failed (exit code 1)", "not available (not told)", "0", "not available"))
+    table = Table("Ranks", columns, (row,))
+    text = to_text(table, width=62)
+    words = {word for cell in (*columns, *row.cells) for word in cell.split()}
+    assert words <= set(text.split())
+    assert max(map(len, text.splitlines())) <= 62
+    assert max(map(len, to_text(table, width=58).splitlines())) <= 58  # less than its words need
+
+
 def test_lines_of_a_cell_are_kept():
     text = to_text(Table("", None, (Row(("Problem", "what\nwhy")), Row(("b", "c")))))
     assert text == "Problem  what\n         why\nb        c"

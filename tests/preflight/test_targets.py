@@ -101,7 +101,7 @@ def test_a_size_says_that_it_counts_cores() -> None:
 def test_a_generation_alone_is_no_slice(text: str, first: str) -> None:
     error = error_of(text)
     assert error.what == f'"{text}" names a generation of TPU, and no slice of it.'
-    assert error.todo == f"say how many: {first}, ..."
+    assert error.todo == f"Say how many: {first}, ..."
 
 
 def test_an_unknown_name_lists_the_known_ones_and_the_nearest() -> None:
@@ -110,6 +110,13 @@ def test_an_unknown_name_lists_the_known_ones_and_the_nearest() -> None:
     assert error.why.startswith("The nearest names: v5litepod-8, ")
     assert error.details == tuple(known_lines())
     assert len(error.details) == len(GENERATIONS)
+
+
+def test_several_are_offered_only_where_several_are_taken() -> None:
+    assert error_of("v99-3").todo == "Name one of these, e.g. --target v5e-8"
+    with pytest.raises(TpuMagicsError) as raised:
+        parse_all("v5e-8,v99-3")
+    assert raised.value.todo == "Name one of these, or several with commas between them, e.g. --target v5e-8,v6e-8"
 
 
 @pytest.mark.parametrize("text", ["a100", "NVIDIA H100 80GB", "a100-80gb", "L40S", "t4", "v100", "rtx4090", "mi300x"])

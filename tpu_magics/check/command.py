@@ -21,6 +21,7 @@ from tpu_magics.check.files import files_of
 from tpu_magics.check.finding import Finding, in_order
 from tpu_magics.check.noqa import unsilenced
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.output import lost
 
 CLEAN, FOUND, WRONG = 0, 1, 2
 STDIN = "-"
@@ -149,9 +150,9 @@ class _Check:
                 fixed = fixing.fix(cells, lambda now: check_cells_of_file(now, config), found)
                 found = self._mended(path, data, fixed, found, config)
             self.findings += found
-        except BrokenPipeError:
-            raise
         except Exception as error:  # a fault of ours in one file: it is said, and the other files are checked
+            if lost(error):
+                raise
             self._fail(f"{path}: the check broke off with {type(error).__name__}: {error}. Please report this.")
 
     def _mended(

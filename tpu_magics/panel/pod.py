@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 from tpu_magics.host.problem import plural
 from tpu_magics.launch.pods.outlook import Outlook
-from tpu_magics.launch.pods.pod import Pod, PodHost
+from tpu_magics.launch.pods.pod import Pod, PodHost, cpus_text
 from tpu_magics.launch.pods.versions import told
+from tpu_magics.panel.sections_words import size as memory  # in GiB, as it is told of this host
 from tpu_magics.panel.table import Row, Table
 
 NOT_AVAILABLE = "not available"
@@ -33,10 +34,10 @@ def _title(pod: Pod) -> str:
 
 
 def _host(pod: Pod, host: PodHost) -> tuple[str, str, str, str, str]:
-    has = plural(host.chips, "TPU chip") if host.chips else f"{host.cpus:g} CPUs"
+    has = plural(host.chips, "TPU chip") if host.chips else cpus_text(host.cpus)
     name = f"{host.name} (head)" if host.head else host.name
-    memory = size(host.memory) if host.memory is not None else NOT_AVAILABLE
-    return name, ranks_text(pod, host), host.address, has, memory
+    free = memory(host.memory) if host.memory is not None else NOT_AVAILABLE
+    return name, ranks_text(pod, host), host.address, has, free
 
 
 def ranks_text(pod: Pod, host: PodHost) -> str:
@@ -73,7 +74,9 @@ def _where(outlook: Outlook) -> Iterator[Row]:
     if pod is not None:
         yield Row(("Hosts", f"{plural(len(pod.hosts), 'host')} of the Ray cluster {pod.address}"), "ok")
         for host in pod.hosts:
-            yield Row((f"  {host.name}", f"ranks {ranks_text(pod, host)}, {_host(pod, host)[3]}, {host.address}"))
+            ranks = ranks_text(pod, host)
+            noun = "ranks" if "-" in ranks else "rank"
+            yield Row((f"  {host.name}", f"{noun} {ranks}, {_host(pod, host)[3]}, {host.address}"))
     elif kind is not None:
         yield Row(("Hosts", f"{kind.text}; this notebook has no such slice yet: the commands below get one"), "unknown")
     else:
@@ -109,7 +112,7 @@ def _room(outlook: Outlook) -> Iterator[Row]:
     if known:
         least = min(known, key=lambda host: host.memory or 0)
         enough = needed <= (least.memory or 0)
-        text = f"{size(needed)} for each host's workers; {least.name} has {size(least.memory or 0)} free"
+        text = f"{memory(needed)} for each host's workers; {least.name} has {memory(least.memory or 0)} free"
         yield Row(("Memory", text), "ok" if enough else "broken")
 
 

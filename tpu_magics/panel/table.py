@@ -64,7 +64,8 @@ def state_text(state: str) -> str:
 def to_text(table: Table, width: int = WIDTH) -> str:
     """The table in aligned plain text, at most `width` columns wide where its words allow."""
     grid = [[printable(cell) for cell in line] for line in _grid(table)]
-    widths = _fit([_natural(column) for column in zip(*grid, strict=True)], width)
+    columns = list(zip(*grid, strict=True))
+    widths = _fit([_natural(column) for column in columns], [_words(column) for column in columns], width)
     lines = [printable(table.title)] if table.title else []
     headings = _headings(table)
     for number, cells in enumerate(grid):
@@ -108,12 +109,22 @@ def _natural(column: Sequence[str]) -> int:
     return max(_columns(line) for cell in column for line in cell.split("\n"))
 
 
-def _fit(widths: list[int], width: int) -> list[int]:
-    """Take from the widest column until all fit, but leave every column 8."""
+def _words(column: Sequence[str]) -> int:
+    """The width in which none of its words is cut, but for long ones (paths, commands)."""
+    words = (_columns(word) for cell in column for word in cell.split())
+    return max((each for each in words if each <= LONG_WORD), default=0)
+
+
+def _fit(widths: list[int], words: list[int], width: int) -> list[int]:
+    """Take from the widest column until all fit: leave each its words first, and where that is not enough, 8."""
     room = width - len(GAP) * (len(widths) - 1)
     fitted = list(widths)
-    while sum(fitted) > room and max(fitted) > 8:
-        fitted[fitted.index(max(fitted))] -= 1
+    for least in (words, [0] * len(widths)):
+        while sum(fitted) > room:
+            spare = [number for number, each in enumerate(fitted) if each > max(least[number], 8)]
+            if not spare:
+                break
+            fitted[max(spare, key=fitted.__getitem__)] -= 1
     return fitted
 
 

@@ -30,7 +30,8 @@ _GPUS = (
     *("mi210", "mi250", "mi250x", "mi300", "mi300x", "mi325x", "mi350x"),
 )
 _COUNTED = {"chips": "chips", "cores": "TensorCores"}
-_TODO = "name one of these, or several with commas between them, e.g. --target v5e-8,v6e-8"
+_ONE = "Name one of these, e.g. --target v5e-8"
+_SEVERAL = "Name one of these, or several with commas between them, e.g. --target v5e-8,v6e-8"
 
 
 def known() -> tuple[str, ...]:
@@ -43,14 +44,14 @@ def known_lines() -> list[str]:
     return [_line(chip) for chip in CHIPS]
 
 
-def parse(text: str) -> Target:
+def parse(text: str, todo: str = _ONE) -> Target:
     """The slice of that name; case, blanks and underscores do not matter.
 
-    Raises TpuMagicsError where no TPU has that name; it lists those that there are.
+    Raises TpuMagicsError where no TPU has that name; it lists those that there are, and says `todo`.
     """
     found = _NAME.fullmatch(re.sub(r"[\s_]+", "", text).lower())
     if found is None:
-        raise _not_a_tpu(text)
+        raise _not_a_tpu(text, todo)
     chip = _CHIPS[_GENERATIONS[found["generation"]]]
     if found["bounds"] is not None:
         return _by_topology(text, chip, found["bounds"])
@@ -67,8 +68,8 @@ def parse_all(text: str | Iterable[str]) -> tuple[Target, ...]:
     texts = [text] if isinstance(text, str) else list(text)
     names = [name for one in texts for name in one.split(",") if name.strip()]
     if not names:
-        raise TpuMagicsError("No TPU is named to compile for.", todo=_TODO, details=known_lines())
-    return tuple(dict.fromkeys(parse(name) for name in names))
+        raise TpuMagicsError("No TPU is named to compile for.", todo=_SEVERAL, details=known_lines())
+    return tuple(dict.fromkeys(parse(name, _SEVERAL) for name in names))
 
 
 def _by_topology(text: str, chip: Chip, bounds: str) -> Target:
@@ -88,17 +89,17 @@ def _by_number(text: str, chip: Chip, number: int) -> Target:
 # -- what is wrong with a name --------------------------------------------------------------------------------------
 
 
-def _not_a_tpu(text: str) -> TpuMagicsError:
+def _not_a_tpu(text: str, todo: str) -> TpuMagicsError:
     if _is_gpu(text):
         return TpuMagicsError(
             f'"{text.strip()}" is a GPU.',
-            "A preflight asks the TPU's own compiler, which makes programs for TPUs only.",
-            _TODO,
+            "A target is a TPU, or a slice of them: the TPU's own compiler makes programs for nothing else.",
+            todo,
             known_lines(),
         )
     near = _near(text)
     why = f"The nearest names: {', '.join(near)}." if near else ""
-    return TpuMagicsError(f'No TPU is called "{text.strip()}".', why, _TODO, known_lines())
+    return TpuMagicsError(f'No TPU is called "{text.strip()}".', why, todo, known_lines())
 
 
 def _no_number(text: str, chip: Chip) -> TpuMagicsError:
@@ -106,7 +107,7 @@ def _no_number(text: str, chip: Chip) -> TpuMagicsError:
     return TpuMagicsError(
         f'"{text.strip()}" names a generation of TPU, and no slice of it.',
         f"How many chips there are decides what is compiled in between them. {_counts(chip)}",
-        f"say how many: {', '.join(first)}, ...",
+        f"Say how many: {', '.join(first)}, ...",
         [_line(chip)],
     )
 
@@ -116,7 +117,7 @@ def _no_such_size(text: str, chip: Chip, number: int) -> TpuMagicsError:
     return TpuMagicsError(
         f'There is no slice "{text.strip()}".',
         f"{_counts(chip)} The nearest: {' and '.join(_plain(chip, one) for one in sorted(near))}.",
-        "name one of these",
+        "Name one of these.",
         [_line(chip)],
     )
 
@@ -126,7 +127,7 @@ def _no_such_topology(text: str, chip: Chip) -> TpuMagicsError:
     return TpuMagicsError(
         f'A TPU {chip.generation} cannot have the topology "{text.strip()}".',
         f"The numbers are chips in each direction, and the largest slice is {topologies[-1]}.",
-        "name one of these, or one of their kind",
+        "Name one of these, or one of their kind.",
         [", ".join(topologies)],
     )
 

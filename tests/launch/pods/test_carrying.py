@@ -205,6 +205,26 @@ def test_where_the_connection_was_closed_nothing_is_asked(watch: RemoteWatch) ->
     assert all(one.carrier.asked == [] for one in watch.links) and not ray.is_initialized()
 
 
+def test_an_exit_that_ray_raises_while_the_connection_is_closed_ends_no_thread(
+    watch: RemoteWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen with Ray 2.60: a thread that asks while another one calls ray.shutdown() gets SystemExit(0)."""
+    import ray
+
+    def closes(*_: Any, **__: Any) -> Any:
+        raise SystemExit(0)
+
+    monkeypatch.setattr(cluster, "is_connected", lambda: True)
+    for link in watch.links:
+        link.question = object()
+    monkeypatch.setattr(ray, "wait", closes)
+    watch._exchange()
+    monkeypatch.setattr(ray, "wait", lambda asked, **_: (asked, []))
+    monkeypatch.setattr(ray, "get", closes)
+    watch._exchange()
+    assert [link.lost for link in watch.links] == [links.CLOSED] * 2
+
+
 def test_closing_leaves_nothing(carrier: Carrier, tmp_path: Path) -> None:
     (carrier.folder / "array-0.bin").write_bytes(b"x")
     carrier.close()

@@ -66,9 +66,7 @@ def test_looking_again_holds_it_anew(address: str) -> None:
 def test_another_slice_is_not_there(address: str) -> None:
     error = refused(address, "v5litepod-16")
     assert error.what == "This cluster cannot give a v5litepod-16."
-    assert error.why == (
-        "What it has instead: v4-16 (2x2x2): 2 hosts with 4 chips each; 1 host without a TPU (1 CPUs)."
-    )
+    assert error.why == "What it has instead: v4-16 (2x2x2): 2 hosts with 4 chips each; 1 host without a TPU (1 CPU)."
 
 
 def test_all_chips_take_part(address: str) -> None:

@@ -91,9 +91,10 @@ def fetch(carrier: Any, name: str, size: int, folder: Path) -> int:
     return size
 
 
-def short(error: Exception) -> str:
+def short(error: BaseException) -> str:
     """What Ray says of a carrier that does not answer, in a line."""
     kinds = {
+        "SystemExit": CLOSED,
         "ActorDiedError": "its process has died",
         "ActorUnavailableError": "it cannot be reached",
         "NodeDiedError": "its node has died",

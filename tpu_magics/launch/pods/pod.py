@@ -54,3 +54,8 @@ class Pod:
     def host_of(self, rank: int) -> PodHost:
         """The host of a rank: ranks are counted host by host."""
         return self.hosts[rank // (self.workers * self.replicas)]
+
+
+def cpus_text(cpus: float) -> str:
+    """Ray's CPUs, of which there may be halves: "1 CPU", "0.5 CPUs"."""
+    return f"{cpus:g} CPU{'s' * (cpus != 1)}"

@@ -70,7 +70,10 @@ class RemoteWatch(Watch):
         asked = {link.question: link for link in self.links if link.question is not None}
         if not asked:
             return
-        ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=supervise.TICK)
+        try:
+            ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=supervise.TICK)
+        except SystemExit:  # Ray's (2.60), in a thread that asks while ray.shutdown() closes the connection
+            return
         for question in ready:
             self._answered(asked[question], question)
         for link in asked.values():
@@ -81,7 +84,7 @@ class RemoteWatch(Watch):
         link.asked = time.monotonic()
         try:
             link.question = link.carrier.poll.remote(dict(link.offsets), WAITS)
-        except Exception as error:  # Ray raises what it likes; whatever it is, this host cannot be asked
+        except (Exception, SystemExit) as error:  # Ray raises what it likes; this host cannot be asked
             self._lose(link, short(error))
 
     def _answered(self, link: Link, question: Any) -> None:
@@ -90,7 +93,7 @@ class RemoteWatch(Watch):
         link.question = None
         try:
             news, state = ray.get(question)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._lose(link, short(error))
             return
         link.answered, link.state = link.asked, state

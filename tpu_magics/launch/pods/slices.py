@@ -21,6 +21,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host.chips import GENERATIONS, Generation
 from tpu_magics.host.problem import plural
 from tpu_magics.launch.pods import cluster
+from tpu_magics.launch.pods.pod import cpus_text
 
 if TYPE_CHECKING:
     from tpu_magics.launch.pods.cluster import Node
@@ -189,8 +190,8 @@ def _stock(nodes: Sequence[Node], there: Sequence[Found]) -> str:
     parts += [f"{node.name} with {node.chips:g} TPU and no label of a slice ({POD_TYPE})" for node in bare]
     without = [node for node in nodes if not node.chips]
     if without:
-        cores = sum(node.cpus for node in without)
-        parts.append(f"{plural(len(without), 'host')} without a TPU ({cores:g} CPUs)")
+        cpus = cpus_text(sum(node.cpus for node in without))
+        parts.append(f"{plural(len(without), 'host')} without a TPU ({cpus})")
     return "; ".join(parts) or "nothing"
 
 

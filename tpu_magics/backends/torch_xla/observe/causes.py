@@ -11,7 +11,7 @@ that the cause is not certain.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -21,7 +21,10 @@ from tpu_magics.backends.torch_xla.observe.compiled import Compiled, Number
 from tpu_magics.runs.events import Input, Site
 
 T = TypeVar("T")
+Places = Sequence[tuple[str, str]]  # files and their functions
 _SHOWN = 6
+# Files whose functions wrap others.
+_DECORATORS = ("/typing_extensions.py", "/functools.py", "/contextlib.py", "/_contextlib.py")
 _STATE = {
     False: "the optimizer's state is an input now, before it was made in the step",
     True: "the optimizer's state is made in this step, before it was an input",
@@ -75,7 +78,7 @@ def _other_place(pair: Pair) -> Verdict | None:
     """The user's line is the same, but a library runs the graph from another place of it, for the first time."""
     if pair.new.through == pair.old.through or not pair.other_ops:
         return None
-    path, function = next(iter(_outer(pair)), ("", ""))
+    path, function = next(iter(_outer(pair.new.through, pair.old.through)), ("", ""))
     by = f"`{function}` of {_short_path(path)}" if function else "another function"
     if pair.new.trigger == "read" and not function:
         return Verdict(
@@ -96,9 +99,12 @@ def _other_place(pair: Pair) -> Verdict | None:
     )
 
 
-def _outer(pair: Pair) -> Iterator[tuple[str, str]]:
-    """The places of the new one that the old one does not have, the one nearest to the user's line first."""
-    return (place for place in reversed(pair.new.through) if place not in pair.old.through)
+def _outer(new: Places, old: Places) -> Places:
+    """The places of the new one that the old one does not have, the one nearest to the user's line first; but what
+    decorates functions last: `wrapper` says nothing."""
+    return sorted(
+        (place for place in reversed(new) if place not in old), key=lambda place: place[0].endswith(_DECORATORS)
+    )
 
 
 def _short_path(path: str) -> str:
