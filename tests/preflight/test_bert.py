@@ -2,12 +2,16 @@
 
 What lives here: the sizes of the facts that this room was built on. What does not: its parts, which have tests of their
 own. Of each case the graph of the steady step alone is compiled: the first step's is as large, and takes as long.
+
+In the environments of Colab and Kaggle BERT has two of its twelve layers: their older compiler takes up to two minutes
+for twelve, six times as long, and what is special there is the compiler's answer, not the size.
 """
 
 from __future__ import annotations
 
 import pytest
 
+from tests import overlay
 from tpu_magics.launch import session
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.tracing import Asked
@@ -19,7 +23,9 @@ from tpu_magics.preflight.run import trace_request
 from tpu_magics.preflight.targets import parse
 
 GIB = 2**30
-PARAMETERS = 109_483_778  # BERT-base with a head for two classes
+LAYERS = 2 if overlay.is_host() else 12
+PART = LAYERS / 12
+PARAMETERS = 109_483_778 - (12 - LAYERS) * 7_087_872  # BERT-base with a head for two classes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -30,7 +36,7 @@ def training_function(batch: int, length: int) -> None:
     from transformers import BertConfig, BertForSequenceClassification
 
     device = torch_xla.device()
-    model = BertForSequenceClassification(BertConfig()).to(device)
+    model = BertForSequenceClassification(BertConfig(num_hidden_layers=LAYERS)).to(device)
     optimizer = torch.optim.AdamW(model.parameters())
     ids = torch.zeros((batch, length), dtype=torch.long)
     for _ in range(5):
@@ -65,8 +71,8 @@ def test_a_batch_of_32_x_128_fits_and_its_matrix_multiplications_are_not_bf16(re
     assert state < memory.arguments < 1.05 * state
     assert 0.99 * state < memory.aliased <= memory.arguments, "all of that is donated"
     assert memory.available == pytest.approx(15.75 * GIB, rel=0.01)
-    assert 3 * GIB < memory.needed < 8 * GIB
-    assert compiled.flops == pytest.approx(2.16e12, rel=0.05), "as was measured before this room was built"
+    assert 3 * GIB * PART < memory.needed < 8 * GIB * PART + (1 - PART) * state
+    assert compiled.flops == pytest.approx(2.16e12 * PART, rel=0.05), "as was measured before this room was built"
     share = bf16_share(compiled)
     assert share is not None and share < 0.1
     [largest] = [one for one in compiled.buffers if one.shape == "f32[30522,768]" and one.kind == "argument"][:1]
@@ -88,7 +94,7 @@ def test_a_batch_of_512_x_512_is_refused(ready: None) -> None:
     _, compiled = preflight(512, 512)
     assert compiled.status == "too-large"
     assert compiled.memory is not None and compiled.memory.available is not None
-    assert compiled.memory.needed == pytest.approx(184 * GIB, rel=0.02)
+    assert compiled.memory.needed == pytest.approx(184 * GIB * PART, rel=0.02 if PART == 1 else 0.2)
     assert compiled.memory.available == pytest.approx(15.75 * GIB, rel=0.01)
     largest = compiled.buffers[0]
     assert largest.shape == "f32[512,12,512,512]" and largest.place is not None
