@@ -43,6 +43,12 @@ def is_colab() -> bool:
     return metadata.version("ipykernel") == "6.17.1"
 
 
+def is_host() -> bool:
+    """Whether the environment is one of scripts/hosts.py. Such a one stands for itself alone: what .venv tests with
+    Colab's packages from an overlay, Colab's own environment tests with its own, and Kaggle has not."""
+    return FOLDERS.parent == ROOT / ".hosts"
+
+
 def output_of(command: str) -> str:
     """The right side of an assignment in a cell that takes what a command prints."""
     if is_colab() and sys.version_info >= (3, 12):  # IPython 7.34 does not know `name = !command` there

@@ -253,6 +253,21 @@ def test_accelerate_reports_one_process() -> None:
     assert (only(result.run.events(), Batch)[-1].per_device, only(result.run.events(), Batch)[-1].ranks) == (16, 1)
 
 
+# -- loaders ----------------------------------------------------------------------------------------------------------
+
+
+def pins_memory() -> int:
+    """What torch_xla imports with jax beside it, e.g. for FSDP v2, is imported before the loader begins."""
+    from torch_xla._internal import jax_workarounds
+
+    getattr(jax_workarounds, "maybe_get_torchax", lambda: None)()
+    return len(list(torch.utils.data.DataLoader(list(range(8)), batch_size=2, pin_memory=True)))
+
+
+def test_a_loader_that_pins_memory_gives_its_batches_beside_torchax() -> None:
+    assert run(pins_memory, spmd=DEVICES).value == 4
+
+
 # -- transformers' Trainer with FSDP v2 -------------------------------------------------------------------------------
 
 

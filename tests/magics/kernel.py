@@ -115,10 +115,10 @@ def with_old_kernel() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(map(str, (*overlay.old_kernel(), ROOT)))}
 
 
-# The kernel as it is installed, and Colab's older one; in an environment like Colab's these are one.
+# The kernel as it is installed, and Colab's older one; in the environment of a host there is one, its own.
 KERNELS: dict[str, Callable[[], dict[str, str]]] = {"new": dict, "old": with_old_kernel}
-if overlay.is_colab():
-    del KERNELS["new"]
+if overlay.is_host():
+    del KERNELS["new" if overlay.is_colab() else "old"]
 
 
 def without_colours(text: str) -> str:

@@ -38,7 +38,7 @@ def colab_compiler() -> tuple[str, ...]:
     return (str(overlay.COLAB_COMPILER),)
 
 
-@pytest.fixture(scope="module", params=["newest"] if overlay.is_colab() else ["newest", "colab"])
+@pytest.fixture(scope="module", params=["newest"] if overlay.is_host() else ["newest", "colab"])
 def packages(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """Each of the two in turn."""
+    """Each of the two in turn; in the environment of a host its own."""
     return request.getfixturevalue({"newest": "tpu_compiler", "colab": "colab_compiler"}[request.param])

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests import overlay
 from tpu_magics.preflight.optimised import ProgramFacts, allocations, folder, read
 from tpu_magics.preflight.optimised.text import read_program
 
@@ -57,8 +58,13 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Dump:
 
 
 @pytest.fixture(scope="module")
-def colab_dump(tmp_path_factory: pytest.TempPathFactory, colab_compiler: tuple[str, ...]) -> Dump:
-    """A few of the programs, by Colab's compiler."""
+def colab_dump(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, colab_compiler: tuple[str, ...]
+) -> Dump:
+    """A few of the programs, by Colab's compiler; in Colab's environment it has compiled them all."""
+    if overlay.is_colab():
+        dump: Dump = request.getfixturevalue("dump")
+        return dump
     return dumped(tmp_path_factory.mktemp("dump"), *OF_COLAB, path=os.pathsep.join(colab_compiler))
 
 

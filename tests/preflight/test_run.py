@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests import overlay
 from tests.launch.launching import said
 from tpu_magics.backends.lowered import Graph, Traced
 from tpu_magics.errors import TpuMagicsError
@@ -215,7 +216,10 @@ def test_of_a_size_that_is_too_large_one_graph_is_compiled(searched: dict[str, A
     fits = [one for one in found.points if one.status == "fits"]
     large = [one for one in found.points if one.status == "too-large"]
     assert large and len(heard.done) == 2 * len(fits) + len(large)
-    assert all(len(one.error.splitlines()) == 1 for one in large), "a refusal is pages long"
+    texts = [one.error.splitlines() for one in large]
+    assert all(len(lines) <= 1 for lines in texts), "a refusal is pages long"
+    assert any(texts) or overlay.is_colab(), "there the compiler makes a program that has no room for its outputs"
+    assert all((one.needed or 0) > (one.available or 0) for one in large)
     assert heard.lines[:2] == ["wide: tracing, for one rank", "batch = 64: v5litepod-1"]
 
 

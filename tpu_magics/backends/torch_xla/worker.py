@@ -159,12 +159,13 @@ class _First:
         import torch_xla
         import torch_xla.runtime as xr
 
-        from tpu_magics.backends.torch_xla import sharded, ties, trainer, trainer_fsdp
+        from tpu_magics.backends.torch_xla import pinned, sharded, ties, trainer, trainer_fsdp
 
         ties.keep_ties()
         sharded.watch_wrappers()
         trainer.arrange()
         trainer_fsdp.arrange()
+        pinned.arrange()
         start_autograd_threads()
         if self.spec.spmd is not None:
             spmd.make_mesh(self.spec)

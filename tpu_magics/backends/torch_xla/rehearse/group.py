@@ -48,10 +48,14 @@ class Group:
 
     def meet(self) -> None:
         """Connect all ranks. They start at different times: for that there is time enough, whatever the time-out."""
+        import torch
+
         group = self._connect(self.everyone, max(self.timeout, _START))
         group._set_default_timeout(datetime.timedelta(seconds=self.timeout))
         self._groups[self.everyone] = group
         self.agree(self.everyone, "the start")
+        if self.timeout < _START and torch.__version__ < "2.9":  # there gloo keeps the time-out that it was made with
+            self._groups[self.everyone] = self._connect(self.everyone, self.timeout, "again-")
 
     # -- what is carried ------------------------------------------------------------------------------------------
     def agree(self, members: Sequence[int], doing: str) -> None:
@@ -131,16 +135,16 @@ class Group:
             self._groups[members] = self._connect(members, self.timeout)
         return self._groups[members]
 
-    def _connect(self, members: tuple[int, ...], timeout: float) -> Any:
+    def _connect(self, members: tuple[int, ...], timeout: float, name: str = "") -> Any:
         """A group of gloo's own, over the loopback interface where there is one host: its name need not lead to an
-        address."""
+        address. `name`: tells it from another of the same members."""
         import torch.distributed as dist
 
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self.address)]
         options._timeout = datetime.timedelta(seconds=timeout)
         self._store.set_timeout(options._timeout)
-        store = dist.PrefixStore(f"ranks-{'-'.join(map(str, members))}", self._store)
+        store = dist.PrefixStore(f"{name}ranks-{'-'.join(map(str, members))}", self._store)
         with _quiet():
             return dist.ProcessGroupGloo(store, members.index(self.rank), len(members), options)
 
