@@ -15,8 +15,8 @@ import pytest
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
+from tpu_magics.launch.pods import calling, cluster, freight, going, ship
 from tpu_magics.launch.pods import carrier as carriers
-from tpu_magics.launch.pods import cluster, freight, going, ship
 from tpu_magics.launch.pods import link as links
 from tpu_magics.launch.pods.carrier import CHUNK, OWNER, Carrier
 from tpu_magics.launch.pods.link import Link, linked, short
@@ -200,8 +200,8 @@ def test_where_the_connection_was_closed_nothing_is_asked(watch: RemoteWatch) ->
     ship.dismiss([link.carrier for link in watch.links], 0.1)
     watch._exchange()
     with pytest.raises(ConnectionError) as error:
-        links.ask_now(None)
-    assert [one.lost for one in watch.links] == [short(error.value)] * 2 == [links.CLOSED] * 2
+        links.ask(None)
+    assert [one.lost for one in watch.links] == [short(error.value)] * 2 == [calling.CLOSED] * 2
     assert all(one.carrier.asked == [] for one in watch.links) and not ray.is_initialized()
 
 
@@ -222,7 +222,7 @@ def test_an_exit_that_ray_raises_while_the_connection_is_closed_ends_no_thread(
     monkeypatch.setattr(ray, "wait", lambda asked, **_: (asked, []))
     monkeypatch.setattr(ray, "get", closes)
     watch._exchange()
-    assert [link.lost for link in watch.links] == [links.CLOSED] * 2
+    assert [link.lost for link in watch.links] == [calling.CLOSED] * 2
 
 
 def test_closing_leaves_nothing(carrier: Carrier, tmp_path: Path) -> None:

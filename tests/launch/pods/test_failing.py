@@ -13,11 +13,13 @@ import pytest
 
 from tests.launch.launching import failed, refused, run, said
 from tests.launch.pods import clusters, trained
+from tests.launch.pods.clusters import Nodes
 from tests.launch.pods.test_going import weights
 from tests.launch.pods.trained import net
-from tpu_magics.errors import TrainingInterrupted
+from tpu_magics.errors import TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import session, train
 from tpu_magics.launch.plan import Options
+from tpu_magics.launch.pods import calling
 
 pytestmark = pytest.mark.slow
 
@@ -126,6 +128,26 @@ def test_a_background_run_comes_home_and_another_is_stopped(pod: session.Session
     assert not clusters.wait_gone()
     with pytest.raises(TrainingInterrupted):
         stopped.wait()
+
+
+def test_a_connection_that_is_closed_meanwhile_ends_the_run_and_not_this_process(
+    nodes: Nodes, pod: session.Session, tmp_path: Any
+) -> None:
+    """Ray ends a process that calls it from a thread once ray.shutdown() has begun."""
+    import ray
+
+    running = background(waits, str(tmp_path))
+    while len(list(tmp_path.glob("rank-*"))) < 6:
+        time.sleep(0.05)
+    ray.shutdown()
+    try:
+        with pytest.raises(TrainingFailed) as error:
+            running.wait()
+        assert calling.CLOSED in said(error.value)
+        assert not clusters.wait_gone()
+    finally:
+        nodes.connect()
+    assert len(run(trained.the_world, timeout=300.0).values) == 6
 
 
 def test_what_cannot_be_pickled_is_named_before_anything_is_sent(pod: session.Session) -> None:

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.launch.pods import cluster
+from tpu_magics.launch.pods.calling import CLOSED, calling
 from tpu_magics.launch.pods.carrier import CHUNK
 from tpu_magics.launch.pods.pod import Pod, PodHost
 from tpu_magics.launch.pods.task import is_result
 from tpu_magics.launch.supervise import Watched
 
 SILENT = 20.0  # seconds without an answer after which a host is lost
-CLOSED = "this notebook's connection to the cluster was closed (ray.shutdown())"
 AHEAD = 4  # pieces of a result that are on their way at once
 
 
@@ -65,13 +64,15 @@ def linked(pod: Pod, made: Sequence[Any]) -> list[Link]:
     return found
 
 
-def ask_now(question: Any) -> Any:
-    """Raises ConnectionError where the connection is closed: Ray would start a cluster of its own."""
-    if not cluster.is_connected():
-        raise ConnectionError(CLOSED)
-    import ray
+def ask(method: Any, *args: Any) -> Any:
+    """Ask a carrier; gives the question."""
+    with calling():
+        return method.remote(*args)
 
-    return ray.get(question, timeout=SILENT)
+
+def answer(question: Any, timeout: float | None = SILENT) -> Any:
+    with calling() as ray:
+        return ray.get(question, timeout=timeout)
 
 
 def fetch(carrier: Any, name: str, size: int, folder: Path) -> int:
@@ -81,20 +82,19 @@ def fetch(carrier: Any, name: str, size: int, folder: Path) -> int:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     pieces = [(at, min(CHUNK, size - at)) for at in range(0, size, CHUNK)]
-    coming = [carrier.fetch.remote(name, *piece) for piece in pieces[:AHEAD]]
+    coming = [ask(carrier.fetch, name, *piece) for piece in pieces[:AHEAD]]
     with path.open("wb") as file:
         for number in range(len(pieces)):
             if number + AHEAD < len(pieces):
-                coming.append(carrier.fetch.remote(name, *pieces[number + AHEAD]))
-            file.write(ask_now(coming[number]))
+                coming.append(ask(carrier.fetch, name, *pieces[number + AHEAD]))
+            file.write(answer(coming[number]))
             coming[number] = None
     return size
 
 
-def short(error: BaseException) -> str:
+def short(error: Exception) -> str:
     """What Ray says of a carrier that does not answer, in a line."""
     kinds = {
-        "SystemExit": CLOSED,
         "ActorDiedError": "its process has died",
         "ActorUnavailableError": "it cannot be reached",
         "NodeDiedError": "its node has died",

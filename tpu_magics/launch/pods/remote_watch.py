@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.launch import process, supervise
-from tpu_magics.launch.pods import cluster
+from tpu_magics.launch.pods.calling import calling
 from tpu_magics.launch.pods.carrier import New
-from tpu_magics.launch.pods.link import CLOSED, SILENT, Link, ask_now, fetch, short
+from tpu_magics.launch.pods.link import SILENT, Link, answer, ask, fetch, short
 from tpu_magics.launch.pods.ship import dismiss
 from tpu_magics.launch.pods.task import LOG, REFUSED, RESULTS, is_news
 from tpu_magics.launch.supervise import GATHER, Watch, Watched
@@ -57,13 +57,6 @@ class RemoteWatch(Watch):
 
     def _exchange(self) -> None:
         """Ask every host that is not being asked, and take what has been answered."""
-        if not cluster.is_connected():  # asked all the same, Ray would start a cluster of its own
-            for link in self.links:
-                if not link.over:
-                    self._lose(link, CLOSED)
-            return
-        import ray
-
         for link in self.links:
             if link.question is None and not link.over:
                 self._ask(link)
@@ -71,8 +64,11 @@ class RemoteWatch(Watch):
         if not asked:
             return
         try:
-            ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=supervise.TICK)
-        except SystemExit:  # Ray's (2.60), in a thread that asks while ray.shutdown() closes the connection
+            with calling() as ray:
+                ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=supervise.TICK)
+        except ConnectionError as error:
+            for link in asked.values():
+                self._lose(link, short(error))
             return
         for question in ready:
             self._answered(asked[question], question)
@@ -83,17 +79,15 @@ class RemoteWatch(Watch):
     def _ask(self, link: Link) -> None:
         link.asked = time.monotonic()
         try:
-            link.question = link.carrier.poll.remote(dict(link.offsets), WAITS)
-        except (Exception, SystemExit) as error:  # Ray raises what it likes; this host cannot be asked
+            link.question = ask(link.carrier.poll, dict(link.offsets), WAITS)
+        except Exception as error:  # Ray raises what it likes; whatever it is, this host cannot be asked
             self._lose(link, short(error))
 
     def _answered(self, link: Link, question: Any) -> None:
-        import ray
-
         link.question = None
         try:
-            news, state = ray.get(question)
-        except (Exception, SystemExit) as error:
+            news, state = answer(question)
+        except Exception as error:
             self._lose(link, short(error))
             return
         link.answered, link.state = link.asked, state
@@ -199,7 +193,7 @@ class RemoteWatch(Watch):
             if not link.over and not link.stopped:
                 link.stopped = True
                 with contextlib.suppress(Exception):
-                    link.carrier.stop.remote()
+                    ask(link.carrier.stop)
         until = time.monotonic() + STOPS
         while any(not link.over for link in self.links) and time.monotonic() < until:
             self._exchange()
@@ -224,7 +218,7 @@ class RemoteWatch(Watch):
         self.fetched = True
         for link in self.links:
             try:
-                for name, size in ask_now(link.carrier.results.remote()):
+                for name, size in answer(ask(link.carrier.results)):
                     link.bytes += fetch(link.carrier, name, size, self.files.path)
             except Exception as error:
                 self._drop_results()

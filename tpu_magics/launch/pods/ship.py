@@ -17,7 +17,7 @@ from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.plan import mb
-from tpu_magics.launch.pods import cluster
+from tpu_magics.launch.pods.calling import calling
 from tpu_magics.launch.pods.carrier import Carrier
 from tpu_magics.launch.pods.link import short
 from tpu_magics.launch.pods.parcel import Parcel
@@ -87,20 +87,17 @@ def carriers(
 
 def dismiss(made: Sequence[Any], patience: float = CLOSES) -> None:
     """Have carriers leave nothing on their hosts, and end them; one that does not answer is ended all the same. Without
-    a connection they are out of reach (and end by themselves): asked for them, Ray would start a cluster of its own."""
-    if not cluster.is_connected():
-        return
-    import ray
-
-    closing = []
-    for one in made:
+    a connection they are out of reach, and end by themselves."""
+    with contextlib.suppress(ConnectionError), calling() as ray:
+        closing = []
+        for one in made:
+            with contextlib.suppress(Exception):
+                closing.append(one.close.remote())
         with contextlib.suppress(Exception):
-            closing.append(one.close.remote())
-    with contextlib.suppress(Exception):
-        ray.wait(closing, num_returns=len(closing), timeout=patience)
-    for one in made:
-        with contextlib.suppress(Exception):
-            ray.kill(one)
+            ray.wait(closing, num_returns=len(closing), timeout=patience)
+        for one in made:
+            with contextlib.suppress(Exception):
+                ray.kill(one)
 
 
 def begin(
