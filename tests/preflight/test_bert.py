@@ -80,9 +80,9 @@ def test_a_batch_of_32_x_128_fits_and_its_matrix_multiplications_are_not_bf16(re
     assert share is not None and share < (0.25 if SMALL else 0.1)
     [largest] = [one for one in compiled.buffers if one.shape == f"f32[30522,{WIDTH}]" and one.kind == "argument"][:1]
     assert largest.size >= 30522 * WIDTH * 4
-    made = [one for one in compiled.buffers if one.kind == "temporary" and one.place is not None]
-    assert made and made[0].place is not None
-    assert made[0].place.code == "loss = model(input_ids=ids.to(device), labels=ids[:, 0].to(device)).loss"
+    made = [one.place.code for one in compiled.buffers if one.kind == "temporary" and one.place is not None][:1]
+    line = "loss = model(input_ids=ids.to(device), labels=ids[:, 0].to(device)).loss"
+    assert made == [line] or (SMALL and not made), "temporaries of a small one may all lie on the chip"
     assert any(name.endswith("bert.embeddings.word_embeddings.weight") for name in traced.graphs[-1].parameters)
 
 
