@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch_xla")
 
+from tests import overlay  # noqa: E402
 from tests.launch.launching import digest, failed, of, run, said  # noqa: E402
 from tpu_magics.launch import session, train  # noqa: E402
 from tpu_magics.launch.plan import Options  # noqa: E402
@@ -308,15 +309,15 @@ def trained(model: Any, kind: str, optim: str, fsdp: dict[str, Any]) -> dict[str
     return {"losses": losses, "world": arguments.world_size, "wrapper": type(trainer.model).__name__}
 
 
+BY_LAYER = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "xla_fsdp_grad_ckpt": True}
+WRAPPED = [
+    pytest.param("llama", "adafactor", BY_LAYER, id="llama by layer, checkpointed"),
+    pytest.param("bert", "adamw_torch_xla", {"min_num_params": 300}, id="bert by size"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "optim", "fsdp"),
-    [
-        ("llama", "adafactor", {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "xla_fsdp_grad_ckpt": True}),
-        ("bert", "adamw_torch_xla", {"min_num_params": 300}),
-    ],
-    ids=["llama by layer, checkpointed", "bert by size"],
-)
+@pytest.mark.parametrize(("kind", "optim", "fsdp"), WRAPPED[:1] if overlay.is_host() else WRAPPED)
 def test_trainer_with_fsdp_v2(kind: str, optim: str, fsdp: dict[str, Any]) -> None:
     pytest.importorskip("transformers")
     alone, together = transformer(kind), transformer(kind)
