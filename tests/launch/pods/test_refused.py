@@ -90,6 +90,25 @@ def test_a_cluster_with_another_ray_or_python(other: dict[str, str], monkeypatch
     assert "Install the same versions" in error.todo
 
 
+@pytest.mark.parametrize(("client", "tries"), [(True, cluster.CLIENT_TRIES), (False, 1)])
+def test_a_clients_process_that_dies_at_its_start_is_asked_for_again(
+    client: bool, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    asked = []
+
+    def fake_init(**_: Any) -> None:
+        asked.append(1)
+        raise ConnectionAbortedError("RuntimeError: Starting Ray client server failed. See ray_client_server_23000.err")
+
+    monkeypatch.setattr(ray, "init", fake_init)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    with pytest.raises(TpuMagicsError, match="Ray could not connect to"):
+        cluster._open(replace(HEAD, client=client))
+    assert len(asked) == tries
+
+
 def test_a_machine_that_is_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
     services: Any = import_module("ray._private.services")  # as in 2.60
 

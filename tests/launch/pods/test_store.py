@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,13 +51,13 @@ def test_a_large_model_is_sent_once_for_each_host(nodes: Nodes, fresh_session: s
     fresh_session.pod = nodes.pod()
     result = run(first_weight, large(20), timeout=300.0)
     assert result.values == [(1.0, 20_000_000)] * 4
-    assert 20_000_000 < result.run.info["sent"] < 22_000_000
+    assert 20_000_000 < result.run.info["sent"] < 30_000_000  # once; the rest is this process's own modules
 
 
 def test_a_full_object_store_is_said_and_nothing_is_left(nodes: Nodes, fresh_session: session.Session) -> None:
     fresh_session.pod = nodes.pod()
     error = refused(first_weight, large(200))
-    assert "object store of the cluster has no room" in error.what and "200" in error.what
+    assert re.search(r"object store of the cluster has no room .* \(20\d\.\d MB\)", error.what)
     assert "--object-store-memory" in error.todo and "ray memory" in error.todo
     assert fresh_session.going is None
     assert len(run(trained.the_world, timeout=300.0).values) == 4

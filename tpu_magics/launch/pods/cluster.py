@@ -25,6 +25,9 @@ from tpu_magics.launch.pods.address import CLIENT_PORT, HERE, Address
 from tpu_magics.launch.pods.asking import PATIENCE, ask
 
 SHORT = 2.0  # seconds for an answer where much has been waited for already
+# The server of ray:// forks a process for each client while its own threads run, and that process sometimes dies of it
+# at once (seen with 2.60); another client is given another one.
+CLIENT_TRIES, CLIENT_FAILED = 4, "Starting Ray client server failed"
 NODE_STARTS = 2.0  # seconds in which a node of this machine that is being started is there
 EXTRA = '%pip install "tpu-magics[pods]"'
 # What Ray reads while it is imported or connects: no usage statistics, no lines of its C++ part in the cells; another
@@ -197,14 +200,18 @@ def _open(address: Address) -> None:
 
     import ray
 
-    try:
-        ray.init(address=address.url, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
-    except BaseException as error:
-        with _signals_kept():
-            ray.shutdown()
-        if isinstance(error, Exception):
-            raise _refused(address, error) from error
-        raise  # an interrupt: half a connection would be taken for one of the notebook's own
+    for left in reversed(range(CLIENT_TRIES if address.client else 1)):
+        try:
+            ray.init(address=address.url, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
+            return
+        except BaseException as error:
+            with _signals_kept():
+                ray.shutdown()
+            if not isinstance(error, Exception):
+                raise  # an interrupt: half a connection would be taken for one of the notebook's own
+            if not (left and CLIENT_FAILED in str(error)):
+                raise _refused(address, error) from error
+        time.sleep(1)
 
 
 def _require_node(address: Address) -> None:
