@@ -20,7 +20,8 @@ from typing import Any
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[3]
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "PJRT_DEVICE": "CPU"}
+# The last: the server of ray:// forks a process for each client; gRPC's handlers of a fork sometimes end it at once.
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "PJRT_DEVICE": "CPU", "GRPC_ENABLE_FORK_SUPPORT": "0"}
 STORE = 80_000_000  # bytes of each node's object store; Ray takes no less than 75 MB
 
 
