@@ -27,7 +27,7 @@ class _Patience:
     where somebody has laid the descriptor elsewhere, and it did not come."""
 
     seconds = 3.0
-    known, doubted = 30.0, 0.5
+    known, doubted = 10.0, 0.5
 
 
 class Log:

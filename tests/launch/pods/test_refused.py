@@ -16,7 +16,7 @@ from tests.launch.pods.nodes import free_port, mute
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.plan import Options
-from tpu_magics.launch.pods import address, asking, cluster, freight, going, joining, plan, slices
+from tpu_magics.launch.pods import address, asking, cluster, freight, going, joining, plan, slices, tokens
 from tpu_magics.launch.pods.address import Address
 from tpu_magics.launch.pods.cluster import Node
 from tpu_magics.launch.pods.pod import Pod, PodHost
@@ -88,6 +88,14 @@ def test_a_cluster_with_another_ray_or_python(other: dict[str, str], monkeypatch
     assert error.what == "The cluster at 10.0.0.2:6379 has another version of Ray or Python than this notebook."
     assert next(iter(other.values())) in error.why and own["ray_version"] in error.why
     assert "Install the same versions" in error.todo
+
+
+def test_a_token_is_not_taken_while_another_connection_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    assert "--hosts off" not in tokens.refused(HEAD).todo
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    assert "Close the connection that is open first: %tpu_init --hosts off." in tokens.refused(HEAD).todo
 
 
 @pytest.mark.parametrize(("client", "tries"), [(True, cluster.CLIENT_TRIES), (False, 1)])

@@ -86,7 +86,7 @@ class RemoteWatch(Watch):
     def _answered(self, link: Link, question: Any) -> None:
         link.question = None
         try:
-            news, state = answer(question)
+            news, state = answer(question, None)  # it is there already
         except Exception as error:
             self._lose(link, short(error))
             return

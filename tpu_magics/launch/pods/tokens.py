@@ -40,11 +40,13 @@ def take(address: Address) -> None:
 def refused(address: Address) -> TpuMagicsError:
     """Of a cluster that wants a token that it was not given."""
     sent = os.environ.get(MODE, "").lower() == "token"
+    busy = bool(import_module("ray").is_initialized())  # then `take` leaves all as it is
     have = "the one that this notebook has is missing, or is not the cluster's" if sent else "this notebook sends none"
     return TpuMagicsError(
         f"The Ray cluster at {address.text} wants its token.",
         f"It was started with token authentication, and {have}.",
         "Copy ~/.ray/auth_token from the head node to the same place on this machine"
         + ("." if sent else f", and run %env {MODE}=token before %tpu_init.")
+        + (" Close the connection that is open first: %tpu_init --hosts off." if busy else "")
         + f" See {DOCS}",
     )
