@@ -54,29 +54,6 @@ LACKS = (
     ),
     # backends/torch_xla/trace/reads.py: "A function cannot be traced with torch 2.8.0. Its values are held back by
     # kernels that call torch_xla's own, and torch gives those out since 2.9."
-    Lack(
-        "torch",
-        ("2.8.0",),
-        (
-            r"preflight/test_bert\.py::",
-            r"preflight/test_command\.py::test_a_notebook_is_preflighted",
-            r"preflight/test_gate\.py::test_(what_fits_goes_on|what_does_not_fit_is|it_is_asked_anew|it_is_spmd_where)",
-            r"preflight/test_gate\.py::test_other_answers_of_a_compiler",
-            r"preflight/test_run\.py::test_(targets_with_as_many|the_second_time|precision_is_that|ranks_are_those)",
-            r"preflight/test_run\.py::test_(spmd_is_that|a_graph_that_changes|the_largest_agrees|the_figures_are)",
-            r"preflight/test_run\.py::test_(of_a_size_that_is|where_the_data_end|a_search_that_is_interrupted)",
-            r"preflight/test_run\.py::test_(an_interrupt_before|too_few_steps|a_name_of_the_notebook)",
-            r"preflight/test_run\.py::test_(a_trace_that_was_ended|the_room_can_be_called)",
-            r"launch/test_tracing\.py::test_(the_notebook_is_as_before|models_of_the_functions|what_it_prints_is_not)",
-            r"launch/test_tracing\.py::test_(a_function_that_ends_badly|an_interrupt_leaves|the_steps_of_the_options)",
-            r"launch/test_tracing\.py::test_more_memory_than_the_machine_has_is_refused_and_named",
-            r"magics/test_preflight\.py::test_(the_result_stands_where|the_second_time|plain_is_text|the_python_function)",
-            r"magics/test_preflight\.py::test_(without_a_front_end|what_fits_is|what_does_not_fit_is|several_launches)",
-            r"magics/test_preflight\.py::test_(with_other_options|the_function_trains|stopped_|what_is_wrong_is_said)",
-            r"magics/test_preflight_fit\.py::test_(an_interrupt_shows|the_function_tells)",
-        ),
-        "does not let its kernels be called, which the tracing of a function needs",
-    ),
 )
 
 

@@ -324,18 +324,6 @@ def test_what_is_wrong_is_said(notebook: Kernel, line: str) -> None:
     assert "What to do: " in cell.said and no_progress_is_left(cell)
 
 
-def test_torch_2_8_is_told_what_it_lacks(notebook: Kernel) -> None:
-    """Kaggle has it; elsewhere that is taken away which it lacks."""
-    notebook.run("get_kernel = torch.library.__dict__.pop('get_kernel', None)").good()
-    ways = (f"%tpu_preflight train model {TARGET}", "%tpu_train train model --preflight v5e-1")
-    cells = [notebook.run(way) for way in ways]
-    notebook.run("if get_kernel is not None:\n    torch.library.get_kernel = get_kernel").good()
-    for cell in cells:
-        assert cell.error_type == "TpuMagicsError" and "A function cannot be traced with torch 2." in cell.said
-        assert "What to do: Use torch 2.9.0 with torch_xla 2.9.0" in cell.said and no_progress_is_left(cell)
-    left_nothing(notebook)
-
-
 @pytest.mark.parametrize(
     "line",
     [f"%tpu_preflight train model {TARGET}", "%%tpu_train --preflight v5e-1\nprint('never')\ndef f():\n    pass"],

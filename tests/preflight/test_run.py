@@ -218,7 +218,7 @@ def test_of_a_size_that_is_too_large_one_graph_is_compiled(searched: dict[str, A
     assert large and len(heard.done) == 2 * len(fits) + len(large)
     texts = [one.error.splitlines() for one in large]
     assert all(len(lines) <= 1 for lines in texts), "a refusal is pages long"
-    assert any(texts) or overlay.is_colab(), "there the compiler makes a program that has no room for its outputs"
+    assert any(texts) or overlay.is_host(), "there the compiler makes a program that has no room for its outputs"
     assert all((one.needed or 0) > (one.available or 0) for one in large)
     assert heard.lines[:2] == ["wide: tracing, for one rank", "batch = 64: v5litepod-1"]
 

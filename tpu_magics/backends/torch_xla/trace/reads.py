@@ -1,7 +1,8 @@
 """Values that the host asks for while nothing is run.
 
 What lives here: the operations that are held back, and what each of them does instead. What does not: what is answered
-(answers.py) and noted (asked.py), which values are known (truth.py), and syncs (tracer.py).
+(answers.py) and noted (asked.py), which values are known (truth.py), how torch calls ours (kernels.py), and syncs
+(tracer.py).
 
 All ways from the device to the host meet in few operations of torch's dispatcher (read in torch 2.9.0 and torch_xla
 2.9.0): `_to_copy` (tensor.cpu()), `copy_` into a tensor of the host, and `_to_cpu`, with which torch_xla fetches the
@@ -14,12 +15,12 @@ What is known all the same (truth.py) is answered truly. It is a read where some
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tpu_magics.backends.torch_xla.trace.answers import ASKING, FITTED, TENSOR, Fallbacks, fits, is_mask, zeros
 from tpu_magics.backends.torch_xla.trace.asked import Asked
+from tpu_magics.backends.torch_xla.trace.kernels import Kernels
 from tpu_magics.backends.torch_xla.trace.live import is_pending
 from tpu_magics.backends.torch_xla.trace.truth import Truth
 from tpu_magics.backends.torch_xla.trace.uploads import Uploads
@@ -35,27 +36,16 @@ class Reads:
         self.truth = Truth(world)
         self.uploads = uploads
         self._fallbacks = Fallbacks()
-        self._original: dict[str, Any] = {}
-        self._library: Any = None
+        self._kernels = Kernels()
+        self._original: dict[str, Callable[..., Any]] = {}
 
     def install(self) -> None:
         """From now on, in all threads of this process. For good."""
-        import torch
         import torch_xla
 
-        if not hasattr(torch.library, "get_kernel"):
-            raise TpuMagicsError(
-                f"A function cannot be traced with torch {torch.__version__}.",
-                "Its values are held back by kernels that call torch_xla's own, and torch gives those out since 2.9.",
-                "Use torch 2.9.0 with torch_xla 2.9.0: pip install 'tpu-magics[torch]'",
-            )
-        self._library = torch.library.Library("aten", "IMPL")
-        kernels = {"_to_copy": self._to_copy, "copy_": self._copy_, "_to_cpu": self._to_cpu}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that a kernel is replaced is what we want
-            for name, kernel in {**kernels, "index_put_": self._index_put_}.items():
-                self._original[name] = torch.library.get_kernel(f"aten::{name}", "XLA")
-                self._library.impl(name, kernel, "XLA", with_keyset=True)
+        own: dict[str, Callable[..., Any]]
+        own = {"_to_copy": self._to_copy, "copy_": self._copy_, "_to_cpu": self._to_cpu, "index_put_": self._index_put_}
+        self._original = {name: self._kernels.replace(name, kernel) for name, kernel in own.items()}
         torch_xla._XLAC._xla_get_cpu_tensors = self._cpu_tensors
         for name in ("_to_dlpack", "_unsafe_buffer_pointer"):
             setattr(torch_xla._XLAC, name, _no_memory)
@@ -68,11 +58,11 @@ class Reads:
         if tensor.is_xla and device is not None and torch.device(device).type == "cpu" and not self._is_told(tensor):
             return torch.zeros(tensor.shape, dtype=dtype, device="cpu")
         made = self.uploads.placeholder(tensor, dtype) if self.uploads is not None and not tensor.is_xla else None
-        return made if made is not None else self._original["_to_copy"].call_boxed(keys, tensor, **options)
+        return made if made is not None else self._original["_to_copy"](keys, tensor, **options)
 
     def _copy_(self, keys: Any, into: Any, tensor: Any, non_blocking: bool = False) -> Any:
         if into.is_xla or self._is_told(tensor):
-            return self._original["copy_"].call_boxed(keys, into, tensor, non_blocking)
+            return self._original["copy_"](keys, into, tensor, non_blocking)
         return into.zero_()
 
     def _is_told(self, tensor: Any) -> bool:
@@ -93,7 +83,7 @@ class Reads:
             self.asked.read(what, all(known))
         original = self._original["_to_cpu"]
         return [
-            original.call_boxed(keys, [one])[0] if is_so else fill(one, place)
+            original(keys, [one])[0] if is_so else fill(one, place)
             for place, (one, is_so) in enumerate(zip(tensors, known, strict=True))
         ]
 
@@ -103,7 +93,7 @@ class Reads:
         if unknown and not fits(values, into, places):
             self.asked.read(f"the number of values in x[mask] = values: {FITTED}")
             values = values.new_zeros(())
-        return self._original["index_put_"].call_boxed(keys, into, places, values, *accumulate)
+        return self._original["index_put_"](keys, into, places, values, *accumulate)
 
     # -- what is no operation -----------------------------------------------------------------------------------------
     def _cpu_tensors(self, tensors: Sequence[Any]) -> list[Any]:
