@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ import pytest
 from tests.launch.pods import nodes
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
-from tpu_magics.launch.pods import cluster, going, plan
+from tpu_magics.launch.pods import address, asking, cluster, going, plan
 from tpu_magics.launch.pods.pod import Pod
 from tpu_magics.panel.pod import pod_table
 from tpu_magics.panel.table import to_text
@@ -89,6 +90,28 @@ def test_a_port_that_nobody_listens_on() -> None:
 
 def test_a_host_that_nobody_knows() -> None:
     assert "not known" in refused("no.such.host.invalid:6379").why
+
+
+def test_a_name_that_no_host_can_have() -> None:
+    assert f"{'a' * 70} is no name that a host can have" in refused(f"{'a' * 70}:6379").why
+
+
+def test_a_name_server_that_does_not_answer_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+
+    def silent(*_args: Any, **_kwargs: Any) -> list[Any]:
+        answers.wait(60)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", silent)
+    began = time.monotonic()
+    try:
+        with pytest.raises(TpuMagicsError) as error:
+            asking.ask(address.Address("", "head.example", 10001, client=True), patience=0.5)
+        assert time.monotonic() - began < 10, "it waited for the name server"
+    finally:
+        answers.set()
+    assert "the name head.example was not looked up in time" in error.value.why
 
 
 def test_a_note_of_a_cluster_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

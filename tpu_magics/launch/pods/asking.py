@@ -5,7 +5,9 @@ What lives here: asking it, with a deadline, before anything of Ray is started. 
 
 from __future__ import annotations
 
+import queue
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +36,7 @@ def ask(address: Address, patience: float = PATIENCE) -> bytes:
 
 def _touch(host: str, port: int, until: float) -> None:
     """Connect to one of the addresses that a name has; `create_connection` would give each of them the whole time."""
-    places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    places = _places(host, port, until)
     for number, (family, kind, protocol, _, place) in enumerate(places):
         with socket.socket(family, kind, protocol) as probe:
             probe.settimeout(max((until - time.monotonic()) / (len(places) - number), 0.1))
@@ -44,6 +46,29 @@ def _touch(host: str, port: int, until: float) -> None:
             except OSError:
                 if number + 1 == len(places):
                     raise
+
+
+def _places(host: str, port: int, until: float) -> list[Any]:
+    """The addresses of a name. `getaddrinfo` has no deadline of its own, and cannot be interrupted: where a name server
+    does not answer, it asks for half a minute."""
+    answers: queue.SimpleQueue[list[Any] | OSError] = queue.SimpleQueue()
+
+    def look_up() -> None:
+        try:
+            answers.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except OSError as error:
+            answers.put(error)
+        except UnicodeError:
+            answers.put(OSError(f"{host} is no name that a host can have"))
+
+    threading.Thread(target=look_up, name="tpu_magics: name look-up", daemon=True).start()
+    try:
+        found = answers.get(timeout=max(until - time.monotonic(), 0.1))
+    except queue.Empty:
+        raise OSError(f"the name {host} was not looked up in time; no name server answers") from None
+    if isinstance(found, OSError):
+        raise found
+    return found
 
 
 def _reason(error: OSError, patience: float) -> str:
