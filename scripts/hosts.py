@@ -28,6 +28,7 @@ LISTS = ROOT / "tests" / "hosts"
 TOOLS, OVERRIDES = LISTS / "tests.txt", LISTS / "overrides.txt"
 SUITES = ("magics", "launch", "host", "runs", "panel", "check", "preflight", "hosts")
 NOT_THERE = ("tests/launch/pods",)  # many hosts on Ray: neither Colab nor Kaggle is one of several
+WORKERS = ("-n", "2", "--dist", "loadfile")  # for each host: much of a test is waiting for processes that begin or end
 UV = [sys.executable, "-m", "uv"]
 
 
@@ -210,7 +211,7 @@ def start(host: Host, options: list[str]) -> subprocess.Popen[bytes]:
         "HYPOTHESIS_STORAGE_DIRECTORY": str(host.folder / "hypothesis"),
     }
     with host.log.open("wb") as log:
-        words = [*map(str, command), *(options or [*suites, *left_out, "-q", "--durations=25"])]
+        words = [*map(str, command), *(options or [*suites, *left_out, *WORKERS, "-q", "--durations=25"])]
         return subprocess.Popen(words, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
