@@ -1,4 +1,4 @@
-"""What the libtpu and the torch of a host lack: the one list of tests that are skipped there, and why.
+"""What the libtpu and the torch_xla of a host lack: the one list of tests that are skipped there, and why.
 
 A pytest plugin, loaded with `-p tests.hosts.lacking` where the suites run in a host's environment. What lives here: the
 list, each row as it was seen, and the skipping. What does not: other skips; in CI there are none (tests/_ci.py).
@@ -52,8 +52,6 @@ LACKS = (
         (r"launch/test_trainer\.py::test_a_smaller_batch_is_found_and_trained_from_the_beginning\[runtime\]",),
         "ends the process where memory does not suffice for a program that was compiled",
     ),
-    # backends/torch_xla/trace/reads.py: "A function cannot be traced with torch 2.8.0. Its values are held back by
-    # kernels that call torch_xla's own, and torch gives those out since 2.9."
 )
 
 
