@@ -6,6 +6,7 @@ it prints one JSON object with what each of these functions returns.
 
 from __future__ import annotations
 
+import _thread
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -267,6 +269,37 @@ def interrupts() -> dict[str, Any]:
     found["after"] = attempt(lambda: fitted(model))
     found["lines"] = shell.lines
     return found
+
+
+class Signal(int):
+    """`.comes`: it has come to this process, and Python looks at it when it begins its next function."""
+
+    comes = property(_thread.interrupt_main)
+
+
+def interrupted_context() -> dict[str, Any]:
+    """An interrupt that comes as TensorFlow goes on to record gradients, which it does not do within a step."""
+    from tensorflow.python.eager import record
+
+    notebook()
+    model, errors = built(), []
+
+    def train() -> None:
+        with record.stop_recording():
+            Signal(signal.SIGINT).comes
+
+    try:
+        tpu_magics.train(train)
+    except BaseException as error:
+        errors.append(error)  # as a shell keeps the last one
+    frames = [frame.f_code.co_name for error in errors for frame, _ in traceback.walk_tb(_cause(error).__traceback__)]
+    return {"type": type(errors[0]).__name__, "frames": frames[-2:], "after": attempt(lambda: fitted(model))}
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The innermost of those that led to it."""
+    before = error.__cause__ or error.__context__
+    return _cause(before) if before is not None else error
 
 
 def limits() -> dict[str, Any]:

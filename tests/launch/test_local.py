@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 RUNS = Path(__file__).with_name("local_runs.py")
 ALL = (
     *("success", "failure", "equal_draws", "custom_loop", "keep_partial", "interrupts", "limits", "refusals"),
-    *("forms", "scopes", "full_disk", "unknown_size"),
+    *("interrupted_context", "forms", "scopes", "full_disk", "unknown_size"),
 )
 WHOLE = ["rank-0.jsonl", "rank-0.log", "run.json", "supervisor.jsonl"]  # nothing else stays in a run folder
 
@@ -136,6 +136,12 @@ def test_an_interrupt_ends_the_run_soon_and_puts_all_back(found: dict[str, Any],
 
 def test_after_an_interrupt_the_next_run_trains(found: dict[str, Any]) -> None:
     assert found["interrupts"]["after"]["status"] == "done"
+
+
+def test_an_interrupt_between_two_steps_of_tensorflow_leaves_it_able_to_train(found: dict[str, Any]) -> None:
+    one = found["interrupted_context"]
+    assert one["frames"] == ["__exit__", "_interrupted"], "it came elsewhere, and this test shows nothing"
+    assert one["type"] == "TrainingInterrupted" and one["after"]["status"] == "done", one
 
 
 def test_the_time_limit_ends_the_run(found: dict[str, Any]) -> None:

@@ -5,16 +5,21 @@ the main thread is. What does not: what is run (local.py).
 
 An interrupt is raised in the main thread by Python's own handler, which runs between two of its instructions. While
 that thread executes a long program of the framework it cannot, so after `PATIENCE` the framework is asked to give up.
+Where Python ignores what is raised, it is raised again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import os
 import select
 import signal
 import socket
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -43,6 +48,8 @@ class Minder:
         self._deadline: float | None = None
         self._asked_at: float | None = None
         self._answered = self._late = False
+        self._lost_at: float | None = None
+        self._hook: Callable[[Any], Any] = sys.__unraisablehook__
         self._sent = 0  # interrupts that the thread has sent and the handler has not seen
         self._next_memory = self._next_signal = 0.0
         self._stopping = threading.Event()
@@ -76,12 +83,19 @@ class Minder:
         """An interrupt ends the block; `limited`: the time limit counts from here, and ends it as well."""
         handler = signal.signal(signal.SIGINT, self._interrupted)
         self._before = (handler, signal.set_wakeup_fd(self._bell.fileno(), warn_on_full_buffer=False))
+        hook, sys.unraisablehook = sys.unraisablehook, self._ignored
+        self._hook = hook
         self._deadline = time.monotonic() + self._limit if limited and self._limit is not None else None
         self._interruptible = True
         try:
             yield
+        except KeyboardInterrupt as error:
+            self._interruptible = False
+            _leave_context(error)
+            raise
         finally:
             self._interruptible = False
+            sys.unraisablehook = hook
             self._restore()
             if self._late:
                 self._late = False
@@ -104,6 +118,14 @@ class Minder:
         if self._interruptible:
             raise KeyboardInterrupt
         self._late = self._late or not mine
+
+    def _ignored(self, found: Any) -> None:
+        """Python ignores what is raised while it clears up (`__del__`, callbacks of weak references and of the garbage
+        collector); an interrupt that came there would be lost, and is sent again when that is over."""
+        if found.exc_type is not KeyboardInterrupt:
+            self._hook(found)
+        elif threading.current_thread() is threading.main_thread():
+            self._lost_at = time.monotonic()
 
     # -- any thread -----------------------------------------------------------------------------------------------
     def stop(self) -> None:
@@ -153,6 +175,9 @@ class Minder:
 
     def _enforce(self) -> None:
         now = time.monotonic()
+        if self._lost_at is not None and now - self._lost_at > TICK / 2:  # the main thread has left `_ignored`
+            self._lost_at = None
+            self._send()
         if self._deadline is not None and now > self._deadline and self.reason != INTERRUPT and now > self._next_signal:
             self._next_signal = now + AGAIN
             self._note(TIMEOUT)
@@ -170,6 +195,27 @@ class Minder:
         measured = process_memory(os.getpid())
         if measured is not None:
             self._meter.sample(*measured)
+
+
+_CONTEXTS = [
+    getattr(contextlib._GeneratorContextManager, name).__code__  # private; the same from Python 3.7 to 3.14
+    for name in ("__enter__", "__exit__")
+]
+
+
+def _leave_context(error: KeyboardInterrupt) -> None:
+    """Leave a context of contextlib that was interrupted in its very beginning or end: it is neither in the block nor
+    out of it, and what it has set stays set for as long as the traceback holds it. A step of TensorFlow that ends so
+    leaves the gradients of this thread unrecorded ("No gradients provided for any variable")."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if frames and frames[-1].f_code is Minder._interrupted.__code__:
+        frames.pop()
+    if not frames or frames[-1].f_code not in _CONTEXTS:
+        return
+    generator = getattr(frames[-1].f_locals.get("self"), "gen", None)
+    if inspect.isgenerator(generator) and inspect.getgeneratorstate(generator) == inspect.GEN_SUSPENDED:
+        with suppress(Exception):
+            generator.close()
 
 
 def _nothing() -> None:
