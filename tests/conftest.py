@@ -1,8 +1,9 @@
 """Fixtures that several rooms use.
 
-What lives here: a run folder and a session of a test's own, and the proof that a test of the launcher left nothing
-behind: no process, zombie, thread, file descriptor, environment variable or signal handler, and no XLA runtime in this
-process, which stands for the notebook's. What does not: helpers of one room's tests (see launch/launching.py).
+What lives here: the order of the files, a run folder and a session of a test's own, and the proof that a test of the
+launcher left nothing behind: no process, zombie, thread, file descriptor, environment variable or signal handler, and
+no XLA runtime in this process, which stands for the notebook's. What does not: helpers of one room's tests (see
+launch/launching.py).
 """
 
 from __future__ import annotations
@@ -29,8 +30,15 @@ REHEARSING = ("test_rehearse.py", "test_rehearse_accelerate.py", "test_rehearse_
 TRACING = tuple(f"test_trace{part}.py" for part in ("", "_reads", "_world", "_spmd"))
 OBSERVING = ("test_worker.py", "test_observe.py", "test_observing.py", "test_recompile_cases.py", *REHEARSING, *TRACING)
 LAUNCHING = (TESTS / "launch", *(TESTS / "backends" / name for name in OBSERVING))
+# They take minutes each, and one process runs each of them: begun last, they would be waited for alone.
+FIRST = ("preflight/test_bert.py", "launch/test_trainer.py", "launch/test_spmd.py", "launch/pods/test_lost.py")
 PATIENCE = 5.0  # seconds in which what was stopped must be gone
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    first = [TESTS / name for name in FIRST]
+    items.sort(key=lambda item: first.index(item.path) if item.path in first else len(first))
 
 
 @pytest.fixture

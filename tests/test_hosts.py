@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.hosts.lacking import LACKS
 from tests.notebooks.test_first_cell import write_wheel
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -100,3 +102,13 @@ def test_a_wheel_that_changes_nothing_goes_in_again_and_again(
         hosts.install_wheel(environment, wheel)
         assert "changed: nothing; came with it: nothing" in capsys.readouterr().out
     assert hosts.listed(environment)["tpu-magics"] == "9.9"
+
+
+def test_every_row_finds_a_test() -> None:
+    """One that is renamed would run, and fail, on Colab and Kaggle only."""
+    named = {each.partition("::")[0].replace("\\", "") for lack in LACKS for each in lack.tests}
+    files = [str(ROOT / "tests" / name) for name in sorted(named)]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files]
+    collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    for each in (each for lack in LACKS for each in lack.tests):
+        assert any(re.search(each, line) for line in collected), each

@@ -25,10 +25,10 @@ from tpu_magics.preflight.targets import parse
 
 GIB = 2**30
 SMALL = overlay.is_host()
-LAYERS, WIDTH = (2, 128) if SMALL else (12, 768)
+LAYERS, WIDTH = (1, 128) if SMALL else (12, 768)
 HEADS = WIDTH // 64
 ACTIVATION = "relu" if SMALL else "gelu"
-PARAMETERS = 4_386_178 if SMALL else 109_483_778  # with a head for two classes
+PARAMETERS = 4_187_906 if SMALL else 109_483_778  # with a head for two classes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
