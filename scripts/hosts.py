@@ -26,9 +26,12 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".hosts"
 LISTS = ROOT / "tests" / "hosts"
 TOOLS, OVERRIDES = LISTS / "tests.txt", LISTS / "overrides.txt"
-SUITES = ("magics", "launch", "host", "panel", "check", "preflight", "hosts")
+# test_trace_reads: torch_xla's kernels are replaced in another way with Kaggle's torch.
+SUITES = ("magics", "launch", "host", "panel", "check", "preflight", "hosts", "backends/test_trace_reads.py")
 NOT_THERE = ("tests/launch/pods",)  # many hosts on Ray: neither Colab nor Kaggle is one of several
-WORKERS = ("-n", "2", "--dist", "loadfile")  # for each host: much of a test is waiting for processes that begin or end
+# For each host: much of a test is waiting for processes that begin or end. Without the last word xdist would begin with
+# the files that have the most tests, not with those of tests/conftest.py.
+WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 UV = [sys.executable, "-m", "uv"]
 
 

@@ -1,7 +1,7 @@
 """A pytest plugin: in CI nothing may be skipped. Loaded with `-p tests._ci`; without CI=true it does nothing.
 
 A test that is skipped for want of a tool (a browser, a notebook's kernel) tells nothing, and in CI nobody sees that.
-What a host's libtpu or torch cannot do is none of these: what tests/hosts/lacking.py lists may be skipped there.
+What a host's libtpu or torch_xla cannot do is none of these: what tests/hosts/lacking.py lists may be skipped there.
 """
 
 from __future__ import annotations

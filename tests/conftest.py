@@ -30,7 +30,8 @@ REHEARSING = ("test_rehearse.py", "test_rehearse_accelerate.py", "test_rehearse_
 TRACING = tuple(f"test_trace{part}.py" for part in ("", "_reads", "_world", "_spmd"))
 OBSERVING = ("test_worker.py", "test_observe.py", "test_observing.py", "test_recompile_cases.py", *REHEARSING, *TRACING)
 LAUNCHING = (TESTS / "launch", *(TESTS / "backends" / name for name in OBSERVING))
-# They take minutes each, and one process runs each of them: begun last, they would be waited for alone.
+# They take minutes each, and one process runs each of them: begun last, they would be waited for alone. (pytest-xdist
+# begins with the files that have the most tests, unless it is told --no-loadscope-reorder: see scripts/hosts.py.)
 FIRST = ("preflight/test_bert.py", "launch/test_trainer.py", "launch/test_spmd.py", "launch/pods/test_lost.py")
 PATIENCE = 5.0  # seconds in which what was stopped must be gone
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h

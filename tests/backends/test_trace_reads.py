@@ -184,6 +184,7 @@ def test_where_the_shape_depends_on_values_all_are_chosen(ask: Ask, shape: list[
         (lambda x, _: x.detach().clone().lgamma_(), ["aten::lgamma"]),
         (lambda x, _: torch.lgamma(x.detach(), out=torch.empty_like(x.detach())), ["aten::lgamma"]),
         (lambda x, _: torch.histc(x.detach(), 4), ["aten::histc"]),
+        (lambda x, _: torch.copysign(x.detach(), -1.0), ["aten::copysign.Tensor"]),
         (lambda x, _: torch.ops.tpu_magics_tests.twice(x.detach()), ["tpu_magics_tests::twice"]),
     ],
 )

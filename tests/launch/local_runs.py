@@ -6,7 +6,6 @@ it prints one JSON object with what each of these functions returns.
 
 from __future__ import annotations
 
-import _thread
 import hashlib
 import json
 import os
@@ -14,7 +13,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 import tpu_magics
+from tests.launch.signalled import Signal
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import cells, local_checks, session
 from tpu_magics.launch.cells import Source
@@ -271,12 +270,6 @@ def interrupts() -> dict[str, Any]:
     return found
 
 
-class Signal(int):
-    """`.comes`: it has come to this process, and Python looks at it when it begins its next function."""
-
-    comes = property(_thread.interrupt_main)
-
-
 def interrupted_context() -> dict[str, Any]:
     """An interrupt that comes as TensorFlow goes on to record gradients, which it does not do within a step."""
     from tensorflow.python.eager import record
@@ -292,14 +285,7 @@ def interrupted_context() -> dict[str, Any]:
         tpu_magics.train(train)
     except BaseException as error:
         errors.append(error)  # as a shell keeps the last one
-    frames = [frame.f_code.co_name for error in errors for frame, _ in traceback.walk_tb(_cause(error).__traceback__)]
-    return {"type": type(errors[0]).__name__, "frames": frames[-2:], "after": attempt(lambda: fitted(model))}
-
-
-def _cause(error: BaseException) -> BaseException:
-    """The innermost of those that led to it."""
-    before = error.__cause__ or error.__context__
-    return _cause(before) if before is not None else error
+    return {"type": type(errors[0]).__name__, "after": attempt(lambda: fitted(model))}
 
 
 def limits() -> dict[str, Any]:

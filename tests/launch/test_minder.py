@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.launch.signalled import Signal
 from tpu_magics.launch.minder import INTERRUPT, Minder
 from tpu_magics.runs.meter import MemoryMeter
 from tpu_magics.runs.writer import EventWriter
@@ -27,12 +28,6 @@ class Interrupted:
     def __del__(self) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
-
-
-class Signal(int):
-    """`.comes`: it has come to this process, and Python looks at it when it begins its next function."""
-
-    comes = property(_thread.interrupt_main)
 
 
 @contextmanager
@@ -63,7 +58,7 @@ def ignored(monkeypatch: pytest.MonkeyPatch) -> list[type[BaseException]]:
 
 
 def test_an_interrupt_that_python_ignores_comes_again(minder: Minder, ignored: list[Any]) -> None:
-    began = time.monotonic()
+    began, hook = time.monotonic(), sys.unraisablehook
     with minder.looking(), pytest.raises(KeyboardInterrupt), minder.interruptible():
         Interrupted()
         assert time.monotonic() - began < SOON, "the interrupt was raised where Python does not ignore it"
@@ -71,6 +66,7 @@ def test_an_interrupt_that_python_ignores_comes_again(minder: Minder, ignored: l
             time.sleep(0.01)
     assert time.monotonic() - began < SOON, "the interrupt was lost"
     assert minder.reason == INTERRUPT and ignored == []
+    assert sys.unraisablehook is hook
 
 
 def test_what_else_python_ignores_is_told_as_before(minder: Minder, ignored: list[Any]) -> None:
@@ -80,20 +76,55 @@ def test_what_else_python_ignores_is_told_as_before(minder: Minder, ignored: lis
     assert ignored == [ValueError] and minder.reason == "" and sys.unraisablehook is hook
 
 
-def test_outside_of_the_block_it_is_not_sent_again(minder: Minder, ignored: list[Any]) -> None:
-    """The code was over when it came."""
+def test_one_that_is_lost_as_the_block_ends_is_raised_once(minder: Minder, ignored: list[Any]) -> None:
     with minder.looking():
-        with minder.interruptible():
+        with pytest.raises(KeyboardInterrupt), minder.interruptible():
             Interrupted()
-        time.sleep(0.3)
-    assert ignored == []
+        time.sleep(0.3)  # in which it could be sent again
+    assert ignored == [] and minder.reason == INTERRUPT
 
 
-def test_a_context_that_is_interrupted_as_it_ends_is_left(minder: Minder) -> None:
-    """Its own end has not begun yet, and the traceback would keep it from being cleared up."""
+def test_a_context_that_is_interrupted_as_it_ends_ends_first(minder: Minder) -> None:
+    """What is raised there leaves it suspended, for as long as the traceback is kept."""
     told: list[str] = []
-    with minder.looking(), pytest.raises(KeyboardInterrupt) as caught, minder.interruptible(), context(told):
+    with minder.looking(), pytest.raises(KeyboardInterrupt) as caught, minder.interruptible():
+        with context(told):
+            Signal(signal.SIGINT).comes
+        told.append("after")
+        time.sleep(SOON)
+        told.append("the interrupt was lost")
+    assert told == ["in", "out", "after"] and minder.reason == INTERRUPT
+    assert "__exit__" not in [entry.name for entry in caught.traceback]
+
+
+def test_one_that_comes_as_the_last_context_ends_is_not_lost(minder: Minder) -> None:
+    told: list[str] = []
+    with minder.looking(), pytest.raises(KeyboardInterrupt), minder.interruptible(), context(told):
         Signal(signal.SIGINT).comes
-    frames = [entry.name for entry in caught.traceback]
-    assert frames[-2:] == ["__exit__", "_interrupted"], "it came elsewhere, and this test shows nothing"
-    assert told == ["in", "out"]
+    assert told == ["in", "out"] and minder.reason == INTERRUPT
+
+
+def test_that_is_where_the_signal_of_these_tests_comes() -> None:
+    places: list[str] = []
+    before = signal.signal(signal.SIGINT, lambda _number, frame: places.append(frame.f_code.co_name if frame else ""))
+    try:
+        with context([]):
+            Signal(signal.SIGINT).comes
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert places == ["__exit__"]
+
+
+def test_after_a_lost_one_the_framework_is_asked_to_give_up(minder: Minder, ignored: list[Any]) -> None:
+    """It is sent again, and the main thread is in a long program: a handler does not run there."""
+    asked = threading.Event()
+    minder.give_up = asked.set
+    with minder.looking(), pytest.raises(KeyboardInterrupt), minder.interruptible():
+        Interrupted()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            assert asked.wait(SOON), "it waits for the program"
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        time.sleep(SOON)
+    assert ignored == []

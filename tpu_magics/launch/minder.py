@@ -5,13 +5,12 @@ the main thread is. What does not: what is run (local.py).
 
 An interrupt is raised in the main thread by Python's own handler, which runs between two of its instructions. While
 that thread executes a long program of the framework it cannot, so after `PATIENCE` the framework is asked to give up.
-Where Python ignores what is raised, it is raised again.
+Where it would be lost, or leave a context half, it is raised a moment later.
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import select
 import signal
@@ -19,7 +18,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -29,6 +27,17 @@ from tpu_magics.launch.onlook import Nobody, Onlooker
 from tpu_magics.launch.supervise import MEMORY_EVERY, process_memory
 from tpu_magics.runs.meter import MemoryMeter
 
+# Where a context begins and ends: what is raised there leaves it neither entered nor left, and what it has set stays
+# set for as long as the traceback is kept. Where TensorFlow runs a step that is: gradients are not recorded. (Private
+# names; the same from Python 3.10 to 3.13.)
+_CONTEXTS = [
+    getattr(kind, name).__code__
+    for kind, names in (
+        (contextlib._GeneratorContextManager, ("__enter__", "__exit__")),
+        (contextlib._AsyncGeneratorContextManager, ("__aenter__", "__aexit__")),
+    )
+    for name in names
+]
 TICK = 0.1  # seconds between looks
 PATIENCE = 0.5  # seconds that the main thread has to answer an interrupt by itself
 AGAIN = 5.0  # seconds after which a time limit that the person's code has swallowed is raised again
@@ -83,19 +92,14 @@ class Minder:
         """An interrupt ends the block; `limited`: the time limit counts from here, and ends it as well."""
         handler = signal.signal(signal.SIGINT, self._interrupted)
         self._before = (handler, signal.set_wakeup_fd(self._bell.fileno(), warn_on_full_buffer=False))
-        hook, sys.unraisablehook = sys.unraisablehook, self._ignored
-        self._hook = hook
+        self._hook, sys.unraisablehook = sys.unraisablehook, self._ignored
         self._deadline = time.monotonic() + self._limit if limited and self._limit is not None else None
+        self._lost_at = None
         self._interruptible = True
         try:
             yield
-        except KeyboardInterrupt as error:
-            self._interruptible = False
-            _leave_context(error)
-            raise
+            self._late = self._late or self._lost_at is not None
         finally:
-            self._interruptible = False
-            sys.unraisablehook = hook
             self._restore()
             if self._late:
                 self._late = False
@@ -107,25 +111,35 @@ class Minder:
         with self._lock:  # nothing is being sent
             before, self._before = self._before, None
         if before is not None:
+            if sys.unraisablehook == self._ignored:
+                sys.unraisablehook = self._hook
             handler, wakeup = before
             signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
             signal.signal(signal.SIGINT, handler if handler is not None else signal.default_int_handler)
 
-    def _interrupted(self, _number: int, _frame: FrameType | None) -> None:
+    def _interrupted(self, _number: int, frame: FrameType | None) -> None:
         mine, self._sent = self._sent > 0, max(0, self._sent - 1)
         self._note(INTERRUPT)
+        if self._interruptible and frame is not None and frame.f_code in _CONTEXTS:
+            self._lost()
+            return
         self._answered = True
         if self._interruptible:
             raise KeyboardInterrupt
         self._late = self._late or not mine
 
     def _ignored(self, found: Any) -> None:
-        """Python ignores what is raised while it clears up (`__del__`, callbacks of weak references and of the garbage
-        collector); an interrupt that came there would be lost, and is sent again when that is over."""
-        if found.exc_type is not KeyboardInterrupt:
+        """Python ignores what is raised while it clears up: in `__del__`, in callbacks of weak references and of the
+        garbage collector."""
+        if found.exc_type is KeyboardInterrupt and threading.current_thread() is threading.main_thread():
+            self._lost()
+        else:
             self._hook(found)
-        elif threading.current_thread() is threading.main_thread():
-            self._lost_at = time.monotonic()
+
+    def _lost(self) -> None:
+        """An interrupt came where it cannot be raised: it is sent again when the main thread has left that place."""
+        self._answered = False
+        self._asked_at = self._lost_at = time.monotonic()
 
     # -- any thread -----------------------------------------------------------------------------------------------
     def stop(self) -> None:
@@ -175,12 +189,14 @@ class Minder:
 
     def _enforce(self) -> None:
         now = time.monotonic()
-        if self._lost_at is not None and now - self._lost_at > TICK / 2:  # the main thread has left `_ignored`
+        lost_at = self._lost_at
+        if lost_at is not None and now - lost_at > TICK / 2:
             self._lost_at = None
             self._send()
         if self._deadline is not None and now > self._deadline and self.reason != INTERRUPT and now > self._next_signal:
             self._next_signal = now + AGAIN
             self._note(TIMEOUT)
+            self._answered, self._asked_at = False, now
             self._send()
         waits = self._interruptible and not self._answered
         if waits and self._asked_at is not None and now - self._asked_at > PATIENCE:
@@ -195,27 +211,6 @@ class Minder:
         measured = process_memory(os.getpid())
         if measured is not None:
             self._meter.sample(*measured)
-
-
-_CONTEXTS = [
-    getattr(contextlib._GeneratorContextManager, name).__code__  # private; the same from Python 3.7 to 3.14
-    for name in ("__enter__", "__exit__")
-]
-
-
-def _leave_context(error: KeyboardInterrupt) -> None:
-    """Leave a context of contextlib that was interrupted in its very beginning or end: it is neither in the block nor
-    out of it, and what it has set stays set for as long as the traceback holds it. A step of TensorFlow that ends so
-    leaves the gradients of this thread unrecorded ("No gradients provided for any variable")."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if frames and frames[-1].f_code is Minder._interrupted.__code__:
-        frames.pop()
-    if not frames or frames[-1].f_code not in _CONTEXTS:
-        return
-    generator = getattr(frames[-1].f_locals.get("self"), "gen", None)
-    if inspect.isgenerator(generator) and inspect.getgeneratorstate(generator) == inspect.GEN_SUSPENDED:
-        with suppress(Exception):
-            generator.close()
 
 
 def _nothing() -> None:

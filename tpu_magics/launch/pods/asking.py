@@ -51,22 +51,22 @@ def _touch(host: str, port: int, until: float) -> None:
 def _places(host: str, port: int, until: float) -> list[Any]:
     """The addresses of a name. `getaddrinfo` has no deadline of its own, and cannot be interrupted: where a name server
     does not answer, it asks for half a minute."""
-    answers: queue.SimpleQueue[list[Any] | OSError] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[list[Any] | Exception] = queue.SimpleQueue()
 
     def look_up() -> None:
         try:
             answers.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-        except OSError as error:
-            answers.put(error)
         except UnicodeError:
             answers.put(OSError(f"{host} is no name that a host can have"))
+        except Exception as error:
+            answers.put(error)
 
     threading.Thread(target=look_up, name="tpu_magics: name look-up", daemon=True).start()
     try:
         found = answers.get(timeout=max(until - time.monotonic(), 0.1))
     except queue.Empty:
         raise OSError(f"the name {host} was not looked up in time; no name server answers") from None
-    if isinstance(found, OSError):
+    if isinstance(found, Exception):
         raise found
     return found
 

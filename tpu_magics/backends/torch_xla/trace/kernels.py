@@ -53,7 +53,7 @@ class Kernels:
 def _choose(kernel: Kernel, original: Kernel, keys: Any, *args: Any, **options: Any) -> Any:
     import torch
 
-    on_xla = _after(keys, options).has(torch._C.DispatchKey.XLA)
+    on_xla = _after(keys, options).highestPriorityTypeId() == torch._C.DispatchKey.XLA
     return (kernel if on_xla else original)(keys, *args, **options)
 
 
@@ -77,16 +77,19 @@ def _after(keys: Any, options: dict[str, Any]) -> Any:
 def _with_tensors(operation: Any, kernel: Kernel) -> Kernel:
     """torch hands a tensor that stands for a number of Python (`x.sum() + 32`) over as that number, and takes none
     back: in the place of a tensor it is made one again."""
-    places = [number for number, one in enumerate(operation._schema.arguments) if str(one.type) == "Tensor"]
+    kinds = [str(one.type).replace("Optional[Tensor]", "Tensor") for one in operation._schema.arguments]
 
     def taking(keys: Any, *args: Any, **options: Any) -> Any:
-        given = list(args)
-        for place in places:
-            if place < len(given) and isinstance(given[place], (bool, int, float, complex)):
-                given[place] = _tensor(given[place])
+        given = [_as(kind, value) for kind, value in zip(kinds, args, strict=False)]
         return kernel(keys, *given, **options)
 
     return taking
+
+
+def _as(kind: str, value: Any) -> Any:
+    if kind == "List[Tensor]":
+        return [_as("Tensor", one) for one in value]
+    return _tensor(value) if kind == "Tensor" and isinstance(value, (bool, int, float, complex)) else value
 
 
 def _tensor(number: complex) -> Any:

@@ -5,10 +5,10 @@ What lives here: the operations that are held back, and what each of them does i
 (tracer.py).
 
 All ways from the device to the host meet in few operations of torch's dispatcher (read in torch 2.9.0 and torch_xla
-2.9.0): `_to_copy` (tensor.cpu()), `copy_` into a tensor of the host, and `_to_cpu`, with which torch_xla fetches the
-operands of each operation that XLA has no kernel for; it runs that on the host then. `.item()` and whatever has a shape
-that depends on values goes that way. Here these operations have a kernel that answers with zeros. Everything else is
-left to torch_xla's own kernels, so that the graph is the one that is trained.
+2.9.0; with 2.8.0 the same tests pass): `_to_copy` (tensor.cpu()), `copy_` into a tensor of the host, and `_to_cpu`,
+with which torch_xla fetches the operands of each operation that XLA has no kernel for; it runs that on the host then.
+`.item()` and whatever has a shape that depends on values goes that way. Here these operations have a kernel that
+answers with zeros. Everything else is left to torch_xla's own kernels, so that the graph is the one that is trained.
 
 What is known all the same (truth.py) is answered truly. It is a read where something had to be computed for it.
 """
@@ -76,14 +76,14 @@ class Reads:
         """The operands of an operation that the host is about to run."""
         name, new = self._fallbacks.newest()
         fill, what = ASKING.get(name, (zeros, ""))
-        known = [self.truth.has(one) for one in tensors]
+        known = [not one.is_xla or self.truth.has(one) for one in tensors]
         if new and not what:
             self.asked.ran_on_host(name)
-        elif new and (not all(known) or any(map(is_pending, tensors))):
+        elif new and (not all(known) or any(one.is_xla and is_pending(one) for one in tensors)):
             self.asked.read(what, all(known))
         original = self._original["_to_cpu"]
         return [
-            original(keys, [one])[0] if is_so else fill(one, place)
+            one if not one.is_xla else original(keys, [one])[0] if is_so else fill(one, place)
             for place, (one, is_so) in enumerate(zip(tensors, known, strict=True))
         ]
 
