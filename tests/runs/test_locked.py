@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -9,6 +10,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -98,3 +101,31 @@ def test_without_descriptors_nothing_is_left(temporary: Path, monkeypatch: pytes
         locked.make()
     monkeypatch.undo()
     assert list(temporary.iterdir()) == []
+
+
+def test_what_is_still_written_while_it_is_removed_goes_too(temporary: Path) -> None:
+    """As by the children of a compiler that has just been killed."""
+    folder = locked.make()
+    until = time.monotonic() + 0.2
+
+    def writes() -> None:
+        number = 0
+        while time.monotonic() < until:
+            number += 1
+            with contextlib.suppress(OSError):
+                (folder.path / f"file-{number}").touch()
+
+    writer = threading.Thread(target=writes)
+    writer.start()
+    folder.remove()
+    writer.join()
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(("age", "left"), [(3600, False), (0, True)])
+def test_one_without_its_lock_is_removed_when_it_cannot_be_in_the_making(temporary: Path, age: int, left: bool) -> None:
+    half = temporary / f"{locked.PREFIX}half"
+    half.mkdir()
+    os.utime(half, (time.time() - age,) * 2)
+    locked.make().remove()
+    assert half.exists() == left

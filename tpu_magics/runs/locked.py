@@ -12,11 +12,14 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 PREFIX = "tpu_magics-preflight-"
 _LOCK = "lock"  # the file's name
+_PAUSES = (0.05, 0.2, 0.5, 1.0)  # seconds between tries to remove a folder
+_MADE = 60.0  # seconds after which a folder without that file is not being made, but was left half removed
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,12 @@ class LockedFolder:
     lock: int
 
     def remove(self) -> None:
-        """With all that is in it. To be called once."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """With all that is in it, also what a process that is being killed still writes. To be called once."""
+        for pause in _PAUSES:
+            shutil.rmtree(self.path, ignore_errors=True)
+            if not self.path.exists():
+                break
+            time.sleep(pause)
         os.close(self.lock)
 
 
@@ -54,8 +61,13 @@ def remove_orphans() -> None:
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
             lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _MADE:
+                    shutil.rmtree(path, ignore_errors=True)
+            continue
         except OSError:
-            continue  # another account's, or just being made
+            continue  # another account's
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
