@@ -115,6 +115,20 @@ def test_that_is_where_the_signal_of_these_tests_comes() -> None:
     assert places == ["__exit__"]
 
 
+def test_whoever_presses_again_is_not_interrupted_twice(minder: Minder, ignored: list[Any]) -> None:
+    """What the code puts in order after the second is its own business, and not the first one's."""
+    cleared = False
+    with minder.looking(), pytest.raises(KeyboardInterrupt), minder.interruptible():
+        Interrupted()
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(SOON)
+        finally:
+            time.sleep(0.4)  # in which the lost one could be sent again
+            cleared = True
+    assert cleared and ignored == []
+
+
 def test_after_a_lost_one_the_framework_is_asked_to_give_up(minder: Minder, ignored: list[Any]) -> None:
     """It is sent again, and the main thread is in a long program: a handler does not run there."""
     asked = threading.Event()

@@ -10,7 +10,6 @@ Where it would be lost, or leave a context half, it is raised a moment later.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
@@ -18,8 +17,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -27,17 +26,21 @@ from tpu_magics.launch.onlook import Nobody, Onlooker
 from tpu_magics.launch.supervise import MEMORY_EVERY, process_memory
 from tpu_magics.runs.meter import MemoryMeter
 
+
+@contextmanager
+def _context() -> Iterator[None]:
+    yield
+
+
+@asynccontextmanager
+async def _async_context() -> AsyncIterator[None]:
+    yield
+
+
 # Where a context begins and ends: what is raised there leaves it neither entered nor left, and what it has set stays
-# set for as long as the traceback is kept. Where TensorFlow runs a step that is: gradients are not recorded. (Private
-# names; the same from Python 3.10 to 3.13.)
-_CONTEXTS = [
-    getattr(kind, name).__code__
-    for kind, names in (
-        (contextlib._GeneratorContextManager, ("__enter__", "__exit__")),
-        (contextlib._AsyncGeneratorContextManager, ("__aenter__", "__aexit__")),
-    )
-    for name in names
-]
+# set for as long as the traceback is kept. Where TensorFlow runs a step that is: gradients are not recorded.
+_ENDS = [(type(_context()), "__enter__", "__exit__"), (type(_async_context()), "__aenter__", "__aexit__")]
+_CONTEXTS = [getattr(getattr(kind, name), "__code__", None) for kind, *names in _ENDS for name in names]
 TICK = 0.1  # seconds between looks
 PATIENCE = 0.5  # seconds that the main thread has to answer an interrupt by itself
 AGAIN = 5.0  # seconds after which a time limit that the person's code has swallowed is raised again
@@ -123,7 +126,7 @@ class Minder:
         if self._interruptible and frame is not None and frame.f_code in _CONTEXTS:
             self._lost()
             return
-        self._answered = True
+        self._answered, self._lost_at = True, None  # this one ends the block: the next would hit who clears up
         if self._interruptible:
             raise KeyboardInterrupt
         self._late = self._late or not mine

@@ -18,7 +18,7 @@ from pathlib import Path
 
 PREFIX = "tpu_magics-preflight-"
 _LOCK = "lock"  # the file's name
-_PAUSES = (0.05, 0.2, 0.5, 1.0)  # seconds between tries to remove a folder
+_PAUSES = (0.0, 0.05, 0.2, 0.5, 1.0)  # seconds before each try to remove a folder
 _MADE = 60.0  # seconds after which a folder without that file is not being made, but was left half removed
 
 
@@ -32,10 +32,10 @@ class LockedFolder:
     def remove(self) -> None:
         """With all that is in it, also what a process that is being killed still writes. To be called once."""
         for pause in _PAUSES:
+            time.sleep(pause)
             shutil.rmtree(self.path, ignore_errors=True)
             if not self.path.exists():
                 break
-            time.sleep(pause)
         os.close(self.lock)
 
 
