@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,22 @@ def test_a_rank_that_dies_is_named_and_the_others_go(tmp_path: Path, how: str, c
 def test_a_native_crash_shows_the_python_line(tmp_path: Path) -> None:
     text = said(failed_ranked(dies, net(), 0, "native", tmp_path))
     assert "ctypes.string_at(0)" in text and f"{Path(__file__).name}, line" in text and "in dies" in text
+
+
+@pytest.fixture
+def a_crash_handler_of_a_library() -> Iterator[None]:
+    """As Ray's stands in front of Python's, and crashes itself where two clusters were left; this one aborts."""
+    libc = ctypes.CDLL(None)
+    libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
+    before = libc.signal(signal.SIGBUS, ctypes.cast(libc.abort, ctypes.c_void_p))
+    yield
+    libc.signal(signal.SIGBUS, before)
+
+
+@pytest.mark.usefixtures("a_crash_handler_of_a_library")
+def test_a_library_in_the_notebook_does_not_change_what_a_rank_died_of(tmp_path: Path) -> None:
+    error = failed_ranked(dies, net(), 1, "SIGBUS", tmp_path)
+    assert error.rank == 1 and "SIGBUS" in error.what and "in dies" in said(error), said(error)
 
 
 def raises_after_another(rank: int, folder: Path) -> None:

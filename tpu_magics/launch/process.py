@@ -28,6 +28,7 @@ from tpu_magics.errors import TpuMagicsError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 STACK_SIGNAL = signal.SIGUSR1
+CRASHES = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)  # faulthandler's
 PARENT_EVERY = 0.5  # seconds between looks at a parent that no death signal tells of
 CRASHED = 70  # exit code: the worker's own machinery failed (sysexits.h EX_SOFTWARE)
 
@@ -150,7 +151,15 @@ def close_sockets() -> None:
 
 
 def dump_stacks_to(path: Path) -> None:
-    """Write Python stacks to `path` on a crash, and on `STACK_SIGNAL`."""
+    """Write Python stacks to `path` on a crash, and on `STACK_SIGNAL`.
+
+    What libraries installed in the notebook for crashes goes: Ray's handler, where a notebook has left two clusters,
+    crashes itself, and a rank's SIGBUS would be told as SIGSEGV with no line. `enable` alone would leave it in front:
+    it does nothing where faulthandler is on already, as in every kernel.
+    """
+    faulthandler.disable()
+    for number in CRASHES:
+        signal.signal(number, signal.SIG_DFL)
     file = open(path, "ab", buffering=0)  # noqa: SIM115 - stays open as long as the worker lives
     faulthandler.enable(file=file, all_threads=True)
     faulthandler.register(STACK_SIGNAL, file=file, all_threads=True, chain=False)
