@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.launch.signalled import Signal
-from tpu_magics.launch.minder import INTERRUPT, Minder
+from tpu_magics.launch.minder import INTERRUPT, Minder, minded
 from tpu_magics.runs.meter import MemoryMeter
 from tpu_magics.runs.writer import EventWriter
 
@@ -142,3 +142,25 @@ def test_after_a_lost_one_the_framework_is_asked_to_give_up(minder: Minder, igno
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         time.sleep(SOON)
     assert ignored == []
+
+
+def test_a_block_that_is_minded_ends_and_leaves_everything_as_it_was() -> None:
+    before = signal.getsignal(signal.SIGINT), sys.unraisablehook, threading.active_count()
+    with pytest.raises(KeyboardInterrupt), minded():
+        Interrupted()
+        time.sleep(SOON)
+    assert (signal.getsignal(signal.SIGINT), sys.unraisablehook, threading.active_count()) == before
+
+
+def test_no_interrupt_comes_to_a_thread() -> None:
+    """Where a handler could not be set, either."""
+    done: list[str] = []
+
+    def work() -> None:
+        with minded():
+            done.append("worked")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done == ["worked"]

@@ -1,7 +1,7 @@
-"""A run that holds the notebook's main thread: who looks after it meanwhile.
+"""A run or a preflight that holds the notebook's main thread: who looks after it meanwhile.
 
 What lives here: the thread that shows the panel, measures memory, keeps the time limit and brings an interrupt to where
-the main thread is. What does not: what is run (local.py).
+the main thread is. What does not: what is run (local.py, preflight/).
 
 An interrupt is raised in the main thread by Python's own handler, which runs between two of its instructions. While
 that thread executes a long program of the framework it cannot, so after `PATIENCE` the framework is asked to give up.
@@ -49,9 +49,10 @@ INTERRUPT, TIMEOUT = "interrupt", "timeout"
 
 
 class Minder:
-    """Looks after one run of the main thread. `reason`: why it was stopped: "interrupt", "timeout", or ""."""
+    """Looks after one run of the main thread. `meter`: hears of its memory; `reason`: why it was stopped: "interrupt",
+    "timeout", or ""."""
 
-    def __init__(self, meter: MemoryMeter, timeout: float | None = None) -> None:
+    def __init__(self, meter: MemoryMeter | None = None, timeout: float | None = None) -> None:
         self.reason = ""
         self.onlooker: Onlooker = Nobody()
         self.give_up: Callable[[], None] = _nothing
@@ -86,7 +87,8 @@ class Minder:
             self._stopping.set()
             self._ring()
             thread.join()
-            self._meter.flush()
+            if self._meter is not None:
+                self._meter.flush()
             for end in (self._bell, self._ear):
                 end.close()
 
@@ -208,12 +210,23 @@ class Minder:
 
     def _measure(self) -> None:
         now = time.monotonic()
-        if now < self._next_memory:
+        if self._meter is None or now < self._next_memory:
             return
         self._next_memory = now + MEMORY_EVERY
         measured = process_memory(os.getpid())
         if measured is not None:
             self._meter.sample(*measured)
+
+
+@contextmanager
+def minded() -> Iterator[None]:
+    """A block that an interrupt ends wherever it comes; in another thread than the main one none does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    minder = Minder()
+    with minder.looking(), minder.interruptible():
+        yield
 
 
 def _nothing() -> None:

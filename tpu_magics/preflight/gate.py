@@ -13,6 +13,7 @@ from dataclasses import replace
 from tpu_magics.backends.lowered import Traced
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
+from tpu_magics.launch.minder import minded
 from tpu_magics.launch.plan import NO_SPMD, Options
 from tpu_magics.launch.tracing import Asked
 from tpu_magics.launch.train import Request
@@ -44,7 +45,7 @@ def gate(target: str | Sequence[str], telling: Callable[[], AbstractContextManag
                 return request.program
             return trace_request(request, replace(options, background=False), Asked(world, devices))
 
-        with telling() as tell:
+        with telling() as tell, minded():
             alone, own = 1 if options.processes == 1 else None, request.program is None
             way = Way(request.name, lower, _is_spmd(options), alone, Store(default_folder()), (), tell, own)
             found = Preflight(request.name, tuple(way.result(one) for one in targets))

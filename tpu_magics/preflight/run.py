@@ -14,6 +14,7 @@ from typing import Any
 from tpu_magics.backends.base import STEPS
 from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.launch import session
+from tpu_magics.launch.minder import minded
 from tpu_magics.launch.plan import ALL_DEVICES, Options
 from tpu_magics.preflight import installed
 from tpu_magics.preflight.fit import search
@@ -68,7 +69,8 @@ def preflight(
     store = Store(default_folder()) if kept else None
     going = _Going(options, _is_spmd(spmd, processes), store, packages, telling or Telling())
     call = Call(function, args, dict(kwargs or {}))
-    return _compiled(call, targets, going) if fit is None else _searched(call, targets, going, fit)
+    with minded():
+        return _compiled(call, targets, going) if fit is None else _searched(call, targets, going, fit)
 
 
 @dataclass(frozen=True)
