@@ -32,6 +32,8 @@ NOT_THERE = ("tests/launch/pods",)  # many hosts on Ray: neither Colab nor Kaggl
 # For each host: much of a test is waiting for processes that begin or end. Without the last word xdist would begin with
 # the files that have the most tests, not with those of tests/conftest.py.
 WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+# What XLA:CPU compiles here runs once or twice: LLVM's passes over it take longer than they save.
+QUICK = "--xla_backend_optimization_level=0"
 UV = [sys.executable, "-m", "uv"]
 
 
@@ -211,6 +213,7 @@ def start(host: Host, options: list[str]) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
         "JUPYTER_PREFER_ENV_PATH": "1",
+        "XLA_FLAGS": QUICK,
         "HYPOTHESIS_STORAGE_DIRECTORY": str(host.folder / "hypothesis"),
     }
     with host.log.open("wb") as log:

@@ -37,13 +37,6 @@ LACKS = (
         ),
         "does not know the generation 7x",
     ),
-    # The dump of what it tried last: 580.5 TFLOP, where the program has 571.7.
-    Lack(
-        "libtpu",
-        ("0.0.17",),
-        (r"preflight/test_optimised\.py::test_flops_of_more_programs_are_those_of_the_shapes\[too_large\]",),
-        "gives a program that is too large up with more multiplications than it has",
-    ),
     # SIGABRT in pjrt_computation_client.cpp:525, "Failed to await future from buffer to literal inTransferFromDevice",
     # where 2.9.0 raises: "Out of memory allocating 70368744177664 bytes". What the compiler refuses is raised by both.
     Lack(

@@ -302,10 +302,10 @@ def language_model(tied: bool = True) -> Any:
 @pytest.mark.slow
 def test_two_ranks_train_as_one_with_the_same_global_batch() -> None:
     alone, together = language_model(), language_model()
-    common: dict[str, Any] = {"max_steps": 20, "learning_rate": 1e-3, "debug": "tpu_metrics_debug", "do_eval": True}
+    common: dict[str, Any] = {"max_steps": 10, "learning_rate": 1e-3, "debug": "tpu_metrics_debug", "do_eval": True}
     one = train(alone, sentences(), per_device_train_batch_size=8, **common)
     two = train(together, sentences(), ranks=2, per_device_train_batch_size=4, **common)
-    assert len(losses(one.value[0])) == 20
+    assert len(losses(one.value[0])) == 10
     for history, batch_size, _steps in two.values:
         assert batch_size == 4 and losses(history) == pytest.approx(losses(one.value[0]), abs=1e-5)
     assert furthest(weights(alone), weights(together)) < 1e-5

@@ -26,6 +26,8 @@ from tpu_magics.preflight.targets import parse
 GIB = 2**30
 SMALL = overlay.is_host()
 LAYERS, WIDTH = (1, 128) if SMALL else (12, 768)
+BATCH, LENGTH = (8, 128) if SMALL else (32, 128)
+TOO_MANY = 4096 if SMALL else 512
 HEADS = WIDTH // 64
 ACTIVATION = "relu" if SMALL else "gelu"
 PARAMETERS = 4_187_906 if SMALL else 109_483_778  # with a head for two classes
@@ -68,7 +70,7 @@ def preflight(batch: int, length: int, precision: str | None = None) -> tuple[Tr
 
 
 def test_a_batch_of_32_x_128_fits_and_its_matrix_multiplications_are_not_bf16(ready: None) -> None:
-    traced, compiled = preflight(32, 128)
+    traced, compiled = preflight(BATCH, LENGTH)
     assert compiled.status == "fits"
     memory = compiled.memory
     assert memory is not None and memory.arguments is not None and memory.aliased is not None
@@ -77,8 +79,11 @@ def test_a_batch_of_32_x_128_fits_and_its_matrix_multiplications_are_not_bf16(re
     assert 0.99 * state < memory.aliased <= memory.arguments, "all of that is donated"
     assert memory.available == pytest.approx(15.75 * GIB, rel=0.01)
     assert (state if SMALL else 3 * GIB) < memory.needed < (GIB if SMALL else 8 * GIB)
-    multiplied = 3 * LAYERS * 32 * 128 * (24 * WIDTH**2 + 4 * 128 * WIDTH)  # forward, and twice as much backward
-    assert compiled.flops == pytest.approx(multiplied if SMALL else 2.16e12, rel=0.05), "the latter was measured"
+    if SMALL:  # forward, twice as much backward, and AdamW's own operations on each weight
+        multiplied = 3 * LAYERS * BATCH * LENGTH * (24 * WIDTH**2 + 4 * LENGTH * WIDTH)
+        assert multiplied < (compiled.flops or 0) < multiplied + 30 * PARAMETERS
+    else:
+        assert compiled.flops == pytest.approx(2.16e12, rel=0.05), "this was measured"
     share = bf16_share(compiled)
     assert share is not None and share < (0.25 if SMALL else 0.1)
     [largest] = [one for one in compiled.buffers if one.shape == f"f32[30522,{WIDTH}]" and one.kind == "argument"][:1]
@@ -90,20 +95,19 @@ def test_a_batch_of_32_x_128_fits_and_its_matrix_multiplications_are_not_bf16(re
 
 
 def test_with_bf16_nearly_all_of_them_are(ready: None) -> None:
-    _, compiled = preflight(32, 128, "bf16")
+    _, compiled = preflight(BATCH, LENGTH, "bf16")
     assert compiled.status == "fits"
     share = bf16_share(compiled)
     assert share is not None and share > 0.95
 
 
 def test_a_batch_of_512_x_512_is_refused(ready: None) -> None:
-    """For the small one of 4096 x 512."""
-    batch = 4096 if SMALL else 512
-    _, compiled = preflight(batch, 512)
+    """The small one with more rows."""
+    _, compiled = preflight(TOO_MANY, 512)
     assert compiled.status == "too-large"
     assert compiled.memory is not None and compiled.memory.available is not None
     assert compiled.memory.needed == pytest.approx(184 * GIB, rel=0.02) or SMALL
     assert compiled.memory.available == pytest.approx(15.75 * GIB, rel=0.01)
     largest = compiled.buffers[0]
-    assert largest.shape == f"f32[{batch},{HEADS},512,512]" and largest.place is not None
+    assert largest.shape == f"f32[{TOO_MANY},{HEADS},512,512]" and largest.place is not None
     assert "model(input_ids" in largest.place.code

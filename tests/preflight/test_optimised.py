@@ -101,8 +101,8 @@ KNOWN_ON_V5E = {
     "embedding": {"f32": 2 * 2 * 8 * 128 * 100 * 100},
     "dropout": {"f32": 2 * 64 * 1000 * 1000},
     "step": {"f32": 2 * 2 * 500 * 1000 * 3000},
-    "spilling": {"f32": 2 * 2 * SIDE**3},
-    "too_large": {"bf16": 2 * 65536 * 1024 * 65536 + 2 * 65536**3},
+    "spilling": {"f32": 3 * 2 * SIDE**3},
+    "too_large": {"bf16": 2 * 65536 * 1024 * 65536 + 2 * 2 * 65536**3},
     "replicated": {"f32": 2 * 2 * 64 * 1000 * 300},
     "shapes": {},
 }
@@ -219,9 +219,9 @@ def test_the_largest_buffers_are_named_with_their_lines(dump: Dump) -> None:
     assert len(buffers) <= 20 and [one.size for one in buffers] == sorted((one.size for one in buffers), reverse=True)
     assert {(one.op, one.kind) for one in buffers} >= {("x", "argument"), ("w", "argument")}
     made = {lines[one.place.line - 1].strip() for one in buffers if one.place and one.place.path == str(PROGRAMS)}
-    assert {"y = jnp.tanh(x @ w)", "return jnp.sort(y, axis=0) @ y"} <= made
+    assert {"y = jnp.tanh(x @ w)", "z = w @ y", "return y @ z"} <= made
     assert buffers[0].size == buffers[0].plain == 4 * SIDE * SIDE
-    assert buffers[0].shape in (f"f32[{SIDE},{SIDE}]", f"s32[{SIDE},{SIDE}]")
+    assert buffers[0].shape == f"f32[{SIDE},{SIDE}]"
 
 
 def test_a_result_that_takes_over_an_argument_is_one_buffer(dump: Dump) -> None:
@@ -260,10 +260,9 @@ def test_without_padding_there_is_none(dump: Dump) -> None:
 def test_a_program_that_is_refused_for_its_size_tells_its_largest_buffers(dump: Dump) -> None:
     assert "RESOURCE_EXHAUSTED" in dump.xla["too_large_v5e"]["error"]
     facts = dump.facts("too_large_v5e")
-    assert facts.buffers[0].size >= 8 * 2**30 and facts.buffers[0].kind == "temporary"
-    assert any(
-        one.place and "y = x @ w" in PROGRAMS.read_text().splitlines()[one.place.line - 1] for one in facts.buffers
-    )
+    lines = PROGRAMS.read_text().splitlines()
+    large = [one for one in facts.buffers[:3] if one.kind == "temporary" and one.size >= 8 * 2**30]
+    assert [lines[one.place.line - 1].strip() for one in large if one.place][:1] == ["y = x @ w"]
 
 
 def test_hbm_traffic_of_a_lone_multiplication_is_its_operands_and_its_result(dump: Dump) -> None:
