@@ -181,9 +181,13 @@ def test(hosts: list[Host], options: list[str]) -> None:
     """The suites of all hosts at once; the log of one that fails is shown."""
     began = time.monotonic()
     going = {host.name: start(host, options) for host in hosts}
+    told = began
     while any(process.poll() is None for process in going.values()):
-        time.sleep(min(60, 1 + (time.monotonic() - began) / 10))
-        print("    " + ", ".join(f"{host.name}: {how_far(host)}" for host in hosts), flush=True)
+        time.sleep(1)
+        now = time.monotonic()
+        if now - told > min(60, 5 + (told - began) / 10):
+            told = now
+            print("    " + ", ".join(f"{host.name}: {how_far(host)}" for host in hosts), flush=True)
     failed = [host for host in hosts if going[host.name].returncode]
     for host in hosts:
         said = host.log.read_text(errors="replace")

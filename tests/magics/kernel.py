@@ -25,6 +25,8 @@ from tests import overlay
 ROOT = Path(__file__).resolve().parents[2]
 PANEL = "tpu_magics-"  # how the display ids of panels begin
 LOAD = "%load_ext tpu_magics"
+# A cell that takes long. In short sleeps: while time.sleep() waits to give the GIL away, an interrupt ends no sleep.
+SLEEPING = "for _ in range(1000): time.sleep(0.1)"
 # The names a test leaves, a run that still goes on, and the folder of the runs before; the histories stay.
 FRESH = """
 import os as _os, sys as _sys

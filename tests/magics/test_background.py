@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from .kernel import Cell, Kernel
+from .kernel import SLEEPING, Cell, Kernel
 from .samples import MODEL, TRAIN, TRAINED
 
 TICKS = """%%tpu_train model --background
@@ -156,9 +156,9 @@ print(_tpu.value)
 
 
 def test_an_interrupt_of_another_cell_does_not_hurt_it(notebook: Kernel) -> None:
-    notebook.run(TICKS.format(ticks=30)).good()
+    notebook.run(TICKS.format(ticks=60)).good()
     [pid] = [process.pid for process in notebook.descendants()]
-    other = notebook.send("print('begun'); time.sleep(100)")
+    other = notebook.send("print('begun')\n" + SLEEPING)
     notebook.wait_for(other, "begun")
     notebook.interrupt()
     assert notebook.finish(other).error_type == "KeyboardInterrupt"

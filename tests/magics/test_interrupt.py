@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from .kernel import Cell, Kernel, alive
+from .kernel import SLEEPING, Cell, Kernel, alive
 from .samples import MODEL, TRAIN, TRAINED
 
 WITHIN = 5.0  # seconds in which a stopped cell has to end
@@ -102,7 +102,7 @@ def loads(model):
 
 
 def test_an_interrupt_before_the_fork_is_the_usual_one(notebook: Kernel) -> None:
-    cell = notebook.send("%%tpu_train model\nprint('here')\ntime.sleep(100)\ndef never(model):\n    pass\n")
+    cell = notebook.send(f"%%tpu_train model\nprint('here')\n{SLEEPING}\ndef never(model):\n    pass\n")
     notebook.wait_for(cell, "here")
     assert stopped(notebook, cell) < WITHIN
     assert cell.error_type == "KeyboardInterrupt" and notebook.descendants() == []
