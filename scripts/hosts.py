@@ -26,8 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".hosts"
 LISTS = ROOT / "tests" / "hosts"
 TOOLS, OVERRIDES = LISTS / "tests.txt", LISTS / "overrides.txt"
-# test_trace_reads: torch_xla's kernels are replaced in another way with Kaggle's torch.
-SUITES = ("magics", "launch", "host", "panel", "check", "preflight", "hosts", "backends/test_trace_reads.py")
+SUITES = ("magics", "launch", "host", "panel", "check", "preflight", "hosts")
 NOT_THERE = ("tests/launch/pods",)  # many hosts on Ray: neither Colab nor Kaggle is one of several
 # For each host: much of a test is waiting for processes that begin or end. Without the last word xdist would begin with
 # the files that have the most tests, not with those of tests/conftest.py.
@@ -40,11 +39,12 @@ UV = [sys.executable, "-m", "uv"]
 @dataclass(frozen=True)
 class Host:
     """`python`: the version that the image has; `overlays`: rows of install.OVERLAYS that the tests need beside the
-    packages of the image."""
+    packages of the image; `suites`: what is tested there besides SUITES."""
 
     name: str
     python: str
     overlays: tuple[str, ...]
+    suites: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -65,7 +65,8 @@ class Host:
 
 HOSTS = {
     "colab": Host("colab", "3.13", ("tensorflow",)),
-    "kaggle": Host("kaggle", "3.12", ("ipykernel6", "preflight-colab")),
+    # test_trace_reads: torch_xla's kernels are replaced in another way with this torch.
+    "kaggle": Host("kaggle", "3.12", ("ipykernel6", "preflight-colab"), ("backends/test_trace_reads.py",)),
 }
 
 
@@ -75,6 +76,8 @@ def main(arguments: list[str]) -> None:
     if set(names) - set(HOSTS):
         raise SystemExit(f"There is no host {', '.join(set(names) - set(HOSTS))}; there are: {', '.join(HOSTS)}")
     hosts = [HOSTS[name] for name in names or HOSTS]
+    # Else hundreds of processes would compile the packages' modules, or the installer all of them: 80 s more.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     for host in hosts:
         make(host)
     wheel = build_wheel()
@@ -126,8 +129,7 @@ def key(host: Host, python: Path) -> str:
 
 
 def add(host: Host, *what: str | Path) -> None:
-    compiled = ["--compile-bytecode"] if sys.dont_write_bytecode else []
-    run([*UV, "pip", "install", "--quiet", "--python", host.interpreter, *compiled, *what])
+    run([*UV, "pip", "install", "--quiet", "--python", host.interpreter, *what])
 
 
 def add_overlay(host: Host, name: str, packages: tuple[str, ...], _oldest: tuple[int, int], with_needs: bool) -> None:
@@ -201,7 +203,7 @@ def test(hosts: list[Host], options: list[str]) -> None:
 def start(host: Host, options: list[str]) -> subprocess.Popen[bytes]:
     """pytest in the host's environment, writing to its log."""
     install.say(f"{host.name}: running the suites, log in {host.log.relative_to(ROOT)}")
-    suites = [f"tests/{name}" for name in SUITES]
+    suites = [f"tests/{name}" for name in (*SUITES, *host.suites)]
     left_out = [f"--ignore={name}" for name in NOT_THERE]
     command = [
         host.interpreter,

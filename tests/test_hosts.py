@@ -40,7 +40,8 @@ def test_every_host_has_a_list_and_overlays_that_there_are(hosts: Any) -> None:
     names = {row[0] for row in hosts.install.OVERLAYS}
     for host in hosts.HOSTS.values():
         assert "torch==" in host.packages.read_text() and set(host.overlays) <= names
-    assert [name for name in hosts.SUITES if not (ROOT / "tests" / name).exists()] == []
+    every = [*hosts.SUITES, *(name for host in hosts.HOSTS.values() for name in host.suites)]
+    assert [name for name in every if not (ROOT / "tests" / name).exists()] == []
     assert [name for name in hosts.NOT_THERE if not (ROOT / name).exists()] == []
 
 
