@@ -4,6 +4,7 @@ did, and the next cell trains."""
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -21,6 +22,7 @@ from tests.launch.launching import digest, interrupt_when, run
 from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.launch import session
 from tpu_magics.preflight.tracing import HostTooSmall
+from tpu_magics.runs import locked
 
 pytestmark = pytest.mark.usefixtures("fresh_session")
 shared: list[Any] = []  # models that a function finds in its module
@@ -135,6 +137,31 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
 
     with interrupt_when((tmp_path / "waits").exists), pytest.raises(TrainingInterrupted):
         traced(waits)
+
+
+def test_an_interrupt_as_the_folder_is_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = locked.make
+
+    def interrupted() -> locked.LockedFolder:
+        folder = make()
+        signal.raise_signal(signal.SIGINT)
+        return folder
+
+    monkeypatch.setattr(locked, "make", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        traced(trains, net())
+
+
+def test_an_interrupt_as_the_folder_is_removed_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    remove = locked.LockedFolder.remove
+
+    def interrupted(folder: locked.LockedFolder) -> None:
+        signal.raise_signal(signal.SIGINT)
+        remove(folder)
+
+    monkeypatch.setattr(locked.LockedFolder, "remove", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        traced(trains, net())
 
 
 def test_the_steps_of_the_options() -> None:

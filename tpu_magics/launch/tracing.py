@@ -52,8 +52,10 @@ def traced(request: Request, options: Options, asked: Asked) -> Iterator[tuple[P
     options.check()
     session.current.refuse_second()
     process.require_main_thread()
-    temporary = locked.make()
+    temporary: locked.LockedFolder | None = None
     try:
+        with process.interrupts_held():
+            temporary = locked.make()
         going = _prepared(request, options, asked, temporary.path)
         session.current.going = going
         try:
@@ -67,7 +69,9 @@ def traced(request: Request, options: Options, asked: Asked) -> Iterator[tuple[P
             raise
         yield going.graphs, Run(going.folder.path)
     finally:
-        temporary.remove()
+        if temporary is not None:
+            with process.interrupts_held():
+                temporary.remove()
 
 
 def _reads(folder: Path) -> Iterator[str]:
