@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tpu_magics.backends.base import Backend
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.copies import Copies
+from tpu_magics.launch.source_file import execute, new_module
 
 if TYPE_CHECKING:
     from tpu_magics.launch.hoist import HoistPlan
@@ -217,13 +218,6 @@ class ScriptWork:
 
 
 def _imported(path: str) -> Any:
-    import importlib.util
-
-    name = Path(path).stem
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
+    module = new_module(Path(path).stem, Path(path))
+    execute(module)
     return module

@@ -6,7 +6,6 @@ What lives here: importing the file, and what stands for the notebook then. What
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from tpu_magics.check.cells import Cell, read_file
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.notebook import PlainProgram
+from tpu_magics.launch.source_file import execute, new_module
 from tpu_magics.magics.defining import defining, value_of
 from tpu_magics.magics.headless import last_line
 from tpu_magics.magics.untrained import Launch, Untrained, first_of
@@ -69,11 +69,9 @@ class Script:
 
     def _import(self) -> None:
         name = self.path.stem if self.path.stem not in sys.modules else f"{self.path.stem}_of_{self.path.parent.name}"
-        spec = importlib.util.spec_from_file_location(name, self.path)
-        assert spec is not None and spec.loader is not None  # its suffix is .py
-        self.module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        self.module = new_module(name, self.path)
         session.current.notebook = ScriptNotebook(self.path, self.module)
-        spec.loader.exec_module(self.module)
+        execute(self.module)
 
     def go_on(self) -> bool:
         return False
