@@ -22,7 +22,11 @@ def state():
     return [v.numpy().tolist() for v in (*model.variables, *model.optimizer.variables)]
 before = state()
 """
-ENDLESS = "%%tpu_train --jit keep\nprint('begun')\nmodel.fit(x, y, epochs=10**6, verbose=0)"
+# It says so when it trains: while TensorFlow traces, an interrupt may have to be sent again (docs/tensorflow.md).
+ENDLESS = """%%tpu_train --jit keep
+begun = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, _: print("begun") if epoch == 3 else None)
+model.fit(x, y, epochs=10**6, verbose=0, callbacks=[begun])
+"""
 
 
 def kernel_path(*before: Path) -> dict[str, str]:

@@ -27,7 +27,6 @@ GIB = 2**30
 SMALL = overlay.is_host()
 LAYERS, WIDTH = (1, 128) if SMALL else (12, 768)
 BATCH, LENGTH = (8, 128) if SMALL else (32, 128)
-TOO_MANY = 4096 if SMALL else 512
 HEADS = WIDTH // 64
 ACTIVATION = "relu" if SMALL else "gelu"
 PARAMETERS = 4_187_906 if SMALL else 109_483_778  # with a head for two classes
@@ -101,13 +100,14 @@ def test_with_bf16_nearly_all_of_them_are(ready: None) -> None:
     assert share is not None and share > 0.95
 
 
-def test_a_batch_of_512_x_512_is_refused(ready: None) -> None:
-    """The small one with more rows."""
-    _, compiled = preflight(TOO_MANY, 512)
-    assert compiled.status == "too-large"
-    assert compiled.memory is not None and compiled.memory.available is not None
-    assert compiled.memory.needed == pytest.approx(184 * GIB, rel=0.02) or SMALL
-    assert compiled.memory.available == pytest.approx(15.75 * GIB, rel=0.01)
-    largest = compiled.buffers[0]
-    assert largest.shape == f"f32[{TOO_MANY},{HEADS},512,512]" and largest.place is not None
-    assert "model(input_ids" in largest.place.code
+if not SMALL:  # what these compilers refuse, and how: test_optimised.py
+
+    def test_a_batch_of_512_x_512_is_refused(ready: None) -> None:
+        _, compiled = preflight(512, 512)
+        assert compiled.status == "too-large"
+        assert compiled.memory is not None and compiled.memory.available is not None
+        assert compiled.memory.needed == pytest.approx(184 * GIB, rel=0.02)
+        assert compiled.memory.available == pytest.approx(15.75 * GIB, rel=0.01)
+        largest = compiled.buffers[0]
+        assert largest.shape == f"f32[512,{HEADS},512,512]" and largest.place is not None
+        assert "model(input_ids" in largest.place.code
