@@ -8,7 +8,7 @@ TENSORFLOW := $(CURDIR)/.venv/tensorflow
 ALL_NOTEBOOKS := $(sort $(wildcard notebooks/[0-9]*.ipynb)) $(sort $(wildcard notebooks/guides/[0-9]*.ipynb))
 TF_NOTEBOOKS := $(filter %_tensorflow.ipynb %_tensorflow_tpu.ipynb,$(ALL_NOTEBOOKS))
 NOTEBOOKS := $(filter-out $(TF_NOTEBOOKS),$(ALL_NOTEBOOKS))
-NBVAL := -m pytest -p tests._ci --nbval-lax --nbval-current-env
+NBVAL := -m pytest -p tests._ci -n 2 --dist loadfile --nbval-lax --nbval-current-env
 
 # The kernel of .venv goes before one that a person has installed for all environments.
 export JUPYTER_PREFER_ENV_PATH := 1
@@ -42,19 +42,17 @@ lab: install  ## JupyterLab with the extension, opened at the quickstart
 	@echo "==> JupyterLab; the notebooks are copies, in .demo/lab"
 	@cd .demo/lab && "$(CURDIR)/$(PY)" -m jupyterlab $(LAB_ARGS) 01_quickstart.ipynb
 
-test: install lint  ## lint, types, the notebooks (twice) and all tests
+test: install lint  ## lint, types, the notebooks and all tests
 	@echo "==> the JupyterLab extension: types, format, unit tests, bundle"
 	@$(PY) scripts/bundle.py lint test
 	@$(PY) scripts/bundle.py
-	@for round in 1 2; do \
-	    echo "==> notebooks with nbval, round $$round of 2"; \
-	    $(PY) $(NBVAL) $(NOTEBOOKS) || exit 1; \
-	    if [ -d "$(TENSORFLOW)" ] || [ -n "$$CI" ]; then \
-	        PYTHONPATH="$(TENSORFLOW)" $(PY) $(NBVAL) $(TF_NOTEBOOKS) || exit 1; \
-	    else \
-	        echo "==> skipped: $(TF_NOTEBOOKS) (there is no TensorFlow for this Python in .venv/tensorflow)"; \
-	    fi; \
-	done
+	@echo "==> notebooks with nbval"
+	@$(PY) $(NBVAL) $(NOTEBOOKS)
+	@if [ -d "$(TENSORFLOW)" ] || [ -n "$$CI" ]; then \
+	    PYTHONPATH="$(TENSORFLOW)" $(PY) $(NBVAL) $(TF_NOTEBOOKS); \
+	else \
+	    echo "==> skipped: $(TF_NOTEBOOKS) (there is no TensorFlow for this Python in .venv/tensorflow)"; \
+	fi
 	@echo "==> tests"
 	@$(PY) -m pytest -p tests._ci -n 2 --dist loadfile $(PYTEST_ARGS)
 

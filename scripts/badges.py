@@ -1,7 +1,8 @@
 """The table of notebooks in README.md, each with its badges "Open in Colab" and "Open in Kaggle".
 
 What lives here: the addresses behind the badges, made of one: `Repository` under [project.urls] in pyproject.toml.
-While the project has no public address, OWNER stands in its place. What does not: the README around the table.
+While the project has no public address there is no badge: it would open nothing. What does not: the README around the
+table.
 
 Usage: python scripts/badges.py            prints the table
        python scripts/badges.py --write    puts it into README.md, between its two marks
@@ -17,7 +18,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 BEGIN, END = "<!-- notebooks: made by scripts/badges.py -->", "<!-- end of notebooks -->"
-WITHOUT_ADDRESS = "OWNER/tpu_magics"
 COLAB = (
     "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
     "(https://colab.research.google.com/github/{repository}/blob/main/{path})"
@@ -48,8 +48,10 @@ def with_block(text: str) -> str:
 
 def block() -> str:
     """The table between its marks."""
-    rows = [f"| {title(path)} | {badge(COLAB, path)} {badge(KAGGLE, path)} |" for path in notebooks()]
-    return "\n".join([BEGIN, "", "| notebook | open it |", "|---|---|", *rows, "", END])
+    address = repository()
+    rows = [f"| {title(path)} |{badges(address, path)}" for path in notebooks()]
+    head = ["| notebook | open it |", "|---|---|"] if address else ["| notebook |", "|---|"]
+    return "\n".join([BEGIN, "", *head, *rows, "", END])
 
 
 def notebooks() -> list[Path]:
@@ -67,14 +69,17 @@ def title(path: Path) -> str:
     return f"[{first}]({path.relative_to(ROOT).as_posix()})"
 
 
-def badge(form: str, path: Path) -> str:
-    return form.format(repository=repository(), path=path.relative_to(ROOT).as_posix())
+def badges(address: str, path: Path) -> str:
+    """The cell of the table that has both; "" without an address."""
+    forms = (COLAB, KAGGLE) if address else ()
+    made = [form.format(repository=address, path=path.relative_to(ROOT).as_posix()) for form in forms]
+    return f" {' '.join(made)} |" if made else ""
 
 
 def repository() -> str:
-    """ "owner/name" of the address that pyproject.toml gives."""
+    """ "owner/name" of the address that pyproject.toml gives; "" where it gives none."""
     found = re.search(r'^Repository = "https://github\.com/([^/"]+/[^/"]+?)/?"$', _urls(), re.MULTILINE)
-    return found[1] if found else WITHOUT_ADDRESS
+    return found[1] if found else ""
 
 
 def _urls() -> str:

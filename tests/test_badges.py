@@ -20,13 +20,28 @@ def badges() -> Any:
     return script
 
 
-def test_every_numbered_notebook_has_both(badges: Any) -> None:
+def test_every_numbered_notebook_has_both(badges: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(badges, "repository", lambda: "someone/tpu_magics")
     paths = sorted((ROOT / "notebooks").rglob("[0-9]*.ipynb"))
     assert paths
     for path in paths:
         address = f"/blob/main/{path.relative_to(ROOT).as_posix()})"
         [row] = [line for line in badges.block().splitlines() if address in line]
-        assert row.count(address) == 2 and "colab.research.google.com/github/" in row and "kernels/welcome?src=" in row
+        assert (
+            row.count(address) == 2
+            and "colab.research.google.com/github/someone/tpu_magics" in row
+            and "kernels/welcome?src=" in row
+        )
+
+
+def test_without_an_address_no_badge_is_shown(badges: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in the README nor in a notebook: it would open nothing."""
+    monkeypatch.setattr(badges, "repository", lambda: "")
+    shown = [badges.block(), *(path.read_text(encoding="utf-8") for path in badges.notebooks())]
+    assert not any(
+        word in text for text in shown for word in ("Open in", "OWNER/", "colab.research", "kernels/welcome")
+    )
+    assert "(notebooks/01_quickstart.ipynb) |\n" in badges.block()
 
 
 @pytest.mark.parametrize("found", ["https://github.com/someone/tpu_magics", "https://github.com/someone/tpu_magics/"])
@@ -36,7 +51,7 @@ def test_the_address_is_that_of_pyproject(
     monkeypatch.setattr(badges, "ROOT", tmp_path)
     project = tmp_path / "pyproject.toml"
     project.write_text('[project]\nname = "x"\n[other]\nRepository = "https://github.com/not/this"\n')
-    assert badges.repository() == "OWNER/tpu_magics"
+    assert badges.repository() == ""
     project.write_text(f'{project.read_text()}[project.urls]\nRepository = "{found}"\n[tool.x]\na = 1\n')
     assert badges.repository() == "someone/tpu_magics"
 

@@ -27,6 +27,7 @@ from tests.benchmarks import (
     bench_load,
     bench_memory,
     bench_preflight,
+    bench_runs,
     bench_tensorflow,
     bench_traffic,
     bench_worker,
@@ -336,6 +337,12 @@ def test_traffic_is_judged_by_the_worst_run() -> None:
     rows = [{"while it trains, kB": 100.0}, {"while it trains, kB": 200.1}]
     assert "MISSED (at most 200 kB)" in bench_traffic.notes(rows)[0]
     assert ": met (at most 100 kB)" in bench_traffic.notes(rows[:1])[0]
+
+
+def test_many_runs_are_listed_and_found() -> None:
+    rows = bench_runs.listing(runs=30, rounds=1)
+    assert len(rows) == 4 and all(row["s, slowest"] > 0 for row in rows)
+    assert "Target where the index is there" in bench_runs.notes(rows)[1]
 
 
 # -- the JupyterLab extension --------------------------------------------------------------------------------------

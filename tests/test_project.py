@@ -130,25 +130,29 @@ def test_every_room_is_known() -> None:
     assert {room(path) for path in MODULES} <= set(RANKS)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_imports_go_one_way(path: Path) -> None:
+@pytest.fixture(scope="module")
+def all_imports() -> list[tuple[Path, Import]]:
+    return [(path, each) for path in MODULES for each in imports(path)]
+
+
+def test_imports_go_one_way(all_imports: list[tuple[Path, Import]]) -> None:
     wrong = [
-        f"{each.where} imports {each.name}" for each in imports(path) if not may_import_room(room(path), each.name)
+        f"{each.where} imports {each.name}" for path, each in all_imports if not may_import_room(room(path), each.name)
     ]
     assert not wrong, "imports against the direction of the rooms:\n" + "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_frameworks_stay_in_their_rooms(path: Path) -> None:
-    if relative(path).startswith(MAY_IMPORT_FRAMEWORKS):
-        return
-    wrong = [f"{each.where} imports {each.name}" for each in imports(path) if is_framework(each.name)]
+def test_frameworks_stay_in_their_rooms(all_imports: list[tuple[Path, Import]]) -> None:
+    wrong = [
+        f"{each.where} imports {each.name}"
+        for path, each in all_imports
+        if is_framework(each.name) and not relative(path).startswith(MAY_IMPORT_FRAMEWORKS)
+    ]
     assert not wrong, "a framework outside backends/, preflight/ and launch/pods/:\n" + "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_slow_libraries_are_imported_inside_functions(path: Path) -> None:
-    found = [each for each in imports(path) if each.runs_at_import and each.name.split(".")[0] in SLOW_IMPORTS]
+def test_slow_libraries_are_imported_inside_functions(all_imports: list[tuple[Path, Import]]) -> None:
+    found = [each for _, each in all_imports if each.runs_at_import and each.name.split(".")[0] in SLOW_IMPORTS]
     assert not found, "\n".join(f"{each.where} imports {each.name} at the top" for each in found)
 
 
@@ -227,12 +231,11 @@ def test_loading_imports_no_framework(code: str, tmp_path: Path) -> None:
 # -- text ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_every_module_says_what_lives_in_it(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    if path.name == "__init__.py" and not text.strip():
-        return
-    assert ast.get_docstring(ast.parse(text)), f"{relative(path)} has no docstring"
+def test_every_module_says_what_lives_in_it() -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in MODULES}
+    empty = {path for path, text in texts.items() if path.name == "__init__.py" and not text.strip()}
+    silent = [relative(path) for path in texts if path not in empty and not ast.get_docstring(ast.parse(texts[path]))]
+    assert not silent, f"without a docstring: {silent}"
 
 
 # Written so that this file does not hold what it looks for.

@@ -16,6 +16,7 @@ from tpu_magics.check.command import add_arguments as add_check_arguments
 from tpu_magics.check.command import run as run_check
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.magics.doctor_options import add_doctor
+from tpu_magics.magics.options import add_listed
 from tpu_magics.magics.preflight_command import add_arguments as add_preflight_arguments
 from tpu_magics.magics.preflight_command import run as run_preflight
 from tpu_magics.output import give_up, lost
@@ -41,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_argument(
             "-r", "--rank", type=int, default=0, help=argparse.SUPPRESS if name != "logs" else "the rank"
         )
+        if name == "runs":
+            add_listed(command)
         command.set_defaults(run=run)
     sanitize = commands.add_parser("nbval-sanitize", help="print the path of the sanitize file for nbval")
     sanitize.set_defaults(run=lambda _: print(Path(__file__).parent / "nbval_sanitize.cfg"))
@@ -95,10 +98,10 @@ def _doctor(found: argparse.Namespace) -> int:
 def _runs(found: argparse.Namespace) -> None:
     from tpu_magics.panel.runs import compare_table, runs_table
     from tpu_magics.panel.table import to_text
-    from tpu_magics.runs.reader import find_run, list_runs
+    from tpu_magics.runs.reader import find_run, newest_runs
 
     chosen = [find_run(name, found.runs) for name in found.names]
-    print(to_text(compare_table(chosen) if chosen else runs_table(list_runs(found.runs))))
+    print(to_text(compare_table(chosen) if chosen else runs_table(*newest_runs(found.newest, found.runs))))
 
 
 def _summary(found: argparse.Namespace) -> None:
@@ -111,9 +114,13 @@ def _summary(found: argparse.Namespace) -> None:
 
 
 def _logs(found: argparse.Namespace) -> None:
+    from tpu_magics.runs.files import refused_record
     from tpu_magics.runs.reader import find_run
 
-    print(find_run((found.names or ["last"])[0], found.runs).log(found.rank), end="")
+    run = find_run((found.names or ["last"])[0], found.runs)
+    print(run.log(found.rank), end="")
+    if refused := refused_record(run.log_path(found.rank)):
+        print(refused, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -76,6 +76,15 @@ export function dict<T>(check: Check<T>): Check<{ [key: string]: T }> {
 
 type Fields<T> = { [K in keyof Required<T>]: Check<T[K]> };
 
+/** A field that records of earlier versions lack. */
+export function orMissing<T>(check: Check<T>): Check<T | undefined> {
+  return (value, at) => {
+    if (value !== undefined) {
+      check(value, at);
+    }
+  };
+}
+
 /** All these fields; others may be there as well, because a later kernel may tell more. */
 export function object<T>(fields: Fields<T>): Check<T> {
   const known = Object.entries(fields) as [string, Check<unknown>][];

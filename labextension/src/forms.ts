@@ -12,6 +12,7 @@ import {
   number,
   numberOrText,
   object,
+  orMissing,
   orNull,
   text
 } from './checks';
@@ -46,7 +47,8 @@ const compile = object<T.Compile>({
   trigger: text,
   step: number,
   pieces: number,
-  by_rank: flag
+  by_rank: flag,
+  part: orMissing(text)
 });
 
 export const compileEntry = object<T.CompileEntry>({ key: text, rank: number, compile });
@@ -171,6 +173,7 @@ export const view = {
   compiles: orNull(number),
   compiles_missing: text,
   recompiles: orNull(number),
+  expected: orMissing(number),
   at_least: flag,
   pieces: number,
   compiling: orNull(num),

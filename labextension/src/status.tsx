@@ -126,13 +126,14 @@ function training(runs: KernelRuns, trans: TranslationBundle): Word[] {
           ? trans.__('compiles not available')
           : trans._n('%2 compile', '%2 compiles', compiles, grouped(compiles))
     },
-    recompilesWord(recompiles, view.at_least, trans),
+    recompilesWord(recompiles, view.expected ?? 0, view.at_least, trans),
     precisionWord(view.precision, view.asked, trans)
   ];
 }
 
 function recompilesWord(
   recompiles: number | null,
+  expected: number,
   atLeast: boolean,
   trans: TranslationBundle
 ): Word {
@@ -145,7 +146,7 @@ function recompilesWord(
     recompiles,
     `${grouped(recompiles)}${atLeast ? '+' : ''}`
   );
-  return recompiles > 0 ? { text: `! ${counted}`, amber: true } : { text: counted };
+  return recompiles > expected ? { text: `! ${counted}`, amber: true } : { text: counted };
 }
 
 /** The part of the matrix multiplications that is bf16, as the compiled graph has it. */

@@ -63,6 +63,7 @@ export interface Compile {
   step: number;
   pieces: number;
   by_rank: boolean;
+  part?: string;
 }
 
 export interface Transfer {
@@ -259,6 +260,7 @@ export interface RunView {
   compiles: number | null;
   compiles_missing: string;
   recompiles: number | null;
+  expected?: number;
   at_least: boolean;
   pieces: number;
   compiling: Num | null;

@@ -311,7 +311,8 @@ def test_the_variables_are_put_back_once_they_are_read(monkeypatch: pytest.Monke
 
 def test_without_a_folder_to_write_into_training_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(files.RunFiles, "scratch_path", property(lambda _self: tmp_path / "file" / "scratch"))
+    for name in ("scratch_path", "spare_scratch_path"):
+        monkeypatch.setattr(files.RunFiles, name, property(lambda _self: tmp_path / "file" / "scratch"))
     result = run(lengths)
     assert len(result.run.events("compile")) == result.compiles
     (text,) = [event.text for event in only(result.run.events(), Warned) if event.code == "not-observed"]
@@ -364,3 +365,45 @@ def test_the_hooks_come_off() -> None:
             return lambda *_args, **_fields: None
 
     inside(lambda: hooks.installed(Nobody()))  # type: ignore[arg-type]
+
+
+# -- eager mode -------------------------------------------------------------------------------------------------------
+
+
+def eagerly(compiled: bool) -> None:
+    import torch
+    import torch_xla
+    from torch_xla.experimental import eager_mode
+
+    eager_mode(True)
+    model = torch.nn.Linear(8, 2).to("xla")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 8, device="xla")).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    for _ in range(3):
+        if compiled:
+            torch_xla.compile(step)()
+        else:
+            step()
+            torch_xla.sync()
+
+
+def test_eager_mode_is_told_once_and_its_compiles_are_counted_only() -> None:
+    result = run(eagerly, False, workers=1)
+    (warned,) = [event.text for event in only(result.run.events(), Warned) if event.code == "eager-mode"]
+    assert warned.startswith("torch_xla's eager mode is on: every operation is compiled and run by itself")
+    assert "eager_mode(False)" in warned and "torch_xla.compile()" in warned
+    assert (result.compiles or 0) > 5 and result.recompiles is None
+    assert only(result.run.events(), Compile) == [] and result.run.summary().steps == 3
+
+
+def test_what_is_compiled_as_a_whole_under_eager_mode_is_explained() -> None:
+    result = run(eagerly, True, workers=1)
+    assert [event.code for event in only(result.run.events(), Warned)] == ["eager-mode"]
+    assert only(result.run.events(), Compile) and result.run.summary().steps == 3

@@ -295,8 +295,8 @@ def scenario_training_arguments_made_in_the_notebook(imported_before: bool = Tru
         assert (arguments.world_size, arguments.process_index, arguments.local_process_index) == (1, 0, 0)
         assert (arguments.n_gpu, arguments.train_batch_size) == (0, arguments.per_device_train_batch_size)
         assert arguments.should_log and arguments.should_save
-        assert arguments.distributed_state is None
-        assert "distributed_state" not in vars(arguments) and "_setup_devices" not in vars(arguments)
+        assert arguments.distributed_state.device == arguments.device
+        assert arguments.parallel_mode.value == "not_parallel"
         arguments.to_dict(), repr(arguments), arguments.get_process_log_level()
     assert not runtime_up()
 

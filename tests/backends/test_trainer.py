@@ -151,18 +151,24 @@ def test_a_folder_that_cannot_be_written_ends_no_training(writer: EventWriter, m
     def fake_full_disk(*_args: Any) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.open", fake_full_disk)
-    trainer.keep_report("Metric: CompileTime")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.open", fake_full_disk)
+        trainer.keep_report("Metric: CompileTime")
     assert [one.file for one in records(writer)] == ["rank-0-metrics-0.txt", ""]
 
 
 # -- a version that has other pieces ----------------------------------------------------------------------------------
 def test_pieces_that_are_missing_leave_the_others() -> None:
+    class FakeHandler:
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any) -> str:
+            return "logged"
+
+    original = FakeHandler.on_log
     module = types.ModuleType("transformers.trainer")
-    module.TrainerCallback = type("TrainerCallback", (), {})  # type: ignore[attr-defined]
-    module.DEFAULT_CALLBACKS = []  # type: ignore[attr-defined]
+    module.CallbackHandler = FakeHandler  # type: ignore[attr-defined]
     trainer._change_trainer(module)
-    assert [one.__name__ for one in module.DEFAULT_CALLBACKS] == ["RecordValues"]
+    assert FakeHandler.on_log is not original
+    assert FakeHandler().on_log(None, types.SimpleNamespace(is_world_process_zero=True), None, {}) == "logged"
 
 
 # -- gradients without shards -----------------------------------------------------------------------------------------

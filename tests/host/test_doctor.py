@@ -150,6 +150,12 @@ def test_tensorflow_without_a_tpu_kernel(tmp_path):
     assert "ConfigureDistributedTPU" in one(checks, "Framework versions", "Framework").why
 
 
+def test_tensorflow_where_it_finds_no_tpu(tmp_path):
+    checks = examined(fake_hosts.colab_v5e_1(tmp_path), framework="tensorflow")
+    found = one(checks, "Framework versions", "Framework")
+    assert found.state == "broken" and "no TensorFlow since March 2025" in found.why and found.command == ""
+
+
 def test_a_package_that_was_changed_after_its_import(tmp_path):
     modules = {"torch": "2.8.0+cu126", "torch_xla": "2.9.0", "os": None}
     check = one(examined(fake_hosts.plain(tmp_path), modules=modules), "Python and packages", "Imported packages")

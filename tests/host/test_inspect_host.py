@@ -193,10 +193,21 @@ def test_torch_is_what_a_host_is_looked_at_for_without_a_word(tmp_path):
     assert inspect(fake_hosts.plain(tmp_path)).framework == "torch"
 
 
-def test_kaggles_tensorflow_cannot_use_its_tpu(tmp_path):
-    fake = fake_hosts.kaggle_v5e_8(tmp_path)
-    host = inspect_host(**fake.arguments(), framework="tensorflow")  # type: ignore[arg-type]
-    assert [problem.what for problem in host.problems] == ["tensorflow-cpu 2.20.0 cannot use this host's TPU."]
+@pytest.mark.parametrize(
+    ("build", "why"),
+    [
+        (fake_hosts.colab_v5e_1, "Colab's TPU image has no TensorFlow since March 2025"),
+        (fake_hosts.kaggle_v5e_8, "Kaggle's TPU image has tensorflow-cpu"),
+    ],
+)
+def test_where_tensorflow_finds_no_tpu_it_is_told_and_nothing_is_to_be_installed(tmp_path, build, why):
+    fake = build(tmp_path)
+    (problem,) = inspect_host(**fake.arguments(), framework="tensorflow").problems  # type: ignore[arg-type]
+    assert problem.what == "TensorFlow does not find a TPU on this host." and problem.why.startswith(why)
+    assert "install" not in problem.todo and "TPU VM" in problem.todo and "JAX" in problem.todo
+    fake.environ["PJRT_DEVICE"] = "CPU"
+    on_cpu = inspect_host(**fake.arguments(), framework="tensorflow").problems  # type: ignore[arg-type]
+    assert problem not in on_cpu
 
 
 def test_a_pjrt_device_of_torch_xla_is_not_tensorflows(tmp_path):

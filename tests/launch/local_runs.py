@@ -26,7 +26,7 @@ from signalled import Signal  # it lies beside this file
 
 import tpu_magics
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import cells, local_checks, session
+from tpu_magics.launch import cells, local_checks, minder, session
 from tpu_magics.launch.cells import Source
 from tpu_magics.launch.notebook import PlainProgram
 from tpu_magics.launch.plan import Options
@@ -288,6 +288,41 @@ def interrupted_context() -> dict[str, Any]:
     return {"type": type(errors[0]).__name__, "after": attempt(lambda: fitted(model))}
 
 
+def swallowed_interrupts() -> dict[str, Any]:
+    """An interrupt that code within `fit` swallows, and one that the person's own code catches around it."""
+    notebook()
+    model = built()
+    usual, minder.AGAIN = minder.AGAIN, 0.3
+
+    class Interrupted(keras.callbacks.Callback):
+        def __init__(self, swallows: bool) -> None:
+            super().__init__()
+            self.swallows, self.times = swallows, 0
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            try:
+                if not self.times:
+                    Signal(signal.SIGINT).comes
+                    time.sleep(0)
+            except KeyboardInterrupt:
+                self.times += 1
+                if not self.swallows:
+                    raise
+
+    def caught() -> None:
+        try:
+            fitted(model, callbacks=[Interrupted(False)])
+        except KeyboardInterrupt:
+            time.sleep(4 * minder.AGAIN)
+            fitted(model)
+
+    within = Interrupted(True)
+    found = {"within": attempt(lambda: model.fit(X, Y, epochs=10**6, verbose=0, callbacks=[within]))}
+    found = {**found, "times": within.times, "around": attempt(caught)}
+    minder.AGAIN = usual
+    return found
+
+
 def limits() -> dict[str, Any]:
     """--timeout, --steps and --max-recompiles."""
     model, shell = built(), notebook()
@@ -386,6 +421,46 @@ def forms() -> dict[str, Any]:
         "broken": broken,
         "model": shell.names["model"] is kept,
     }
+
+
+OWN_STRATEGY = """import tensorflow as tf
+strategy = MAKE
+with strategy.scope():
+    model = built()
+fitted(model)
+before = state(model)
+"""
+WRONG_GRADIENT = """import keras, tensorflow as tf
+optimizer, weight = keras.optimizers.SGD(), tf.Variable([1.0, 2.0])
+@tf.function
+def inner(x):
+    optimizer.apply_gradients([(tf.zeros([3]), weight)])
+@tf.function
+def step(x):
+    return inner(x)
+step(tf.ones([2]))
+"""
+
+
+def own_strategies() -> dict[str, Any]:
+    """A cell that makes a strategy and trains under it, a later one that trains its model, and one that fails."""
+    makes = {"mirrored": "tf.distribute.MirroredStrategy()", "one device": 'tf.distribute.OneDeviceStrategy("/cpu:0")'}
+    found: dict[str, Any] = {}
+    for name, make in {**makes, "current": "tf.distribute.get_strategy()"}.items():
+        shell = notebook()
+        shell.names.update(X=X, Y=Y, built=built, fitted=fitted, state=state)
+        here = _cell(OWN_STRATEGY.replace("MAKE", make))
+        later = _cell("import keras\nfitted(model)\n")
+        trained = state(shell.names["model"])
+        failed = _cell("import keras\nfitted(model)\nraise ValueError('late')\n")
+        kept = trained == state(shell.names["model"])
+        found[name] = [here, later, trained != shell.names["before"], failed, kept]
+    return found
+
+
+def stack_of_traced_code() -> dict[str, Any]:
+    notebook()
+    return {"text": _cell(WRONG_GRADIENT)}
 
 
 def scopes() -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.launch.launching import FakeNotebook, fake_notebook, refused, run, said
-from tpu_magics.check.cells import Cell, cell_of
+from tpu_magics.check.cells import Cell, cell_of, without_replaced
 from tpu_magics.launch import ready, session
 from tpu_magics.runs.events import RuleFinding
 
@@ -187,3 +187,32 @@ def test_recompiles_of_an_earlier_run_count_as_well(monkeypatch: pytest.MonkeyPa
     told = [item.evidence for item in causes if "recompiled" in item.evidence]
     recompiles = session.current.last.recompiles if session.current.last else None
     assert recompiles and told, (recompiles, told)
+
+
+def test_the_definition_that_will_run_is_looked_at() -> None:
+    """Not an older one of its name, nor what only that one used."""
+    helper = BROKEN.replace("def f", "def helper")
+    old = "def nothing():\n    helper(torch.ones(3))\n    for loss in losses:\n        print(loss)\n"
+    notebook(helper, old, "def nothing():\n    return 1\n")
+    assert run(nothing, strict=True).run.events("finding") == []
+    notebook(helper, "def nothing():\n    return 1\n", old)
+    assert "TPU101" in said(refused(nothing, strict=True))
+
+
+def test_a_function_that_was_replaced_since_is_looked_at_where_it_is_what_runs() -> None:
+    cells = notebook(BROKEN, "def nothing():\n    f(torch.ones(3))\n", "def nothing():\n    pass\n")
+    cells.cell_names = lambda: {__file__: "In [2]"}  # type: ignore[method-assign]
+    assert "TPU101" in said(refused(nothing, strict=True))
+    cells.cell_names = lambda: {__file__: "In [3]"}  # type: ignore[method-assign]
+    assert run(nothing, strict=True).run.events("finding") == []
+
+
+def test_what_is_registered_under_one_name_is_all_kept() -> None:
+    registered = "@show.register\ndef _(x: torch.Tensor):\n    if x.sum() > 0:\n        return x\n"
+    cells = [
+        cell_of(registered, "In [1]"),
+        cell_of(registered, "In [2]"),
+        cell_of("class A:\n    pass\n" * 2, "In [3]"),
+    ]
+    kept = without_replaced(cells)
+    assert kept[:2] == cells[:2] and len(kept[2].tree.body if kept[2].tree else []) == 1

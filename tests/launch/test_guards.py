@@ -163,40 +163,6 @@ def test_a_model_on_meta_may_be_read() -> None:
 # -- optimisers -------------------------------------------------------------------------------------------------------
 
 
-def trains_nothing(model: Any, optimizer: Any) -> None:
-    raise AssertionError("never called")
-
-
-class Holder:
-    """An optimiser inside an object."""
-
-    def __init__(self, model: Any) -> None:
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-global_model = torch.nn.Linear(2, 2)
-global_optimizer = torch.optim.SGD(global_model.parameters(), lr=0.1)
-
-
-def reads_both() -> None:
-    global_model.to("xla")
-    global_optimizer.step()
-
-
-def test_an_optimizer_of_the_notebook_would_train_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    forks_nothing(monkeypatch)
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for error, name in (
-        (refused(trains_nothing, model, optimizer), "optimizer"),
-        (refused(trains_nothing, model, [optimizer]), "optimizer[0]"),
-        (refused(trains_nothing, model, Holder(model)), "optimizer.optimizer"),
-        (refused(reads_both), "global_optimizer"),
-    ):
-        assert f"The optimizer `{name}` was made in the notebook" in error.what, error
-        assert "would train nothing" in error.why and "accelerator.prepare" in error.todo
-
-
 def prepares(model: Any, optimizer: Any) -> float:
     from accelerate import Accelerator
 
@@ -211,14 +177,6 @@ def prepares(model: Any, optimizer: Any) -> float:
     return float(loss.item())
 
 
-def prepares_one_by_one(model: Any, optimizer: Any) -> None:
-    from accelerate import Accelerator
-
-    accelerator = Accelerator()
-    model = accelerator.prepare_model(model)
-    optimizer = accelerator.prepare_optimizer(optimizer)
-
-
 def test_an_optimizer_that_accelerate_prepares_trains() -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -226,19 +184,6 @@ def test_an_optimizer_that_accelerate_prepares_trains() -> None:
     result = run(prepares, model, optimizer)
     assert digest(model) != before and result.value < start
     assert model(torch.ones(4, 2)).pow(2).mean().item() < result.value  # what came home is what was trained
-
-
-def test_an_optimizer_of_something_else_is_let_through() -> None:
-    other = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
-    situation = guards.Situation(
-        session.current.backend,
-        inspect_host(),
-        session.current.marks,
-        [("optimizer", optimizer)],
-        {"model": torch.nn.Linear(2, 2)},
-    )
-    guards.optimizers_follow(situation)
 
 
 # -- the function -----------------------------------------------------------------------------------------------------

@@ -18,7 +18,16 @@ ROOT = Path(__file__).parents[2]
 RUNS = Path(__file__).with_name("local_runs.py")
 ALL = (
     *("success", "failure", "equal_draws", "custom_loop", "keep_partial", "interrupts", "limits", "refusals"),
-    *("interrupted_context", "forms", "scopes", "full_disk", "unknown_size"),
+    *(
+        "interrupted_context",
+        "swallowed_interrupts",
+        "forms",
+        "own_strategies",
+        "stack_of_traced_code",
+        "scopes",
+        "full_disk",
+        "unknown_size",
+    ),
 )
 WHOLE = ["rank-0.jsonl", "rank-0.log", "run.json", "supervisor.jsonl"]  # nothing else stays in a run folder
 
@@ -143,6 +152,12 @@ def test_an_interrupt_between_two_steps_of_tensorflow_leaves_it_able_to_train(fo
     assert one["type"] == "TrainingInterrupted" and one["after"]["status"] == "done", one
 
 
+def test_an_interrupt_that_other_code_swallowed_within_fit_is_sent_again(found: dict[str, Any]) -> None:
+    one = found["swallowed_interrupts"]
+    assert one["times"] == 1 and one["within"]["status"] == "interrupted", one
+    assert one["around"]["status"] == "done", one  # the person's own code caught it, and went on
+
+
 def test_the_time_limit_ends_the_run(found: dict[str, Any]) -> None:
     one = found["limits"]["timeout"]
     assert (one["type"], one["status"]) == ("TrainingFailed", "timeout") and found["limits"]["same timeout"]
@@ -188,6 +203,18 @@ def test_the_three_forms_of_a_cell(found: dict[str, Any]) -> None:
 
 def test_a_cell_that_fails_leaves_the_names_of_models_as_they_were(found: dict[str, Any]) -> None:
     assert found["forms"]["broken"] == "ValueError: late" and found["forms"]["model"]
+
+
+@pytest.mark.parametrize("make", ["mirrored", "one device", "current"])
+def test_a_cell_can_make_a_strategy_of_one_replica_and_train_under_it(found: dict[str, Any], make: str) -> None:
+    here, later, trained, failed, kept = found["own_strategies"][make]
+    assert here == later == "" and trained
+    assert failed == "ValueError: late" and kept
+
+
+def test_no_frame_of_ours_in_the_error_of_traced_code(found: dict[str, Any]) -> None:
+    text = found["stack_of_traced_code"]["text"]
+    assert "in user code" in text and "in inner" in text and "tpu_magics" not in text.replace(str(ROOT), "")
 
 
 def test_a_model_from_outside_the_scope_is_refused_by_name(found: dict[str, Any]) -> None:
@@ -237,7 +264,7 @@ def test_packages_are_read_from_code() -> None:
     assert "json" in framework.packages_of_function(json.dumps)
 
 
-@pytest.mark.parametrize("options", [Options(keep_partial=True), Options(jit="keep")])
+@pytest.mark.parametrize("options", [Options(jit="keep")])
 def test_torch_has_no_options_of_tensorflow(options: Options) -> None:
     with pytest.raises(TpuMagicsError, match="TensorFlow cells"):
         local_checks.refuse_local_options(options)

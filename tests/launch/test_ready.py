@@ -4,9 +4,11 @@ tests/magics/test_check.py and tests/check."""
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
+from tests.panel import recorded
 from tpu_magics.check.cells import Cell, cell_of
 from tpu_magics.launch import ready
 from tpu_magics.runs import preflights
@@ -86,3 +88,17 @@ def test_with_a_name_only_its_own_count() -> None:
     assert item("train").state == "unknown" and "%tpu_preflight train ..." in item("train").evidence
     note("train", "v5litepod-8", "too-large", 20, t=WHEN - 60)
     assert item("train").state == "failed" and item("other").state == "passed"
+
+
+def tried() -> ready.Item:
+    return next(one for one in ready.checklist([cell_of(TRAIN)], []) if one.question.startswith("Trained some steps"))
+
+
+def test_a_run_of_this_notebook_is_looked_at_before_anothers(runs: Path) -> None:
+    theirs = {"notebook": "/home/me/eval.ipynb", "kernel": "k", "pid": 1, "pid_started": 2}
+    recorded.done(runs).update(name="theirs", created=WHEN + 60, **theirs)
+    assert (
+        tried().state == "passed" and "The run theirs (of another notebook, eval.ipynb) on XLA:CPU" in tried().evidence
+    )
+    recorded.done(runs).update(name="mine", created=WHEN)
+    assert tried().evidence.startswith("The run mine on XLA:CPU (2026-10-01 14:20)")

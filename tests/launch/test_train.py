@@ -272,7 +272,7 @@ def breaks(model: Any, how: str) -> None:
     [
         ("raise", ["Rank 0 raised ValueError", "boom <script>"]),
         ("exit", ["Rank 0 called sys.exit(3)"]),
-        ("_exit", ["Rank 0 ended with exit code 5"]),
+        ("_exit", ["Rank 0 ended itself without finishing (exit code 5)"]),
     ],
 )
 def test_a_failure_changes_no_weight(how: str, words: list[str]) -> None:

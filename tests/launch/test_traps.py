@@ -31,7 +31,6 @@ from tests.launch.launching import (
     of,
     python,
     reap_orphans,
-    refused,
     run,
     said,
     wait_until,
@@ -103,7 +102,9 @@ def cells_that_seed() -> None:
     accelerate.utils.set_seed(1234)
     result = run(seeds_inside, workers=2)
     assert result.values == [{"xla": 1234, "numbers": expected}] * 2, (result.values, expected)
-    assert numbers() == expected  # the notebook's own have not moved
+    behind = numbers()
+    accelerate.utils.set_seed(1234)
+    assert (numbers(), numbers()) == (expected, behind)  # the notebook goes on where the workers were
     assert not backend.runtime_initialized()
     print("seeded")
 
@@ -139,12 +140,15 @@ def builds_and_shuffles() -> dict[str, Any]:
 
 def test_trap_03_hoisting_keeps_the_random_stream() -> None:
     """The model is built in the notebook, and the shuffle behind it in the worker draws the same numbers."""
-    state = torch.get_rng_state()
     request = train.function_request(builds_and_shuffles)
-    values = [train.start(request, Options(hoist=how, timeout=60.0)).value for how in ("auto", "off")]
+    values, behind = [], []
+    for how in ("auto", "off"):
+        values.append(train.start(request, Options(hoist=how, timeout=60.0)).value)
+        behind.append((torch.get_rng_state(), random.getstate()))
     assert values[0]["order"] == values[1]["order"] and values[0]["python"] == values[1]["python"]
     assert torch.equal(values[0]["weight"], values[1]["weight"])
-    assert torch.equal(torch.get_rng_state(), state)  # the notebook's own stream is where it was
+    (hoisted, hoisted_python), (built, built_python) = behind  # and the notebook goes on from the same place
+    assert torch.equal(hoisted, built) and hoisted_python == built_python
 
 
 def writes_in_place(model: Any, odd: Any) -> dict[str, Any]:
@@ -230,11 +234,24 @@ def test_trap_06_tied_weights_stay_tied() -> None:
     assert "inner.weight" in said(error) and "outer.weight" in said(error)
 
 
+def steps_with_both(model: Any, optimizer: Any) -> bool:
+    held = list(model.parameters())
+    model.to("xla")
+    before = [one.detach().cpu() for one in held]
+    model(torch.ones(4, 4, device="xla")).pow(2).mean().backward()
+    optimizer.step()
+    return all(one is new for one, new in zip(held, model.parameters(), strict=True)) and not all(
+        torch.equal(old, one.detach().cpu()) for old, one in zip(before, held, strict=True)
+    )
+
+
 def test_trap_07_an_optimizer_of_the_notebook() -> None:
-    """`.to("xla")` replaces the parameters that it holds, so it would train nothing, silently."""
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert "would train nothing" in refused(lambda: (model, optimizer)).why
+    """`.to("xla")` replaces the parameters that it holds, so it would train nothing, silently: they stay the same
+    objects in a worker."""
+    model = torch.nn.Linear(4, 4)
+    before = digest(model)
+    assert run(steps_with_both, model, torch.optim.SGD(model.parameters(), lr=0.1)).value is True
+    assert digest(model) != before
 
 
 def test_trap_08_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:

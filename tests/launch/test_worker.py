@@ -17,7 +17,7 @@ from tpu_magics.backends.base import StepLimit, Watching, WorkerSpec
 from tpu_magics.launch import process, worker
 from tpu_magics.launch.work import FunctionWork
 from tpu_magics.runs.events import End, Phase, Start, only
-from tpu_magics.runs.files import RunFiles
+from tpu_magics.runs.files import RunFiles, private_root
 from tpu_magics.runs.reader import Run
 from tpu_magics.runs.writer import EventWriter
 
@@ -44,7 +44,8 @@ class FakeBackend:
     def observing(self, writer: EventWriter, watching: Watching) -> Iterator[Any]:
         assert (watching.device, watching.ranks) == ("TPU", 8)
         counts = {"total_steps": 7, "compiles": 3, "recompiles": 1}
-        yield types.SimpleNamespace(**counts, ended=lambda: None, close=lambda read=True: None)
+        told = {"ended": lambda: None, "close": lambda read=True: None, "trained_on_host": lambda: ""}
+        yield types.SimpleNamespace(**counts, **told)
 
     def finish(self) -> bool:
         return False
@@ -157,3 +158,15 @@ def test_a_disk_that_fills_up_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the disk is full" in error.what and "TPU_MAGICS_RUNS" in error.todo, said(error)
     assert of(error).status == "failed"
     assert len(run(returns_much).value) == 2_000_000
+
+
+def scratch_modes() -> list[int]:
+    return [path.stat().st_mode & 0o777 for path in (private_root(), *private_root().glob("scratch-*"))]
+
+
+def test_what_workers_write_for_a_moment_is_private_and_gone_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert run(scratch_modes).value == [0o700, 0o700]
+    assert list(private_root().iterdir()) == []

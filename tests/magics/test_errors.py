@@ -198,10 +198,3 @@ def test_the_cells_that_started_the_runtime_and_built_an_accelerator_are_named(o
     assert cell.error_type == "TpuMagicsError" and "FORKED" not in cell.shown
     assert f"An Accelerator was built in this notebook, by In [{guilty}]." in cell.said
     assert own_kernel.descendants() == []
-
-
-def test_an_optimizer_of_the_notebook_is_refused(kernel: Kernel) -> None:
-    kernel.run(MODEL + TRAIN + FORK).good()
-    kernel.run("optimizer = torch.optim.SGD(model.parameters(), 0.1)\ndef uses(m): optimizer.step()").good()
-    cell = kernel.run("%tpu_train uses model")
-    assert "The optimizer `optimizer` was made in the notebook" in cell.said and "FORKED" not in cell.shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -86,3 +87,25 @@ def test_run_folders_are_private(notebook: Kernel, tmp_path: Path) -> None:
     assert len(folders) == 2
     assert {os.stat(path).st_mode & 0o777 for path in folders} == {0o700}
     assert not list((tmp_path / ".tpu_runs").glob("*/result-*")), "results stay on the disk"
+
+
+def test_the_newest_are_listed_and_anothers_run_is_named(notebook: Kernel, tmp_path: Path) -> None:
+    newest = notebook.run("%tpu_runs -n 1 --plain").good().printed
+    assert newest.count("status: ") == 1 and "The newest 1 of 2 runs. --all shows all" in newest
+    assert notebook.run("%tpu_runs --all --plain").good().printed.count("status: ") == 2
+    assert "is not a number above 0" in notebook.run("%tpu_runs -n 0").said
+    assert "not allowed with argument" in notebook.run("%tpu_runs -n 1 --all").said
+    for path in (tmp_path / ".tpu_runs").glob("*/run.json"):
+        info = json.loads(path.read_text())
+        path.write_text(json.dumps({**info, "notebook": "/x/eval.ipynb", "kernel": "k", "pid": 1}))
+    for line in ("%tpu_logs", "%tpu_panel last", "%tpu_runs last --plain"):
+        said = "tpu_magics: This notebook has made no run here. This is "
+        assert said in notebook.run(line).good().printed, line
+    well = notebook.run("%tpu_logs well").good().printed
+    assert "This notebook has made no run named 'well' here." in well and "of another notebook, eval.ipynb." in well
+    notebook.run("%tpu_train train model").good()
+    assert "another notebook" not in notebook.run("%tpu_runs last --plain").good().printed
+    log = next((tmp_path / ".tpu_runs").glob("*-well")) / "rank-0.log"
+    log.unlink()
+    os.mkfifo(log)
+    assert "rank-0.log was not read: it is a named pipe, not a file." in notebook.run("%tpu_logs well").good().printed

@@ -28,6 +28,12 @@ missing = " ".join(package for module, package in needed.items() if importlib.ut
 if missing and ("COLAB_RELEASE_TAG" in os.environ or "KAGGLE_KERNEL_RUN_TYPE" in os.environ):
     !pip list --format=freeze > /tmp/installed.txt
     !pip install --quiet --constraint /tmp/installed.txt {missing}"""
+# Before that, in notebooks that need TensorFlow: told before anything is installed.
+NO_TPU = """\
+if os.environ.get("COLAB_TPU_1VM") == "1" or os.environ.get("ISTPUVM") == "1":
+    print("TensorFlow finds no TPU on Colab and Kaggle; this notebook goes on with their CPU.")
+    os.environ["PJRT_DEVICE"] = "CPU"
+"""
 # Modules that the TPU images of Colab and of Kaggle both have (googlecolab/backend-info, Kaggle/docker-python, 2026-08).
 # Colab's images without a TPU lack torch_xla and libtpu: which torch_xla fits is %tpu_init's business.
 SHIPPED = {"IPython", "accelerate", "jax", "libtpu", "matplotlib", "numpy", "psutil", "sklearn", "tokenizers", "torch"}
@@ -53,7 +59,10 @@ def test_it_is_the_same_in_all_but_for_what_is_needed(path: Path) -> None:
     first = code_of(path)[0]
     needed = needed_by(first)
     assert needed["tpu_magics"] == "tpu-magics"
-    assert first == FIRST % ", ".join(f'"{module}": "{package}"' for module, package in needed.items())
+    expected = FIRST % ", ".join(f'"{module}": "{package}"' for module, package in needed.items())
+    if "tensorflow" in needed:
+        expected = expected.replace("\nneeded =", f"\n{NO_TPU}needed =")
+    assert first == expected
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

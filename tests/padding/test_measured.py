@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.panel.recorded import CREATED, PRINTED, Recorded, began, first_compile, inputs, optimizer_state, recompile
+from tests.panel.recorded import (
+    CREATED,
+    PRINTED,
+    Recorded,
+    began,
+    first_compile,
+    inputs,
+    myself,
+    optimizer_state,
+    recompile,
+)
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.padding.measured import check_given, seconds
 from tpu_magics.runs.events import Site, Steps
@@ -129,3 +139,16 @@ def test_what_no_run_should_hold_does_no_harm(runs: Path) -> None:
     run.files.events_path(0).open("ab").write(b"not json\n{")
     assert seconds().compile == 2.0
     assert "on a device that is not known" in seconds().compile_text
+
+
+def test_this_notebooks_runs_come_first_and_anothers_are_named(runs: Path) -> None:
+    theirs = {"notebook": "/home/me/eval.ipynb", "kernel": "k", "pid": 1, "pid_started": 2}
+    other = Recorded(runs, "train", created=CREATED + 100, **theirs).write(*began(CREATED))
+    other.write(*(recompile(CREATED + n, n, 128 + n, seconds=50.0) for n in (2, 3)))
+    found = seconds()
+    assert found.compile == 50.0
+    assert "in run 'train' (of another notebook, eval.ipynb) on XLA:CPU." in found.compile_text
+    mine = Recorded(runs, "train", created=CREATED, **myself()).write(*began(CREATED))
+    mine.write(recompile(CREATED + 2, 1, 130, seconds=1.0))
+    assert seconds().compile == seconds("train").compile == seconds("last").compile == 1.0
+    assert seconds(other.files.id).compile == 50.0, "it was named"

@@ -350,7 +350,7 @@ def test_versions_of_tensorflow(tmp_path):
 
 def test_a_tensorflow_that_cannot_use_the_tpu(tmp_path):
     table = tensorflow_table(fake_hosts.kaggle_v5e_8(tmp_path), **CPU)
-    assert cells(table)["Problem"].startswith("tensorflow-cpu 2.21.0 cannot use this host's TPU.")
+    assert cells(table)["Problem"].startswith("TensorFlow does not find a TPU on this host.")
     assert states(table)["Framework"] == states(table)["Problem"] == "broken"
 
 

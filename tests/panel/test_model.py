@@ -431,8 +431,12 @@ def test_a_record_cut_at_any_byte_can_be_shown(tmp_path: Path) -> None:
 
 
 NOT_FINITE = [math.nan, math.inf, -math.inf]
+LARGE = "a large number"  # stands for 5,000 digits, which json.dumps does not write
 HOSTILE: list[Any] = [
     *NOT_FINITE,
+    LARGE,
+    [LARGE, LARGE],
+    {"a": LARGE},
     None,
     True,
     -1,
@@ -449,6 +453,10 @@ HOSTILE: list[Any] = [
     "\ud800",
     "<script>",
 ]
+
+
+def _dumped(record: Any) -> str:
+    return json.dumps(record).replace(json.dumps(LARGE), "1" * 5_000)
 
 
 def _records() -> list[dict[str, Any]]:
@@ -481,7 +489,7 @@ def test_nothing_in_a_record_is_taken_for_granted(tmp_path: Path, record: dict[s
     run = Recorded(tmp_path, **myself())
     for field in record:
         for value in HOSTILE:
-            changed = json.dumps({**record, field: value}).encode() + b"\n"
+            changed = _dumped({**record, field: value}).encode() + b"\n"
             run.files.events_path(0).write_bytes(b"".join(map(to_line, began(1.0))) + changed)
             _is_shown(run.view())
 
@@ -493,7 +501,7 @@ def test_nothing_in_run_json_is_taken_for_granted(tmp_path: Path, field: str) ->
     inner = [{key: value} for key in ("device", "memory", "steps", "timeout", "precision") for value in HOSTILE]
     rows = [[{"rank": value, "exit": value, "signal": value, "peak_rss": value}] for value in HOSTILE]
     for value in [*HOSTILE, *inner, *rows]:
-        run.files.info_path.write_text(json.dumps({**info, field: value}))
+        run.files.info_path.write_text(_dumped({**info, field: value}))
         _is_shown(run.view())
 
 
@@ -503,7 +511,7 @@ def test_nothing_in_the_lists_of_run_json_is_taken_for_granted(tmp_path: Path, f
     info = json.loads(run.files.info_path.read_bytes())
     objects = [{"what": [], "why": 5, "details": "x"}, {"details": [5, None]}, {"name": "<script>"}]
     for value in [*HOSTILE, *objects, *([each] for each in (*HOSTILE, *objects))]:
-        run.files.info_path.write_text(json.dumps({**info, field: value}))
+        run.files.info_path.write_text(_dumped({**info, field: value}))
         _is_shown(run.view())
 
 

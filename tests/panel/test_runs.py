@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from tpu_magics.panel.run_lines import run_line
 from tpu_magics.panel.runs import compare_table, plain_summary, runs_table, summary_table
 from tpu_magics.panel.table import to_html, to_text
 from tpu_magics.runs.events import Compile, End, Event, Memory, Start, Steps, Value, Warned, to_line
 from tpu_magics.runs.folder import RunFolder
-from tpu_magics.runs.reader import Run
+from tpu_magics.runs.reader import Run, find_run, list_runs
 
 CREATED = 1795239243.0  # 2026-11-21 05:34:03 UTC
 
@@ -243,3 +245,24 @@ def test_names_and_texts_of_the_person_are_kept_short_and_escaped(tmp_path: Path
 @pytest.mark.parametrize("created", [10.0**17, -(10.0**17)])
 def test_a_time_that_is_none_is_no_error(tmp_path: Path, created: float) -> None:
     assert runs_table([a_run(tmp_path, "a", created=created)]).rows[0].cells[0].startswith("not available (not a time")
+
+
+def test_numbers_that_cannot_be_reckoned_with_break_nothing(tmp_path: Path) -> None:
+    """Each number of run.json and of the records in turn."""
+    run = trained(tmp_path, workers=[{"rank": 0, "pid": 1, "exit": 0, "peak_rss": 5}], seconds=2.5)
+    for path in (run.info_path, run.events_path(0)):
+        text = path.read_text()
+        for number in re.finditer(r"(?<=:)\s*-?\d+(\.\d+)?", text):
+            for value in ("1" * 5_000, "1e999", "NaN", "-Infinity"):
+                path.write_text(text[: number.start()] + value + text[number.end() :])
+                shown = find_run("last", tmp_path)
+                text_of = f"{to_text(runs_table(list_runs(tmp_path)))}{to_text(summary_table(shown))}"
+                assert shown == run and run.summary().name in text_of and "1" * 30 not in text_of
+                assert plain_summary(run) and run_line(run).id == run.id
+        path.write_text(text)
+
+
+def test_the_newest_of_many_are_shown_and_how_many_there_are(tmp_path: Path) -> None:
+    runs = [trained(tmp_path, f"r{number}") for number in range(3)]
+    assert "The newest 2 of 1,234 runs. --all shows all, -n N the newest N." in to_text(runs_table(runs[:2], 1234))
+    assert "The newest" not in to_text(runs_table(runs, 3))

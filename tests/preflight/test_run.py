@@ -167,6 +167,29 @@ def test_a_graph_that_changes_at_each_step_is_told_with_its_causes() -> None:
     assert preflights.newest() == []
 
 
+def short() -> None:
+    import torch
+    import torch_xla
+
+    model = torch.nn.Linear(4, 1).to(torch_xla.device())
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(3):
+        loss = model(torch.ones(2 + step, 4).to(torch_xla.device())).mean()
+        loss.backward()
+        optimizer.step()
+        torch_xla.sync()
+
+
+def test_a_loop_that_ends_too_early_is_told_to_be_too_short() -> None:
+    with pytest.raises(TpuMagicsError) as caught:
+        preflight(short, target="v5e-1")
+    error = caught.value
+    assert error.what == "short made only 3 steps, no two successive ones of which had the same graph."
+    assert "a loop this short does not show the graph that later steps run" in error.why
+    assert error.todo.startswith("Let it make at least 6 steps (more data, or a longer loop)")
+    assert not any("import" in line for line in error.details), error.details
+
+
 def test_processes_and_spmd_cannot_be_had_together() -> None:
     with pytest.raises(TpuMagicsError) as caught:
         preflight(small, target="v5e-4", processes=4, spmd=True)

@@ -9,6 +9,7 @@ import pytest
 
 from tpu_magics.runs.events import (
     KINDS,
+    Compile,
     Display,
     End,
     Event,
@@ -21,6 +22,7 @@ from tpu_magics.runs.events import (
     Steps,
     Value,
     Warned,
+    from_json,
     from_line,
     from_record,
     only,
@@ -124,6 +126,32 @@ def test_a_record_without_a_needed_field_is_no_event(missing: str) -> None:
 @pytest.mark.parametrize("line", [b"", b"{", b"null", b"[]", b"\x00\x00", b"\xff{}", b"[" * 100_000, b"1" * 10_000])
 def test_garbage_is_no_event(line: bytes) -> None:
     assert from_line(line) is None
+
+
+LARGE = "1" * 5_000
+SHOWN = "1111111111111111111… (5,000 digits)"
+
+
+def test_a_number_that_is_too_large_is_a_text_or_not_there() -> None:
+    """CPython from 3.11 on refuses to parse an integer of more than 4,300 digits, or to print one."""
+    assert from_json(f"[{LARGE}, -{LARGE}, {2**63}, {-(2**63)}, {2**63 + 1}]") == [
+        SHOWN,
+        "-111111111111111111… (5,000 digits)",
+        2**63,
+        -(2**63),
+        "9223372036854775809",
+    ]
+
+    def line(event: Event, field: str) -> Event | None:
+        text = json.dumps({**json.loads(to_line(event)), field: "LARGE"})
+        return from_line(text.replace('"LARGE"', LARGE).encode())
+
+    value = line(Value(1.0, 0, name="loss", value=1.0), "value")
+    assert isinstance(value, Value) and value.value == SHOWN
+    compiled = line(Compile(1.0, 0, seconds=2.0), "seconds")
+    assert isinstance(compiled, Compile) and compiled.seconds is None
+    assert line(Steps(1.0, 0, total=1, n=1), "total") is None, "no steps are known of it"
+    assert line(Warned(1.0, 0, text="x"), "t") is None
 
 
 def test_only_picks_one_kind() -> None:

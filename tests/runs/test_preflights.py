@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -54,3 +56,18 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     note(record(), tmp_path / "file")
     assert newest(tmp_path / "file") == []
+
+
+@pytest.mark.parametrize(
+    "field",
+    ['"needed": "x"', '"t": 1e999', '"t": NaN', f'"t": {"1" * 5_000}', f'"needed": {"1" * 5_000}', '"function": 5'],
+)
+def test_a_record_that_is_none_is_left_out(tmp_path: Path, field: str) -> None:
+    note(record(), tmp_path)
+    file = tmp_path / "preflights.json"
+    name = field.partition(":")[0]
+    file.write_text(re.sub(rf"{name}: [^,}}]+", lambda _: field, file.read_text()))
+    assert newest(tmp_path) == []
+    file.unlink()
+    os.mkfifo(file)
+    assert newest(tmp_path) == []

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -395,3 +396,33 @@ def test_without_any_run_the_error_says_how_to_make_one(root: Path) -> None:
         f"Why: {root} holds none.",
         "What to do: Train something with %%tpu_train.",
     ]
+
+
+# -- what is no record --------------------------------------------------------------------------------------------
+
+
+def _link(path: Path) -> None:
+    (path.parent / "elsewhere").write_bytes(b"secret")
+    path.symlink_to(path.parent / "elsewhere")
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/zero")  # a device itself takes root's rights
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"), [(os.mkfifo, "a named pipe"), (_link, "a symbolic link"), (_device, "a symbolic link")]
+)
+def test_what_is_no_file_is_refused_and_named(root: Path, make: Callable[[Path], None], kind: str) -> None:
+    """A pipe would block its reader for ever."""
+    path = made(root, "a", 100.0).path
+    run = Run(path)
+    for file in (run.info_path, run.events_path(0), run.supervisor_path, run.log_path(0)):
+        file.unlink(missing_ok=True)
+        make(file)
+    assert run.info == {} and run.events() == [] and run.log(0) == ""
+    assert Tail(run.events_path(0)).read() == []
+    assert run.summary().warnings == tuple(
+        f"{name} was not read: it is {kind}, not a file." for name in ("run.json", "rank-0.jsonl", "supervisor.jsonl")
+    )
+    assert [one.id for one in list_runs(root)] == [path.name] and find_run("a", root).status == "unknown"

@@ -39,7 +39,8 @@ class WorkerSpec:
     rank 0 listens for the other hosts of a rehearsal, `address`: where they reach this one ("": this is the only host);
     `collective_timeout`: seconds that a rank of a rehearsal waits in a collective for the others;
     `spmd`: devices of one SPMD worker (None: not SPMD; 0: all that the host has).
-    `tracing`: nothing is run, the graphs are written (None: a run).
+    `tracing`: nothing is run, the graphs are written (None: a run). `keep_partial`: what was learned until a failure
+    goes home; `strict`: training on the host alone is an error.
     """
 
     index: int
@@ -60,6 +61,8 @@ class WorkerSpec:
     collective_timeout: float = COLLECTIVE_TIMEOUT
     spmd: int | None = None
     tracing: Tracing | None = None
+    keep_partial: bool = False
+    strict: bool = False
 
     @property
     def number(self) -> int:
@@ -87,6 +90,14 @@ class StepLimit(BaseException):
     """Raised inside a worker when `--steps` is reached; a BaseException, so that `except Exception` lets it pass."""
 
 
+class StopRequested(BaseException):
+    """Raised inside a worker at the end of a step when it was asked to stop (--keep-partial); as `StepLimit`."""
+
+
+class HostTraining(Exception):
+    """Raised inside a worker at the end of a run with `--strict` that trained on the host alone."""
+
+
 class RecompileLimit(BaseException):
     """Raised inside a worker at recompile number `limit` + 1; a BaseException as `StepLimit` is."""
 
@@ -101,7 +112,7 @@ class Watching:
     """How a rank is watched. `device`: "CPU" or "TPU"; `ranks`: world size; `precision`, `cache`: as in WorkerSpec;
     `cell_names`: file names of cells -> "In [n]"; `cell_ids`: "In [n]" -> the front end's id of that cell; `rehearsed`:
     collectives are carried by the host, and cut the graphs; `spmd`: one worker drives several devices; `tracing`: as in
-    WorkerSpec."""
+    WorkerSpec; `stop_requested`: whether the run is to end with this step."""
 
     device: str = "CPU"
     ranks: int = 1
@@ -114,6 +125,7 @@ class Watching:
     rehearsed: bool = False
     spmd: bool = False
     tracing: Tracing | None = None
+    stop_requested: Callable[[], bool] = bool
 
 
 class CollectiveTimeout(BaseException):
@@ -140,7 +152,10 @@ class Backend(Protocol):
         """Whether the accelerator's runtime is up in this process. Never brings it up, imports nothing."""
 
     def other_states(self) -> Sequence[str]:
-        """What else in this process forbids a fork: "accelerator" (an Accelerator was built), "cuda"."""
+        """What else in this process forbids a fork: "accelerator" (one was built on an accelerator), "cuda"."""
+
+    def device_holder(self) -> str:
+        """What that accelerator was built by ("A Trainer", "An Accelerator"), for a sentence. Imports nothing."""
 
     def quiet_seeds(self) -> None:
         """Make calls that would initialise the runtime for no need harmless in this process (idempotent)."""
@@ -169,10 +184,6 @@ class Backend(Protocol):
 
     def model_device(self, model: Any) -> str:
         """Device type of the first parameter or buffer that is not on "cpu"; "cpu" where all are."""
-
-    def detached_optimizer(self, value: object, models: Mapping[str, Any]) -> str | None:
-        """Name of the model in `models` whose parameters the optimiser `value` holds; None where it is no optimiser
-        or holds none."""
 
     def shares_memory(self, model: Any, value: object) -> bool:
         """Whether a tensor of `model` lies in the memory of `value`."""
@@ -225,6 +236,9 @@ class Backend(Protocol):
         """In every worker, after the function: rank 0 writes the weights of `models` into `folder`, complete or not at
         all; other ranks give their shards, where there are any."""
 
+    def splits_weights(self, models: Mapping[str, Any]) -> bool:
+        """In a worker: whether weights of `models` are split over the ranks, so that all must collect them."""
+
     def digests(self, models: Mapping[str, Any]) -> Mapping[str, str]:
         """In every worker of a rehearsal, after the function: a checksum of each model's trained parameters, for
         comparing the ranks; without those that are split over the ranks."""
@@ -239,6 +253,13 @@ class Backend(Protocol):
     def dumps(self, value: Any) -> bytes:
         """Pickle with device tensors turned into CPU tensors. Raises what pickle raises."""
 
+    def object_state(self) -> Any:
+        """What the framework knows of its own objects, for comparing those of the notebook with those of a worker
+        (launch/state/walk.py, Adapter)."""
+
+    def follow_optimizers(self, items: Sequence[tuple[str, Any]]) -> None:
+        """In every worker, before the function: the optimizers among `items` follow their parameters to a device."""
+
     # -- the worker -----------------------------------------------------------------------------------------------
     def run_worker(
         self,
@@ -252,7 +273,11 @@ class Backend(Protocol):
         Returns {ordinal: value}; what a thread raises is raised here.
         """
 
-    def observing(self, writer: EventWriter, watching: Watching) -> AbstractContextManager[Watcher]:
+    def renew(self, items: Sequence[tuple[str, Any]], replicas: int) -> None:
+        """On the first rank's thread, before the function: objects of the notebook among `items` that belong to one
+        process (an Accelerator, a Trainer) become this rank's own. `replicas`: devices of this worker."""
+
+    def observing(self, writer: EventWriter, watching: Watching) -> AbstractContextManager[WorkerWatcher]:
         """Record steps, compiles, reads and logged values of this process until the block ends."""
 
     def finish(self) -> bool:
@@ -279,6 +304,13 @@ class Watcher(Protocol):
 
     def close(self, read: bool = True) -> None:
         """Write what is left; `read`: also the logged tensors that wait on the device."""
+
+
+class WorkerWatcher(Watcher, Protocol):
+    """What it gives in a worker."""
+
+    def trained_on_host(self) -> str:
+        """What there is to say of a run that trained, and ran nothing on the device; "" for any other."""
 
 
 # -- a framework that trains in the notebook's own process ------------------------------------------------------------

@@ -82,9 +82,9 @@ class Traced:
     """What tracing a function gave. `graphs`: the distinct ones in the order of their syncs, the last is steady;
     `syncs`: how many were seen; `sequence`: for each of them the place of its graph in `graphs` (empty: not known);
     `settled`: two successive ones were equal; `batch`: rows of the largest input, where they are known; `rows`: the
-    same of each of `graphs`; `changes`: (cause, sentence) of each graph from the third on; `ranks_known`: whether
-    `replicas` of the graphs is how many train together (False: each is the program of one, of how many it does not
-    say)."""
+    same of each of `graphs`; `changes`: (cause, sentence) of each graph from the third on; `ended`: the function
+    ended by itself before two were equal; `ranks_known`: whether `replicas` of the graphs is how many train together
+    (False: each is the program of one, of how many it does not say)."""
 
     graphs: tuple[Graph, ...]
     syncs: int
@@ -99,3 +99,4 @@ class Traced:
     notes: tuple[str, ...] = ()
     sequence: tuple[int, ...] = ()
     rows: tuple[int | None, ...] = ()
+    ended: bool = False

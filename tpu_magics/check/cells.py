@@ -11,8 +11,8 @@ import codecs
 import io
 import re
 import tokenize
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -166,3 +166,44 @@ def decode(data: bytes) -> tuple[str, str]:
         raise NotPython(f"a byte is not {encoding}: 0x{data[error.start]:02x}", line) from None
     except (SyntaxError, LookupError, ValueError) as error:
         raise NotPython(str(error)) from None
+
+
+# -- definitions that were replaced -----------------------------------------------------------------------------------
+
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def without_replaced(cells: Sequence[Cell], name: str = "", home: str = "") -> list[Cell]:
+    """The cells, in the order in which they ran, without definitions that a later one of the same name has replaced.
+
+    Args:
+        name: of a function that is kept as the cell `home` defines it, even where another cell came later.
+        home: the path of that cell.
+    """
+    defined: dict[str, tuple[str, _Definition]] = {}
+    for cell in cells:
+        for node in _definitions(cell):
+            if node.name != name or home in ("", cell.path) or defined.get(name, ("",))[0] != home:
+                defined[node.name] = (cell.path, node)
+    live = {id(node) for _path, node in defined.values()}
+    return [_only(cell, live) for cell in cells]
+
+
+def _definitions(cell: Cell) -> Iterator[_Definition]:
+    """Those outside of everything that take a name of their own: `@show.register` gives its function to another."""
+    for node in cell.tree.body if cell.tree is not None else ():
+        if isinstance(node, _Definition) and not any(map(_registers, node.decorator_list)):
+            yield node
+
+
+def _registers(decorator: ast.expr) -> bool:
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return isinstance(called, ast.Attribute) and called.attr == "register"
+
+
+def _only(cell: Cell, live: set[int]) -> Cell:
+    replaced = {id(node) for node in _definitions(cell)} - live
+    if cell.tree is None or not replaced:
+        return cell
+    body = [node for node in cell.tree.body if id(node) not in replaced]
+    return replace(cell, tree=ast.Module(body, cell.tree.type_ignores))

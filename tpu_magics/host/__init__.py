@@ -118,7 +118,7 @@ def inspect_host(
     pjrt = environ.get(PJRT, "")
     device = choose_device(pjrt, len(chips))
     problems = [
-        *judge(versions, bool(chips) if torch else device == "TPU", has_other_libtpu(environ), framework),
+        *judge(versions, bool(chips) if torch else device == "TPU", has_other_libtpu(environ), framework, place.key),
         *judge_chips(chips, devices),
         *judge_pjrt(pjrt, len(chips), torch),
         *judge_holding(holding, in_workers=torch),

@@ -58,7 +58,9 @@ def has_other_libtpu(environ: Mapping[str, str]) -> bool:
     return bool(getattr(inside, "is_file", lambda: False)())
 
 
-def judge(versions: Versions, tpu: bool = False, other_libtpu: bool = False, framework: str = "torch") -> list[Problem]:
+def judge(
+    versions: Versions, tpu: bool = False, other_libtpu: bool = False, framework: str = "torch", place: str = ""
+) -> list[Problem]:
     """What does not fit together.
 
     Args:
@@ -66,13 +68,14 @@ def judge(versions: Versions, tpu: bool = False, other_libtpu: bool = False, fra
         tpu: whether the host has a TPU.
         other_libtpu: whether torch_xla finds a libtpu other than the package (see `has_other_libtpu`).
         framework: what cells are trained with, "torch" or "tensorflow".
+        place: the key of the host's place (places.py).
     """
-    return _judged((*_CHECKS[framework], *_NOTEBOOK), _Seen(versions, tpu, other_libtpu))
+    return _judged((*_CHECKS[framework], *_NOTEBOOK), _Seen(versions, tpu, other_libtpu, place))
 
 
-def judge_framework(versions: Versions, tpu: bool = False, framework: str = "torch") -> list[Problem]:
+def judge_framework(versions: Versions, tpu: bool = False, framework: str = "torch", place: str = "") -> list[Problem]:
     """The part of `judge` that is about the frameworks, without libtpu."""
-    return _judged([one for one in _CHECKS[framework] if one is not _no_libtpu], _Seen(versions, tpu, False))
+    return _judged([one for one in _CHECKS[framework] if one is not _no_libtpu], _Seen(versions, tpu, False, place))
 
 
 def judge_libtpu(versions: Versions, tpu: bool = False, other_libtpu: bool = False) -> list[Problem]:
@@ -99,6 +102,7 @@ class _Seen:
     versions: Versions
     tpu: bool
     other_libtpu: bool
+    place: str = ""
 
 
 def _no_framework(seen: _Seen) -> Problem | None:
@@ -167,8 +171,31 @@ def _plain_tensorflow(seen: _Seen) -> Problem | None:
 # -- TensorFlow ----------------------------------------------------------------------------------------------------
 
 
+# googlecolab/backend-info and Kaggle/docker-python, 2026-08; users' reports: issues of googlecolab/colabtools.
+_HOSTED = {
+    "colab": "Colab's TPU image has no TensorFlow since March 2025, and users report that installing it does not help.",
+    "kaggle": "Kaggle's TPU image has tensorflow-cpu, which cannot use the TPU.",
+}
+_ELSEWHERE = (
+    "train with TensorFlow on a TPU VM (tensorflow-tpu), or on this TPU with PyTorch/XLA, or with Keras on JAX without "
+    "these magics; %env PJRT_DEVICE=CPU before %tpu_init trains on this host's CPU"
+)
+
+
+def _no_tpu_for_tensorflow(seen: _Seen) -> Problem | None:
+    """Told before anything is installed: on these hosts it is for nothing, or nobody has seen it work."""
+    if not seen.tpu or seen.place not in _HOSTED or seen.versions.get("tensorflow-tpu"):
+        return None
+    return Problem(
+        about=VERSIONS,
+        what="TensorFlow does not find a TPU on this host.",
+        why=_HOSTED[seen.place],
+        then=_ELSEWHERE,
+    )
+
+
 def _no_tensorflow(seen: _Seen) -> Problem | None:
-    if any(seen.versions.get(name) for name in TENSORFLOWS):
+    if any(seen.versions.get(name) for name in TENSORFLOWS) or _no_tpu_for_tensorflow(seen):
         return None
     extra = "tf-tpu" if seen.tpu else "tf"
     return Problem(
@@ -182,7 +209,7 @@ def _no_tensorflow(seen: _Seen) -> Problem | None:
 
 def _tensorflow_without_tpu(seen: _Seen) -> Problem | None:
     plain = _plain(seen)
-    if not seen.tpu or not plain or seen.versions.get("tensorflow-tpu"):
+    if not seen.tpu or not plain or seen.versions.get("tensorflow-tpu") or _no_tpu_for_tensorflow(seen):
         return None
     return Problem(
         about=VERSIONS,
@@ -268,6 +295,9 @@ def release(version: str | None) -> tuple[int, ...]:
 
 _CHECKS: Mapping[str, tuple[Callable[[_Seen], Problem | None], ...]] = {
     "torch": (_no_framework, _different_pair, _no_libtpu, _plain_tensorflow),
-    "tensorflow": (_no_tensorflow, _tensorflow_without_tpu, _two_tensorflows, _old_tensorflow, _old_keras),
+    "tensorflow": (
+        *(_no_tpu_for_tensorflow, _no_tensorflow, _tensorflow_without_tpu, _two_tensorflows),
+        *(_old_tensorflow, _old_keras),
+    ),
 }
 _NOTEBOOK: tuple[Callable[[_Seen], Problem | None], ...] = (_old_ipython, _old_ipywidgets, _no_ipywidgets)

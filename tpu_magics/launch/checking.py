@@ -6,9 +6,11 @@ findings look (panel/). A check never stops a run, unless `--strict` asks for it
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tpu_magics.check.finding import Finding
 from tpu_magics.errors import TpuMagicsError
@@ -21,12 +23,13 @@ SHOWN = 8  # findings named in the error of --strict
 KEPT = 200  # findings in a run folder
 
 
-def look(function: str, script: Path | None, strict: bool) -> list[Finding]:
+def look(function: Any, script: Path | None, strict: bool) -> list[Finding]:
     """The findings of the code that is about to run: the script's, or the cells' without functions that this run does
-    not use. Raises TpuMagicsError for broken rules where `strict`.
+    not use, and without definitions that a later one of the same name has replaced. Raises TpuMagicsError for broken
+    rules where `strict`.
 
     Args:
-        function: name of the function that is trained; "" for plain statements.
+        function: the function that is trained; anything without a name for plain statements.
         script: the file that is run instead of a function.
         strict: whether a broken rule refuses the run.
     """
@@ -47,17 +50,24 @@ def look(function: str, script: Path | None, strict: bool) -> list[Finding]:
     return found
 
 
-def _findings(function: str, script: Path | None) -> list[Finding]:
+def _findings(function: Any, script: Path | None) -> list[Finding]:
     from tpu_magics.check import check_chosen
-    from tpu_magics.check.cells import read_file
+    from tpu_magics.check.cells import read_file, without_replaced
     from tpu_magics.check.engine import unused_parts
 
     if script is not None:
         return check_chosen(read_file(script))
-    cells = session.current.notebook.checked_cells()
+    name = str(getattr(function, "__name__", ""))
+    cells = without_replaced(session.current.notebook.checked_cells(), name, _cell_of(function))
     found = check_chosen(cells)
-    unused = unused_parts(cells, function) if found else []
+    unused = unused_parts(cells, name) if found else []
     return [one for one in found if not any(part.holds(one) for part in unused)]
+
+
+def _cell_of(function: Any) -> str:
+    """The cell that defines a function, as "In [n]"; "" where none does."""
+    code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+    return session.current.notebook.cell_names().get(code.co_filename, "") if code is not None else ""
 
 
 def _refused(broken: Sequence[Finding]) -> TpuMagicsError:

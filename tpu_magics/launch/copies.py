@@ -17,6 +17,8 @@ from typing import Any
 
 from tpu_magics.launch import reach
 
+DEPTH = 6  # levels that are looked into: an optimizer's parameters lie four levels below it, a scheduler's five
+
 
 class Copies:
     """The copies for one device. Made before any device's thread runs: later the first one has moved its models."""
@@ -76,7 +78,7 @@ class Copies:
         return self.argument(value) if self._holds_a_model(name, value) else value
 
     def _holds_a_model(self, name: str, value: Any) -> bool:
-        return any(id(part) in self._copied for _, part in reach.inside(name, value))
+        return any(id(part) in self._copied for _, part in reach.inside(name, value, DEPTH))
 
     def _twin(self, function: types.FunctionType) -> types.FunctionType:
         closure = tuple(self._cell(cell) for cell in function.__closure__ or ()) or None

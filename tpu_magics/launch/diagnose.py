@@ -23,7 +23,8 @@ class WorkerOutcome:
 
     `signal` or `exit_code`: what the kernel reported (the other is None); `ended`: unix seconds; `peak_rss` and
     `peak_pss`: bytes (None: not available); `end`: its last record, where it wrote one; `stack`: faulthandler's dump of
-    its threads, "" for none; `log_tail`: the end of its output; `stopped_by_us`: the supervisor ended it.
+    its threads, "" for none; `log_tail`: the end of its output; `stopped_by_us`: the supervisor ended it;
+    `address_space`: the limit that it ended with, in bytes (None: no limit).
     """
 
     rank: int
@@ -37,6 +38,7 @@ class WorkerOutcome:
     stack: str = ""
     log_tail: str = ""
     stopped_by_us: bool = False
+    address_space: int | None = None
 
 
 @dataclass(frozen=True)

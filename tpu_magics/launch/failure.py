@@ -12,7 +12,7 @@ from tpu_magics.errors import TrainingFailed
 from tpu_magics.host import Host
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch import diagnose, supervise
-from tpu_magics.runs.files import RunFiles
+from tpu_magics.runs.files import RunFiles, open_record
 
 if TYPE_CHECKING:
     from tpu_magics.launch.train import Going
@@ -68,12 +68,13 @@ def _outcome(files: RunFiles, one: supervise.Watched) -> diagnose.WorkerOutcome:
         stack=_tail(files.stacks_path(one.index)),
         log_tail=_tail(files.log_path(one.rank)),
         stopped_by_us=one.stopped_by_us,
+        address_space=one.address_space,
     )
 
 
 def _tail(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_record(path) as file:
             file.seek(max(0, path.stat().st_size - TAIL))
             return file.read().decode("utf-8", "replace")
     except OSError:

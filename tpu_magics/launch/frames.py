@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.runs.events import Frame
+from tpu_magics.runs.events import LONGEST_TEXT, Frame, cut_text
 from tpu_magics.runs.origin import LEFT_OUT, OWN, is_library, package_of, under
 
 _OUTER, _INNER = 20, 80
@@ -23,6 +23,7 @@ _OUTER, _INNER = 20, 80
 _OP_STACK = re.compile(r"^(?:Stack trace for op definition|The op is created at): *\n(?:File .*\n)+\s*", re.MULTILINE)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # of a terminal: Keras writes some into its errors
 _CODE_LENGTH = 200
+_HALF = LONGEST_TEXT // 2 - 200  # of two texts in one
 _LAUNCHING = tuple(f"{OWN}{os.sep}{room}{os.sep}" for room in ("launch", "magics"))
 # "Stack": what faulthandler writes when it was asked for one thread only.
 _THREAD = re.compile(r"^(Current thread|Thread|Stack)(?: (0x[0-9a-f]+).*)? \(most recent call first\):$")
@@ -49,12 +50,21 @@ def from_exception(exc: BaseException, cell_names: Mapping[str, str]) -> tuple[F
 
 def describe(exc: BaseException) -> tuple[str, str]:
     """An exception's qualified type ("ValueError", "mymodule.MyError") and its text, the deepest cause noted."""
-    text = _text_of(exc)
     chain = [] if isinstance(exc, TpuMagicsError) else _chain(exc)  # ours say why themselves
-    if chain:
-        link = "caused by" if [exc, *chain][-2].__cause__ else "while handling"
-        text = f"{text} ({link} {_type_of(chain[-1])}: {_text_of(chain[-1])})".removeprefix(" ")
-    return _type_of(exc), text
+    if not chain:
+        return _type_of(exc), _text_of(exc)
+    text, cause = _text_of(exc, _HALF), _text_of(chain[-1], _HALF)
+    link = "caused by" if [exc, *chain][-2].__cause__ else "while handling"
+    return _type_of(exc), f"{text} ({link} {_type_of(chain[-1])}: {cause})".removeprefix(" ")
+
+
+def traceback_text(exc: BaseException) -> str:
+    """The traceback as Python shows it; where a text is long (Python takes seconds for 50 MB), in a shorter form."""
+    texts = [(one, _text_of(one)) for one in (exc, *_chain(exc))]
+    if all(len(text) < LONGEST_TEXT for _, text in texts):
+        return "".join(traceback.format_exception(exc))
+    parts = [f"{''.join(traceback.format_tb(one.__traceback__))}{_type_of(one)}: {text}\n" for one, text in texts]
+    return "Traceback (most recent call last):\n" + "\n".join(reversed(parts))
 
 
 def _chain(exc: BaseException) -> list[BaseException]:
@@ -74,10 +84,10 @@ def _type_of(exc: BaseException) -> str:
     return module + kind.__qualname__
 
 
-def _text_of(exc: BaseException) -> str:
+def _text_of(exc: BaseException, longest: int = LONGEST_TEXT) -> str:
     try:
-        return _OP_STACK.sub("", _COLOUR.sub("", str(exc)))
-    except Exception as error:  # a user's own __str__ may fail; what failed first matters more
+        return _OP_STACK.sub("", _COLOUR.sub("", cut_text(str(exc), longest)))
+    except BaseException as error:  # a user's own __str__ may fail or call sys.exit; what failed first matters more
         return f"(its text is not available: {type(error).__name__} in __str__)"
 
 

@@ -6,9 +6,7 @@ What does not: the facts themselves (host/, backends/), and failures of workers 
 
 from __future__ import annotations
 
-import ast
 import inspect
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,10 +85,12 @@ def runtime_is_down(s: Situation) -> None:
 
 def no_accelerator(s: Situation) -> None:
     if "accelerator" in s.backend.other_states():
+        holder = s.backend.device_holder()
         raise TpuMagicsError(
-            f"An Accelerator was built in this notebook, by {s.marks.blame('accelerator')}.",
-            "Each worker needs an Accelerator of its own; one built before the fork holds the notebook's device.",
-            RESTART + "and build the Accelerator inside the training function.",
+            f"{holder} was built in this notebook, by {s.marks.blame('accelerator')}.",
+            "It has started the accelerator's runtime, which a forked worker cannot use.",
+            RESTART + "and run %tpu_init before that cell: then it is built on the CPU, and each worker builds it "
+            "again on its own device. Or build it inside the training function.",
         )
 
 
@@ -124,42 +124,12 @@ def models_on_cpu(s: Situation) -> None:
             )
 
 
-def optimizers_follow(s: Situation) -> None:
-    """`.to(device)` replaces a model's parameters on XLA, and an optimiser made before goes on holding the old ones."""
-    for name, value in s.items:
-        held = s.backend.detached_optimizer(value, s.models)
-        if held is not None and not _is_prepared(name, s.source):
-            raise TpuMagicsError(
-                f"The optimizer `{name}` was made in the notebook and holds the parameters of `{held}` on the CPU.",
-                f"Moving `{held}` to an XLA device replaces its parameters, so this optimizer would train nothing, "
-                "without a word.",
-                f"Make the optimizer inside the training function, after the model is on its device, or pass it "
-                f"through accelerator.prepare({held}, {name}).",
-            )
-
-
-def _is_prepared(name: str, source: str) -> bool:
-    """Whether the source gives `name` to a `.prepare(...)`."""
-    try:
-        tree = ast.parse(textwrap.dedent(source))
-    except SyntaxError:
-        return False
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return any(
-        isinstance(call.func, ast.Attribute)
-        and call.func.attr in ("prepare", "prepare_optimizer")
-        and any(isinstance(arg, ast.Name) and arg.id == name for arg in call.args)
-        for call in calls
-    )
-
-
 GUARDS: tuple[Callable[[Situation], None], ...] = (
     no_accelerator,  # before the runtime, which it starts: its own words help more
     runtime_is_down,
     no_cuda,
     tpu_is_free,
     models_on_cpu,
-    optimizers_follow,
 )
 
 

@@ -42,7 +42,7 @@ def start_here(request: Request, options: Options) -> results.TrainResult:
     __tracebackhide__ = True
     current = session.current
     local_checks.refuse(options, request.launcher)
-    found = checking.look(getattr(request.hoistable, "__name__", ""), request.script, options.strict)
+    found = checking.look(request.hoistable, request.script, options.strict)
     placed = current.place()
     local_checks.check(request, current.local, current.notebook.say)
     folder = local_checks.folder_for(options.run_name or request.folder_name, request, options, current.local)

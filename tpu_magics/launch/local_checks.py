@@ -108,12 +108,6 @@ def refuse_tpu(tpu: str) -> None:
 
 def refuse_local_options(options: Options) -> None:
     """Raise TpuMagicsError where a run of forked workers is asked for what only a run in this process can have."""
-    if options.keep_partial:
-        raise TpuMagicsError(
-            "--keep-partial is for TensorFlow cells.",
-            "PyTorch is trained in forked workers: weights come home when the run has ended well.",
-            "Leave --keep-partial away, and save checkpoints in the training function.",
-        )
     if options.jit != "auto":
         raise TpuMagicsError(
             f"--jit {options.jit} is for TensorFlow cells.",

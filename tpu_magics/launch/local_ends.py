@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import Kept, LocalBackend, RecompileLimit
@@ -123,10 +123,15 @@ def _known(going: Here, error: BaseException, state: str) -> TrainingFailed | No
 
 def persons(stack: TracebackType | None) -> TracebackType | None:
     """A traceback without our own lines; the whole one, where there are no others."""
-    kept = [one for one in _each(stack) if not under(one.tb_frame.f_code.co_filename, OWN)]
+    kept = [one for one in _each(stack) if not _is_ours(one.tb_frame)]
     for one, following in zip_longest(kept, kept[1:]):
         one.tb_next = following
     return kept[0] if kept else stack
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """By its file, or by the mark of what stands in another one's name (backends/tensorflow/jit_functions.py)."""
+    return under(frame.f_code.co_filename, OWN) or "__tracebackhide__" in frame.f_code.co_varnames
 
 
 def _each(stack: TracebackType | None) -> Iterator[TracebackType]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -65,7 +64,7 @@ class Records:
         error_type, error_text = frames.describe(error)
         stack = frames.from_exception(error, cell_names)
         self.end("failed", error_type=error_type, error_text=error_text, frames=stack)
-        self.log.write("".join(traceback.format_exception(error)))
+        self.log.write(frames.traceback_text(error))
 
     def close(self) -> None:
         """Nothing is written any more."""

@@ -5,7 +5,8 @@ the main thread is. What does not: what is run (local.py, preflight/).
 
 An interrupt is raised in the main thread by Python's own handler, which runs between two of its instructions. While
 that thread executes a long program of the framework it cannot, so after `PATIENCE` the framework is asked to give up.
-Where it would be lost, or leave a context half, it is raised a moment later.
+Where it would be lost, or leave a context half, it is raised a moment later. Where the library's call that it came in,
+`model.fit` for one, goes on all the same, some code in there has swallowed it, and it is raised again.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from tpu_magics.launch.onlook import Nobody, Onlooker
 from tpu_magics.launch.supervise import MEMORY_EVERY, process_memory
 from tpu_magics.runs.meter import MemoryMeter
+from tpu_magics.runs.origin import is_library, under
 
 
 @contextmanager
@@ -43,7 +46,8 @@ _ENDS = [(type(_context()), "__enter__", "__exit__"), (type(_async_context()), "
 _CONTEXTS = [getattr(getattr(kind, name), "__code__", None) for kind, *names in _ENDS for name in names]
 TICK = 0.1  # seconds between looks
 PATIENCE = 0.5  # seconds that the main thread has to answer an interrupt by itself
-AGAIN = 5.0  # seconds after which a time limit that the person's code has swallowed is raised again
+AGAIN = 5.0  # seconds after which a time limit, or an interrupt, that was swallowed is raised again
+_LAUNCH = str(Path(__file__).parent)
 
 INTERRUPT, TIMEOUT = "interrupt", "timeout"
 
@@ -62,6 +66,8 @@ class Minder:
         self._asked_at: float | None = None
         self._answered = self._late = False
         self._lost_at: float | None = None
+        self._persons = False  # the block is the person's code
+        self._within: FrameType | None = None  # the library's call there that the last interrupt was raised in
         self._hook: Callable[[Any], Any] = sys.__unraisablehook__
         self._sent = 0  # interrupts that the thread has sent and the handler has not seen
         self._next_memory = self._next_signal = 0.0
@@ -94,12 +100,14 @@ class Minder:
 
     @contextmanager
     def interruptible(self, limited: bool = False) -> Iterator[None]:
-        """An interrupt ends the block; `limited`: the time limit counts from here, and ends it as well."""
+        """An interrupt ends the block. `limited`: it is the person's code; the time limit counts from here, and ends it
+        as well."""
         handler = signal.signal(signal.SIGINT, self._interrupted)
         self._before = (handler, signal.set_wakeup_fd(self._bell.fileno(), warn_on_full_buffer=False))
         self._hook, sys.unraisablehook = sys.unraisablehook, self._ignored
         self._deadline = time.monotonic() + self._limit if limited and self._limit is not None else None
         self._lost_at = None
+        self._persons = limited
         self._interruptible = True
         try:
             yield
@@ -112,7 +120,7 @@ class Minder:
 
     def _restore(self) -> None:
         """Interrupts are answered as before."""
-        self._interruptible = False
+        self._interruptible, self._within = False, None
         with self._lock:  # nothing is being sent
             before, self._before = self._before, None
         if before is not None:
@@ -130,6 +138,8 @@ class Minder:
             return
         self._answered, self._lost_at = True, None  # this one ends the block: the next would hit who clears up
         if self._interruptible:
+            self._next_signal = time.monotonic() + AGAIN
+            self._within = _call_of_library(frame) if self._persons else None
             raise KeyboardInterrupt
         self._late = self._late or not mine
 
@@ -201,12 +211,21 @@ class Minder:
         if self._deadline is not None and now > self._deadline and self.reason != INTERRUPT and now > self._next_signal:
             self._next_signal = now + AGAIN
             self._note(TIMEOUT)
-            self._answered, self._asked_at = False, now
-            self._send()
+            self._send_again(now)
+        if self._within is not None and now > self._next_signal and self.reason == INTERRUPT:
+            if _goes_on(self._within):
+                self._next_signal = now + AGAIN
+                self._send_again(now)
+            else:
+                self._within = None
         waits = self._interruptible and not self._answered
         if waits and self._asked_at is not None and now - self._asked_at > PATIENCE:
             self._answered = True
             self.give_up()
+
+    def _send_again(self, now: float) -> None:
+        self._answered, self._asked_at = False, now
+        self._send()
 
     def _measure(self) -> None:
         now = time.monotonic()
@@ -227,6 +246,28 @@ def minded() -> Iterator[None]:
     minder = Minder()
     with minder.looking(), minder.interruptible():
         yield
+
+
+def _call_of_library(frame: FrameType | None) -> FrameType | None:
+    """The outermost call of a library's that the person's code makes, among the frames above `frame`; None without.
+    What the person's own code catches has left it, what code within it swallows has not."""
+    found: FrameType | None = None
+    outermost: FrameType | None = None
+    while frame is not None and not under(frame.f_code.co_filename, _LAUNCH):
+        if is_library(frame.f_code.co_filename):
+            outermost = frame
+        else:
+            found = outermost
+        frame = frame.f_back
+    return found
+
+
+def _goes_on(call: FrameType) -> bool:
+    """Whether the main thread is still in it."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame is not call:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _nothing() -> None:

@@ -31,7 +31,7 @@ PRECISION_NAMES = ("fp32", "bf16", "bf16-downcast")
 @dataclass(frozen=True)
 class Options:
     """What a person may choose for a run; None: the session's default. `gate`: asked with the request before
-    anything is forked; what it raises ends it. `jit`, `keep_partial`: of a TensorFlow run (launch/local.py)."""
+    anything is forked; what it raises ends it. `jit`: of a TensorFlow run (launch/local.py)."""
 
     processes: int | None = None
     precision: str | None = None
@@ -108,6 +108,8 @@ class Plan:
     cache: str = ""
     spmd: int | None = None
     collective_timeout: float = COLLECTIVE_TIMEOUT
+    keep_partial: bool = False
+    strict: bool = False
 
     @property
     def rehearsed(self) -> bool:
@@ -130,6 +132,8 @@ class Plan:
             meeting=scratch if self.rehearsed else None,
             collective_timeout=self.collective_timeout,
             spmd=self.spmd,
+            keep_partial=self.keep_partial,
+            strict=self.strict,
         )
 
     @property
@@ -176,6 +180,8 @@ def make_plan(
         cache=cache,
         spmd=options.spmd,
         collective_timeout=options.collective_timeout or collective_timeout or COLLECTIVE_TIMEOUT,
+        keep_partial=options.keep_partial,
+        strict=options.strict,
     )
 
 

@@ -21,15 +21,17 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tpu_magics.errors import TpuMagicsError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 STACK_SIGNAL = signal.SIGUSR1
+STOP_SIGNAL = signal.SIGUSR2  # to a worker: end with this step, and bring home what was learned
 CRASHES = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)  # faulthandler's
 PARENT_EVERY = 0.5  # seconds between looks at a parent that no death signal tells of
+UNRECORDED = 74  # exit code: the last record could not be written (sysexits.h EX_IOERR)
 CRASHED = 70  # exit code: the worker's own machinery failed (sysexits.h EX_SOFTWARE)
 
 
@@ -99,9 +101,18 @@ def fork_worker(main: Callable[[], int], stack_file: Path) -> int:
         code = main()
     except BaseException:
         # Anything that passed this point would run the kernel's own loop a second time.
-        os.write(2, traceback.format_exc().encode("utf-8", "replace"))
+        _tell_crash(traceback.format_exc().encode("utf-8", "replace"), stack_file)
     finally:
         os._exit(code)
+
+
+def _tell_crash(text: bytes, stack_file: Path) -> None:
+    """Into the worker's output, and beside its stacks: it may have no output yet, or no descriptor left for one."""
+    with suppress(OSError):
+        os.write(2, text)
+    with suppress(OSError):
+        os.closerange(0, 3)
+        os.write(os.open(stack_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), text)
 
 
 def _fork() -> int:

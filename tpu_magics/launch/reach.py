@@ -7,8 +7,9 @@ through containers. What does not: what is a model (backends/), what is done abo
 from __future__ import annotations
 
 import functools
+import itertools
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 DEPTH = 3  # levels of containers and attributes that are looked into
@@ -18,9 +19,7 @@ MOST = 20_000  # objects looked at in all
 
 def reachable(function: Any, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """(name, value) of everything the function is given or reads, each object once, names as the person knows them."""
-    seen: set[int] = set()
-    for name, value in (*arguments.items(), *_read(function, set())):
-        yield from _inside(name, value, DEPTH, seen)
+    return _all_inside((*arguments.items(), *_read(function, set())))
 
 
 def names_in(code: types.CodeType) -> Iterator[str]:
@@ -33,9 +32,7 @@ def names_in(code: types.CodeType) -> Iterator[str]:
 
 def reachable_from_code(code: types.CodeType, namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The same for statements that run with `namespace` as their globals."""
-    seen: set[int] = set()
-    for name, value in _globals_of(code, namespace, set()):
-        yield from _inside(name, value, DEPTH, seen)
+    return _all_inside(_globals_of(code, namespace, set()))
 
 
 def _read(function: Any, done: set[int]) -> Iterator[tuple[str, Any]]:
@@ -83,30 +80,54 @@ def _helper(value: Any, space: Mapping[str, Any], done: set[int]) -> Iterator[tu
         yield from _read(value, done)
 
 
-def inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _all_inside(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """`roots` and what they hold. What has a name of its own goes by that, also where another one holds it."""
+    first: dict[int, tuple[str, Any]] = {}
+    for name, value in roots:
+        first.setdefault(id(value), (name, value))
+    seen = set(first)
+    for number, (name, value) in first.items():
+        seen.discard(number)
+        yield from _inside(name, value, DEPTH, seen)
+
+
+def inside(name: str, value: Any, depth: int = DEPTH) -> Iterator[tuple[str, Any]]:
     """`value` and what it holds, with names."""
-    yield from _inside(name, value, DEPTH, set())
+    yield from _inside(name, value, depth, set())
 
 
 def _inside(name: str, value: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    if id(value) in seen or len(seen) > MOST or isinstance(value, (types.ModuleType, type, str, bytes, int, float)):
-        return
-    seen.add(id(value))
-    yield name, value
-    if depth:
-        for inner, item in _parts(name, value):
-            yield from _inside(inner, item, depth - 1, seen)
+    """Level by level: what is reached in several ways goes by the shortest name."""
+    level: list[tuple[str, Any]] = []
+    waiting: Iterable[tuple[str, Any]] = [(name, value)]
+    for _ in range(depth + 1):
+        for inner, item in waiting:
+            if id(item) in seen or len(seen) > MOST or isinstance(item, _ATOMS):
+                continue
+            seen.add(id(item))
+            yield inner, item
+            level.append((inner, item))
+        waiting = itertools.chain.from_iterable(itertools.starmap(_parts, level))
+        level = []
+
+
+_ATOMS = (types.ModuleType, type, str, bytes, int, float)
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
-        yield from ((f"{name}[{key!r}]", item) for key, item in list(value.items())[:WIDTH])
+        yield from ((f"{name}[{_key(key)}]", item) for key, item in list(value.items())[:WIDTH])
     elif isinstance(value, (list, tuple)):
         yield from ((f"{name}[{i}]", item) for i, item in enumerate(value[:WIDTH]))
     elif not isinstance(value, (types.FunctionType, types.MethodType)) and not _is_array(value):
         attributes = _attribute(value, "__dict__")
         if isinstance(attributes, dict):
             yield from ((f"{name}.{key}", item) for key, item in list(attributes.items())[:WIDTH])
+
+
+def _key(key: Any) -> str:
+    """A key as it is written; the text of a tensor would take long."""
+    return repr(key) if isinstance(key, (str, int, float, tuple)) else f"<{type(key).__name__}>"
 
 
 def _is_array(value: Any) -> bool:

@@ -21,7 +21,7 @@ from tpu_magics.check.program import RESOLVERS, STRATEGIES, Program
 from tpu_magics.launch import session
 from tpu_magics.runs import preflights
 from tpu_magics.runs.events import Compile, Transfer
-from tpu_magics.runs.reader import Run, list_runs
+from tpu_magics.runs.reader import Run, own_runs_first
 
 PASSED, FAILED, UNKNOWN = "passed", "failed", "unknown"
 NAMED = 3  # places named in an item's evidence
@@ -54,7 +54,7 @@ class Known:
 
     program: Program
     findings: Sequence[Finding]
-    run: Run | None  # the newest that trained some steps
+    run: Run | None  # the newest that trained some steps: this notebook's, else any
     causes: Mapping[str, int]  # of its recompiles
     reads: int  # places where it read a value in the middle of a step
     name: str = ""  # of the function that it is about
@@ -72,11 +72,18 @@ def checklist(cells: Sequence[Cell], findings: Sequence[Finding], name: str = ""
 
 
 def _trained_at_home() -> Run | None:
-    """The newest run that made a step and came to its end."""
-    for run in list_runs()[:RUNS_LOOKED_AT]:
-        if run.status in _TRAINED and (run.summary().steps or 0) > 0:
-            return run
+    """The newest run that made a step and came to its end: of this notebook's, else of the others'."""
+    for runs in own_runs_first():
+        for run in runs[:RUNS_LOOKED_AT]:
+            if run.status in _TRAINED and (run.summary().steps or 0) > 0:
+                return run
     return None
+
+
+def _called(run: Run) -> str:
+    """Its name, and whose it is where this notebook did not make it."""
+    foreign = run.foreign
+    return f"{run.name} ({foreign})" if foreign else run.name
 
 
 # -- the three rules -----------------------------------------------------------------------------------------------
@@ -89,10 +96,10 @@ def _rule(group: str, question: str) -> Callable[[Known], Item]:
         said = [_places(found)] if found else [f"No rule of the group {group} is broken in {_cells(known)}."]
         if measured and known.run is not None:
             causes = ", ".join(f"{cause} ({number})" for cause, number in sorted(measured.items()))
-            said.append(f"The run {known.run.name} recompiled: {causes}.")
+            said.append(f"The run {_called(known.run)} recompiled: {causes}.")
         if group == "values" and known.reads and known.run is not None:
             said.append(
-                f"The run {known.run.name} read values in the middle of steps at {_many(known.reads, 'place')}."
+                f"The run {_called(known.run)} read values in the middle of steps at {_many(known.reads, 'place')}."
             )
         read = group == "values" and known.reads > 0
         if not found and not measured and not read and not _has_training(known):
@@ -142,11 +149,11 @@ def _tried(known: Known) -> Item:
     counts = [_many(summary.steps or 0, "step")]
     counts += [_many(summary.compiles, "compile")] if summary.compiles is not None else []
     counts += [_many(summary.recompiles, "recompile")] if summary.recompiles is not None else []
-    return Item(question, PASSED, f"The run {run.name} on {where}{_when(run)}: {', '.join(counts)}.")
+    return Item(question, PASSED, f"The run {_called(run)} on {where}{_when(run)}: {', '.join(counts)}.")
 
 
 def _when(run: Run) -> str:
-    """Runs of other notebooks in this folder count as well: the time tells which it is."""
+    """There may be several of its name: the time tells which it is."""
     return f" ({_day(run.created)})" if run.created else ""
 
 

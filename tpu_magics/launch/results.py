@@ -11,13 +11,17 @@ from __future__ import annotations
 import functools
 import importlib
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tpu_magics.backends.base import Backend
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import process
+from tpu_magics.launch.state import restore
+from tpu_magics.launch.state.pickling import loads as loads_state
+from tpu_magics.launch.state.walk import Snapshot
+from tpu_magics.runs.events import Value
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.reader import Run
 
@@ -32,31 +36,91 @@ class Lost:
 @dataclass
 class Home:
     """What came home. `values`: by rank; `names`: what a cell assigned; `left`: names that stayed, with the reason;
-    `notes`: lines for the person."""
+    `changed`: names of objects that the function changed; `unchanged`: what it changed and the notebook has as it was,
+    with the reason; `notes`: lines for the person; `warnings`: those that the run's record has, too."""
 
     values: list[Any] = field(default_factory=list)
     names: dict[str, Any] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
+    changed: list[str] = field(default_factory=list)
+    unchanged: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
-def bring_home(files: RunFiles, ranks: int, models: Mapping[str, Any], backend: Backend) -> Home:
-    """Read the results, check the weights, then load them; nothing of the notebook changes unless all is well.
+def bring_home(
+    files: RunFiles,
+    ranks: int,
+    models: Mapping[str, Any],
+    backend: Backend,
+    snapshot: Snapshot | None = None,
+    background: bool = False,
+) -> Home:
+    """Read the results, check the weights, then load them and change what was changed; nothing of the notebook changes
+    unless all is well. `snapshot`: its objects before the run, which may have changed since, if that was in the
+    background.
 
     Raises TpuMagicsError where the weights do not fit; they stay in the run folder then.
     """
     home = Home()
     packs = [_read(files, rank) for rank in range(ranks)]
-    home.values = [_value(rank, pack) for rank, pack in enumerate(packs)]
-    _names(packs[0], models, home)
+    loads = functools.partial(loads_state, snapshot=snapshot, adapter=backend.object_state() if snapshot else None)
+    home.values = [_value(rank, pack, loads) for rank, pack in enumerate(packs)]
+    _names(packs[0], models, home, loads)
     models = {name: model for name, model in models.items() if name in packs[0].get("models", models)}
     staged = backend.check_weights(models, files.path) if models else None
+    state = _staged(files, packs, snapshot, backend, home, background)
     with process.interrupts_held():
-        if staged is not None:
-            backend.load_weights(staged)
-            home.notes += list(getattr(staged, "notes", ()))
+        put_back = state.apply() if state is not None else None
+        try:
+            if staged is not None:
+                backend.load_weights(staged)
+                home.notes += list(getattr(staged, "notes", ()))
+                home.warnings += _not_finite(files, getattr(staged, "not_finite", ""))
+        except BaseException:
+            if put_back is not None:
+                put_back()
+            raise
     _clear(files)
     return home
+
+
+def _staged(
+    files: RunFiles,
+    packs: Sequence[Mapping[str, Any]],
+    snapshot: Snapshot | None,
+    backend: Backend,
+    home: Home,
+    background: bool,
+) -> restore.Staged | None:
+    """What the function changed besides weights, read and ready; what stays as it is is told by `home`."""
+    if snapshot is None:
+        return None
+    state = restore.stage(snapshot, backend.object_state(), files.path)
+    if background:
+        state.keep_what_changed_here()
+    home.names.update(state.names)
+    home.changed = state.changed
+    home.unchanged = state.left
+    if different := restore.different(snapshot, [pack.get("sums") for pack in packs]):
+        home.notes.append(different)
+    return state
+
+
+def _not_finite(files: RunFiles, found: str) -> list[str]:
+    """What is to be said of weights that are not finite, with the step from which on a logged loss was not either."""
+    if not found:
+        return []
+    logged = [one for one in Run(files.path).events("value", 0) if isinstance(one, Value) and _is_odd(one)]
+    first = next((one for one in logged if "loss" in one.name.lower()), logged[0] if logged else None)
+    if first is None:
+        return [found]
+    by = "at" if first.n == 1 else "by"
+    return [f"{found} The logged `{first.name}` was not finite for the first time {by} step {first.step:,}."]
+
+
+def _is_odd(logged: Value) -> bool:
+    return bool({"nan", "inf", "-inf"} & {str(one) for one in (logged.value, logged.low, logged.high)})
 
 
 def _read(files: RunFiles, rank: int) -> Mapping[str, Any]:
@@ -66,23 +130,23 @@ def _read(files: RunFiles, rank: int) -> Mapping[str, Any]:
         return {"value": None, "problem": f"rank {rank} wrote no result"}
 
 
-def _value(rank: int, pack: Mapping[str, Any]) -> Any:
+def _value(rank: int, pack: Mapping[str, Any], loads: Callable[[bytes], Any]) -> Any:
     if pack["value"] is None:
         return Lost(f"What rank {rank} returned could not travel: {pack['problem']}")
     try:
-        return pickle.loads(pack["value"])
+        return loads(pack["value"])
     except Exception as error:
         return Lost(f"What rank {rank} returned could not be loaded here: {type(error).__name__}: {error}")
 
 
-def _names(pack: Mapping[str, Any], models: Mapping[str, Any], home: Home) -> None:
+def _names(pack: Mapping[str, Any], models: Mapping[str, Any], home: Home, loads: Callable[[bytes], Any]) -> None:
     """What a cell's rank 0 assigned, each name apart: one that cannot be loaded holds no other back."""
     home.left.update(pack.get("left", {}))
     home.names.update({name: models[model] for name, model in pack.get("same", {}).items()})
     for name, module in pack.get("modules", {}).items():
         _attempt(name, functools.partial(importlib.import_module, module), home)
     for name, data in pack.get("names", {}).items():
-        _attempt(name, functools.partial(pickle.loads, data), home)
+        _attempt(name, functools.partial(loads, data), home)
 
 
 def _attempt(name: str, load: Callable[[], Any], home: Home) -> None:
@@ -149,8 +213,15 @@ class TrainResult:
 
     @property
     def left(self) -> dict[str, str]:
-        """Names that a cell assigned and that could not come home, each with the reason."""
-        return dict(self._arrived().left)
+        """What could not come home, each with the reason: names that a cell assigned, and what was changed in the
+        worker and is unchanged here."""
+        home = self._arrived()
+        return {**home.left, **home.unchanged}
+
+    @property
+    def changed(self) -> list[str]:
+        """Names of what the function changed besides weights and is changed here, too."""
+        return list(self._arrived().changed)
 
     @property
     def steps(self) -> int:

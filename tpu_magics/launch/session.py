@@ -53,6 +53,7 @@ class Session:
     last: TrainResult | None = None
     initialised: bool = False
     told_menu: bool = False
+    told_unseen: set[str] = field(default_factory=set)
     _backend: Backend | None = None
     _local: LocalBackend | None = None
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tpu_magics.launch import limits
 from tpu_magics.runs.files import RunFiles
 
 DISPLAY_LIMIT = 5 * 1024 * 1024  # bytes of one mime bundle
@@ -33,6 +34,19 @@ def redirect_descriptors(log: Path) -> None:
     os.dup2(target, 2)
     os.close(nothing)
     os.close(target)
+
+
+def reopen_descriptors(log: Path) -> None:
+    """Open again those of 0, 1 and 2 that the function has closed: what the worker opens next must not get their
+    numbers, and what is written to them not be lost."""
+    for descriptor in (0, 1, 2):
+        if not limits.is_open(descriptor):
+            path, flags = (log, os.O_WRONLY | os.O_CREAT | os.O_APPEND) if descriptor else (os.devnull, os.O_RDONLY)
+            found = os.open(path, flags, 0o600)  # the lowest number that is free
+            if found != descriptor:
+                os.dup2(found, descriptor)
+                os.close(found)
+            os.set_inheritable(descriptor, True)
 
 
 def redirect_python() -> None:

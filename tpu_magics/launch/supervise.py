@@ -10,7 +10,6 @@ looked at without reaping (WNOWAIT), the group is killed, and then the worker is
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import time
@@ -19,13 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpu_magics.host.memory import host_memory
-from tpu_magics.launch import process
+from tpu_magics.launch import limits, process, strays
 from tpu_magics.launch.divergence import Sequences, unequal
 from tpu_magics.launch.onlook import Nobody, Onlooker
 from tpu_magics.launch.relay import Relay
-from tpu_magics.runs.events import Compile, Digest, End, Event, Start, Warned
+from tpu_magics.runs.events import Compile, Digest, End, Event, Phase, Start, Warned
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.meter import MemoryMeter
+from tpu_magics.runs.private import remove_scratch
 from tpu_magics.runs.reader import Tail
 from tpu_magics.runs.writer import EventWriter
 
@@ -33,11 +33,14 @@ TICK = 0.03  # seconds between looks
 MEMORY_EVERY = 0.5  # seconds between measurements of memory
 GATHER = 1.0  # seconds in which others may fail of the same cause before anyone is blamed
 GRACE = 1.5  # seconds between TERM and KILL
+KEEPS = 8.0  # seconds in which rank 0 can come to the end of its step, where what it has learned is kept
+WRITES = 600.0  # seconds in which it can write it
 
 
 @dataclass
 class Watched:
-    """One worker as its parent knows it. `rank` is its index until the runtime tells."""
+    """One worker as its parent knows it. `rank` is its index until the runtime tells; `address_space`: the limit that
+    it ended with, in bytes (None: no limit)."""
 
     index: int
     pid: int
@@ -48,6 +51,7 @@ class Watched:
     stopped_by_us: bool = False
     end: End | None = None
     meter: MemoryMeter | None = None
+    address_space: int | None = None
 
     @property
     def alive(self) -> bool:
@@ -55,14 +59,15 @@ class Watched:
 
     @property
     def good(self) -> bool:
-        return self.exit_code == 0
+        """Whether it has done its work: a worker that left no last record has not, whatever its exit code."""
+        return self.exit_code == 0 and self.end is not None and self.end.status != "failed"
 
 
 @dataclass
 class Watch:
     """The state of a run's supervision. `reason`: why it ended: "done", "worker", "timeout" or "interrupt". `ranks`:
     those that may write here (by default those of `workers`); `whole`: the workers are all of the run's, which can be
-    compared."""
+    compared; `keep`: before the run is ended, rank 0 may bring home what it has learned."""
 
     files: RunFiles
     workers: list[Watched]
@@ -71,12 +76,15 @@ class Watch:
     onlooker: Onlooker = field(default_factory=Nobody)
     ranks: Sequence[int] = ()
     whole: bool = True
+    keep: bool = False
     started: float = field(default_factory=time.time)
     reason: str = "done"
     memory_low: int = 0
     _next_memory: float = 0.0
     _first_failure: float | None = None
     _stop: str = ""
+    _collecting: bool = False
+    _interrupts: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         self.writer = EventWriter(self.files.supervisor_path, 0)
@@ -92,6 +100,7 @@ class Watch:
         """Watch until every worker is gone; on any way out none is left. An interrupt stops the run, and nothing but
         the run: it is noted, and never raised in the middle of a look."""
         with process.interrupts_held() as interrupts:
+            self._interrupts = interrupts
             try:
                 while self.look():
                     if interrupts:
@@ -153,8 +162,11 @@ class Watch:
             worker.exit_code = found.si_status
         else:
             worker.signal = found.si_status
+        worker.address_space = limits.address_space(worker.pid)
         stop_group(worker.pid, signal.SIGKILL)
         os.waitpid(worker.pid, 0)
+        strays.end(self.files.path, worker.pid)
+        self._read_events()
         self._note_failure(worker)
 
     def _note_lost(self, worker: Watched) -> None:
@@ -195,6 +207,8 @@ class Watch:
                     worker.end = event
         elif isinstance(event, Compile):
             self._write(self.sequences.add(event) if self.whole else None)
+        elif isinstance(event, Phase):
+            self._collecting = self._collecting or (event.rank == 0 and event.name == "collecting")
         elif isinstance(event, Digest):
             self.digests[event.rank] = event.models
 
@@ -225,12 +239,36 @@ class Watch:
         for worker in alive:
             worker.stopped_by_us = True
         if stacks:
-            self._signal(alive, process.STACK_SIGNAL, only_leader=True)
-            time.sleep(0.2)
-        self._signal(alive, signal.SIGTERM)
+            self._let_keep(alive)
+            self._ask_for_stacks(self._alive())
+        self._signal(self._alive(), signal.SIGTERM)
         self._wait(alive, GRACE)
         self._signal(self._alive(), signal.SIGKILL)
         self._wait(alive, None)
+
+    def _ask_for_stacks(self, workers: Sequence[Watched]) -> None:
+        if workers:
+            self._signal(workers, process.STACK_SIGNAL, only_leader=True)
+            time.sleep(0.2)
+
+    def _let_keep(self, alive: Sequence[Watched]) -> None:
+        """Have rank 0 end with its step and bring home what it has learned; another interrupt ends the waiting. Where
+        it was stands in its last record: faulthandler walks the stacks of threads that run on, and may crash."""
+        lead = next((worker for worker in alive if worker.rank == 0), None)
+        if lead is None or not self.keep:
+            return
+        self._ask_for_stacks([worker for worker in alive if worker is not lead])
+        self._signal([lead], process.STOP_SIGNAL, only_leader=True)
+        began, interrupts = time.monotonic(), len(self._interrupts)
+        while lead.alive and len(self._interrupts) == interrupts:
+            if time.monotonic() - began > (WRITES if self._collecting else KEEPS):
+                break
+            self._read_events()
+            self.relay.pump()
+            self.onlooker.look()
+            for worker in self._alive():
+                self._note_exit(worker)
+            time.sleep(TICK)
 
     def _signal(self, workers: Sequence[Watched], number: signal.Signals, only_leader: bool = False) -> None:
         for worker in workers:
@@ -265,7 +303,7 @@ class Watch:
                 if worker.meter is not None:
                     worker.meter.flush()
             self.writer.close()
-            shutil.rmtree(self.files.scratch_path, ignore_errors=True)
+            remove_scratch(self.files)
 
     def table(self) -> list[dict[str, int | None]]:
         """The workers for run.json."""

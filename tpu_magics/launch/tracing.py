@@ -130,7 +130,7 @@ class _Tracing(Going):
         assert self.tracing is not None
         return self.tracing.folder
 
-    def _fork_one(self, task: worker.Task, index: int) -> supervise.Watched:
+    def _fork_one(self, task: worker.Task, index: int, scratch: Path) -> supervise.Watched:  # noqa: ARG002
         spec = replace(self.plan.spec(index), tracing=self.tracing)
         pid = process.fork_worker(lambda: _bounded(task, spec), self.folder.stacks_path(index))
         return supervise.Watched(index, pid, index)
@@ -138,5 +138,5 @@ class _Tracing(Going):
     def _screen(self) -> Screen:
         return NoScreen()  # what the function prints while it is traced is made of zeros
 
-    def _load(self) -> results.Home:
+    def _load(self, ranks: int | None = None) -> results.Home:  # noqa: ARG002
         raise TpuMagicsError("A traced run has no results.", "Nothing was run.", "This is an error of tpu_magics.")

@@ -25,6 +25,7 @@ from tpu_magics.launch import (
     guards,
     hoist,
     onlook,
+    partial,
     plan,
     process,
     reach,
@@ -34,10 +35,14 @@ from tpu_magics.launch import (
     worker,
 )
 from tpu_magics.launch import failure as failures
+from tpu_magics.launch.explain import base
 from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.launch.relay import Relay, Screen
+from tpu_magics.launch.state.restore import told_by_name
+from tpu_magics.launch.state.walk import Snapshot, take
 from tpu_magics.launch.work import FunctionWork, Work
 from tpu_magics.runs.folder import RunFolder, check_name
+from tpu_magics.runs.private import make_scratch
 from tpu_magics.runs.reader import Run
 
 if TYPE_CHECKING:
@@ -85,9 +90,10 @@ def function_request(
     kwargs = dict(kwargs or {})
     arguments = guards.check_function(function, args, kwargs, index_first)
     named = {**_labelled(labels, args), **kwargs}
+    names = _names_of_args(labels, list(arguments)[int(index_first) :], len(args))
 
     def make(models: dict[str, Any], hoists: hoist.HoistPlan | None) -> Work:
-        return FunctionWork(function, tuple(args), kwargs, models, hoists, index_first)
+        return FunctionWork(function, tuple(args), kwargs, models, hoists, index_first, names)
 
     return Request(
         name=_name_of(function),
@@ -104,6 +110,15 @@ def function_request(
 def _labelled(labels: Sequence[str], args: Sequence[Any]) -> dict[str, Any]:
     """Arguments under the names the person knows: the ARG's own text where it is a name, else the parameter's."""
     return {label: arg for label, arg in zip(labels, args, strict=False) if label.isidentifier()}
+
+
+def _names_of_args(labels: Sequence[str], parameters: Sequence[str], count: int) -> tuple[str, ...]:
+    """What the person calls each argument: the ARG's own text where it is a name, else the parameter."""
+    written = dict(enumerate(label for label in labels))
+    known = dict(enumerate(parameters))
+    return tuple(
+        written[i] if written.get(i, "").isidentifier() else known.get(i, f"argument {i}") for i in range(count)
+    )
 
 
 def _name_of(function: Any) -> str:
@@ -158,11 +173,13 @@ def train(
         spmd: one worker that drives so many devices as a mesh (True: all, or the session's number; False: not so,
             whatever the session has).
         collective_timeout: seconds that a rank of a rehearsal waits in a collective for the others (default: 60).
-        strict: refuse to start where the code breaks a rule of XLA or of launching (see `%tpu_check`).
+        strict: refuse to start where the code breaks a rule of XLA or of launching (see `%tpu_check`), and fail
+            where no step ran on the XLA device.
         gate: asked before anything is forked; what it raises ends it.
         jit: for TensorFlow, "auto" compiles with XLA at home and leaves that to the strategy on a TPU; "keep" leaves
             the models' own jit_compile alone.
-        keep_partial: for TensorFlow, keep what was learned until a failure or an interrupt.
+        keep_partial: keep what was learned until a failure, an interrupt or the time limit: the weights and the state
+            of rank 0's last step.
 
     A TensorFlow function is trained in this process, inside `strategy.scope()`.
 
@@ -192,7 +209,7 @@ def start(request: Request, options: Options, workers: int | None = None) -> res
         _refuse_hosts()
         return local.start_here(request, options)
     local_checks.refuse_local_options(options)
-    found = checking.look(getattr(request.hoistable, "__name__", ""), request.script, options.strict)
+    found = checking.look(request.hoistable, request.script, options.strict)
     if options.gate is not None:
         options.gate(request, replace(options, gate=None))
     going = _prepare(request, options, workers) if session.current.pod is None else _on_pod(request, options)
@@ -335,6 +352,7 @@ class Going:
     unwatched: threading.Event = field(default_factory=threading.Event)
     onlooker: onlook.Onlooker = field(default_factory=onlook.Nobody)
     settled: bool = False
+    snapshot: Snapshot | None = None
     result: results.TrainResult = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -360,17 +378,22 @@ class Going:
         """Fork the workers; on an error none is left."""
         current = session.current
         cells = (self.cell_names, dict(current.notebook.cell_ids()))
-        task = worker.Task(current.backend, self.work, self.folder, *cells)
+        if self.snapshot is None:
+            self.snapshot = self.take_snapshot()
+        task = worker.Task(current.backend, self.work, self.folder, *cells, self.snapshot)
         children: list[supervise.Watched] = []
         screen = self._screen()
         process.flush_everything()
         with process.interrupts_held():
             try:
+                scratch = make_scratch(self.folder)
                 for index in range(self.plan.workers):
-                    children.append(self._fork_one(task, index))
+                    children.append(self._fork_one(task, index, scratch))
             finally:
                 relay = Relay(self.folder, screen)
-                self.watch = supervise.Watch(self.folder, children, relay, self.plan.timeout, self.onlooker)
+                self.watch = supervise.Watch(
+                    self.folder, children, relay, self.plan.timeout, self.onlooker, keep=self.plan.keep_partial
+                )
                 if len(children) < self.plan.workers:
                     self.watch.stop("worker")
                     self.watch.run()
@@ -382,8 +405,17 @@ class Going:
                 versions=dict(self.host.versions),
             )
 
-    def _fork_one(self, task: worker.Task, index: int) -> supervise.Watched:
-        spec = self.plan.spec(index, self.folder.scratch_path)
+    def take_snapshot(self) -> Snapshot:
+        """The objects that the work reaches, before anything is forked."""
+        current = session.current
+        found = take(self.work.roots(), current.backend.object_state(), self.models)
+        for name in (name for name in found.unseen if name not in current.told_unseen):
+            current.told_unseen.add(name)
+            current.notebook.say(f"`{name}` holds too much to be compared: not all that changes in it comes home.")
+        return found
+
+    def _fork_one(self, task: worker.Task, index: int, scratch: Path) -> supervise.Watched:
+        spec = self.plan.spec(index, scratch)
         pid = process.fork_worker(lambda: worker.main(task, spec), self.folder.stacks_path(index))
         return supervise.Watched(index, pid, index)
 
@@ -471,7 +503,7 @@ class Going:
                 if self.watch is not None:
                     self.watch.end()
             finally:
-                self.settled = True
+                self.settled, self.snapshot = True, None
                 session.current.going = None
                 self.result.failure = error
                 told = {"failure": _told(error)} if isinstance(error, TpuMagicsError) else {}
@@ -498,12 +530,13 @@ class Going:
                     self._close("failed")
                 raise
             finally:
+                self.snapshot = None
                 self.onlooker.settle()
             self._tell(home)
 
     def _settle(self, watch: supervise.Watch) -> results.Home:
         if watch.reason != "done" or not all(w.good for w in watch.workers):
-            self._fail(self.explained(watch))
+            self._fail(self._keep_partial(watch, self.explained(watch)))
         self.folder.update(status="collecting", workers=watch.table())
         limited = any(w.end is not None and w.end.status == "limit" for w in watch.workers)
         try:
@@ -514,6 +547,7 @@ class Going:
             )
         except OSError as error:
             self._fail(failures.cannot_read_results(error, self.folder))
+        self._record_warnings(home)
         self._close("stopped" if limited else "done", models=[] if limited else list(self.models))
         self.result.settle(home)
         return home
@@ -522,17 +556,42 @@ class Going:
         """Why it did not end well."""
         return failures.explain(self, watch)
 
-    def _load(self) -> results.Home:
-        return results.bring_home(self.folder, self.plan.ranks, self.models, session.current.backend)
+    def _keep_partial(self, watch: supervise.Watch, error: TrainingFailed) -> TrainingFailed:
+        """Bring home what rank 0 had learned, where that is wanted, and say so in the error."""
+        if not self.plan.keep_partial:
+            return error
+        step = partial.step_of(self.folder)
+        try:
+            if step is None:
+                raise TpuMagicsError(partial.why_not(self.folder, watch.workers))
+            home = self._load(ranks=1)
+            self._record_warnings(home)
+            self._tell(home)
+        except (TpuMagicsError, OSError) as failed:
+            reason = failed.what if isinstance(failed, TpuMagicsError) else str(failed)
+            return partial.told(error, f"Nothing was kept (--keep-partial): {reason.rstrip('.')}. {base.UNCHANGED}")
+        self.folder.update(kept=partial.kept(step), models=list(self.models))
+        return partial.told(error, f"Kept in the notebook: {partial.kept(step)} (--keep-partial).")
+
+    def _load(self, ranks: int | None = None) -> results.Home:
+        backend, background = session.current.backend, self.options.background
+        ranks = ranks or self.plan.ranks
+        return results.bring_home(self.folder, ranks, self.models, backend, self.snapshot, background)
+
+    def _record_warnings(self, home: results.Home) -> None:
+        if home.warnings:
+            self.folder.update(warnings=[*Run(self.folder.path).info.get("warnings", ()), *home.warnings])
 
     def _tell(self, home: results.Home) -> None:
         session.current.notebook.namespace.update(home.names)
         if home.left:
             names = ", ".join(f"`{name}`" for name in home.left)
             session.current.notebook.say(f"stayed in the worker, as they cannot be pickled: {names} (why: _tpu.left)")
+        if home.unchanged:
+            session.current.notebook.say(f"changed in the worker, unchanged here: {told_by_name(home.unchanged)}")
         for lost in (value for value in home.values[:1] if isinstance(value, results.Lost)):
             session.current.notebook.say(lost.reason)
-        for note in home.notes:
+        for note in (*home.notes, *home.warnings):
             session.current.notebook.say(note)
 
     def _fail(self, error: TrainingFailed) -> None:

@@ -19,15 +19,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tpu_magics.backends.base import Backend
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.copies import Copies
 from tpu_magics.launch.source_file import execute, new_module
+from tpu_magics.launch.state.walk import names_of
+from tpu_magics.runs.events import cut_text
 
 if TYPE_CHECKING:
     from tpu_magics.launch.hoist import HoistPlan
 
 Note = Callable[[str, str], None]
+
+
+class Pickles(Protocol):
+    """What turns results into bytes: a Backend."""
+
+    def dumps(self, value: Any) -> bytes:
+        """Pickle `value`. Raises what pickle raises."""
 
 
 class Work(Protocol):
@@ -41,14 +49,20 @@ class Work(Protocol):
     def hoists(self) -> HoistPlan | None:
         """What was built in the notebook."""
 
+    def roots(self) -> list[tuple[str, Any]]:
+        """Where all that it can reach begins, by name."""
+
+    def assigned(self) -> Mapping[str, Any]:
+        """In a worker, after the run: the notebook's names that it bound anew."""
+
     def install(self, note: Note, replicas: int) -> None:
         """Once in each worker, before its `replicas` threads run; `note(code, text)` records a warning."""
 
     def run(self, ordinal: int, replica: int) -> Any:
         """Run on one device, in its thread."""
 
-    def results(self, ordinal: int, value: Any, backend: Backend) -> bytes:
-        """What travels home from this rank."""
+    def results(self, ordinal: int, value: Any, backend: Pickles, **more: Any) -> bytes:
+        """What travels home from this rank, and `more`. `done`: names assigned by a cell that travel already."""
 
 
 def _install(hoists: HoistPlan | None, models: dict[str, Any], note: Note, replicas: int) -> None:
@@ -67,24 +81,25 @@ def _install(hoists: HoistPlan | None, models: dict[str, Any], note: Note, repli
     hoists.install(declined, replicas=replicas, on_built=built)
 
 
-def packed(value: Any, backend: Backend, **more: Any) -> bytes:
+def packed(value: Any, backend: Pickles, **more: Any) -> bytes:
     """A rank's results; a value that cannot be pickled is left out and named, it does not fail the run."""
     data, problem = _try_dumps(value, backend)
     return pickle.dumps({"value": data, "problem": problem, **more})
 
 
-def _try_dumps(value: Any, backend: Backend) -> tuple[bytes | None, str]:
+def _try_dumps(value: Any, backend: Pickles) -> tuple[bytes | None, str]:
     try:
         return backend.dumps(value), ""
     except TpuMagicsError as error:
         return None, error.what
     except Exception as error:
-        return None, f"{type(error).__name__}: {error}"
+        return None, cut_text(f"{type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True)
 class FunctionWork:
-    """A call of a function. `index_first`: the rank is its first argument (xmp.spawn, torch_xla.launch)."""
+    """A call of a function. `index_first`: the rank is its first argument (xmp.spawn, torch_xla.launch); `names`: what
+    the person calls each of `args`."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
@@ -92,8 +107,16 @@ class FunctionWork:
     models: dict[str, Any] = field(default_factory=dict)
     hoists: HoistPlan | None = None
     index_first: bool = False
+    names: tuple[str, ...] = ()
 
     calls: list[Callable[..., Any]] = field(default_factory=list)
+
+    def roots(self) -> list[tuple[str, Any]]:
+        name = str(getattr(self.function, "__name__", "function"))
+        return [*zip(self.names, self.args, strict=False), *self.kwargs.items(), (name, self.function)]
+
+    def assigned(self) -> Mapping[str, Any]:
+        return {}
 
     def install(self, note: Note, replicas: int) -> None:
         _install(self.hoists, self.models, note, replicas)
@@ -109,8 +132,8 @@ class FunctionWork:
     def run(self, ordinal: int, replica: int) -> Any:
         return self.calls[replica](*((ordinal,) if self.index_first else ()))
 
-    def results(self, ordinal: int, value: Any, backend: Backend) -> bytes:  # noqa: ARG002
-        return packed(value, backend, models=list(self.models))
+    def results(self, ordinal: int, value: Any, backend: Pickles, **more: Any) -> bytes:  # noqa: ARG002
+        return packed(value, backend, models=list(self.models), **more)
 
 
 def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *first: Any) -> Any:
@@ -137,6 +160,10 @@ class CellWork:
     before: Mapping[str, Any] = field(default_factory=dict)
     spaces: list[dict[str, Any]] = field(default_factory=list)
 
+    def roots(self) -> list[tuple[str, Any]]:
+        read = [name for code in (self.code, self.last) if code is not None for name in names_of(code)[0]]
+        return [(name, self.namespace[name]) for name in dict.fromkeys(read) if name in self.namespace]
+
     def install(self, note: Note, replicas: int) -> None:
         _install(self.hoists, self.models, note, replicas)
         self.spaces.append(self.namespace)
@@ -151,15 +178,18 @@ class CellWork:
                 _show(value)
         return None
 
-    def results(self, ordinal: int, value: Any, backend: Backend) -> bytes:
+    def results(self, ordinal: int, value: Any, backend: Pickles, **more: Any) -> bytes:
+        done = more.pop("done", ())
         if ordinal != 0:
-            return packed(value, backend, models=list(self.models))
+            return packed(value, backend, models=list(self.models), **more)
         names: dict[str, bytes] = {}
         modules: dict[str, str] = {}
         same: dict[str, str] = {}
         left: dict[str, str] = {}
         known = {id(model): name for name, model in self.models.items()}
-        for name, item in self._assigned().items():
+        for name, item in self.assigned().items():
+            if name in done:
+                continue
             if isinstance(item, types.ModuleType):
                 modules[name] = item.__name__
             elif id(item) in known:
@@ -170,9 +200,11 @@ class CellWork:
                     left[name] = problem
                 else:
                     names[name] = data
-        return packed(None, backend, models=list(self.models), names=names, modules=modules, same=same, left=left)
+        return packed(
+            None, backend, models=list(self.models), names=names, modules=modules, same=same, left=left, **more
+        )
 
-    def _assigned(self) -> dict[str, Any]:
+    def assigned(self) -> Mapping[str, Any]:
         """Names that the cell bound anew, except private ones."""
         missing = object()
         return {
@@ -200,6 +232,12 @@ class ScriptWork:
     models: dict[str, Any] = field(default_factory=dict)
     hoists: HoistPlan | None = None
 
+    def roots(self) -> list[tuple[str, Any]]:
+        return []
+
+    def assigned(self) -> Mapping[str, Any]:
+        return {}
+
     def install(self, note: Note, replicas: int) -> None:
         """A script builds its own models."""
 
@@ -213,8 +251,8 @@ class ScriptWork:
             return None
         return _imported(self.path)._mp_fn(ordinal)
 
-    def results(self, ordinal: int, value: Any, backend: Backend) -> bytes:  # noqa: ARG002
-        return packed(value, backend, models=list(self.models))
+    def results(self, ordinal: int, value: Any, backend: Pickles, **more: Any) -> bytes:  # noqa: ARG002
+        return packed(value, backend, models=list(self.models), **more)
 
 
 def _imported(path: str) -> Any:

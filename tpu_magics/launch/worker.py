@@ -6,16 +6,19 @@ itself (process.py), the work (work.py), and anything of the notebook's side.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import threading
 import time
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpu_magics.backends.base import Backend, StepLimit, Watching, WorkerSpec
-from tpu_magics.launch import frames, process, streams
+from tpu_magics.backends.base import Backend, HostTraining, StepLimit, StopRequested, Watching, WorkerSpec
+from tpu_magics.launch import frames, limits, partial, process, strays, streams
+from tpu_magics.launch.state import collect
+from tpu_magics.launch.state.walk import Snapshot
 from tpu_magics.launch.work import Work
 from tpu_magics.runs import events
 from tpu_magics.runs.files import RunFiles
@@ -31,13 +34,14 @@ NO_SYNC = (
 @dataclass(frozen=True)
 class Task:
     """What all workers of a run share. `cell_names`: file names of cells -> "In [n]"; `cell_ids`: "In [n]" -> the
-    front end's id of that cell."""
+    front end's id of that cell; `snapshot`: the notebook's objects before the run (None: on another host)."""
 
     backend: Backend
     work: Work
     files: RunFiles
     cell_names: Mapping[str, str] = field(default_factory=dict)
     cell_ids: Mapping[str, str] = field(default_factory=dict)
+    snapshot: Snapshot | None = None
 
 
 def main(task: Task, spec: WorkerSpec) -> int:
@@ -60,6 +64,8 @@ class _Worker:
         self.ranks = 1
         self.status = "done"
         self.hoisted: dict[str, Any] = {}
+        self.keeps = spec.keep_partial and spec.tracing is None
+        self.stop_requested = False
 
     def run(self) -> int:
         streams.redirect_descriptors(self.task.files.log_path(self.rank))
@@ -67,13 +73,27 @@ class _Worker:
         streams.forbid_input()
         streams.text_progress_bars()
         streams.redirect_displays(streams.Displays(self.task.files, self._announce, keep=self._leads()))
+        strays.mark_this(self.task.files.path)
+        limits.keep_reserve()
+        if self.keeps:
+            signal.signal(process.STOP_SIGNAL, self._request_stop)
         try:
             self.task.backend.run_worker(self.spec, self._ready, self._train)
+        except StopRequested as stopped:
+            self._end(events.STOPPED, frames=frames.from_exception(stopped, self.task.cell_names))
+            return self._exit_code(DONE)
         except BaseException as error:
             self._end_failed(error)
-            return FAILED
+            return self._exit_code(FAILED)
         self._end(self.status)
-        return DONE
+        return self._exit_code(DONE)
+
+    def _exit_code(self, code: int) -> int:
+        if self.writer.failed is None:
+            return code
+        with contextlib.suppress(OSError):
+            os.write(2, f"{self.writer.failed}\n".encode("utf-8", "replace"))
+        return process.UNRECORDED
 
     def _leads(self) -> bool:
         """Whether this worker is taken for rank 0 until the ranks are known."""
@@ -86,6 +106,8 @@ class _Worker:
             self._adopt(ordinal)
         self.ranks = world_size
         self.hoisted = self._structures()
+        if self.task.snapshot is not None:
+            self.task.backend.follow_optimizers(self.task.snapshot.items())
         self.task.work.install(self._note, self.spec.replicas)
         self._write(events.Start, pid=os.getpid(), device=device, world_size=world_size)
         self._phase("training")
@@ -103,15 +125,44 @@ class _Worker:
         streams.redirect_displays(streams.Displays(self.task.files, self._announce, keep=ordinal == 0))
 
     def _train(self, ordinal: int, replica: int) -> None:
-        value = self.task.work.run(ordinal, replica) if replica else self._observed(ordinal)
+        try:
+            value = self.task.work.run(ordinal, replica) if replica else self._observed(ordinal)
+        except BaseException:
+            if self.keeps and not ordinal:
+                self._keep_partial()
+            raise
         if self.status == "done":
             self._bring_home(ordinal, replica, value)
+            if self.keeps and not ordinal:
+                partial.mark(self.task.files, self.steps)
+
+    def _request_stop(self, *_signal: Any) -> None:
+        self.stop_requested = True
+
+    def _keep_partial(self) -> None:
+        """Rank 0 did not come to its end: what it has learned goes home as if it had."""
+        try:
+            if reason := self._unkeepable():
+                self._note(partial.NOT_KEPT, partial.not_kept(reason))
+                return
+            self._bring_home(0, 0, None)
+            partial.mark(self.task.files, self.steps)
+        except Exception as error:  # what ended the run matters more
+            self._note(partial.NOT_KEPT, partial.not_kept(error))
+
+    def _unkeepable(self) -> str:
+        if not self.steps:
+            return partial.NOTHING_DONE
+        spread = self.spec.replicas > 1 or self.task.backend.splits_weights(self.task.work.models)
+        return partial.SPREAD if spread else ""
 
     def _observed(self, ordinal: int) -> Any:
         backend = self.task.backend
         value = None
         with backend.observing(self.writer, self._watching()) as watcher:
             try:
+                if self.task.snapshot is not None:
+                    backend.renew(self.task.snapshot.items(), self.spec.replicas)
                 value = self.task.work.run(ordinal, 0)
                 if ordinal == 0:
                     streams.flush_figures()
@@ -121,34 +172,68 @@ class _Worker:
                 watcher.close(read=False)
                 raise
             finally:
+                self._recover()
                 self.steps = watcher.total_steps
                 self.compiles, self.recompiles = watcher.compiles, watcher.recompiles
                 watcher.ended()
         if backend.finish() and not self.steps:
             self._note("no-sync", NO_SYNC)
+        elif text := watcher.trained_on_host():
+            if self.spec.strict:
+                raise HostTraining(text)
+            self._note("host-training", text)
         if self.spec.tracing is not None:
             self.status = "limit"  # what is on the device now are zeros: nothing of it comes home
         watcher.close()
         return value
 
+    def _recover(self) -> None:
+        """The function may have used up or closed what the worker's end needs."""
+        limits.free_descriptors()
+        with contextlib.suppress(OSError):
+            streams.reopen_descriptors(self.task.files.log_path(self.rank))
+
     def _watching(self) -> Watching:
         spec, task = self.spec, self.task
-        limits = {"cache": spec.cache, "max_steps": spec.max_steps, "max_recompiles": spec.max_recompiles}
+        bounds = {"cache": spec.cache, "max_steps": spec.max_steps, "max_recompiles": spec.max_recompiles}
         cells = {"cell_names": task.cell_names, "cell_ids": task.cell_ids}
         kind = {"rehearsed": spec.meeting is not None, "spmd": spec.spmd is not None, "tracing": spec.tracing}
-        return Watching(spec.device, self.ranks, spec.precision, **limits, **cells, **kind)  # type: ignore[arg-type]
+        asked: dict[str, Any] = {**bounds, **cells, **kind, "stop_requested": lambda: self.stop_requested}
+        return Watching(spec.device, self.ranks, spec.precision, **asked)
 
     def _bring_home(self, ordinal: int, replica: int, value: Any) -> None:
         if replica == 0:
+            limits.free_memory()
             self._phase("collecting")
             self._leave_changed()
-        results = self.task.work.results(ordinal, value, self.task.backend)
+        backend, changed = self._collect_changes(ordinal, replica)
+        results = self.task.work.results(ordinal, value, backend, **changed)
         _write_whole(self.task.files, ordinal, results)
         models = self.task.work.models
         if replica == 0 and models:
             if self.spec.meeting is not None:
                 self._write(events.Digest, models=dict(self.task.backend.digests(models)))
             self.task.backend.collect_weights(models, self.task.files.path, ordinal)
+
+    def _collect_changes(self, ordinal: int, replica: int) -> tuple[Any, dict[str, Any]]:
+        """What the function changed besides weights: rank 0 writes it, the others tell checksums. Returns what pickles
+        this rank's results, and what to add to them."""
+        snapshot = self.task.snapshot
+        backend: Any = self.task.backend
+        if snapshot is None or replica:
+            return backend, {}
+        work = self.task.work
+        collector = collect.Collector(snapshot, work.models, backend.object_state())
+        changes = collector.changes()
+        if ordinal:
+            return backend, {"sums": changes.sums}
+        if snapshot.elsewhere:
+            changes.leave_all(snapshot, "on another host")
+        else:
+            backend = collect.Results(backend, collector)
+            collector.add_names(changes, work.assigned())
+        collector.write(changes, self.task.files.path)
+        return backend, {"sums": changes.sums, "done": list(changes.names)}
 
     def _leave_changed(self) -> None:
         """A hoisted model whose structure the function changed stays here: without hoisting it would not come home
@@ -174,7 +259,10 @@ class _Worker:
         self._write(events.Display, offset=self._log_size(), **fields)
 
     def _log_size(self) -> int:
-        return os.fstat(1).st_size
+        try:
+            return self.task.files.log_path(self.rank).stat().st_size
+        except OSError:
+            return 0
 
     def _end(self, status: str, **fields: Any) -> None:
         process.flush_everything()
@@ -185,7 +273,9 @@ class _Worker:
             "recompiles": self.recompiles,
             "log_end": self._log_size(),
         }
-        self._write(events.End, status=status, seconds=seconds, **totals, **fields)
+        self.writer.write_last(
+            events.End(t=time.time(), rank=self.rank, status=status, seconds=seconds, **totals, **fields)  # type: ignore[arg-type]
+        )
         self.writer.close()
 
     def _end_failed(self, error: BaseException) -> None:
@@ -194,7 +284,8 @@ class _Worker:
         error_type, error_text = frames.describe(error)
         stack = frames.from_exception(error, self.task.cell_names)
         self._end("failed", error_type=error_type, error_text=error_text, frames=stack)
-        os.write(2, "".join(traceback.format_exception(error)).encode("utf-8", "replace"))
+        with contextlib.suppress(OSError):
+            os.write(2, frames.traceback_text(error).encode("utf-8", "replace"))
 
 
 def _write_whole(files: RunFiles, ordinal: int, content: bytes) -> None:

@@ -87,9 +87,9 @@ def _recorded(run: Any, request: str | None) -> RunMessage:
 
 def _runs(_wire: Wire, _wish: RunsWish, request: str | None) -> Sequence[Any]:
     from tpu_magics.panel.run_lines import run_line
-    from tpu_magics.runs.reader import list_runs
+    from tpu_magics.runs.reader import newest_runs
 
-    return [RunsMessage(tuple(map(run_line, list_runs()[:MOST_RUNS])), request)]
+    return [RunsMessage(tuple(map(run_line, newest_runs(MOST_RUNS)[0])), request)]
 
 
 def _compare(_wire: Wire, wish: CompareWish, request: str | None) -> Sequence[Any]:

@@ -9,36 +9,48 @@ from collections.abc import Sequence
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.magics.show import show_table
-from tpu_magics.panel.runs import compare_table, plain_summary, runs_table, summary_table
+from tpu_magics.panel.runs import compare_table, more_runs, plain_summary, runs_table, summary_table
 from tpu_magics.panel.table import Table
-from tpu_magics.runs.reader import Run, find_run, list_runs
+from tpu_magics.runs.files import refused_record
+from tpu_magics.runs.reader import Run, find_run, newest_runs
 
 
-def runs(names: Sequence[str], plain: bool = False) -> None:
-    """All runs, one, or several side by side."""
-    found = [find_run(name) for name in names]
+def runs(names: Sequence[str], plain: bool = False, newest: int | None = None) -> None:
+    """The newest runs (None: all), one, or several side by side."""
+    found = [named_run(name) for name in names]
     if plain:
-        print("\n\n".join(plain_summary(run) for run in found or list_runs()), flush=True)
+        shown, there = (found, len(found)) if found else newest_runs(newest)
+        texts = (*map(plain_summary, shown), *more_runs(len(shown), there))
+        print("\n\n".join(texts), flush=True)
         return
-    show_table(_table(found))
+    show_table(_table(found, newest))
 
 
-def _table(found: Sequence[Run]) -> Table:
+def _table(found: Sequence[Run], newest: int | None) -> Table:
     if not found:
-        return runs_table(list_runs())
+        return runs_table(*newest_runs(newest))
     return summary_table(found[0]) if len(found) == 1 else compare_table(found)
+
+
+def named_run(name: str) -> Run:
+    """The run that is meant. It is said where another notebook made it, and the name or "last" does not tell that."""
+    run = find_run(name)
+    if name in ("last", run.name) and (foreign := run.foreign):
+        which = "no run" if name == "last" else f"no run named {name!r}"
+        print(f"tpu_magics: This notebook has made {which} here. This is {run.id}, {foreign}.", flush=True)
+    return run
 
 
 def logs(name: str, rank: int) -> None:
     """Print what a rank printed."""
-    run = find_run(name)
+    run = named_run(name)
     if rank not in run.ranks:
         raise TpuMagicsError(
             f"The run {run.name!r} has no rank {rank}.",
             f"Its ranks are {', '.join(map(str, run.ranks)) or 'none'}.",
             "Choose one of them with -r.",
         )
-    print(run.log(rank) or f"(rank {rank} printed nothing)", flush=True)
+    print(run.log(rank) or refused_record(run.log_path(rank)) or f"(rank {rank} printed nothing)", flush=True)
 
 
 def stop(name: str | None) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tpu_magics.check.cells import Cell
     from tpu_magics.panel.widget import LivePanel
 
+LONGEST_CHECKED = 500_000  # characters of a cell that the rules are checked in: a longer one holds data
 LINES_KEPT = 200  # lines of a background run's output that its one display shows
 MOST_LINE_ENDS = 100  # at the end of a cell
 CELL_IDS: dict[str, str] = {}  # of the cells that have run: "In [n]" -> the front end's id
@@ -150,7 +151,12 @@ class ShellNotebook:
         texts = list(map(str, self._history()))
         if Unrecorded.now:
             texts += Unrecorded.texts
-        return newest({number: text for number, text in enumerate(texts) if number and text.strip()}, self.cell_ids())
+        numbered = {number: text for number, text in enumerate(texts) if number and text.strip()}
+        long = [number for number, text in numbered.items() if len(text) > LONGEST_CHECKED]
+        if long and self.cell_number() == long[-1]:
+            size = len(numbered[long[-1]]) / 1e6
+            self.say(f"The rules were not checked in In [{long[-1]}]: it is {size:.1f} MB long.")
+        return newest({number: text for number, text in numbered.items() if number not in long}, self.cell_ids())
 
     def source(self, magic_line: str, body: str) -> Source:
         """The body of a cell magic as Python, known to linecache under the cell's own file name."""

@@ -6,8 +6,10 @@ doctor_options.py. What does not: reading them (parser.py), and what is done wit
 
 from __future__ import annotations
 
+import argparse
+
 from tpu_magics.magics.doctor_options import doctor_parser
-from tpu_magics.magics.parser import MagicParser, add_precision, count, counts, seconds
+from tpu_magics.magics.parser import MagicParser, add_precision, count, counts, seconds, some
 from tpu_magics.magics.preflight_options import preflight_parser
 
 __all__ = [
@@ -146,7 +148,8 @@ def train_parser(prog: str) -> MagicParser:
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="do not start where the code breaks a rule of XLA or of launching (%%tpu_check shows them)",
+        help="do not start where the code breaks a rule of XLA or of launching (%%tpu_check shows them), and fail "
+        "where no step ran on the XLA device",
     )
     parser.add_argument(
         "--jit",
@@ -158,7 +161,7 @@ def train_parser(prog: str) -> MagicParser:
     parser.add_argument(
         "--keep-partial",
         action="store_true",
-        help="TensorFlow: keep what was learned until a failure or an interrupt, instead of the weights before",
+        help="keep what was learned until a failure, an interrupt or the time limit, instead of the weights before",
     )
     parser.add_argument("--run-name", metavar="NAME", help="name of the run (default: the function's)")
     parser.add_argument(
@@ -203,10 +206,18 @@ def check_parser(prog: str) -> MagicParser:
 
 def runs_parser() -> MagicParser:
     """%tpu_runs"""
-    parser = MagicParser("%tpu_runs", "List the runs of this folder, or show some side by side.")
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="names or ids; `last` is the newest")
+    parser = MagicParser("%tpu_runs", "List the newest runs of this folder, or show some side by side.")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="names or ids; `last` is this notebook's newest")
+    add_listed(parser)
     parser.add_argument("--plain", action="store_true", help="without times, ids and sizes")
     return parser
+
+
+def add_listed(parser: argparse.ArgumentParser) -> None:
+    """How many runs are listed."""
+    listed = parser.add_mutually_exclusive_group()
+    listed.add_argument("-n", "--newest", type=some, default=20, metavar="N", help="list the newest N (default: 20)")
+    listed.add_argument("--all", action="store_const", const=None, dest="newest", help="list all")
 
 
 def panel_parser() -> MagicParser:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tpu_magics.launch import onlook, session
+from tpu_magics.magics.look import named_run
 from tpu_magics.panel.bundle import to_bundle
 from tpu_magics.panel.reading import Reading
 from tpu_magics.runs.files import RunFiles
-from tpu_magics.runs.reader import find_run
 
 
 def show_run(run: str = "last") -> None:
@@ -25,7 +25,7 @@ def show_run(run: str = "last") -> None:
     Raises:
         TpuMagicsError: there is no such run.
     """
-    found = find_run(run)
+    found = named_run(run)
     if not _attached(found):
         _show(found)
 

@@ -71,6 +71,13 @@ def count(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
+def some(text: str) -> int:
+    found = count(text)
+    if found < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return found
+
+
 def counts(text: str) -> tuple[int, ...]:
     return tuple(count(part) for part in text.split(",") if part.strip())
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
+from tpu_magics.backends.tensorflow import compile_calls
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.magics import lab, options
 
@@ -42,6 +43,7 @@ def unload(shell: Any) -> None:
 
     lab.unload(shell)
     allow_torch_xla()
+    compile_calls.listen_no_more()
     for event in EVENTS:
         for callback in [one for one in shell.events.callbacks[event] if _is_ours(one)]:
             shell.events.unregister(event, callback)
@@ -80,6 +82,8 @@ class Listener:
         """Weights of a background run that has ended are loaded between cells, where nothing reads them."""
         import sys
 
+        if "keras" in sys.modules:
+            compile_calls.listen()
         if info is not None and not info.silent:
             Unrecorded.now = not info.store_history
             if Unrecorded.now:
@@ -205,7 +209,7 @@ class TpuMagics(Magics):
 
         parser = options.runs_parser()
         found = parser.read(split_words(line))
-        print(parser.format_help()) if found.help else look.runs(found.runs, found.plain)
+        print(parser.format_help()) if found.help else look.runs(found.runs, found.plain, found.newest)
 
     @line_magic
     def tpu_panel(self, line: str) -> None:

@@ -13,7 +13,7 @@ from statistics import median
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs.events import Compile, Event, Input, Steps, only
-from tpu_magics.runs.reader import Run, Tail, find_run, list_runs
+from tpu_magics.runs.reader import Run, Tail, find_run, own_runs_first
 
 NEWEST = 20  # runs that are read
 FEWEST_STEPS = 5  # steady steps without which the time of a step is not told
@@ -45,6 +45,12 @@ class _Record:
     shapes: frozenset[tuple[int, ...]]
     step: float | None
     steady: int
+    foreign: str
+
+    @property
+    def source(self) -> tuple[str, str, str]:
+        """Records of one source are taken together."""
+        return self.name, self.device, self.foreign
 
 
 def seconds(name: str | None = None, one: float | None = None, rate: float | None = None) -> Seconds:
@@ -69,25 +75,33 @@ def not_asked() -> Seconds:
 
 
 def _measured(name: str | None) -> Seconds:
-    runs = _named(name)
-    records = [record for record in map(_read, runs[:NEWEST]) if record is not None]
-    records = [each for each in records if each.device == "TPU"] or records
-    records = [each for each in records if each.shapes] or records
+    first, then = _runs_of(name)
+    records = _records(first) or _records(then)
     if not records:
-        why = f"none of the {len(runs)} earlier runs" if runs else "no earlier run"
+        there = len(first) + len(then)
+        why = f"none of the {there} earlier runs" if there else "no earlier run"
         text = f"are not available: {why} measured them here; {MEASURE}, or give"
         return Seconds(None, None, *(f"Seconds of {what} {text} {option}." for what, option in _MISSING))
-    mine = [each for each in records if (each.name, each.device) == (records[0].name, records[0].device)]
+    mine = [each for each in records if each.source == records[0].source]
     one, compile_text = _one_compile(mine)
     token, token_text = _one_token(mine)
     return Seconds(one, token, compile_text, token_text, records[0].device)
 
 
-def _named(name: str | None) -> list[Run]:
+def _runs_of(name: str | None) -> tuple[list[Run], list[Run]]:
+    """This notebook's and the others', those of the run's maker first that was named."""
     if name is None:
-        return list_runs()
+        return own_runs_first()
     wanted = find_run(name)
-    return [wanted, *(run for run in list_runs() if run.name == wanted.name and run != wanted)]
+    own, others = own_runs_first(wanted.name)
+    return (others, own) if wanted.foreign else (own, others)
+
+
+def _records(runs: Sequence[Run]) -> list[_Record]:
+    """Of the newest of these; those of a TPU before others, and those that tell shapes before others."""
+    records = [record for record in map(_read, runs[:NEWEST]) if record is not None]
+    records = [each for each in records if each.device == "TPU"] or records
+    return [each for each in records if each.shapes] or records
 
 
 def _one_compile(records: Sequence[_Record]) -> tuple[float, str]:
@@ -129,7 +143,8 @@ def _why_no_token(record: _Record) -> str:
 def _runs(records: Sequence[_Record]) -> str:
     device = {"CPU": "XLA:CPU", "": "a device that is not known"}.get(records[0].device, records[0].device)
     many = f"run {records[0].name!r}" if len(records) == 1 else f"{len(records)} runs named {records[0].name!r}"
-    return f"{many} on {device}"
+    foreign = f" ({records[0].foreign})" if records[0].foreign else ""
+    return f"{many}{foreign} on {device}"
 
 
 def _short(value: float) -> str:
@@ -154,6 +169,7 @@ def _read(run: Run) -> _Record | None:
         frozenset(shape for each in compiled for shape in _tokens(each.inputs)),
         step,
         steady,
+        run.foreign,
     )
 
 
@@ -172,6 +188,7 @@ def _busiest(compiled: Sequence[Compile]) -> list[float]:
 def _tokens(inputs: Sequence[Input]) -> Iterator[tuple[int, ...]]:
     """The shape of the token ids among what a step received: input_ids, else the first table of whole numbers."""
     tables = [each for each in inputs if len(each.shape) == 2 and each.dtype.startswith("int")]
+    tables = [each for each in tables if all(isinstance(size, int) and size > 0 for size in each.shape)]
     named = [each for each in tables if "input_ids" in each.name]
     yield from (each.shape for each in (named or tables)[:1])
 

@@ -179,6 +179,7 @@ class RunModel:
             compiles=compiles,
             compiles_missing="" if compiles is not None else why_no_compiles(lead, ended),
             recompiles=lead.all_recompiles,
+            expected=lead.expected,
             at_least=lead.unseen,
             pieces=lead.pieces,
             compiling=lead.compiling,
@@ -236,6 +237,9 @@ class RunModel:
         failed = sorted(rank for rank, each in self._ranks.items() if each.end and each.end.status == "failed")
         if state in LIVE_STATES and failed:
             return f"rank {failed[0]} has failed; the run is being ended"
+        kept = self._info.get("kept")
+        if isinstance(kept, str) and state not in LIVE_STATES:
+            return f"kept in the notebook: {kept}"
         return DETAILS[state](lead, plan) if state in DETAILS else ""
 
     def _elapsed(self, live: bool) -> float | None:

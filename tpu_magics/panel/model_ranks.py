@@ -63,7 +63,7 @@ class RankRecords:
         self.only_compiled = False  # whether all steps of the newest record compiled
         self.compiled_since = False  # whether a compile came after the newest record of steps
         # compiles
-        self.compiles = self.recompiles = self.pieces = 0
+        self.compiles = self.recompiles = self.expected = self.pieces = 0
         self.compile_seconds: float | None = None
         self.log: deque[CompileEntry] = deque(maxlen=LEAD_LOG if lead else OTHER_LOG)
         self.causes: dict[tuple[str, str, int], CauseCount] = {}
@@ -236,12 +236,13 @@ def _take_compile(self: RankRecords, event: Compile) -> None:
     self.log.append(CompileEntry(f"{self.rank}-{self.compiles}", self.rank, event))
     self.compiles += 1
     self.recompiles += event.recompile
+    self.expected += event.expected
     self.pieces += max(0, event.pieces) if event.host_collective else 0
     self.compiled_since = True
     seconds = event.seconds if event.seconds is not None and _good(event.seconds) else None
     if seconds is not None:
         self.compile_seconds = (self.compile_seconds or 0.0) + seconds
-    if event.recompile:
+    if event.recompile and not event.expected:
         key = (event.cause, event.site.path, event.site.line)
         before = self.causes.get(key, CauseCount(0, 0.0, event))
         _keep(self.causes, key, CauseCount(before.count + 1, before.seconds + (seconds or 0.0), event))

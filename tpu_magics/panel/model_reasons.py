@@ -13,7 +13,8 @@ from tpu_magics.panel.model_ranks import RankRecords
 from tpu_magics.panel.model_view import COMPILING, HOME, STARTING, Failure
 from tpu_magics.runs.events import Divergence, End
 
-OUTCOMES = {"done": "done", "failed": "failed", "limit": "stopped"}  # of a rank, as states of a run
+# Of a rank, as states of a run.
+OUTCOMES = {"done": "done", "failed": "failed", "limit": "stopped", "stopped": "stopped"}
 
 Reason = Callable[[RankRecords, Mapping[str, Any]], str]
 

@@ -131,7 +131,8 @@ class RunView:
     "XLA:CPU", "TPU", or "" where nothing tells. `steps_per_second`: over the last seconds while it is live, over the
     whole training afterwards, compiles included; `rates`: the same over time. `step_seconds`: of the steps that
     compiled nothing; `compiled_steps`: how many did. `warming_up`: in words, or "". `compiles`: None where
-    `compiles_missing` tells the reason; `at_least`: recompiles may have gone unseen. `pieces`: in how many pieces
+    `compiles_missing` tells the reason; `expected`: how many of the recompiles need no action, `causes`: of the others;
+    `at_least`: recompiles may have gone unseen. `pieces`: in how many pieces
     collectives on the host cut the graphs that they cut, together. `compiling`, `executing`, `waiting`: seconds;
     `compiling_share`: of the time since the function was entered, 0 to 1. `compile_log`: newest first, the newest
     thousand. `memory_total`: bytes of the machine; `memory_curve`: proportional (else resident) bytes of rank `lead`
@@ -161,6 +162,7 @@ class RunView:
     compiles: int | None
     compiles_missing: str
     recompiles: int | None
+    expected: int
     at_least: bool
     pieces: int
     compiling: float | None

@@ -12,11 +12,12 @@ from pathlib import Path
 from tpu_magics.panel.messages import RunLine
 from tpu_magics.panel.model_info import told_seconds
 from tpu_magics.runs.events import Compile, End, Event, Steps, from_line, only
-from tpu_magics.runs.files import LIVE
+from tpu_magics.runs.files import LIVE, open_record
 from tpu_magics.runs.reader import Run
 from tpu_magics.runs.summary import run_created, run_name, run_status, run_workers
 
-END = 64_000  # bytes at the end of rank 0's records that are read
+LAST = 2_000  # bytes at the end of rank 0's records that are read: a run that has ended tells its counts there
+END = 64_000  # those of one that has not
 MOST_KEPT = 1_000
 
 _kept: dict[Path, tuple[tuple[int, int], RunLine]] = {}  # of ended runs, and when their run.json was written, how long
@@ -73,12 +74,18 @@ def _counts(path: Path) -> tuple[int | None, int | None, int | None]:
 
 def _last_events(path: Path) -> tuple[list[Event], bool]:
     """The newest events, and whether these are all."""
+    events, whole = _end_of(path, LAST)
+    return (events, whole) if whole or only(events, End) else _end_of(path, END)
+
+
+def _end_of(path: Path, size: int) -> tuple[list[Event], bool]:
+    """The events of the last bytes of a file, and whether these are all."""
     try:
-        with path.open("rb") as file:
+        with open_record(path) as file:
             length = file.seek(0, 2)
-            file.seek(max(0, length - END))
+            file.seek(max(0, length - size))
             lines = file.read().split(b"\n")
     except OSError:
         return [], False
     found = (from_line(line) for line in lines[:-1])
-    return [event for event in found if event is not None], length <= END
+    return [event for event in found if event is not None], length <= size

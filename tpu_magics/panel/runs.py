@@ -23,12 +23,18 @@ Value = float | int | str
 Fact = Callable[[RunSummary], str]
 
 
-def runs_table(runs: Sequence[Run]) -> Table:
-    """One row for each run, in the order given."""
+def runs_table(runs: Sequence[Run], there: int | None = None) -> Table:
+    """One row for each run, in the order given. `there`: how many runs there are, of which these are the newest."""
     summaries = [run.summary() for run in runs]
     columns = ("when", "name", "status", "steps", "seconds", "ranks", "last value")
     rows = tuple(Row(_run_cells(summary)) for summary in summaries)
-    return Table("Runs", columns, rows, tuple(_runs_notes(summaries)))
+    return Table("Runs", columns, rows, (*more_runs(len(runs), there), *_runs_notes(summaries)))
+
+
+def more_runs(shown: int, there: int | None) -> Iterator[str]:
+    """How many there are, where not all are shown."""
+    if there is not None and there > shown:
+        yield f"The newest {shown:,} of {there:,} runs. --all shows all, -n N the newest N."
 
 
 def compare_table(runs: Sequence[Run]) -> Table:

@@ -57,7 +57,8 @@ def compiles_summary(view: RunView) -> str:
     if view.recompiles is None:
         parts.append(f"recompiles {not_available('no compile was recorded')}")
     else:
-        parts.append(f"{'at least ' if view.at_least else ''}{count(view.recompiles, 'recompile')}")
+        expected = f" ({view.expected:,} expected)" if view.expected else ""
+        parts.append(f"{'at least ' if view.at_least else ''}{count(view.recompiles, 'recompile')}{expected}")
     by_cause: dict[str, int] = {}
     for each in view.causes:
         name = each.newest.cause or "unknown"
@@ -95,7 +96,7 @@ def compiles_html(view: RunView) -> str:
 def compile_row(entry: CompileEntry, lead: int) -> str:
     """One compile, which unfolds."""
     graph = entry.compile
-    left = AMBER if graph.recompile else GREY
+    left = AMBER if graph.recompile and not graph.expected else GREY
     return (
         f'<details style="margin:0;border-left:3px solid {left};padding-left:.6em"><summary style="white-space:nowrap;'
         f'overflow:hidden;text-overflow:ellipsis;cursor:pointer;padding:.1em 0">{_summary(entry, lead)}</summary>'
@@ -105,7 +106,7 @@ def compile_row(entry: CompileEntry, lead: int) -> str:
 
 def _summary(entry: CompileEntry, lead: int) -> str:
     graph = entry.compile
-    cause = chip(cause_name(graph), AMBER) if graph.recompile else say(cause_name(graph))
+    cause = chip(cause_name(graph), AMBER) if graph.recompile and not graph.expected else say(cause_name(graph))
     rank = f" · rank {entry.rank}" if entry.rank != lead else ""
     parts = (say(place(graph.site) + rank), say(compile_seconds(graph)), cause, say(short_difference(graph)))
     return f"<b>{say(label(graph))}</b> {' · '.join(part for part in parts if part)}"
@@ -118,7 +119,8 @@ def compile_seconds(graph: Compile) -> str:
 def short_difference(graph: Compile) -> str:
     """What differs, in a few words; of a first compile what there is to say."""
     more = len(graph.difference) - 1
-    first = short(graph.difference[0], 100) if graph.difference else short(graph.text, 100)
+    told = graph.part or graph.text
+    first = short(graph.difference[0], 100) if graph.difference and not graph.expected else short(told, 100)
     return f"{first} (and {more} more)" if more > 0 else first
 
 
@@ -127,6 +129,8 @@ def _body(entry: CompileEntry) -> Iterator[str]:
     function = f", in {short(graph.site.function, 80)}" if graph.site.function else ""
     shown = f"<br>{code(short(graph.site.code, 300))}" if graph.site.code else ""
     yield paragraph("Line:", f"{say(full_place(graph.site) + function)}{shown}")
+    if graph.part:
+        yield paragraph("Part:", say(short(graph.part, 300)))
     if graph.text:
         yield paragraph("Cause:" if graph.recompile else "Note:", say(short(graph.text, 400)))
     elif graph.recompile:

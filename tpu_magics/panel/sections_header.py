@@ -153,7 +153,9 @@ def _compiles(view: RunView) -> Figure:
 def _recompiles(view: RunView) -> Figure:
     if view.recompiles is None:
         return Figure("Recompiles", NOTHING, NOT_AVAILABLE)
-    return Figure("Recompiles", f"{view.recompiles:,}", "or more" if view.at_least else "", amber=view.recompiles > 0)
+    beside = f"{view.expected:,} expected" if view.expected else ""
+    beside = ", ".join(filter(None, ["or more" if view.at_least else "", beside]))
+    return Figure("Recompiles", f"{view.recompiles:,}", beside, amber=view.recompiles > view.expected)
 
 
 def _share(view: RunView) -> Figure:
@@ -204,7 +206,8 @@ def facts(view: RunView) -> Iterator[Fact]:
 
 
 def _why_again(view: RunView) -> Fact:
-    newest = next((entry.compile for entry in view.compile_log if entry.compile.recompile), None)
+    again = [entry.compile for entry in view.compile_log if entry.compile.recompile]
+    newest = next((one for one in again if not one.expected), next(iter(again), None))
     if newest is not None:
         return _explained(newest)
     if view.recompiles is None or (view.recompiles == 0 and view.compiles is None):
@@ -219,7 +222,8 @@ def _explained(newest: Compile) -> Fact:
     where = f"{label(newest)} at {place(newest.site)}"
     lines = [f"{where}: {text}", f"What to change: {short(newest.fix, 400)}" if newest.fix else ""]
     known = tuple(line for line in lines if line)
-    return Fact("Compiled again", known, "warning", cause_name(newest), short(newest.site.code, 200))
+    state = "" if newest.expected else "warning"
+    return Fact("Compiled again", known, state, cause_name(newest), short(newest.site.code, 200))
 
 
 def cause_name(graph: Compile) -> str:

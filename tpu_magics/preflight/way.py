@@ -24,9 +24,13 @@ from tpu_magics.preflight.report import TargetResult
 from tpu_magics.preflight.store import Store
 from tpu_magics.preflight.targets import Target
 from tpu_magics.preflight.tracing import trace
+from tpu_magics.runs.events import EXPECTED_CAUSES
 
 if TYPE_CHECKING:
     from tpu_magics.preflight.report import Preflight
+
+# Causes that a loop that is too short has as well.
+_SAYING_NOTHING = frozenset({"new-line", "unknown", "new-code", *EXPECTED_CAUSES})
 
 __all__ = ["Call", "Telling", "Way", "trace_request"]
 
@@ -115,6 +119,8 @@ def trace_request(request: Request, options: Options, asked: Asked) -> Traced:
     found = trace(request, options, asked)
     precision = options.precision or session.current.precision
     if found.changes and len(found.graphs) >= found.syncs:
+        if found.ended:
+            raise _too_short(request.name, found)
         raise TpuMagicsError(
             f"The graph of {request.name} changes at every step: {found.syncs} steps gave {found.syncs} graphs.",
             "A program that is compiled for one of them says nothing of the next, and on a TPU each step would wait "
@@ -123,6 +129,19 @@ def trace_request(request: Request, options: Options, asked: Asked) -> Traced:
             [f"{cause}: {text}" for cause, text in dict.fromkeys(found.changes)],
         )
     return replace(found, precision=precision)
+
+
+def _too_short(name: str, found: Traced) -> TpuMagicsError:
+    """The function ended before two successive steps had one graph: nothing need be wrong with it."""
+    known = [f"{cause}: {text}" for cause, text in dict.fromkeys(found.changes) if cause not in _SAYING_NOTHING]
+    return TpuMagicsError(
+        f"{name} made only {found.syncs} steps, no two successive ones of which had the same graph.",
+        "The first steps of a training differ from the later ones (the optimizer makes its state in the first), so a "
+        "loop this short does not show the graph that later steps run.",
+        f"Let it make at least {found.syncs + 3} steps (more data, or a longer loop), and run the preflight again"
+        + (". If the graphs still change, look at what is named below." if known else "."),
+        known,
+    )
 
 
 def _lower_tensorflow(call: Call, options: Options) -> Traced:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 VERSION = 1
+LONGEST_TEXT = 64 * 1024  # characters of a text from outside that are kept
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ class Compile(Event):
     `pieces` that were compiled one by one; together they are one logical graph (`graph`: of all their hashes).
     `by_rank`: torch_xla itself made it another one for each rank (an all_gather pads by the rank).
     `trigger`: what ran the graph ("sync", "loader", "read", "finish", "library"); `step`: steps done before it.
+    `part`: where a library stands between the line and the graph, what it did there, and its own line.
     """
 
     kind: ClassVar[str] = "compile"
@@ -156,6 +158,12 @@ class Compile(Event):
     step: int = 0
     pieces: int = 1
     by_rank: bool = False
+    part: str = ""
+
+    @property
+    def expected(self) -> bool:
+        """Whether it is a recompile that every correct program has."""
+        return self.recompile and self.cause in EXPECTED_CAUSES
 
 
 CAUSES = (
@@ -169,9 +177,12 @@ CAUSES = (
     "optimizer-state",
     "early-read",
     "live-tensors",
+    "new-part",
     "new-code",
     "unknown",
 )
+# Of them, those that every correct program has: one graph for each part of a training, one after the first step.
+EXPECTED_CAUSES = ("new-part", "optimizer-state")
 
 
 @dataclass(frozen=True)
@@ -379,7 +390,8 @@ class Frame:
 
 @dataclass(frozen=True)
 class End(Event):
-    """A worker's last record. `status`: "done", "failed" or "limit" (`--steps` reached). For "failed": the exception's
+    """A worker's last record. `status`: "done", "failed", "limit" (`--steps` reached) or "stopped" (the run was ended,
+    and what was learned is kept). For "failed": the exception's
     qualified type, its text, the stack (outermost first). Totals of this rank: `steps`, `compiles` (uncached compiles
     as the runtime counts them, in a rehearsal those of logical graphs; None: not available) and `recompiles` (None:
     not observed to the end). `log_end`: bytes of the rank's log that are the user's output; a traceback may follow
@@ -396,6 +408,8 @@ class End(Event):
     frames: tuple[Frame, ...] = field(default_factory=tuple)
     log_end: int | None = None
 
+
+STOPPED = "stopped"  # status of the last record of a rank that ended because it was asked to (--keep-partial)
 
 KINDS: dict[str, type[Event]] = {
     cls.kind: cls
@@ -421,6 +435,7 @@ _ACCEPTED: dict[str, tuple[type, ...]] = {
     "dict[str, str]": (dict,),
 }
 _LARGEST_INT = 2**63
+_DIGITS = 19  # of _LARGEST_INT
 
 
 def to_line(event: Event) -> bytes:
@@ -428,7 +443,25 @@ def to_line(event: Event) -> bytes:
     fields = dataclasses.asdict(event)
     if event.terse:
         fields = {name: value for name, value in fields.items() if value != _DEFAULTS[event.kind].get(name, _NONE)}
-    return to_json({"v": VERSION, "kind": event.kind, **fields}) + b"\n"
+    record = {"v": VERSION, "kind": event.kind, **fields}
+    line = to_json(record)
+    return (line if len(line) <= LONGEST_TEXT else to_json(_shortened(record))) + b"\n"
+
+
+def cut_text(text: str, longest: int = LONGEST_TEXT) -> str:
+    """A text from outside as it is recorded: a longer one is cut, and tells its length."""
+    if len(text) <= longest:
+        return text
+    told = f"... ({len(text):,} characters in all)"
+    return text[: longest - len(told)] + told
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, str):
+        return cut_text(value)
+    if isinstance(value, dict):
+        return {key: _shortened(item) for key, item in value.items()}
+    return [_shortened(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def to_json(record: Any, indent: int | None = None) -> bytes:
@@ -441,6 +474,24 @@ def to_json(record: Any, indent: int | None = None) -> bytes:
     except ValueError:
         text = dumps(_finite(record), default=str)
     return text.encode("utf-8", "replace")
+
+
+def from_json(text: bytes | str) -> Any:
+    """What JSON text holds. An integer that is too large to reckon with becomes a text of its first digits: CPython
+    refuses to parse or print one of more than 4,300. Raises ValueError where it is no JSON."""
+    return json.loads(text, parse_int=_bounded)
+
+
+class LargeNumber(str):
+    """The first digits of an integer that is too large to reckon with, as they are shown."""
+
+
+def _bounded(digits: str) -> int | LargeNumber:
+    if len(digits) < _DIGITS:
+        return int(digits)
+    if len(digits) <= _DIGITS + 1:
+        return int(digits) if abs(int(digits)) <= _LARGEST_INT else LargeNumber(digits)
+    return LargeNumber(f"{digits[:_DIGITS]}… ({len(digits.lstrip('-')):,} digits)")
 
 
 def number_text(value: float) -> float | str:
@@ -456,7 +507,7 @@ def only(events: Iterable[Event], cls: type[E]) -> list[E]:
 def from_line(line: bytes) -> Event | None:
     """An event from one line of a record file, or None where the line is torn, garbage or of another version."""
     try:
-        return from_record(json.loads(line))
+        return from_record(from_json(line))
     except (ValueError, RecursionError):
         return None
 
@@ -506,7 +557,9 @@ def _checked(cls: type[Any], record: Any) -> dict[str, Any]:
     accepted = _TYPES[cls.__name__]
     fields = {key: value for key, value in record.items() if key in accepted}
     for key, value in fields.items():
-        if accepted[key] and not isinstance(value, accepted[key]):
+        if isinstance(value, LargeNumber) and str not in accepted[key] and type(None) in accepted[key]:
+            fields[key] = None
+        elif accepted[key] and not isinstance(value, accepted[key]):
             raise TypeError(f"{key} is {value!r}")
         if isinstance(value, int) and abs(value) > _LARGEST_INT:
             raise ValueError(f"{key} is too large to reckon with")

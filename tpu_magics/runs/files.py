@@ -1,19 +1,21 @@
 """Where runs are kept and what the files of a run are called.
 
-What lives here: the names, as the writers and the readers of a run share them. What does not: making a folder or
-writing into it (see folder.py), and events (see writer.py and reader.py).
+What lives here: the names, as the writers and the readers of a run share them, and how a record is opened. What does
+not: making a folder or writing into it (see folder.py), and events (see writer.py and reader.py).
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import json
 import os
+import stat
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.runs.events import from_json
 
 ENVIRONMENT = "TPU_MAGICS_RUNS"
 LIVE = frozenset({"starting", "running", "collecting"})
@@ -59,9 +61,19 @@ class RunFiles:
         run has ended."""
         return _temporary(self.path, "scratch-")
 
+    @property
+    def spare_scratch_path(self) -> Path:
+        """The same where that one cannot be made: another account has taken its place."""
+        return self.path / "scratch"
+
     def value_path(self, rank: int) -> Path:
         """The pickled return value of a rank, while it travels home."""
         return self.path / f"result-value-{rank}.pkl"
+
+    @property
+    def partial_path(self) -> Path:
+        """Says of which step the results of a run are that did not end well (--keep-partial)."""
+        return self.path / "result-partial.json"
 
     @property
     def weights_path(self) -> Path:
@@ -107,13 +119,60 @@ def fallback_root(root: Path | str) -> Path:
 def _temporary(path: Path, prefix: str = "") -> Path:
     """A folder of this account's in the temporary one that belongs to `path`."""
     digest = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:12]
-    return Path(tempfile.gettempdir()) / f"tpu_runs-{os.getuid()}" / f"{prefix}{digest}"
+    return private_root() / f"{prefix}{digest}"
+
+
+def private_root() -> Path:
+    """The folder of this account's in the temporary one. It is made, and looked at, in private.py."""
+    return Path(tempfile.gettempdir()) / f"tpu_runs-{os.getuid()}"
+
+
+def open_record(path: Path) -> BinaryIO:
+    """A file of a run, opened for reading. Raises OSError where it cannot be read, or is no regular file: what stands
+    in a run folder may not block its reader (a FIFO), act when it is opened (a device) or lead elsewhere (a symlink).
+    """
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise OSError(errno.EINVAL, _NO_FILE, str(path))
+    opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(opened).st_mode):  # it was exchanged in between
+        os.close(opened)
+        raise OSError(errno.EINVAL, _NO_FILE, str(path))
+    return os.fdopen(opened, "rb")
+
+
+_NO_FILE = "not a regular file"
+
+
+def read_record(path: Path) -> bytes:
+    """All of a file of a run. Raises OSError as `open_record` does."""
+    with open_record(path) as file:
+        return file.read()
+
+
+def refused_record(path: Path) -> str:
+    """Why `path` is not read although it is there, as a sentence; "" where it is a file, or not there."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return ""
+    if stat.S_ISREG(mode):
+        return ""
+    kind = next((name for test, name in _KINDS if test(mode)), "a device")
+    return f"{path.name} was not read: it is {kind}, not a file."
+
+
+_KINDS = (
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISDIR, "a folder"),
+)
 
 
 def read_info(path: Path) -> dict[str, Any]:
     """What a `run.json` holds; an empty dict where there is none or it is not one."""
     try:
-        info = json.loads(path.read_bytes())
+        info = from_json(read_record(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return info if isinstance(info, dict) else {}

@@ -4,10 +4,11 @@ What lives here: making the folder, and `run.json` (the plan, the host, the stat
 names of its files (see files.py), events (see writer.py) and everything that is read (see reader.py).
 
 Fields of `run.json`: `v` schema version, `id` name of the folder, `name`, `created` unix seconds, `status`, `pid` and
-`pid_started` of the kernel, `plan`, `host`, `versions`, `workers` (one object per rank: `rank`, `pid`, `exit`,
-`signal`, `peak_rss`, `peak_pss`), `ended` unix seconds, `seconds`, `failure` (`what`, `why`, `todo`, `details`, or
-null), `models` (names that came home), `warnings` (texts). Of a run on several hosts also `hosts` (`index`, `name`,
-`address`, `ranks`), `host` in each worker (its index), and `sent` (bytes that went into the object store).
+`pid_started` of the kernel, `kernel` its id and `notebook` its path ("" where they are not known), `plan`, `host`,
+`versions`, `workers` (one object per rank: `rank`, `pid`, `exit`, `signal`, `peak_rss`, `peak_pss`), `ended` unix
+seconds, `seconds`, `failure` (`what`, `why`, `todo`, `details`, or null), `models` (names that came home), `warnings`
+(texts). Of a run on several hosts also `hosts` (`index`, `name`, `address`, `ranks`), `host` in each worker (its
+index), and `sent` (bytes that went into the object store).
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ import contextlib
 import errno
 import os
 import shutil
-import stat
-import tempfile
 import threading
 import time
 import unicodedata
@@ -25,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.runs.alive import process_started
 from tpu_magics.runs.events import VERSION, to_json
 from tpu_magics.runs.files import ENVIRONMENT, RunFiles, fallback_root, runs_root
+from tpu_magics.runs.owner import owner_fields, this_owner
+from tpu_magics.runs.private import private_or_new
 
 MAX_NAME = 80
 _MAX_NAME_BYTES = 200  # a file name holds 255 bytes; the time before it and a number behind it need the rest
@@ -124,18 +124,9 @@ def _make_temporary(wanted: Path, name: str, created: float) -> Path:
     root = Path(os.sep)
     try:
         root = fallback_root(wanted)
-        root.parent.mkdir(mode=0o700, exist_ok=True)
-        if not _is_private(root.parent):
-            root = Path(tempfile.mkdtemp(prefix="tpu_runs-"))
-        return _make_unique(root, name, created)
+        return _make_unique(private_or_new(root), name, created)
     except OSError as error:
         raise _cannot_write(root, error) from error
-
-
-def _is_private(path: Path) -> bool:
-    """Whether `path` is a real folder that only we can use: another user may have put one of this name into /tmp."""
-    found = path.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
 def _make_unique(root: Path, name: str, created: float) -> Path:
@@ -152,15 +143,13 @@ def _make_unique(root: Path, name: str, created: float) -> Path:
 
 
 def _first_info(path: Path, name: str, created: float, warning: str) -> dict[str, Any]:
-    pid = os.getpid()
     return {
         "v": VERSION,
         "id": path.name,
         "name": name,
         "created": created,
         "status": "starting",
-        "pid": pid,
-        "pid_started": process_started(pid),
+        **owner_fields(this_owner()),
         "plan": {},
         "host": {},
         "versions": {},

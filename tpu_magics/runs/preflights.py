@@ -12,10 +12,12 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tpu_magics.runs.files import runs_root
+from tpu_magics.runs.events import from_json
+from tpu_magics.runs.files import read_record, runs_root
 
 _FILE = "preflights.json"
 _KEPT = 50
+LATEST = 1e11  # unix seconds: later is no time
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,13 @@ def newest(root: Path | None = None) -> list[Record]:
 
 def _read(folder: Path) -> list[Record]:
     try:
-        return [Record(**one) for one in json.loads((folder / _FILE).read_text())]
-    except (OSError, ValueError, TypeError):
+        return [one for each in from_json(read_record(folder / _FILE)) if _is_told(one := Record(**each))]
+    except (OSError, ValueError, TypeError, RecursionError):
         return []
+
+
+def _is_told(one: Record) -> bool:
+    """Whether its fields are what they should be: the file may hold anything."""
+    texts = all(isinstance(text, str) for text in (one.function, one.target, one.status))
+    sizes = all(type(size) in (int, type(None)) for size in (one.needed, one.available))
+    return texts and sizes and type(one.t) in (int, float) and 0 <= one.t < LATEST

@@ -11,23 +11,26 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs.events import Event, from_line
-from tpu_magics.runs.files import RunFiles, fallback_root, read_info, runs_root
-from tpu_magics.runs.summary import (
-    ID_PATTERN,
-    RunSummary,
-    run_created,
-    run_name,
-    run_status,
-    run_workers,
-    summarize,
+from tpu_magics.runs.files import (
+    RunFiles,
+    fallback_root,
+    open_record,
+    read_info,
+    read_record,
+    refused_record,
+    runs_root,
 )
+from tpu_magics.runs.index import Entry, entries, newest_first
+from tpu_magics.runs.owner import foreign_text, owner_of, this_owner
+from tpu_magics.runs.summary import RunSummary, run_created, run_name, run_status, run_workers, summarize
 
+COMPARED = 500  # runs whose names are offered for one that is not there
 _RANK = re.compile(r"rank-(\d+)\.jsonl")
 
 
@@ -45,7 +48,7 @@ class Tail:
 
     def _lines(self) -> list[bytes]:
         try:
-            with self.path.open("rb") as file:
+            with open_record(self.path) as file:
                 file.seek(self._offset)
                 new = file.read()
         except OSError:
@@ -87,6 +90,11 @@ class Run(RunFiles):
         return run_created(self.info, self.id)
 
     @property
+    def foreign(self) -> str:
+        """Whose it is where this notebook did not make it ("of another notebook, eval.ipynb"), else ""."""
+        return foreign_text(owner_of(self.info))
+
+    @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that `run.json` names or that wrote records."""
         return tuple(sorted({*run_workers(self.info), *self._recorded()}))
@@ -102,14 +110,19 @@ class Run(RunFiles):
     def log(self, rank: int) -> str:
         """What a rank printed; "" where it printed nothing."""
         try:
-            return self.log_path(rank).read_bytes().decode("utf-8", "replace")
+            return read_record(self.log_path(rank)).decode("utf-8", "replace")
         except OSError:
             return ""
 
     def summary(self) -> RunSummary:
         """What can be said of the run in a few lines."""
         events = _merge(Tail(path).read() for path in (self.events_path(0), self.supervisor_path))
-        return summarize(self.info, self.id, self.ranks, events)
+        return summarize(self.info, self.id, self.ranks, events, self.refused())
+
+    def refused(self) -> tuple[str, ...]:
+        """Why records were not read although something of their name is there, as sentences."""
+        paths = (self.info_path, *map(self.events_path, self._recorded()), self.supervisor_path)
+        return tuple(filter(None, map(refused_record, paths)))
 
     def _recorded(self) -> list[int]:
         found: list[int] = []
@@ -121,35 +134,57 @@ class Run(RunFiles):
 def list_runs(root: Path | str | None = None) -> list[Run]:
     """The runs under `root` (by default `runs_root()`), newest first; those that had to be kept in the temporary
     folder because `root` could not be written are among them."""
-    wanted = Path(root).absolute() if root is not None else runs_root()
-    runs = [Run(path) for place in _places(wanted) for path in _folders(place)]
-    return sorted(runs, key=lambda run: (run.created or 0.0, run.id), reverse=True)
+    return newest_runs(None, root)[0]
+
+
+def newest_runs(most: int | None, root: Path | str | None = None) -> tuple[list[Run], int]:
+    """The newest runs, at most so many (None: all), and how many there are."""
+    found = _entries(root)
+    return [Run(entry.path) for entry in found[:most]], len(found)
+
+
+def own_runs_first(name: str | None = None, root: Path | str | None = None) -> tuple[list[Run], list[Run]]:
+    """The runs that this notebook made, and the others, those of one name only if it is given; newest first."""
+    mine = this_owner()
+    found: tuple[list[Run], list[Run]] = ([], [])
+    for entry in _entries(root):
+        if name in (None, entry.name):
+            found[not mine.same(entry.owner)].append(Run(entry.path))
+    return found
 
 
 def find_run(text: str, root: Path | str | None = None) -> Run:
-    """The run that `text` means: its id, "last", a name (the newest of that name), or the beginning or end of one id.
+    """The run that `text` means: its id, "last", a name, or the beginning or end of one id.
 
-    Raises TpuMagicsError where there is none, or where the beginning or end fits several.
+    Of several of that name, and for "last", it is the newest that this notebook made; the newest of all where it made
+    none. Raises TpuMagicsError where there is none, or where the beginning or end fits several.
     """
-    runs = list_runs(root)
-    if not runs:
+    found = _entries(root)
+    if not found:
         place = Path(root).absolute() if root is not None else runs_root()
         raise TpuMagicsError("There is no run yet.", f"{place} holds none.", "Train something with %%tpu_train.")
-    named = [run for run in runs if run.id == text] or [run for run in runs if text == "last" or run.name == text]
+    exact = [one for one in found if one.id == text]
+    named = exact or [one for one in found if text == "last" or one.name == text]
     if named:
-        return named[0]
-    near = [run for run in runs if text and (run.id.startswith(text) or run.id.endswith(text))]
+        mine = this_owner()
+        return Run(next((one for one in named if mine.same(one.owner)), named[0]).path)
+    near = [one for one in found if text and (one.id.startswith(text) or one.id.endswith(text))]
     if len(near) != 1:
-        raise _not_found(text, runs, near)
-    return near[0]
+        raise _not_found(text, found, near)
+    return Run(near[0].path)
 
 
-def _not_found(text: str, runs: list[Run], near: list[Run]) -> TpuMagicsError:
+def _entries(root: Path | str | None) -> list[Entry]:
+    wanted = Path(root).absolute() if root is not None else runs_root()
+    return newest_first([entry for place in _places(wanted) for entry in entries(place)])
+
+
+def _not_found(text: str, runs: Sequence[Entry], near: Sequence[Entry]) -> TpuMagicsError:
     if near:
         fits = ", ".join(run.id for run in near[:5]) + (", ..." if len(near) > 5 else "")
         todo = "Write more of it, or its name, or `last`; %tpu_runs lists all."
         return TpuMagicsError(f"{text!r} fits {len(near)} runs.", f"These begin or end so: {fits}.", todo)
-    words = {word: None for run in runs for word in (run.name, run.id)}
+    words = {word: None for run in runs[:COMPARED] for word in (run.name, run.id)}
     offered = difflib.get_close_matches(text, words, n=3, cutoff=0.4)
     hint = f"Did you mean {' or '.join(offered)}? " if offered else ""
     why = f"None of the {len(runs)} runs here has this name or folder."
@@ -161,21 +196,6 @@ def _places(root: Path) -> list[Path]:
     with contextlib.suppress(OSError):  # a machine without any temporary folder
         places.append(fallback_root(root))
     return places
-
-
-def _folders(place: Path) -> list[Path]:
-    try:
-        return [path for path in place.iterdir() if _is_run(path)]
-    except OSError:
-        return []
-
-
-def _is_run(path: Path) -> bool:
-    """Whether this is a folder that looks like a run: by its name, or because it holds a run.json."""
-    try:
-        return path.is_dir() and (ID_PATTERN.fullmatch(path.name) is not None or "v" in read_info(path / "run.json"))
-    except OSError:
-        return False
 
 
 def _merge(files: Iterable[list[Event]]) -> list[Event]:

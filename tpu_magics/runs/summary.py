@@ -55,8 +55,11 @@ class RunSummary:
     warnings: tuple[str, ...] = ()
 
 
-def summarize(info: Mapping[str, Any], run_id: str, ranks: tuple[int, ...], events: list[Event]) -> RunSummary:
-    """The summary of a run from its run.json, its folder's name and the events about rank 0 and from the supervisor."""
+def summarize(
+    info: Mapping[str, Any], run_id: str, ranks: tuple[int, ...], events: list[Event], refused: tuple[str, ...] = ()
+) -> RunSummary:
+    """The summary of a run from its run.json, its folder's name and the events about rank 0 and from the supervisor.
+    `refused`: what was not read, as sentences."""
     first = [event for event in events if event.rank == 0]
     ends = only(first, End)
     status = run_status(info)
@@ -78,7 +81,9 @@ def summarize(info: Mapping[str, Any], run_id: str, ranks: tuple[int, ...], even
         peak_memory=_peaks(info, events),
         failure=_failure(info, ends),
         models=_names(info.get("models")),
-        warnings=tuple(dict.fromkeys([*_names(info.get("warnings")), *(event.text for event in only(events, Warned))])),
+        warnings=tuple(
+            dict.fromkeys([*refused, *_names(info.get("warnings")), *(event.text for event in only(events, Warned))])
+        ),
     )
 
 

@@ -32,6 +32,7 @@ class EventWriter:
         self.rank = rank
         self.failed: str | None = None
         self._fd: int | None = None
+        self._file: tuple[int, int] | None = None
         self._pid: int | None = None
         self._closed = False
         self._lock = threading.RLock()
@@ -52,13 +53,22 @@ class EventWriter:
         with self._lock:
             return self._append(line)
 
+    def write_last(self, event: Event) -> int:
+        """As `write`, for the record that says how it ended: tried once more where nothing could be written any more,
+        on a line of its own."""
+        with self._lock:
+            torn, self.failed = self.failed is not None, None
+            if torn:
+                self._append(b"\n")
+            return self.write(event)
+
     def close(self) -> None:
         """Close the file. Later writes do nothing."""
         if not self.mine:
             return
         with self._lock, contextlib.suppress(OSError):
             fd, self._fd, self._closed = self._fd, None, True
-            if fd is not None:
+            if fd is not None and self._file == _identity(fd):
                 os.close(fd)
 
     def _append(self, line: bytes) -> int:
@@ -75,7 +85,18 @@ class EventWriter:
         return len(line)
 
     def _open(self) -> int:
-        if self._fd is None:
+        """The open file; opened again where somebody has closed it: its number may be another file's by now."""
+        if self._fd is None or self._file != _identity(self._fd):
             self._pid = os.getpid()
             self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._file = _identity(self._fd)
         return self._fd
+
+
+def _identity(descriptor: int) -> tuple[int, int] | None:
+    """Which file an open descriptor is; None: it is not open."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

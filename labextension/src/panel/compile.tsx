@@ -29,6 +29,11 @@ export function Details(props: { entry: CompileEntry }): JSX.Element {
           </div>
         )}
       </Said>
+      {graph.part && (
+        <Said head={trans.__('Part')}>
+          <Worded>{short(graph.part, 300)}</Worded>
+        </Said>
+      )}
       {(graph.text || graph.recompile) && (
         <Said head={graph.recompile ? trans.__('Cause') : trans.__('Note')}>
           <Worded>{short(graph.text || graph.cause || trans.__('unknown'), 400)}</Worded>

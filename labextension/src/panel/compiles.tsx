@@ -10,6 +10,8 @@ import { Chip, Place, Section, useTrans, Worded } from './pieces';
 
 const AT_ONCE = 100;
 const CAUSES = 12;
+/** Causes that need no action: as in runs/events.py. */
+const EXPECTED = ['new-part', 'optimizer-state'];
 const COLUMNS = 5;
 
 type Names = { [code: string]: string };
@@ -21,6 +23,7 @@ export const Compiles = React.memo(function Compiles(props: {
   summary: string;
   compiles: number | null;
   recompiles: number | null;
+  expected: number;
   lead: number;
 }): JSX.Element {
   const trans = useTrans();
@@ -31,7 +34,7 @@ export const Compiles = React.memo(function Compiles(props: {
       name="compiles"
       title={trans.__('Compiles')}
       aside={
-        recompiles > 0 ? (
+        recompiles > props.expected ? (
           <Chip tone="warning">
             {trans._n('%2 recompile', '%2 recompiles', recompiles, grouped(recompiles))}
           </Chip>
@@ -55,6 +58,7 @@ export function compilesOf({ view, said }: RunRecord): React.ComponentProps<type
     summary: said.compiles,
     compiles,
     recompiles,
+    expected: view.expected ?? 0,
     lead
   };
 }
@@ -164,12 +168,15 @@ const Row = React.memo(function Row({ entry, cause, lead }: RowProps): JSX.Eleme
   const graph = entry.compile;
   const id = React.useId();
   const toggle = () => setOpen(!open);
-  const more = graph.difference.length - 1;
-  const difference = `${graph.difference[0] ?? graph.text}${more > 0 ? ` ${trans.__('(and %1 more)', more)}` : ''}`;
+  const expected = EXPECTED.includes(graph.cause);
+  const more = expected ? 0 : graph.difference.length - 1;
+  const part = graph.part || graph.text;
+  const first = expected ? part : (graph.difference[0] ?? part);
+  const difference = `${first}${more > 0 ? ` ${trans.__('(and %1 more)', more)}` : ''}`;
   return (
     <>
       <tr
-        className={graph.recompile ? 'tpu-mod-recompile' : ''}
+        className={graph.recompile && !expected ? 'tpu-mod-recompile' : ''}
         onClick={toggle}
         data-key={entry.key}
       >

@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from tests.backends.tensorflow import fake_tpu_resolver as fake
 from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, Placed
-from tpu_magics.backends.tensorflow import jit
+from tpu_magics.backends.tensorflow import compile_calls, jit
 
 DUMP = Path(os.environ["XLA_FLAGS"].partition("--xla_dump_to=")[2])
 fake.logical_cpus(2)
@@ -34,6 +34,7 @@ X = np.random.default_rng(0).normal(size=(32, 8)).astype("f")
 Y = np.random.default_rng(1).integers(0, 3, 32)
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 CELLS = {__file__: "In [3]"}
+compile_calls.listen()
 HOME = Placed(DEFAULT, tf.distribute.get_strategy())
 TPU = Placed(TPU_LOCAL, tf.distribute.get_strategy(), 8)  # the policy looks at the kind
 
@@ -99,6 +100,33 @@ def compiled_in_the_run() -> Any:
         return functions_of(made)
 
     return run(work)
+
+
+def told_false() -> Any:
+    """Before the run, in a subclass, then "auto" again; of a loaded model; and where nobody has listened."""
+
+    class Own(keras.Sequential):
+        def compile(self, *args: Any, **options: Any) -> None:
+            super().compile(*args, **options, jit_compile=False)
+
+    def own(kind: Any) -> Any:
+        made = kind([keras.Input((8,)), keras.layers.Dense(3)], name="digits")
+        made.compile("sgd", LOSS)
+        return made
+
+    def loaded() -> Any:
+        path = DUMP / "saved.keras"
+        own(keras.Sequential).save(path)
+        return keras.models.load_model(path)
+
+    def unheard() -> Any:
+        compile_calls.listen_no_more()
+        made = own(keras.Sequential)
+        compile_calls.listen()
+        return made
+
+    models = {"False": model(jit_compile=False), "in a subclass": own(Own), "loaded": loaded(), "unheard": unheard()}
+    return {name: run(functools.partial(fit, one)) for name, one in models.items()}
 
 
 def compiled_anew() -> Any:
@@ -497,7 +525,7 @@ def stack_is_tensorflows() -> Any:
 SCENARIOS = (
     *(keras_model, trained_before, compiled_in_the_run, compiled_anew, eager_model, unsupported, mirrored, failing),
     *(on_a_tpu, step_function, same_numbers, traced_before, no_training, pipelines, pipelines_traced_before, explicit),
-    *(batches_and_iterators, several_steps_in_one_call, growing_array),
+    *(batches_and_iterators, several_steps_in_one_call, growing_array, told_false),
     *(methods, strategy_run, guides_form, replicas, refused_by_xla, broken_trace, retracing_warnings, put_back_whole),
     stack_is_tensorflows,
 )

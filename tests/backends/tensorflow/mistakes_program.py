@@ -1,8 +1,9 @@
 """Mistakes, typed into cells and run, and what is said of them, for test_mistakes.py: a program of its own, for
 TensorFlow and torch_xla do not go into one process.
 
-What lives here: cells that TensorFlow or XLA refuse, the texts of errors that only a TPU gives, and the guide's three
-rules in their bad and good form; a report as JSON on the last line. What does not: what is right.
+What lives here: cells that TensorFlow or XLA refuse, stock layers and ops among them, the texts of errors that only a
+TPU gives, and the guide's three rules in their bad and good form; a report as JSON on the last line. What does not:
+what is right.
 
 Usage: python mistakes_program.py FOLDER
 """
@@ -28,7 +29,7 @@ from tests.backends.tensorflow import fake_tpu_resolver as fake
 from tests.backends.tensorflow import mistakes_guide
 from tests.backends.tensorflow.mistakes_texts import TEXTS
 from tpu_magics.backends.base import Watching
-from tpu_magics.backends.tensorflow import mistakes, observe
+from tpu_magics.backends.tensorflow import mistakes, observe, xla_ops
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs import origin
 from tpu_magics.runs.writer import EventWriter
@@ -46,6 +47,34 @@ STEP = "@tf.function(jit_compile=True)\ndef step(x):\n"
 CALL = "\nstep(tf.ones([4]))\n"
 MIRRORED = "s = tf.distribute.MirroredStrategy(['CPU:0', 'CPU:1'])\n"
 DENSE = "m = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])\n"
+PICTURES = """m = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Conv2D(2, 3), LAYER, keras.layers.Flatten()])
+m.add(keras.layers.Dense(1))
+m.compile("sgd", "mse", jit_compile=True)
+m.fit(np.ones((2, 8, 8, 3)), np.ones((2, 1)), verbose=0)
+"""
+TRAINED = "w = tf.Variable(tf.eye(4) + 1.0)\n" + STEP.replace("(x)", "()")
+# Forms of people's programs that fail under jit_compile alone, with the op that XLA lacks.
+STOCK = {
+    "ScaleAndTranslate": PICTURES.replace("LAYER", "keras.layers.Resizing(12, 12, interpolation='lanczos3')"),
+    "ResizeBicubic": PICTURES.replace("LAYER", "keras.layers.UpSampling2D(2, interpolation='bicubic')"),
+    "ResizeArea": PICTURES.replace(  # it has no gradient
+        "keras.layers.Conv2D(2, 3), LAYER", "keras.layers.Resizing(12, 12, interpolation='area')"
+    ),
+    "ResizeNearestNeighborGrad": PICTURES.replace("LAYER", "keras.layers.Resizing(12, 12, interpolation='nearest')"),
+    "StatelessRandomGammaV3": STEP + "    return x * keras.random.gamma([4], 2.0)" + CALL,
+    "SegmentSum": STEP + "    return tf.math.segment_sum(x, [0, 0, 1, 2])" + CALL,
+    "LogMatrixDeterminant": TRAINED + "    return tf.linalg.slogdet(w)\nstep()",
+    "ResourceGatherNd": TRAINED + "    return tf.gather_nd(w, [[0, 0]])\nstep()",
+    "LogUniformCandidateSampler": TRAINED
+    + "    return tf.nn.nce_loss(w, tf.zeros(4), tf.constant([[0], [1]], tf.int64), w[:2], 2, 4)\nstep()",
+    "Lu": STEP + "    return tf.linalg.lu(tf.eye(4) * x)[0]" + CALL,
+}
+MIX = """images, labels = keras.Input((8, 8, 3), name="images"), keras.Input((3,), name="labels")
+both = keras.layers.CutMix()({"images": images, "labels": labels})
+m = keras.Model({"images": images, "labels": labels}, keras.layers.Dense(1)(keras.layers.Flatten()(both["images"])))
+m.compile("sgd", "mse", jit_compile=True)
+m.fit({"images": np.ones((2, 8, 8, 3)), "labels": np.eye(3)[:2]}, np.ones((2, 1)), verbose=0)
+"""
 TRACED = """@tf.function
 def patches(x):
     y = x + 1
@@ -124,8 +153,8 @@ def raised(text: str) -> Exception | None:
     return None
 
 
-def said(error: BaseException | None) -> Any:
-    found = mistakes.explained(error, {CELL: "In [3]"}) if error is not None else None
+def said(error: BaseException | None, put_on: bool = False) -> Any:
+    found = mistakes.explained(error, {CELL: "In [3]"}, put_on) if error is not None else None
     if found is None:
         return None if error is not None else "passes"
     return {"what": found.what, "why": found.why, "todo": found.todo, "details": list(found.details)}
@@ -138,6 +167,16 @@ def of_cells() -> Mapping[str, Any]:
         found[name] = said(error)
         keras.utils.clear_session()
     return found
+
+
+def of_stock() -> Mapping[str, Any]:
+    """As where the run has put jit_compile on; without the kernel of XLA, and with what the table has for it."""
+    from tensorflow.python.framework import kernels
+
+    found = {name: said(raised(text), put_on=True) for name, text in {**STOCK, "CutMix": MIX}.items()}
+    compiled = {one.op for one in kernels.get_all_registered_kernels().kernel if one.device_type == "XLA_CPU_JIT"}
+    known = {**xla_ops.LACKING, **xla_ops.TPU_ALONE}
+    return {"said": found, "compiled": len(compiled), "has by now": sorted(compiled & set(known))}
 
 
 def observed() -> Any:
@@ -174,6 +213,7 @@ def chained() -> Any:
 def main() -> None:
     report = {
         "cells": of_cells(),
+        "stock": of_stock(),
         "tpu": of_a_tpu(),
         "with its graph": with_its_graph(),
         "chained": chained(),

@@ -360,7 +360,24 @@ def counted(folder: Path) -> dict[str, Any]:
         found[program.__name__], before = now - before, now
     theirs = watched(lengths)
     theirs["dumped"] = len(list(folder.glob("*before_optimizations.txt"))) - before
+    theirs["overwritten"] = [_overwritten(folder), watched(lengths)["numbers"][1]]
     return {"modules": found, "theirs": theirs}
+
+
+def _overwritten(folder: Path) -> int:
+    """Compiles that write over files of an earlier process, which have their names."""
+    from tpu_magics.backends.tensorflow.observe.dumps import Dumps
+
+    texts = sorted(folder.glob("*before_optimizations.txt"))[-3:]
+    dumps = Dumps(folder, lambda _: True, theirs=True)
+    dumps.empty()
+    assert not dumps.changed() and dumps.read() == []
+    for path in texts:
+        path.write_text(path.read_text())
+    assert dumps.changed()
+    found = dumps.read()
+    assert not dumps.changed()
+    return len(found)
 
 
 def broken() -> dict[str, Any]:

@@ -13,6 +13,18 @@ from tests import overlay
 ROOT = Path(__file__).parents[3]
 SCENARIOS = Path(__file__).with_name("jit_scenarios.py")
 ON = "jit_compile=True for this run"
+LEFT = (
+    "left as it is: compile() was told jit_compile=False. XLA does not see this step here, and what it cannot compile "
+    "would first show on a TPU"
+)
+LEFT_OFF = (
+    "left_off: left as it is: it has jit_compile=False. XLA does not see it here, and what it cannot compile would "
+    "first show on a TPU"
+)
+UNHEARD = (
+    'it was off: Keras\' own "auto" has it so without a GPU, and what compile() was told is not known; --jit keep '
+    "leaves it off"
+)
 OFF = 'it was off, as Keras\' own "auto" has it without a GPU'
 
 
@@ -59,10 +71,26 @@ def test_a_model_that_was_trained_before_gets_its_own_function_back(found: dict[
     assert (seen["run"]["compiles"], seen["put back"]) == (1, True)
 
 
-def test_a_model_that_is_compiled_in_the_run_with_an_explicit_false_is_overridden(found: dict[str, Any]) -> None:
+def test_an_explicit_jit_compile_of_false_is_kept_until_the_model_is_compiled_anew(found: dict[str, Any]) -> None:
     seen = found["compiled_in_the_run"]
-    assert (seen["compiles"], seen["value"]) == (2, [False, True])
-    assert said(seen) == [f"model 'inside': {ON} ({OFF})"] * len(seen["told"])
+    assert (seen["compiles"], seen["value"]) == (1, [False, True])
+    assert said(seen)[0] == f"model 'inside': {LEFT}" and said(seen)[1:] == [f"model 'inside': {ON} ({OFF})"]
+
+
+@pytest.mark.parametrize(
+    ("of", "text", "compiles"),
+    [
+        ("False", LEFT, 0),
+        ("in a subclass", LEFT, 0),
+        ("loaded", f"{ON} ({OFF})", 1),  # Keras saves "auto" as False
+        ("unheard", f"{ON} ({UNHEARD})", 1),
+    ],
+)
+def test_who_said_false_is_known_where_compile_was_heard(
+    found: dict[str, Any], of: str, text: str, compiles: int
+) -> None:
+    seen = found["told_false"][of]
+    assert (said(seen), seen["compiles"]) == ([f"model 'digits': {text}"], compiles)
 
 
 def test_a_model_that_was_compiled_anew_is_not_trained_with_old_functions(found: dict[str, Any]) -> None:
@@ -158,7 +186,7 @@ def test_a_loop_over_a_dataset_is_not_for_xla(found: dict[str, Any]) -> None:
 
 
 def test_an_explicit_jit_compile_is_kept(found: dict[str, Any]) -> None:
-    assert said(found["explicit"]) == ["left_off: left as it is: it has jit_compile=False"]
+    assert said(found["explicit"]) == [LEFT_OFF]
     assert found["explicit"]["compiles"] == 1
 
 
@@ -183,7 +211,7 @@ def test_what_the_guides_form_gives_to_strategy_run_is_compiled(found: dict[str,
         assert (put_on, seen[run]["compiles"]) == (f"{inner}: {ON}: on a TPU strategy.run compiles it", 1)
     assert (seen["plain afterwards"][1], seen["again"]["compiles"]) == (0, 0)
     assert (said(seen["explicit"]), seen["explicit"]["compiles"]) == (
-        ["left_off: left as it is: it has jit_compile=False"],
+        [LEFT_OFF],
         0,
     )
     assert seen["steps"] == 2 + 1 + 1 + 3 + 1 + 1

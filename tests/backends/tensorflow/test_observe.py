@@ -55,10 +55,21 @@ def test_compiles_are_the_modules_that_xla_dumps_for_the_same_program(
     assert {name: found[name]["numbers"][1] for name in modules} == modules
 
 
-def test_a_dump_folder_of_the_persons_own_is_left_alone(counted: dict[str, Any]) -> None:
+def test_compiles_are_read_in_a_dump_folder_of_the_persons_own_which_is_left_alone(
+    counted: dict[str, Any], found: dict[str, Any]
+) -> None:
     run = counted["theirs"]
-    assert run["numbers"][1:] == [None, None] and run["dumped"] == 3
-    assert "a folder of yours" in texts(run, "not-observed")[0]
+    assert run["numbers"] == found["lengths"]["numbers"] and texts(run, "not-observed") == []
+    assert [one["seconds"] > 0 for one in of(run, "compile")] == [True] * 3
+    assert run["dumped"] == 3 + 1  # and the one that shows whether it can be read
+    assert run["overwritten"] == [3, 3]
+
+
+def test_a_dump_that_has_no_text_is_told(tmp_path: Path) -> None:
+    flags = f"--xla_dump_to={tmp_path / 'dumps'} --xla_dump_hlo_module_re=nothing"
+    run = report(tmp_path, "too late", XLA_FLAGS=flags)
+    [text] = texts(run, "not-observed")
+    assert text.startswith(f"Compiles are not available: XLA_FLAGS sends XLA's dump to {tmp_path / 'dumps'}, and XLA")
 
 
 def test_where_xla_compiled_before_compiles_are_not_available_and_steps_are(tmp_path: Path) -> None:

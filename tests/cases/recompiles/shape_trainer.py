@@ -1,6 +1,6 @@
 """{"compiles": 5, "recompiles": [
-  {"cause": "early-read"},
-  {"cause": "new-code"},
+  {"cause": "early-read", "mentions": ["forward of BertForSequenceClassification", "masking_utils.py line"]},
+  {"cause": "new-part", "mentions": ["training step of BertForSequenceClassification", "step of SGD"]},
   {"cause": "input-shape", "mentions": ["12", "8"]},
   {"cause": "input-shape", "mentions": ["12", "8"]}
 ], "reads": [{"mentions": ["train"]}]}"""

@@ -1,11 +1,11 @@
 """{"compiles": 8, "recompiles": [
-  {"cause": "early-read"},
-  {"cause": "new-code"},
+  {"cause": "early-read", "mentions": ["forward of BertForSequenceClassification"]},
+  {"cause": "new-part", "mentions": ["training step of BertForSequenceClassification", "step of AdamW"]},
   {"cause": "optimizer-state"},
-  {"cause": ["early-read", "new-code"]},
-  {"cause": "new-code"},
-  {"cause": "new-code"},
-  {"cause": "new-code"}
+  {"cause": "new-part", "mentions": ["logging"]},
+  {"cause": "new-part", "mentions": ["logging"]},
+  {"cause": "new-part", "mentions": ["logging"]},
+  {"cause": "new-part", "mentions": ["between two steps"]}
 ], "reads": [{"mentions": ["train"]}]}"""
 
 import tempfile

@@ -17,7 +17,7 @@ _DECIDING = (ast.If, ast.While, ast.IfExp, ast.Assert)
 @lru_cache(maxsize=256)
 def decides(path: str, line: int) -> bool:
     """Whether the statement in `line` of the code at `path` is a condition, or sets a name that a condition asks."""
-    tree = _parsed(path)
+    tree = parsed(path)
     if tree is None:
         return False
     tests = list(_tests(tree))
@@ -29,7 +29,8 @@ def decides(path: str, line: int) -> bool:
 
 
 @lru_cache(maxsize=32)
-def _parsed(path: str) -> ast.Module | None:
+def parsed(path: str) -> ast.Module | None:
+    """The source at `path`, a cell's too; None where there is none that is Python."""
     try:
         return ast.parse("".join(linecache.getlines(path)))
     except (SyntaxError, ValueError, RecursionError):

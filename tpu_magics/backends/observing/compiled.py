@@ -42,6 +42,11 @@ class Compiled:
         """See events.Compile."""
         return False
 
+    @property
+    def part_text(self) -> str:
+        """See events.Compile."""
+        return ""
+
 
 @dataclass(frozen=True)
 class Verdict:

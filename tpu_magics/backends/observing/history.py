@@ -80,5 +80,6 @@ class History(Generic[C]):
             host_collective=new.told.pieces > 1,
             pieces=new.told.pieces,
             by_rank=new.by_rank,
+            part=new.part_text[:_LONGEST],
             step=new.step,
         )

@@ -62,6 +62,10 @@ class Sites:
         found = next((place for place in places if self.is_users(place[1])), None)
         return self._site(*found) if found else None
 
+    def of_line(self, path: str, line: int) -> Site:
+        """The site of a line that need not be on a stack."""
+        return self._site("", path, line)
+
     def through(self, places: Iterable[Place]) -> tuple[tuple[str, str], ...]:
         """What lies between what was triggered and the user's line: the functions of libraries, with their files. Ours
         are left out: which of them are there depends on how it was noticed."""

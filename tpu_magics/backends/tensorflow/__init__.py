@@ -10,13 +10,13 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.base import Kept, Placed, Problem, Watcher, Watching
+from tpu_magics.backends.base import DEFAULT, Kept, Placed, Problem, Watcher, Watching
 from tpu_magics.errors import TpuMagicsError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class TensorFlow:
 
     def __init__(self) -> None:
         self._placed: Placed | None = None
+        self._changed: Callable[[], Sequence[str]] = tuple  # what the last run's jit policy has done
         self._on_colab = False  # what mends a bucket is said as Colab has it
 
     def prepare(self) -> None:
@@ -50,7 +51,9 @@ class TensorFlow:
         return self._placed or self.initialise()
 
     def scope(self) -> AbstractContextManager[None]:
-        return self.placed.strategy.scope()  # type: ignore[no-any-return]
+        """Without a TPU it is none: TensorFlow's default strategy is current anyhow, and a cell that enters its scope
+        explicitly can enter no other one, such as that of the MirroredStrategy that tutorials begin with."""
+        return nullcontext() if self.placed.kind == DEFAULT else self.placed.strategy.scope()
 
     def is_model(self, value: object) -> bool:
         return isinstance(value, _classes("keras:Model", "tensorflow:Module")) and not _is_part(value)
@@ -68,7 +71,15 @@ class TensorFlow:
         return self._part("precision").kept(models, asked)  # type: ignore[no-any-return]
 
     def jit(self, how: str, cells: Mapping[str, str]) -> AbstractContextManager[Callable[[], Sequence[str]]]:
-        return self._part("jit").policy(how, self.placed, cells)  # type: ignore[no-any-return]
+        policy: AbstractContextManager[Callable[[], Sequence[str]]] = self._part("jit").policy(how, self.placed, cells)
+        return self._remembered(policy)
+
+    @contextmanager
+    def _remembered(
+        self, policy: AbstractContextManager[Callable[[], Sequence[str]]]
+    ) -> Iterator[Callable[[], Sequence[str]]]:
+        with policy as self._changed:
+            yield self._changed
 
     def placement_problems(self, items: Sequence[tuple[str, Any]]) -> Sequence[Problem]:
         return self._part("snapshot").placement_problems(items, self.placed)  # type: ignore[no-any-return]
@@ -101,7 +112,8 @@ class TensorFlow:
         return self._part("cancelling").cancelling()  # type: ignore[no-any-return]
 
     def explained(self, error: BaseException, cells: Mapping[str, str]) -> TpuMagicsError | None:
-        return self._part("mistakes").explained(error, cells)  # type: ignore[no-any-return]
+        put_on = self._part("jit").was_put_on(self._changed())
+        return self._part("mistakes").explained(error, cells, put_on)  # type: ignore[no-any-return]
 
     def _part(self, name: str) -> Any:
         """A file of this folder; it imports TensorFlow, so it is imported when it is first asked."""

@@ -1,7 +1,8 @@
 """The jit policy of a run: XLA compiles the steps at home, and jit_compile is taken off on a TPU.
 
-What lives here: what of it is put on Keras models, and the list of what was changed. What does not: tf.functions
-(jit_functions.py, jit_run.py), and whether what was compiled is right for a TPU (check/, preflight/).
+What lives here: what of it is put on Keras models, and the list of what was changed. What does not: what compile() was
+told (compile_calls.py), tf.functions (jit_functions.py, jit_run.py), and whether what was compiled is right for a TPU
+(check/, preflight/).
 
 On a TPU the strategy compiles what it runs, and the guide has jit_compile taken out there. At home nothing is compiled
 without it, so that what XLA refuses would first show on the TPU. All is put back at the end of the run; what was traced
@@ -23,15 +24,24 @@ from typing import Any
 import keras
 
 from tpu_magics.backends.base import DEFAULT, Placed
-from tpu_magics.backends.tensorflow.jit_functions import Functions
+from tpu_magics.backends.tensorflow import compile_calls
+from tpu_magics.backends.tensorflow.jit_functions import PUT_ON, Functions
 from tpu_magics.backends.tensorflow.jit_run import Runs
 from tpu_magics.backends.tensorflow.places import Places
 
 Cells = Mapping[str, str] | Callable[[], Mapping[str, str]]
 
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
-# Keras keeps no record of "auto": compile() puts True or False in its place.
-_WAS = {True: "it was True", False: 'it was off, as Keras\' own "auto" has it without a GPU'}
+_WAS = {
+    True: "it was True",
+    False: 'it was off, as Keras\' own "auto" has it without a GPU',
+    None: 'it was off: Keras\' own "auto" has it so without a GPU, and what compile() was told is not known; --jit '
+    "keep leaves it off",
+}
+_EXPLICIT = (
+    "left as it is: compile() was told jit_compile=False. XLA does not see this step here, and what it cannot compile "
+    "would first show on a TPU"
+)
 # Not "_...": Keras walks over a model's attributes when it saves it, without those that begin with two underscores.
 _ASIDE = "__tpu_magics_jit__"
 
@@ -48,6 +58,11 @@ def policy(how: str, placed: Placed, cells: Cells | None = None) -> AbstractCont
         A function that tells what was changed so far, a line each.
     """
     return _kept() if how == "keep" else _auto(placed.kind == DEFAULT, _Told(cells or {}))
+
+
+def was_put_on(lines: Sequence[str]) -> bool:
+    """Whether the policy has put jit_compile on something, by what it has told."""
+    return any(PUT_ON in line for line in lines)
 
 
 @contextmanager
@@ -114,7 +129,7 @@ class Models:
     """`compiled`: the jit_compile that models are trained with; `tell`: takes a name and a text.
 
     Keras makes a model's training function when it is first trained, with what jit_compile is then. There it is
-    changed, whatever compile() was told, and compile()'s own record of it stays as it was."""
+    changed, unless compile() was told False, and compile()'s own record of it stays as it was."""
 
     def __init__(self, compiled: bool, tell: Callable[[str, str], None]) -> None:
         self._compiled = compiled
@@ -146,6 +161,10 @@ class Models:
     def _see(self, model: Any) -> None:
         if bool(model.jit_compile) == self._compiled:
             return
+        said = compile_calls.told(model)
+        if self._compiled and said is False:
+            self._tell(_named(model), _EXPLICIT)
+            return
         if self._compiled and (why := _unfit(model)):
             self._tell(_named(model), f"left without jit_compile: {why}")
             return
@@ -156,7 +175,8 @@ class Models:
             return
         self._changed[id(model)] = before
         _put(model, _aside(model, self._compiled))
-        self._tell(_named(model), f"jit_compile={self._compiled} for this run ({_WAS[before.jit]})")
+        was = _WAS[None if self._compiled and said is None else before.jit]
+        self._tell(_named(model), f"jit_compile={self._compiled} for this run ({was})")
 
     def _put_back(self, before: _Before) -> None:
         model = before.model

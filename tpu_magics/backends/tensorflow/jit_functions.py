@@ -35,9 +35,12 @@ _EMPTY: dict[str, Callable[[Any], Any]] = {
 _MAY_LACK = "_concrete_variable_creation_fn"  # before the first trace
 _ASIDE = "_tpu_magics_jit"
 
-_PUT_ON = "jit_compile=True for this run"
+PUT_ON = "jit_compile=True for this run"
 _TAKEN_OFF = "jit_compile taken off for this run: on a TPU the strategy compiles what it runs"
-_EXPLICIT = "left as it is: it has jit_compile=False"
+_EXPLICIT = (
+    "left as it is: it has jit_compile=False. XLA does not see it here, and what it cannot compile would first show on "
+    "a TPU"
+)
 
 
 class Functions:
@@ -121,7 +124,7 @@ class Functions:
         if why:
             self._change(function, None, why)
         elif not found or None in found:
-            self._change(function, True, _PUT_ON)
+            self._change(function, True, PUT_ON)
 
     def _change(self, function: Any, jit: bool | None, text: str) -> None:
         """Without traces, or with those of an earlier run; then what was found in that run is said."""
@@ -159,7 +162,7 @@ class Functions:
         self._trials.discard(function)
         graph = function._concrete_variable_creation_fn.graph
         why = unfit(graph)
-        self._say(function, _PUT_ON + grows(graph) if why is None else why)
+        self._say(function, PUT_ON + grows(graph) if why is None else why)
         if why is None:
             return None
         made = list(function._created_variables)

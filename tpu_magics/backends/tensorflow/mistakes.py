@@ -1,6 +1,7 @@
 """TensorFlow's and XLA's errors, explained: the person's line, the rule, and the rewrite.
 
-What lives here: which explanation an error gets, and ops that XLA has not. What does not: the texts of the rules
+What lives here: which explanation an error gets, and ops that XLA has not. What does not: which ops those are
+(xla_ops.py), the texts of the rules
 (mistakes_rules.py), of devices, memory and scopes (mistakes_devices.py), finding the line (mistakes_seen.py). What
 TensorFlow says clearly itself, shapes that do not fit foremost, is left to it.
 """
@@ -9,12 +10,13 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tpu_magics.backends.tensorflow import mistakes_devices, mistakes_rules, refusals
+from tpu_magics.backends.lowered import Refused
+from tpu_magics.backends.tensorflow import mistakes_devices, mistakes_rules, refusals, xla_ops
 from tpu_magics.backends.tensorflow.checkpoint_names import name_refused
 from tpu_magics.backends.tensorflow.mistakes_seen import Seen
 from tpu_magics.backends.tensorflow.places import Places
@@ -24,26 +26,40 @@ _UNSUPPORTED = re.compile(r"Detected unsupported operations when trying to compi
 _FUNCTION = re.compile(r"__inference_\w+")
 _NAME = re.compile(r"__inference_(?:one_step_on_data|train_function|multi_step_on_iterator)_\d+")
 _INFERENCE = re.compile(r"^__inference_+(.+)_\d+$")
-_OTHER_LIST = (
-    "Each device has a list of ops of its own: what XLA compiles for a CPU proves little for a TPU, see %tpu_check and "
-    "%tpu_preflight."
+_KEEP = "To train here without XLA: %%tpu_train --jit keep. The step is then tried by XLA only on the TPU."
+_OWN = "To train here without XLA, take jit_compile=True out of the code."
+_TPU_HOST = (
+    "Or leave it in: with tf.config.set_soft_device_placement(True) before the strategy is made, the TPU's host runs "
+    "it in each step, which is slow."
 )
+_WHY = {
+    xla_ops.EVERYWHERE: "TensorFlow (read: 2.21) has no kernel of XLA for it on any device.",
+    xla_ops.AT_HOME: "TensorFlow has a kernel of XLA for it on a TPU alone.",
+    xla_ops.UNKNOWN: "TensorFlow's kernels of XLA are the same for all devices but a few, so expect that it cannot.",
+}
 
 
-def explained(error: BaseException, cells: Mapping[str, str]) -> TpuMagicsError | None:
+def explained(error: BaseException, cells: Mapping[str, str], put_on: bool = False) -> TpuMagicsError | None:
     """The error in words; None for what is not of XLA, of the TPU or of the strategy.
 
     Args:
         error: what the person's code raised, with its traceback.
         cells: file names of cells -> "In [n]".
+        put_on: whether the run had put jit_compile on something.
     """
     places = Places(cells)
     for one in _chain(error):
         seen = Seen(one, places)
-        for explain in (_named, _unsupported, mistakes_devices.explained, mistakes_rules.explained):
+        if (found := _unsupported(seen, put_on)) is not None:
+            return found
+        for explain in (_named, mistakes_devices.explained, mistakes_rules.explained, _refused):
             if (found := explain(seen)) is not None:
-                return found
+                return _with_flag(found) if put_on and seen.is_of_xla else found
     return None
+
+
+def _with_flag(found: TpuMagicsError) -> TpuMagicsError:
+    return TpuMagicsError(found.what, found.why, f"{found.todo} {_KEEP}".strip(), found.details)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -62,14 +78,59 @@ def _named(seen: Seen) -> TpuMagicsError | None:
 # -- ops that XLA has not ---------------------------------------------------------------------------------------------
 
 
-def _unsupported(seen: Seen) -> TpuMagicsError | None:
+def _unsupported(seen: Seen, put_on: bool) -> TpuMagicsError | None:
     if not _UNSUPPORTED.search(seen.text) or not isinstance(seen.error, Exception):
         return None
     functions = list(dict.fromkeys(_FUNCTION.findall(seen.text)))
-    found = refusals.unlowered(_step_name(functions), seen.error, _graph(functions), seen.places)
-    lines = found.details or seen.details()  # the text has the line of one op, where the graph is gone
-    what = found.what if found.details else f"{found.what.removesuffix('.')}{seen.at()}."
-    return TpuMagicsError(what, f"{found.why} {_OTHER_LIST}", found.todo, lines)
+    refused = refusals.all_refused(seen.text, _graph(functions), seen.places)
+    if not refused:
+        found = refusals.unlowered(_step_name(functions), seen.error, tf.Graph(), seen.places)
+        return TpuMagicsError(f"{found.what.removesuffix('.')}{seen.at()}.", found.why, found.todo, seen.details())
+    return _lacking(seen, refused, put_on)
+
+
+def _lacking(seen: Seen, refused: Sequence[Refused], put_on: bool) -> TpuMagicsError:
+    """For ops that XLA has not: whether a TPU has them, and both ways on."""
+    first, on_tpu = refused[0], "XLA_TPU_JIT" in seen.text
+    where = xla_ops.where([one.op for one in refused])
+    place = f" at {first.place}" if first.place else seen.at()  # the text has the line of one op
+    rest = f" and {len(refused) - 1} more" if refused[1:] else ""
+    if on_tpu:
+        ways = [_instead(first), _TPU_HOST]
+        return TpuMagicsError(
+            f"XLA cannot compile {first.op}{place}{rest}.", refusals.told(refused), *_said(seen, refused, ways)
+        )
+    ways = [_KEEP if put_on else _OWN, "" if where == xla_ops.AT_HOME else f"For a TPU: {_instead(first)}"]
+    ways.append(f"To have it compiled here as well: {_instead(first)}" if where == xla_ops.AT_HOME else _TPU_HOST)
+    return TpuMagicsError(
+        f"XLA cannot compile {first.op}{place}{rest}; {where}.",
+        f"{refusals.told(refused)} {_WHY[where]}",
+        *_said(seen, refused, ways),
+    )
+
+
+def _said(seen: Seen, refused: Sequence[Refused], ways: Sequence[str]) -> tuple[str, list[str]]:
+    return " ".join(filter(None, ways)), refusals.shown(refused) or seen.details()
+
+
+def _instead(refused: Refused) -> str:
+    known = xla_ops.of(refused.op)
+    if refused.kind == "host":
+        return "do it before the step, in the tf.data pipeline, or after it, with what the step returns."
+    return f"{known.instead}." if known and known.instead else "use another op in its place, or several."
+
+
+def _refused(seen: Seen) -> TpuMagicsError | None:
+    """What XLA says of a step, where nothing more is known of it."""
+    found = seen.is_of_xla
+    if found is None:
+        return None
+    return seen.explained(
+        "XLA cannot compile the step",
+        "What XLA names is not known here, nor whether a TPU's compiler refuses it: %tpu_preflight asks that.",
+        "Look at TensorFlow's own words below.",
+        [seen.said(found)],
+    )
 
 
 def _step_name(functions: list[str]) -> str:

@@ -25,6 +25,10 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _AT = re.compile(r"\(defined at (\S+?):(\d+)\)")  # an op's, before TensorFlow 2.9
 _MADE = re.compile(r"\(defined @ (\S+?):(\d+)\)")
+_OF_XLA = re.compile(
+    r"tf2xla conversion failed|XLA compilation|compile-time constant|_XlaMustCompile|XLA_\w+_JIT|"
+    r"when compiling with XLA"
+)
 _SAID = 300  # characters of TensorFlow's own text
 
 
@@ -41,6 +45,11 @@ class Seen:
     def place(self) -> Place | None:
         told = next(filter(None, (self._told(form) for form in (_AT, _LINE))), None)
         return told or self._persons(reversed(self.raised))
+
+    @cached_property
+    def is_of_xla(self) -> re.Match[str] | None:
+        """Where the text says that XLA could not compile something."""
+        return _OF_XLA.search(self.text)
 
     @cached_property
     def made(self) -> Place | None:

@@ -1,6 +1,7 @@
 """Why a step has no program: TensorFlow's refusals, told with the person's line.
 
-What lives here: the texts of errors. What does not: what a TPU's compiler refuses later (preflight/).
+What lives here: the texts of errors. What does not: which ops XLA lacks (xla_ops.py), and what a TPU's compiler refuses
+later (preflight/).
 
 The forms of TensorFlow's errors were read in TensorFlow 2.21.
 """
@@ -8,10 +9,11 @@ The forms of TensorFlow's errors were read in TensorFlow 2.21.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tpu_magics.backends.lowered import Place, Refused
+from tpu_magics.backends.tensorflow import xla_ops
 from tpu_magics.backends.tensorflow.places import Places, ops
 from tpu_magics.backends.tensorflow.step import GIVE_MODEL, Step, runs_many_steps
 from tpu_magics.errors import TpuMagicsError
@@ -25,18 +27,6 @@ _AROUND = (
     *("tf2xla conversion", "Exception encountered"),
 )
 _FAILED = "Failed getting HLO text: '"
-_HOST_OPS = {
-    "PyFunc": "tf.numpy_function",
-    "PyFuncStateless": "tf.numpy_function",
-    "EagerPyFunc": "tf.py_function",
-    "PrintV2": "tf.print",
-    "StringFormat": "tf.print or tf.strings.format",
-    "AsString": "tf.strings.as_string",
-    "WriteScalarSummary": "tf.summary",
-    "WriteSummary": "tf.summary",
-    "LookupTableFindV2": "a lookup table",
-    "IteratorGetNext": "an iterator over a dataset",
-}
 _TAKE_OUT = (
     "Do it before the step, in the tf.data pipeline, or after it with what the step returns. (With soft device "
     "placement TensorFlow on a TPU may run it on the host in the middle of each step; the preflight has no program "
@@ -84,11 +74,9 @@ def untraceable(step: Step, error: Exception, places: Places) -> TpuMagicsError:
 
 def unlowered(name: str, error: Exception, graph: Any, places: Places) -> TpuMagicsError:
     """For what TensorFlow's bridge to XLA refused. It names the first op; ops of the host are all told."""
-    lines = places.of_graph(graph)
-    refused = refused_ops(str(error), lines)
-    if refused:
-        refused = tuple(dict.fromkeys((*refused, *host_ops(graph, lines))))
+    refused = all_refused(str(error), graph, places)
     if not refused:
+        lines = places.of_graph(graph)
         return TpuMagicsError(
             f"TensorFlow has no XLA program for {name}.",
             _words(str(error)),
@@ -99,10 +87,32 @@ def unlowered(name: str, error: Exception, graph: Any, places: Places) -> TpuMag
     rest = f" and {len(refused) - 1} more" if refused[1:] else ""
     return TpuMagicsError(
         f"{name} holds what XLA cannot compile: {first.op}{_at(first.place)}{rest}.",
-        "; ".join(f"{one.op}{_at(one.place)}: {one.text}" for one in refused) + ".",
-        _TAKE_OUT if first.kind == "host" else _REPLACE,
-        _shown([one.place for one in refused]),
+        told(refused),
+        _TAKE_OUT if first.kind == "host" else _replaced(first.op),
+        shown(refused),
     )
+
+
+def all_refused(text: str, graph: Any, places: Places) -> tuple[Refused, ...]:
+    """The ops that an error names, and where it names any, those of the host in this graph, each with its line."""
+    lines = places.of_graph(graph)
+    refused = refused_ops(text, lines)
+    return tuple(dict.fromkeys((*refused, *host_ops(graph, lines)))) if refused else ()
+
+
+def told(refused: Sequence[Refused]) -> str:
+    """Each of the ops in a few words."""
+    return "; ".join(f"{one.op}{_at(one.place)}: {one.text}" for one in refused) + "."
+
+
+def shown(refused: Sequence[Refused]) -> list[str]:
+    """The code of their lines."""
+    return _shown([one.place for one in refused])
+
+
+def _replaced(op: str) -> str:
+    known = xla_ops.of(op)
+    return f"In place of {known.called}: {known.instead}." if known and known.instead else _REPLACE
 
 
 def refused_ops(text: str, lines: Mapping[str, Place]) -> tuple[Refused, ...]:
@@ -119,13 +129,14 @@ def _line(node: str, lines: Mapping[str, Place]) -> Place | None:
 
 def host_ops(graph: Any, lines: Mapping[str, Place]) -> Iterator[Refused]:
     """Ops of the graph that run on the host."""
-    return (_refused(op.type, lines.get(name)) for name, op in ops(graph) if op.type in _HOST_OPS)
+    return (_refused(op.type, lines.get(name)) for name, op in ops(graph) if op.type in xla_ops.HOST)
 
 
 def _refused(op: str, place: Place | None) -> Refused:
-    if op in _HOST_OPS:
-        return Refused(op, f"{_HOST_OPS[op]} runs on the host, outside of the program", "host", place)
-    return Refused(op, "XLA has no such op", "compiler", place)
+    known = xla_ops.of(op)
+    if op in xla_ops.HOST and known is not None:
+        return Refused(op, f"{known.called} runs on the host, outside of the program", "host", place)
+    return Refused(op, f"{known.called}, for which XLA has no op" if known else "XLA has no such op", "compiler", place)
 
 
 def _advice(error: Exception, otherwise: str) -> str:

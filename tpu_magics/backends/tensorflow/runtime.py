@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, TPU_REMOTE, Placed, Problem
+from tpu_magics.backends.tensorflow import compile_calls
 from tpu_magics.backends.tensorflow import precision as precisions
 from tpu_magics.backends.tensorflow.absent import Host, no_tpu, not_importable, refuse_broken, require_alone
 from tpu_magics.errors import TpuMagicsError
@@ -71,6 +72,7 @@ def prepare(host: Host | None = None) -> None:
             'Restart the kernel and set os.environ["KERAS_BACKEND"] = "tensorflow" before Keras is imported.',
         )
     assert tensorflow is not None
+    compile_calls.listen()
 
 
 # -- where ---------------------------------------------------------------------------------------------------------

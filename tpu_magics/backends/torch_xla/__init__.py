@@ -43,7 +43,9 @@ class TorchXla:
             "pickling",
             "randomness",
             "rehearse.join",
+            "renewal",
             "sharded",
+            "state",
             "ties",
             "trainer",
             "weights",
@@ -64,13 +66,15 @@ class TorchXla:
     def other_states(self) -> Sequence[str]:
         found = []
         state = sys.modules.get("accelerate.state")
-        if state is not None and (state.PartialState._shared_state or state.AcceleratorState._shared_state):
+        device = state.PartialState._shared_state.get("device") if state is not None else None
+        if device is not None and device.type != "cpu":
             found.append("accelerator")
         cuda = sys.modules.get("torch.cuda")
         if cuda is not None and hasattr(cuda, "is_initialized") and cuda.is_initialized():
             found.append("cuda")
         return found
 
+    device_holder = _from("without_xla", "device_holder")
     quiet_seeds = _from("randomness", "quiet_seeds")
     quiet_problems = _from("randomness", "quiet_problems")
 
@@ -86,7 +90,6 @@ class TorchXla:
     structure = _from("modules", "structure")
     tensor_content = _from("modules", "tensor_content")
     replace_reference = _from("modules", "replace_reference")
-    detached_optimizer = _from("modules", "detached_optimizer")
 
     # -- random states --------------------------------------------------------------------------------------------
     random_state = _from("randomness", "random_state")
@@ -106,6 +109,14 @@ class TorchXla:
     load_weights = _from("weights", "load_weights")
     dumps = _from("pickling", "dumps")
     digests = _from("rehearse.digests", "digests")
+    splits_weights = _from("sharded", "spread")
+
+    def object_state(self) -> Any:
+        from tpu_magics.backends.torch_xla.state import TorchState
+
+        return TorchState()
+
+    follow_optimizers = _from("optimizers", "follow")
 
     def collect_weights(self, models: Mapping[str, Any], folder: Path, rank: int) -> None:
         from tpu_magics.backends.torch_xla import sharded, weights
@@ -120,6 +131,7 @@ class TorchXla:
 
     # -- the worker -----------------------------------------------------------------------------------------------
     run_worker = _from("worker", "run_worker")
+    renew = _from("renewal", "renew")
     observing = _from("observe", "observing")
     finish = _from("observe", "finish")
 

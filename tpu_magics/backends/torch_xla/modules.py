@@ -108,20 +108,6 @@ def model_device(model: Any) -> str:
     return next((tensor.device.type for tensor in _tensors(model) if tensor.device.type != "cpu"), "cpu")
 
 
-def detached_optimizer(value: object, models: Mapping[str, Any]) -> str | None:
-    """Name of the model in `models` whose parameters the optimiser `value` holds; None where it holds none of them."""
-    torch = sys.modules.get("torch")
-    optim = getattr(torch, "optim", None)
-    if optim is None or not isinstance(value, optim.Optimizer):
-        return None
-    groups: list[dict[str, Any]] = getattr(value, "param_groups", [])
-    held = {id(parameter) for group in groups for parameter in group["params"]}
-    for name, model in models.items():
-        if any(id(parameter) in held for parameter in model.parameters()):
-            return name
-    return None
-
-
 def shares_memory(model: Any, value: object) -> bool:
     """Whether a parameter or buffer of `model` lies in the memory of the tensor or NumPy array `value`."""
     address = _address(value)

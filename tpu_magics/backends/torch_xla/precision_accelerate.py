@@ -110,8 +110,23 @@ def _is_yes(value: object) -> bool:
     return str(value).strip().lower() in ("true", "yes", "y", "on", "1", "t")
 
 
+_renewed: list[Any] = []
+
+
+@contextmanager
+def for_trainer(arguments: Any) -> Iterator[None]:
+    """An Accelerator that is built within it is that of the Trainer with these TrainingArguments; None: of nobody."""
+    _renewed.append(arguments)
+    try:
+        yield
+    finally:
+        _renewed.pop()
+
+
 def _trainer_arguments() -> Any:
     """The TrainingArguments, where transformers' Trainer makes the Accelerator."""
+    if _renewed:
+        return _renewed[-1]
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("tpu_magics."):
         frame = frame.f_back

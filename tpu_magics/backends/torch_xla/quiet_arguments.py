@@ -1,92 +1,123 @@
-"""TrainingArguments in a notebook, without starting the XLA runtime.
+"""TrainingArguments in a notebook, set up for the CPU, and set up anew in each worker.
 
-What lives here: a stand-in for `TrainingArguments._setup_devices`, which is the one place where transformers asks for
-the device. What does not: seeding (randomness.py) and when this is put in place.
+What lives here: stand-ins for `_setup_devices` and `distributed_state`, the two places of TrainingArguments that hold
+what belongs to one process. What does not: what accelerate takes the machine for (without_xla.py), seeding
+(randomness.py), Trainers and Accelerators of the notebook in a worker (renewal.py).
 
 Read in transformers 5.23.0, training_args.py: `__post_init__` reads `self.device`, which is the cached property
-`_setup_devices`. It resets accelerate's state, builds a PartialState (that starts the runtime), keeps it as
-`distributed_state`, and sets `_n_gpu` to 0 wherever torch_xla is installed. `world_size`, `process_index`,
-`local_process_index`, `should_log` and `should_save` read `distributed_state`, with 1 and 0 where it is None.
+`_setup_devices`. It resets accelerate's state, builds a PartialState, keeps it as `distributed_state`, and sets
+`_n_gpu`. `world_size`, `process_index`, `local_process_index`, `should_log` and `should_save` read `distributed_state`.
 trainer.py: `Trainer.__init__` builds its Accelerator before it reads `args._setup_devices`.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
+DEVICE, STATE = "_setup_devices", "distributed_state"
+PROCESS = "_tpu_magics_process"  # the process that the arguments are set up for
 
-class NotebookDevice:
-    """Stands for `_setup_devices`. In the notebook: the CPU, and nothing is kept. In a worker: the original."""
 
-    def __init__(self, original: Any, in_notebook: Callable[[], bool]) -> None:
+class OwnDevice:
+    """Stands for `_setup_devices`: the device of this process. In the notebook that is the CPU."""
+
+    def __init__(self, original: Callable[[Any], Any], in_notebook: Callable[[], bool]) -> None:
         self.original = original
         self.in_notebook = in_notebook
 
     def __get__(self, arguments: Any, owner: type | None = None) -> Any:
         if arguments is None:
             return self
-        if not self.in_notebook():
-            return self._set_up(arguments, owner)
-        import torch
+        if not is_set_up(arguments) or DEVICE not in vars(arguments):
+            self._set_up(arguments)
+        return vars(arguments)[DEVICE]
 
-        arguments._n_gpu = 0  # what the original sets on every machine with torch_xla
-        return torch.device("cpu")
+    def __set__(self, arguments: Any, value: Any) -> None:
+        """A descriptor that can be set comes before what lies in the object, which may be another process's."""
+        vars(arguments)[DEVICE] = value
 
-    def _set_up(self, arguments: Any, owner: type | None) -> Any:
-        """The original, unless it would reset the state of an Accelerator that was built after the arguments were."""
-        state = sys.modules.get("accelerate.state")
-        if not is_waiting(arguments) or state is None or not state.AcceleratorState._shared_state:
-            return self.original.__get__(arguments, owner)
-        arguments.distributed_state = state.PartialState()
-        return arguments.distributed_state.device
+    def _set_up(self, arguments: Any) -> None:
+        renewed = PROCESS in vars(arguments)
+        vars(arguments)[PROCESS] = os.getpid()  # from here on: the original reads `distributed_state`
+        try:
+            if self.in_notebook():
+                vars(arguments)[DEVICE] = self._on_cpu(arguments)
+            elif renewed and accelerator_is_built():
+                self._join(arguments)
+            else:
+                vars(arguments)[DEVICE] = self.original(arguments)
+        except BaseException:
+            del vars(arguments)[PROCESS]
+            raise
+
+    def _on_cpu(self, arguments: Any) -> Any:
+        """As with use_cpu=True, also where there is a GPU: CUDA that is up would forbid every fork."""
+        asked = arguments.use_cpu
+        arguments.use_cpu = True
+        try:
+            return self.original(arguments)
+        finally:
+            arguments.use_cpu = asked
+
+    def _join(self, arguments: Any) -> None:
+        """Take the state that is there: the original would reset that of an Accelerator that this worker has built."""
+        vars(arguments)[STATE] = sys.modules["accelerate.state"].PartialState()
+        vars(arguments)["_n_gpu"] = 0  # what the original sets on every machine with torch_xla
+        vars(arguments)[DEVICE] = vars(arguments)[STATE].device
 
 
-class NotebookState:
-    """Stands for `distributed_state` until the original has set it: None in the notebook, which has no ranks.
-
-    Arguments made in the notebook and read in a worker have not been set up there: the first read does it.
-    """
-
-    def __init__(self, in_notebook: Callable[[], bool]) -> None:
-        self.in_notebook = in_notebook
+class OwnState:
+    """Stands for `distributed_state`: of this process; the first read in another one than before sets up for it."""
 
     def __get__(self, arguments: Any, owner: type | None = None) -> Any:
         if arguments is None:
             return self
-        if self.in_notebook():
-            return None
-        _ = arguments._setup_devices
-        return vars(arguments).get("distributed_state")
+        if is_waiting(arguments):
+            getattr(arguments, DEVICE)
+        if STATE not in vars(arguments):
+            raise AttributeError(STATE)
+        return vars(arguments)[STATE]
+
+    def __set__(self, arguments: Any, value: Any) -> None:
+        vars(arguments)[STATE] = value
+
+
+def is_set_up(arguments: Any) -> bool:
+    """Whether TrainingArguments are set up for this process."""
+    return bool(vars(arguments).get(PROCESS) == os.getpid())
 
 
 def is_waiting(arguments: Any) -> bool:
-    """Whether TrainingArguments were made in the notebook and are not set up in this worker yet."""
-    return "_n_gpu" in vars(arguments) and "distributed_state" not in vars(arguments)
+    """Whether TrainingArguments were set up in another process (the notebook's) and not in this one yet."""
+    return PROCESS in vars(arguments) and not is_set_up(arguments)
+
+
+def accelerator_is_built() -> bool:
+    """Whether this thread's process has built an Accelerator since its state was last reset."""
+    state = sys.modules.get("accelerate.state")
+    return state is not None and bool(state.AcceleratorState._shared_state)
 
 
 def quiet_arguments(module: Any, in_notebook: Callable[[], bool]) -> Callable[[], None] | str:
     """Change the class in `module` (transformers.training_args). Returns how to undo it, or why it cannot be done."""
     cls = getattr(module, "TrainingArguments", None)
-    original = vars(cls).get("_setup_devices") if isinstance(cls, type) else None
-    if original is None or not hasattr(original, "__get__") or "distributed_state" in vars(cls):
+    original = vars(cls).get(DEVICE) if isinstance(cls, type) else None
+    function = getattr(original, "func", None) or getattr(original, "fget", None)  # functools', or transformers' own
+    if function is None or STATE in vars(cls):
         return (
             "TrainingArguments of this version of transformers has no `_setup_devices` as 5.23 has it, so that "
             "making one may start the XLA runtime in the notebook: make it inside the training function."
         )
-
-    def here() -> bool:
-        # Without torch_xla in transformers' eyes the original starts no runtime and answers with another device.
-        return bool(module.is_torch_xla_available()) and in_notebook()
-
-    setattr(cls, "_setup_devices", NotebookDevice(original, here))  # noqa: B010
-    setattr(cls, "distributed_state", NotebookState(here))  # noqa: B010
+    setattr(cls, DEVICE, OwnDevice(function, in_notebook))
+    setattr(cls, STATE, OwnState())
 
     def undo() -> None:
-        setattr(cls, "_setup_devices", original)  # noqa: B010
-        delattr(cls, "distributed_state")
+        setattr(cls, DEVICE, original)
+        delattr(cls, STATE)
 
     return undo
 
@@ -102,7 +133,7 @@ def set_up_before_trainer(module: Any, in_notebook: Callable[[], bool]) -> Calla
     def initialise(trainer: Any, *args: Any, **kwargs: Any) -> None:
         for value in (*args, *kwargs.values()):
             if isinstance(value, module.TrainingArguments) and is_waiting(value) and not in_notebook():
-                _ = value._setup_devices
+                getattr(value, DEVICE)
         original(trainer, *args, **kwargs)
 
     cls.__init__ = initialise

@@ -1,8 +1,8 @@
 """Random numbers of a process: what a model's build can read, and seeding without starting the XLA runtime.
 
 What lives here: taking, comparing and putting back random states; which functions seed; and `quiet_seeds`, which keeps
-seeding (and, with quiet_arguments.py, TrainingArguments) from starting the runtime in the notebook's process. What does
-not: which calls of a training function are replayed (launch/read.py).
+seeding (and, with quiet_arguments.py and without_xla.py, Trainers and Accelerators) from starting the runtime in the
+notebook's process. What does not: which calls of a training function are replayed (launch/read.py).
 
 Everything is looked up in `sys.modules`; nothing here imports a framework.
 """
@@ -19,6 +19,7 @@ from typing import Any
 
 from tpu_magics.backends.torch_xla.post_import import PostImport
 from tpu_magics.backends.torch_xla.quiet_arguments import quiet_arguments, set_up_before_trainer
+from tpu_magics.backends.torch_xla.without_xla import choose_cpu, hide_xla, remember_accelerators
 
 # Functions that seed, as (module, name). Read in torch 2.9.0, torch_xla 2.9.0, accelerate 1.15.0, transformers 5.23.0.
 DEVICE_SEEDS = (
@@ -40,6 +41,17 @@ SEEDS = (
     ("pytorch_lightning", "seed_everything"),
 )
 XLA_MODEL = "torch_xla.core.xla_model"
+
+# What is changed so that nothing of accelerate and transformers starts the runtime in the notebook: module -> by whom.
+Change = Callable[[Any, Callable[[], bool]], "Callable[[], None] | str"]
+QUIETED: tuple[tuple[str, Change], ...] = (
+    ("accelerate.utils.imports", hide_xla),
+    ("accelerate.state", choose_cpu),
+    ("accelerate.accelerator", remember_accelerators),
+    ("transformers.utils.import_utils", hide_xla),
+    ("transformers.training_args", quiet_arguments),
+    ("transformers.trainer", set_up_before_trainer),
+)
 
 
 # -- states ---------------------------------------------------------------------------------------------------------
@@ -226,7 +238,7 @@ _quiet: list[_Quiet] = []
 
 
 def quiet_seeds() -> None:
-    """Keep `set_seed` and `TrainingArguments` from starting the XLA runtime in this process (idempotent).
+    """Keep `set_seed`, Trainers and Accelerators from starting the XLA runtime in this process (idempotent).
 
     Works for modules that are imported already and for those that come later. Forked workers are not affected: there
     the originals run. What could not be done is told by `quiet_problems`.
@@ -243,8 +255,8 @@ def quiet_seeds() -> None:
     hook = PostImport()
     state.undo.append(hook.remove)
     hook.when_imported(XLA_MODEL, lambda module: _quiet_xla_seed(module, state, in_notebook))
-    hook.when_imported("transformers.training_args", lambda module: _keep(state, quiet_arguments(module, in_notebook)))
-    hook.when_imported("transformers.trainer", lambda module: _keep(state, set_up_before_trainer(module, in_notebook)))
+    for name, change in QUIETED:
+        hook.when_imported(name, _changing(change, state, in_notebook))
 
 
 def undo_quiet_seeds() -> None:
@@ -265,8 +277,15 @@ def recorded_seed() -> int | None:
 
 
 def adopt_seed(seed: int | None) -> None:
-    """In a process that stands for the notebook's on another host, after `quiet_seeds`: its seed is that one's."""
-    _quiet[0].seed = seed
+    """After `quiet_seeds`: workers are to begin with this seed, as a notebook's on another host does, or where the run
+    before has ended."""
+    if _quiet:
+        _quiet[0].seed = seed
+
+
+def running_seed() -> int | None:
+    """In a worker: where XLA's random numbers have come to on this device; None where its runtime is not up."""
+    return int(sys.modules[XLA_MODEL].get_rng_state()) if _runtime_up() else None
 
 
 def replay_seed() -> None:
@@ -294,6 +313,10 @@ def _quiet_xla_seed(xm: Any, state: _Quiet, in_notebook: Callable[[], bool]) -> 
     setattr(set_rng_state, "__wrapped__", original)  # noqa: B010
     xm.set_rng_state = set_rng_state
     state.undo.append(lambda: setattr(xm, "set_rng_state", original))
+
+
+def _changing(change: Change, state: _Quiet, in_notebook: Callable[[], bool]) -> Callable[[Any], None]:
+    return lambda module: _keep(state, change(module, in_notebook))
 
 
 def _keep(state: _Quiet, outcome: Callable[[], None] | str) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from tpu_magics.backends.torch_xla import optimizers
 from tpu_magics.backends.torch_xla.post_import import PostImport
 from tpu_magics.backends.torch_xla.weights_fetch import settle, tensor_bytes, to_cpu
 from tpu_magics.backends.torch_xla.weights_slots import named_modules, plain_name
@@ -88,6 +89,7 @@ def _watch(Fsdp: Any) -> None:
 
     @functools.wraps(original)
     def remembering(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        optimizers.refuse_sharding(module)
         original(self, module, *args, **kwargs)
         object.__setattr__(module, _HOLDER, _Holder(self))
 

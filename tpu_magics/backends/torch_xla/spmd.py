@@ -125,11 +125,13 @@ def parameters_on_device() -> Iterator[Any]:
 
     They are found among all that lives in this process: the function may have built its models itself, frozen parts
     included, and no optimizer and no argument knows of those. What was there before the fork is not looked through
-    (process.py freezes it), and holds none: a move to the device makes a new parameter.
+    (process.py freezes it): of that only parameters that moved, and stayed the same objects, are there.
     """
     import torch
 
-    for thing in gc.get_objects():
+    from tpu_magics.backends.torch_xla import same_objects
+
+    for thing in (*gc.get_objects(), *same_objects.tensors()):
         # Only tensors are asked for more: isinstance() runs code of other objects, e.g. of proxies.
         if issubclass(type(thing), torch.Tensor) and isinstance(thing, torch.nn.Parameter) and thing.is_xla:
             yield thing

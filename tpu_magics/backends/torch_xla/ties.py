@@ -5,7 +5,7 @@ came apart. What does not: how tied weights are stored (weights_files.py).
 
 `model.to("xla")` makes a new Parameter for every place that holds one (an XLA tensor cannot take the place of a CPU
 tensor inside the old Parameter, as a CUDA tensor can). So a weight that was tied is two weights afterwards, and the
-optimiser trains them apart.
+optimiser trains them apart; and one that was made before the move holds the old ones, and trains nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
+from tpu_magics.backends.torch_xla import optimizers, same_objects
 from tpu_magics.backends.torch_xla.weights_fetch import settle, to_cpu
 from tpu_magics.backends.torch_xla.weights_slots import Slot, slots
 
@@ -103,7 +104,10 @@ def keep_ties() -> None:
 
     @functools.wraps(original)
     def apply(self: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
-        if getattr(_moving, "inside", False) or torch.__future__.get_swap_module_params_on_conversion():
+        if getattr(_moving, "inside", False):
+            return original(self, fn, recurse)
+        if torch.__future__.get_swap_module_params_on_conversion():
+            same_objects.forget()
             return original(self, fn, recurse)
         before = _held(self, recurse)
         _moving.inside = True
@@ -111,8 +115,7 @@ def keep_ties() -> None:
             result = original(self, fn, recurse)
         finally:
             _moving.inside = False
-        for places in before:
-            _tie(*places)
+        _keep_objects(self, before)
         return result
 
     apply.keeps_ties = True  # type: ignore[attr-defined]
@@ -135,13 +138,35 @@ def _held(module: Any, recurse: bool) -> list[tuple[list[Slot], Any, Any]]:
     ]
 
 
-def _tie(places: list[Slot], reference: Any, earlier: Any) -> None:
-    """Put one tensor in all `places`, which held one before: `earlier`, if it is like what the move made now."""
-    new, old = places[0].tensor, reference()
+def _keep_objects(module: Any, before: list[tuple[list[Slot], Any, Any]]) -> None:
+    """Tie what was tied; where somebody else holds what stood there (an optimizer, the notebook), it is the same object
+    afterwards."""
+    rnns = [one for one in module.modules() if isinstance(one, torch.nn.RNNBase)]
+    for one in rnns:  # their weak references to their weights would keep these from being swapped (torch 2.9.0)
+        one._flat_weight_refs = []
+    moved: dict[Any, Any] = {}
+    while before:  # each weak reference is gone when its tensor is swapped
+        places, reference, earlier = before.pop()
+        old = reference()
+        del reference
+        _tie(places, old, earlier, moved)
+    for one in rnns:
+        one._init_flat_weights()
+    optimizers.after_move(moved)
+
+
+def _tie(places: list[Slot], old: Any, earlier: Any, moved: dict[Any, Any]) -> None:
+    """Put one tensor in all `places`, which held `old` before: the same object with what the move made now, or
+    `earlier`, if it is like that. `moved`: the objects that could not stay the same."""
+    new = places[0].tensor
     if earlier is not None and (earlier.device, earlier.dtype, earlier.shape) == (new.device, new.dtype, new.shape):
         new = earlier
     elif old is not None and old is not new:
-        _successors[old] = TensorWeakRef(new)
+        if same_objects.take(old, new):
+            new = old
+        else:
+            moved[old] = new
+            _successors[old] = TensorWeakRef(new)
     for slot in places:
         if slot.tensor is not new:
             setattr(slot.module, slot.key, new)  # not through the table: RNNs keep a second list of their weights

@@ -51,14 +51,63 @@ def arrange() -> None:
     """Change transformers and accelerate in this process as they are imported. Only for workers."""
     hook = PostImport()
     hook.when_imported("accelerate.utils.memory", _know_out_of_memory)
+    hook.when_imported("accelerate.accelerator", _save_loaders)
+    hook.when_imported("accelerate.checkpointing", _load_models)
     hook.when_imported("transformers.trainer", _change_trainer)
     fsdp_gradients.arrange()
 
 
 def _change_trainer(module: ModuleType) -> None:
-    for change in (_know_out_of_memory, _record_values, _keep_reports, _start_again_whole):
+    for change in (_know_out_of_memory, _record_values, _keep_reports, _start_again_whole, _load_random_states):
         with suppress(AttributeError):  # another version, which has not this piece: the others are changed all the same
             change(module)
+
+
+def _save_loaders(module: Any) -> None:
+    """`Accelerator.save_state` and `load_state` ask prepared loaders for their dataset and sampler, which accelerate's
+    own wrapper for XLA does not pass on (1.15.0: "'MpDeviceLoaderWrapper' object has no attribute 'dataset'")."""
+    for name in ("save_accelerator_state", "load_accelerator_state"):
+        with suppress(AttributeError):
+            setattr(module, name, _with_inner_loaders(getattr(module, name)))
+
+
+def _with_inner_loaders(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return original(*map(_inner, args), **{name: _inner(value) for name, value in kwargs.items()})
+
+    return call
+
+
+def _load_models(module: Any) -> None:
+    """`load_state` reads weights by safetensors' load_model, which cannot look at the memory of XLA tensors (0.6:
+    "Attempted to access the data pointer on an invalid python storage")."""
+    original = module.load_model
+
+    @functools.wraps(original)
+    def load_model(model: Any, filename: Any, strict: bool = True, device: Any = "cpu") -> Any:
+        named = model.state_dict(keep_vars=True)
+        if not any(tensor.device.type == "xla" for tensor in named.values()):
+            return original(model, filename, strict=strict, device=device)
+        from safetensors.torch import load_file
+
+        state = load_file(filename)
+        for name, tensor in named.items():  # tied weights are saved once, under one of their names
+            same = next((other for other in state if named.get(other) is tensor), None)
+            if name not in state and same is not None:
+                state[name] = state[same]
+        return model.load_state_dict(state, strict=strict)
+
+    module.load_model = load_model
+
+
+def _inner(value: Any) -> Any:
+    """The loaders inside, where `value` is a list of loaders."""
+    from torch_xla.distributed.parallel_loader import MpDeviceLoader
+
+    if not isinstance(value, list):
+        return value
+    return [one._loader if isinstance(one, MpDeviceLoader) else one for one in value]
 
 
 # -- the records -------------------------------------------------------------------------------------------------------
@@ -81,17 +130,34 @@ def _write(kind: type[events.Event], **fields: Any) -> None:
 
 
 def _record_values(module: Any) -> None:
-    """Every Trainer gets a callback by which its logged values (loss, learning_rate, eval_loss, ...) reach the records.
-    They are numbers by then: nothing is read from the device for it."""
+    """What any Trainer logs (loss, learning_rate, eval_loss, ...) reaches the records, on the process that logs. It is
+    numbers by then: nothing is read from the device for it. No callback: it would go home with a Trainer that does."""
+    handler = module.CallbackHandler
+    original = handler.on_log
 
-    class RecordValues(module.TrainerCallback):
-        """Passes on what a Trainer logs, on the process that logs."""
+    @functools.wraps(original)
+    def on_log(self: Any, args: Any, state: Any, control: Any, logs: Any, **kwargs: Any) -> Any:
+        if logs and state.is_world_process_zero:
+            live.log(**logs)
+        return original(self, args, state, control, logs, **kwargs)
 
-        def on_log(self, _args: Any, state: Any, _control: Any, logs: Any = None, **_: Any) -> None:
-            if logs and state.is_world_process_zero:
-                live.log(**logs)
+    handler.on_log = on_log
 
-    module.DEFAULT_CALLBACKS = [*module.DEFAULT_CALLBACKS, RecordValues]
+
+def _load_random_states(module: Any) -> None:
+    """A checkpoint that the notebook's CPU has saved has no random state of XLA. The original reads it last."""
+    cls = module.Trainer
+    original = cls._load_rng_state
+
+    @functools.wraps(original)
+    def load(trainer: Any, checkpoint: Any) -> None:
+        try:
+            original(trainer, checkpoint)
+        except KeyError as missing:
+            if missing.args != ("xla",):
+                raise
+
+    cls._load_rng_state = load
 
 
 # -- metrics reports (debug="tpu_metrics_debug") -----------------------------------------------------------------------

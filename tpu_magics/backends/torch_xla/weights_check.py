@@ -62,12 +62,14 @@ class Put:
 
 @dataclass(frozen=True)
 class Staged:
-    """Weights that were read and fit: what `load_weights` takes. `notes`: sentences that the person should read."""
+    """Weights that were read and fit: what `load_weights` takes. `notes`: sentences that the person should read;
+    `not_finite`: one about weights with NaN or Inf."""
 
     folder: Path
     puts: tuple[Put, ...]
     models: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    not_finite: str = ""
 
 
 def check(models: Mapping[str, Any], folder: Path) -> Staged:
@@ -94,7 +96,21 @@ def check(models: Mapping[str, Any], folder: Path) -> Staged:
     if broken := [*_broken_ties(models, values), *_broken_views(puts)]:
         raise _came_apart(broken, tuple(manifest.models), folder)
     notes.extend(_dtype_notes(pairs))
-    return Staged(folder, tuple(puts), tuple(models), tuple(notes))
+    return Staged(folder, tuple(puts), tuple(models), tuple(notes), _not_finite(pairs, manifest.not_finite))
+
+
+def _not_finite(pairs: Mapping[tuple[str, str], tuple[Slot, Entry]], found: Mapping[str, str]) -> str:
+    """Of parameters that were trained, and buffers with NaN: a mask may hold -inf."""
+    bad = [
+        (model, name, entry, found[entry.key])
+        for (model, name), (_, entry) in pairs.items()
+        if entry.key in found and (entry.requires_grad or found[entry.key] == "NaN")
+    ]
+    if not bad:
+        return ""
+    model, name, entry, what = next((one for one in bad if one[2].kind == "parameter"), bad[0])
+    more = f", and {len(bad) - 1} more have such values" if len(bad) > 1 else ""
+    return f"The weights that came home are not finite: {entry.kind} `{name}` of `{model}` holds {what}{more}."
 
 
 def _other_structure(model: str, different: Sequence[str], models: Sequence[str], folder: Path) -> TpuMagicsError:

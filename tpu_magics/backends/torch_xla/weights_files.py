@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +53,13 @@ class Entry:
 @dataclass(frozen=True)
 class Manifest:
     """All entries by model and name; the bytes of each file with values; and checksums: of every tensor in the
-    safetensors file by key, of the whole second file by its name."""
+    safetensors file by key, of the whole second file by its name. `not_finite`: "NaN" or "Inf", by the key of a tensor
+    that holds one."""
 
     models: Mapping[str, Mapping[str, Entry]]
     files: Mapping[str, int]
     sums: Mapping[str, int]
+    not_finite: Mapping[str, str] = field(default_factory=dict)
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -88,11 +90,12 @@ def _write(folder: Path, models: Mapping[str, Mapping[str, Entry]], tensors: Map
     plain = {key: tensor for key, tensor in tensors.items() if is_plain(tensor)}
     odd = {key: tensor for key, tensor in tensors.items() if key not in plain}
     sums: dict[str, int] = {}
+    not_finite: dict[str, str] = {}
     written = []
     if plain:
         order = weights_format.in_order(plain)
         values = zip(order, one_by_one([plain[key] for key in order]), strict=True)
-        sums.update(weights_format.write(_temporary(folder, PLAIN), plain, values))
+        sums.update(weights_format.write(_temporary(folder, PLAIN), plain, _looked_at(values, not_finite)))
         written.append(PLAIN)
     if odd:
         _save(dict(zip(odd, to_cpu(list(odd.values())), strict=True)), _temporary(folder, ODD))
@@ -102,10 +105,27 @@ def _write(folder: Path, models: Mapping[str, Mapping[str, Entry]], tensors: Map
     records = {
         model: {name: dataclasses.asdict(entry) for name, entry in entries.items()} for model, entries in models.items()
     }
-    text = json.dumps({"version": VERSION, "files": files, "sums": sums, "models": records})
+    content = {"version": VERSION, "files": files, "sums": sums, "models": records, "not_finite": not_finite}
+    text = json.dumps(content)
     _temporary(folder, MANIFEST).write_text(text, encoding="utf-8")
     for name in (*written, MANIFEST):
         _temporary(folder, name).replace(folder / name)
+
+
+def _looked_at(values: Iterable[tuple[str, Any]], found: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    """The values as they pass; `found`: those that are not finite."""
+    for key, value in values:
+        if what := not_finite(value):
+            found[key] = what
+        yield key, value
+
+
+def not_finite(tensor: Any) -> str:
+    """ "NaN" or "Inf" where a CPU tensor holds one, else "". The sum is quicker than a look at each value; it may be
+    infinite where no value is."""
+    if not tensor.is_floating_point() or torch.isfinite(tensor.sum()):
+        return ""
+    return "NaN" if tensor.isnan().any() else "Inf" if tensor.isinf().any() else ""
 
 
 def _save(tensors: Mapping[str, Any], path: Path) -> None:
@@ -165,7 +185,7 @@ def read_manifest(folder: Path) -> Manifest:
             model: {name: Entry(**{**entry, "shape": tuple(entry["shape"])}) for name, entry in entries.items()}
             for model, entries in record["models"].items()
         }
-        manifest = Manifest(models, dict(record["files"]), dict(record["sums"]))
+        manifest = Manifest(models, dict(record["files"]), dict(record["sums"]), dict(record["not_finite"]))
         for name, size in manifest.files.items():
             _check_whole(folder / name, size, manifest)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends.base import WorkerSpec
-from tpu_magics.backends.torch_xla import observe, spmd
+from tpu_magics.backends.torch_xla import observe, renewal, spmd
 from tpu_magics.backends.torch_xla.precision_asked import variables
 from tpu_magics.errors import TpuMagicsError
 
@@ -65,6 +65,7 @@ def run_worker(
         spmd.arrange(spec)
     outcome: dict[str, Any] = {}
     enter = _thread_modes()
+    renewal.remember_state()
 
     def body() -> None:
         try:
@@ -159,14 +160,26 @@ class _First:
         import torch_xla
         import torch_xla.runtime as xr
 
-        from tpu_magics.backends.torch_xla import pinned, sharded, ties, trainer, trainer_fsdp
+        from tpu_magics.backends.torch_xla import (
+            activation_checkpointing,
+            autocast,
+            pinned,
+            sharded,
+            ties,
+            trainer,
+            trainer_fsdp,
+        )
 
         ties.keep_ties()
         sharded.watch_wrappers()
         trainer.arrange()
         trainer_fsdp.arrange()
         pinned.arrange()
+        activation_checkpointing.arrange()
+        if self.spec.device == "CPU":
+            autocast.arrange()
         start_autograd_threads()
+        renewal.adopt_state()
         if self.spec.spmd is not None:
             spmd.make_mesh(self.spec)
         if self.spec.tracing is not None and self.spec.tracing.world > 1:

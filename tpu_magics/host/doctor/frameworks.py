@@ -23,7 +23,8 @@ def checks(seen: Seen) -> Iterator[Check]:
     names = _TORCH if torch else (*TENSORFLOWS, "keras")
     found = [f"{name} {seen.versions[name]}" for name in names if seen.versions.get(name)]
     fine = f"{', '.join(found)}: they fit together"
-    yield from from_problems(GROUP, "Framework", judge_framework(seen.versions, tpu, seen.host.framework), fine)
+    problems = judge_framework(seen.versions, tpu, seen.host.framework, seen.host.place.key)
+    yield from from_problems(GROUP, "Framework", problems, fine)
     if torch:
         yield _accelerate(seen)
     yield _together(seen)

@@ -6,6 +6,7 @@ explanation; each family has its own file beside this one.
 
 from __future__ import annotations
 
+import functools
 import re
 import signal
 from collections.abc import Callable, Sequence
@@ -92,6 +93,7 @@ def user_line(failure: Failure, outcome: WorkerOutcome) -> Frame | None:
 # -- words --------------------------------------------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=16)  # each explainer asks for the same few
 def plain(text: str) -> str:
     """Text without a terminal's control sequences."""
     return _TERMINAL.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))

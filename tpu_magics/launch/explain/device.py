@@ -41,6 +41,21 @@ _HBM_LEFT = re.compile(
 )
 
 
+# -- not used -----------------------------------------------------------------------------------------------------
+
+
+def host_trained(_failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
+    """--strict, and the run trained on the host alone."""
+    if base.error_type(outcome) != "HostTraining":
+        return None
+    what, _, rest = base.error_text(outcome).partition(". ")
+    return Explanation(
+        f"{what}.",
+        f"--strict was given: a run that trains nothing on the device has failed. {base.UNCHANGED}",
+        f"{rest} Without --strict the weights come home all the same, with a warning.",
+    )
+
+
 # -- who holds it -------------------------------------------------------------------------------------------------
 
 
@@ -204,4 +219,4 @@ def _weights(failure: Failure) -> str:
     return f" The models' weights alone are {base.precise(failure.models_bytes)}." if failure.models_bytes else ""
 
 
-EXPLAINERS = (in_use, lock_file, busy, forbidden, worker_addresses, hbm, metadata, nprocs)
+EXPLAINERS = (host_trained, in_use, lock_file, busy, forbidden, worker_addresses, hbm, metadata, nprocs)

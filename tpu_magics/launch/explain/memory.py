@@ -29,6 +29,7 @@ _REFUSED = (
     re.compile(r"Unable to allocate (?P<text>[\d.]+ [KMGTPE]?i?B)"),
     re.compile(r"Cannot allocate memory|std::bad_alloc"),
 )
+_NO_THREAD = re.compile(r"can't start new thread|pthread_create\(\) failed|^MemoryError", re.MULTILINE)
 _REFUSED_TYPES = ("MemoryError", "_ArrayMemoryError")  # Python's, which has no text, and numpy's
 _LISTED = 4
 
@@ -132,6 +133,20 @@ def _move(line: str) -> str:
 
 
 # -- the explainers -----------------------------------------------------------------------------------------------
+
+
+def limited(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
+    """RLIMIT_AS: the process was refused memory that the machine had."""
+    limit = outcome.address_space
+    if limit is None or was_short(failure) or not (_refused(outcome) or _NO_THREAD.search(base.evidence(outcome))):
+        return None
+    return Explanation(
+        f"Rank {outcome.rank} was refused host memory{base.at(failure, outcome)}: its address space is limited to "
+        f"{base.size(limit)} (RLIMIT_AS).",
+        f"The machine had memory: {free_memory(failure)}. The limit was set by resource.setrlimit(RLIMIT_AS), or by "
+        "`ulimit -v` where Jupyter was started. Threads and compiled programs map far more than they use.",
+        f"Take the limit away, or raise it. {base.UNCHANGED}",
+    )
 
 
 def signalled(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:

@@ -30,7 +30,7 @@ def too_many(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     again = [event for event in found if event.recompile]
     causes = Counter(event.cause for event in again)
     most = ", ".join(f"{cause} {count} times" if count > 1 else cause for cause, count in causes.most_common())
-    expected = sorted(again, key=lambda event: event.cause == "optimizer-state")  # nothing can be done about that one
+    expected = sorted(again, key=lambda event: event.expected)  # nothing can be done about those
     fixes = dict.fromkeys(event.fix for event in expected if event.fix)
     return Explanation(
         f"The run was stopped at recompile {len(again) or int(limit[1]) + 1}: --max-recompiles allows {limit[1]}.",

@@ -71,13 +71,13 @@ def disk_full(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     sure = "the disk is full" if not short else "a file could not be written to its end; most likely the disk is full"
     return Explanation(
         f"Rank {outcome.rank} could not write{f' {path}' if path else ''}{base.at(failure, outcome)}: {sure}.",
-        f"{_free(path or failure.run)}{base.one_line(text)}",
+        f"{free_space(path or failure.run)}{base.one_line(text)}",
         "Free some space (old runs are in .tpu_runs, checkpoints where you write them), or write elsewhere: set "
         "TPU_MAGICS_RUNS to a folder on another disk for the runs. Then run the cell again.",
     )
 
 
-def _free(path: str) -> str:
+def free_space(path: str) -> str:
     """Free bytes on the disk that holds `path`, measured now."""
     for folder in (Path(path), *Path(path).parents) if path else ():
         try:

@@ -11,8 +11,8 @@ import shutil
 import signal
 from typing import TYPE_CHECKING
 
-from tpu_magics.launch import frames
-from tpu_magics.launch.explain import base, memory
+from tpu_magics.launch import frames, process
+from tpu_magics.launch.explain import base, memory, results
 from tpu_magics.launch.explain.base import Explanation
 
 if TYPE_CHECKING:
@@ -26,6 +26,22 @@ _SHARED_TEXT = re.compile(
 )
 _LAST_WORDS = (
     r"terminate called|what\(\):|[Cc]heck failed|Fatal Python error|^F\d{4} |INTERNAL|double free|free\(\)|malloc"
+)
+_RAISED = r"^[\w.]+(?:Error|Exception|Exit|Interrupt)\b"
+_DESCRIPTORS = re.compile(r"\[Errno (?:23|24)\]|Too many open files")
+_CLOSE = (
+    "Close the files, sockets and processes that are opened (use `with`), call "
+    "torch.multiprocessing.set_sharing_strategy('file_system') where DataLoader workers send tensors, or raise the "
+    "limit: resource.setrlimit(resource.RLIMIT_NOFILE, ...), `ulimit -n` before Jupyter starts."
+)
+# What our own part of a worker lacked: what it said, why, what to do.
+_USED_UP = (
+    (_DESCRIPTORS, "The notebook or the function has used up the file descriptors of a process.", _CLOSE),
+    (
+        r"\[Errno (?:28|122)\]",
+        "The disk of the run folder is full.",
+        "Free some space, or set TPU_MAGICS_RUNS to a folder on another disk, and run the cell again.",
+    ),
 )
 _MEANING = {
     signal.SIGSEGV: "a crash in native code",
@@ -127,12 +143,54 @@ def silent_exit(_failure: Failure, outcome: WorkerOutcome) -> Explanation | None
     if outcome.signal is not None or outcome.end is not None:
         return None
     last = base.line_with(r"\S", base.plain(outcome.log_tail))
-    code = "an unknown exit code" if outcome.exit_code is None else f"exit code {outcome.exit_code}"
+    code = "exit code unknown" if outcome.exit_code is None else f"exit code {outcome.exit_code}"
     return Explanation(
-        f"Rank {outcome.rank} ended with {code} before the function returned.",
+        f"Rank {outcome.rank} ended itself without finishing ({code}).",
         "Something called os._exit(), or exit() in native code: no exception was raised."
         + (f" Its last line of output: {last}" if last else " It wrote no output."),
         f"Take the call out, or raise an exception instead. The rank's whole output: %tpu_logs -r {outcome.rank}",
+    )
+
+
+def machinery(_failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
+    """Our own part of the worker failed, before the user's code or after it (process.fork_worker)."""
+    if outcome.exit_code != process.CRASHED or outcome.end is not None:
+        return None
+    text = f"{base.plain(outcome.stack)}\n{base.plain(outcome.log_tail)}"
+    said = base.line_with(_RAISED, text) if "Traceback (most recent call last)" in text else ""
+    if not said:
+        return None
+    known = next((row[1:] for row in _USED_UP if re.search(row[0], said)), None)
+    why, todo = known or ("This is an error of tpu_magics.", "Run the cell again; please report the whole output.")
+    return Explanation(
+        f"Rank {outcome.rank} failed outside of the function: {said}",
+        why,
+        f"{todo} The rank's whole output: %tpu_logs -r {outcome.rank}",
+    )
+
+
+def unrecorded(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
+    """It came to its end and could not write that down."""
+    if outcome.exit_code != process.UNRECORDED or outcome.end is not None:
+        return None
+    said = base.line_with("could not be written", base.plain(outcome.log_tail))
+    return Explanation(
+        f"Rank {outcome.rank} ended, and its last record could not be written{f': {said}' if said else ''}.",
+        f"Without that record it is not known how it ended. {results.free_space(failure.run)}A full disk keeps files "
+        "from growing, and so does resource.setrlimit(RLIMIT_FSIZE).",
+        f"Free some space, set TPU_MAGICS_RUNS to a folder on another disk, or take the limit away. {base.UNCHANGED}",
+    )
+
+
+def descriptors(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
+    """The function has used up what a process may have open."""
+    text = base.error_text(outcome)
+    if not _DESCRIPTORS.search(text):
+        return None
+    return Explanation(
+        f"Rank {outcome.rank} ran out of file descriptors{base.at(failure, outcome)}.",
+        f"It was told: {base.one_line(text)}",
+        f"{_CLOSE} {base.UNCHANGED}",
     )
 
 
@@ -163,12 +221,16 @@ def child_died(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
 
 EXPLAINERS = (
     shared_memory,
+    memory.limited,
     memory.signalled,
     memory.child_died,
     memory.refused,
     late_death,
     crashed,
     killed,
+    machinery,
+    unrecorded,
     silent_exit,
+    descriptors,
     child_died,
 )

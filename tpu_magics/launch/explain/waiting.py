@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tpu_magics.launch import frames
 from tpu_magics.launch.explain import base
 from tpu_magics.launch.explain.base import Explanation
-from tpu_magics.runs.events import Frame
+from tpu_magics.runs.events import STOPPED, Frame
 
 if TYPE_CHECKING:
     from tpu_magics.launch.diagnose import Failure, WorkerOutcome
@@ -131,6 +131,8 @@ def interrupted(failure: Failure) -> Explanation:
 
 def _hanging(failure: Failure) -> list[WorkerOutcome]:
     """The ranks in another place than the others: those outside a collective, else a minority."""
+    if any(one.end is not None and one.end.status == STOPPED for one in failure.outcomes):
+        return []  # a rank came to the end of its step when it was asked to
     stacks = {one.rank: base.stack_of(failure, one) for one in failure.outcomes if not _returned(one)}
     known = [one for one in failure.outcomes if stacks.get(one.rank)]
     outside = [one for one in known if not _waits_in(stacks[one.rank])]
@@ -142,7 +144,7 @@ def _hanging(failure: Failure) -> list[WorkerOutcome]:
 
 
 def _returned(outcome: WorkerOutcome) -> bool:
-    return outcome.end is not None
+    return outcome.end is not None and outcome.end.status != STOPPED
 
 
 def _minority(known: Sequence[WorkerOutcome], stacks: dict[int, tuple[Frame, ...]]) -> list[WorkerOutcome]:
@@ -180,7 +182,7 @@ def position(failure: Failure, outcome: WorkerOutcome) -> str:
     line = frames.last_user_frame(stack)
     if line is None:
         return "where in your code is not available (it left no stack)"
-    waits = _waits_in(stack)
+    waits = "" if outcome.end is not None else _waits_in(stack)  # one that was asked to stop has ended its step there
     return f"{base.at_line(line).strip()}{f', waiting in {waits}' if waits else ''}"
 
 

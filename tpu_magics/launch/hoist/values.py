@@ -12,8 +12,10 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
+import functools
 import importlib
 import importlib.util
+import re
 import sys
 from collections import ChainMap, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
@@ -104,12 +106,24 @@ class Source:
 
     def code(self, node: ast.AST) -> str:
         """The first line of what the person wrote, shortened."""
-        segment = (
-            ast.get_source_segment(self.text, node) if self.text and isinstance(node, (ast.expr, ast.stmt)) else ""
-        )
-        first, *rest = (segment or ast.unparse(node)).strip().splitlines() or [""]
+        first, *rest = (self._first_line(node) or ast.unparse(node)).strip().splitlines() or [""]
         shown = first if len(first) <= CODE_LENGTH else first[: CODE_LENGTH - 3] + "..."
         return shown + " ..." if rest and not shown.endswith("...") else shown
+
+    def _first_line(self, node: ast.AST) -> str:
+        """The line that a node begins in, and a second where it goes on. (ast.get_source_segment splits the whole text
+        for each node.)"""
+        if not (self.text and isinstance(node, (ast.expr, ast.stmt)) and node.end_lineno):
+            return ""
+        line = _lines(self.text)[node.lineno - 1]
+        if node.end_lineno == node.lineno:
+            return line[node.col_offset : node.end_col_offset].decode()
+        return f"{line[node.col_offset :].decode()}\n..."
+
+
+@functools.lru_cache(maxsize=8)
+def _lines(text: str) -> list[bytes]:
+    return [line.encode() for line in re.split(r"\r\n|\r|\n", text)]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import pickle
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -25,13 +24,12 @@ from typing import Any
 
 from tpu_magics.host import free_disk
 from tpu_magics.launch.pods.task import DISPLAYS, LOG, OUTPUT, PARCEL, RECORDS, RESULTS, TASK, HostTask, read_state
-from tpu_magics.runs.alive import process_started, same_process
-from tpu_magics.runs.files import RunFiles
+from tpu_magics.runs import private
+from tpu_magics.runs.files import RunFiles, private_root
 
 CHUNK = 4 << 20  # bytes of files in one answer; of records there may be as many again
 LOOK_EVERY = 0.02  # seconds
 _BY_LINES = (".jsonl",)  # sent in whole lines: those of several hosts go into one file
-OWNER = "carrier"  # file: pid, start time and machine of the process that has the folder
 GRACE = 5.0  # seconds in which a process that was told to stop ends
 # Variables of Ray's that are for its own worker process. Ray sets the number of threads to its CPUs (2.60).
 _RAYS_OWN = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
@@ -44,10 +42,10 @@ class Carrier:
     """One host of a run."""
 
     def __init__(self, name: str) -> None:
-        root = _root()
-        _sweep(root)
+        root = private.private_or_new(private_root() / "hosts")  # what is loaded from there are pickles
+        private.remove_orphans(root)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root))
-        (self.folder / OWNER).write_text(f"{os.getpid()} {process_started(os.getpid())} {_machine()}")
+        private.note_owner(self.folder)
         self.process: subprocess.Popen[bytes] | None = None
 
     def hello(self, ports: int) -> dict[str, Any]:
@@ -173,41 +171,6 @@ def _free_ports(count: int) -> Iterator[int]:
             yield int(probe.getsockname()[1])
 
 
-def _root() -> Path:
-    """The folder of this account's hosts' folders; a new one where another account has taken its name: what is loaded
-    from there are pickles."""
-    mine = Path(tempfile.gettempdir()) / f"tpu_runs-{os.getuid()}"
-    mine.mkdir(mode=0o700, exist_ok=True)
-    root = (mine if _is_ours(mine) else Path(tempfile.mkdtemp(prefix="tpu_runs-"))) / "hosts"
-    root.mkdir(mode=0o700, exist_ok=True)
-    return root
-
-
-def _is_ours(path: Path) -> bool:
-    """Whether it is a real folder that only this account can change."""
-    found = path.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
-
-
-def _machine() -> str:
-    """Where a pid means this process: hosts may share the temporary folder, containers of one host too."""
-    try:
-        return f"{socket.gethostname()}/{Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return socket.gethostname()
-
-
-def _sweep(root: Path) -> None:
-    """Take away what carriers of this machine have left that were killed with their node."""
-    for folder in root.iterdir():
-        try:
-            pid, started, machine = (folder / OWNER).read_text().split()
-            if machine == _machine() and not same_process(int(pid), int(started)):
-                _remove(folder)
-        except (OSError, ValueError):
-            continue  # another carrier is making or removing it just now
-
-
 def _remove(folder: Path) -> None:
-    shutil.rmtree(RunFiles(folder).scratch_path, ignore_errors=True)
+    private.remove_scratch(RunFiles(folder))
     shutil.rmtree(folder, ignore_errors=True)

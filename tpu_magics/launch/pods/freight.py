@@ -48,7 +48,8 @@ _SHELLS_OWN = frozenset({"get_ipython", "In", "Out", "exit", "quit", "open", "_"
 class Freight:
     """`work`: without what is hoisted; `models`: those that come home, by name, hoisted ones left out; `hoisted`: names
     and lines of those; `arguments`, `source`: of the function, to find them again; `tree`: the statements of a cell;
-    `names`: what they read of the notebook; `script`: the text of a script; `state`: Backend.process_state."""
+    `names`: what they read of the notebook; `script`: the text of a script; `state`: Backend.process_state; `form`: of
+    the objects that the work reaches (launch/state/walk.py, Snapshot.form)."""
 
     backend: Backend
     work: Work
@@ -60,6 +61,7 @@ class Freight:
     names: Mapping[str, Any] = field(default_factory=dict)
     script: bytes | None = None
     state: Any = None
+    form: int = -1
     environment: Mapping[str, str] = field(default_factory=dict)
     cell_names: Mapping[str, str] = field(default_factory=dict)
     cell_ids: Mapping[str, str] = field(default_factory=dict)

@@ -92,6 +92,12 @@ def with_options(pod: Pod, options: Options) -> Pod:
             "There each host has its own processes, one for each chip.",
             "Leave --spmd away, or train on this host alone: %tpu_init --hosts off",
         )
+    if options.keep_partial:
+        raise TpuMagicsError(
+            "--keep-partial is not available on several hosts.",
+            "There results are fetched from the hosts once the run has ended well.",
+            "Leave --keep-partial away and save checkpoints, or train on this host alone: %tpu_init --hosts off",
+        )
     return with_ranks(pod, options.processes)
 
 
@@ -107,6 +113,7 @@ def pod_plan(pod: Pod, options: Options) -> Plan:
         steps=options.steps,
         timeout=options.timeout,
         max_recompiles=options.max_recompiles,
+        strict=options.strict,
         cache=current.cache,
         collective_timeout=options.collective_timeout or current.collective_timeout or COLLECTIVE_TIMEOUT,
     )
@@ -145,6 +152,8 @@ class PodGoing(Going):
             cell_names=self.cell_names,
             cell_ids=dict(notebook.cell_ids()),
         )
+        self.snapshot = self.take_snapshot()
+        gathered = replace(gathered, form=self.snapshot.form())
         self.parcel = packed(gathered, notebook.namespace, freight.texts(self.cell_names))
 
     def fork(self) -> None:
@@ -182,6 +191,7 @@ class PodGoing(Going):
             environment=made.environment,
             steps=made.steps,
             max_recompiles=made.max_recompiles,
+            strict=made.strict,
             cache=made.cache,
             rehearsed=made.rehearsed,
             collective_timeout=made.collective_timeout,

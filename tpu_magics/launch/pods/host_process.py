@@ -28,7 +28,9 @@ from tpu_magics.launch import failure, process, supervise, worker
 from tpu_magics.launch.pods import freight, parcel
 from tpu_magics.launch.pods.task import ENDED, PARCEL, REFUSED, RUNNING, TASK, HostState, HostTask
 from tpu_magics.launch.relay import NoScreen, Relay
+from tpu_magics.launch.state.walk import take
 from tpu_magics.runs.files import RunFiles
+from tpu_magics.runs.private import make_scratch
 
 
 def main(folder: Path) -> int:
@@ -82,7 +84,9 @@ def _prepared(task: HostTask, folder: Path) -> worker.Task:
     work = freight.made(got, space, folder)
     for path in folder.glob("array-*.bin"):
         path.unlink()  # it stays mapped
-    return worker.Task(got.backend, work, RunFiles(folder), got.cell_names, got.cell_ids)
+    snapshot = take(work.roots(), got.backend.object_state(), work.models)
+    snapshot.elsewhere = snapshot.form() != got.form or got.form == -1
+    return worker.Task(got.backend, work, RunFiles(folder), got.cell_names, got.cell_ids, snapshot)
 
 
 def _main_of_its_own(shell: bool) -> dict[str, Any]:
@@ -113,6 +117,7 @@ def spec(task: HostTask, index: int, scratch: Path, environment: dict[str, str |
         max_steps=task.steps,
         replicas=task.replicas,
         max_recompiles=task.max_recompiles,
+        strict=task.strict,
         scratch=scratch / f"worker-{index}",
         cache=task.cache,
         meeting=scratch if task.rehearsed else None,
@@ -151,8 +156,9 @@ class _Run:
         process.flush_everything()
         with process.interrupts_held():
             try:
+                scratch = make_scratch(self.made.files)
                 for index in range(self.task.workers):
-                    children.append(self._fork_one(index, environment))
+                    children.append(self._fork_one(index, scratch, environment))
             finally:
                 self.watch = self._watching(children)
                 if len(children) < self.task.workers:
@@ -161,9 +167,9 @@ class _Run:
         self.watch.run()
         self._tell(ENDED)
 
-    def _fork_one(self, index: int, environment: dict[str, str | None]) -> supervise.Watched:
+    def _fork_one(self, index: int, scratch: Path, environment: dict[str, str | None]) -> supervise.Watched:
         files = self.made.files
-        told = spec(self.task, index, files.scratch_path, environment)
+        told = spec(self.task, index, scratch, environment)
         pid = process.fork_worker(lambda: worker.main(self.made, told), files.stacks_path(told.number))
         return supervise.Watched(told.number, pid, told.number)
 
@@ -216,6 +222,8 @@ def _row(one: supervise.Watched) -> dict[str, Any]:
         "signal": one.signal,
         "ended": one.ended,
         "stopped_by_us": one.stopped_by_us,
+        "good": one.good,
+        "address_space": one.address_space,
         "peak_rss": meter.peak_rss if meter else None,
         "peak_pss": meter.peak_pss if meter else None,
     }

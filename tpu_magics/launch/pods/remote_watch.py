@@ -137,7 +137,9 @@ class RemoteWatch(Watch):
             worker.exit_code, worker.signal, worker.ended = row["exit"], row["signal"], row["ended"]
             if worker.meter is not None:
                 worker.meter.peak_rss, worker.meter.peak_pss = row["peak_rss"] or 0, row["peak_pss"]
-            self._note_failure(worker)
+            worker.address_space = row["address_space"]
+            if not row["good"]:  # its records may be on their way still
+                self._note_failure(worker)
         low = link.state.get("memory_low")
         if low:
             self.memory_low = min(self.memory_low, low)
@@ -145,7 +147,7 @@ class RemoteWatch(Watch):
             self._note_gone(link)
 
     def _note_failure(self, worker: Watched) -> None:
-        if not worker.good and not worker.stopped_by_us and self._first_failure is None:
+        if not worker.stopped_by_us and self._first_failure is None:
             self.reason, self._first_failure = "worker", time.time()  # our clock: theirs may differ
 
     def _note_gone(self, link: Link) -> None:
@@ -209,6 +211,7 @@ class RemoteWatch(Watch):
 
     def _finish(self) -> None:
         if not self.released:
+            self._read_events()
             self._fetch_results()
         super()._finish()
 

@@ -35,6 +35,7 @@ class HostTask:
     environment: Mapping[str, str | None] = field(default_factory=dict)
     steps: int | None = None
     max_recompiles: int | None = None
+    strict: bool = False
     cache: str = ""
     rehearsed: bool = False
     store: tuple[str, int] | None = None

@@ -47,7 +47,7 @@ def observing(writer: EventWriter, watching: Watching) -> Iterator[Observer]:
         writer.write(events.Warned(round(time.time(), 3), writer.rank, code="not-observed", text=text))
 
     found = armed.arm(watching.device)
-    dumps = Dumps(found.folder, context.context().has_function) if found.folder is not None else None
+    dumps = Dumps(found.folder, context.context().has_function, found.theirs) if found.folder is not None else None
     if dumps is not None:
         dumps.empty()  # of code outside of a run
     else:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,11 @@ from tpu_magics.runs import locked
 FLAGS = "--xla_dump_hlo_as_text --xla_dump_disable_metadata"
 NAMED = "before_optimizations.txt"
 _VARIABLE = "XLA_FLAGS"
-_THEIRS = "XLA_FLAGS already sends XLA's dump to a folder of yours"
+_TEXT = "--xla_dump_hlo_as_text"
+_UNREAD = (
+    "XLA_FLAGS sends XLA's dump to {folder}, and XLA wrote no text of a compile there: add --xla_dump_hlo_as_text to "
+    "XLA_FLAGS, take what chooses modules out of it, and restart the kernel"
+)
 _TOO_LATE = (
     "XLA had compiled before this run and reads XLA_FLAGS only once: restart the kernel, and let %tpu_init or the run "
     "come before the first compile"
@@ -32,10 +37,12 @@ _NONE_ON_TPU = "the TPU's compiler wrote no dump into a folder of this host"
 
 @dataclass(frozen=True)
 class Armed:
-    """`folder`: where XLA dumps; None where it does not, and `reason` says why."""
+    """`folder`: where XLA dumps; None where it does not, and `reason` says why. `theirs`: XLA_FLAGS had named it
+    before: what lies there is the person's."""
 
     folder: Path | None
     reason: str = ""
+    theirs: bool = False
 
 
 _armed: list[Armed] = []
@@ -50,7 +57,7 @@ def arm(device: str) -> Armed:
 
 def _arm(device: str) -> Armed:
     if "xla_dump_to" in os.environ.get(_VARIABLE, ""):
-        return Armed(None, _THEIRS)
+        return _theirs(os.environ[_VARIABLE], device)
     try:
         folder = locked.make()
     except OSError as error:
@@ -70,6 +77,35 @@ def _arm(device: str) -> Armed:
         return Armed(None, _TOO_LATE if device == "CPU" else _NONE_ON_TPU)
     atexit.register(_remove, folder, os.getpid())
     return Armed(dumps)
+
+
+def _theirs(flags: str, device: str) -> Armed:
+    """Where XLA dumps for the person: a first compile shows whether it can be read there."""
+    folder = _folder_in(flags)
+    if folder is None:
+        return Armed(None, _UNREAD.format(folder="no folder"))
+    before = _texts(folder)
+    try:
+        with _flags(_TEXT):  # without it there is none where XLA_FLAGS asks for protos
+            _compile(device)
+    except Exception as error:
+        return Armed(None, f"a first compile failed ({type(error).__name__}: {error})"[:300])
+    return Armed(folder, theirs=True) if _texts(folder) != before else Armed(None, _UNREAD.format(folder=folder))
+
+
+def _folder_in(flags: str) -> Path | None:
+    try:
+        found = [one.partition("=")[2] for one in shlex.split(flags) if one.startswith("--xla_dump_to=")]
+    except ValueError:  # a quotation without its end
+        found = []
+    return Path(found[-1]) if found and found[-1] not in ("", "-", "sponge") else None
+
+
+def _texts(folder: Path) -> dict[str, int]:
+    """The modules' texts there, with the time of each."""
+    if not folder.is_dir():
+        return {}
+    return {one.name: one.stat().st_mtime_ns for one in folder.iterdir() if one.name.endswith(NAMED)}
 
 
 def _remove(folder: locked.LockedFolder, owner: int) -> None:

@@ -5,7 +5,8 @@ and what a compile means.
 
 Read and seen in TensorFlow 2.21: each compile writes `module_NNNN.a_inference_NAME_UID__....before_optimizations.txt`
 (of the FunctionDef `__inference_NAME_UID`), the assignment of its buffers, and a hundred files that nobody needs here.
-The first is written when XLA begins, the last when it is done.
+The first is written when XLA begins, the last when it is done. In a folder of the person's, which XLA_FLAGS had named
+before, nothing is removed; what an earlier process left there XLA writes over, which the folder's time does not show.
 """
 
 from __future__ import annotations
@@ -40,16 +41,20 @@ class Module:
 
 
 class Dumps:
-    """The folder of this process; `known` tells whether a FunctionDef has a name."""
+    """The folder of this process, or of the person's (`theirs`); `known` tells whether a FunctionDef has a name."""
 
-    def __init__(self, folder: Path, known: Callable[[str], bool]) -> None:
+    def __init__(self, folder: Path, known: Callable[[str], bool], theirs: bool = False) -> None:
         self.folder = folder
         self.known = known
+        self.theirs = theirs
         self.seen = 0
+        self._read: dict[Path, int] = {}  # the texts that were there at the last look, where none is removed
 
     def changed(self) -> bool:
-        """Whether anything was written since the last look. Takes about two microseconds."""
-        return self.folder.stat().st_mtime_ns != self.seen
+        """Whether anything was written since the last look. Takes about two microseconds in a folder of ours."""
+        if self.folder.stat().st_mtime_ns != self.seen:
+            return True
+        return any(_written(path) != written for path, written in self._read.items())
 
     def read(self) -> list[Module]:
         """The compiles since the last look, in the order in which they began; their files are removed."""
@@ -62,27 +67,40 @@ class Dumps:
         return [one for one in found if one is not None]
 
     def empty(self) -> None:
-        """Remove what lies there."""
+        """Remove what lies there, or note that it was seen."""
+        self.seen = self.folder.stat().st_mtime_ns
+        if self.theirs:
+            self._read = {path: _written(path) for path in self.folder.iterdir() if path.name.endswith(NAMED)}
+            return
         for path in self.folder.iterdir():
             with contextlib.suppress(OSError):
                 path.unlink()
         self.seen = self.folder.stat().st_mtime_ns
 
     def _module(self, paths: list[Path]) -> Module | None:
-        text = next((path for path in paths if path.name.endswith(NAMED)), None)
+        text = next((path for path in paths if path.name.endswith(NAMED) and self._is_new(path)), None)
         if text is None:
             return None
-        times = [path.stat().st_mtime_ns for path in paths]
+        begun = _written(text)
+        paths = [path for path in paths if _written(path) >= begun]
+        times = [_written(path) for path in paths]
         graph = _graph(text)
         name = text.name.partition(".")[2]
         seconds = (max(times) - min(times)) / 1e9
         digest = hlo.fingerprint(graph)[:32] if graph is not None else ""
         return Module(name, self._function(name), Told(digest, _memory(paths), seconds, graph))
 
+    def _is_new(self, text: Path) -> bool:
+        return self._read.get(text) != _written(text)
+
     def _function(self, name: str) -> str:
         """XLA puts an "a" before a name, and what it likes behind it."""
         candidates = ("_" + name[1 : match.end()] for match in _UID.finditer(name))
         return next((one for one in candidates if self.known(one)), "")
+
+
+def _written(path: Path) -> int:
+    return path.stat().st_mtime_ns
 
 
 def _graph(path: Path) -> hlo.Graph | None:

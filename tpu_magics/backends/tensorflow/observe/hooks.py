@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from tpu_magics.backends.tensorflow.jit_functions import as_tensorflows
+
 if TYPE_CHECKING:
     from tpu_magics.backends.tensorflow.observe.observer import Observer
 
@@ -36,7 +38,8 @@ def installed(observer: Observer) -> Iterator[list[str]]:
             except (ImportError, AttributeError) as error:
                 missing.append(f"{what} ({error})")
                 continue
-            around.enter_context(_replaced(owner, name, wrap(original, observer), original))
+            ours = as_tensorflows(wrap(original, observer))  # its errors show the stack of what is traced
+            around.enter_context(_replaced(owner, name, ours, original))
         yield missing
 
 
@@ -57,6 +60,7 @@ def _function_call(original: Wrapped, observer: Observer) -> Wrapped:
     ident = threading.get_ident
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
         if observer.closed or ident() != observer.thread:
             return original(self, *args, **kwargs)
         traces = _traces(self)
@@ -92,6 +96,7 @@ def _concrete_call(original: Wrapped, observer: Observer) -> Wrapped:
     eagerly = context.executing_eagerly
 
     def _call_flat(self: Any, tensor_inputs: Any, captured_inputs: Any) -> Any:
+        __tracebackhide__ = True
         if observer.closed or ident() != observer.thread:
             return original(self, tensor_inputs, captured_inputs)
         if not eagerly():
@@ -119,6 +124,7 @@ def _apply(original: Wrapped, observer: Observer) -> Wrapped:
     from tensorflow.python.eager import context
 
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
         idle = not (observer.closed or observer.inside or observer.applying)
         if not idle or threading.get_ident() != observer.thread or not context.executing_eagerly():
             return original(self, *args, **kwargs)
@@ -135,6 +141,7 @@ def _apply(original: Wrapped, observer: Observer) -> Wrapped:
 
 def _epoch_end(original: Wrapped, observer: Observer) -> Wrapped:
     def on_epoch_end(self: Any, epoch: Any, logs: Any = None) -> Any:
+        __tracebackhide__ = True
         if not observer.closed and threading.get_ident() == observer.thread:
             observer.epoch(logs)
         return original(self, epoch, logs)
@@ -146,6 +153,7 @@ def _next(original: Wrapped, observer: Observer) -> Wrapped:
     evidence = observer.evidence
 
     def __next__(self: Any) -> Any:
+        __tracebackhide__ = True
         evidence.iterator = self
         return original(self)
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from tpu_magics.backends.observing import hlo
 from tpu_magics.backends.observing.compiled import Verdict
-from tpu_magics.backends.torch_xla.observe.compiled import Compiled, Number
+from tpu_magics.backends.torch_xla.observe.compiled import Compiled, Number, short_path
 from tpu_magics.runs.events import Input, Site
 
 T = TypeVar("T")
@@ -29,6 +29,8 @@ _STATE = {
     False: "the optimizer's state is an input now, before it was made in the step",
     True: "the optimizer's state is made in this step, before it was an input",
 }
+_NO_ACTION = "Expected once. No action needed."
+_TRAINERS = " (of Trainer: dataloader_drop_last=True)"
 # torch_xla writes a Python number into the graph as data, except these, which become constants (special scalars).
 _BAKED = (0, 1)
 _PLAIN_OPS = frozenset({"constant", "parameter", "broadcast", "multiply", "add", "subtract", "convert", "reshape"})
@@ -74,12 +76,67 @@ def explain(new: Compiled, old: Compiled) -> Verdict:
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
+def _other_part(pair: Pair) -> Verdict | None:
+    """The first graph of a part of what a library does in this line."""
+    new, old = pair.new.part, pair.old.part
+    if not new.first or new.place is None:
+        return None
+    if pair.new.trigger == "read":
+        return _library_read(pair)
+    if new.weights and (new.place, new.weights) == (old.place, old.weights):
+        return None
+    return _part(pair, f"This line runs several graphs; this one for the first time: {new.text}")
+
+
+def _part(pair: Pair, what: str) -> Verdict:
+    return Verdict("new-part", f"{what}.", _NO_ACTION, pair.evidence)
+
+
+def _library_read(pair: Pair) -> Verdict:
+    part = pair.new.part
+    within = f"{part.work}, " if part.work else ""
+    return Verdict(
+        "early-read",
+        f"A library reads a value in the middle of a step: {within}{part.line}. What leads to it is run by itself.",
+        "Each place of a read costs one compile, and the step waits for it. Use a setting that avoids it (of Trainer: "
+        "a larger logging_steps; of a transformers model: no attention_mask where nothing is padded).",
+        pair.evidence,
+    )
+
+
+def _results_joined(pair: Pair) -> Verdict | None:
+    """Results of batches that are joined on the device, longer with each."""
+    new, change = pair.new, pair.change
+    joins = new.told.graph is not None and new.told.graph.counts["concatenate"] > 0
+    if change is None or not joins or new.part.activity != "evaluation" or new.part.weights:
+        return None
+    if not dict(change.added).get("concatenate") and not any(now > before for before, now in change.dims):
+        return None
+    return Verdict(
+        "live-tensors",
+        "The results of evaluation are joined on the device, and with each batch they are longer, so each batch "
+        f"compiles (run at {new.part.line}).",
+        "Let them go to the host after each batch: TrainingArguments(eval_accumulation_steps=1).",
+        pair.evidence,
+    )
+
+
+def _between_steps(pair: Pair) -> Verdict | None:
+    """What a library leaves to the loader's sync, besides the steps: a sum of losses set back to 0."""
+    new, facts = pair.new.part, pair.new.facts
+    if new.place is None or new.weights or facts.backward or facts.stepped or pair.new.inputs or not pair.other_ops:
+        return None
+    if pair.new.trigger not in ("loader", "sync"):
+        return None
+    return _part(pair, f"This line runs several graphs; this is a small one of its own, without a model: {new.text}")
+
+
 def _other_place(pair: Pair) -> Verdict | None:
     """The user's line is the same, but a library runs the graph from another place of it, for the first time."""
     if pair.new.through == pair.old.through or not pair.other_ops:
         return None
     path, function = next(iter(_outer(pair.new.through, pair.old.through)), ("", ""))
-    by = f"`{function}` of {_short_path(path)}" if function else "another function"
+    by = f"`{function}` of {short_path(path)}" if function else "another function"
     if pair.new.trigger == "read" and not function:
         return Verdict(
             "early-read",
@@ -105,10 +162,6 @@ def _outer(new: Places, old: Places) -> Places:
     return sorted(
         (place for place in reversed(new) if place not in old), key=lambda place: place[0].endswith(_DECORATORS)
     )
-
-
-def _short_path(path: str) -> str:
-    return "/".join(path.replace("\\", "/").split("/")[-2:])
 
 
 def _collective_alone(pair: Pair) -> Verdict | None:
@@ -176,7 +229,8 @@ def _input(pair: Pair) -> Verdict | None:
         return Verdict(
             "last-batch",
             f"The loader's last batch has {last} samples instead of {full}: {lines[0]}.",
-            "Give the DataLoader drop_last=True, or a batch size that divides the number of samples.",
+            f"Give the DataLoader drop_last=True{_TRAINERS if pair.new.part.place else ''}, or a batch size that "
+            "divides the number of samples.",
             lines,
         )
     if all(new.shape == old.shape for _name, new, old in pair.inputs):
@@ -222,7 +276,7 @@ def _optimizer_state(pair: Pair) -> Verdict | None:
     return Verdict(
         "optimizer-state",
         "The optimizer made its state in the first step; now it reads and updates it, which is another graph.",
-        "Nothing to change: expected once after the first step.",
+        _NO_ACTION,
         (_STATE[new.state_made], *pair.evidence),
     )
 
@@ -232,9 +286,11 @@ def _before_training(pair: Pair) -> Verdict | None:
     new, old = pair.new.facts, pair.old.facts
     if not pair.other_ops or not new.backward or old.backward or old.stepped or pair.old.inputs:
         return None
-    return _new_code(
-        pair, "The earlier graph of this line was made before the first step", "Expected once for the first step"
-    )
+    return _part(pair, f"The earlier graph of this line was made before the first step; this is {_step(pair)}")
+
+
+def _step(pair: Pair) -> str:
+    return pair.new.part.work or "the first step"
 
 
 def _cut_elsewhere(pair: Pair) -> Verdict | None:
@@ -490,6 +546,9 @@ def _unknown(pair: Pair) -> Verdict:
 RULES: tuple[Callable[[Pair], Verdict | None], ...] = (
     _collective_alone,
     _optimizer_state,
+    _results_joined,
+    _other_part,
+    _between_steps,
     _other_place,
     _before_training,
     _mode_switch,

@@ -50,6 +50,13 @@ def graphs_executed() -> int:
     return counter("UncachedCompile") + counter("CachedCompile")
 
 
+def eager() -> bool:
+    """Whether torch_xla runs each operation by itself (torch_xla.experimental.eager_mode, read in 2.9.0)."""
+    import torch_xla
+
+    return bool(torch_xla._XLAC._get_use_eager_mode())
+
+
 def tensor_id(tensor: Any) -> int:
     """torch_xla's number of a tensor on the device: younger ones have higher numbers. 0 for one that a loader put
     there: it has none for Python ("Expected XLA tensor. Got: XLAFloatType"), and nothing leads to it."""

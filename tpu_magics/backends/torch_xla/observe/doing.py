@@ -43,6 +43,7 @@ class Doing:
         self.values: list[Number] = []
         self.backward = False
         self.stepped = False
+        self.optimizer = ""
         self.state_made = False
         self.autocast: set[str] = set()
         self.rates: dict[str, Number] = {}
@@ -72,7 +73,7 @@ class Doing:
 
     def optimizer_steps(self, optimizer: Any) -> None:
         """With which numbers: a scheduler may have changed them by the time of the sync."""
-        kind = type(optimizer).__name__
+        kind = self.optimizer = type(optimizer).__name__
         for number, group in enumerate(optimizer.param_groups):
             rate = group.get("lr")
             if isinstance(rate, (int, float)):
@@ -90,6 +91,7 @@ class Doing:
             values=tuple(self.values),
             backward=self.backward,
             stepped=self.stepped,
+            optimizer=self.optimizer,
             state_made=self.state_made,
             autocast=frozenset(self.autocast),
             grad=grad,
@@ -143,6 +145,11 @@ def leaves(name: str, value: Any, depth: int = _DEEP) -> Iterator[tuple[str, Any
     elif depth and isinstance(value, (list, tuple)):
         for item in value:
             yield from leaves("", item, depth - 1)
+
+
+def any_on_device(tensors: Any) -> bool:
+    """Whether any of what a backward pass begins at is on the XLA device."""
+    return any(tensor.is_xla for _name, tensor in leaves("", [tensors]))
 
 
 def batch_size(batch: Any) -> int | None:

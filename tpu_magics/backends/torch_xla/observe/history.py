@@ -9,10 +9,10 @@ from tpu_magics.backends.observing import hlo
 from tpu_magics.backends.torch_xla.observe.compiled import Compiled
 
 
-def distance(new: Compiled, old: Compiled) -> tuple[bool, int, int, int]:
-    """Near: run from the same place, the same operations, the same doings of the step, and the latest."""
+def distance(new: Compiled, old: Compiled) -> tuple[bool, bool, int, int, int]:
+    """Near: the same part, run from the same place, the same operations and doings of the step, and the latest."""
     graphs = hlo.distance(new.told.graph, old.told.graph) if new.told.graph and old.told.graph else 0
-    return new.through != old.through, graphs, _facts_apart(new, old), -old.nth
+    return new.part.key != old.part.key, new.through != old.through, graphs, _facts_apart(new, old), -old.nth
 
 
 def _facts_apart(new: Compiled, old: Compiled) -> int:

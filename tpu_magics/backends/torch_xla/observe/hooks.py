@@ -118,9 +118,18 @@ def _syncs(observer: Observer) -> Callable[[], None]:
 
         return sync_part
 
+    def switch(original: Any) -> Any:
+        @functools.wraps(original)
+        def set_eager(*args: Any, **kwargs: Any) -> Any:
+            observer.ran(sys._getframe(1), "library")  # what ran until now, ran in the mode that was on
+            return original(*args, **kwargs)
+
+        return set_eager
+
     extension = torch_xla._XLAC
     parts = ("_xla_sync_multi", "_xla_sync_live_tensors", "_xla_warm_up_cache", "_run_cached_graph")
     undo = [_replace(extension, name, part) for name in parts if hasattr(extension, name)]
+    undo.append(_replace(extension, "_set_use_eager_mode", switch))
     return _all([_replace(extension, "_xla_step_marker", marker), *undo, graph.listen(observer.cut, observer.made)])
 
 
@@ -211,7 +220,7 @@ def _training(observer: Observer) -> Callable[[], None]:
             frame = sys._getframe(1)
             observer.goes_backward(frame)
             result = original(*args, **kwargs)
-            observer.ran(frame, "library", "after backward")
+            observer.went_backward(frame, args[0] if args else kwargs.get("tensors"))
             return result
 
         return noted

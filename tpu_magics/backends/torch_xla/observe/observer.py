@@ -10,15 +10,16 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from tpu_magics.backends.base import RecompileLimit, StepLimit, Watching
+from tpu_magics.backends.base import RecompileLimit, StepLimit, StopRequested, Watching
 from tpu_magics.backends.observing.compiled import Verdict, of_evaluation
 from tpu_magics.backends.observing.guarded import Guarded, guarded
 from tpu_magics.backends.observing.history import History
 from tpu_magics.backends.observing.sites import Sites, outwards
-from tpu_magics.backends.torch_xla.observe import counters, doing, snapshot
+from tpu_magics.backends.torch_xla.observe import counters, doing, host_training, parts, snapshot
 from tpu_magics.backends.torch_xla.observe.causes import explain
 from tpu_magics.backends.torch_xla.observe.compiled import Compiled
 from tpu_magics.backends.torch_xla.observe.history import distance
@@ -33,6 +34,11 @@ from tpu_magics.runs.meter import StepMeter
 from tpu_magics.runs.writer import EventWriter
 
 _DROP_EVERY = 256  # steps
+_EAGER = (
+    "torch_xla's eager mode is on: every operation is compiled and run by itself, so these compiles are counted and "
+    "not explained. For training leave it off (torch_xla.experimental.eager_mode(False)), or wrap the step in "
+    "torch_xla.compile(), which makes one graph of it."
+)
 
 
 class Observer(Guarded):
@@ -68,7 +74,13 @@ class Observer(Guarded):
         self.accumulation: int | None = None
         self.batch_told: tuple[int, int | None] | None = None
         self.loaders: dict[int, tuple[int, int | None]] = {}
+        self.parts: set[tuple[int, tuple[object, ...]]] = set()
         self.had_state = False
+        self.host_training: host_training.HostTraining | None = None
+        self.backward_on_device = False
+        self.eager_seen = False
+        self.ran_eagerly = False  # since the last step
+        self.began = self.executed
         self.asked_at: dict[str, list[events.Site]] = {}
 
     @property
@@ -81,13 +93,25 @@ class Observer(Guarded):
         """Compiles so far as torch_xla counts them, in a rehearsal those of logical graphs; None where not known."""
         if not self.watching.rehearsed:
             return counters.compiles()
-        return None if self.stopped or self.pieces is None else self.history.total
+        unknown = self.stopped or self.eager_seen or self.pieces is None
+        return None if unknown else self.history.total
 
     @property
     def recompiles(self) -> int | None:
         """Recompiles so far; None where observing stopped."""
-        uncounted = self.watching.rehearsed and self.pieces is None
+        uncounted = self.eager_seen or (self.watching.rehearsed and self.pieces is None)
         return None if self.stopped or uncounted else self.history.recompiles
+
+    def trained_on_host(self) -> str:
+        """See WorkerWatcher."""
+        if (
+            self.host_training is None
+            or self.backward_on_device
+            or self.watching.tracing
+            or counters.graphs_executed() > self.began
+        ):
+            return ""
+        return self.host_training.text(self.sites, self.watching.cell_names)
 
     def mine(self) -> bool:
         """Whether this is the thread that is watched, and it is."""
@@ -123,6 +147,8 @@ class Observer(Guarded):
             self.look_at_vitals()
         if self.watching.max_steps is not None and self.steps.total >= self.watching.max_steps:
             raise StepLimit
+        if self.watching.stop_requested():
+            raise StopRequested
 
     @guarded
     def _after_sync(self, frame: FrameType) -> bool:
@@ -130,6 +156,7 @@ class Observer(Guarded):
         if ran:
             self._note_batch()
         self.doing.forget()
+        self.ran_eagerly = False
         if self.pieces is not None:
             self.youngest = counters.newest_tensor()
             self.sent.clear()
@@ -216,6 +243,8 @@ class Observer(Guarded):
     def _ran(self, frame: FrameType, trigger: str, when: str = "") -> bool:
         """Notice what was executed, and compiled, since the last look. Returns whether anything was."""
         count, compiled = self._counted()
+        if counters.eager():
+            return self._ran_eagerly(count, compiled) and trigger == "sync"
         if not count and not (trigger == "sync" and self.pieces is not None and self.pieces.going):
             return False
         if trigger != "sync" or compiled:
@@ -229,6 +258,18 @@ class Observer(Guarded):
         if trigger == "library":
             self._cut_by_library(self.asked_at.get(when, []), count)
         return True
+
+    def _ran_eagerly(self, count: int, compiled: int) -> bool:
+        """Operations ran one by one: no graph of them is a step's, and none is worth a record. Returns whether any ran
+        since the last step."""
+        if compiled:
+            self.files.skip()
+            self.compiled_in_step = True
+        if count and not self.eager_seen:
+            self.eager_seen = True
+            self.writer.write(events.Warned(time.time(), self.writer.rank, code="eager-mode", text=_EAGER))
+        self.ran_eagerly = self.ran_eagerly or bool(count)
+        return self.ran_eagerly
 
     def _cut_by_library(self, sites: list[events.Site], count: int) -> None:
         """Graphs ran in the middle of a step and nobody read a value: a shape was asked for, or a fallback ran. Where
@@ -256,9 +297,12 @@ class Observer(Guarded):
         known = told.graph is not None and not facts.data_ops  # what such an operation made is no input
         inputs = self.doing.inputs(seen, told.graph.parameters if told.graph and known else ())
         through = self.sites.through(places)
+        part = parts.find(places, frame, self.sites, facts, seen, told.graph)
+        part = replace(part, first=(site.id, part.key) not in self.parts)
+        self.parts.add((site.id, part.key))
         new = Compiled(
             *(site, self.history.nth(site), self.steps.total, told, _trigger(frame, trigger), through),
-            *(inputs, facts, seen),
+            *(inputs, facts, seen, part),
         )
         self.history.add(new, self._first(facts.backward))
         if told.graph is not None:
@@ -316,6 +360,16 @@ class Observer(Guarded):
         self.doing.backward = True
         self.backwards += 1
         self.ran(frame, "library", "before backward")
+
+    def went_backward(self, frame: FrameType, tensors: Any) -> None:
+        self.ran(frame, "library", "after backward")
+        self.backward_on_device = self.backward_on_device or doing.any_on_device(tensors)
+        if not self.backward_on_device and self.host_training is None:
+            self._look_at_host(frame)
+
+    @guarded
+    def _look_at_host(self, frame: FrameType) -> None:
+        self.host_training = host_training.seen(frame, self.sites)
 
     @guarded
     def optimizer_steps(self, optimizer: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 import types
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -43,7 +44,7 @@ class Seen:
 class Snapshot:
     """By name; the innermost frame that knows a name counts. `numbers` holds ints, floats and bools of frames, of
     objects' and modules' attributes and of optimizers' groups; `training`: the mode of each model; `lengths`: how many
-    tensors a list holds; `functions`: qualified names."""
+    tensors a list holds; `functions`: qualified names; `models`: by identity, class and shapes of parameters."""
 
     tensors: dict[str, Seen] = field(default_factory=dict)
     numbers: dict[str, Number] = field(default_factory=dict)
@@ -51,6 +52,7 @@ class Snapshot:
     lengths: dict[str, int] = field(default_factory=dict)
     functions: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
+    models: dict[int, tuple[str, Counter[tuple[int, ...]]]] = field(default_factory=dict)
 
     def name_of(self, key: int, dtype: str, shape: tuple[int, ...]) -> str:
         """The name of a tensor: by identity, else of a tensor in host memory that looks the same; "" for none."""
@@ -148,6 +150,9 @@ class _Look:
 
     def module(self, name: str, module: Any) -> None:
         self.snapshot.training.setdefault(name, module.training)
+        if id(module) not in self.snapshot.models:
+            shapes = Counter(tuple(parameter.shape) for parameter in module.parameters())
+            self.snapshot.models[id(module)] = (type(module).__name__, shapes)
         for path, one in module.named_modules():
             if len(self.snapshot.numbers) > _ATTRIBUTES:
                 return

@@ -135,6 +135,12 @@ class Files:
             os.truncate(self.debug_file, 0)
             self.offset = 0
 
+    def skip(self) -> None:
+        """What was compiled since the last look is not looked at."""
+        self.put_back(os.environ)
+        self.drop()
+        self.empty()
+
     def _compiles(self, count: int, text: str) -> list[Told]:
         self.put_back(os.environ)
         found = list(blocks(text))

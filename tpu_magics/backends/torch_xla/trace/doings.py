@@ -7,9 +7,9 @@ What lives here: backward passes, steps of optimizers, and whether there is an o
 from __future__ import annotations
 
 import functools
-import gc
 from typing import Any
 
+from tpu_magics.backends.torch_xla import optimizers
 from tpu_magics.backends.torch_xla.trace.settling import Sync
 
 
@@ -51,9 +51,5 @@ class Doings:
 
 
 def _optimizers() -> list[Any]:
-    """Those of this process. Those of the notebook train here only inside of accelerate's, which have no step of their
-    own."""
-    import torch
-
-    living = [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
-    return [getattr(one, "optimizer", one) for one in living]
+    """Those of this process, and what is inside of accelerate's, which have no step of their own."""
+    return [getattr(one, "optimizer", one) for one in optimizers.living()]

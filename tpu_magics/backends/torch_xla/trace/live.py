@@ -15,6 +15,7 @@ import gc
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from tpu_magics.backends.torch_xla import same_objects
 from tpu_magics.backends.torch_xla.trace import storages
 
 
@@ -23,7 +24,7 @@ def tensors() -> list[Any]:
     results of a step.
 
     They are found among all that lives; what was there before the fork is not looked through (launch/process.py freezes
-    it), and holds none.
+    it): of that only tensors that moved, and stayed the same objects, are on the device.
     """
     outer = outer_tensors()
     outer += _gradients(outer)
@@ -42,7 +43,8 @@ def outer_tensors() -> list[Any]:
 
     kind = torch.Tensor
     # Only tensors are asked for more: isinstance() runs code of other objects, e.g. of proxies.
-    return [one for one in gc.get_objects() if issubclass(type(one), kind) and one.is_xla]
+    made = [one for one in gc.get_objects() if issubclass(type(one), kind)]
+    return [one for one in (*made, *same_objects.tensors()) if one.is_xla]
 
 
 def inner(tensor: Any) -> Any:

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.observing.sites import outwards
+from tpu_magics.backends.torch_xla import optimizers
 from tpu_magics.backends.torch_xla.observe import snapshot
 from tpu_magics.backends.torch_xla.trace.live import inner, outer_tensors
 from tpu_magics.backends.torch_xla.trace.pending import alias
@@ -84,7 +85,7 @@ class Names:
                 if tensor.is_xla:
                     owners[id(tensor)] = f"{labels[id(model)]}.{name}" if labels else name
                     names[alias(inner(tensor))] = owners[id(tensor)]
-        for optimizer in _instances(living, torch.optim.Optimizer):
+        for optimizer in optimizers.living():
             names.update(_kept_by(optimizer, owners))
         return names
 

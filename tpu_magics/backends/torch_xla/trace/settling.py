@@ -37,12 +37,14 @@ class Sync:
 
 @dataclass
 class Settling:
-    """The syncs of a function so far. `steps`: so many steps at most; `notes`: what is left open, in sentences."""
+    """The syncs of a function so far. `steps`: so many steps at most; `notes`: what is left open, in sentences;
+    `ended`: the function ended before that."""
 
     steps: int
     syncs: list[Sync] = field(default_factory=list)
     settled: bool = False
     notes: list[str] = field(default_factory=list)
+    ended: bool = False
 
     def add(self, sync: Sync) -> bool:
         """Another sync. Returns whether enough has been seen."""
@@ -72,6 +74,7 @@ class Settling:
         made = len(self.trained)
         if self.settled or not self.syncs:
             return
+        self.ended = (made or len(self.syncs)) < self.steps
         if 0 < made < self.steps:
             steps = "one step" if made == 1 else f"{made} steps, no two successive ones of which were alike"
             self.notes.append(

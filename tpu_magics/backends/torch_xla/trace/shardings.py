@@ -13,10 +13,10 @@ Functions of torch_xla's C++ module were read in 2.9.0.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from tpu_magics.backends.torch_xla import optimizers
 from tpu_magics.backends.torch_xla.trace.live import inner, number
 
 
@@ -42,10 +42,7 @@ def settle(pending: Sequence[Any]) -> None:
 
 def _like_parameters() -> Iterator[tuple[Any, Any]]:
     """(tensor, the parameter that it belongs to)."""
-    import torch
-
-    optimizers = [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
-    for parameter, state in (item for optimizer in optimizers for item in optimizer.state.items()):
+    for parameter, state in (item for optimizer in optimizers.living() for item in optimizer.state.items()):
         kept = state.values() if isinstance(state, dict) else ()
         yield from ((one, parameter) for one in _on_device((*kept, parameter.grad)))
 

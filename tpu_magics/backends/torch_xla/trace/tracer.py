@@ -190,6 +190,7 @@ class Tracer:
             syncs=syncs,
             sequence=[order.index(sync.graph) for sync in self.settling.syncs[:syncs]],
             settled=self.settling.settled,
+            ended=self.settling.ended,
             differences=[] if self.settling.settled else self.taken.differences(),
             reads=self.asked.reads(),
             refused=self.asked.refused(),

@@ -1,0 +1,345 @@
+"""How ranks end: those that end themselves, and those that have used up what their end needs."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.launch.launching import alive, digest, failed, fake_notebook, interrupt_when, of, run, said, wait_until
+from tpu_magics.errors import TrainingFailed, TrainingInterrupted
+from tpu_magics.launch import process, supervise
+from tpu_magics.runs.events import End
+
+pytestmark = pytest.mark.usefixtures("fresh_session")
+
+
+def net() -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Linear(4, 2)
+
+
+def sgd(model: Any, steps: int = 3) -> None:
+    import torch_xla
+
+    device = torch_xla.device()
+    model.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4, device=device)).sum().backward()
+        optimizer.step()
+        torch_xla.sync()
+
+
+# -- ranks that end themselves ----------------------------------------------------------------------------------------
+
+
+class Leaves(Exception):
+    def __str__(self) -> str:
+        os._exit(0)
+
+
+class Stops(Exception):
+    def __str__(self) -> str:
+        sys.exit(0)
+
+
+def leaves_in_str(model: Any) -> None:
+    sgd(model)
+    raise Leaves
+
+
+def leaves_in_c(model: Any) -> None:
+    sgd(model)
+    ctypes.CDLL(None).exit(0)
+
+
+def leaves_as_second(model: Any) -> None:
+    import torch_xla.runtime as xr
+
+    sgd(model)
+    if xr.global_ordinal():
+        os._exit(0)
+
+
+@pytest.mark.parametrize(
+    ("function", "workers", "rank"), [(leaves_in_str, 1, 0), (leaves_in_c, 1, 0), (leaves_as_second, 2, 1)]
+)
+def test_a_rank_without_its_last_record_has_failed(function: Callable[..., Any], workers: int, rank: int) -> None:
+    model = net()
+    before = digest(model)
+    error = failed(function, model, processes=workers)
+    assert error.what == f"Rank {rank} ended itself without finishing (exit code 0)."
+    assert "disk" not in said(error) and "TPU_MAGICS_RUNS" not in said(error)
+    assert (error.rank, of(error).status, digest(model)) == (rank, "failed", before)
+
+
+def stops_in_str() -> None:
+    raise Stops
+
+
+def test_an_exception_whose_text_stops_the_program_is_told() -> None:
+    assert failed(stops_in_str).what == "Rank 0 raised Stops: (its text is not available: SystemExit in __str__)"
+
+
+# -- ranks that have used up what their end needs ---------------------------------------------------------------------
+
+_open: list[int] = []
+
+
+def opens_all(model: Any = None) -> None:
+    if model is not None:
+        sgd(model)
+    try:
+        while True:
+            _open.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        pass
+
+
+def closes_the_first(model: Any) -> None:
+    sgd(model)
+    os.closerange(0, 3)
+
+
+def closes_the_others(model: Any) -> None:
+    sgd(model)
+    os.closerange(3, 1000)
+    _open.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(200))
+
+
+def limits_memory(model: Any) -> None:
+    sgd(model)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (2**28, hard))
+
+
+@pytest.mark.parametrize("function", [opens_all, closes_the_first, closes_the_others, limits_memory])
+def test_what_was_trained_comes_home_all_the_same(function: Callable[..., Any]) -> None:
+    model, alone = net(), net()
+    result = run(function, model)
+    run(sgd, alone)
+    assert result.status == "done" and torch.equal(model.weight, alone.weight)
+    assert [end.status for end in result.run.events() if isinstance(end, End)] == ["done"]
+
+
+def closes_and_raises() -> None:
+    os.closerange(0, 3)
+    raise ValueError("boom")
+
+
+def is_refused_memory() -> Any:
+    limits_memory(net())
+    return bytearray(2**29)
+
+
+def writes_nothing() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (closes_and_raises, ("Rank 0 raised ValueError: boom",)),
+        (is_refused_memory, ("address space is limited to 256 MiB (RLIMIT_AS)", "return bytearray(2**29)")),
+        (writes_nothing, ("Rank 0 ended, and its last record could not be written", "RLIMIT_FSIZE")),
+    ],
+)
+def test_what_it_lacked_is_said(function: Callable[..., Any], words: tuple[str, ...]) -> None:
+    text = said(failed(function))
+    assert all(word in text for word in words) and "os._exit" not in text, text
+
+
+def test_a_worker_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    become = process.become_worker
+
+    def without_room(parent: int, stack_file: Any) -> None:
+        opens_all()
+        become(parent, stack_file)
+
+    monkeypatch.setattr(process, "become_worker", without_room)
+    text = said(failed(net))
+    assert "Rank 0 failed outside of the function: OSError: [Errno 24] Too many open files" in text
+    assert "os._exit" not in text and "RLIMIT_NOFILE" in text
+
+
+# -- weights that are not finite --------------------------------------------------------------------------------------
+
+
+class Masked(torch.nn.Module):
+    """With a buffer that holds -inf and no NaN, as causal masks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 2), torch.nn.Linear(2, 2)
+        self.register_buffer("mask", torch.full((2, 2), float("-inf")).triu(1))
+
+    def forward(self, x: Any) -> Any:
+        return self.second(self.first(x))
+
+
+def diverges(model: Any, at: int) -> None:
+    import torch_xla
+
+    import tpu_magics
+
+    device = torch_xla.device()
+    model.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(5):
+        loss = model(torch.ones(2, 4, device=device)).sum() * (float("nan") if step == at else 1.0)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        tpu_magics.log(loss=loss)
+        torch_xla.sync()
+
+
+def test_weights_with_nan_are_told_with_the_first_step() -> None:
+    notebook = fake_notebook()
+    good = run(diverges, Masked(), -1)
+    assert good.run.info["warnings"] == [] and not any("finite" in line for line in notebook.lines)
+    bad = run(diverges, Masked(), 2)
+    told = (
+        "The weights that came home are not finite: parameter `first.weight` of `model` holds NaN, and 3 more have "
+        "such values. The logged `loss` was not finite for the first time at step 2."
+    )
+    assert bad.status == "done" and bad.run.info["warnings"] == [told] and notebook.lines[-1] == told
+
+
+# -- what was learned until a failure ---------------------------------------------------------------------------------
+
+
+def learns(model: Any, optimizer: Any, seen: list[int], steps: int, how: str) -> None:
+    import torch_xla
+    import torch_xla.runtime as xr
+
+    device = torch_xla.device()
+    model.to(device)
+    for step in range(10**6):
+        if step == steps and how == "raises":
+            raise ValueError("enough")
+        if step == steps and how == "hangs":
+            time.sleep(100)
+        if step == steps and how == "second leaves" and xr.global_ordinal():
+            os._exit(0)
+        optimizer.zero_grad()
+        model(torch.ones(2, 4, device=device)).sum().backward()
+        optimizer.step()
+        seen.append(step)
+        torch_xla.sync()
+        if step > 2:
+            time.sleep(0.01)
+
+
+def state() -> tuple[Any, Any, list[int]]:
+    model = net()
+    return model, torch.optim.Adam(model.parameters(), lr=0.1), []
+
+
+def plain(steps: int) -> Any:
+    model, optimizer, _ = state()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    return model.weight
+
+
+def require_kept(error: Any, model: Any, optimizer: Any, seen: list[int]) -> None:
+    step = int(of(error).info["kept"].removeprefix("weights and state of step "))
+    assert f"Kept in the notebook: weights and state of step {step} (--keep-partial)." in said(error)
+    assert "models are as they were" not in said(error)
+    assert seen == list(range(step)) and {int(one["step"]) for one in optimizer.state.values()} == {step}
+    assert torch.allclose(model.weight, plain(step), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("how", "options", "status"),
+    [
+        ("raises", {}, "failed"),
+        ("goes on", {"timeout": 2.0}, "timeout"),
+        ("second leaves", {"processes": 2}, "failed"),
+    ],
+)
+def test_what_was_learned_until_a_failure_is_kept(how: str, options: dict[str, Any], status: str) -> None:
+    model, optimizer, seen = state()
+    error = failed(learns, model, optimizer, seen, 4, how, keep_partial=True, **options)
+    require_kept(error, model, optimizer, seen)
+    assert of(error).status == status
+
+
+def test_what_was_learned_until_an_interrupt_is_kept(runs: Path) -> None:
+    model, optimizer, seen = state()
+
+    def trains() -> bool:
+        return any(b'"name":"training"' in one.read_bytes() for one in runs.glob("*/rank-0.jsonl"))
+
+    with interrupt_when(trains), pytest.raises(TrainingInterrupted) as caught:
+        run(learns, model, optimizer, seen, 4, "goes on", keep_partial=True)
+    if seen:
+        require_kept(caught.value, model, optimizer, seen)
+    else:  # it was asked before the first step had ended
+        assert "Nothing was kept (--keep-partial)" in said(caught.value)
+
+
+def test_a_rank_that_hangs_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "KEEPS", 0.5)
+    model, optimizer, seen = state()
+    before = digest(model)
+    error = failed(learns, model, optimizer, seen, 2, "hangs", keep_partial=True, timeout=2.0)
+    assert (digest(model), seen, dict(optimizer.state), of(error).status) == (before, [], {}, "timeout")
+    told = "Nothing was kept (--keep-partial): rank 0 did not come to the end of a step in time. The notebook's models"
+    assert told in said(error)
+
+
+# -- long texts -------------------------------------------------------------------------------------------------------
+
+
+def raises_much(length: int) -> None:
+    raise ValueError("a line\n" * (length // 7))
+
+
+def test_a_long_error_is_cut_with_its_length() -> None:
+    records = of(failed(raises_much, 700_000))
+    (end,) = (one for one in records.events() if isinstance(one, End))
+    assert len(end.error_text) <= 65_536 and end.error_text.endswith("... (700,000 characters in all)")
+    assert len(records.log(0)) < 70_000 and "characters in all" in records.log(0)
+
+
+# -- processes in sessions of their own -------------------------------------------------------------------------------
+
+
+def starts_others(where: str, how: str) -> None:
+    found = [subprocess.Popen(["sleep", "1000"], start_new_session=True).pid for _ in range(2)]
+    found.append(int(subprocess.check_output(["sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!"])))
+    Path(where).write_text(" ".join(map(str, found)))
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", ["done", "killed"])
+def test_processes_in_sessions_of_their_own_end_with_the_run(tmp_path: Path, how: str) -> None:
+    others = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    try:
+        where = tmp_path / "pids"
+        with contextlib.suppress(TrainingFailed):
+            run(starts_others, str(where), how)
+        pids = [int(text) for text in where.read_text().split()]
+        assert len(pids) == 3 and wait_until(lambda: not any(map(alive, pids)))
+        assert others.poll() is None  # the notebook's own
+    finally:
+        others.kill()
+        others.wait()

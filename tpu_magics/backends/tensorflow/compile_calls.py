@@ -1,0 +1,64 @@
+"""What `model.compile` was told of jit_compile. Keras keeps no record: both "auto" and False stand as False afterwards.
+
+Keras 3.15, src/trainers/trainer.py: each model's compile() is Trainer.compile, which makes a new `_compile_config`; a
+model that is loaded is compiled by `compile_from_config`, with what stood there when it was saved.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from functools import wraps
+from traceback import walk_stack
+from typing import Any
+
+# Not "_...": Keras walks over a model's attributes when it saves it, without those that begin with two underscores.
+_TOLD = "__tpu_magics_told__"
+_LOADED = "compile_from_config"
+_NEAR = 8  # frames between a call of compile() and Keras' own caller
+AUTO = "auto"
+
+
+def listen() -> None:
+    """Note from now on what compile() is told, where Keras is imported and runs on TensorFlow (idempotent)."""
+    kind = _trainer()
+    original = getattr(kind, "compile", None)
+    if kind is None or original is None or hasattr(original, _TOLD):
+        return
+    signature = inspect.signature(original)
+
+    @wraps(original)
+    def heard(model: Any, *args: Any, **kwargs: Any) -> None:
+        __tracebackhide__ = True
+        original(model, *args, **kwargs)
+        told = signature.bind(model, *args, **kwargs).arguments.get("jit_compile", AUTO)
+        model.__dict__[_TOLD] = (model._compile_config, AUTO if _is_loaded() else told)
+
+    setattr(heard, _TOLD, original)
+    kind.compile = heard
+
+
+def listen_no_more() -> None:
+    """Keras' class is as it was."""
+    kind = _trainer()
+    original = getattr(getattr(kind, "compile", None), _TOLD, None)
+    if kind is not None and original is not None:
+        kind.compile = original
+
+
+def told(model: Any) -> Any:
+    """What compile() was last told: "auto", True or False; None where that is not known."""
+    config, value = model.__dict__.get(_TOLD, (None, None))
+    return value if config is not None and config is getattr(model, "_compile_config", None) else None
+
+
+def _trainer() -> Any:
+    keras = sys.modules.get("keras")
+    if keras is None or not hasattr(keras, "backend") or keras.backend.backend() != "tensorflow":
+        return None
+    return getattr(sys.modules.get("keras.src.trainers.trainer"), "Trainer", None)
+
+
+def _is_loaded() -> bool:
+    near = zip(range(_NEAR), walk_stack(sys._getframe(1)), strict=False)
+    return any(frame.f_code.co_name == _LOADED for _, (frame, _) in near)

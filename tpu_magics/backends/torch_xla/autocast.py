@@ -1,0 +1,38 @@
+"""torch_xla.amp.autocast on XLA:CPU, as on a TPU: bf16.
+
+It asks which hardware the device is, and for a CPU it prints a warning and leaves itself half made, so that entering it
+raises "'autocast' object has no attribute 'device'" (torch_xla 2.9). `torch.autocast("xla")`, which it is for a TPU,
+works on both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tpu_magics.backends.torch_xla.post_import import PostImport
+
+
+def arrange() -> None:
+    """Let it do on XLA:CPU what it does on a TPU, once it is imported. Only for workers."""
+    PostImport().when_imported("torch_xla.amp.autocast_mode", _ask_as_on_tpu)
+
+
+def _ask_as_on_tpu(module: Any) -> None:
+    module.xm = _Model(module.xm)  # the only thing that torch_xla 2.9 asks of it there is xla_device_hw
+
+
+class _Model:
+    """torch_xla's xla_model, which calls a CPU a TPU."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def xla_device_hw(self, device: Any) -> str:
+        """The kind of hardware of an XLA device; as for autocast, "xla" alone is the rank's own."""
+        import torch_xla
+
+        found = str(self._model.xla_device_hw(torch_xla.device() if str(device) == "xla" else device))
+        return "TPU" if found == "CPU" else found

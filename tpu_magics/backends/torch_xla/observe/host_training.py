@@ -1,0 +1,64 @@
+"""Whether a run trained on the host, beside its device: seen at its first backward pass, told at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from tpu_magics.backends.observing import device_choice
+from tpu_magics.backends.observing.sites import Sites, outwards
+from tpu_magics.backends.torch_xla.observe.snapshot import locals_of
+from tpu_magics.runs.origin import package_of
+
+_FRAMES = 16
+_NAMES = 400
+_SILENT = frozenset({"torch", "torch_xla", "Python", "tpu_magics"})  # whose choice of a device is none of the person's
+
+
+@dataclass(frozen=True)
+class HostTraining:
+    """A backward pass on the CPU. `model`: the name of what has its gradients, or ""; `files`: those on the stack, the
+    person's first."""
+
+    model: str
+    files: tuple[str, ...]
+
+    def text(self, sites: Sites, cells: Mapping[str, str]) -> str:
+        """What to tell of a run in which nothing ran on the device."""
+        stayed = f"`{self.model}` stayed on cpu" if self.model else "the training stayed on cpu"
+        chosen = device_choice.find((*self.files, *reversed(list(cells))))
+        where = ""
+        if chosen is not None:
+            site = sites.of_line(*chosen)
+            where = f" Line {site.line} of {site.path} chose the device: {site.code}."
+        todo = "Move model and batches to torch_xla.device(), or let accelerate do it (Accelerator().prepare)."
+        return f"No step ran on the XLA device: {stayed}, and the host trained it.{where} {todo}"
+
+
+def seen(frame: FrameType, sites: Sites) -> HostTraining:
+    """What is to be told of a backward pass that has just run on the host."""
+    stack = [one for one in outwards(frame) if package_of(one.f_code.co_filename) not in _SILENT]
+    names = [name for one in stack[:_FRAMES] for name, model in _models(one) if _has_gradients(model)]
+    files = [one.f_code.co_filename for one in stack]
+    own = sorted(files, key=lambda path: not sites.is_users(path))
+    return HostTraining(min(names, key=lambda name: name.count("."), default=""), tuple(own))
+
+
+def _models(frame: FrameType) -> Iterator[tuple[str, Any]]:
+    """The modules that a frame's names hold, themselves or in an attribute."""
+    import torch
+
+    used = frame.f_code.co_names
+    names = {**{name: frame.f_globals[name] for name in used if name in frame.f_globals}, **locals_of(frame)}
+    for name, value in list(names.items())[:_NAMES]:
+        if isinstance(value, torch.nn.Module):
+            yield name, value
+        elif hasattr(value, "__dict__") and not isinstance(value, type):
+            inner = list(vars(value).items())[:_NAMES]
+            yield from ((f"{name}.{key}", one) for key, one in inner if isinstance(one, torch.nn.Module))
+
+
+def _has_gradients(model: Any) -> bool:
+    return any(parameter.grad is not None for parameter in model.parameters())

@@ -1,0 +1,113 @@
+"""Which part of a training a graph belongs to, where a library stands between it and the person's line: the forward
+pass of a model, the training step, evaluation, logging; and the library's own line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from types import FrameType
+from typing import Any
+
+from tpu_magics.backends.observing import hlo
+from tpu_magics.backends.observing.sites import Place, Sites, outwards
+from tpu_magics.backends.torch_xla.observe.compiled import Facts, Part
+from tpu_magics.backends.torch_xla.observe.snapshot import Snapshot, locals_of
+from tpu_magics.runs.origin import OWN, package_of, under
+
+# Packages that run what others tell them to run: their lines say nothing of the part.
+_BENEATH = frozenset({"torch", "torch_xla", "typing_extensions", "Python", "tpu_magics"})
+# Functions of trainers, and what they do (read in transformers 5.23 and accelerate 1.15).
+_ACTIVITIES = {
+    "evaluate": "evaluation",
+    "evaluation_loop": "evaluation",
+    "prediction_loop": "evaluation",
+    "prediction_step": "evaluation",
+    "predict": "prediction",
+    "_maybe_log_save_evaluate": "logging",
+    "log": "logging",
+    "save_model": "saving",
+    "_save_checkpoint": "saving",
+    "save_state": "saving",
+    "_load_best_model": "loading a checkpoint",
+    "_load_from_checkpoint": "loading a checkpoint",
+    "load_state": "loading a checkpoint",
+    "_clip_grad_norm": "gradient clipping",
+    "clip_grad_norm_": "gradient clipping",
+}
+_BETWEEN = "between two steps"
+_ENOUGH = 0.5  # of a model's parameters are inputs of a graph that runs its forward pass
+
+
+def find(
+    places: Sequence[Place], frame: FrameType, sites: Sites, facts: Facts, seen: Snapshot, graph: hlo.Graph | None
+) -> Part:
+    """The part that a graph belongs to. `places`: the stack that ran it, innermost first; `frame`: the running one."""
+    inside = list(takewhile(lambda place: not sites.is_users(place[1]), places))
+    inside = [place for place in inside if not under(place[1], OWN)]
+    named = [place for place in inside if package_of(place[1]) not in _BENEATH]
+    if not named:
+        return Part()
+    activity = _activity(inside)
+    forward = _forward(frame, sites)
+    if forward:  # the graph ran in the middle of a forward pass: a value was read there
+        work = f"forward of {forward}"
+        return Part(_joined(activity, work), named[0], ("inside", work, named[0]), activity=activity)
+    place = _called(named)
+    kind = _taken_in(graph, seen.models.values())
+    work = _work(kind, facts)
+    if not work:
+        return Part(activity or _BETWEEN, place, (activity, *inside), activity=activity)
+    trains = facts.backward or facts.stepped
+    return Part(work if trains else _joined(activity, work), place, (kind, trains, activity), True, activity)
+
+
+def _joined(activity: str, work: str) -> str:
+    return f"{activity}: {work}" if activity else work
+
+
+def _forward(frame: FrameType, sites: Sites) -> str:
+    """The class of the module whose forward pass is running, the outermost below the person's line; "" for none."""
+    import torch
+
+    found = ""
+    for one in outwards(frame):
+        if sites.is_users(one.f_code.co_filename):
+            break
+        module = locals_of(one).get("self") if one.f_code.co_name == "forward" else None
+        if isinstance(module, torch.nn.Module):
+            found = type(module).__name__
+    return found
+
+
+def _called(named: Sequence[Place]) -> Place:
+    """The innermost line of the library that the person called: it says what is done there, in that library's words."""
+    outermost = package_of(named[-1][1])
+    return list(takewhile(lambda place: package_of(place[1]) == outermost, reversed(named)))[-1]
+
+
+def _activity(inside: Iterable[Place]) -> str:
+    return next((_ACTIVITIES[function] for function, _path, _line in inside if function in _ACTIVITIES), "")
+
+
+def _work(kind: str, facts: Facts) -> str:
+    if not kind:
+        return ""
+    if not (facts.backward or facts.stepped):
+        return f"forward of {kind}"
+    passes = ["forward, loss, backward"] if facts.backward else []
+    stepped = [f"step of {facts.optimizer}"] if facts.stepped and facts.optimizer else []
+    return f"training step of {kind} ({', '.join([*passes, *stepped])})"
+
+
+def _taken_in(graph: hlo.Graph | None, models: Iterable[tuple[str, Counter[Any]]]) -> str:
+    """The class of the model whose parameters the graph takes in and multiplies by; "" for none."""
+    if graph is None or not graph.multiplied:
+        return ""
+    shapes = Counter(parameter.shape for parameter in graph.parameters)
+    best, kind = 0, ""
+    for name, weights in models:
+        found = (weights & shapes).total()
+        if found > max(best, _ENOUGH * weights.total()):
+            best, kind = found, name
+    return kind

@@ -1,0 +1,106 @@
+"""Optimizers that were made in the notebook, and a model that moves to a device in the worker.
+
+On XLA a module's move makes new Parameters (ties.py keeps the old objects where it can). What an optimizer holds must
+follow: its parameters where they could not stay the same objects, and its state always.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from tpu_magics.backends.torch_xla import same_objects
+from tpu_magics.backends.torch_xla.weights_fetch import on_device
+from tpu_magics.errors import TpuMagicsError
+
+_followed: list[tuple[str, Any]] = []
+
+
+def optimizers_in(items: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """The optimizers among `items`, each once."""
+    found = {id(value): (name, value) for name, value in items if isinstance(value, torch.optim.Optimizer)}
+    return [one for one in found.values() if not _is_wrapper(one[1])]
+
+
+def _is_wrapper(optimizer: Any) -> bool:
+    """Whether it is accelerate's, around a plain one that is found as well."""
+    return isinstance(vars(optimizer).get("optimizer"), torch.optim.Optimizer)
+
+
+def living() -> list[Any]:
+    """All optimizers of this worker: those made here, and the notebook's, which the garbage collector does not have
+    (launch/process.py freezes it). Only those are asked for more: isinstance() runs code of other objects."""
+    made = [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
+    return list({id(one): one for one in (*made, *(one for _, one in _followed))}.values())
+
+
+def follow(items: Iterable[tuple[str, Any]]) -> None:
+    """In a worker, before the function: these optimizers follow the moves of their parameters."""
+    for name, optimizer in optimizers_in(items):
+        _followed.append((name, optimizer))
+        optimizer.register_load_state_dict_post_hook(_place_state)
+
+
+def after_move(successors: Mapping[Any, Any]) -> None:
+    """After a module has moved. `successors`: what took the place of parameters that could not stay the same objects.
+    (Parameters are hashed by identity.)"""
+    for _, optimizer in _followed:
+        if successors:
+            _repoint(optimizer, successors)
+        _place_state(optimizer)
+
+
+def _repoint(optimizer: Any, successors: Mapping[Any, Any]) -> None:
+    for group in optimizer.param_groups:
+        group["params"][:] = [successors.get(one, one) for one in group["params"]]
+    kept = [(successors.get(one, one), state) for one, state in optimizer.state.items()]
+    optimizer.state.clear()  # and filled again in the same order
+    optimizer.state.update(kept)
+
+
+def _place_state(optimizer: Any) -> None:
+    """Put the state where its parameters are, as `load_state_dict` does (torch 2.9.0); what counts the steps stays on
+    the CPU: reading it off the device would end each step with a transfer for each parameter."""
+    for group in optimizer.param_groups:
+        counts_there = group.get("capturable") or group.get("fused")
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            for key, value in state.items():
+                device = parameter.device if key != "step" or counts_there else torch.device("cpu")
+                state[key] = _placed(value, device)
+
+
+def _placed(value: Any, device: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value if value.device == device or not _crosses(value, device) else _moved(value, device)
+    if isinstance(value, list):
+        value[:] = [_placed(one, device) for one in value]
+    return value
+
+
+def _crosses(value: Any, device: Any) -> bool:
+    """Whether it is to leave the host, or to come back to it."""
+    return on_device(value) is not bool(device.type == "xla")
+
+
+def _moved(value: Any, device: Any) -> Any:
+    """The tensor on the device, as the same object where that can be."""
+    new = value.detach().to(device)
+    return value if same_objects.take(value, new) else new
+
+
+def refuse_sharding(module: Any) -> None:
+    """FSDP keeps shards in place of the parameters: an optimizer of the whole ones would train nothing."""
+    parameters = {id(parameter) for parameter in module.parameters()}
+    for name, optimizer in _followed:
+        if any(id(one) in parameters for group in optimizer.param_groups for one in group["params"]):
+            raise TpuMagicsError(
+                f"The optimizer `{name}` was made in the notebook, and {type(module).__name__} is sharded in the "
+                "worker.",
+                "FSDP puts shards in the place of the parameters that the optimizer holds, so it would train nothing, "
+                "without a word.",
+                "Make the optimizer inside the training function, after the model is wrapped.",
+            )

@@ -1,0 +1,41 @@
+"""Tensors that stay the same objects when they move to a device: what others hold is then what is trained.
+
+XLA cannot change a tensor's device inside the old object, so a new tensor and the old one change their contents.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.weak import TensorWeakRef
+
+# Those that were moved, by id: objects from before the fork are not among the garbage collector's (launch/process.py
+# freezes it). Weak references; a tensor with one cannot be swapped.
+_moved: dict[int, Any] = {}
+
+
+def take(old: Any, new: Any) -> bool:
+    """Give the object `old` what `new` has; False where it must stay as it is: a graph or a weak reference holds it."""
+    if type(old) is not type(new):
+        return False
+    attributes = dict(vars(old))
+    _moved.pop(id(old), None)
+    try:
+        torch.utils.swap_tensors(old, new)
+    except RuntimeError:
+        return False
+    vars(old).update({name: value for name, value in attributes.items() if name not in vars(old)})
+    _moved[id(old)] = TensorWeakRef(old)
+    return True
+
+
+def forget() -> None:
+    """Somebody else is about to swap tensors."""
+    _moved.clear()
+
+
+def tensors() -> list[Any]:
+    """The tensors that were moved and still are there."""
+    found = (reference() for reference in list(_moved.values()))
+    return [one for one in found if one is not None]

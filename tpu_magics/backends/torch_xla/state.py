@@ -1,0 +1,402 @@
+"""What the comparison of a notebook's objects (launch/state/) needs to know of torch's and NumPy's.
+
+Rules for their types, tensors and arrays compared by checksums, and tensors as bytes beside a pickle.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tpu_magics.backends.torch_xla import randomness
+from tpu_magics.backends.torch_xla.weights_fetch import has_own_memory, on_device, settle, to_cpu
+from tpu_magics.backends.torch_xla.weights_slots import named_modules, slots
+
+Label = tuple[str, Any]
+Undo = Callable[[], None]
+
+# Attributes of a module that torch keeps for itself (torch 2.9.0, torch/nn/modules/module.py and rnn.py), or that
+# accelerate puts there (1.15.0).
+_MODULE_SKIPS = frozenset(
+    {
+        *("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_backward_pre_hooks"),
+        *("_backward_hooks", "_is_full_backward_hook", "_forward_hooks", "_forward_hooks_with_kwargs"),
+        *("_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+        *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+        *("_compiled_call_impl", "_flat_weights", "_flat_weight_refs", "call_super_init"),
+        *("forward", "_original_forward", "_old_forward", "_hf_hook", "_tpu_magics_wrapper"),
+    }
+)
+_OPTIMIZER_SKIPS = frozenset(
+    {
+        *("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_optimizer_state_dict_pre_hooks"),
+        *("_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks"),
+        *("_optimizer_load_state_dict_post_hooks", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured"),
+    }
+)
+# What TrainingArguments keep of a process (transformers 5.23.0; quiet_arguments.py).
+_ARGUMENTS_SKIPS = frozenset({"_setup_devices", "distributed_state", "_n_gpu", "_tpu_magics_process"})
+_HANDLER_SKIPS = frozenset({"train_dataloader", "eval_dataloader"})  # for callbacks, of the run that goes on
+# What an Accelerator gathers as it is used; all else of it belongs to a process (accelerate 1.15.0; renewal.py).
+_GATHERED = frozenset({"trackers", "step", "project_configuration", "_custom_objects"})
+_LOADER = frozenset({"dataset", "sampler", "batch_sampler", "generator", "collate_fn"})
+RULES: Mapping[str, Mapping[str, Any]] = {
+    "torch.nn.modules.module.Module": {"skip": _MODULE_SKIPS, "unlimited": True},
+    "torch.optim.optimizer.Optimizer": {"skip": _OPTIMIZER_SKIPS, "unlimited": True},
+    "torch.utils.data.dataloader.DataLoader": {"only": _LOADER, "quiet": True},
+    "torch.utils.data.dataloader._BaseDataLoaderIter": {"named": "an iterator", "counter": "_num_yielded"},
+    "torch.utils.tensorboard.writer.SummaryWriter": {"opaque": True},
+    "accelerate.optimizer.AcceleratedOptimizer": {"inner": "optimizer", "only": frozenset({"optimizer"})},
+    "accelerate.scheduler.AcceleratedScheduler": {"inner": "scheduler", "only": frozenset({"scheduler"})},
+    "transformers.training_args.TrainingArguments": {"skip": _ARGUMENTS_SKIPS},
+    "transformers.trainer_callback.CallbackHandler": {"skip": _HANDLER_SKIPS},
+    "accelerate.accelerator.Accelerator": {"stays": True, "only": _GATHERED},
+    "accelerate.utils.dataclasses.ProjectConfiguration": {"quiet": True},
+    "accelerate.data_loader.DataLoaderStateMixin": {"stays": True, "opaque": True},
+    "torch_xla.distributed.parallel_loader.MpDeviceLoader": {"stays": True, "opaque": True},
+    "torch_xla.distributed.parallel_loader.ParallelLoader": {"stays": True, "opaque": True},
+}
+
+
+# -- checksums ---------------------------------------------------------------------------------------------------------
+_LARGE = 2**26  # bytes from which sums are taken, which are quicker than crc32
+_ROW = 1000  # numbers of a row
+
+
+def checksum(data: Any) -> tuple[int, ...]:
+    """A checksum of contiguous bytes. Of large ones, of the sums of their rows and of their columns: that shows any
+    change of a number and any change of order, at the speed of memory."""
+    if data.nbytes < _LARGE:
+        return data.nbytes, zlib.crc32(data)
+    view = memoryview(data).cast("B")
+    numbers = np.frombuffer(view[: view.nbytes // 8 * 8], dtype=np.int64)
+    square = numbers[: numbers.size // _ROW * _ROW].reshape(-1, _ROW)
+    rest = zlib.crc32(numbers[square.size :].data.cast("B"), zlib.crc32(view[numbers.nbytes :]))
+    return view.nbytes, zlib.crc32(square.sum(0)), zlib.crc32(square.sum(1)), rest
+
+
+def _bytes_of(tensor: Any) -> Any:
+    """The values of a CPU tensor as bytes."""
+    if _is_simple(tensor):
+        return tensor.detach().numpy()
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy())
+
+
+def _is_simple(tensor: Any) -> bool:
+    """Whether NumPy takes it as it is."""
+    return tensor.dtype in _NUMPYS and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+
+
+_NUMPYS = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool, torch.float16})
+
+
+def _plain(tensor: Any) -> bool:
+    """Whether the values of `tensor` lie in host memory of its own, one after the other."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and has_own_memory(tensor)
+    )
+
+
+class _Kind:
+    named = ""
+
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:  # noqa: ARG002
+        return iter(())
+
+    def pieces(self, content: Any) -> list[tuple[Label, Any]]:  # noqa: ARG002
+        return []
+
+    def without(self, content: Any, mark: Any, labels: set[Any]) -> Any:  # noqa: ARG002
+        return None
+
+
+class TensorKind(_Kind):
+    """A tensor that is no weight of a model that comes home."""
+
+    def mark(self, value: Any) -> Any:
+        return _form(value), self._sum(value)
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        return bool(on_device(value) or _form(value) != mark[0] or self._sum(value) != mark[1])
+
+    def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
+        return value.requires_grad, value.detach()
+
+    def put(self, value: Any, content: Any) -> Undo:
+        requires_grad, new = content
+        old_flag, old = value.requires_grad, value.detach()
+        fits = _form(value)[:3] == _form(new)[:3] and value.layout is torch.strided
+        kept = old.clone() if fits else old
+
+        def write(flag: bool, data: Any, copies: bool) -> None:
+            with torch.no_grad():
+                if copies:
+                    value.detach().copy_(data)
+                else:
+                    value.data = data
+            if value.is_leaf:
+                value.requires_grad_(flag)
+
+        write(requires_grad, new, fits)
+        return lambda: write(old_flag, kept, fits)
+
+    def _sum(self, value: Any) -> Any:
+        return checksum(_bytes_of(value)) if _plain(value) else value._version
+
+
+def _form(tensor: Any) -> tuple[Any, ...]:
+    return tensor.device.type, tensor.dtype, tuple(tensor.shape), tensor.requires_grad
+
+
+class WeightKind(_Kind):
+    """A weight of a model that comes home: here only whether it is trained."""
+
+    def mark(self, value: Any) -> Any:
+        return value.requires_grad
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        return bool(value.requires_grad != mark)
+
+    def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
+        return value.requires_grad
+
+    def put(self, value: Any, content: Any) -> Undo:
+        old = value.requires_grad
+        value.requires_grad_(content)
+        return lambda: value.requires_grad_(old)
+
+
+class ArrayKind(_Kind):
+    """A NumPy array."""
+
+    def mark(self, value: Any) -> Any:
+        return value.shape, value.dtype, self._sum(value)
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        return bool(self.mark(value) != mark)
+
+    def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
+        return np.array(value)
+
+    def put(self, value: Any, content: Any) -> Undo:
+        if value.shape != content.shape or value.dtype != content.dtype:
+            return self._reform(value, content)
+        old = np.array(value)
+        value[...] = content
+
+        def back() -> None:
+            value[...] = old
+
+        return back
+
+    def _reform(self, value: Any, content: Any) -> Undo:
+        """What `arr.resize` does, which nothing else may refer to; the names of the notebook do."""
+        old = np.array(value)
+
+        def write(data: Any) -> None:
+            value.resize(data.shape, refcheck=False)
+            value[...] = data
+
+        write(content)
+        return lambda: write(old)
+
+    def _sum(self, value: Any) -> Any:
+        if not value.flags.writeable or _is_mapped(value):
+            return None  # nobody changes it, or the file that it is
+        if value.dtype.hasobject:
+            return zlib.crc32(repr([id(item) for item in value.flat]).encode())
+        return checksum(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+
+
+def _is_mapped(array: Any) -> bool:
+    while array is not None:
+        if isinstance(array, np.memmap):
+            return True
+        array = getattr(array, "base", None)
+    return False
+
+
+class _StateKind(_Kind):
+    """A random generator."""
+
+    def __init__(self, get: Callable[[Any], Any], put: Callable[[Any, Any], None]) -> None:
+        self._get = get
+        self._put = put
+
+    def mark(self, value: Any) -> Any:
+        return self._get(value)
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        return not _equal(self._get(value), mark)
+
+    def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
+        return self._get(value)
+
+    def put(self, value: Any, content: Any) -> Undo:
+        old = self._get(value)
+        self._put(value, content)
+        return lambda: self._put(value, old)
+
+
+def _equal(left: Any, right: Any) -> bool:
+    if isinstance(left, Mapping):
+        return left.keys() == right.keys() and all(_equal(left[key], right[key]) for key in left)
+    found = left == right
+    return bool(found.all()) if hasattr(found, "all") else bool(found)
+
+
+def _set_bits(value: Any, state: Any) -> None:
+    value.bit_generator.state = state
+
+
+_TENSOR, _WEIGHT, _ARRAY = TensorKind(), WeightKind(), ArrayKind()
+_GENERATOR = _StateKind(lambda value: value.get_state(), lambda value, state: value.set_state(state))
+_NUMPY_GENERATOR = _StateKind(lambda value: value.bit_generator.state, _set_bits)
+_NUMPY_RANDOM = _StateKind(lambda value: value.get_state(legacy=False), lambda value, state: value.set_state(state))
+_KINDS: tuple[tuple[type, Any], ...] = (
+    (torch.Tensor, _TENSOR),
+    (np.ndarray, _ARRAY),
+    (torch.Generator, _GENERATOR),
+    (np.random.Generator, _NUMPY_GENERATOR),
+    (np.random.RandomState, _NUMPY_RANDOM),
+)
+
+
+class TorchState:
+    """What launch/state/ asks: the `Adapter` of walk.py, and tensors on their way."""
+
+    rules = RULES
+
+    # -- the notebook's process, before the fork -------------------------------------------------------------------
+    def kind(self, kind: type, rule: Any) -> Any:  # noqa: ARG002
+        """The kind of tensors, arrays and generators; None for all else. Modules are objects with more parts."""
+        if issubclass(kind, torch.nn.Module):
+            return None
+        return next((found for base, found in _KINDS if issubclass(kind, base)), None)
+
+    def weight(self, value: Any) -> Any:
+        """The kind of a weight; None for a module, which is compared as other objects are."""
+        return _WEIGHT if isinstance(value, torch.Tensor) else None
+
+    def named(self, models: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
+        """Tensors of the models by name."""
+        return {
+            (name, slot.name): slot.tensor
+            for name, model in models.items()
+            for slot in slots(model)
+            if slot.tensor is not None
+        }
+
+    def modules(self, models: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
+        """Modules of the models by name."""
+        return {(name, inner): module for name, model in models.items() for inner, module in named_modules(model)}
+
+    def more_parts(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """What a module holds outside its attributes."""
+        if isinstance(value, torch.nn.Module):
+            for table in (value._modules, value._parameters, value._buffers):
+                yield from table.items()
+
+    def extra_state(self, kind: type) -> tuple[str, str] | None:
+        """The methods of a module's own extra state; None where it has none."""
+        if not issubclass(kind, torch.nn.Module):
+            return None
+        first = next(base for base in kind.__mro__ if "get_extra_state" in vars(base))
+        return None if first is torch.nn.Module else ("get_extra_state", "set_extra_state")
+
+    def random_state(self) -> Any:
+        """The random states of this process."""
+        return randomness.random_state()
+
+    # -- the worker ------------------------------------------------------------------------------------------------
+    def settle(self) -> None:
+        settle()
+
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor)
+
+    def on_device(self, value: Any) -> bool:
+        return on_device(value)
+
+    def tensor_bytes(self, value: Any) -> int:
+        return int(value.numel() * value.element_size())
+
+    def fetch(self, tensors: Sequence[Any]) -> list[Any]:
+        """The tensors on the CPU, each with the flags of the one on the device."""
+        found = []
+        for tensor, value in zip(tensors, to_cpu(tensors), strict=True):
+            copy = torch.nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else value
+            found.append(copy.requires_grad_(tensor.requires_grad) if copy.is_leaf else copy)
+        return found
+
+    def describe(self, value: Any) -> Any:
+        """What a tensor is compared by among the ranks, without fetching it."""
+        form = str(value.device.type), str(value.dtype), tuple(value.shape), bool(value.requires_grad)
+        return form, checksum(_bytes_of(value)) if _plain(value) else None
+
+    def compact(self, value: Any) -> Any:
+        """A tensor in memory of its own, where it is a small part of what it would take along."""
+        if not _plain(value) or value.untyped_storage().nbytes() <= 2 * self.tensor_bytes(value) + 2**10:
+            return None
+        copy = value.detach().clone()
+        if isinstance(value, torch.nn.Parameter):
+            return torch.nn.Parameter(copy, value.requires_grad)
+        return copy.requires_grad_(value.requires_grad)
+
+    def storage(self, value: Any) -> tuple[Any, str, int] | None:
+        """The bytes of a storage in host memory, what makes it again, and its address; None for anything else."""
+        if not isinstance(value, (torch.storage.TypedStorage, torch.UntypedStorage)):
+            return None
+        # torch 2.9, storage.py: what a TypedStorage holds; asking it in public warns that it is deprecated
+        whole = value if isinstance(value, torch.UntypedStorage) else value._untyped_storage
+        if whole.device.type != "cpu":
+            return None
+        dtype = "" if value is whole else str(value.dtype).removeprefix("torch.")
+        return memoryview(torch.empty(0, dtype=torch.uint8).set_(whole).numpy()), dtype, int(whole.data_ptr())
+
+    def is_unchanged_on_device(self, value: Any, mark: Any, content: Any, fetched: Mapping[int, Any]) -> bool:
+        """Whether a tensor that was moved to the device holds what it held."""
+        if not isinstance(value, torch.Tensor) or not on_device(value) or not isinstance(content, tuple):
+            return False
+        now = fetched.get(id(content[1]))
+        if now is None or (content[0], now.dtype, tuple(now.shape)) != (mark[0][3], mark[0][1], mark[0][2]):
+            return False
+        return bool(checksum(_bytes_of(now)) == mark[1])
+
+    def random_changes(self, before: Any) -> Any:
+        """The states of the generators that were drawn from or seeded since `before`, and XLA's seed; None for none."""
+        found = randomness.drawn(before, randomness.random_state())
+        seed = randomness.running_seed()
+        return None if found is None and seed is None else (found[1] if found is not None else None, seed)
+
+    # -- the notebook again ----------------------------------------------------------------------------------------
+    def set_random_state(self, state: Any) -> Callable[[], None]:
+        """Go on where `random_changes` was; returns what puts back the states of before."""
+        numbers, seed = state
+        before, seed_before = randomness.random_state(), randomness.recorded_seed()
+
+        def put(random: Any, seed: int | None) -> None:
+            if random is not None:
+                randomness.set_random_state(random)
+            if seed is not None:
+                randomness.adopt_seed(seed)
+
+        put(numbers, seed)
+        return lambda: put(before, seed_before)
+
+    def make_storage(self, content: Any, dtype: str) -> Any:
+        """A storage of these bytes, which it may write to."""
+        whole = (
+            torch.frombuffer(content, dtype=torch.uint8).untyped_storage() if len(content) else torch.UntypedStorage(0)
+        )
+        if not dtype:
+            return whole
+        return torch.storage.TypedStorage(wrap_storage=whole, dtype=getattr(torch, dtype), _internal=True)

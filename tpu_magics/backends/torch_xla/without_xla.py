@@ -1,0 +1,113 @@
+"""The notebook's process as accelerate and transformers see it: a machine with a CPU and nothing else.
+
+What lives here: the answers that keep them from starting the XLA runtime (or CUDA) in the notebook, and the arguments
+of each Accelerator that is built there. What does not: TrainingArguments (quiet_arguments.py), when this is put in
+place (randomness.py), and what becomes of those Accelerators in a worker (renewal.py).
+
+Read in accelerate 1.15.0 and transformers 5.23.0: each asks an `is_torch_xla_available` of its own, which its modules
+import by name, before it touches torch_xla; `PartialState.default_device` says where to train without XLA.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+QUESTION = "is_torch_xla_available"
+# Who needs the true answer also in the notebook: (module, function). A module that is being imported imports torch_xla
+# by it, which workers need; `set_seed` gives XLA's seed, which is recorded (randomness.py); bf16 is refused without it.
+TRUTH = frozenset(
+    {
+        ("accelerate.utils.random", "set_seed"),
+        ("transformers.training_args", "__post_init__"),
+        ("transformers.training_args", "_validate_args"),
+    }
+)
+
+# Accelerators built in the notebook, in their order -> what they were built with. Workers inherit it.
+built: WeakKeyDictionary[Any, tuple[tuple[Any, ...], Mapping[str, Any]]] = WeakKeyDictionary()
+
+
+def hide_xla(module: Any, in_notebook: Callable[[], bool]) -> Callable[[], None] | str:
+    """Let the question of `module` be answered with no in the notebook, wherever it is asked. Returns how to undo it,
+    or why it cannot be done."""
+    original = getattr(module, QUESTION, None)
+    if original is None:
+        return (
+            f"{module.__name__} of this version has no `{QUESTION}`: making a Trainer or an Accelerator may start the "
+            "XLA runtime in the notebook; make it inside the training function."
+        )
+
+    @functools.wraps(original)
+    def is_torch_xla_available(*args: Any, **kwargs: Any) -> bool:
+        if in_notebook() and not _needs_truth(sys._getframe(1)):
+            return False
+        return bool(original(*args, **kwargs))
+
+    _replace(original, is_torch_xla_available)
+    return lambda: _replace(is_torch_xla_available, original)
+
+
+def _needs_truth(frame: Any) -> bool:
+    function = frame.f_code.co_name
+    return function == "<module>" or (frame.f_globals.get("__name__"), function) in TRUTH
+
+
+def _replace(old: object, new: object) -> None:
+    """In every module that has it under its name."""
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType) and vars(module).get(QUESTION) is old:
+            setattr(module, QUESTION, new)
+
+
+def choose_cpu(module: Any, in_notebook: Callable[[], bool]) -> Callable[[], None] | str:
+    """Let PartialState of `module` (accelerate.state) take the CPU in the notebook, also where there is a GPU."""
+    original = vars(module.PartialState).get("default_device")
+    if not isinstance(original, property) or original.fget is None:
+        return "PartialState of this version of accelerate has no `default_device`: on a GPU it may start CUDA."
+    own = original.fget
+
+    def default_device(state: Any) -> Any:
+        return sys.modules["torch"].device("cpu") if in_notebook() else own(state)
+
+    module.PartialState.default_device = property(default_device)
+    return lambda: setattr(module.PartialState, "default_device", original)
+
+
+def remember_accelerators(module: Any, in_notebook: Callable[[], bool]) -> Callable[[], None] | str:
+    """Keep what each Accelerator of `module` (accelerate.accelerator) is built with in the notebook."""
+    cls = module.Accelerator
+    original = cls.__init__
+
+    @functools.wraps(original)
+    def initialise(accelerator: Any, *args: Any, **kwargs: Any) -> None:
+        original(accelerator, *args, **kwargs)
+        if in_notebook():
+            built[accelerator] = (args, kwargs)
+
+    cls.__init__ = initialise
+
+    def undo() -> None:
+        cls.__init__ = original
+
+    return undo
+
+
+def device_holder() -> str:
+    """What has brought accelerate's device up in this process, in words."""
+    for module, name, words in _HOLDERS:
+        cls = getattr(sys.modules.get(module), name, None)
+        if isinstance(cls, type) and any(issubclass(type(value), cls) for value in gc.get_objects()):
+            return words
+    return "An Accelerator"
+
+
+_HOLDERS = (
+    ("transformers.trainer", "Trainer", "A Trainer"),
+    ("transformers.training_args", "TrainingArguments", "A TrainingArguments"),
+)

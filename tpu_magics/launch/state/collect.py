@@ -1,0 +1,249 @@
+"""In a worker, after the function: what differs from the snapshot, and what of it can travel."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tpu_magics.launch.state import kinds
+from tpu_magics.launch.state.kinds import Label
+from tpu_magics.launch.state.pickling import MARK, BelongsToWorker, Pickler, Probe, dumps
+from tpu_magics.launch.state.rules import rule_of
+from tpu_magics.launch.state.walk import Node, Snapshot
+
+LIMIT = 256 * 2**20  # bytes that come home besides the state of optimizers
+STATE, BLOBS = "result-state.pkl", "result-state.bin"
+NAMES = -1  # the number of what a cell assigned
+_ALIGNED = 64
+
+
+@dataclass
+class Changes:
+    """What a rank's function changed. `contents`: by number; `names`: what a cell assigned; `left`: what stays as it is
+    in the notebook, by name, and why; `sums`, `sizes`: checksums and bytes by number; `random`: the states of random
+    generators, None where none was drawn from."""
+
+    contents: dict[int, Any] = field(default_factory=dict)
+    names: dict[str, Any] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    sums: dict[int, int] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+    random: Any = None
+
+    def leave_all(self, snapshot: Snapshot, why: str) -> None:
+        """Nothing of it comes home."""
+        self.left.update({snapshot.root(number): why for number in self.contents})
+        self.contents.clear()
+
+
+class Collector:
+    """What one rank knows of the notebook's objects after its function. `models`: as they are trained here."""
+
+    def __init__(self, snapshot: Snapshot, models: Mapping[str, Any], adapter: Any) -> None:
+        self.snapshot = snapshot
+        self.adapter = adapter
+        self.numbers = _numbers(snapshot, models, adapter)
+        self.tensors: list[Any] = []
+        self._probe = self._new_probe()
+
+    def changes(self) -> Changes:
+        """Compare everything with the snapshot. Fetches nothing from the device."""
+        found = Changes(random=self.adapter.random_changes(self.snapshot.random))
+        for number, node in enumerate(self.snapshot.nodes):
+            if node.kind is not None and id(node.value) in self.numbers:
+                self._look(number, node, found)
+        _keep_to_limit(self.snapshot, found)
+        return found
+
+    def add_names(self, changes: Changes, names: Mapping[str, Any]) -> None:
+        """Add those names of a cell whose values can travel."""
+        changes.names = {name: value for name, value in names.items() if self._tried(NAMES, value, changes) is None}
+        changes.sums.pop(NAMES, None)
+
+    def _look(self, number: int, node: Node, found: Changes) -> None:
+        assert node.kind is not None
+        try:
+            if not node.kind.changed(node.value, node.mark):
+                return
+            if node.kind.named:
+                kinds.flush(node.value)
+                self._leave(number, (), node.kind.named, found)
+                return
+            content = node.kind.content(node.value, node.mark)
+        except Exception as error:  # of an object's own code
+            self._leave(number, (), f"{type(error).__name__}: {error}", found)
+            return
+        content = self._what_travels(number, node, content, found)
+        if content is not None:
+            found.contents[number] = content
+
+    def _what_travels(self, number: int, node: Node, content: Any, found: Changes) -> Any:
+        assert node.kind is not None
+        problem = self._tried(number, content, found)
+        if problem is None:
+            return content
+        bad: set[Any] = set()
+        for label, piece in node.kind.pieces(content):
+            problem_of_piece = self._tried(number, piece, found)
+            if problem_of_piece is not None:
+                bad.add(label[1])
+                self._leave_piece(number, node, label, problem_of_piece, found)
+        if not bad:
+            self._leave(number, (), reason(problem), found)
+            return None
+        rest = node.kind.without(content, node.mark, bad)
+        if rest is None or self._tried(number, rest, found) is not None:
+            return None
+        return rest
+
+    def _tried(self, number: int, content: Any, found: Changes) -> Exception | None:
+        """Why it cannot be pickled; None, with its size and checksum noted, where it can."""
+        try:
+            found.sizes[number], found.sums[number] = self._probe.look(content)
+        except Exception as error:  # pickle.PicklingError, TypeError, AttributeError, RecursionError, a class's own
+            self.tensors += self._probe.tensors
+            self._probe = self._new_probe()
+            return error
+        return None
+
+    def _new_probe(self) -> Probe:
+        return Probe(self.snapshot, self.numbers, self.adapter)
+
+    def _leave_piece(self, number: int, node: Node, label: Label, problem: Exception, found: Changes) -> None:
+        private = rule_of(type(node.value)).quiet and str(label[1]).startswith("_")
+        stands_in = isinstance(problem, BelongsToWorker) and _had(node.mark, label[1])
+        if not private and not stands_in:
+            self._leave(number, (label,), reason(problem), found)
+
+    def _leave(self, number: int, labels: tuple[Label, ...], why: str, found: Changes) -> None:
+        if not self.snapshot.nodes[number].quiet:
+            path = self.snapshot.path(number, *labels)
+            found.left.setdefault(path, why)
+
+    # -- writing --------------------------------------------------------------------------------------------------
+    def write(self, changes: Changes, folder: Path) -> None:
+        """Write what comes home: complete, or not at all. Raises OSError."""
+        tensors = [*self.tensors, *self._probe.tensors]
+        if tensors:
+            self.adapter.settle()
+        fetched = dict(zip(map(id, tensors), self.adapter.fetch(tensors), strict=True))
+        self._forget_unchanged(changes, fetched)
+        file = io.BytesIO()
+        pickler = Pickler(file, self.snapshot, self.numbers, self.adapter)
+        pickler.fetched = fetched
+        pickler.dump((changes.contents, changes.names))
+        temporary = folder / f"{STATE}.tmp"
+        try:
+            places = _write_blobs(pickler.blobs, folder / BLOBS)
+            told = (list(changes.contents), list(changes.names), changes.left, changes.random)
+            record = (file.getvalue(), places, pickler.inside, told)
+            temporary.write_bytes(pickle.dumps(record))
+            temporary.replace(folder / STATE)
+        except OSError:
+            for path in (temporary, folder / BLOBS):
+                path.unlink(missing_ok=True)
+            raise
+
+    def _forget_unchanged(self, changes: Changes, fetched: Mapping[int, Any]) -> None:
+        """Tensors that were moved to the device and are what they were."""
+        for number, content in list(changes.contents.items()):
+            node = self.snapshot.nodes[number]
+            if self.adapter.is_unchanged_on_device(node.value, node.mark, content, fetched):
+                del changes.contents[number]
+
+
+class Results:
+    """Pickles what rank 0 returns: in it the notebook's objects are the notebook's."""
+
+    def __init__(self, backend: Any, collector: Collector) -> None:
+        self._backend = backend
+        self._collector = collector
+
+    def dumps(self, value: Any) -> bytes:
+        """As `Backend.dumps`, for `pickling.loads`. Raises TpuMagicsError naming what cannot be pickled."""
+        one = self._collector
+        try:
+            return MARK + dumps(value, one.snapshot, one.numbers, one.adapter)
+        except Exception:
+            data: bytes = self._backend.dumps(value)
+            return data
+
+
+def _write_blobs(blobs: list[Any], path: Path) -> list[tuple[int, int]]:
+    places = []
+    with open(path, "wb") as file:
+        for blob in blobs:
+            start = -(-file.tell() // _ALIGNED) * _ALIGNED
+            file.seek(start)
+            file.write(blob)
+            places.append((start, blob.nbytes))
+        file.truncate(max(file.tell(), 1))
+    return places
+
+
+def _numbers(snapshot: Snapshot, models: Mapping[str, Any], adapter: Any) -> dict[int, int]:
+    """The numbers by id, also those of what took the place of a part of a model here."""
+    numbers = dict(snapshot.numbers)
+    for number in _of_models_that_stay(snapshot, models):
+        numbers.pop(id(snapshot.nodes[number].value), None)
+    for known, now in ((snapshot.slots, adapter.named(models)), (snapshot.modules, adapter.modules(models))):
+        numbers.update({id(part): known[key] for key, part in now.items() if key in known})
+    return numbers
+
+
+def _had(mark: Any, name: Any) -> bool:
+    """Whether there was something under `name` before the function: that stays, where a worker has its own."""
+    if isinstance(mark, tuple):
+        mark = dict(zip(*mark, strict=True))
+    before = mark.get(name) if isinstance(mark, dict) else mark
+    return before is not None and before is not kinds.MISSING
+
+
+def _of_models_that_stay(snapshot: Snapshot, models: Mapping[str, Any]) -> Iterator[int]:
+    """Parts of models that do not come home: what refers to them takes its own along."""
+    for known in (snapshot.slots, snapshot.modules):
+        yield from (number for (model, _), number in known.items() if model not in models)
+
+
+def _keep_to_limit(snapshot: Snapshot, found: Changes) -> None:
+    """Leave the largest contents where all are too large together."""
+    sizes = {n: found.sizes[n] for n in found.contents if not snapshot.nodes[n].unlimited}
+    total = sum(sizes.values())
+    for number in sorted(sizes, key=sizes.__getitem__, reverse=True):
+        if total <= LIMIT:
+            return
+        total -= sizes[number]
+        del found.contents[number]
+        found.left[snapshot.path(number)] = f"{sizes[number] / 2**20:,.0f} MB, of {LIMIT // 2**20} MB that come home"
+
+
+# -- reasons -----------------------------------------------------------------------------------------------------------
+_WORDS = (
+    (r"_io\.", "an open file"),
+    (r"'(async_)?generator'", "a generator"),
+    (r"_thread\.|'(RLock|Condition)'", "a lock"),
+    (r"'socket'", "a socket"),
+    (r"'module'", "a module"),
+    (r"'_queue\.", "a queue"),
+    (r"sqlite3|psycopg|Connection", "a connection"),
+)
+
+
+def reason(problem: Exception) -> str:
+    """Why something cannot travel, in a few words."""
+    if isinstance(problem, BelongsToWorker):
+        return f"{problem} of the worker"
+    text = str(problem)
+    for pattern, words in _WORDS:
+        if isinstance(problem, TypeError) and re.search(pattern, text):
+            return words
+    local = re.search(r"local object '?([^']+?)'?$", text)
+    if local is not None:
+        outer, _, inner = local[1].partition(".<locals>.")
+        return f"`{inner}`, defined inside `{outer}`" if inner else text
+    return text if isinstance(problem, pickle.PicklingError) else f"{type(problem).__name__}: {text}"

@@ -1,0 +1,675 @@
+"""The kinds of objects that can be changed: what each holds, whether that differs, and how it is changed in place."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import operator
+import pickle
+import sys
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tpu_magics.launch.state.rules import PLAIN, Rule, by_type, is_librarys
+
+ATOMS = frozenset(
+    {int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice}
+)
+Label = tuple[str, Any]
+"""Where a part stands: ("item", key), ("attribute", name), ("name", name) or ("", "")."""
+Undo = Callable[[], None]
+MISSING: Any = object()
+
+
+class Kind(Protocol):
+    """One kind of object. `named`: what it is called where it cannot be brought home at all, "" where it can."""
+
+    named: str
+
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
+        """What it holds."""
+
+    def mark(self, value: Any) -> Any:
+        """What `changed` compares with later: a shallow copy, or a digest."""
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        """Whether it differs from what it was."""
+
+    def content(self, value: Any, mark: Any) -> Any:
+        """What `put` needs."""
+
+    def pieces(self, content: Any) -> list[tuple[Label, Any]]:
+        """What of a content can be left out by itself."""
+
+    def without(self, content: Any, mark: Any, labels: set[Any]) -> Any:
+        """The content without some of its pieces, by what names them; None where nothing is left of it."""
+
+    def put(self, value: Any, content: Any) -> Undo:
+        """Change `value` in place. Returns what puts it back."""
+
+
+@dataclass
+class Fields:
+    """New values by name, and the names that are gone."""
+
+    new: dict[str, Any]
+    gone: list[str]
+
+    def without(self, names: set[Any]) -> Fields | None:
+        """The same without these; None where nothing is left."""
+        kept = Fields({name: item for name, item in self.new.items() if name not in names}, self.gone)
+        return kept if kept.new or kept.gone else None
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether two parts are the same object, or equal and immutable."""
+    if left is right:
+        return True
+    if type(left) is not type(right):
+        return False
+    if type(left) is tuple:
+        return len(left) == len(right) and all(map(same, left, right))
+    if type(left) not in ATOMS or left != right:
+        return False
+    return type(left) is not float or left != 0 or str(left) == str(right)
+
+
+def all_same(left: Any, right: Any) -> bool:
+    """The same for two sequences, part by part."""
+    return len(left) == len(right) and (all(map(operator.is_, left, right)) or all(map(same, left, right)))
+
+
+def only_atoms(values: Any) -> bool:
+    """Whether none of `values` holds anything."""
+    return ATOMS.issuperset(map(type, values))
+
+
+class _Base:
+    named = ""
+
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:  # noqa: ARG002
+        return iter(())
+
+    def pieces(self, content: Any) -> list[tuple[Label, Any]]:  # noqa: ARG002
+        return []  # it travels as a whole
+
+    def without(self, content: Any, mark: Any, labels: set[Any]) -> Any:  # noqa: ARG002
+        return None
+
+
+class _Named(_Base):
+    """Its content is a `Fields`."""
+
+    def pieces(self, content: Any) -> list[tuple[Label, Any]]:
+        return [(("attribute", name), item) for name, item in content.new.items()]
+
+    def without(self, content: Any, mark: Any, labels: set[Any]) -> Any:  # noqa: ARG002
+        return content.without(labels)
+
+
+class ListKind(_Base):
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
+        items = list.__iter__(value)
+        return iter(()) if only_atoms(list.__iter__(value)) else ((("item", i), item) for i, item in enumerate(items))
+
+    def mark(self, value: Any) -> Any:
+        return tuple(list.__iter__(value))
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        return not all_same(self.mark(value), mark)
+
+    def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
+        return list(list.__iter__(value))
+
+    def put(self, value: Any, content: Any) -> Undo:
+        old = self.mark(value)
+        list.__setitem__(value, slice(None), content)
+        return lambda: list.__setitem__(value, slice(None), old)
+
+
+class DictKind(_Base):
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
+        pairs = list(dict.items(value))
+        if only_atoms(dict.values(value)) and only_atoms(dict.keys(value)):
+            return
+        for key, item in pairs:
+            yield ("key", key), key
+            yield ("item", key), item
+
+    def mark(self, value: Any) -> Any:
+        pairs = _pairs(value)
+        return tuple(key for key, _ in pairs), tuple(item for _, item in pairs)
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        keys, items = self.mark(value)
+        return not (all_same(keys, mark[0]) and all_same(items, mark[1]))
+
+    def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
+        return _pairs(value)
+
+    def pieces(self, content: Any) -> list[tuple[Label, Any]]:
+        return [(("item", key), (key, item)) for key, item in content]
+
+    def without(self, content: Any, mark: Any, labels: set[Any]) -> Any:
+        """Under keys that were there before, what was there."""
+        old = dict(zip(*mark, strict=True))
+        pairs = [(key, old.get(key, MISSING) if key in labels else item) for key, item in content]
+        return [(key, item) for key, item in pairs if item is not MISSING]
+
+    def put(self, value: Any, content: Any) -> Undo:
+        old = _pairs(value)
+
+        def fill(pairs: Any) -> None:
+            kind = _dict_type(value)
+            kind.clear(value)
+            for key, item in pairs:
+                kind.__setitem__(value, key, item)
+
+        fill(content)
+        return lambda: fill(old)
+
+
+def _dict_type(value: Any) -> Any:
+    return OrderedDict if isinstance(value, OrderedDict) else dict
+
+
+def _pairs(value: Any) -> list[tuple[Any, Any]]:
+    return list(_dict_type(value).items(value))
+
+
+class SetKind(_Base):
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
+        items = list(set.__iter__(value))
+        return iter(()) if only_atoms(items) else ((("item", i), item) for i, item in enumerate(items))
+
+    def mark(self, value: Any) -> Any:
+        return tuple(set.__iter__(value))
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        now = self.mark(value)
+        return len(now) != len(mark) or (not all_same(now, mark) and set(map(id, now)) != set(map(id, mark)))
+
+    def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
+        return list(set.__iter__(value))
+
+    def put(self, value: Any, content: Any) -> Undo:
+        old = self.mark(value)
+
+        def fill(items: Any) -> None:
+            set.clear(value)
+            set.update(value, items)
+
+        fill(content)
+        return lambda: fill(old)
+
+
+class DequeKind(_Base):
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
+        items = list(deque.__iter__(value))
+        return iter(()) if only_atoms(items) else ((("item", i), item) for i, item in enumerate(items))
+
+    def mark(self, value: Any) -> Any:
+        return tuple(deque.__iter__(value))
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        return not all_same(self.mark(value), mark)
+
+    def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
+        return list(deque.__iter__(value))
+
+    def put(self, value: Any, content: Any) -> Undo:
+        old = self.mark(value)
+
+        def fill(items: Any) -> None:
+            deque.clear(value)
+            deque.extend(value, items)
+
+        fill(content)
+        return lambda: fill(old)
+
+
+class BytesKind(_Base):
+    """bytearray and array.array: a copy is kept, since they are small where people use them."""
+
+    def mark(self, value: Any) -> Any:
+        return bytes(memoryview(value).cast("B")) if len(value) else b""
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        return bool(self.mark(value) != mark)
+
+    def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
+        return value[:]
+
+    def put(self, value: Any, content: Any) -> Undo:
+        old = value[:]
+        value[:] = content
+
+        def back() -> None:
+            value[:] = old
+
+        return back
+
+
+class ObjectKind(_Named):
+    """Attributes: of `__dict__` and of `__slots__`."""
+
+    def __init__(self, rule: Rule = PLAIN, librarys: bool = False) -> None:
+        self.rule = rule
+        self.librarys = librarys
+
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
+        return ((("attribute", name), item) for name, item in self.mark(value).items())
+
+    def mark(self, value: Any) -> Any:
+        found = attributes(value)
+        return {name: item for name, item in found.items() if self.rule.has(name)}
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        fields = self.content(value, mark)
+        return bool(fields.new or fields.gone)
+
+    def content(self, value: Any, mark: Any) -> Fields:
+        now = self.mark(value)
+        new = {name: item for name, item in now.items() if not same(item, mark.get(name, MISSING))}
+        if self.librarys:  # what a library puts over a method of its object is nothing that it holds
+            new = {name: item for name, item in new.items() if not isinstance(item, _CODE)}
+        return Fields(new, [name for name in mark if name not in now])
+
+    def put(self, value: Any, content: Fields) -> Undo:
+        old = attributes(value)
+        for name in content.gone:
+            _drop_attribute(value, name)
+        for name, item in content.new.items():
+            _set_attribute(value, name, item)
+
+        def back() -> None:
+            for name in content.new:
+                if name not in old:
+                    _drop_attribute(value, name)
+            for name in (*content.gone, *content.new):
+                if name in old:
+                    _set_attribute(value, name, old[name])
+
+        return back
+
+
+_CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    """The attributes of an instance, without asking its own code."""
+    own = _own_dict(value)
+    slots = _slots(type(value))
+    if not slots:
+        return dict(own or {})
+    found = {name: slot.__get__(value) for name, slot in slots.items() if _is_set(slot, value)}
+    return {**found, **(own or {})}
+
+
+def _own_dict(value: Any) -> dict[str, Any] | None:
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return own if isinstance(own, dict) else None
+
+
+@by_type
+def _slots(kind: type) -> dict[str, Any]:
+    return {
+        name: item
+        for base in reversed(kind.__mro__)
+        if "__slots__" in vars(base)
+        for name, item in vars(base).items()
+        if isinstance(item, types.MemberDescriptorType)
+    }
+
+
+def _is_set(slot: Any, value: Any) -> bool:
+    try:
+        slot.__get__(value)
+    except AttributeError:
+        return False
+    return True
+
+
+def _set_attribute(value: Any, name: str, item: Any) -> None:
+    slot = _slots(type(value)).get(name)
+    if slot is not None:
+        slot.__set__(value, item)
+    else:
+        _own_dict(value)[name] = item  # type: ignore[index]
+
+
+def _drop_attribute(value: Any, name: str) -> None:
+    slot = _slots(type(value)).get(name)
+    if slot is not None:
+        slot.__delete__(value)
+    else:
+        (_own_dict(value) or {}).pop(name, None)
+
+
+class ModuleKind(ObjectKind):
+    """An object that also tells a state of its own, and takes it: a module with `get_extra_state`. `get`, `put`: the
+    names of the two methods."""
+
+    def __init__(self, rule: Rule, librarys: bool, get: str, put: str) -> None:
+        super().__init__(rule, librarys)
+        self._get = get
+        self._put = put
+
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
+        return ((("attribute", name), item) for name, item in super().mark(value).items())
+
+    def mark(self, value: Any) -> Any:
+        return {**super().mark(value), EXTRA: self._state(value)}
+
+    def content(self, value: Any, mark: Any) -> Fields:
+        fields = super().content(value, mark)
+        if fields.new.pop(EXTRA, None) is not None:
+            fields.new[EXTRA] = getattr(value, self._get)()
+        return fields
+
+    def put(self, value: Any, content: Fields) -> Undo:
+        old = getattr(value, self._get)() if EXTRA in content.new else None
+        own = {name: item for name, item in content.new.items() if name != EXTRA}
+        back = super().put(value, Fields(own, content.gone))
+        if EXTRA not in content.new:
+            return back
+        getattr(value, self._put)(content.new[EXTRA])
+
+        def both() -> None:
+            getattr(value, self._put)(old)
+            back()
+
+        return both
+
+    def _state(self, value: Any) -> Any:
+        try:
+            return pickle.dumps(getattr(value, self._get)())
+        except Exception:  # what cannot be pickled cannot be compared either
+            return b""
+
+
+EXTRA = "get_extra_state()"
+
+
+class Both(_Base):
+    """A container that has attributes as well: a subclass of list, dict, ..."""
+
+    def __init__(self, items: Kind, fields: ObjectKind) -> None:
+        self.items = items
+        self.fields = fields
+
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
+        yield from self.items.parts(value)
+        yield from self.fields.parts(value)
+
+    def mark(self, value: Any) -> Any:
+        return self.items.mark(value), self.fields.mark(value)
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        return self.items.changed(value, mark[0]) or self.fields.changed(value, mark[1])
+
+    def content(self, value: Any, mark: Any) -> Any:
+        return self.items.content(value, mark[0]), self.fields.content(value, mark[1])
+
+    def pieces(self, content: Any) -> list[tuple[Label, Any]]:
+        return [*self.items.pieces(content[0]), *self.fields.pieces(content[1])]
+
+    def without(self, content: Any, mark: Any, labels: set[Any]) -> Any:
+        items = self.items.without(content[0], mark[0], labels)
+        return None if items is None else (items, content[1].without(labels) or Fields({}, []))
+
+    def put(self, value: Any, content: Any) -> Undo:
+        first = self.items.put(value, content[0])
+        second = self.fields.put(value, content[1])
+
+        def back() -> None:
+            second()
+            first()
+
+        return back
+
+
+class ClassKind(_Named):
+    """The attributes of a class of the person's own."""
+
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
+        return ((("attribute", name), item) for name, item in _of_class(value, _code_too).items())
+
+    def mark(self, value: Any) -> Any:
+        return _of_class(value, _no_code)
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        fields = self.content(value, mark)
+        return bool(fields.new or fields.gone)
+
+    def content(self, value: Any, mark: Any) -> Fields:
+        now = self.mark(value)
+        new = {name: item for name, item in now.items() if not same(item, mark.get(name, MISSING))}
+        return Fields(new, [name for name in mark if name not in now])
+
+    def put(self, value: Any, content: Fields) -> Undo:
+        old = self.mark(value)
+        for name in content.gone:
+            type.__delattr__(value, name)
+        for name, item in content.new.items():
+            type.__setattr__(value, name, item)
+
+        def back() -> None:
+            for name in content.new:
+                if name not in old:
+                    type.__delattr__(value, name)
+            for name in (*content.gone, *content.new):
+                if name in old:
+                    type.__setattr__(value, name, old[name])
+
+        return back
+
+
+def _code_too(item: Any) -> bool:
+    return not isinstance(item, (types.MemberDescriptorType, types.GetSetDescriptorType))
+
+
+def _no_code(item: Any) -> bool:
+    code = (*_CODE, classmethod, staticmethod, property, type)
+    return _code_too(item) and not isinstance(item, code) and not hasattr(type(item), "__get__")
+
+
+def _of_class(kind: type, wanted: Callable[[Any], bool]) -> dict[str, Any]:
+    return {
+        name: _inner(item) for name, item in vars(kind).items() if not name.startswith(("__", "_abc_")) and wanted(item)
+    }
+
+
+def _inner(item: Any) -> Any:
+    """The function in a descriptor."""
+    if isinstance(item, (classmethod, staticmethod)):
+        return item.__func__
+    return item.fget if isinstance(item, property) else item
+
+
+class Binding:
+    """A name that code of the person's can bind anew: one in `space`, a namespace."""
+
+    def __init__(self, space: dict[str, Any], name: str) -> None:
+        self.space = space
+        self.name = name
+
+
+class BindingKind(_Named):
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
+        item = self.mark(value)
+        return iter(()) if item is MISSING else iter(((("", ""), item),))
+
+    def mark(self, value: Any) -> Any:
+        return value.space.get(value.name, MISSING)
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        return not same(self.mark(value), mark)
+
+    def content(self, value: Any, mark: Any) -> Fields:  # noqa: ARG002
+        item = self.mark(value)
+        return Fields({}, [value.name]) if item is MISSING else Fields({value.name: item}, [])
+
+    def put(self, value: Any, content: Fields) -> Undo:
+        old = self.mark(value)
+
+        def bind(item: Any) -> None:
+            if item is MISSING:
+                value.space.pop(value.name, None)
+            else:
+                value.space[value.name] = item
+
+        bind(content.new.get(value.name, MISSING))
+        return lambda: bind(old)
+
+
+class CellKind(_Named):
+    """What a closure holds under a name."""
+
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
+        item = self.mark(value)
+        return iter(()) if item is MISSING else iter(((("", ""), item),))
+
+    def mark(self, value: Any) -> Any:
+        try:
+            return value.cell_contents
+        except ValueError:
+            return MISSING
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        return not same(self.mark(value), mark)
+
+    def content(self, value: Any, mark: Any) -> Fields:  # noqa: ARG002
+        item = self.mark(value)
+        return Fields({}, [""]) if item is MISSING else Fields({"": item}, [])
+
+    def put(self, value: Any, content: Fields) -> Undo:
+        old = self.mark(value)
+
+        def fill(item: Any) -> None:
+            if item is MISSING:
+                del value.cell_contents
+            else:
+                value.cell_contents = item
+
+        fill(content.new.get("", MISSING))
+        return lambda: fill(old)
+
+
+class StateKind(_Base):
+    """What tells its state as a whole, and takes it: random generators, texts and bytes in memory."""
+
+    def __init__(self, get: Callable[[Any], Any], put: Callable[[Any, Any], None]) -> None:
+        self._get = get
+        self._put = put
+
+    def mark(self, value: Any) -> Any:
+        return self._get(value)
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        return not equal(self._get(value), mark)
+
+    def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
+        return self._get(value)
+
+    def put(self, value: Any, content: Any) -> Undo:
+        old = self._get(value)
+        self._put(value, content)
+        return lambda: self._put(value, old)
+
+
+def equal(left: Any, right: Any) -> bool:
+    """Whether two states are equal: numbers, texts, arrays, and dicts and sequences of them."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, Mapping):
+        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and (left == right if only_atoms(left) else all(map(equal, left, right)))
+    found = left == right
+    return bool(found.all()) if hasattr(found, "all") else bool(found)
+
+
+class NamedKind(_Base):
+    """What cannot be brought home, and is named where it was changed. `tell`: gives something that differs then."""
+
+    def __init__(self, named: str, tell: Callable[[Any], Any]) -> None:
+        self.named = named
+        self._tell = tell
+
+    def mark(self, value: Any) -> Any:
+        try:
+            return self._tell(value)
+        except Exception:
+            return None
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        return bool(self.mark(value) != mark)
+
+    def content(self, value: Any, mark: Any) -> Any:
+        raise NotImplementedError
+
+    def put(self, value: Any, content: Any) -> Undo:
+        raise NotImplementedError
+
+
+def _told_of_file(value: Any) -> Any:
+    return value.closed or value.tell()
+
+
+def flush(value: Any) -> None:
+    """Give a file what was written to it: a fork has its own copy of what waits."""
+    if isinstance(value, io.IOBase):
+        with contextlib.suppress(OSError, ValueError):
+            value.flush()
+
+
+def _told_of_iterator(value: Any) -> Any:
+    return operator.length_hint(value, -1), repr(value) if type(value).__name__ == "count" else ""
+
+
+LIST, DICT, SET, DEQUE, BYTES = ListKind(), DictKind(), SetKind(), DequeKind(), BytesKind()
+BINDING, CELL, CLASS = BindingKind(), CellKind(), ClassKind()
+FILE = NamedKind("an open file", _told_of_file)
+GENERATOR = NamedKind("a generator", lambda value: value.gi_frame and value.gi_frame.f_lasti)
+ITERATOR = NamedKind("an iterator", _told_of_iterator)
+_CONTAINERS: tuple[tuple[type, Kind], ...] = ((list, LIST), (dict, DICT), (set, SET), (deque, DEQUE))
+_ITERATORS = tuple(map(type, map(iter, ([], (), range(0), {}, {}.values(), {}.items(), "", "é", set()))))
+
+
+def container(kind: type, rule: Rule) -> Kind | None:
+    """The kind of a container, or None where `kind` is none."""
+    for base, found in _CONTAINERS:
+        if issubclass(kind, base):
+            plain = kind is base or kind.__module__ in ("collections", "builtins")
+            return found if plain else Both(found, ObjectKind(rule, is_librarys(kind)))
+    return BYTES if issubclass(kind, bytearray) or _is_array(kind) else None
+
+
+def _is_array(kind: type) -> bool:
+    module = sys.modules.get("array")
+    return module is not None and issubclass(kind, module.array)
+
+
+def builtin(kind: type) -> Kind | None:
+    """The kind of what Python's own library has beside containers, or None."""
+    if issubclass(kind, (io.StringIO, io.BytesIO)):
+        return StateKind(
+            lambda value: value.__getstate__()[:3], lambda value, state: value.__setstate__((*state, None))
+        )
+    if issubclass(kind, io.IOBase):
+        return FILE
+    if kind is types.GeneratorType:
+        return GENERATOR
+    if kind in _ITERATORS or (kind.__module__ == "itertools" and kind.__name__ == "count"):
+        return ITERATOR
+    random = sys.modules.get("random")
+    if random is not None and issubclass(kind, random.Random):
+        return StateKind(lambda value: value.getstate(), lambda value, state: value.setstate(state))
+    return None

@@ -1,0 +1,138 @@
+"""Which objects are looked into, told by their types: a table, and nothing is imported for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tpu_magics.runs.origin import is_library
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the instances of a type are treated.
+
+    `skip`: attributes that are neither followed nor brought home; `only`: the only ones that are (None: all);
+    `opaque`: not looked into; `named`: what it is called where it was changed and cannot be brought home, told by
+    `counter`, the attribute that changes with it; `quiet`: what of it cannot travel is not worth a line; `unlimited`:
+    its size is that of the weights, so no limit is set to it; `inner`: the attribute with the plain object inside one
+    that belongs to the worker; `stays`: it belongs to the worker, and what the notebook had in its place stays.
+    """
+
+    skip: frozenset[str] = frozenset()
+    only: frozenset[str] | None = None
+    opaque: bool = False
+    named: str = ""
+    counter: str = ""
+    quiet: bool = False
+    unlimited: bool = False
+    inner: str = ""
+    stays: bool = False
+
+    def has(self, name: str) -> bool:
+        """Whether the attribute `name` is followed."""
+        return name not in self.skip and name not in MARKS and (self.only is None or name in self.only)
+
+
+Answer = TypeVar("Answer")
+
+
+def by_type(function: Callable[[type], Answer]) -> Callable[[type], Answer]:
+    """Remember the answers for each class, by identity: a metaclass may make its classes unhashable."""
+    known: dict[int, tuple[type, Answer]] = {}
+
+    def answer(kind: type) -> Answer:
+        if id(kind) not in known:
+            known[id(kind)] = kind, function(kind)
+        return known[id(kind)][1]
+
+    return answer
+
+
+PLAIN = Rule()
+OPAQUE = Rule(opaque=True)
+LIBRARY = Rule(quiet=True)
+
+# Packages whose objects are left alone: those of the session, of devices, of output, and immutable ones.
+OPAQUE_PACKAGES = frozenset(
+    {
+        "tpu_magics",
+        *("IPython", "ipykernel", "ipywidgets", "traitlets", "zmq", "tornado", "comm", "jupyter_client", "psutil"),
+        *("accelerate", "torch_xla", "jax", "jaxlib", "tensorflow", "keras", "ray"),
+        *("tqdm", "rich", "matplotlib", "PIL", "wandb", "mlflow", "tensorboard", "tensorboardX", "requests", "httpx"),
+        *("datasets", "tokenizers", "pyarrow", "pandas", "polars", "safetensors", "huggingface_hub", "fsspec"),
+        *("torch._C", "torch._dynamo", "torch._inductor", "torch.cuda", "torch.distributed", "torch.fx", "torch.jit"),
+        *("torch.profiler", "torch.autograd", "torch.multiprocessing", "torch.utils.tensorboard", "torch.utils.hooks"),
+        "numpy",
+    }
+)
+# The modules of Python's own library whose objects hold what a person put there.
+HOLDERS = frozenset({"collections", "types", "argparse", "queue", "configparser"})
+
+# Marks that libraries put on anybody's objects for as long as a process has its devices (accelerate 1.15.0: with it
+# `prepare` leaves an object where it is).
+MARKS = frozenset({"_is_accelerate_prepared"})
+
+RULES: dict[str, Rule] = {}
+
+
+def add(rules: Mapping[str, Rule]) -> None:
+    """Add rules, by the full name of a type (`module.Class`); its subclasses follow it. Before any object is walked."""
+    RULES.update(rules)
+
+
+@by_type
+def rule_of(kind: type) -> Rule:
+    """The rule for instances of `kind`."""
+    for base in kind.__mro__:
+        found = RULES.get(f"{base.__module__}.{base.__qualname__}")
+        if found is not None:
+            return found
+    if not is_librarys(kind):
+        return PLAIN
+    module = str(kind.__module__)
+    packages = _packages(module)
+    if OPAQUE_PACKAGES & packages or (packages[-1:] and _is_pythons(module) and not HOLDERS & packages):
+        return OPAQUE
+    return LIBRARY
+
+
+class _Packages(tuple[str, ...]):
+    """The packages that a module lies in, innermost first."""
+
+    def __rand__(self, names: frozenset[str]) -> bool:
+        return any(name in names for name in self)
+
+
+def _packages(module: str) -> _Packages:
+    parts = module.split(".")
+    return _Packages(".".join(parts[:count]) for count in range(len(parts), 0, -1))
+
+
+def _is_pythons(module: str) -> bool:
+    return module.partition(".")[0] in sys.stdlib_module_names
+
+
+@by_type
+def is_librarys(kind: type) -> bool:
+    """Whether a class is not of the person's own code."""
+    return is_library_module(str(kind.__module__))
+
+
+def is_library_module(name: str) -> bool:
+    """Whether a module is not the person's own."""
+    if name == "__main__":
+        return False
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if module is None:
+        return False
+    return is_library(file) if file else True
+
+
+def follows(function: Any) -> bool:
+    """Whether a function is the person's own, so that it is told what it reads."""
+    code = getattr(function, "__code__", None)
+    return code is not None and not is_library(code.co_filename)

@@ -1,0 +1,358 @@
+"""Everything that a training function can reach, numbered: a snapshot, taken just before the fork."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import marshal
+import sys
+import types
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Protocol
+
+from tpu_magics.launch.state import kinds, rules
+from tpu_magics.launch.state.kinds import ATOMS, Binding, Kind, Label, ModuleKind, ObjectKind
+from tpu_magics.launch.state.rules import Rule, by_type, follows, is_librarys, rule_of
+
+MOST = 100_000  # objects that are numbered
+LONG = 20_000  # a container with more parts is compared as a whole, where it is plain data
+
+
+class Adapter(Protocol):
+    """What a framework knows of its own objects. `rules`: the fields of a Rule by the full name of a type."""
+
+    rules: Mapping[str, Mapping[str, Any]]
+
+    def kind(self, kind: type, rule: Rule) -> Kind | None:
+        """The kind of objects that only it knows how to compare, or None."""
+
+    def weight(self, value: Any) -> Kind | None:
+        """The kind of something that `named` has given: its weights come home in their own way."""
+
+    def named(self, models: Mapping[str, Any]) -> Mapping[tuple[str, str], Any]:
+        """The tensors of models, by the model and a name."""
+
+    def modules(self, models: Mapping[str, Any]) -> Mapping[tuple[str, str], Any]:
+        """The modules of models, by the model and a name."""
+
+    def more_parts(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """What an object holds outside its attributes."""
+
+    def extra_state(self, kind: type) -> tuple[str, str] | None:
+        """The methods by which objects of this class tell and take a state of their own; None where there are none."""
+
+    def random_state(self) -> Any:
+        """All random states of this process."""
+
+
+@dataclass(slots=True)
+class Node:
+    """One object. `kind`: how it is compared, None where it is only known by its number; `above`: the number of what
+    holds it, -1 for a root; `label`: where it stands there; `quiet`: what it loses is not worth a line; `unlimited`:
+    as in Rule."""
+
+    value: Any
+    kind: Kind | None
+    mark: Any
+    above: int
+    label: Label
+    quiet: bool = False
+    unlimited: bool = False
+
+
+@dataclass
+class Snapshot:
+    """The objects that the work reaches, as they are. `numbers`: by id; `slots`, `modules`: numbers of the
+    models' parts by model and name; `unseen`: names below which there was too much to look at; `main`: the names of
+    `__main__`; `random`: the random states."""
+
+    nodes: list[Node] = field(default_factory=list)
+    numbers: dict[int, int] = field(default_factory=dict)
+    slots: dict[tuple[str, str], int] = field(default_factory=dict)
+    modules: dict[tuple[str, str], int] = field(default_factory=dict)
+    unseen: list[str] = field(default_factory=list)
+    main: Mapping[str, Any] = field(default_factory=dict)
+    random: Any = None
+    elsewhere: bool = False
+
+    def form(self) -> int:
+        """A checksum of what stands where, without values: of a copy on another host it is the same, unless there is
+        something without an order; then it is never."""
+        found = 0
+        for node in self.nodes:
+            kind = type(node.value)
+            if issubclass(kind, (set, frozenset)) and not kinds.only_atoms(node.value):
+                return -1
+            found = zlib.crc32(f"{kind.__qualname__} {_written(node.label)} {node.above}".encode(), found)
+        return found
+
+    def path(self, number: int, *labels: Label) -> str:
+        """An object as the person would write it."""
+        found = list(reversed(labels))
+        while number >= 0:
+            node = self.nodes[number]
+            found.append(node.label)
+            number = node.above
+        return "".join(map(_written, reversed(found))).rpartition("\0")[2].lstrip(".")
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Every object with its name."""
+        return [(self.path(number), node.value) for number, node in enumerate(self.nodes)]
+
+    def root(self, number: int) -> str:
+        """The name that an object is reached by."""
+        while self.nodes[number].above >= 0 and self.nodes[number].label[0] != "name":
+            number = self.nodes[number].above
+        return self.path(number)
+
+
+def _written(label: Label) -> str:
+    how, key = label
+    if how == "attribute":
+        return f".{key}"
+    if how == "name":
+        return f"\0{key}"
+    if how in ("item", "key"):
+        return f"[{_short(key)}]"
+    return ""
+
+
+def _short(key: Any) -> str:
+    text = repr(key) if type(key) in ATOMS else f"<{type(key).__name__}>"
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def take(
+    roots: Iterable[tuple[str, Any]],
+    adapter: Adapter,
+    models: Mapping[str, Any],
+) -> Snapshot:
+    """Number and mark everything below `roots`; `models`: whose weights come home in their own way."""
+    rules.add({name: Rule(**fields) for name, fields in adapter.rules.items()})
+    walk = _Walk(adapter, models)
+    for found in (roots, models.items()):  # hoisted models are reached from nowhere
+        for name, value in found:
+            walk.add(value, -1, ("name", name))
+        walk.run()
+    snapshot = walk.snapshot
+    for key, module in adapter.modules(models).items():
+        snapshot.modules[key] = snapshot.numbers[id(module)]
+    snapshot.main = dict(vars(sys.modules["__main__"]))
+    snapshot.random = adapter.random_state()
+    return snapshot
+
+
+class _Walk:
+    def __init__(self, adapter: Adapter, models: Mapping[str, Any]) -> None:
+        self.snapshot = Snapshot()
+        self.adapter = adapter
+        self.weights = {id(value): key for key, value in adapter.named(models).items()}
+        self.waiting: deque[int] = deque()
+        self.spaces: dict[tuple[int, str], Binding] = {}
+        self.kind_of = by_type(self._kind_of_type)
+
+    def run(self) -> None:
+        while self.waiting:
+            number = self.waiting.popleft()
+            node = self.snapshot.nodes[number]
+            try:
+                for label, part in self.parts(node):
+                    self.add(part, number, label)
+            except Exception:  # of an object's own code
+                node.kind = None
+
+    def add(self, value: Any, above: int, label: Label) -> None:
+        snapshot = self.snapshot
+        if type(value) in ATOMS or id(value) in snapshot.numbers:
+            return
+        number = len(snapshot.nodes)
+        if number >= MOST:
+            self._leave(above, label)
+            return
+        node = Node(value, None, None, above, label)
+        self._inherit(node)
+        try:
+            node.kind, node.mark = self._marked(value)
+        except Exception:  # of an object's own code: it is left alone
+            node.kind = None
+        snapshot.nodes.append(node)
+        snapshot.numbers[id(value)] = number
+        if id(value) in self.weights:
+            snapshot.slots[self.weights[id(value)]] = number
+        if node.kind is not None or type(value) in _HOLD or isinstance(value, (tuple, frozenset)):
+            self.waiting.append(number)
+
+    def _marked(self, value: Any) -> tuple[Kind | None, Any]:
+        kind = self.kind(value)
+        if kind is kinds.FILE:
+            kinds.flush(value)  # a fork has a copy of its own of what waits to be written
+        return kind, None if kind is None else kind.mark(value)
+
+    def _inherit(self, node: Node) -> None:
+        if node.above >= 0:
+            outer = self.snapshot.nodes[node.above]
+            node.unlimited = outer.unlimited
+            node.quiet = outer.quiet or (node.label[0] == "attribute" and _is_private(outer.value, node.label[1]))
+        node.unlimited = node.unlimited or rule_of(type(node.value)).unlimited
+
+    def _leave(self, above: int, label: Label) -> None:
+        name = self.snapshot.root(above) if above >= 0 else str(label[1])
+        if name not in self.snapshot.unseen:
+            self.snapshot.unseen.append(name)
+
+    # -- what an object is ----------------------------------------------------------------------------------------
+    def kind(self, value: Any) -> Kind | None:
+        kind = type(value)
+        if id(value) in self.weights:
+            return self.adapter.weight(value)
+        if issubclass(kind, type):
+            return None if is_librarys(value) else kinds.CLASS
+        if kind is types.FunctionType:
+            return _FUNCTION if follows(value) else None
+        if issubclass(kind, dict) and _is_namespace(value):
+            return None
+        found = self.kind_of(kind)
+        return _as_a_whole(value, found) if found in (kinds.LIST, kinds.DICT) and len(value) > LONG else found
+
+    def _kind_of_type(self, kind: type) -> Kind | None:
+        rule = rule_of(kind)
+        if kind in _KINDS:
+            return _KINDS[kind]
+        found = self.adapter.kind(kind, rule)
+        if found is None and (not rule.opaque or kind.__module__ in ("builtins", "collections", "array")):
+            found = kinds.container(kind, rule)
+        if found is None:
+            found = kinds.builtin(kind)
+        if found is not None or rule.opaque or issubclass(kind, (tuple, frozenset)):
+            return found
+        if rule.named:
+            return kinds.NamedKind(rule.named, lambda value: kinds.attributes(value).get(rule.counter))
+        extra = self.adapter.extra_state(kind)
+        return ObjectKind(rule, is_librarys(kind)) if extra is None else ModuleKind(rule, is_librarys(kind), *extra)
+
+    # -- what it holds --------------------------------------------------------------------------------------------
+    def parts(self, node: Node) -> Iterator[tuple[Label, Any]]:
+        value, kind = node.value, type(node.value)
+        if kind is types.FunctionType:
+            return self._of_function(value) if node.kind is not None else iter(())
+        if kind is types.MethodType:
+            return iter(((("name", "self"), value.__self__), (("", ""), value.__func__)))
+        if kind is functools.partial:
+            held = [("args", value.args), ("keywords", value.keywords), ("func", value.func)]
+            return ((("attribute", name), part) for name, part in held)
+        if issubclass(kind, (tuple, frozenset)):
+            return ((("item", i), part) for i, part in enumerate(value))
+        return iter(()) if node.kind is None else self._with_class(node.kind, value)
+
+    def _with_class(self, kind: Kind, value: Any) -> Iterator[tuple[Label, Any]]:
+        yield from kind.parts(value)
+        yield from ((("attribute", name), part) for name, part in self.adapter.more_parts(value))
+        for base in type(value).__mro__ if type(value).__module__ != "builtins" else ():
+            if not is_librarys(base):
+                yield ("name", base.__name__), base
+
+    def _of_function(self, function: types.FunctionType) -> Iterator[tuple[Label, Any]]:
+        yield from ((("attribute", name), part) for name, part in vars(function).items())
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            yield ("name", name), cell
+        yield from ((("name", name), part) for name, part in _defaults(function))
+        space = function.__globals__
+        read, bound = names_of(function.__code__)
+        for name in bound:
+            yield ("name", name), self.spaces.setdefault((id(space), name), Binding(space, name))
+        for name in read:
+            if name in space:
+                yield ("name", name), space[name]
+
+
+def _defaults(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    code, given = function.__code__, function.__defaults__ or ()
+    yield from zip(code.co_varnames[code.co_argcount - len(given) : code.co_argcount], given, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
+
+
+@lru_cache(maxsize=1024)
+def names_of(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The globals that code reads, and those that it binds, its inner functions' included."""
+    read: dict[str, None] = {}
+    bound: dict[str, None] = {}
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            read[str(instruction.argval)] = None
+        elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            bound[str(instruction.argval)] = None
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            inner = names_of(constant)
+            read.update(dict.fromkeys(inner[0]))
+            bound.update(dict.fromkeys(inner[1]))
+    return tuple(read), tuple(bound)
+
+
+_FUNCTION = ObjectKind()  # of a function its attributes are compared
+_KINDS: Mapping[type, Kind | None] = {
+    types.CellType: kinds.CELL,
+    Binding: kinds.BINDING,
+    types.FunctionType: None,
+    types.MethodType: None,
+    types.BuiltinFunctionType: None,
+    types.ModuleType: None,
+    functools.partial: None,
+}
+
+
+_HOLD = frozenset({types.MethodType, functools.partial})  # what holds something and cannot be changed
+
+
+def _is_private(value: Any, name: Any) -> bool:
+    """Whether `name` is what a library keeps for itself in `value`."""
+    return str(name).startswith("_") and is_librarys(type(value))
+
+
+def _is_namespace(value: dict[Any, Any]) -> bool:
+    return "__name__" in value and ("__builtins__" in value or "__spec__" in value)
+
+
+class _Whole(kinds.ListKind):
+    """A long container of plain data, compared by a checksum; its parts have no numbers."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:  # noqa: ARG002
+        return iter(())
+
+    def mark(self, value: Any) -> Any:
+        return _sum(value)
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        return bool(_sum(value) != mark)
+
+    def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
+        return self.kind.content(value, self.kind.mark(value))
+
+    def put(self, value: Any, content: Any) -> Any:
+        return self.kind.put(value, content)
+
+
+_LIST, _DICT = _Whole(kinds.LIST), _Whole(kinds.DICT)
+
+
+def _as_a_whole(value: Any, kind: Kind) -> Kind:
+    flat = kinds.only_atoms(value.values() if isinstance(value, dict) else value)
+    if flat or _sum(value) is None:
+        return kind
+    return _DICT if kind is kinds.DICT else _LIST
+
+
+def _sum(value: Any) -> int | None:
+    """A checksum of plain data, however deep; None for anything else. (marshal's version 2 does not depend on who else
+    refers to a part.)"""
+    try:
+        return zlib.crc32(marshal.dumps(value, 2))
+    except ValueError:
+        return None

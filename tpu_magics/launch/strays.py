@@ -1,0 +1,81 @@
+"""Processes that a worker's function has started in a session of their own: its process group's signals miss them.
+
+They are known by a variable of the environment that only this worker has set, so that nothing else is ever signalled.
+(Children that are forked and run no other program die with the worker: process.py.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+VARIABLE = "TPU_MAGICS_WORKER"
+GRACE = 0.5  # seconds between TERM and KILL
+
+
+def mark(run: Path, pid: int) -> str:
+    """What the variable holds in the worker `pid` of a run, and in what it starts."""
+    return f"{run.absolute()}:{pid}"
+
+
+def mark_this(run: Path) -> None:
+    """In a worker: mark what it will start."""
+    os.environ[VARIABLE] = mark(run, os.getpid())
+
+
+def end(run: Path, pid: int) -> None:
+    """End what the worker `pid`, which has ended, has left."""
+    wanted = f"{VARIABLE}={mark(run, pid)}".encode()
+    with contextlib.ExitStack() as stack:
+        left = {stack.enter_context(_closing(descriptor)) for descriptor in _marked(wanted)}
+        for number, seconds in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
+            for descriptor in left:
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(descriptor, number)
+            left -= _ended(left, seconds)
+
+
+def _marked(wanted: bytes) -> Iterator[int]:
+    """Descriptors of the processes with the mark; each is read again once it is held: pids are given out again."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and _has(entry, wanted):
+            try:
+                descriptor = os.pidfd_open(int(entry.name))
+            except (OSError, AttributeError):  # gone; a system without them
+                continue
+            if _has(entry, wanted):
+                yield descriptor
+            else:
+                os.close(descriptor)
+
+
+def _has(entry: Path, wanted: bytes) -> bool:
+    try:
+        return wanted in (entry / "environ").read_bytes().split(b"\0")
+    except OSError:  # gone, or another account's
+        return False
+
+
+@contextlib.contextmanager
+def _closing(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _ended(descriptors: set[int], seconds: float) -> set[int]:
+    """Those of them that end within this time (pidfd_open(2): they become readable)."""
+    ended: set[int] = set()
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    while ended != descriptors and (found := poll.poll(seconds * 1000)):
+        for descriptor, _ in found:
+            poll.unregister(descriptor)
+            ended.add(descriptor)
+    return ended

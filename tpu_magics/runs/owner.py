@@ -1,0 +1,75 @@
+"""Which notebook made a run: by its path, its kernel or its process.
+
+What lives here: what `run.json` keeps of it, and telling this notebook's runs from others'. What does not: which run is
+meant (see reader.py).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tpu_magics.runs.alive import process_started
+
+
+class Owner(NamedTuple):
+    """Who made a run. `notebook`: path of the notebook or script, "" where the front end does not tell; `kernel`: the
+    kernel's id, which a restart keeps; `pid`, `started`: of its process (see alive.py)."""
+
+    notebook: str = ""
+    kernel: str = ""
+    pid: int | None = None
+    started: int | None = None
+
+    def same(self, other: Owner) -> bool:
+        """Whether both are one notebook."""
+        process = self.pid is not None and (self.pid, self.started) == (other.pid, other.started)
+        kernel = self.kernel != "" and self.kernel == other.kernel
+        return process or kernel or (self.notebook != "" and self.notebook == other.notebook)
+
+
+def this_owner() -> Owner:
+    """The notebook that this process runs."""
+    pid = os.getpid()
+    return Owner(_notebook(), _kernel(), pid, process_started(pid))
+
+
+def owner_fields(owner: Owner) -> dict[str, Any]:
+    """As `run.json` has them."""
+    return {"notebook": owner.notebook, "kernel": owner.kernel, "pid": owner.pid, "pid_started": owner.started}
+
+
+def owner_of(info: Mapping[str, Any]) -> Owner:
+    """Who made the run of this `run.json`."""
+    texts = [value if isinstance(value, str) else "" for value in (info.get("notebook"), info.get("kernel"))]
+    numbers = [value if type(value) is int else None for value in (info.get("pid"), info.get("pid_started"))]
+    return Owner(*texts, *numbers)  # type: ignore[arg-type]
+
+
+def foreign_text(owner: Owner) -> str:
+    """Whose a run is that this notebook did not make ("of another notebook, eval.ipynb"); "" for one of its own."""
+    mine = this_owner()
+    if mine.same(owner):
+        return ""
+    if owner.notebook and owner.notebook != mine.notebook:
+        return f"of another notebook, {Path(owner.notebook).name}"
+    return "of another kernel"
+
+
+def _notebook() -> str:
+    """jupyter_server 2 sets JPY_SESSION_NAME, VS Code a name among the person's; a script is a file."""
+    main = sys.modules.get("__main__")
+    told = os.environ.get("JPY_SESSION_NAME") or getattr(main, "__vsc_ipynb_file__", None)
+    told = told or (getattr(main, "__file__", None) if "ipykernel" not in sys.modules else None)
+    return os.path.abspath(told) if isinstance(told, str) and told else ""  # noqa: PTH100 (links stay as they are)
+
+
+def _kernel() -> str:
+    """The part of the connection file's name that is the kernel's id."""
+    application = getattr(sys.modules.get("ipykernel.kernelapp"), "IPKernelApp", None)
+    if application is None or not application.initialized():
+        return ""
+    return Path(str(application.instance().connection_file)).stem.removeprefix("kernel-")
