@@ -12,7 +12,7 @@ import pytest
 
 from tpu_magics.check import check_cells
 from tpu_magics.check.cells import cell_of
-from tpu_magics.check.engine import parts_of, unused_parts, walk
+from tpu_magics.check.engine import parts_of, walk
 from tpu_magics.check.names import canonical
 from tpu_magics.check.place import Place
 from tpu_magics.check.values import NOTHING, Value
@@ -231,5 +231,4 @@ def test_what_a_function_uses_is_found_by_calls_and_by_names() -> None:
 
     assert names(list(parts_of(cells, "train"))) == {"train", "used", "collate"}
     assert names(list(parts_of(cells, "Net.forward"))) == {"forward", "helper"}
-    assert names(list(unused_parts(cells, "train"))) == {"unused"}
     assert parts_of(cells, "nothing") == []

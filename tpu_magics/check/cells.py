@@ -192,11 +192,12 @@ def without_replaced(cells: Sequence[Cell], name: str = "", home: str = "") -> l
 def _definitions(cell: Cell) -> Iterator[_Definition]:
     """Those outside of everything that take a name of their own: `@show.register` gives its function to another."""
     for node in cell.tree.body if cell.tree is not None else ():
-        if isinstance(node, _Definition) and not any(map(_registers, node.decorator_list)):
+        if isinstance(node, _Definition) and not any(map(registers, node.decorator_list)):
             yield node
 
 
-def _registers(decorator: ast.expr) -> bool:
+def registers(decorator: ast.expr) -> bool:
+    """Whether it gives its function to another (`@show.register`)."""
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
     return isinstance(called, ast.Attribute) and called.attr == "register"
 

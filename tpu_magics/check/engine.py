@@ -113,29 +113,6 @@ def parts_of(cells: Sequence[Cell], name: str) -> list[Part]:
     return parts + [_part(cls.node, homes[id(cls.node)]) for cls in classes if id(cls.node) in homes]
 
 
-def unused_parts(cells: Sequence[Cell], name: str) -> list[Part]:
-    """What stands in the cells and is not run where the function of this name is trained: functions that neither it nor
-    code outside of functions uses, and the statements of other cells that train. Methods count as used: which objects
-    there are is not known."""
-    with no_collections():
-        program = walk(cells, frozenset((ast.Name,)))
-        outside = {cell: cell.magic == "tpu_train" and cell is not cells[-1] for cell in cells}
-        top = ((node, at) for node, at in program.recorded if at.top_level and not outside[at.cell])
-        named = {node.id for node, _ in top if isinstance(node, ast.Name)}
-        used = [one for one in program.functions if one.cls is not None or one.name in (name, "<lambda>")]
-        used += [one for one in program.functions if one.outer is None and one.name in named]
-        reached = set(map(id, _reached(program, used)))
-        parts = [_part(one.node, one.at.cell) for one in program.functions if id(one) not in reached]
-        return parts + [part for cell, left in outside.items() if left for part in _statements(cell)]
-
-
-def _statements(cell: Cell) -> Iterator[Part]:
-    """The statements of a cell that define nothing."""
-    for node in cell.tree.body if cell.tree is not None else ():
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield Part(cell.path, cell.number, node.lineno, node.end_lineno or node.lineno)
-
-
 def _reached(program: Program, wanted: Sequence[Function]) -> list[Function]:
     """These functions, what they call, what they name (`collate_fn=collate`), and what is defined in them."""
     by_name: dict[str, list[Function]] = {}

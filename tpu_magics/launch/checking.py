@@ -24,8 +24,8 @@ KEPT = 200  # findings in a run folder
 
 
 def look(function: Any, script: Path | None, strict: bool) -> list[Finding]:
-    """The findings of the code that is about to run: the script's, or the cells' without functions that this run does
-    not use, and without definitions that a later one of the same name has replaced. Raises TpuMagicsError for broken
+    """The findings of the code that is about to run: the script's, or those of the cells that the function reaches,
+    without definitions that a later one of the same name has replaced. Raises TpuMagicsError for broken
     rules where `strict`.
 
     Args:
@@ -53,15 +53,13 @@ def look(function: Any, script: Path | None, strict: bool) -> list[Finding]:
 def _findings(function: Any, script: Path | None) -> list[Finding]:
     from tpu_magics.check import check_chosen
     from tpu_magics.check.cells import read_file, without_replaced
-    from tpu_magics.check.engine import unused_parts
+    from tpu_magics.check.reached import of_the_run
 
     if script is not None:
         return check_chosen(read_file(script))
     name = str(getattr(function, "__name__", ""))
     cells = without_replaced(session.current.notebook.checked_cells(), name, _cell_of(function))
-    found = check_chosen(cells)
-    unused = unused_parts(cells, name) if found else []
-    return [one for one in found if not any(part.holds(one) for part in unused)]
+    return of_the_run(check_chosen(cells), cells, name)
 
 
 def _cell_of(function: Any) -> str:

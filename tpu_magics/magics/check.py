@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.check import check_chosen, fixing
 from tpu_magics.check.cells import Cell, cell_of, read_file
-from tpu_magics.check.engine import parts_of, unused_parts
+from tpu_magics.check.engine import parts_of
 from tpu_magics.check.finding import Finding
+from tpu_magics.check.reached import of_the_run
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.magics.lab_check import tell_findings
 from tpu_magics.magics.show import show_table
@@ -192,6 +193,5 @@ def _ready(notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[C
     findings = _findings(cells, found)
     for name in found.names:
         home = _home(name, cells, notebook.namespace)
-        unused = unused_parts(home, name)
-        findings = [one for one in _findings(home, found) if not any(part.holds(one) for part in unused)]
+        findings = of_the_run(_findings(home, found), home, name)
     show_table(ready_table(checklist(cells, findings, *found.names)))

@@ -1,0 +1,199 @@
+"""Which statements of the cells a run of one function has to do with, by the names that it reads.
+
+Nothing is evaluated: a name leads to everything that binds it or changes it (`callbacks.append(Stop())`).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.cells import registers
+from tpu_magics.check.finding import Finding
+from tpu_magics.check.nodes import nodes_of
+
+if TYPE_CHECKING:
+    from tpu_magics.check.cells import Cell
+
+_OF_THE_PROCESS = ("launch", "precision")  # groups of rules about the process that runs, whatever the function reads
+_OF_WHAT_RUNS = ("values", "shapes")  # and those about operations: in a cell that ran before, they were not the run's
+
+_Function = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_WORD = re.compile(r"[^\W\d]\w*")
+
+
+@dataclass(eq=False)
+class _Statement:
+    """A statement outside of functions; of `if`, `for`, `with` and `try` the first lines, without their bodies."""
+
+    cell: Cell
+    node: ast.stmt
+    heads: Sequence[ast.AST]  # what it consists of
+
+    @property
+    def is_definition(self) -> bool:
+        return isinstance(self.node, _Definition)
+
+    def lines(self) -> set[int]:
+        return _lines(self.node) if self.heads[0] is self.node else set().union(*map(_lines, self.heads))
+
+    def lines_that_run_later(self) -> set[int]:
+        """Those of the definition, or of the lambdas in the statement."""
+        if self.is_definition:
+            return self.lines()
+        nodes = (node for head in self.heads for node in nodes_of(head))
+        return {line for node in nodes if isinstance(node, ast.Lambda) for line in _lines(node)}
+
+    def reads(self) -> set[str]:
+        return _names(self.heads)[0]
+
+    def gives(self) -> set[str]:
+        """The names that it binds, or whose values it changes (`callbacks.append(Stop())`)."""
+        if isinstance(self.node, _Definition):
+            return {self.node.name, *map(_root, filter(registers, self.node.decorator_list))}
+        found = _names(self.heads)[1]
+        for node in (node for head in self.heads for node in nodes_of(head)):
+            if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
+                found.add(_root(node))
+            elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+                found.add(_root(node.value))
+        return found
+
+
+def of_the_run(findings: Sequence[Finding], cells: Sequence[Cell], name: str) -> list[Finding]:
+    """The findings that a run of the function `name` has to do with: those in it, in what it reaches by name
+    (functions, classes with their methods, and the statements that made its models, loaders and arguments), and those
+    about the process. The last cell is the one that runs. Of a function that no cell defines (imported, a lambda) all
+    counts that plain cells reach.
+
+    Args:
+        findings: of these cells.
+        cells: in the order in which they ran, without definitions that were replaced.
+        name: of the function; "" for a cell of plain statements.
+    """
+    anything, runs_later = set(), set()
+    unread = {(cell.path, cell.number) for cell in cells if cell.tree is None}
+    for one in _reached(cells, name):
+        anything |= {(one.cell.path, one.cell.number, line) for line in one.lines()}
+        runs = one.lines() if one.cell is cells[-1] else one.lines_that_run_later()
+        runs_later |= {(one.cell.path, one.cell.number, line) for line in runs}
+
+    def counts(one: Finding) -> bool:
+        reached = runs_later if one.group in _OF_WHAT_RUNS else anything
+        told = one.group in _OF_THE_PROCESS or (one.path, one.cell) in unread
+        return told or (one.path, one.cell, one.line) in reached
+
+    return [one for one in findings if counts(one)]
+
+
+def _reached(cells: Sequence[Cell], name: str) -> Iterator[_Statement]:
+    statements = [one for cell in cells if cell.tree is not None for one in _statements(cell, cell.tree.body)]
+    imports = [one for one in statements if isinstance(one.node, (ast.Import, ast.ImportFrom))]
+    modules = {word for each in imports for word in each.gives()}
+    given: dict[str, list[_Statement]] = {}
+    for one in statements:
+        for word in one.gives() - (set() if one in imports else modules):  # `torch.manual_seed(0)` makes no torch
+            given.setdefault(word, []).append(one)
+    waiting, seen = list(_first(statements, cells, name)), set()
+    while waiting:
+        one = waiting.pop()
+        if one not in seen:
+            seen.add(one)
+            yield one
+            waiting += [other for word in one.reads() for other in given.get(word, ())]
+
+
+def _statements(cell: Cell, body: Sequence[ast.stmt]) -> Iterator[_Statement]:
+    for node in body:
+        parts = [] if isinstance(node, _Definition) else list(_parts(node))
+        inside = [one for one in parts if isinstance(one, ast.stmt)]
+        heads = [one for one in parts if not isinstance(one, ast.stmt)] if inside else [node]
+        if heads:
+            yield _Statement(cell, node, heads)
+        yield from _statements(cell, inside)
+
+
+def _parts(node: ast.AST) -> Iterator[ast.AST]:
+    """What a statement consists of, `except` and `case` taken apart."""
+    for one in ast.iter_child_nodes(node):
+        if isinstance(one, (ast.ExceptHandler, ast.match_case)):
+            yield from _parts(one)
+        else:
+            yield one
+
+
+def _first(statements: Sequence[_Statement], cells: Sequence[Cell], name: str) -> Iterator[_Statement]:
+    """The function, the other statements of the cell that runs, and what its magics name."""
+    last = cells[-1] if cells else None
+    words = set(_WORD.findall(" ".join([last.magic_line, *(one.words for one in last.line_magics)]))) if last else set()
+    homes = [one for one in statements if name and _defines(one.node, name)]
+    classes = {one.node.name for one in homes if isinstance(one.node, ast.ClassDef)}
+    plain = {cell for cell in cells if cell is last or not (homes or cell.magic == "tpu_train")}
+    for one in statements:
+        runs = not one.is_definition and one.cell in plain
+        if runs or one in homes or words & one.gives() or classes & one.reads():
+            yield one
+
+
+def _defines(node: ast.stmt, name: str) -> bool:
+    """Whether it is the function, or a class with this method."""
+    inside = node.body if isinstance(node, ast.ClassDef) else ()
+    return any(isinstance(one, _Definition) and one.name == name for one in (node, *inside))
+
+
+def _lines(node: ast.AST) -> set[int]:
+    nodes = [one for one in (node, *getattr(node, "decorator_list", ())) if hasattr(one, "lineno")]
+    first = min((one.lineno for one in nodes), default=1)
+    return set(range(first, max((one.end_lineno or one.lineno for one in nodes), default=0) + 1))
+
+
+def _root(node: ast.expr) -> str:
+    """`callbacks` of `callbacks[0].append(x)`; "" where there is no name, or nothing but a call of it."""
+    inner: ast.expr = node.func if isinstance(node, ast.Call) else node
+    if inner is not node and isinstance(inner, ast.Name):
+        return ""
+    while isinstance(inner, (ast.Attribute, ast.Subscript, ast.Call)):
+        inner = inner.func if isinstance(inner, ast.Call) else inner.value
+    return inner.id if isinstance(inner, ast.Name) else ""
+
+
+def _reads(node: ast.AST) -> set[str]:
+    """The names that code reads and does not bind itself, so those of the cells and of Python."""
+    if isinstance(node, _Function):
+        arguments = node.args
+        bound = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+        own = {one.arg for one in bound if one is not None}
+        body = node.body if isinstance(node.body, list) else [node.body]
+        outside = [*arguments.defaults, *filter(None, arguments.kw_defaults), *getattr(node, "decorator_list", [])]
+        reads, stores, everywhere = _names(body)
+        return (reads - ((own | stores) - everywhere)) | _names(outside)[0]
+    reads, _, _ = _names([node])
+    return reads
+
+
+def _names(nodes: Iterable[ast.AST]) -> tuple[set[str], set[str], set[str]]:
+    """The names that are read, bound, and said to be global, functions inside counted by what they leave over."""
+    reads: set[str] = set()
+    stores: set[str] = set()
+    everywhere: set[str] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Name):
+            (reads if isinstance(node.ctx, ast.Load) else stores).add(node.id)
+        elif isinstance(node, (ast.Global, ast.Nonlocal)):
+            everywhere.update(node.names)
+        elif isinstance(node, ast.alias):
+            stores.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, _Function):
+            reads |= _reads(node)
+            stores |= {getattr(node, "name", "")}
+            continue
+        elif isinstance(node, ast.ClassDef):
+            stores.add(node.name)
+        waiting.extend(ast.iter_child_nodes(node))
+    return reads, stores, everywhere
