@@ -68,10 +68,6 @@ SHORT: dict[str, Any] = {"memory_low": GIB // 5}
 NODE = "TPU initialization failed: "
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
 ABORTED = "A process in the process pool was terminated abruptly while the future was running or pending."
-FUSED = (
-    "`fused=True` requires all the params to be floating point Tensors of supported devices: "
-    "['mps', 'cuda', 'xpu', 'hpu', 'cpu', 'mtia', 'privateuseone'] but torch.float32 and {}"
-)
 ASSERT = (
     "0 <= device.index() && device.index() < "
     "static_cast<c10::DeviceIndex>(device_ready_queues_.size()) INTERNAL ASSERT FAILED at "
@@ -310,7 +306,6 @@ EXCEPTIONS: list[tuple[str, str, str, tuple[str, ...]]] = [
         ),
         ("in an evaluation", "smaller per_device_eval_batch_size"),
     ),
-    ("fused_optimizer", "RuntimeError", FUSED.format("xla"), ('optim="adamw_torch_xla"', "In [12], line 14")),
     ("asked_for_input", "EOFError", "EOF when reading a line", ("asked for input", "%%tpu_train answer")),
     (
         "asked_for_input",
@@ -581,7 +576,6 @@ def test_every_explainer_of_exceptions_has_a_recorded_text() -> None:
         ("AttributeError", "Can't get attribute 'Net' on <module 'mypackage' from '/home/me/mypackage.py'>"),
         ("RuntimeError", 'INTERNAL ASSERT FAILED at "/pytorch/torch/csrc/jit/ir.cpp":10'),
         ("ValueError", "fp16 is slow"),
-        ("RuntimeError", FUSED.format("meta")),
         ("EOFError", "Ran out of input"),
         (
             "RuntimeError",

@@ -22,7 +22,7 @@ from tests.launch.test_diagnose import HBM_USED
 from tpu_magics.launch import cells
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.results import TrainResult
-from tpu_magics.runs.events import Batch, Metrics, Precision, Value, Warned, only
+from tpu_magics.runs.events import Batch, Metrics, Precision, Read, Value, Warned, only
 
 pytestmark = pytest.mark.usefixtures("fresh_session")
 
@@ -173,13 +173,53 @@ def test_plain_statements_of_a_cell() -> None:
 
 
 # -- what XLA refuses -------------------------------------------------------------------------------------------------
-def test_the_default_optimizer_is_explained() -> None:
+def test_the_default_optimizer_takes_plain_steps() -> None:
+    """Its fused form has no kernel for XLA."""
     from transformers import TrainingArguments
 
     default = next(field.default for field in dataclasses.fields(TrainingArguments) if field.name == "optim")
-    error = failed(trained, Net(), kwargs={"optim": default}, timeout=PATIENCE)
-    assert "used a fused optimiser on XLA at `trainer.train()`" in error.what
-    assert 'TrainingArguments(optim="adamw_torch_xla")' in error.todo
+    assert "fused" in str(default)
+    plain, model = Net(), Net()
+    run(trained, plain, kwargs={"optim": "adamw_torch"}, timeout=PATIENCE)
+    result = run(trained, model, kwargs={"optim": default}, timeout=PATIENCE)
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
+    assert not torch.equal(next(model.parameters()), next(Net().parameters()))
+    told = [one.text for one in only(result.run.events("warning"), Warned) if one.code == "fused-optimizer"]
+    assert len(told) == 1 and "AdamW's fused form has no kernel for XLA" in told[0]
+
+
+def test_a_fused_optimizer_of_an_earlier_cell_goes_on_and_stays_fused() -> None:
+    """Also where its steps were counted on the device by `load_state_dict`."""
+
+    def steps(model: Any, optimizer: Any, again: bool, device: Any = None) -> None:
+        model.to(device or "cpu")
+        if again:
+            optimizer.load_state_dict(optimizer.state_dict())
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(4, 8, device=device), torch.ones(4, device=device))["loss"].backward()
+            optimizer.step()
+
+    def on_xla(model: Any, optimizer: Any, again: bool) -> None:
+        import torch_xla
+
+        steps(model, optimizer, again, torch_xla.device())
+        torch_xla.sync()
+
+    for again in (False, True):
+        trained_here, brought_home = Net(), Net()
+        optimizers = [torch.optim.Adam(one.parameters(), fused=True) for one in (trained_here, brought_home)]
+        for model, optimizer in zip((trained_here, brought_home), optimizers, strict=True):
+            steps(model, optimizer, False)
+        steps(trained_here, optimizers[0], False)
+        result = run(on_xla, brought_home, optimizers[1], again)
+        lines = [one.site.code for one in only(result.run.events("read"), Read)]
+        assert "optimizer.step()" not in lines, "the count of steps is read from the device"
+        steps(trained_here, optimizers[0], False)
+        steps(brought_home, optimizers[1], False)
+        for here, home in zip(trained_here.parameters(), brought_home.parameters(), strict=True):
+            torch.testing.assert_close(here, home, rtol=1e-5, atol=1e-7)
+        assert all(group["fused"] is True for group in optimizers[1].param_groups)
 
 
 def test_fp16_is_explained() -> None:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 BUSY_PATIENCE = 30.0  # seconds: a device stays busy for so long after its holder was killed
 BUSY_PAUSE = 2.0  # seconds between attempts
+LONGEST_READ = 500_000  # characters of code that is read for models and for rules: a longer one holds data
 
 
 @dataclass(frozen=True)
@@ -316,6 +317,10 @@ def hoisted(request: Request, options: Options, made: Plan) -> hoist.HoistPlan |
     if options.hoist == "off" or request.hoistable is None:
         return None
     current = session.current
+    if len(request.source) > LONGEST_READ:
+        size = len(request.source) / 1e6
+        current.notebook.say(f"Models that the code builds are not looked for in it: it is {size:.1f} MB long.")
+        return None
     hoists = hoist.plan_hoists(
         request.hoistable,
         arguments=request.arguments,

@@ -179,7 +179,7 @@ class CellWork:
         return None
 
     def results(self, ordinal: int, value: Any, backend: Pickles, **more: Any) -> bytes:
-        done = more.pop("done", ())
+        done = frozenset(more.pop("done", ()))
         if ordinal != 0:
             return packed(value, backend, models=list(self.models), **more)
         names: dict[str, bytes] = {}

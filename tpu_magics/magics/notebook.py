@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from tpu_magics.launch.cells import Source
 from tpu_magics.launch.onlook import FREE, TRAINS, WAITS, Onlooker
 from tpu_magics.launch.relay import NoScreen, Screen
+from tpu_magics.launch.train import LONGEST_READ
 from tpu_magics.runs.files import RunFiles
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import Cell
     from tpu_magics.panel.widget import LivePanel
 
-LONGEST_CHECKED = 500_000  # characters of a cell that the rules are checked in: a longer one holds data
 LINES_KEPT = 200  # lines of a background run's output that its one display shows
 MOST_LINE_ENDS = 100  # at the end of a cell
 CELL_IDS: dict[str, str] = {}  # of the cells that have run: "In [n]" -> the front end's id
@@ -152,7 +152,7 @@ class ShellNotebook:
         if Unrecorded.now:
             texts += Unrecorded.texts
         numbered = {number: text for number, text in enumerate(texts) if number and text.strip()}
-        long = [number for number, text in numbered.items() if len(text) > LONGEST_CHECKED]
+        long = [number for number, text in numbered.items() if len(text) > LONGEST_READ]
         if long and self.cell_number() == long[-1]:
             size = len(numbered[long[-1]]) / 1e6
             self.say(f"The rules were not checked in In [{long[-1]}]: it is {size:.1f} MB long.")

@@ -1,7 +1,10 @@
-"""Optimizers that were made in the notebook, and a model that moves to a device in the worker.
+"""Optimizers in a worker: those of the notebook follow a model that moves to a device, and fused ones step.
 
 On XLA a module's move makes new Parameters (ties.py keeps the old objects where it can). What an optimizer holds must
 follow: its parameters where they could not stay the same objects, and its state always.
+
+PyTorch's fused optimizers (`fused=True`, and so Trainer's default, adamw_torch_fused) have no kernel for XLA: the first
+step raises. The plain form is the same algorithm, and XLA fuses it itself.
 """
 
 from __future__ import annotations
@@ -12,11 +15,14 @@ from typing import Any
 
 import torch
 
-from tpu_magics.backends.torch_xla import same_objects
+from tpu_magics.backends.torch_xla import same_objects, trainer
 from tpu_magics.backends.torch_xla.weights_fetch import on_device
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.runs import events
 
 _followed: list[tuple[str, Any]] = []
+_stepping: list[dict[str, Any]] = []  # groups of parameters that are fused but for this step
+_told: set[str] = set()
 
 
 def optimizers_in(items: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
@@ -53,6 +59,46 @@ def after_move(successors: Mapping[Any, Any]) -> None:
         _place_state(optimizer)
 
 
+# -- fused ones --------------------------------------------------------------------------------------------------------
+def arrange() -> None:
+    """Let fused optimizers take plain steps where their parameters are on an XLA device. Only for workers."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: _step_plainly(optimizer))
+    register_optimizer_step_post_hook(lambda _optimizer, _args, _kwargs: _fuse_again())
+
+
+def _step_plainly(optimizer: Any) -> None:
+    for group in optimizer.param_groups:
+        if group.get("fused") and any(on_device(one) for one in group["params"]):
+            group["fused"] = False
+            _stepping.append(group)
+            _count_on_cpu(optimizer, group)
+            _tell(type(optimizer).__name__)
+
+
+def _fuse_again() -> None:
+    """As the person wrote it: in a checkpoint, and at home."""
+    while _stepping:
+        _stepping.pop()["fused"] = True
+
+
+def _count_on_cpu(optimizer: Any, group: Mapping[str, Any]) -> None:
+    """What counts the steps was loaded to the device, where the fused form has it."""
+    for parameter in group["params"] if not group.get("capturable") else ():
+        step = optimizer.state.get(parameter, {}).get("step")
+        if isinstance(step, torch.Tensor) and on_device(step):
+            optimizer.state[parameter]["step"] = step.cpu()
+
+
+def _tell(name: str) -> None:
+    if name not in _told:
+        _told.add(name)
+        text = f"{name}'s fused form has no kernel for XLA: its steps are those of the plain form, the same algorithm."
+        trainer.write(events.Warned, code="fused-optimizer", text=text)
+
+
+# -- after a move ------------------------------------------------------------------------------------------------------
 def _repoint(optimizer: Any, successors: Mapping[Any, Any]) -> None:
     for group in optimizer.param_groups:
         group["params"][:] = [successors.get(one, one) for one in group["params"]]
@@ -65,7 +111,7 @@ def _place_state(optimizer: Any) -> None:
     """Put the state where its parameters are, as `load_state_dict` does (torch 2.9.0); what counts the steps stays on
     the CPU: reading it off the device would end each step with a transfer for each parameter."""
     for group in optimizer.param_groups:
-        counts_there = group.get("capturable") or group.get("fused")
+        counts_there = group.get("capturable") or (group.get("fused") and not any(map(on_device, group["params"])))
         for parameter in group["params"]:
             state = optimizer.state.get(parameter, {})
             for key, value in state.items():

@@ -124,7 +124,8 @@ def recording(writer: EventWriter) -> Iterator[None]:
         _writers.clear()
 
 
-def _write(kind: type[events.Event], **fields: Any) -> None:
+def write(kind: type[events.Event], **fields: Any) -> None:
+    """Write an event into this rank's records, where there are any."""
     for writer in _writers:
         writer.write(kind(t=time.time(), rank=writer.rank, **fields))
 
@@ -200,7 +201,7 @@ def keep_report(text: str) -> None:
         name = path.name
     except OSError:  # a full disk ends no training
         name = ""
-    _write(events.Metrics, file=name, number=number, **_summary())
+    write(events.Metrics, file=name, number=number, **_summary())
 
 
 _reports: dict[Any, int] = {}  # the record file of a rank -> reports so far
@@ -270,7 +271,7 @@ def _prepare_attempt(trainer: Any, batch_size: int) -> None:
     if batch_size >= before:  # the first
         trainer._tpu_magics_beginning = _beginning(trainer.model)
         return
-    _write(events.Warned, code="smaller-batch", text=_smaller(before, batch_size))
+    write(events.Warned, code="smaller-batch", text=_smaller(before, batch_size))
     gc.collect()  # what is left of the failed attempt would be run with the next one
     _begin_again(trainer, trainer._tpu_magics_beginning)
 

@@ -163,6 +163,7 @@ class _First:
         from tpu_magics.backends.torch_xla import (
             activation_checkpointing,
             autocast,
+            optimizers,
             pinned,
             sharded,
             ties,
@@ -174,6 +175,7 @@ class _First:
         sharded.watch_wrappers()
         trainer.arrange()
         trainer_fsdp.arrange()
+        optimizers.arrange()
         pinned.arrange()
         activation_checkpointing.arrange()
         if self.spec.device == "CPU":

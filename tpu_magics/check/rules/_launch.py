@@ -76,6 +76,12 @@ def launches(program: Program) -> tuple[Launch, ...]:
     return known
 
 
+def is_ours(program: Program) -> bool:
+    """Whether tpu_magics starts the workers of this notebook, now or later."""
+    begun = any(magic.name == "tpu_init" for cell in program.cells for magic in cell.line_magics)
+    return begun or any(one.ours for one in launches(program))
+
+
 def position_of(at: Place, node: ast.AST) -> Position:
     """Where a node stands in the order of cells and lines."""
     return (at.cell_index, getattr(node, "lineno", 0), getattr(node, "col_offset", 0))

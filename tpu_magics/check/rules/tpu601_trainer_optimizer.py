@@ -6,7 +6,7 @@ What it does
 Why it is bad
     With torch 2.8 or newer the default is `adamw_torch_fused`. torch's fused AdamW has no kernel for XLA: training
     stops before its first step with "`fused=True` requires all the params to be floating point Tensors of supported
-    devices".
+    devices". (Where tpu_magics launches, the plain form steps in its place, and nothing is said.)
     bitsandbytes' optimizers (8-bit, paged, lion) have kernels for GPUs and CPUs, not for XLA.
 Example
     args = TrainingArguments(output_dir="out", per_device_train_batch_size=8)
@@ -24,7 +24,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _arguments, _elsewhere, _trainer
+from tpu_magics.check.rules import _arguments, _elsewhere, _launch, _trainer
 from tpu_magics.check.values import ARGUMENTS
 
 if TYPE_CHECKING:
@@ -71,13 +71,14 @@ def check(node: ast.Assign, at: Place) -> Iterator[Finding]:
 def check_program(program: Program) -> Iterator[Finding]:
     if _trainer.only_evaluates(program):
         return
+    ours = _launch.is_ours(program)
     for arguments in _trainer.on_tpu(program):
         if _trainer.brings_optimizer(arguments):
             continue
         given = arguments.given("optim")
         if given is not None:
             yield from _of_value(given.node, given.value, given.at, "The Trainer's optimizer is")
-        elif arguments.is_left("optim"):
+        elif arguments.is_left("optim") and not ours:
             yield arguments.at.finding(
                 arguments.node,
                 f"{arguments.name} leaves optim at its default, {_DEFAULT}.",
@@ -85,7 +86,7 @@ def check_program(program: Program) -> Iterator[Finding]:
                 edits=_arguments.added(arguments.node, _XLA, arguments.at),
             )
 
-    for trainer in _trainer.without_arguments(program):
+    for trainer in _trainer.without_arguments(program) if not ours else ():
         if not (_trainer.has_optimizer(trainer) or _elsewhere.is_meant_elsewhere(trainer.node, trainer.at)):
             said = trainer.at.source(trainer.node.func)
             message = f"{said} is given no TrainingArguments: its optimizer is the default, {_DEFAULT}."
@@ -94,7 +95,7 @@ def check_program(program: Program) -> Iterator[Finding]:
 
 def _of_value(node: ast.AST, value: ast.expr, at: Place, said: str) -> Iterator[Finding]:
     name = _optimizer(value, at)
-    if name in _FUSED:
+    if name in _FUSED and not _launch.is_ours(at.program):
         yield at.finding(node, f"{said} {name}.", _FIX, edits=_replaced(value, at))
     elif name in _BITSANDBYTES:
         fix = f'{_FIX[:-1]}, or optim="adafactor" where memory is short.'

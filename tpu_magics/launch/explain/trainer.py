@@ -1,7 +1,7 @@
 """What transformers' Trainer and accelerate refuse: batch sizes that do not fit the ranks, or fit no memory.
 
-What lives here: one small function for each of their texts. What does not: the fused optimiser that TrainingArguments
-takes by default, and fp16 (usercode.py, which also knows them from other code), and the device's memory (device.py).
+What lives here: one small function for each of their texts. What does not: fp16 (usercode.py, which also knows it from
+other code), and the device's memory (device.py).
 """
 
 from __future__ import annotations

@@ -119,18 +119,6 @@ def half_precision(_failure: Failure, outcome: WorkerOutcome) -> Explanation | N
     )
 
 
-def fused_optimizer(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
-    """torch's fused optimisers, which transformers' Trainer takes by default, have no XLA form."""
-    text = base.error_text(outcome)
-    if "`fused=True` requires all the params" not in text or "xla" not in text:
-        return None
-    return Explanation(
-        f"Rank {outcome.rank} used a fused optimiser on XLA{base.at(failure, outcome)}.",
-        "PyTorch's fused optimisers have no form for XLA. TrainingArguments takes adamw_torch_fused by default.",
-        'Set TrainingArguments(optim="adamw_torch_xla") or optim="adamw_torch"; in your own loop leave out fused=True.',
-    )
-
-
 def wrong_device(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """A tensor on the CPU met one on the XLA device."""
     found = _DEVICE.search(base.error_text(outcome))
@@ -230,7 +218,6 @@ EXPLAINERS = (
     not_in_main,
     autograd_threads,
     half_precision,
-    fused_optimizer,
     wrong_device,
     in_dataloader,
 )

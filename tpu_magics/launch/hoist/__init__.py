@@ -103,7 +103,7 @@ class HoistPlan:
 
 def swap_tree(tree: ast.Module, plan: HoistPlan) -> ast.Module:
     """A cell's tree with the hoisted calls replaced, to be run by workers in which the plan is installed."""
-    return swapped(tree, _places(plan.builds.values()))
+    return swapped(tree, _places(plan.builds.values())) if plan.builds else tree
 
 
 def plan_hoists(

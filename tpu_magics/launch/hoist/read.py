@@ -15,6 +15,7 @@ import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import ModuleType
 
 from tpu_magics.launch.hoist.helpers import helper_problem, is_helper
@@ -138,8 +139,13 @@ class _Statement:
 
     def __init__(self, statement: ast.stmt, scope: Scope) -> None:
         self.statement = statement
-        self.scope = scope.frozen()
         self.backend = scope.backend
+        self._scope = scope
+
+    @cached_property
+    def scope(self) -> Scope:
+        """As it is at this statement: asked for by the first call in it, so that thousands without one cost nothing."""
+        return self._scope.frozen()
 
     def steps(self, context: str) -> list[Step]:
         return self.of(self.statement, context)
@@ -284,10 +290,9 @@ def bind(statement: ast.stmt, scope: Scope) -> None:
     """Note in `scope` the names that `statement` sets and the objects that it changes."""
     for name, binding in _bindings(statement, scope):
         scope.bindings[name] = _unless_set_before(name, binding, scope)
-    place = f"line {statement.lineno} (`{scope.source.code(statement)}`)"
     for name in _changed(statement):
         if not _is_module(name, scope):
-            scope.changed.setdefault(name, place)
+            scope.changed.setdefault(name, f"line {statement.lineno} (`{scope.source.code(statement)}`)")
 
 
 def _bindings(statement: ast.stmt, scope: Scope) -> Iterator[tuple[str, Binding]]:

@@ -62,7 +62,11 @@ class Collector:
 
     def add_names(self, changes: Changes, names: Mapping[str, Any]) -> None:
         """Add those names of a cell whose values can travel."""
-        changes.names = {name: value for name, value in names.items() if self._tried(NAMES, value, changes) is None}
+        changes.names = {
+            name: value
+            for name, value in names.items()
+            if type(value) in kinds.ATOMS or self._tried(NAMES, value, changes) is None
+        }
         changes.sums.pop(NAMES, None)
 
     def _look(self, number: int, node: Node, found: Changes) -> None:
