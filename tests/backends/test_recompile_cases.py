@@ -22,7 +22,7 @@ from tpu_magics.launch.results import TrainResult
 from tpu_magics.runs.events import CAUSES, Compile, Site, Transfer, only
 
 PROGRAMS = all_programs()
-SECONDS = 240
+SECONDS = 290
 STEPS = ("sync", "loader", "finish")  # what triggers a step; anything else is a read, or a library that has its own way
 
 

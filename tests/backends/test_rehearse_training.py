@@ -270,6 +270,7 @@ def test_a_program_counts_the_same_on_one_rank_and_on_several(function: Callable
 SHARED_DATA = {
     *("code_accumulation_accelerate", "last_batch_accelerate", "last_batch_evaluation"),
     *("nothing_accelerate_evaluation", "state_accelerate", "state_and_warmup", "shape_trainer", "trainer_default"),
+    "trainer_evaluation",
 }
 
 
