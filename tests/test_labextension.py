@@ -20,6 +20,7 @@ import tpu_magics
 from tests.browser.installed import NAME, ROOT, Environment, install, make_sdist, make_wheel
 from tpu_magics.panel import messages, model_view, protocol
 from tpu_magics.runs import events
+from tpu_magics.runs.events import EXPECTED_CAUSES
 
 SOURCES = ROOT / "labextension"
 LIMIT = 150_000  # bytes of the bundle, gzipped
@@ -195,3 +196,9 @@ def test_both_sides_speak_of_the_same_things() -> None:
     constants = dict(re.findall(r"^export const (\w+) = '?(.*?)'?;$", text, re.MULTILINE))
     shared = ("PROTOCOL", "TARGET", "VERSION", "RECORD_VERSION", "MIME_TYPE")
     assert {name: constants[name] for name in shared} == {name: str(getattr(protocol, name)) for name in shared}
+
+
+def test_both_sides_take_the_same_causes_for_expected() -> None:
+    text = (SOURCES / "src" / "panel" / "compiles.tsx").read_text()
+    (named,) = re.findall(r"^const EXPECTED = \[(.*)\];$", text, re.MULTILINE)
+    assert tuple(re.findall(r"'([\w-]+)'", named)) == EXPECTED_CAUSES

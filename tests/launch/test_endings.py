@@ -325,8 +325,13 @@ def test_a_long_error_is_cut_with_its_length() -> None:
 def starts_others(where: str, how: str) -> None:
     found = [subprocess.Popen(["sleep", "1000"], start_new_session=True).pid for _ in range(2)]
     found.append(int(subprocess.check_output(["sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!"])))
+    # With an environment of their own, one of them left by its parent.
+    found.append(subprocess.Popen(["sleep", "1000"], start_new_session=True, env={}).pid)
+    hidden = ["sh", "-c", "env -i setsid sleep 1000 >/dev/null 2>&1 & echo $!"]
+    found.append(int(subprocess.check_output(hidden)))
     Path(where).write_text(" ".join(map(str, found)))
     if how == "killed":
+        time.sleep(3 * supervise.MEMORY_EVERY)  # until the supervisor has looked
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -338,7 +343,7 @@ def test_processes_in_sessions_of_their_own_end_with_the_run(tmp_path: Path, how
         with contextlib.suppress(TrainingFailed):
             run(starts_others, str(where), how)
         pids = [int(text) for text in where.read_text().split()]
-        assert len(pids) == 3 and wait_until(lambda: not any(map(alive, pids)))
+        assert len(pids) == 5 and wait_until(lambda: not any(map(alive, pids)))
         assert others.poll() is None  # the notebook's own
     finally:
         others.kill()

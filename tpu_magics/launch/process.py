@@ -27,6 +27,7 @@ from pathlib import Path
 from tpu_magics.errors import TpuMagicsError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_CHILD_SUBREAPER = 36
 STACK_SIGNAL = signal.SIGUSR1
 STOP_SIGNAL = signal.SIGUSR2  # to a worker: end with this step, and bring home what was learned
 CRASHES = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)  # faulthandler's
@@ -130,6 +131,7 @@ def become_worker(parent: int, stack_file: Path) -> None:
     """Set up the child's process-wide state, in an order that leaves no moment in which it could outlive its kernel."""
     os.setpgid(0, 0)
     die_with_parent(parent)
+    adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
@@ -145,6 +147,12 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(CRASHED)
+
+
+def adopt_orphans() -> None:
+    """Take the place of parents below that have ended (prctl(2), PR_SET_CHILD_SUBREAPER), so that all that this process
+    has started is found below it."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def close_sockets() -> None:

@@ -1,7 +1,8 @@
 """Processes that a worker's function has started in a session of their own: its process group's signals miss them.
 
-They are known by a variable of the environment that only this worker has set, so that nothing else is ever signalled.
-(Children that are forked and run no other program die with the worker: process.py.)
+They are known by a variable of the environment that only this worker has set, so that nothing else is ever signalled,
+and those with another environment by having been below the worker. (Children that are forked and run no other program
+die with the worker: process.py.)
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import contextlib
 import os
 import select
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+Process = tuple[int, int]  # its pid and when it began, in ticks: pids are given out again
 
 VARIABLE = "TPU_MAGICS_WORKER"
 GRACE = 0.5  # seconds between TERM and KILL
@@ -27,16 +30,73 @@ def mark_this(run: Path) -> None:
     os.environ[VARIABLE] = mark(run, os.getpid())
 
 
-def end(run: Path, pid: int) -> None:
-    """End what the worker `pid`, which has ended, has left."""
+def below(pid: int) -> set[Process]:
+    """What runs below a process in sessions of their own. (A worker takes the place of a parent that has ended.)"""
+    found: set[Process] = set()
+    waiting = [pid]
+    while waiting:
+        for child in _children(waiting.pop()):
+            began = _began(child)
+            if began is not None and (child, began) not in found:
+                found.add((child, began))
+                waiting.append(child)
+    return {one for one in found if _session(one[0]) not in (None, _session(pid))}
+
+
+def end(run: Path, pid: int, known: Iterable[Process] = ()) -> None:
+    """End what the worker `pid`, which has ended, has left; `known`: what was seen below it."""
     wanted = f"{VARIABLE}={mark(run, pid)}".encode()
+    _end([*_marked(wanted), *_held(known)])
+
+
+def end_below(pid: int) -> None:
+    """End what runs below a process in sessions of their own."""
+    _end(_held(below(pid)))
+
+
+def _end(descriptors: Iterable[int]) -> None:
     with contextlib.ExitStack() as stack:
-        left = {stack.enter_context(_closing(descriptor)) for descriptor in _marked(wanted)}
+        left = {stack.enter_context(_closing(descriptor)) for descriptor in descriptors}
         for number, seconds in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
             for descriptor in left:
                 with contextlib.suppress(OSError):
                     signal.pidfd_send_signal(descriptor, number)
             left -= _ended(left, seconds)
+
+
+def _held(processes: Iterable[Process]) -> Iterator[int]:
+    """Descriptors of those that still run."""
+    for pid, began in processes:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except (OSError, AttributeError):  # gone; a system without them
+            continue
+        if _began(pid) == began:
+            yield descriptor
+        else:
+            os.close(descriptor)
+
+
+def _children(pid: int) -> Iterator[int]:
+    """Those that its threads have started. A system that does not tell has none."""
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                yield from map(int, (task / "children").read_text().split())
+
+
+def _began(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return None
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
 
 
 def _marked(wanted: bytes) -> Iterator[int]:

@@ -40,7 +40,7 @@ WRITES = 600.0  # seconds in which it can write it
 @dataclass
 class Watched:
     """One worker as its parent knows it. `rank` is its index until the runtime tells; `address_space`: the limit that
-    it ended with, in bytes (None: no limit)."""
+    it ended with, in bytes (None: no limit); `below`: what it has started in sessions of their own."""
 
     index: int
     pid: int
@@ -52,6 +52,7 @@ class Watched:
     end: End | None = None
     meter: MemoryMeter | None = None
     address_space: int | None = None
+    below: set[strays.Process] = field(default_factory=set)
 
     @property
     def alive(self) -> bool:
@@ -165,7 +166,7 @@ class Watch:
         worker.address_space = limits.address_space(worker.pid)
         stop_group(worker.pid, signal.SIGKILL)
         os.waitpid(worker.pid, 0)
-        strays.end(self.files.path, worker.pid)
+        strays.end(self.files.path, worker.pid, worker.below)
         self._read_events()
         self._note_failure(worker)
 
@@ -224,6 +225,7 @@ class Watch:
         self._next_memory = now + MEMORY_EVERY
         self.memory_low = min(self.memory_low, available())
         for worker in self._alive():
+            worker.below |= strays.below(worker.pid)
             measured = process_memory(worker.pid)
             if measured is not None and worker.meter is not None:
                 worker.meter.sample(*measured)

@@ -89,6 +89,7 @@ class _Worker:
         return self._exit_code(DONE)
 
     def _exit_code(self, code: int) -> int:
+        strays.end_below(os.getpid())
         if self.writer.failed is None:
             return code
         with contextlib.suppress(OSError):
