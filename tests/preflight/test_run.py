@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 
 from tests import overlay
@@ -269,8 +270,8 @@ def figures_are_of(found: Preflight, size: int) -> bool:
     return result.traced.batch == size and result.worst.memory.needed == point.needed
 
 
-def children() -> set[str]:
-    return {one for task in Path("/proc/self/task").iterdir() for one in (task / "children").read_text().split()}
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children()}
 
 
 class Interrupted:
