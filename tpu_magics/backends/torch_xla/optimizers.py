@@ -21,7 +21,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs import events
 
 _followed: list[tuple[str, Any]] = []
-_stepping: list[dict[str, Any]] = []  # groups of parameters that are fused but for this step
+_stepping: dict[int, list[dict[str, Any]]] = {}  # by optimizer, the groups that are fused but for this step
 _told: set[str] = set()
 
 
@@ -65,22 +65,23 @@ def arrange() -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: _step_plainly(optimizer))
-    register_optimizer_step_post_hook(lambda _optimizer, _args, _kwargs: _fuse_again())
+    register_optimizer_step_post_hook(lambda optimizer, _args, _kwargs: _fuse_again(optimizer))
 
 
 def _step_plainly(optimizer: Any) -> None:
+    _fuse_again(optimizer)  # after a step that failed
     for group in optimizer.param_groups:
         if group.get("fused") and any(on_device(one) for one in group["params"]):
             group["fused"] = False
-            _stepping.append(group)
+            _stepping.setdefault(id(optimizer), []).append(group)
             _count_on_cpu(optimizer, group)
             _tell(type(optimizer).__name__)
 
 
-def _fuse_again() -> None:
+def _fuse_again(optimizer: Any) -> None:
     """As the person wrote it: in a checkpoint, and at home."""
-    while _stepping:
-        _stepping.pop()["fused"] = True
+    for group in _stepping.pop(id(optimizer), ()):
+        group["fused"] = True
 
 
 def _count_on_cpu(optimizer: Any, group: Mapping[str, Any]) -> None:
