@@ -54,7 +54,7 @@ test: install lint  ## lint, types, the notebooks and all tests
 	    echo "==> skipped: $(TF_NOTEBOOKS) (there is no TensorFlow for this Python in .venv/tensorflow)"; \
 	fi
 	@echo "==> tests"
-	@$(PY) -m pytest -p tests._ci -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(PY) -m pytest -p tests._ci -n 2 --dist loadfile $(PYTEST_ARGS)
 
 test-hosts: install  ## the test suites with the packages of Colab's and of Kaggle's TPU image
 	@$(PY) scripts/hosts.py

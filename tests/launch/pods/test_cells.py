@@ -132,7 +132,7 @@ def test_all_forms_of_cells_train_on_hosts(nodes: Nodes, tmp_path: Path) -> None
         "print(size, added, offset, type(report) is Report, local.here, type(local) is Local, _tpu.left)",
         "torch.manual_seed(8)\n" + RANDOM.replace("%%tpu_train\n", "") + "state = torch.get_rng_state()",
         "%tpu_train draws",
-        "expected = torch.rand(2).tolist()\nprint(_tpu.values == [expected] * 6)",
+        "torch.set_rng_state(state)\nexpected = torch.rand(2).tolist()\nprint(_tpu.values == [expected] * 6)",
         "%tpu_init --hosts off -n 6",
         "torch.manual_seed(3); model = Net(8)\n%tpu_train train model",
         "print([one.loss for one in _tpu.values])",

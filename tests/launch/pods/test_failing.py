@@ -105,8 +105,8 @@ def test_an_interrupt_before_the_workers_are_there_leaves_nothing(pod: session.S
 
 
 def test_a_timeout_says_who_was_where(pod: session.Session, tmp_path: Any) -> None:
-    error = failed(waits, str(tmp_path), timeout=25.0)
-    assert "25 s (--timeout)" in error.what and f"{HERE}, line {line_of('sleeps')}" in said(error)
+    error = failed(waits, str(tmp_path), timeout=40.0)
+    assert "40 s (--timeout)" in error.what and f"{HERE}, line {line_of('sleeps')}" in said(error)
 
 
 def background(function: Any, *args: Any) -> Any:

@@ -21,7 +21,7 @@ from tpu_magics.launch import session
 pytestmark = pytest.mark.slow
 
 SEED = 20261122
-TIMES = 10
+TIMES = 5
 NAMED_WITHIN = 30.0  # seconds
 
 

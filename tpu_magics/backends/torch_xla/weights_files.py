@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -123,9 +124,10 @@ def _looked_at(values: Iterable[tuple[str, Any]], found: dict[str, str]) -> Iter
 def not_finite(tensor: Any) -> str:
     """ "NaN" or "Inf" where a CPU tensor holds one, else "". The sum is quicker than a look at each value; it may be
     infinite where no value is."""
-    if not tensor.is_floating_point() or torch.isfinite(tensor.sum()):
+    if not tensor.is_floating_point() or math.isfinite(float(tensor.sum())):
         return ""
-    return "NaN" if tensor.isnan().any() else "Inf" if tensor.isinf().any() else ""
+    counts = {"NaN": int(tensor.isnan().sum()), "Inf": int(tensor.isinf().sum())}
+    return next((name for name, count in counts.items() if count), "")
 
 
 def _save(tensors: Mapping[str, Any], path: Path) -> None:
