@@ -4,17 +4,16 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 GOAL := $(or $(firstword $(MAKECMDGOALS)),demo)
-TENSORFLOW := $(CURDIR)/.venv/tensorflow
-ALL_NOTEBOOKS := $(sort $(wildcard notebooks/[0-9]*.ipynb)) $(sort $(wildcard notebooks/guides/[0-9]*.ipynb))
-TF_NOTEBOOKS := $(filter %_tensorflow.ipynb %_tensorflow_tpu.ipynb,$(ALL_NOTEBOOKS))
-NOTEBOOKS := $(filter-out $(TF_NOTEBOOKS),$(ALL_NOTEBOOKS))
-NBVAL := -m pytest -p tests._ci -n 2 --dist loadfile --nbval-lax --nbval-current-env
+PYTEST := -m pytest -p tests._ci -n 2 --dist loadfile --no-loadscope-reorder
+NOTEBOOKS := -p tests._notebooks --nbval-lax --nbval-current-env notebooks
 
 # The kernel of .venv goes before one that a person has installed for all environments.
 export JUPYTER_PREFER_ENV_PATH := 1
+# Else hundreds of processes would compile our modules, and the tests', each time anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-hosts lint format bench clean install
+.PHONY: help demo lab check room test test-long test-hosts lint extension format bench clean install
 
 help:  ## show this list
 	@echo "tpu_magics: make demo, make test and their relatives. Needs python3 >= 3.10 and make."
@@ -42,22 +41,29 @@ lab: install  ## JupyterLab with the extension, opened at the quickstart
 	@echo "==> JupyterLab; the notebooks are copies, in .demo/lab"
 	@cd .demo/lab && "$(CURDIR)/$(PY)" -m jupyterlab $(LAB_ARGS) 01_quickstart.ipynb
 
-test: install lint  ## lint, types, the notebooks and all tests
-	@echo "==> the JupyterLab extension: types, format, unit tests, bundle"
-	@$(PY) scripts/bundle.py lint test
+check: room lint  ## what a change breaks, within a minute: lint, types, quick tests; ROOM=panel for those of one room
+	@echo "==> the tests that need no other process, and a few that do"
+	@$(PY) $(PYTEST) -p no:nbval -q --durations=5 -m "smoke or (not process and not long)" "tests/$(ROOM)"
+
+test:  ## lint, types, the extension, the notebooks and the tests
+	@$(MAKE) GOAL=$(GOAL) --no-print-directory --jobs=2 --output-sync=target lint extension
+	@echo "==> the tests, and the notebooks with nbval"
+	@$(PY) $(PYTEST) $(NOTEBOOKS) -m "not long" --durations=20 tests $(PYTEST_ARGS)
+
+test-long: install  ## the tests that make test leaves out: full sizes, many ranks, killed hosts, random examples
 	@$(PY) scripts/bundle.py
-	@echo "==> notebooks with nbval"
-	@$(PY) $(NBVAL) $(NOTEBOOKS)
-	@if [ -d "$(TENSORFLOW)" ] || [ -n "$$CI" ]; then \
-	    PYTHONPATH="$(TENSORFLOW)" $(PY) $(NBVAL) $(TF_NOTEBOOKS); \
-	else \
-	    echo "==> skipped: $(TF_NOTEBOOKS) (there is no TensorFlow for this Python in .venv/tensorflow)"; \
-	fi
-	@echo "==> tests"
-	@$(PY) -m pytest -p tests._ci -n 2 --dist loadfile $(PYTEST_ARGS)
+	@$(PY) $(PYTEST) $(NOTEBOOKS) -m "long or hypothesis" --hypothesis-profile=long --durations=20 tests $(PYTEST_ARGS)
 
 test-hosts: install  ## the test suites with the packages of Colab's and of Kaggle's TPU image
 	@$(PY) scripts/hosts.py
+
+room:
+	@[ -d "tests/$(ROOM)" ] || { echo "There is no room '$(ROOM)': ROOM is the name of a folder in tests."; exit 1; }
+
+extension: install
+	@echo "==> the JupyterLab extension: types, format, unit tests, bundle"
+	@$(PY) scripts/bundle.py lint test
+	@$(PY) scripts/bundle.py
 
 lint: install  ## ruff check, ruff format --check, mypy --strict
 	@echo "==> ruff check"

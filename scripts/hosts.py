@@ -28,11 +28,8 @@ LISTS = ROOT / "tests" / "hosts"
 TOOLS, OVERRIDES = LISTS / "tests.txt", LISTS / "overrides.txt"
 SUITES = ("magics", "launch", "host", "panel", "check", "preflight", "hosts")
 NOT_THERE = ("tests/launch/pods",)  # many hosts on Ray: neither Colab nor Kaggle is one of several
-# For each host: much of a test is waiting for processes that begin or end. Without the last word xdist would begin with
-# the files that have the most tests, not with those of tests/conftest.py.
-WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
-# What XLA:CPU compiles here runs once or twice: LLVM's passes over it take longer than they save.
-QUICK = "--xla_backend_optimization_level=0"
+# For each host: much of a test is waiting for processes that begin or end.
+WORKERS = ("-n", "2", "--dist", "loadfile", "-m", "not long", "--durations=20")
 UV = [sys.executable, "-m", "uv"]
 
 
@@ -223,11 +220,10 @@ def start(host: Host, options: list[str]) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
         "JUPYTER_PREFER_ENV_PATH": "1",
-        "XLA_FLAGS": QUICK,
         "HYPOTHESIS_STORAGE_DIRECTORY": str(host.folder / "hypothesis"),
     }
     with host.log.open("wb") as log:
-        words = [*map(str, command), *(options or [*suites, *left_out, *WORKERS, "-q", "--durations=25"])]
+        words = [*map(str, command), *(options or [*suites, *left_out, *WORKERS, "-q"])]
         return subprocess.Popen(words, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 

@@ -67,9 +67,6 @@ def main(arguments: list[str]) -> None:
         print(NOTICE.format(goal=os.environ.get("GOAL", "demo")), flush=True)
     install_uv()
     command: list[str | Path] = [PYTHON, "-m", "uv", "pip", "install", "--python", PYTHON, "-e", f".[{extras}]"]
-    if sys.dont_write_bytecode:
-        # Otherwise each process would compile PyTorch's modules anew, at several seconds a process.
-        command.append("--compile-bytecode")
     # JupyterLab's extension needs Node.js and is made when it is first used, by scripts/bundle.py.
     run(command, "the packages", TPU_MAGICS_NO_BUNDLE="1")
     for overlay in OVERLAYS:

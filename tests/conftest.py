@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -22,24 +24,84 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.configuration import set_hypothesis_home_dir
 
+from tests.xla_flags import QUICK
 from tpu_magics.launch import session
 
+os.environ.setdefault("XLA_FLAGS", QUICK)  # workers and fresh processes inherit it
 TESTS = Path(__file__).parent
 REHEARSING = ("test_rehearse.py", "test_rehearse_accelerate.py", "test_rehearse_training.py")
 TRACING = tuple(f"test_trace{part}.py" for part in ("", "_reads", "_world", "_spmd"))
 OBSERVING = ("test_worker.py", "test_observe.py", "test_observing.py", "test_recompile_cases.py", *REHEARSING, *TRACING)
 LAUNCHING = (TESTS / "launch", *(TESTS / "backends" / name for name in OBSERVING))
-# They take minutes each, and one process runs each of them: begun last, they would be waited for alone. (pytest-xdist
-# begins with the files that have the most tests, unless it is told --no-loadscope-reorder: see scripts/hosts.py.)
-FIRST = ("preflight/test_bert.py", "launch/test_trainer.py", "launch/test_spmd.py", "launch/pods/test_lost.py")
+# One process runs all of such a folder, whose tests share a cluster or a JupyterLab. It begins with them and with the
+# notebooks: begun last, they would be waited for alone.
+FOLDERS = ("tests/launch/pods/", "tests/browser/")
 PATIENCE = 5.0  # seconds in which what was stopped must be gone
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+STARTS = {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}  # audit events, PEP 578
+ALL_START = re.compile(r"^pytestmark = .*\bmark\.process\b", re.MULTILINE)
+_started: list[str] = []  # what the test that runs has started
+
+# Property tests: the same few examples at each run, so that a red test stays red; `make test-long` tries new ones.
+set_hypothesis_home_dir(Path(tempfile.gettempdir(), "tpu_magics_hypothesis"))  # they leave nothing in this tree
+settings.register_profile(
+    "short", max_examples=30, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+settings.register_profile("long", settings.get_profile("short"), max_examples=300, derandomize=False, print_blob=True)
+settings.load_profile("short")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    sys.addaudithook(lambda event, _: _started.append(event) if event in STARTS else None)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Samples of notebooks are none to run, and a file that starts processes need not be imported by `make check`."""
+    if collection_path.suffix == ".ipynb":
+        return True
+    if "not process" not in config.option.markexpr or not collection_path.match("test_*.py"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return True if ALL_START.search(text) and "mark.smoke" not in text else None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """pytest-xdist's "loadfile", with some folders taken for one file."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return folder_of(nodeid) or super()._split_scope(nodeid)
+
+    return Scheduling(config, log) if config.option.dist == "loadfile" else None
+
+
+def folder_of(nodeid: str) -> str:
+    return next((folder for folder in FOLDERS if nodeid.startswith(folder)), "")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    first = [TESTS / name for name in FIRST]
-    items.sort(key=lambda item: first.index(item.path) if item.path in first else len(first))
+    items.sort(key=lambda item: (not folder_of(item.nodeid), item.path.suffix != ".ipynb"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup() -> Iterator[None]:
+    _started.clear()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """A test that starts a process says so, else `make check` would become slow without anyone noticing."""
+    yield
+    if _started and item.get_closest_marker("process") is None:
+        pytest.fail(
+            f"It starts a process ({_started[0]}) and has no pytest.mark.process (tests/README.md).", pytrace=False
+        )
 
 
 @pytest.fixture

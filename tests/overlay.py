@@ -9,13 +9,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import forks
 
 ROOT = Path(__file__).resolve().parent.parent
 # In the environment whose Python runs the tests; made by scripts/install.py in .venv, by scripts/hosts.py elsewhere.
@@ -32,9 +33,14 @@ def python_path(*before: Path) -> str:
     return os.pathsep.join(map(str, (*before, *folders, ROOT)))
 
 
+def has_tensorflow() -> bool:
+    """In its folder, or, as on Kaggle, among the packages."""
+    return TENSORFLOW.is_dir() or importlib.util.find_spec("tensorflow") is not None
+
+
 def require() -> None:
-    """Skip the test where TensorFlow is not there: in its folder, or, as on Kaggle, among the packages."""
-    if not TENSORFLOW.is_dir() and importlib.util.find_spec("tensorflow") is None:
+    """Skip the test where TensorFlow is not there."""
+    if not has_tensorflow():
         pytest.skip("TensorFlow is not in .venv/tensorflow, where `make` puts it")
 
 
@@ -71,12 +77,9 @@ def old_kernel() -> tuple[Path, ...]:
 
 
 def run(program: Path, *words: str | Path, cwd: Path | None = None, **environment: str) -> str:
-    """What a program prints that must end well; shown with its errors where it does not."""
+    """What a program prints that must end well, in a fork of a process that has TensorFlow."""
     variables = {**os.environ, "PYTHONPATH": python_path(), **environment}
-    command = [sys.executable, str(program), *map(str, words)]
-    done = subprocess.run(command, env=variables, cwd=cwd, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return forks.run("tensorflow keras", program, *words, cwd=cwd, environment=variables, path=python_path())
 
 
 def report(program: Path, *words: str | Path, cwd: Path | None = None, **environment: str) -> Any:

@@ -54,16 +54,19 @@ def gone(pid: int) -> bool:
 # -- processes of their own ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_a_call_runs_in_a_process_of_its_own_and_its_result_comes_back() -> None:
     assert fresh.call("os", "getpid") != os.getpid()
     assert fresh.call("os.path", "join", "a", "b") == "a/b"
 
 
+@pytest.mark.process
 def test_a_call_that_fails_shows_the_end_of_its_output() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)os\.mkdir ended with exit code 1.*FileExistsError"):
         fresh.call("os", "mkdir", "/")
 
 
+@pytest.mark.process
 def test_a_call_that_takes_too_long_is_stopped_and_leaves_nothing() -> None:
     with fresh.Fresh("time", "sleep", 60) as running, pytest.raises(RuntimeError, match=r"did not end within 0\.2 s"):
         running.result(0.2)
@@ -71,6 +74,7 @@ def test_a_call_that_takes_too_long_is_stopped_and_leaves_nothing() -> None:
     assert not running.folder.exists()
 
 
+@pytest.mark.process
 def test_a_call_dies_with_its_caller() -> None:
     code = (
         "from tests.benchmarks import fresh\n"
@@ -130,6 +134,7 @@ def test_a_section_is_added_where_there_is_none() -> None:
 # -- the runner ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_every_benchmark_has_its_form_and_its_section_in_the_docs() -> None:
     docs = runner.DOCS.read_text(encoding="utf-8")
     assert {"launch", "load", "memory", "weights"} <= set(runner.names())
@@ -141,6 +146,7 @@ def test_every_benchmark_has_its_form_and_its_section_in_the_docs() -> None:
         assert "Machine: " in section[1] and f"`{runner.COMMAND} {name}`" in section[1]
 
 
+@pytest.mark.process
 def test_the_runner_shows_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = tmp_path / "benchmarks.md"
     document.write_text("# Benchmarks\n\n<!-- begin load -->\n<!-- end load -->\n\nprose\n")
@@ -183,6 +189,7 @@ def test_a_benchmark_that_cannot_run_does_not_stop_the_others(
 # -- the benchmarks ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_load_tells_which_modules_come() -> None:
     [row] = bench_load.measure(rounds=1)
     assert row["ms, slowest"] >= row["ms, median"] > 0
@@ -190,7 +197,8 @@ def test_load_tells_which_modules_come() -> None:
     assert len(bench_load.notes([row])) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.long
 def test_tensorflow_compares_the_same_steps_and_the_same_texts() -> None:
     overlay.require()
     observed, padded = bench_tensorflow.measure(rounds=20, turns=1, lengths=(20, 30, 40), epochs=1, width=16)
@@ -198,7 +206,8 @@ def test_tensorflow_compares_the_same_steps_and_the_same_texts() -> None:
     assert (padded["compiles without"], padded["compiles with"]) == (3, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.long
 def test_preflight_compiles_the_same_graph_in_both_ways() -> None:
     pytest.importorskip("libtpu", reason="the TPU's compiler needs libtpu (extra preflight)")
     config = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
@@ -212,7 +221,8 @@ def test_preflight_compiles_the_same_graph_in_both_ways() -> None:
     assert len(bench_preflight.notes(rows)) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.long
 def test_hosts_sees_the_events_of_all_ranks_and_what_each_host_was_sent() -> None:
     [row] = bench_hosts.measure(hosts=(2,), rounds=1)
     assert row["hosts"] == 2 and row["events"] == 2 * bench_hosts.STEPS
@@ -221,7 +231,8 @@ def test_hosts_sees_the_events_of_all_ranks_and_what_each_host_was_sent() -> Non
     assert bench_hosts.notes([row]) == [] and len(bench_hosts.notes([row, {**row, "hosts": 4}])) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.long
 def test_launch_times_every_way_in_one_notebook() -> None:
     rows = bench_launch.measure(notebooks=1, rounds=2, spawns=1)
     ways = list(bench_launch.CELLS)
@@ -254,7 +265,8 @@ def test_launch_rows_follow_from_the_times(monkeypatch: pytest.MonkeyPatch) -> N
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.long
 @pytest.mark.parametrize("way", bench_memory.NOTEBOOKS)
 def test_memory_is_looked_at_while_all_workers_are_inside(way: str) -> None:
     size, workers = 40, 2
@@ -265,6 +277,7 @@ def test_memory_is_looked_at_while_all_workers_are_inside(way: str) -> None:
     assert seen["collected"] > models * size
 
 
+@pytest.mark.process
 def test_memory_says_what_the_notebook_said_when_its_workers_do_not_come(tmp_path: Path) -> None:
     with (
         fresh.Fresh("os", "mkdir", "/") as fails,
@@ -304,7 +317,8 @@ def test_memory_targets_are_judged_by_the_worse_way() -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.long
 def test_a_workers_own_memory_is_told_at_each_moment() -> None:
     rows = bench_worker.measure(workers=2, rounds=1)
     assert [row["moment"] for row in rows] == [
@@ -322,7 +336,8 @@ def test_a_workers_own_memory_is_told_at_each_moment() -> None:
 # -- what the panel sends ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.long
 def test_traffic_counts_what_goes_over_the_wire() -> None:
     found = fresh.call("tests.benchmarks.bench_traffic", "traffic", 2, 10)
     assert found["steps"] > 10 and found["compiles"] > 1 and found["updates"] > 1
@@ -339,6 +354,7 @@ def test_traffic_is_judged_by_the_worst_run() -> None:
     assert ": met (at most 100 kB)" in bench_traffic.notes(rows[:1])[0]
 
 
+@pytest.mark.process
 def test_many_runs_are_listed_and_found() -> None:
     rows = bench_runs.listing(runs=30, rounds=1)
     assert len(rows) == 4 and all(row["s, slowest"] > 0 for row in rows)
@@ -349,7 +365,8 @@ def test_many_runs_are_listed_and_found() -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.long
 def test_labextension_measures_in_a_real_jupyterlab() -> None:
     if not Path("/usr/bin/chromium").exists():
         pytest.skip("/usr/bin/chromium is not installed")

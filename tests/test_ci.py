@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
 ROOT = Path(__file__).resolve().parent.parent
 PASSES = "def test_it(): pass\n"
 SKIPS = "import pytest\ndef test_it(): pytest.skip('no browser here')\n"

@@ -46,6 +46,7 @@ def test_every_host_has_a_list_and_overlays_that_there_are(hosts: Any) -> None:
     assert [name for name in left_out if not (ROOT / name).exists()] == []
 
 
+@pytest.mark.process
 def test_the_python_of_the_image_is_taken_where_it_is(hosts: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
     fake_python = tmp_path / "versions" / "3.99.4" / "bin" / "python"
@@ -55,6 +56,7 @@ def test_the_python_of_the_image_is_taken_where_it_is(hosts: Any, tmp_path: Path
     assert hosts.find_python(hosts.Host("colab", "3.99", ())) == fake_python
 
 
+@pytest.mark.process
 def test_another_python_is_taken_with_a_word(hosts: Any, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.setenv("PYENV_ROOT", "/nowhere")
     assert hosts.find_python(hosts.Host("colab", "3.99", ())) == Path(sys.executable)
@@ -91,11 +93,13 @@ def made_wheel(folder: Path, *needs: str) -> Path:
     return next(folder.glob("tpu_magics-9.9*.whl"))
 
 
+@pytest.mark.process
 def test_a_wheel_that_changes_a_version_stops_it(hosts: Any, environment: Any, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"Installing tpu_magics changed what colab ships: tiny-there 1\.0 -> 2\.0"):
         hosts.install_wheel(environment, made_wheel(tmp_path, "tiny-there>=2"))
 
 
+@pytest.mark.process
 def test_a_wheel_that_changes_nothing_goes_in_again_and_again(
     hosts: Any, environment: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +110,7 @@ def test_a_wheel_that_changes_nothing_goes_in_again_and_again(
     assert hosts.listed(environment)["tpu-magics"] == "9.9"
 
 
+@pytest.mark.process
 def test_every_row_finds_a_test() -> None:
     """One that is renamed would run, and fail, on Colab and Kaggle only."""
     named = {each.partition("::")[0].replace("\\", "") for lack in LACKS for each in lack.tests}

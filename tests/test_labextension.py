@@ -53,6 +53,7 @@ def shipped(wheel: Path) -> dict[str, bytes]:
     return {name.partition(f"{SHARE}/")[2]: archive.read(name) for name in found}
 
 
+@pytest.mark.process
 def test_the_wheel_holds_the_bundle_where_jupyterlab_looks(wheel: Path, shipped: dict[str, bytes]) -> None:
     package = json.loads(shipped["package.json"])
     assert package["version"] == tpu_magics.__version__
@@ -63,6 +64,7 @@ def test_the_wheel_holds_the_bundle_where_jupyterlab_looks(wheel: Path, shipped:
     assert not inside, "the bundle is shipped twice"
 
 
+@pytest.mark.process
 def test_the_sdist_holds_the_bundle_so_that_its_wheel_needs_no_node(sdist: Path, shipped: dict[str, bytes]) -> None:
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
@@ -71,11 +73,13 @@ def test_the_sdist_holds_the_bundle_so_that_its_wheel_needs_no_node(sdist: Path,
     assert not [name for name in inside if "node_modules" in name]
 
 
+@pytest.mark.process
 def test_the_bundle_is_small(shipped: dict[str, bytes]) -> None:
     scripts = {name: len(gzip.compress(data)) for name, data in shipped.items() if name.endswith(".js")}
     assert sum(scripts.values()) < LIMIT, scripts
 
 
+@pytest.mark.process
 def test_jupyterlab_lists_it_as_enabled_and_ok(installed: Environment) -> None:
     listed = installed.run("-c", "from jupyterlab.labextensions import main; main()", "list")
     line = next((line for line in _plain(listed).splitlines() if NAME in line), listed)
@@ -83,6 +87,7 @@ def test_jupyterlab_lists_it_as_enabled_and_ok(installed: Environment) -> None:
     assert str(installed.folder / "env" / "share") in listed
 
 
+@pytest.mark.process
 def test_the_environment_has_the_package_of_the_wheel(installed: Environment) -> None:
     where = Path(installed.run("-c", "import tpu_magics; print(tpu_magics.__file__)").strip())
     assert where.is_relative_to(installed.folder)
@@ -116,6 +121,7 @@ def test_the_lock_file_pins_everything_and_names_no_other_registry() -> None:
     assert not re.search(r"\bfile:|git\+|localhost", text)
 
 
+@pytest.mark.process
 def test_what_jupyterlab_shares_is_not_bundled_again(shipped: dict[str, bytes]) -> None:
     licences = json.loads(shipped["static/third-party-licenses.json"])["packages"]
     bundled = {one["name"] for one in licences}

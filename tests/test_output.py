@@ -11,6 +11,8 @@ import pytest
 
 from tpu_magics.output import lost
 
+pytestmark = pytest.mark.process
+
 PYTHON = [sys.executable, "-m", "tpu_magics"]
 FULL = Path("/dev/full")
 FIXABLE = "import torch_xla.distributed.xla_multiprocessing as xmp\n\nxmp.spawn(print, nprocs=8)\n"

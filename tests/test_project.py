@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +11,9 @@ import tarfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +57,7 @@ FRAMEWORKS = {
 }
 FRAMEWORK_PARTS = {"safetensors.torch", "safetensors.tensorflow", "safetensors.flax"}
 MAY_IMPORT_FRAMEWORKS = ("backends/", "preflight/", "launch/pods/")
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 SLOW_IMPORTS = {"psutil", "ipywidgets"}  # about 90 ms: only inside functions
 NOT_AT_LOAD = {"torch", "torch_xla", "tensorflow", "jax", "accelerate", "ray"}
 
@@ -77,22 +81,30 @@ def room(path: Path) -> str:
 
 def imports(path: Path, source: str | None = None) -> list[Import]:
     """All imports of a module, those by `import_module("...")` too."""
-    tree = ast.parse(path.read_text(encoding="utf-8") if source is None else source)
-    deferred = set(_deferred(tree))
-    found = []
-    for node in ast.walk(tree):
-        where = f"{path.relative_to(ROOT).as_posix()}:{getattr(node, 'lineno', 0)}"
-        found += [Import(where, name, node not in deferred) for name in _names(node, path)]
-    return found
+    tree = parsed(path) if source is None else ast.parse(source)
+    where = path.relative_to(ROOT).as_posix()
+    return [
+        Import(f"{where}:{node.lineno}", name, at_import)
+        for node, at_import in _nodes(tree)
+        for name in _names(node, path)
+    ]
 
 
-def _deferred(tree: ast.Module) -> Iterator[ast.AST]:
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            yield from ast.walk(node)
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            for statement in node.body:
-                yield from ast.walk(statement)
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _nodes(tree: ast.AST) -> Iterator[tuple[Any, bool]]:
+    """Every node below, and whether it runs when the module is imported."""
+    waiting = [(tree, True)]
+    while waiting:
+        node, at_import = waiting.pop()
+        only_types = node.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) else ()
+        for child in ast.iter_child_nodes(node):
+            runs = at_import and child not in only_types and not isinstance(child, FUNCTIONS)
+            waiting.append((child, runs))
+            yield child, runs
 
 
 def _names(node: ast.AST, path: Path) -> list[str]:
@@ -104,7 +116,7 @@ def _names(node: ast.AST, path: Path) -> list[str]:
         base = base if node.level else str(node.module)
         return [f"{base}.{alias.name}" for alias in node.names]
     if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-        called = ast.unparse(node.func).rpartition(".")[2]
+        called = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
         if called in ("import_module", "__import__") and isinstance(node.args[0].value, str):
             return [node.args[0].value]
     return []
@@ -213,6 +225,7 @@ def test_the_framework_check_sees(source: str) -> None:
     ],
     ids=["import", "load_ext"],
 )
+@pytest.mark.process
 def test_loading_imports_no_framework(code: str, tmp_path: Path) -> None:
     report = "import sys; print(' '.join(sorted({name.partition('.')[0] for name in sys.modules})))"
     done = subprocess.run(
@@ -232,9 +245,8 @@ def test_loading_imports_no_framework(code: str, tmp_path: Path) -> None:
 
 
 def test_every_module_says_what_lives_in_it() -> None:
-    texts = {path: path.read_text(encoding="utf-8") for path in MODULES}
-    empty = {path for path, text in texts.items() if path.name == "__init__.py" and not text.strip()}
-    silent = [relative(path) for path in texts if path not in empty and not ast.get_docstring(ast.parse(texts[path]))]
+    empty = {path for path in MODULES if path.name == "__init__.py" and not parsed(path).body}
+    silent = [relative(path) for path in MODULES if path not in empty and not ast.get_docstring(parsed(path))]
     assert not silent, f"without a docstring: {silent}"
 
 
@@ -242,16 +254,15 @@ def test_every_module_says_what_lives_in_it() -> None:
 MACHINE_PATHS = re.compile(r"(?<![\w.~$}*-])/(?:work/|root/[.]|opt/pypi|opt/wheels)")
 TEXT_FILES = {".py", ".md", ".toml", ".cfg", ".ipynb", ".json", ".yml", ".ts", ".tsx", ".css", ".txt", ""}
 NOT_OURS = {".git", ".hypothesis", ".venv", ".hosts", ".demo", ".bench", ".tpu_runs", "node_modules", "dist", "build"}
+OTHERS = ("_cache", "__pycache__", ".egg-info")
 
 
 def own_files() -> list[Path]:
-    found = []
-    for path in sorted(ROOT.rglob("*")):
-        parts = path.relative_to(ROOT).parts
-        ours = not any(part in NOT_OURS or part.endswith(("_cache", "__pycache__", ".egg-info")) for part in parts)
-        if ours and path.suffix in TEXT_FILES and path.is_file():
-            found.append(path)
-    return found
+    found: list[Path] = []
+    for folder, below, names in os.walk(ROOT):
+        below[:] = [name for name in below if name not in NOT_OURS and not name.endswith(OTHERS)]
+        found += (path for path in map(Path(folder).joinpath, names) if path.suffix in TEXT_FILES and path.is_file())
+    return sorted(found)
 
 
 def test_no_text_names_a_path_of_the_machine_it_was_written_on() -> None:
@@ -302,6 +313,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.process
 def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
     names = zipfile.ZipFile(next(built.glob("*.whl"))).namelist()
     assert "tpu_magics/nbval_sanitize.cfg" in names
@@ -309,6 +321,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"tpu_magics"}
 
 
+@pytest.mark.process
 def test_the_wheel_asks_for_the_four_and_for_no_framework(built: Path) -> None:
     """Unless an extra is named. On Colab or Kaggle it would be another version than theirs."""
     wheel = zipfile.ZipFile(next(built.glob("*.whl")))
@@ -322,6 +335,7 @@ def test_the_wheel_asks_for_the_four_and_for_no_framework(built: Path) -> None:
     }
 
 
+@pytest.mark.process
 def test_the_sdist_can_run_the_two_commands(built: Path) -> None:
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}

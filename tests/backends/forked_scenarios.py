@@ -1,8 +1,8 @@
 """Scenarios that need a process of their own: they start an XLA runtime, or fork after tensor work.
 
-What lives here: running them. A test file defines functions named `scenario_*`, calls `run_scenarios` at its end when
-it is run as a script, and asks for the outcomes through `outcomes`. The script imports torch_xla once; each scenario
-runs in a fork of it and plays the notebook, and `in_worker` forks from there.
+What lives here: running them. A test file defines functions named `scenario_*`, and asks for the outcomes through
+`outcomes`. A fork of a process that has torch_xla (forks.py) imports the file; each scenario runs in a fork of that one
+and plays the notebook, and `in_worker` forks from there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import traceback
@@ -18,19 +17,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests import forks
+
 SECONDS = 120
-ROOT = Path(__file__).parents[2]
 
 
 def outcomes(file: str) -> dict[str, str]:
     """Run the scenarios of a test file; {name: "" or what went wrong}."""
-    script = [sys.executable, "-m", f"tests.backends.{Path(file).stem}"]
+    program = f"from tests.backends import forked_scenarios, {Path(file).stem} as scenarios\n"
+    program += "forked_scenarios.run_scenarios(vars(scenarios))"
     environment = {**os.environ, "PJRT_DEVICE": "CPU"}
-    done = subprocess.run(script, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=280)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("OUTCOME ")]
-    found = dict(json.loads(line.removeprefix("OUTCOME ")) for line in lines)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return found
+    told = forks.run("torch_xla", program, cwd=forks.ROOT, environment=environment)
+    lines = [line for line in told.splitlines() if line.startswith("OUTCOME ")]
+    return dict(json.loads(line.removeprefix("OUTCOME ")) for line in lines)
 
 
 def names(namespace: Mapping[str, Any]) -> list[str]:

@@ -46,6 +46,10 @@ def refused(name: str, run: Callable[[int, int], Any], error: str) -> Case:
     return Case(name, run, lambda _rank, _size: None, error)
 
 
+def grouped(name: str, run: Callable[[int, int], Any], expected: Callable[[int, int], Any]) -> Case:
+    return Case(name, run, expected, sizes=(*SIZES, 4))  # with 2 or 3 ranks each is a group of its own
+
+
 def short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

@@ -23,6 +23,7 @@ from tests.backends.rehearsed import (
     TYPES,
     Case,
     data,
+    grouped,
     groups,
     mine,
     of_all,
@@ -81,7 +82,7 @@ def _all_reduce(kind: str, dtype: torch.dtype) -> Case:
         f"dist.all_reduce-{kind}-{short(dtype)}",
         lambda rank, _size: _in_place(lambda one: dist.all_reduce(one, operation), on_device(rank, dtype=dtype)),
         lambda _rank, size: reduced(kind, of_all(size, dtype=dtype)),
-        sizes=SIZES if kind == "sum" else (3,),
+        sizes=SIZES if kind == "sum" else (2, 3),
     )
 
 
@@ -160,7 +161,7 @@ def _others() -> Iterator[Case]:
 
     yield Case("dist.send, recv", pair, lambda rank, size: data(0) if rank == size - 1 else data(rank))
 
-    def grouped(rank: int, size: int) -> Any:
+    def in_group(rank: int, size: int) -> Any:
         made = [dist.new_group(members) for members in groups(size)]
         group = made[groups(size).index(mine(rank, size))]
         tensor, parts = on_device(rank), [zeros(*SHAPE) for _ in mine(rank, size)]
@@ -172,7 +173,7 @@ def _others() -> Iterator[Case]:
         parts = [data(one) for one in mine(rank, size)]
         return [reduced("sum", parts), parts]
 
-    yield Case("dist.new_group", grouped, expected)
+    yield grouped("dist.new_group", in_group, expected)
     yield Case("dist's world", lambda *_: [dist.get_rank(), dist.get_world_size()], lambda rank, size: [rank, size])
 
 

@@ -24,6 +24,7 @@ from tests.backends.rehearsed import (
     TYPES,
     Case,
     data,
+    grouped,
     groups,
     mine,
     of_all,
@@ -117,7 +118,7 @@ def _real(rank: int) -> Tensor:
 
 
 def _all_reduce_groups(pin: bool) -> Case:
-    return Case(
+    return grouped(
         f"all_reduce-groups-pin_layout {pin}",
         lambda rank, size: [
             xm.all_reduce("sum", on_device(rank), groups=groups(size), pin_layout=pin),
@@ -176,7 +177,7 @@ def _gathered_form(name: str, form: Callable[[Tensor], Tensor]) -> Case:
 
 def _all_gathers() -> Iterator[Case]:
     yield from (_all_gather(dtype, dim) for dtype in TYPES for dim in (0, 1))
-    yield Case(
+    yield grouped(
         "all_gather-groups",
         lambda rank, size: [
             xm.all_gather(on_device(rank), 1, groups(size), pin_layout=True),
@@ -233,7 +234,7 @@ def _all_to_alls() -> Iterator[Case]:
         parts = [data(one, (size, 2)).chunk(len(members))[members.index(rank)] for one in members]
         return torch.cat(parts, 1)
 
-    yield Case(
+    yield grouped(
         "all_to_all-groups",
         lambda rank, size: xm.all_to_all(
             on_device(rank, (size, 2)), 0, 1, len(groups(size)[0]), groups=groups(size), pin_layout=False
@@ -259,7 +260,7 @@ def _all_to_all(dtype: torch.dtype, split: int, concat: int) -> Case:
         lambda rank, size: torch.cat(
             [one.chunk(size, split)[rank] for one in of_all(size, (2 * size, size), dtype)], concat
         ),
-        sizes=SIZES if split != concat else (3,),
+        sizes=SIZES if split != concat else (2, 3),
     )
 
 
@@ -327,7 +328,7 @@ def _reduce_scatters() -> Iterator[Case]:
         for kind, scale, dim in (("sum", 1.0, 0), ("max", 0.5, 1), ("mul", 1.0, 0)):
             yield _reduce_scatter(dtype, kind, scale, dim)
     yield Case("reduce_scatter-lists, output, bucketized", _scattered_lists, _scattered_lists_expected)
-    yield Case(
+    yield grouped(
         "reduce_scatter-groups",
         lambda rank, size: xm.reduce_scatter(
             "sum", on_device(rank, (size, 2)), 1.0, 0, len(groups(size)[0]), groups=groups(size)
@@ -461,7 +462,7 @@ def _gradients() -> Iterator[Case]:
             (_loss(model, one) / size).backward()  # type: ignore[no-untyped-call]
         return [p.grad for p in model.parameters()]
 
-    yield Case("reduce_gradients-groups", reduces, expected)
+    yield grouped("reduce_gradients-groups", reduces, expected)
 
     def on_grad(rank: int, size: int) -> Any:
         parameter = torch.nn.Parameter(on_device(rank))

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import forks
 from tpu_magics.backends.observing import hlo
+
+pytestmark = pytest.mark.process
 
 # Each program is run in a process of its own, forked from one that has imported torch_xla.
 PROGRAMS = """
@@ -109,8 +112,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("graphs")
     environment = {key: value for key, value in os.environ.items() if "BF16" not in key}
     environment |= {"PJRT_DEVICE": "CPU"}
-    command = [sys.executable, "-c", PROGRAMS, str(folder)]
-    subprocess.run(command, check=True, env=environment, cwd=folder, capture_output=True, timeout=300)
+    forks.run("torch_xla", PROGRAMS, folder, cwd=folder, environment=environment)
     return {path.name: _last(path) for path in folder.iterdir()}
 
 

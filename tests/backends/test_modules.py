@@ -85,6 +85,7 @@ def test_a_model_is_an_instance():
         assert not modules.is_model(other)
 
 
+@pytest.mark.process
 def test_nothing_is_imported_to_look():
     code = """
 import sys

@@ -23,7 +23,7 @@ from tpu_magics.runs import live
 from tpu_magics.runs.events import Event, Value, only
 from tpu_magics.runs.writer import EventWriter
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
 
 def net() -> Any:

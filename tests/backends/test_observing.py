@@ -12,13 +12,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch_xla")
 
+from tests.backends.rehearsed import launched  # noqa: E402
 from tests.launch.launching import failed, of, run, said  # noqa: E402
+from tests.xla_flags import QUICK  # noqa: E402
 from tpu_magics.backends.torch_xla.observe import hooks, snapshot, told, vitals  # noqa: E402
 from tpu_magics.launch import session  # noqa: E402
+from tpu_magics.launch.results import TrainResult  # noqa: E402
 from tpu_magics.runs import events, files  # noqa: E402
 from tpu_magics.runs.events import Batch, Cache, Compile, Fallback, Precision, Read, Times, Transfer, Warned, only  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
 
 def lengths(*, read: bool = True, steps: int = 12) -> list[float]:
@@ -44,6 +47,12 @@ def lengths(*, read: bool = True, steps: int = 12) -> list[float]:
     return losses
 
 
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+    """One run of `lengths` for all that look at what such a run tells."""
+    return launched(lengths, 1, tmp_path_factory.mktemp("usual"))
+
+
 def unobserved(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker as it is without any hook, and without what the runtime writes for us."""
     monkeypatch.setattr(hooks, "_HOOKS", ())
@@ -54,14 +63,13 @@ def unobserved(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- nothing changes --------------------------------------------------------------------------------------------------
 
 
-def test_losses_are_bit_equal_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_observer = run(lengths)
-    assert with_observer.recompiles
+def test_losses_are_bit_equal_with_and_without(usual: TrainResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert usual.recompiles
     unobserved(monkeypatch)
     without = run(lengths)
     assert not without.run.events("compile")
-    assert with_observer.value == without.value
-    assert with_observer.compiles == without.compiles
+    assert usual.value == without.value
+    assert usual.compiles == without.compiles
 
 
 def keeps_nothing_alive() -> list[int]:
@@ -118,7 +126,6 @@ def compiled_by_dynamo() -> Any:
     return values, sorted({str(one.message)[:80] for one in warned if "ynamo" in str(one.message)})
 
 
-@pytest.mark.slow
 def test_torch_compile_does_not_trace_through_the_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     observed = run(compiled_by_dynamo)
     unobserved(monkeypatch)
@@ -131,16 +138,16 @@ def test_torch_compile_does_not_trace_through_the_hooks(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("broken", ["take", "blocks", "look"])
-def test_training_goes_on_when_observing_fails(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = run(lengths)
-
+def test_training_goes_on_when_observing_fails(
+    broken: str, usual: TrainResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: Any) -> Any:
         raise ZeroDivisionError("the observer is broken")
 
     owner = {"take": snapshot, "blocks": told, "look": vitals.Vitals}[broken]
     monkeypatch.setattr(owner, broken, fails)
     result = run(lengths)
-    assert result.value == expected.value and result.steps == expected.steps == 12
+    assert result.value == usual.value and result.steps == usual.steps == 12
     assert result.recompiles is None or broken == "look"
     (warned,) = [event for event in only(result.run.events(), Warned) if event.code == "observing-stopped"]
     assert "ZeroDivisionError: the observer is broken" in warned.text and "training goes on" in warned.text
@@ -161,17 +168,16 @@ def test_the_run_stops_at_one_recompile_too_many(limit: int) -> None:
     assert all(event.cause in text for event in again)
 
 
-def test_a_run_below_its_limit_is_not_stopped() -> None:
-    unlimited = run(lengths)
-    assert unlimited.recompiles is not None
-    assert run(lengths, max_recompiles=unlimited.recompiles).recompiles == unlimited.recompiles
+def test_a_run_below_its_limit_is_not_stopped(usual: TrainResult) -> None:
+    assert usual.recompiles is not None
+    assert run(lengths, max_recompiles=usual.recompiles).recompiles == usual.recompiles
 
 
 # -- what else is told ------------------------------------------------------------------------------------------------
 
 
-def test_all_that_a_compile_tells() -> None:
-    found = only(run(lengths).run.events(), Compile)
+def test_all_that_a_compile_tells(usual: TrainResult) -> None:
+    found = only(usual.run.events(), Compile)
     assert all(event.seconds and event.graph and event.memory for event in found)
     assert len({event.graph for event in found}) == len(found)
     first = next(event for event in found if event.site.code == "torch_xla.sync()")
@@ -182,14 +188,13 @@ def test_all_that_a_compile_tells() -> None:
         assert events.from_line(events.to_line(event)) == event
 
 
-def test_reads_in_the_middle_and_after_a_step() -> None:
-    result = run(lengths)
-    cut = {event.site.line: event for event in only(result.run.events(), Transfer)}
-    after = {event.site.line: event for event in only(result.run.events(), Read)}
+def test_reads_in_the_middle_and_after_a_step(usual: TrainResult) -> None:
+    cut = {event.site.line: event for event in only(usual.run.events(), Transfer)}
+    after = {event.site.line: event for event in only(usual.run.events(), Read)}
     assert [(event.count, event.code) for event in cut.values()] == [(3, "losses.append(loss.item())")]
     assert [event.count for event in after.values()] == [12]
     assert set(cut).isdisjoint(after)
-    times = only(result.run.events(), Times)[-1]
+    times = only(usual.run.events(), Times)[-1]
     assert times.compiling and times.waiting is not None and times.waiting > 0
 
 
@@ -274,7 +279,7 @@ def test_precision_that_differs_from_what_was_asked() -> None:
 
 def test_what_the_user_lets_xla_write_stays_theirs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mine = tmp_path / "my graphs"
-    monkeypatch.setenv("XLA_FLAGS", f'--xla_dump_to="{mine}" --xla_dump_hlo_as_text')
+    monkeypatch.setenv("XLA_FLAGS", f'{QUICK} --xla_dump_to="{mine}" --xla_dump_hlo_as_text')
     monkeypatch.setenv("PT_XLA_DEBUG_LEVEL", "1")
     monkeypatch.setenv("PT_XLA_DEBUG_FILE", str(tmp_path / "mine.txt"))
     result = run(lengths)

@@ -17,7 +17,9 @@ from torch import nn
 from tpu_magics.backends.torch_xla.pickling import dumps
 from tpu_magics.errors import TpuMagicsError
 
-from .forked_scenarios import in_worker, names, outcomes, run_scenarios
+from .forked_scenarios import in_worker, names, outcomes
+
+pytestmark = pytest.mark.process
 
 
 @dataclasses.dataclass
@@ -260,7 +262,3 @@ def found() -> dict[str, str]:
 @pytest.mark.parametrize("name", names(globals()))
 def test_scenario(name: str, found: dict[str, str]) -> None:
     assert found[name] == ""
-
-
-if __name__ == "__main__":
-    run_scenarios(globals())

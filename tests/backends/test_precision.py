@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import forks
 from tpu_magics.backends.observing import hlo
 from tpu_magics.backends.torch_xla import precision, precision_asked
 from tpu_magics.backends.torch_xla.precision_asked import Asked, variables
 from tpu_magics.runs import events
 from tpu_magics.runs.events import Precision, Warned
+
+pytestmark = pytest.mark.process
 
 # A case: the option, lines before training, how the Accelerator (or the Trainer's arguments) are made, the environment.
 CASES: dict[str, tuple[str, str, str, dict[str, str]]] = {
@@ -174,11 +175,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     folder = tmp_path_factory.mktemp("precision")
     names = ("_BF16", "ACCELERATE_", "XLA_FLAGS", "PYTHONUNBUFFERED")
     environment = {key: value for key, value in os.environ.items() if not any(name in key for name in names)}
-    command = [sys.executable, "-c", PROGRAM, json.dumps(CASES), str(folder)]
-    done = subprocess.run(
-        command, check=False, env={**environment, "PJRT_DEVICE": "CPU"}, cwd=folder, capture_output=True, timeout=900
-    )
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    words = (json.dumps(CASES), folder)
+    forks.run("torch_xla", PROGRAM, *words, cwd=folder, environment={**environment, "PJRT_DEVICE": "CPU"})
     return {name: Ran(*_told(folder / name.replace(" ", "-"))) for name in CASES}
 
 

@@ -19,7 +19,9 @@ from tpu_magics.backends.torch_xla import randomness
 from tpu_magics.backends.torch_xla.post_import import PostImport
 from tpu_magics.backends.torch_xla.quiet_arguments import quiet_arguments
 
-from .forked_scenarios import in_worker, names, outcomes, run_scenarios
+from .forked_scenarios import in_worker, names, outcomes
+
+pytestmark = pytest.mark.process
 
 torch = pytest.importorskip("torch")
 
@@ -379,7 +381,3 @@ def found():
 @pytest.mark.parametrize("name", names(globals()))
 def test_in_a_process_of_its_own(found, name):
     assert found[name] == ""
-
-
-if __name__ == "__main__":
-    run_scenarios(globals())

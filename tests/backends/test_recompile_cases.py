@@ -22,6 +22,15 @@ from tpu_magics.launch.results import TrainResult
 from tpu_magics.runs.events import CAUSES, Compile, Site, Transfer, only
 
 PROGRAMS = all_programs()
+# In `make test`: each cause in one or two forms, and what must not be told. The others are long.
+FEW = {
+    *("branch_if_loss", "branch_while", "code_accumulation", "code_freeze", "data_shape_nonzero", "data_shape_slice"),
+    *("dtype_labels", "fallback_embedding_bag", "last_batch_evaluation", "last_batch_loader", "live_history"),
+    *("live_kept_from_first", "mode_autocast", "mode_train_eval", "nothing_cosine", "nothing_read_every_third"),
+    *("nothing_two_sites", "number_crop", "number_step_counter", "read_kept_alive", "read_metrics_loop"),
+    *("read_through_helper", "reads_of_all_kinds", "shape_image_sizes", "state_adam", "state_and_shapes"),
+    "trainer_evaluation",
+}
 SECONDS = 290
 STEPS = ("sync", "loader", "finish")  # what triggers a step; anything else is a read, or a library that has its own way
 
@@ -39,6 +48,9 @@ def test_every_cause_has_two_programs_of_ours_and_four_recompile_nothing() -> No
     assert {cause: causes[cause] for cause in CAUSES if cause != "unknown" and causes[cause] < 2} == {}
     assert set(causes) <= set(CAUSES)
     assert sum(not program.recompiles for program in ours) >= 4
+    few = {cause for program in ours if program.name in FEW for entry in program.recompiles for cause in entry.causes}
+    assert few == {cause for program in ours for entry in program.recompiles for cause in entry.causes}
+    assert {program.name for program in ours} >= FEW
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=name_of)
@@ -51,7 +63,8 @@ def test_a_program_has_the_form(program: Program) -> None:
         assert not entry.at or program.lines("site", entry.at) or program.lines("read", entry.at)
 
 
-@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.long
 @pytest.mark.timeout(SECONDS)
 def test_torch_xla_itself_counts_as_many_compiles() -> None:
     command = [sys.executable, "-m", "tests.cases.plain_run", *(str(program.path) for program in PROGRAMS)]
@@ -69,17 +82,15 @@ def test_torch_xla_itself_counts_as_many_compiles() -> None:
 # -- what a worker reports of them ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def libraries() -> None:
-    """Imported once in this process: a worker is a fork of it."""
-    import accelerate  # noqa: F401
-    import torch_xla  # noqa: F401
-    import transformers  # noqa: F401
-
-
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.usefixtures("fresh_session", "libraries")
-@pytest.mark.parametrize("program", PROGRAMS, ids=name_of)
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(program, id=name_of(program), marks=[] if program.name in FEW else [pytest.mark.long])
+        for program in PROGRAMS
+    ],
+)
 def test_a_run_tells_what_the_program_does(program: Program) -> None:
     result = run(program.train(), workers=1)
     problems = [*wrong_counts(program, result), *wrong_recompiles(program, result), *wrong_reads(program, result)]

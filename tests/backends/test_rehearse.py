@@ -7,11 +7,12 @@ one rank, are what the rehearsal takes them for.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import json
+import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,15 +20,13 @@ import torch
 
 pytest.importorskip("torch_xla")
 
+from tests import forks
 from tests.backends import rehearsed, rehearsed_distributed, rehearsed_xm
-from tests.backends.rehearsed import SIZES, Case, differences, launched
-from tests.launch.launching import failed, python, said
+from tests.backends.rehearsed import Case, differences, launched
+from tests.launch.launching import failed, said
 from tpu_magics.backends.torch_xla.rehearse import collectives, reduction
 
-Launch = Callable[[int], list[dict[str, Any]]]
-
 CASES = [*rehearsed_xm.cases(), *rehearsed_distributed.cases()]
-EIGHT = pytest.mark.slow  # eight ranks compile every case's graphs eight times
 
 
 def of_size(size: int) -> list[Case]:
@@ -38,36 +37,27 @@ def all_cases(size: int) -> dict[str, tuple[str, Any]]:
     return rehearsed.outcomes(of_size(size))
 
 
-@pytest.fixture(scope="module")
-def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
-    """What each rank got for each case, by the number of ranks."""
-
-    @functools.cache
-    def once(size: int) -> list[dict[str, Any]]:
-        return launched(all_cases, size, tmp_path_factory.mktemp("table"), size).values
-
-    return once
+def problems(case: Case, rank: int, size: int, found: tuple[str, Any]) -> list[str]:
+    """What is not as it should be in what a rank got."""
+    kind, value = found
+    if case.error:
+        return [] if kind == "error" and case.error in value else [f"{kind}: {value}, and not {case.error}"]
+    return differences(value, case.expected(rank, size)) if kind == "value" else [value]
 
 
+@pytest.mark.process
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize(
-    ("size", "case"),
-    [
-        pytest.param(size, case, id=f"{size}-{case.name}", marks=[EIGHT] if size == 8 else [])
-        for size in SIZES
-        for case in of_size(size)
-    ],
-)
-def test_every_rank_gets_what_plain_torch_gives(launch: Launch, size: int, case: Case) -> None:
-    ranks = launch(size)
+@pytest.mark.parametrize("size", [2, 4, *(pytest.param(size, marks=pytest.mark.long) for size in (3, 8))])
+def test_every_rank_gets_what_plain_torch_gives(size: int, tmp_path: Path) -> None:
+    ranks = launched(all_cases, size, tmp_path, size).values
     assert len(ranks) == size
-    for rank, found in enumerate(ranks):
-        kind, value = found[case.name]
-        if case.error:
-            assert kind == "error" and case.error in value, f"rank {rank}: {value}"
-        else:
-            assert kind == "value", f"rank {rank}: {value}"
-            assert differences(value, case.expected(rank, size), f"rank {rank}") == []
+    found = {
+        f"{case.name}, rank {rank}": wrong
+        for case in of_size(size)
+        for rank, values in enumerate(ranks)
+        if (wrong := problems(case, rank, size, values[case.name]))
+    }
+    assert found == {}
 
 
 def test_cases_have_names_of_their_own() -> None:
@@ -102,6 +92,7 @@ def with_different_scales() -> None:
     xm.all_reduce("sum", [torch.ones(2, device="xla")], scale=1.0 + xr.global_ordinal())
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("fresh_session")
 @pytest.mark.parametrize(
     ("function", "words"),
@@ -211,11 +202,13 @@ SCALES = (1.0, 0.5, 1 / 3, 2.0, 2.7)
 def xla_itself(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What torch_xla's own collectives give in a process of their own, in a world of one."""
     arguments = json.dumps([REDUCED_BY_XLA, REDUCED_HOW, SCALES])
-    code = f"import sys; sys.argv = ['', {arguments!r}]\n{ONE_RANK}"
-    return json.loads(python(code, tmp_path_factory.mktemp("one"), seconds=250).splitlines()[-1])
+    environment = {**os.environ, "PJRT_DEVICE": "CPU"}
+    told = forks.run("torch_xla", ONE_RANK, arguments, cwd=tmp_path_factory.mktemp("one"), environment=environment)
+    return json.loads(told.splitlines()[-1])
 
 
-@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.long
 def test_torch_xla_itself_scales_as_the_rehearsal_does(xla_itself: Any) -> None:
     whole = torch.tensor([0, 1, 2, 3])
     expected = {
@@ -227,7 +220,8 @@ def test_torch_xla_itself_scales_as_the_rehearsal_does(xla_itself: Any) -> None:
     assert xla_itself["scaled"] == expected
 
 
-@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.long
 def test_torch_xla_itself_refuses_what_the_rehearsal_refuses(xla_itself: Any) -> None:
     """The cases of rehearsed_*.py that are refused: an average, a dimension from the end, bits of floats."""
     words = ["Unknown AllReduce type: avg", "Invalid string for AllReduceType: avg", "Invalid reduce op"]
@@ -237,7 +231,8 @@ def test_torch_xla_itself_refuses_what_the_rehearsal_refuses(xla_itself: Any) ->
     assert [word for word, text in zip(words, found, strict=True) if word not in str(text)] == [], found
 
 
-@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.long
 def test_torch_xla_itself_says_what_needs_a_gradient(xla_itself: Any) -> None:
     """The case "what needs a gradient" of rehearsed_xm.py, on one rank."""
     assert xla_itself["gradients"] == [True, True, True, True, False]

@@ -16,6 +16,7 @@ pytest.importorskip("accelerate")
 
 from tests.backends.rehearsed import data, home, launched, of_all, on_device, total
 
+pytestmark = pytest.mark.process
 SIZES = (2, 3)
 ODD = 13  # samples that neither 2 nor 3 ranks share evenly
 

@@ -20,6 +20,7 @@ from tests.launch.launching import run
 from tpu_magics.launch.results import TrainResult
 from tpu_magics.runs.events import Compile, Transfer, only
 
+pytestmark = pytest.mark.process
 GLOBAL_BATCH = 16
 STEPS = 20
 Trained = tuple[list[float], list[Tensor]]
@@ -99,8 +100,8 @@ def with_torch_xla(size: int) -> Any:
     return losses, home(list(model.parameters()))
 
 
-@pytest.mark.usefixtures("fresh_session")
-@pytest.mark.parametrize("size", [1, 2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("fresh_session", "libraries")
+@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.long) for size in (1, 8))])
 @pytest.mark.parametrize("way", [with_accelerate, with_torch_xla])
 def test_ranks_learn_what_one_learns_from_the_same_batches(way: Callable[[int], Any], size: int) -> None:
     losses, weights = plain_torch()
@@ -254,15 +255,20 @@ def counts(result: TrainResult, rank: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.usefixtures("fresh_session")
+def same_counts(alone: TrainResult, several: TrainResult) -> None:
+    """Each rank counts what one alone does."""
+    size = len(several.values)
+    assert [counts(several, rank) for rank in range(size)] == [counts(alone, 0)] * size
+    assert (several.compiles, several.recompiles, several.steps) == (alone.compiles, alone.recompiles, alone.steps)
+
+
+@pytest.mark.usefixtures("fresh_session", "libraries")
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("function", COUNTED)
-def test_a_program_counts_the_same_on_one_rank_and_on_several(function: Callable[[], None]) -> None:
+def test_a_program_counts_the_same_on_one_rank_and_on_several(function: Callable[[], None], size: int) -> None:
     alone = run(function, workers=1)
     assert alone.compiles
-    for size in (2, 3):
-        result = run(function, workers=size)
-        assert [counts(result, rank) for rank in range(size)] == [counts(alone, 0)] * size
-        assert (result.compiles, result.recompiles, result.steps) == (alone.compiles, alone.recompiles, alone.steps)
+    same_counts(alone, run(function, workers=size))
 
 
 # accelerate and Trainer give each rank its part of the data: with two ranks there are half as many steps in an epoch,
@@ -272,14 +278,6 @@ SHARED_DATA = {
     *("nothing_accelerate_evaluation", "state_accelerate", "state_and_warmup", "shape_trainer", "trainer_default"),
     "trainer_evaluation",
 }
-
-
-@pytest.fixture(scope="module")
-def libraries() -> None:
-    """Imported once in this process: a worker is a fork of it."""
-    import accelerate  # noqa: F401
-    import torch_xla  # noqa: F401
-    import transformers  # noqa: F401
 
 
 # A tensor that the first step alone leaves alive is one more result of its graph; where a collective has cut the graph
@@ -309,11 +307,9 @@ def reducing(train: Callable[[], Any]) -> Callable[[], Any]:
     return function
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("fresh_session", "libraries")
 @pytest.mark.parametrize(("program", "reduces"), CASES)
 def test_a_recompile_case_counts_the_same_on_two_ranks(program: Program, reduces: bool) -> None:
     train = reducing(program.train()) if reduces else program.train()
-    alone, result = run(train, workers=1), run(train, workers=2)
-    assert [counts(result, rank) for rank in range(2)] == [counts(alone, 0)] * 2
-    assert (result.compiles, result.recompiles, result.steps) == (alone.compiles, alone.recompiles, alone.steps)
+    same_counts(run(train, workers=1), run(train, workers=2))

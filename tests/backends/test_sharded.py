@@ -32,7 +32,7 @@ from tpu_magics.backends.torch_xla.sharded import (
 from tpu_magics.backends.torch_xla.weights import check_weights, collect_weights, load_weights
 from tpu_magics.errors import TpuMagicsError
 
-from .forked_scenarios import in_worker, names, outcomes, run_scenarios
+from .forked_scenarios import in_worker, names, outcomes
 
 
 class Net(nn.Module):
@@ -361,9 +361,6 @@ def found() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", names(globals()))
+@pytest.mark.process
 def test_scenario(name: str, found: dict[str, str]) -> None:
     assert found[name] == ""
-
-
-if __name__ == "__main__":
-    run_scenarios(globals())

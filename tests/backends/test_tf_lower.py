@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
+import os
 import pickle
 import re
 import subprocess
@@ -18,6 +20,8 @@ from tpu_magics.backends.lowered import Graph
 from tpu_magics.backends.tensorflow import is_step
 from tpu_magics.backends.tensorflow.lower import lower
 from tpu_magics.errors import TpuMagicsError
+
+pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[2]
 STEPS = Path(__file__).with_name("tensorflow_steps.py")
@@ -95,6 +99,15 @@ def test_the_hash_is_of_the_graph_not_of_the_process(found: dict[str, Any], fold
     model = found["model"]
     assert model["hash"] == model["hash of a twin"] != model["hash of another batch"]
     assert report("hash", folder)["hash"] == model["hash"]
+
+
+@pytest.mark.long
+def test_the_hash_is_the_same_in_a_python_with_other_hashes_of_its_own(found: dict[str, Any], folder: Path) -> None:
+    """A fork has those of the process it comes from."""
+    variables = {**os.environ, "PYTHONPATH": overlay.python_path(), "PYTHONHASHSEED": "7"}
+    command = [sys.executable, str(STEPS), "hash", str(folder)]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1])["hash"] == found["model"]["hash"]
 
 
 def test_a_model_that_is_not_built_is_built(found: dict[str, Any]) -> None:
@@ -219,7 +232,7 @@ def test_precision_that_comes_too_late_is_noted(found: dict[str, Any]) -> None:
 # -- for the compiler -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("found")
 def test_a_tpus_compiler_takes_what_was_lowered_for_a_cpu(folder: Path) -> None:
     if importlib.util.find_spec("libtpu") is None:
@@ -236,7 +249,7 @@ def test_a_tpus_compiler_takes_what_was_lowered_for_a_cpu(folder: Path) -> None:
         assert donated <= compiled.memory.aliased < compiled.memory.arguments, name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_model_and_a_function_are_preflighted(folder: Path) -> None:
     """All the way from Keras to the text that a person reads."""
     if importlib.util.find_spec("libtpu") is None:

@@ -8,7 +8,9 @@ from torch import nn
 
 from tpu_magics.backends.torch_xla.ties import broken_ties, keep_ties, record_ties, same_bits
 
-from .forked_scenarios import in_worker, names, outcomes, run_scenarios
+from .forked_scenarios import in_worker, names, outcomes
+
+pytestmark = pytest.mark.process
 
 
 class TinyBert(nn.Module):
@@ -201,7 +203,3 @@ def found() -> dict[str, str]:
 @pytest.mark.parametrize("name", names(globals()))
 def test_scenario(name: str, found: dict[str, str]) -> None:
     assert found[name] == ""
-
-
-if __name__ == "__main__":
-    run_scenarios(globals())

@@ -16,7 +16,7 @@ from tests.backends.traced import same
 from tpu_magics.backends.lowered import Traced
 from tpu_magics.backends.torch_xla.trace.truth import ELEMENTS
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 STEPS = 6
 ROWS = ELEMENTS // 8 + 1
 

@@ -113,6 +113,7 @@ def trains(loss: Callable[[int, Any], Any]) -> None:
         torch_xla.sync()
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("fresh_session")
 @pytest.mark.parametrize(
     ("function", "loss", "cause", "line"),

@@ -22,7 +22,7 @@ from tpu_magics.backends.lowered import Traced
 from tpu_magics.backends.torch_xla.trace.answers import CHOSEN, DISTINCT, FITTED, TENSOR, TRUE, VALUE
 from tpu_magics.errors import TpuMagicsError
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 SHAPE = "the shape of nonzero or x[mask]"
 
 library = torch.library.Library("tpu_magics_tests", "FRAGMENT")

@@ -13,7 +13,7 @@ pytest.importorskip("torch_xla")
 
 from tests.backends.traced import compiled, taken, traced, trained
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 DEVICES = 8
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("accelerate")
 from tests.backends.traced import compiled, same, taken, traced, trained
 from tpu_magics.backends.lowered import Traced
 
-pytestmark = [pytest.mark.usefixtures("fresh_session"), pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 DEVICES = 8
 SMALL = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 

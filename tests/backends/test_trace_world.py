@@ -17,7 +17,7 @@ from tests.backends.traced import same, traced
 from tpu_magics.backends.lowered import Graph, Traced
 from tpu_magics.errors import TpuMagicsError
 
-pytestmark = [pytest.mark.usefixtures("fresh_session"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session"), pytest.mark.timeout(120)]
 RANKS = 8
 
 

@@ -17,7 +17,7 @@ from tpu_magics.backends.torch_xla import weights_files
 from tpu_magics.backends.torch_xla.weights import check_weights, collect_weights, load_weights
 from tpu_magics.errors import TpuMagicsError
 
-from .forked_scenarios import in_worker, names, outcomes, run_scenarios
+from .forked_scenarios import in_worker, names, outcomes
 from .weights_samples import DTYPES, XLA_DTYPES, bits, bring_home, content, describe, holding, sample
 
 
@@ -505,9 +505,6 @@ def found() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", names(globals()))
+@pytest.mark.process
 def test_scenario(name: str, found: dict[str, str]) -> None:
     assert found[name] == ""
-
-
-if __name__ == "__main__":
-    run_scenarios(globals())

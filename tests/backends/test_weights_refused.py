@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from tests import forks
 from tpu_magics.backends.torch_xla import weights_files
 from tpu_magics.backends.torch_xla.weights import check_weights, collect_weights
 from tpu_magics.errors import TpuMagicsError
@@ -169,8 +168,9 @@ except TpuMagicsError as error:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])
+@pytest.mark.process
 def test_a_file_that_cannot_be_finished_leaves_nothing(dtype: str, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", LIMITED, tmp_path, dtype], capture_output=True, text=True, timeout=100)
-    assert "The trained weights could not be written." in done.stdout, done.stderr
-    assert "Nothing half-written was left" in done.stdout
+    told = forks.run("torch_xla", LIMITED, tmp_path, dtype)
+    assert "The trained weights could not be written." in told
+    assert "Nothing half-written was left" in told
     assert list(tmp_path.iterdir()) == []

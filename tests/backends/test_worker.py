@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextvars
+import importlib
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -15,12 +15,19 @@ from typing import Any
 import pytest
 import torch
 
-from tests.launch.launching import digest, failed, in_forked_notebook, python, run
+from tests import forks
+from tests.launch.launching import digest, failed, in_forked_notebook, run
 from tpu_magics.backends.base import WorkerSpec
 from tpu_magics.backends.torch_xla import precision_asked, worker
 from tpu_magics.launch import plan, train
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forking() -> None:
+    """It is there before the first test, and so it is nothing that a test leaves."""
+    forks.server("torch_xla", "")
 
 
 # -- environment and precision ----------------------------------------------------------------------------------------
@@ -51,19 +58,17 @@ def test_every_precision_of_the_options_is_known() -> None:
     assert precision_asked.variables("", on) == {}
 
 
-@pytest.mark.parametrize("device", ["CPU", "TPU"])
-def test_compiled_programs_are_kept_on_a_tpu_only(device: str, tmp_path: Path) -> None:
+def test_compiled_programs_are_kept_on_a_tpu_only(tmp_path: Path) -> None:
     """torch_xla 2.9 reads the variables when it compiles for the first time."""
-    code = f"""
-import os
-from pathlib import Path
+    code = """
+import os, sys
 from tpu_magics.backends.base import WorkerSpec
 from tpu_magics.backends.torch_xla import worker
-worker._use_cache(WorkerSpec(0, 1, {device!r}, cache={str(tmp_path)!r}))
-print(os.environ.get("XLA_PERSISTENT_CACHE_PATH"), os.environ.get("XLA_PERSISTENT_CACHE_READ_ONLY"))
+for device in ("CPU", "TPU"):
+    worker._use_cache(WorkerSpec(0, 1, device, cache=sys.argv[1]))
+    print(os.environ.get("XLA_PERSISTENT_CACHE_PATH"), os.environ.get("XLA_PERSISTENT_CACHE_READ_ONLY"))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.split() == ([str(tmp_path), "0"] if device == "TPU" else ["None", "None"])
+    assert forks.run("torch_xla", code, tmp_path).split() == ["None", "None", str(tmp_path), "0"]
 
 
 def multiplies() -> dict[str, Any]:
@@ -166,7 +171,7 @@ def test_an_accelerator_takes_the_device(imported: bool) -> None:
 # -- autograd ---------------------------------------------------------------------------------------------------------
 
 NO_BACKWARD_BEFORE = """
-import os
+import os, sys
 import torch
 from tests.launch.launching import run
 
@@ -176,18 +181,18 @@ def trains():
     (x * 3).sum().backward()
     return x.grad.sum().item()
 
-for attempt in range(8):
+for attempt in range(int(sys.argv[1])):
     assert run(trains, workers=3, timeout=20.0).values == [12.0] * 3
 torch.ones(1, requires_grad=True).sum().backward()
-for attempt in range(4):
+for attempt in range(int(sys.argv[2])):
     assert run(trains, workers=3, timeout=20.0).values == [12.0] * 3
 """
 
 
-@pytest.mark.slow
-def test_autograd_starts_with_and_without_a_backward_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("without", "after"), [(3, 1), pytest.param(8, 4, marks=pytest.mark.long)])
+def test_autograd_starts_with_and_without_a_backward_before(without: int, after: int) -> None:
     """Starting its threads a second time hung in about one of six workers whose notebook had done no backward."""
-    python(NO_BACKWARD_BEFORE, tmp_path)
+    forks.run("torch_xla", NO_BACKWARD_BEFORE, str(without), str(after), cwd=forks.ROOT)
 
 
 def test_without_the_symbols_the_error_is_clear(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,3 +377,26 @@ def test_torch_xla_still_asks_for_the_hardware() -> None:
     from torch_xla.core import xla_model
 
     assert autocast_mode.xm is xla_model and "xm.xla_device_hw(device)" in Path(autocast_mode.__file__).read_text()
+
+
+# -- packages that torch_xla imports for nothing ----------------------------------------------------------------------
+
+
+def imported_packages(names: tuple[str, ...], given: str) -> list[str]:
+    """Those of `names` that are there once a batch has been fetched and placed on a mesh; `given` was there before."""
+    import torch_xla
+    import torch_xla.distributed.parallel_loader as pl
+    import torch_xla.distributed.spmd as xs
+
+    for name in [name for name in sys.modules if name.partition(".")[0] in names]:
+        del sys.modules[name]
+    if given:
+        importlib.import_module(given)
+    for batch in pl.MpDeviceLoader([torch.ones(2, 2)], torch_xla.device()):
+        xs.mark_sharding(batch, xs.get_global_mesh(), (None, None))
+    return [name for name in names if name in sys.modules]
+
+
+@pytest.mark.parametrize("given", ["", "jax"])
+def test_a_worker_imports_neither_jax_nor_torchax_by_itself(given: str) -> None:
+    assert run(imported_packages, ("jax", "torchax"), given, spmd=2).value == ([given] if given else [])

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.xla_flags import QUICK
 from tpu_magics.backends.lowered import Traced
 from tpu_magics.backends.observing import hlo
 from tpu_magics.launch import train
@@ -46,11 +47,8 @@ def trained(
     folder = Path("dumped").absolute()  # the working directory is the test's own
     options = Options(precision=precision, hoist="off", timeout=PATIENCE, spmd=devices, plain=True)
     with pytest.MonkeyPatch.context() as patch:
-        # Where jax is installed, torch_xla's loaders import it in each worker, which takes seconds.
-        patch.setattr("torch_xla.debug.profiler.maybe_get_jax", lambda **_kwargs: None)
         dump = f"--xla_dump_to={folder} --xla_dump_hlo_as_text --xla_dump_hlo_pass_re=none"
-        # What is dumped is made before LLVM has any say; its optimisation would take most of the time.
-        patch.setenv("XLA_FLAGS", f"{dump} --xla_backend_optimization_level=0")
+        patch.setenv("XLA_FLAGS", f"{dump} {QUICK}")  # what is read is dumped before LLVM has any say
         train.start(train.function_request(function, args, kwargs), options)
     found = {int(path.name[7:11]): path for path in folder.glob("module_*.before_optimizations.txt")}
     assert all(re.match(r"module_\d{4}\.", path.name) for path in found.values())

@@ -89,12 +89,13 @@ class Arrivals(threading.Thread):
 
 def notebook(hosts: int, rounds: int) -> list[dict[str, Any]]:
     """In a fresh process: a cluster of so many nodes, and runs on it."""
+    # As Ray is imported: no statistics, and all that listens does so on 127.0.0.1 alone (tests/launch/pods/nodes.py).
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     import ray
     from ray.cluster_utils import Cluster
 
     import tpu_magics
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     settings = {"num_cpus": 1, "object_store_memory": STORE}
     cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **settings})
     try:

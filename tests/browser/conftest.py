@@ -38,25 +38,27 @@ def browser(installed: Environment) -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(browser: Any, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+def page(browser: Any) -> Iterator[Any]:
     """A page of its own. Where the test fails, a picture of it is kept beside its other files."""
-    context = browser.new_context(viewport={"width": 1500, "height": 900})
-    opened = context.new_page()
-    said: list[str] = []
-    opened.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-    opened.on("pageerror", lambda error: said.append(f"error: {error}"))
-    opened.said = said
-    yield opened
-    context.close()
+    from tests.browser.jupyter import opened_page
+
+    with opened_page(browser) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def _folder_for_a_picture(tmp_path: Path) -> None:
+    """See below."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """What the page looks like, and what it said, where a test has failed."""
     report = yield
-    shown = getattr(item, "funcargs", {}).get("page")
+    given = getattr(item, "funcargs", {})
+    shown = given.get("page") or getattr(given.get("it"), "page", None)
     if report.when == "call" and report.failed and shown is not None and not shown.is_closed():
-        picture = item.funcargs["tmp_path"] / "failed.png"
+        picture = given["tmp_path"] / "failed.png"
         shown.screenshot(path=picture)
         report.sections.append(("the page", "\n".join([str(picture), *shown.said[-30:]])))
     return report

@@ -11,7 +11,7 @@ import re
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,14 +195,13 @@ class Notebook:
         return model.view()
 
 
-def write_notebook(file: Path, *cells: str, outputs: dict[str, Any] | None = None, kernel: str = "") -> None:
+def write_notebook(file: Path, *cells: str, outputs: Sequence[dict[str, Any]] = (), kernel: str = "") -> None:
     """Code cells with lasting ids. `outputs`: what the last one has displayed; `kernel`: one that is not here."""
     import nbformat
 
     notebook = nbformat.v4.new_notebook(metadata={"kernelspec": {**KERNEL, "name": kernel} if kernel else KERNEL})
     notebook.cells = [nbformat.v4.new_code_cell(text, id=f"cell-{n}") for n, text in enumerate(cells)]
-    if outputs is not None:
-        notebook.cells[-1].outputs = [nbformat.v4.new_output("display_data", outputs)]
+    notebook.cells[-1].outputs = [nbformat.v4.new_output("display_data", each) for each in outputs]
     file.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, file)
 
@@ -229,6 +228,20 @@ def chromium() -> Iterator[Browser]:
             yield opened
         finally:
             opened.close()
+
+
+@contextmanager
+def opened_page(browser: Browser) -> Iterator[Page]:
+    """An empty one. `said`: what it writes to its console."""
+    context = browser.new_context(viewport={"width": 1500, "height": 900})
+    opened: Any = context.new_page()
+    opened.said = said = []
+    opened.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    opened.on("pageerror", lambda error: said.append(f"error: {error}"))
+    try:
+        yield opened
+    finally:
+        context.close()
 
 
 def serious(page: Page, where: str) -> list[str]:

@@ -52,7 +52,7 @@ def saved(server: Server, page: Any) -> None:
     """A finished run in a saved notebook without a kernel, in a narrow window."""
     page.set_viewport_size({"width": 760, "height": 900})
     view = recorded.done(server.folder / "saved-runs").view()
-    write_notebook(server.folder / "saved" / "it.ipynb", "%%tpu_train model", outputs=to_bundle(view), kernel="none")
+    write_notebook(server.folder / "saved" / "it.ipynb", "%%tpu_train model", outputs=[to_bundle(view)], kernel="none")
     it = Notebook(server, page, "saved/it.ipynb")
     it.refuse_kernel()
     _quiet(it)

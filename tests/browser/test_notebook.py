@@ -16,7 +16,7 @@ from tests.browser.cells import BREAKS, BROKEN, LOAD, SHORT, line_of
 from tests.browser.installed import NAME, Environment
 from tests.browser.jupyter import SOON, START, Notebook, Server, running_server, serious, write_notebook
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.process]
 Opens = Callable[..., Notebook]
 COMMANDS = (
     *("Load and Initialize TPU", "Train on TPU", "Check for XLA rules"),
@@ -40,29 +40,39 @@ def tell(**data):
 """
 
 
-def test_train_on_tpu_puts_the_magic_on_top(notebook: Opens, page: Any) -> None:
-    it = notebook("model = loader = 1", BREAKS.strip())
+def test_the_magic_on_top_of_a_cell_by_button_by_keys_and_by_menu(notebook: Opens, page: Any) -> None:
+    """The keys in command mode only: where text is typed, they are text."""
+    it = notebook("model = loader = 1", BREAKS.strip(), BREAKS.strip())
     it.await_kernel()
     it.choose(1)
     it.shown.get_by_role("button", name="Train on TPU").click()
-    expect(it.cell(1)).to_contain_text("%%tpu_train")
-    first, second, *_ = it.source(1).splitlines()
-    assert first.split() == ["%%tpu_train", "model", "loader"] and second == "import torch_xla"
-
-
-def test_two_keys_put_the_magic_on_top(notebook: Opens, page: Any) -> None:
-    """In command mode only: where text is typed, they are text."""
-    it = notebook("model = loader = 1", BREAKS.strip())
-    it.await_kernel()
-    it.choose(1)
+    it.choose(2)
     page.keyboard.press("t")
     page.keyboard.press("t")
-    expect(it.cell(1)).to_contain_text("%%tpu_train")
-    assert it.source(1).splitlines()[0].split() == ["%%tpu_train", "model", "loader"]
+    for index in (1, 2):
+        expect(it.cell(index)).to_contain_text("%%tpu_train")
+        first, second, *_ = it.source(index).splitlines()
+        assert first.split() == ["%%tpu_train", "model", "loader"] and second == "import torch_xla"
     it.cell(0).locator(".cm-content").press("End")
     page.keyboard.type("tt")
     expect(it.cell(0)).to_contain_text("model = loader = 1tt")
     assert not it.source(0).startswith("%%tpu_train")
+    it.choose(0)
+    commands_are_there(it)
+
+
+def commands_are_there(it: Notebook) -> None:
+    it.page.get_by_role("menuitem", name="Run", exact=True).click()
+    labels = it.page.locator(".lm-Menu-itemLabel")
+    labels.filter(has_text=re.compile("^TPU$")).click()
+    expect(labels.filter(has_text="Train on TPU")).to_be_visible()
+    it.page.keyboard.press("Escape")
+    it.page.keyboard.press("Escape")
+    for name in COMMANDS:
+        expect(it.in_palette(name)).to_be_visible()
+    expect(it.in_palette("Stop TPU Run")).to_have_count(1)  # out of sight, as long as there is nothing to be stopped
+    it.in_palette("Insert TPU Preflight").click()
+    expect(it.shown.locator(".jp-Cell", has_text="%tpu_preflight")).to_be_visible()
 
 
 @pytest.fixture
@@ -73,27 +83,9 @@ def own_settings(server: Server) -> Iterator[None]:
     shutil.rmtree(settings / NAME, ignore_errors=True)
 
 
-def test_badges_are_switched_off_in_the_settings(notebook: Opens, page: Any, own_settings: None) -> None:
-    it = notebook("%load_ext tpu_magics", BREAKS.strip())
-    it.await_kernel()
-    it.run_cell(0)
-    expect(it.status).to_be_visible(timeout=START)
-    it.shown.get_by_role("button", name="Check for XLA rules").click()
-    badge = it.cell(1).locator("button.jp-tpu-badge").first
-    expect(badge).to_be_visible()
-    notebook_tab = page.get_by_role("tab", name="it.ipynb")
-    for wanted in (False, True):
-        it.command("settingeditor:open", query="TPU")
-        box = page.locator(f'input[type=checkbox][id*="{NAME}:plugin"][id$="badges"]:visible')
-        box.set_checked(wanted)
-        notebook_tab.click()
-        if wanted:
-            expect(badge).to_be_visible(timeout=SOON)
-        else:
-            expect(it.cell(1).locator("button.jp-tpu-badge")).to_have_count(0, timeout=SOON)
-
-
-def test_a_check_shows_findings_and_a_badge_until_the_cell_is_edited(notebook: Opens, page: Any) -> None:
+def test_a_check_shows_findings_and_a_badge_until_it_is_switched_off_or_the_cell_edited(
+    notebook: Opens, page: Any, own_settings: None
+) -> None:
     it = notebook("%load_ext tpu_magics", BREAKS.strip())
     it.await_kernel()
     it.run_cell(0)
@@ -110,26 +102,15 @@ def test_a_check_shows_findings_and_a_badge_until_the_cell_is_edited(notebook: O
     tip = page.get_by_role("tooltip")
     expect(tip).to_contain_text("What to do")
     assert not serious(page, "#tpu-magics-panel, .jp-tpu-tip, .jp-tpu-badges")
+    for wanted in (False, True):
+        it.command("settingeditor:open", query="TPU")
+        box = page.locator(f'input[type=checkbox][id*="{NAME}:plugin"][id$="badges"]:visible')
+        box.set_checked(wanted)
+        page.get_by_role("tab", name="it.ipynb").click()
+        expect(it.cell(1).locator("button.jp-tpu-badge")).to_have_count(int(wanted), timeout=SOON)
     it.cell(1).locator(".cm-content").press("End")
     page.keyboard.type("  # looked at")
     expect(it.cell(1).locator("button.jp-tpu-badge")).to_have_count(0)
-
-
-def test_the_commands_are_in_the_palette_and_the_menu(notebook: Opens, page: Any) -> None:
-    it = notebook("1")
-    it.await_kernel()
-    it.choose(0)
-    page.get_by_role("menuitem", name="Run", exact=True).click()
-    labels = page.locator(".lm-Menu-itemLabel")
-    labels.filter(has_text=re.compile("^TPU$")).click()
-    expect(labels.filter(has_text="Train on TPU")).to_be_visible()
-    page.keyboard.press("Escape")
-    page.keyboard.press("Escape")
-    for name in COMMANDS:
-        expect(it.in_palette(name)).to_be_visible()
-    expect(it.in_palette("Stop TPU Run")).to_have_count(1)  # out of sight, as long as there is nothing to be stopped
-    it.in_palette("Insert TPU Preflight").click()
-    expect(it.shown.locator(".jp-Cell", has_text="%tpu_preflight")).to_be_visible()
 
 
 def test_messages_that_cannot_be_read_change_nothing(notebook: Opens, page: Any) -> None:
@@ -158,6 +139,7 @@ def test_messages_that_cannot_be_read_change_nothing(notebook: Opens, page: Any)
     assert not errors, errors
 
 
+@pytest.mark.long
 def test_another_version_is_told_when_it_is_the_first_thing_heard(notebook: Opens, page: Any) -> None:
     it = notebook(NEWER.strip())
     it.await_kernel()
@@ -180,6 +162,7 @@ def notebook_7(installed: Environment) -> Iterator[Server]:
         yield started
 
 
+@pytest.mark.long
 def test_notebook_7_has_the_panel_the_badges_and_the_commands(notebook_7: Server, page: Any) -> None:
     write_notebook(notebook_7.folder / "it.ipynb", LOAD, SHORT)
     it = Notebook(notebook_7, page, "it.ipynb", classic=True)
@@ -195,6 +178,7 @@ def test_notebook_7_has_the_panel_the_badges_and_the_commands(notebook_7: Server
     assert not serious(page, "#tpu-magics-panel")
 
 
+@pytest.mark.long
 def test_notebook_7_has_the_buttons_in_its_toolbar(notebook_7: Server, page: Any) -> None:
     write_notebook(notebook_7.folder / "buttons.ipynb", "model = loader = 1", BREAKS.strip())
     it = Notebook(notebook_7, page, "buttons.ipynb", classic=True)

@@ -3,18 +3,19 @@ axe finds no serious violation, light and dark."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.jupyter import START, Notebook, Server, serious, write_notebook
+from tests.browser.jupyter import START, Notebook, Server, opened_page, serious, write_notebook
 from tests.panel import recorded
 from tpu_magics.panel.bundle import to_bundle
 from tpu_magics.panel.portable import SAVED, record
 from tpu_magics.panel.protocol import MIME_TYPE
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.process]
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 HOSTILE = '</style><script>window.hacked = 1</script><img src="x" onerror="window.hacked = 1"><b>'
 
@@ -53,24 +54,48 @@ def too_wide(it: Notebook) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("theme", THEMES)
-def test_every_kind_of_run_is_shown_without_a_serious_violation(server: Server, page: Any, theme: str) -> None:
-    it = opened(server, page, f"kinds-{theme}", recorded.RUNS, theme)
+@pytest.fixture(scope="module")
+def listed(server: Server, browser: Any) -> Iterator[Notebook]:
+    with opened_page(browser) as page:
+        yield opened(server, page, "kinds-light", recorded.RUNS)
+
+
+def without_a_serious_violation(it: Notebook) -> None:
     found = []
     for run in it.section("runs").locator("li[data-run]").all():
         open_run(it, run)
         if it.rows.count():
             it.rows.first.get_by_role("button").first.click()
-        found += [f"{run.inner_text()}: {each}" for each in serious(page, "#tpu-magics-panel, .tpu-StatusItem")]
+        found += [f"{run.inner_text()}: {each}" for each in serious(it.page, "#tpu-magics-panel, .tpu-StatusItem")]
         assert too_wide(it) == [], run.inner_text()
     assert not found, "\n".join(found)
 
 
-def test_the_panel_fits_a_window_of_600_pixels(server: Server, page: Any) -> None:
-    it = opened(server, page, "narrow", {"done": recorded.done})
+def test_every_kind_of_run_is_shown_without_a_serious_violation(listed: Notebook) -> None:
+    without_a_serious_violation(listed)
+
+
+@pytest.mark.long
+def test_every_kind_of_run_is_shown_without_a_serious_violation_in_the_dark(server: Server, page: Any) -> None:
+    without_a_serious_violation(opened(server, page, "kinds-dark", recorded.RUNS, "dark"))
+
+
+def test_the_comparison_of_two_runs_is_shown(listed: Notebook) -> None:
+    runs = listed.section("runs").locator("li[data-run]")
+    for name in ("text-classifier", "rehearsal-of-2"):
+        runs.filter(has_text=name).first.get_by_role("checkbox").check()
+    listed.panel.get_by_role("button", name="Compare the two chosen").click()
+    table = listed.section("compared").get_by_role("table")
+    expect(table).to_contain_text("text-classifier")
+    expect(table).to_contain_text("rehearsal-of-2")
+
+
+def test_the_panel_fits_a_window_of_600_pixels(listed: Notebook) -> None:
+    it = listed
     it.command("application:toggle-left-area")
-    page.set_viewport_size({"width": 600, "height": 800})
-    open_run(it, it.section("runs").locator("li[data-run]").first)
+    it.page.set_viewport_size({"width": 600, "height": 800})
+    runs = it.section("runs").locator("li[data-run]")
+    open_run(it, runs.filter(has_text="text-classifier").filter(has_text="done").first)
     it.rows.first.get_by_role("button").first.click()
     assert too_wide(it) == []
     row, box = it.rows.first.bounding_box(), it.panel.bounding_box()
@@ -79,6 +104,7 @@ def test_the_panel_fits_a_window_of_600_pixels(server: Server, page: Any) -> Non
     expect(it.status).to_be_visible()
 
 
+@pytest.mark.long
 def test_ten_thousand_compiles_in_a_run_folder_are_opened(server: Server, page: Any) -> None:
     it = opened(server, page, "long", {"long": lambda root: recorded.long_run(root, 100_000, 10_000)})
     open_run(it, it.section("runs").locator("li[data-run]").first)
@@ -87,81 +113,65 @@ def test_ten_thousand_compiles_in_a_run_folder_are_opened(server: Server, page: 
     assert it.rows.count() >= 50
 
 
-def test_the_comparison_of_two_runs_is_shown(server: Server, page: Any) -> None:
-    it = opened(server, page, "compared", {"done": recorded.done, "failed": recorded.failed})
-    for box in it.section("runs").get_by_role("checkbox").all():
-        box.check()
-    it.panel.get_by_role("button", name="Compare the two chosen").click()
-    table = it.section("compared").get_by_role("table")
-    expect(table).to_contain_text("text-classifier")
-    expect(table).to_contain_text("rehearsal-of-2")
-
-
 # -- saved notebooks ---------------------------------------------------------------------------------------------------
 
 
-def saved(server: Server, page: Any, name: str, bundle: dict[str, Any]) -> Notebook:
-    """A notebook that has this output, and gets no kernel."""
+def saved(server: Server, page: Any, name: str, *bundles: dict[str, Any]) -> Notebook:
+    """A notebook that has these outputs, and gets no kernel."""
     path = f"{name}/it.ipynb"
-    write_notebook(server.folder / path, "%%tpu_train", outputs=bundle, kernel="a kernel that is not here")
+    write_notebook(server.folder / path, "%%tpu_train", outputs=bundles, kernel="a kernel that is not here")
     it = Notebook(server, page, path)
     it.refuse_kernel()
     return it
 
 
-@pytest.mark.parametrize("kind", ["done", "failed"])
-def test_a_saved_run_opens_without_a_kernel(tmp_path: Any, server: Server, page: Any, kind: str) -> None:
-    view = recorded.RUNS[kind](tmp_path).view()
-    it = saved(server, page, f"saved-{kind}", to_bundle(view))
-    output = it.shown.locator(".tpu-Output")
-    expect(output).to_contain_text(view.name)
-    expect(output.locator(".tpu-Compiles tbody tr[data-key]")).to_have_count(view.compiles or 0)
-    row = output.locator(".tpu-Compiles tbody tr[data-key]").first
-    row.get_by_role("button").first.click()
-    expect(output).to_contain_text("What to change" if view.recompiles else "Inputs")
-    expect(it.shown.locator(".jp-OutputArea-output")).to_have_count(1)
+def bundle(whole: dict[str, Any]) -> dict[str, Any]:
+    return {MIME_TYPE: whole, "text/plain": "x"}
+
+
+def spoilt(value: Any, where: str = "") -> Any:
+    """With HTML in all its texts."""
+    if isinstance(value, dict):
+        return {name: spoilt(one, name) for name, one in value.items()}
+    if isinstance(value, list):
+        return [spoilt(one, where) for one in value]
+    return f"{value}{HOSTILE}" if isinstance(value, str) and value not in ("nan", "inf", "-inf") else value
+
+
+def test_saved_runs_open_without_a_kernel(tmp_path: Any, server: Server, page: Any) -> None:
+    """Two that are good, one whose texts are HTML, and three that cannot be read."""
+    views = [recorded.RUNS[kind](tmp_path / kind).view() for kind in ("done", "failed")]
+    good = record(views[0], SAVED)
+    newer, none = {**good, "v": 2}, {**good, "view": {**good["view"], "compile_log": "none"}}
+    missing = {**good, "view": {name: each for name, each in good["view"].items() if name != "compile_log"}}
+    odd = [bundle(each) for each in (spoilt(good), newer, missing, none)]
+    it = saved(server, page, "saved", *map(to_bundle, views), *odd)
+    expect(it.shown.locator(".jp-OutputArea-output")).to_have_count(6)
+    for at, view in enumerate(views):
+        output = it.shown.locator(".tpu-Output").nth(at)
+        expect(output).to_contain_text(view.name)
+        rows = output.locator(".tpu-Compiles tbody tr[data-key]")
+        expect(rows).to_have_count(view.compiles or 0)
+        rows.first.get_by_role("button").first.click()
+        expect(output).to_contain_text("What to change" if view.recompiles else "Inputs")
     expect(it.shown.locator(".jp-RenderedHTML")).to_have_count(0)
     assert not serious(page, ".tpu-Output")
+    expect(it.shown.locator(".tpu-Output").nth(2)).to_contain_text(HOSTILE)
+    assert page.evaluate("window.hacked === undefined")
+    expect(it.shown.locator(".tpu-Output img, .tpu-Output script")).to_have_count(0)
+    for at, said in enumerate(("another version of tpu_magics", "cannot be read", "cannot be read")):
+        expect(it.shown.locator(".tpu-Unreadable").nth(at)).to_contain_text(said)
 
 
+@pytest.mark.long
 def test_ten_thousand_compiles_in_a_saved_notebook_do_not_break_it(tmp_path: Any, server: Server, page: Any) -> None:
     view = recorded.long_run(tmp_path, 1_000, 200).view()
     whole = record(view, SAVED)
     [entry, *_] = whole["view"]["compile_log"]
     whole["view"]["compile_log"] = [entry | {"key": f"{n}"} for n in range(10_000)]
     whole["view"]["compiles"] = 10_000
-    it = saved(server, page, "saved-10000", {MIME_TYPE: whole, "text/plain": "x"})
+    it = saved(server, page, "saved-10000", bundle(whole))
     rows = it.shown.locator(".tpu-Output .tpu-Compiles tbody tr[data-key]")
     expect(rows.nth(50)).to_be_attached()
     it.shown.get_by_role("button", name="more (of").click()
     expect(rows.nth(150)).to_be_attached()
-
-
-def test_html_in_a_record_is_text(tmp_path: Any, server: Server, page: Any) -> None:
-    whole = record(recorded.done(tmp_path).view(), SAVED)
-
-    def spoilt(value: Any, where: str = "") -> Any:
-        if isinstance(value, dict):
-            return {name: spoilt(one, name) for name, one in value.items()}
-        if isinstance(value, list):
-            return [spoilt(one, where) for one in value]
-        return f"{value}{HOSTILE}" if isinstance(value, str) and value not in ("nan", "inf", "-inf") else value
-
-    it = saved(server, page, "saved-html", {MIME_TYPE: spoilt(whole), "text/plain": "x"})
-    expect(it.shown.locator(".tpu-Output")).to_contain_text(HOSTILE)
-    assert page.evaluate("window.hacked === undefined")
-    expect(it.shown.locator(".tpu-Output img, .tpu-Output script")).to_have_count(0)
-
-
-@pytest.mark.parametrize("broken", ["version", "missing", "type"])
-def test_a_record_that_cannot_be_read_says_so(tmp_path: Any, server: Server, page: Any, broken: str) -> None:
-    whole = record(recorded.done(tmp_path).view(), SAVED)
-    if broken == "version":
-        whole["v"] = 2
-    elif broken == "missing":
-        del whole["view"]["compile_log"]
-    else:
-        whole["view"]["compile_log"] = "none"
-    it = saved(server, page, f"saved-{broken}", {MIME_TYPE: whole, "text/plain": "x"})
-    unreadable = it.shown.locator(".tpu-Unreadable")
-    expect(unreadable).to_contain_text("another version of tpu_magics" if broken == "version" else "cannot be read")

@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 from tests.browser.jupyter import START, Notebook, Server, copied
 from tpu_magics.panel.sections_header import cause_name
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.long]
 TRAINS = 13  # the cell with %%tpu_train
 
 

@@ -7,20 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from typing import Any
+
+from tests import forks
 
 
 def measured(program: str) -> dict[str, Any]:
     """What the program prints behind "FOUND ", as JSON. No setting of this process's XLA reaches it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "PT_XLA"))}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        check=True,
-        env={**environment, "PJRT_DEVICE": "CPU"},
-        capture_output=True,
-        text=True,
-    )
-    found: dict[str, Any] = json.loads(done.stdout.partition("FOUND ")[2])
+    told = forks.run("torch_xla", program, environment={**environment, "PJRT_DEVICE": "CPU"})
+    found: dict[str, Any] = json.loads(told.partition("FOUND ")[2])
     return found

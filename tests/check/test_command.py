@@ -306,6 +306,7 @@ def shell(*argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "tpu_magics", *argv], capture_output=True, text=True, **options)
 
 
+@pytest.mark.process
 def test_the_command_with_the_real_rules() -> None:
     write("a.py", REAL)
     done = shell("check", "a.py")
@@ -332,6 +333,7 @@ def test_write_docs(tmp_path: Path) -> None:
     assert "### TPU901 call-of-red" in (tmp_path / "rules.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.process
 def test_checking_imports_nothing_but_the_standard_library() -> None:
     write("a.py", REAL)
     code = (
@@ -353,6 +355,7 @@ def hook() -> dict[str, str]:
     return {key: text for key, _, text in fields}
 
 
+@pytest.mark.process
 def test_the_hook_s_entry_runs_on_a_list_of_staged_files() -> None:
     """As pre-commit does it: the entry, and the names of the staged files of these types."""
     assert hook()["id"] == "tpu-magics-check"

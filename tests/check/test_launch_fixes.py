@@ -7,17 +7,18 @@ samples/tpu4*).
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from tests import forks
 from tpu_magics.check import check_cells
 from tpu_magics.check.cells import cell_of
 from tpu_magics.check.fixing import fix
 from tpu_magics.check.rules import RULES
+
+pytestmark = pytest.mark.process
 
 LAUNCH = [rule for rule in RULES if rule.GROUP == "launch"]
 XLA = (
@@ -54,10 +55,7 @@ def run(*texts: str, folder: Path) -> list[str]:
         )
     )
     environment = {**os.environ, "PJRT_DEVICE": "CPU"}
-    command = [sys.executable, "main.py"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split("--\n")[:-1]
+    return forks.run("torch_xla", folder / "main.py", cwd=folder, environment=environment).split("--\n")[:-1]
 
 
 # -- fixes that are run ----------------------------------------------------------------------------------------------
@@ -90,6 +88,7 @@ BARRIERS = (
 )
 
 
+@pytest.mark.long
 def test_a_barrier_is_mended_and_the_weights_are_equal(tmp_path: Path) -> None:
     pytest.importorskip("torch_xla")
     texts = []

@@ -121,6 +121,7 @@ print("FOUND", json.dumps(found))
 """
 
 
+@pytest.mark.process
 def test_autocast_for_cuda_leaves_xla_in_float32_and_the_scaler_scales() -> None:
     """The reasons that TPU502 gives, as measured on XLA:CPU."""
     pytest.importorskip("torch_xla")

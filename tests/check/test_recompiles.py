@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
 from typing import Any
 
 import pytest
 
+from tests import forks
 from tests.cases.programs import Program, all_programs
 from tpu_magics.check import check_cells, check_text
 from tpu_magics.check.cells import cell_of, read_file
@@ -184,16 +183,8 @@ def measured() -> tuple[dict[str, int], dict[str, int]]:
     pytest.importorskip("torch_xla")
     data = {f"{name} as data": code for name, code in DATA.items()}
     cases = json.dumps([FIXED, data, GROWING])
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, cases],
-        env={**os.environ, "PJRT_DEVICE": "CPU"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    counted, grown = json.loads(done.stdout.splitlines()[-1])
+    told = forks.run("torch_xla", MEASURE, cases, environment={**os.environ, "PJRT_DEVICE": "CPU"})
+    counted, grown = json.loads(told.splitlines()[-1])
     return counted, grown
 
 
@@ -202,16 +193,20 @@ def test_every_operation_of_the_tables_is_measured() -> None:
     assert known <= set(FIXED), known - set(FIXED)
 
 
+@pytest.mark.long
+@pytest.mark.process
 def test_a_number_in_the_graph_compiles_for_each_value(measured: tuple[dict[str, int], dict[str, int]]) -> None:
     counted, _ = measured
     assert {name: counted[name] for name in FIXED if counted[name] < 3} == {}
 
 
+@pytest.mark.process
 def test_a_number_that_is_data_compiles_once(measured: tuple[dict[str, int], dict[str, int]]) -> None:
     counted, _ = measured
     assert {name: count for name, count in counted.items() if name.endswith(" as data") and count > 1} == {}
 
 
+@pytest.mark.process
 def test_what_is_computed_from_a_growing_list_compiles_at_each_step(
     measured: tuple[dict[str, int], dict[str, int]],
 ) -> None:

@@ -329,6 +329,7 @@ print("FOUND", json.dumps(found))
 """
 
 
+@pytest.mark.process
 def test_torch_xla_compiles_for_each_size_and_the_cures_once() -> None:
     """The reasons that the rules give, as measured on XLA:CPU."""
     pytest.importorskip("torch_xla")

@@ -9,8 +9,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests import forks
 from tests.check import sampled
 from tpu_magics.check import check_cells
 from tpu_magics.check.cells import Cell, cell_of
@@ -68,9 +67,7 @@ def mended(text: str) -> str:
 def run(code: str, **environment: str) -> str:
     """What a program prints, in a process of its own on XLA:CPU."""
     env = {**os.environ, "PJRT_DEVICE": "CPU", "TOKENIZERS_PARALLELISM": "false", **environment}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.strip().splitlines()[-1]
+    return forks.run("torch_xla", code, environment=env).strip().splitlines()[-1]
 
 
 # -- the tables ------------------------------------------------------------------------------------------------------
@@ -96,6 +93,7 @@ print(json.dumps({
     return result
 
 
+@pytest.mark.process
 def test_removed_arguments_are_gone_and_their_successors_are_there() -> None:
     fields = set(installed()["fields"])
     assert not fields & _removed_arguments.ARGUMENTS.keys()
@@ -106,6 +104,7 @@ def test_removed_arguments_are_gone_and_their_successors_are_there() -> None:
     assert _removed_arguments.ARGUMENTS.keys() >= _removed_arguments.TAKEN_OUT
 
 
+@pytest.mark.process
 def test_optimizers_are_those_of_the_installed_transformers() -> None:
     known = set(installed()["names"].values())
     rule = tpu601_trainer_optimizer
@@ -116,6 +115,7 @@ def test_optimizers_are_those_of_the_installed_transformers() -> None:
         assert rule._ENUM_NAMES.get(name, name.lower()) == value or value not in rule._BITSANDBYTES
 
 
+@pytest.mark.process
 def test_fsdp_settings_are_those_of_the_installed_torch_xla() -> None:
     wrapping = {"self", "module", "auto_wrap_policy", "auto_wrapper_callable"}  # transformers gives these itself
     assert set(installed()["settings"]) - wrapping == _fsdp.XLA_SETTINGS
@@ -266,6 +266,8 @@ def result_of(on_host: bool = False, **said: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.long
+@pytest.mark.process
 def test_what_the_fixes_write_is_taken_trains_and_gives_the_same(tmp_path: Path) -> None:
     said = 'report_to="none", save_strategy="no", disable_tqdm=True, per_device_train_batch_size=4, num_train_epochs=2'
     text = f"args = TrainingArguments({str(tmp_path)!r}, {said}, dataloader_drop_last=True)\n"

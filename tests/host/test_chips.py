@@ -144,6 +144,7 @@ def test_asking_for_permission_opens_nothing(tmp_path):
     assert find_device_files(tmp_path) == (DeviceFile(str(tmp_path / "dev/accel0"), True),)
 
 
+@pytest.mark.process
 def test_a_file_that_this_account_may_not_open():
     root = Path(tempfile.mkdtemp())
     try:

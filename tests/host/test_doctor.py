@@ -87,6 +87,7 @@ def test_a_gke_host_whose_tpu_is_described(tmp_path):
     assert ill(examined(host)) == {("Environment variables", "Hosts of the slice"): "warning"}
 
 
+@pytest.mark.process
 def test_this_machine_can_be_looked_at_without_a_framework_or_a_runtime(tmp_path):
     code = (
         "import sys, json; from tpu_magics.host.doctor import look, examine\n"
@@ -333,6 +334,7 @@ def test_fix_removes_a_lock_file_whose_holder_is_gone(left_over):
     assert not path.exists() and ill(examined(host)) == {}
 
 
+@pytest.mark.process
 def test_a_lock_file_that_somebody_has_locked_meanwhile_stays(left_over):
     """A real process, which the recorded /proc does not show: as one of another container with this /tmp."""
     host, path = left_over
@@ -557,6 +559,7 @@ def test_a_run_folder_that_is_a_file_or_has_no_possible_name(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account")
+@pytest.mark.process
 def test_a_run_folder_that_this_account_may_not_reach():
     with tempfile.TemporaryDirectory() as folder:
         closed = doctoring.Path(folder) / "closed"

@@ -195,6 +195,7 @@ SEEN = [pain for pain in PAINS if not pain.unseen]
 
 
 @pytest.mark.parametrize("pain", SEEN, ids=lambda pain: pain.text[:40])
+@pytest.mark.process
 def test_it_is_seen_beforehand(tmp_path: Path, pain: Pain) -> None:
     host = pain.build(tmp_path)
     checks = examined(host, **pain.make(host))

@@ -119,6 +119,7 @@ def test_no_proc_at_all(tmp_path):
 # -- real processes ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_a_real_process_that_holds_a_device_file(root):
     with running(HOLD, root / "dev/accel2") as process:
         (holder,) = find_holding(root, proc=PROC).holders
@@ -128,6 +129,7 @@ def test_a_real_process_that_holds_a_device_file(root):
     assert find_holding(root, proc=PROC).holders == ()
 
 
+@pytest.mark.process
 def test_a_real_process_that_nobody_here_started(root):
     # The shell ends at once, so that its child gets another parent.
     script = f'"{sys.executable}" -c "$1" "$2" >"$3" 2>&1 & echo $!'
@@ -153,6 +155,7 @@ def test_this_very_process(root):
     assert (holder.pid, holder.own, holder.child) == (os.getpid(), True, False)
 
 
+@pytest.mark.process
 def test_processes_and_files_that_come_and_go_meanwhile(root):
     stop = threading.Event()
 
@@ -172,6 +175,7 @@ def test_processes_and_files_that_come_and_go_meanwhile(root):
         thread.join()
 
 
+@pytest.mark.process
 def test_processes_of_other_accounts_are_counted_not_ignored(root):
     if not PROC.joinpath("1/cmdline").read_bytes():
         pytest.skip("process 1 has no command line here")
@@ -222,6 +226,7 @@ def test_a_lock_file_while_somebody_holds_a_device(root):
     assert find_holding(root).lock.state == "held"
 
 
+@pytest.mark.process
 def test_a_real_lock_names_its_process(root):
     with running(LOCK, lock(root)) as process:
         holding = find_holding(root, proc=PROC)
@@ -277,6 +282,7 @@ def test_our_own_workers_are_no_problem(root):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account")
+@pytest.mark.process
 def test_a_process_of_another_account_is_ended_by_sudo() -> None:
     """/proc/locks names the processes of all accounts, and kill alone is refused there."""
     with tempfile.TemporaryDirectory() as folder:

@@ -145,6 +145,7 @@ def test_a_host_can_be_kept_as_json(tmp_path, build):
     assert len(record["chips"]) == {"plain": 0, "kaggle": 8, "gke": 4}[record["place"]["key"]]
 
 
+@pytest.mark.process
 def test_this_machine_without_touching_anything():
     """In a process of its own: nothing heavy is imported, nothing is set, and no runtime comes up."""
     code = """if True:
@@ -159,6 +160,7 @@ def test_this_machine_without_touching_anything():
     assert out.stdout.strip() == f"[] True {len(os.sched_getaffinity(0))}"
 
 
+@pytest.mark.process
 def test_the_network_is_not_used():
     """The socket layer reports every connection to audit hooks; none is reported."""
     code = """if True:

@@ -105,8 +105,11 @@ seen = {name: os.environ.get(name) for name in NAMES}
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in TPU_MACHINES if is_here(name)] or TPU_MACHINES)
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "name",
+    [name for name in TPU_MACHINES if is_here(name)] or ["kaggle", pytest.param("colab", marks=pytest.mark.long)],
+)
 def test_a_kernel_with_the_hosts_variables_trains(name: str, tmp_path: Path) -> None:
     """Without its chips: the table says that they are missing, cells train on the CPU, and the workers get the
     variables as they are to be, while the notebook's own stay."""

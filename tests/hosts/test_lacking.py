@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 LISTED = "def test_every_second_device_of_7x(): assert False, 'it ran'\n"
 OTHER = "import pytest\ndef test_every_second_device_of_7x(): pass\ndef test_x(): pytest.skip('no browser here')\n"

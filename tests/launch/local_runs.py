@@ -96,11 +96,20 @@ def attempt(function: Callable[..., Any], *args: Any, **options: Any) -> dict[st
     return {**told, "status": status, "files": files, "seconds": time.monotonic() - began}
 
 
-def interrupting(after: float) -> threading.Timer:
-    """An interrupt as a kernel gets it, in so many seconds."""
-    timer = threading.Timer(after, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
-    return timer
+def interrupted(job: Callable[[], Any], steps: Callable[[], Any]) -> dict[str, Any]:
+    """An attempt that gets an interrupt, as a kernel does, when it has made some steps; `seconds`: until its end."""
+    times = []
+
+    def interrupt() -> None:
+        begun = int(steps()) + 10
+        while int(steps()) < begun:
+            time.sleep(0.02)
+        times.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    told = attempt(job)
+    return {**told, "seconds": time.monotonic() - times[0]}
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------
@@ -259,11 +268,10 @@ def interrupts() -> dict[str, Any]:
         return counter
 
     found = {}
-    jobs = {"fit": lambda: model.fit(X, Y, epochs=10**6, verbose=0), "loop": loops, "function": long}
-    for name, job in jobs.items():
-        timer = interrupting(2.0)
-        told = attempt(job)
-        timer.cancel()
+    fits = lambda: model.fit(X, Y, epochs=10**6, verbose=0)  # noqa: E731
+    jobs = {"fit": (fits, model.optimizer.iterations), "loop": (loops, counter), "function": (long, counter)}
+    for name, (job, steps) in jobs.items():
+        told = interrupted(job, steps.numpy)
         found[name] = {**told, "same": state(model) == before, "counter": int(counter)}
     found["after"] = attempt(lambda: fitted(model))
     found["lines"] = shell.lines
@@ -334,7 +342,7 @@ def limits() -> dict[str, Any]:
         for rows in range(8, 40, 8):
             model.fit(X[:rows], Y[:rows], batch_size=rows, verbose=0)
 
-    found["timeout"] = attempt(lambda: model.fit(X, Y, epochs=10**6, verbose=0), timeout=2.0)
+    found["timeout"] = attempt(lambda: model.fit(X, Y, epochs=10**6, verbose=0), timeout=1.0)
     found["same timeout"] = state(model) == before
     found["steps"] = attempt(lambda: model.fit(X, Y, epochs=10**6, verbose=0), steps=3)
     found["counted"] = session.current.last.steps
@@ -442,20 +450,28 @@ step(tf.ones([2]))
 """
 
 
-def own_strategies() -> dict[str, Any]:
+def own_strategy(make: str) -> list[Any]:
     """A cell that makes a strategy and trains under it, a later one that trains its model, and one that fails."""
-    makes = {"mirrored": "tf.distribute.MirroredStrategy()", "one device": 'tf.distribute.OneDeviceStrategy("/cpu:0")'}
-    found: dict[str, Any] = {}
-    for name, make in {**makes, "current": "tf.distribute.get_strategy()"}.items():
-        shell = notebook()
-        shell.names.update(X=X, Y=Y, built=built, fitted=fitted, state=state)
-        here = _cell(OWN_STRATEGY.replace("MAKE", make))
-        later = _cell("import keras\nfitted(model)\n")
-        trained = state(shell.names["model"])
-        failed = _cell("import keras\nfitted(model)\nraise ValueError('late')\n")
-        kept = trained == state(shell.names["model"])
-        found[name] = [here, later, trained != shell.names["before"], failed, kept]
-    return found
+    shell = notebook()
+    shell.names.update(X=X, Y=Y, built=built, fitted=fitted, state=state)
+    here = _cell(OWN_STRATEGY.replace("MAKE", make))
+    later = _cell("import keras\nfitted(model)\n")
+    trained = state(shell.names["model"])
+    failed = _cell("import keras\nfitted(model)\nraise ValueError('late')\n")
+    kept = trained == state(shell.names["model"])
+    return [here, later, trained != shell.names["before"], failed, kept]
+
+
+def mirrored() -> list[Any]:
+    return own_strategy("tf.distribute.MirroredStrategy()")
+
+
+def one_device() -> list[Any]:
+    return own_strategy('tf.distribute.OneDeviceStrategy("/cpu:0")')
+
+
+def current() -> list[Any]:
+    return own_strategy("tf.distribute.get_strategy()")
 
 
 def stack_of_traced_code() -> dict[str, Any]:

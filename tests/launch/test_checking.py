@@ -12,7 +12,7 @@ from tpu_magics.check.cells import Cell, cell_of, without_replaced
 from tpu_magics.launch import ready, session
 from tpu_magics.runs.events import RuleFinding
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
 BROKEN = "import torch\ndef f(x: torch.Tensor):\n    if x.sum() > 0:\n        return x[x > 0]\n"
 USED = "def nothing():\n    f(torch.ones(3))\n"

@@ -13,7 +13,7 @@ pytest.importorskip("accelerate")
 
 from tests.launch.launching import run
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
 PATIENCE = 200.0
 
@@ -79,6 +79,7 @@ def gpt_trained(models: Any) -> list[list[float]]:
     return found
 
 
+@pytest.mark.long
 def test_training_arguments_with_gradient_checkpointing() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -136,7 +137,7 @@ def saved(folder: str, model: Any, resume: bool) -> tuple[list[float], float]:
     return epoch(), float(scheduler.get_last_lr()[0])
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_save_state_and_load_state(tmp_path: Path, ranks: int) -> None:
     """Training goes on from what was saved as if it had not stopped, with tied weights too."""
     folder = str(tmp_path / "state")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import linecache
 import os
 import pickle
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
-from tpu_magics.launch import frames
+from tpu_magics.launch import frames, process
 from tpu_magics.launch.diagnose import Failure, WorkerOutcome, blame, diagnose
 from tpu_magics.launch.explain import EXPLAINERS, explain
 from tpu_magics.runs.events import End, Frame
@@ -839,6 +838,7 @@ def training_function():
 """
 
 
+@pytest.mark.process
 def test_a_true_crash(tmp_path: Path) -> None:
     linecache.cache[CELL] = (len(CRASHING), None, CRASHING.splitlines(keepends=True), CELL)
     space: dict[str, Any] = {}
@@ -846,7 +846,7 @@ def test_a_true_crash(tmp_path: Path) -> None:
     pid = os.fork()
     if pid == 0:
         try:
-            faulthandler.enable(open(tmp_path / "stack", "w"), all_threads=True)
+            process.dump_stacks_to(tmp_path / "stack")
             thread = threading.Thread(target=space["training_function"])
             thread.start()
             thread.join()

@@ -62,6 +62,7 @@ def trains(length: int, own: bool) -> None:
 
 
 @pytest.mark.parametrize("own", [False, True])
+@pytest.mark.process
 def test_ranks_with_shapes_of_their_own(own: bool) -> None:
     """Workers on XLA:CPU do not wait for each other, so the run comes to its end and tells."""
     result = run(trains, 4, own, workers=3)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from tpu_magics.errors import TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import process, supervise
 from tpu_magics.runs.events import End
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
 
 def net() -> Any:
@@ -74,6 +74,20 @@ def leaves_as_second(model: Any) -> None:
         os._exit(0)
 
 
+_an_hour = (ctypes.c_long * 2)(0, 0)  # a timespec; lives until this process has ended
+
+
+@pytest.fixture
+def library_that_waits_at_exit() -> Iterator[None]:
+    """As those do that join their threads at exit."""
+    libc = ctypes.CDLL(None)
+    libc.__cxa_atexit(libc.nanosleep, ctypes.byref(_an_hour), None)
+    _an_hour[0] = 3600
+    yield
+    _an_hour[0] = 0
+
+
+@pytest.mark.usefixtures("library_that_waits_at_exit")
 @pytest.mark.parametrize(
     ("function", "workers", "rank"), [(leaves_in_str, 1, 0), (leaves_in_c, 1, 0), (leaves_as_second, 2, 1)]
 )
@@ -157,6 +171,7 @@ def writes_nothing() -> None:
         (writes_nothing, ("Rank 0 ended, and its last record could not be written", "RLIMIT_FSIZE")),
     ],
 )
+@pytest.mark.smoke
 def test_what_it_lacked_is_said(function: Callable[..., Any], words: tuple[str, ...]) -> None:
     text = said(failed(function))
     assert all(word in text for word in words) and "os._exit" not in text, text
@@ -281,6 +296,7 @@ def test_what_was_learned_until_a_failure_is_kept(how: str, options: dict[str, A
     assert of(error).status == status
 
 
+@pytest.mark.smoke
 def test_what_was_learned_until_an_interrupt_is_kept(runs: Path) -> None:
     model, optimizer, seen = state()
 

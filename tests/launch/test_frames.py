@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import frames
+from tpu_magics.launch import frames, process
 from tpu_magics.runs import origin
 from tpu_magics.runs.events import Frame
 
@@ -203,7 +203,7 @@ def dump_of(function: object, path: Path, in_thread: bool) -> tuple[int, str]:
     pid = os.fork()
     if pid == 0:
         try:
-            faulthandler.enable(open(path, "w"), all_threads=True)
+            process.dump_stacks_to(path)
             if in_thread:
                 thread = threading.Thread(target=function)
                 thread.start()
@@ -217,6 +217,7 @@ def dump_of(function: object, path: Path, in_thread: bool) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("in_thread", [False, True])
+@pytest.mark.process
 def test_a_true_crash_dump(tmp_path: Path, in_thread: bool) -> None:
     function = run_cell(CRASHING)["training_function"]
     status, text = dump_of(function, tmp_path / "stack", in_thread)

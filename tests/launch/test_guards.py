@@ -20,7 +20,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import inspect_host
 from tpu_magics.launch import guards, process, session
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
 
 def nothing() -> None:

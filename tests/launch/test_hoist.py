@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch_xla")
 
@@ -187,6 +189,7 @@ def test_methods_partials_and_callable_objects(notebook):
         assert on.declined == []
 
 
+@pytest.mark.smoke
 def test_a_cell_of_statements(notebook):
     notebook.run("width = 4")
     tree, plan = notebook.plan_cell("""

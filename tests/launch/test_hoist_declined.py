@@ -300,6 +300,7 @@ def test_what_is_said(notebook):
     assert plan.describe(8) == []
 
 
+@pytest.mark.process
 def test_the_part_of_a_model_that_stays_is_hoisted(notebook):
     plan = notebook.plan_of("""
         def train():
@@ -321,6 +322,7 @@ def test_the_part_of_a_model_that_stays_is_hoisted(notebook):
     assert on.declined == []
 
 
+@pytest.mark.process
 def test_models_after_one_that_stays_are_hoisted_only_behind_a_seed(notebook):
     plan = notebook.plan_of("""
         def train():
@@ -363,6 +365,7 @@ def test_source_that_was_edited_since(notebook, tmp_path):
     }
 
 
+@pytest.mark.process
 def test_a_function_of_a_file(notebook, tmp_path):
     import importlib.util
 
@@ -376,6 +379,7 @@ def test_a_function_of_a_file(notebook, tmp_path):
     assert in_worker(lambda: module.train(3), plan).value == id(plan.models["model"])
 
 
+@pytest.mark.process
 def test_a_model_that_changes_what_another_was_built_from(notebook):
     """The first would come with the second's change: it stays, and the second too has what it needs."""
     plan = notebook.plan_of("""

@@ -9,6 +9,8 @@ pytest.importorskip("torch_xla")
 
 from .hoisting import BACKEND, Notebook, both, in_worker, states
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _prepared():

@@ -14,7 +14,7 @@ from tests.launch.launching import digest, failed, fake_notebook, run, said
 from tpu_magics.launch.results import TrainResult
 from tpu_magics.runs.events import Warned, only
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
 TRAINER = """
     import torch

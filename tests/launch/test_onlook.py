@@ -15,7 +15,7 @@ from tpu_magics.launch import onlook, session
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.reader import Run
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
 
 class FakePanel:

@@ -80,6 +80,7 @@ def test_numbers_that_cannot_be_had(tmp_path: Path, asked: int) -> None:
 # -- the workers' environment -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_repairs_are_made_in_the_workers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kaggle's variables, seen by a real worker."""
     host = fake_hosts.kaggle_v5e_8(tmp_path)
@@ -109,6 +110,7 @@ def test_the_notebook_is_told_what_to_train_on(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
 
 
+@pytest.mark.process
 def test_where_a_tpu_is_chosen_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = inspect(fake_hosts.colab_cpu(tmp_path))
     monkeypatch.setattr(session, "inspect_host", lambda: host)
@@ -119,6 +121,7 @@ def test_where_a_tpu_is_chosen_is_said_once(tmp_path: Path, monkeypatch: pytest.
     assert len(told) == 1 and host.place.menu in told[0]
 
 
+@pytest.mark.process
 def test_defaults_of_the_session_hold_and_options_win(monkeypatch: pytest.MonkeyPatch) -> None:
     session.initialise(precision="bf16")
     shown = lambda: os.environ.get("XLA_USE_BF16", "unset")  # noqa: E731
@@ -132,6 +135,7 @@ def test_defaults_of_the_session_hold_and_options_win(monkeypatch: pytest.Monkey
     assert session.current.precision == "bf16"
 
 
+@pytest.mark.process
 def test_the_plan_is_recorded() -> None:
     result = run(int, timeout=33.0, precision="bf16")
     assert result.run.info["plan"] == {
@@ -191,6 +195,7 @@ def test_memory_is_asked_for_before_anything_is_made(monkeypatch: pytest.MonkeyP
     assert not runs.exists()
 
 
+@pytest.mark.process
 def test_a_disk_without_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "free_disk", lambda _folder: 100)
     model = torch.nn.Linear(8, 8)

@@ -30,7 +30,7 @@ from tests.launch.launching import (
 )
 from tpu_magics.launch import process
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
 
 # -- interrupts -------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from tpu_magics.launch import plan, session
 from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.runs.events import Start, only
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
 HERE = Path(__file__).name
 
@@ -327,7 +327,6 @@ def compiles_a_forward() -> None:
         torch_xla.sync()
 
 
-@pytest.mark.slow
 def test_what_dynamo_runs_is_no_piece() -> None:
     one, two = (run(compiles_a_forward, processes=ranks, timeout=200.0) for ranks in (1, 2))
     assert one.compiles == two.compiles and one.recompiles == two.recompiles
@@ -359,7 +358,6 @@ def compiles_a_collective() -> None:
         function(torch.ones(2, 4, device="xla"))
 
 
-@pytest.mark.slow
 def test_a_collective_inside_torch_compile_is_refused() -> None:
     text = said(failed(compiles_a_collective, processes=2, timeout=120.0))
     assert 'A collective inside a function of torch.compile(backend="openxla") cannot be rehearsed' in text

@@ -13,7 +13,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.notebook import PlainProgram
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
 
 def test_without_init_the_first_run_sets_up_what_it_would() -> None:

@@ -11,14 +11,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch_xla")
 
-from tests import overlay  # noqa: E402
 from tests.launch.launching import digest, failed, of, run, said  # noqa: E402
 from tpu_magics.launch import session, train  # noqa: E402
 from tpu_magics.launch.plan import Options  # noqa: E402
 from tpu_magics.launch.results import TrainResult  # noqa: E402
 from tpu_magics.runs.events import Batch, Compile, Mesh, Precision, Start, Times, Warned, only  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 DEVICES = 8
 STEPS = 6
 
@@ -316,8 +315,8 @@ WRAPPED = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "optim", "fsdp"), WRAPPED[:1] if overlay.is_host() else WRAPPED)
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "optim", "fsdp"), WRAPPED)
 def test_trainer_with_fsdp_v2(kind: str, optim: str, fsdp: dict[str, Any]) -> None:
     pytest.importorskip("transformers")
     alone, together = transformer(kind), transformer(kind)
@@ -354,7 +353,7 @@ def builds_and_trains() -> Any:
     return trained(model, "llama", "adamw_torch_xla", {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_hoisted_model_that_fsdp_wrapped_comes_home() -> None:
     pytest.importorskip("transformers")
     options = Options(spmd=DEVICES, timeout=240.0)

@@ -18,7 +18,7 @@ from tpu_magics.backends.torch_xla.state import TorchState
 from tpu_magics.launch import session
 from tpu_magics.launch.state import collect, restore, walk
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
 RELATIVE = 1e-6
 inputs = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
@@ -167,6 +167,7 @@ def changes_plain_objects(held: dict[str, Any]) -> Any:
     return losses, held["new"], held["tensor"]
 
 
+@pytest.mark.smoke
 def test_plain_objects_change_in_place(notebook: FakeNotebook) -> None:
     base = torch.zeros(4)
     held: dict[str, Any] = {"list": [[0]], "set": {1}, "deque": collections.deque([1, 2], maxlen=2)}

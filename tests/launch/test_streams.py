@@ -24,7 +24,7 @@ from tpu_magics.runs import events
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.writer import EventWriter
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
 
 # -- everything that writes -------------------------------------------------------------------------------------------

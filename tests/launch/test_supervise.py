@@ -29,8 +29,9 @@ from tests.launch.launching import (
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import process, session, supervise, train
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
+LONG = pytest.mark.long
 STOPPED_WITHIN = 5.0  # seconds
 
 
@@ -84,27 +85,30 @@ def dies(rank: int, model: Any, culprit: int, how: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "culprit"), [("SIGSEGV", 1), ("SIGKILL", 2), ("SIGABRT", 0), ("SIGBUS", 1), ("SIGTERM", 2), ("native", 1)]
+    ("how", "culprit"),
+    [
+        *(("SIGKILL", 2), ("native", 0)),
+        *(pytest.param(how, rank, marks=LONG) for how, rank in (("SIGSEGV", 1), ("SIGABRT", 0), ("SIGTERM", 2))),
+        pytest.param("SIGBUS", 1, marks=LONG),  # in the test of a library's handler, too
+    ],
 )
 def test_a_rank_that_dies_is_named_and_the_others_go(tmp_path: Path, how: str, culprit: int) -> None:
     model = net()
     before = digest(model)
     error = failed_ranked(dies, model, culprit, how, tmp_path)
-    seconds = time.time() - float((tmp_path / "died").read_text())
     name = "SIGSEGV" if how == "native" else how
     assert error.rank == culprit, said(error)
+    seconds = time.time() - float((tmp_path / "died").read_text())
     assert f"Rank {culprit}" in error.what and name in error.what, said(error)
     assert seconds < STOPPED_WITHIN
     assert not any(alive(pid) for pid in pids_of(error))
     assert digest(model) == before
     info = of(error).info
     assert info["status"] == "failed" and info["workers"][culprit]["signal"] == getattr(signal, name)
+    if how == "native":
+        text = said(error)
+        assert "ctypes.string_at(0)" in text and f"{Path(__file__).name}, line" in text and "in dies" in text
     assert run_ranked(nothing_unusual).values == [0, 1, 2]
-
-
-def test_a_native_crash_shows_the_python_line(tmp_path: Path) -> None:
-    text = said(failed_ranked(dies, net(), 0, "native", tmp_path))
-    assert "ctypes.string_at(0)" in text and f"{Path(__file__).name}, line" in text and "in dies" in text
 
 
 @pytest.fixture
@@ -179,7 +183,7 @@ def sleeps(model: Any, folder: Path, stubborn: bool) -> None:
         time.sleep(1)
 
 
-@pytest.mark.parametrize(("stubborn", "times"), [(False, 1), (True, 1), (True, 5)])
+@pytest.mark.parametrize(("stubborn", "times"), [(False, 1), pytest.param(True, 1, marks=LONG), (True, 5)])
 def test_an_interrupt_stops_all(tmp_path: Path, stubborn: bool, times: int) -> None:
     model = net()
     before = digest(model)
@@ -302,7 +306,11 @@ def hangs(rank: int, how: str) -> str:
 
 @pytest.mark.parametrize(
     ("how", "line"),
-    [("sleep", "time.sleep(1000)"), ("event", "threading.Event().wait()"), ("loop", "while how:")],
+    [
+        pytest.param("sleep", "time.sleep(1000)", marks=LONG),
+        ("event", "threading.Event().wait()"),
+        pytest.param("loop", "while how:", marks=LONG),
+    ],
 )
 def test_a_rank_that_hangs_is_named_with_its_line(how: str, line: str) -> None:
     start = time.monotonic()

@@ -24,7 +24,7 @@ from tpu_magics.launch import session
 from tpu_magics.preflight.tracing import HostTooSmall
 from tpu_magics.runs import locked
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 shared: list[Any] = []  # models that a function finds in its module
 
 

@@ -18,7 +18,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import results, session
 from tpu_magics.launch.plan import Options
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
 
 def who() -> dict[str, Any]:
@@ -58,6 +58,7 @@ def copy_of(model: Any) -> dict[str, Any]:
 # -- values -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_three_ranks_give_three_values_and_three_logs() -> None:
     result = run(who, workers=3)
     pids = [value["pid"] for value in result.values]
@@ -165,6 +166,7 @@ def trains_an_attribute(trainer: Trainer) -> float:
     return sgd(trainer.model)
 
 
+@pytest.mark.smoke
 def test_weights_and_buffers_of_an_argument_come_home() -> None:
     model = net()
     before, identities = copy_of(model), [id(tensor) for tensor in model.state_dict(keep_vars=True).values()]

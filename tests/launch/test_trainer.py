@@ -16,7 +16,6 @@ import torch
 pytest.importorskip("torch_xla")
 pytest.importorskip("transformers.trainer")  # here, as in a notebook: else every worker imports it
 
-from tests import overlay
 from tests.launch.launching import FakeNotebook, digest, failed, fake_notebook, run
 from tests.launch.test_diagnose import HBM_USED
 from tpu_magics.launch import cells
@@ -24,7 +23,7 @@ from tpu_magics.launch.plan import Options
 from tpu_magics.launch.results import TrainResult
 from tpu_magics.runs.events import Batch, Metrics, Precision, Read, Value, Warned, only
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
 PATIENCE = 200.0  # seconds: the programs are small, but machines may be busy
 COMMON = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "logging_steps": 1, "learning_rate": 0.05}
@@ -339,7 +338,7 @@ def language_model(tied: bool = True) -> Any:
     return GPT2LMHeadModel(GPT2Config(**sizes, **dropouts, tie_word_embeddings=tied, bos_token_id=0, eos_token_id=0))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_ranks_train_as_one_with_the_same_global_batch() -> None:
     alone, together = language_model(), language_model()
     common: dict[str, Any] = {"max_steps": 10, "learning_rate": 1e-3, "debug": "tpu_metrics_debug", "do_eval": True}
@@ -362,8 +361,8 @@ def test_two_ranks_train_as_one_with_the_same_global_batch() -> None:
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("max_norm", [0.05] if overlay.is_host() else [0.05, 1.0])
+@pytest.mark.long
+@pytest.mark.parametrize("max_norm", [0.05, 1.0])
 def test_fsdp_trains_as_plain_data_parallelism(max_norm: float) -> None:
     """XLA FSDP (v1): every rank holds a part of each parameter, and the weights come home whole."""
     plain, sharded = language_model(tied=False), language_model(tied=False)

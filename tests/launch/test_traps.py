@@ -40,7 +40,7 @@ from tpu_magics.launch import cells, process, session, streams, train
 from tpu_magics.launch.plan import Options
 from tpu_magics.runs.files import runs_root
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
 
 def net() -> Any:

@@ -21,7 +21,7 @@ from tpu_magics.runs.files import RunFiles, private_root
 from tpu_magics.runs.reader import Run
 from tpu_magics.runs.writer import EventWriter
 
-pytestmark = pytest.mark.usefixtures("fresh_session")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
 
 class FakeBackend:

@@ -1,28 +1,41 @@
-"""Kernels for the tests of the magics: one for each module, reset between its tests."""
+"""Kernels for the tests of the magics: one of each kind for all modules, made as new between tests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from .kernel import LOAD, Kernel, running_kernel
+from .kernel import KERNELS, LOAD, OWN, Kernel, running_kernel
+
+Kernels = Callable[[str], Kernel]
 
 
-@pytest.fixture(scope="module")
-def module_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    """The kernel that the tests of a module share."""
-    with running_kernel(tmp_path_factory.mktemp("kernel")) as kernel:
-        kernel.run(LOAD).good()
-        yield kernel
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernels]:
+    """The kernels that tests share, by name (see KERNELS); each is started when it is first asked for, and has folders
+    of its own for what is kept and for what is temporary."""
+    with ExitStack() as running:
+
+        @cache
+        def named(name: str) -> Kernel:
+            folder = tmp_path_factory.mktemp(f"{name}-kernel")
+            (folder / "tmp").mkdir()
+            own = {"XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder / "tmp")}
+            kernel = running.enter_context(running_kernel(folder, **own, **KERNELS[name]()))
+            kernel.run(LOAD).good()
+            return kernel
+
+        yield named
 
 
 @pytest.fixture
-def kernel(module_kernel: Kernel, tmp_path: Path) -> Iterator[Kernel]:
-    """The module's kernel with no names of the person and no runs; afterwards no process of a run may be left."""
-    with as_new(module_kernel, tmp_path) as kernel:
+def kernel(kernels: Kernels, tmp_path: Path) -> Iterator[Kernel]:
+    """The shared kernel with no names of the person and no runs; afterwards no process of a run may be left."""
+    with as_new(kernels(OWN), tmp_path) as kernel:
         yield kernel
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from jupyter_client import KernelManager
 
 from tests import overlay
@@ -32,7 +33,9 @@ FRESH = """
 import os as _os, sys as _sys
 _session = _sys.modules.get("tpu_magics.launch.session")
 if _session is not None:
-    _session.current.going = _session.current.last = None
+    _told = _session.current
+    _told.going = _told.last = _told.processes = _told.spmd = _told.collective_timeout = _told.pod = None
+    _told.precision = _told.cache = ""
 get_ipython().user_ns.pop("_tpu", None)
 for _name in [n for n in get_ipython().user_ns if n not in get_ipython().user_ns_hidden and not n.startswith("_")]:
     del get_ipython().user_ns[_name]
@@ -117,10 +120,24 @@ def with_old_kernel() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(map(str, (*overlay.old_kernel(), ROOT)))}
 
 
-# The kernel as it is installed, and Colab's older one; in the environment of a host there is one, its own.
+# The kernel as it is installed, and Colab's older one, which `make test-hosts` tests as Colab's own. In the environment
+# of a host there is one, its own.
 KERNELS: dict[str, Callable[[], dict[str, str]]] = {"new": dict, "old": with_old_kernel}
 if overlay.is_host():
     del KERNELS["new" if overlay.is_colab() else "old"]
+OWN = next(iter(KERNELS))
+EITHER = [OWN, *(pytest.param(name, marks=pytest.mark.long) for name in KERNELS if name != OWN)]
+
+
+def with_tensorflow(*before: Path) -> dict[str, str]:
+    return {"PYTHONPATH": overlay.python_path(*before)}
+
+
+EITHER_TENSORFLOW: list[Any] = ["tensorflow"]
+KERNELS["tensorflow"] = with_tensorflow
+if "old" in KERNELS and OWN != "old":
+    EITHER_TENSORFLOW.append(pytest.param("old tensorflow", marks=pytest.mark.long))
+    KERNELS["old tensorflow"] = lambda: with_tensorflow(*overlay.old_kernel())
 
 
 def without_colours(text: str) -> str:

@@ -27,3 +27,10 @@ def train(model, steps=3, lr=0.1):
 
 TRAINED = "not torch.equal(model.weight, before)"
 """True once trained weights have come home; False while they are byte for byte as they were."""
+
+# What is registered stays in a kernel that tests share: it says nothing where the name `watched` is not there.
+FORK = """
+import os
+watched = True
+os.register_at_fork(before=lambda: "watched" in get_ipython().user_ns and print('FORKED', flush=True))
+"""

@@ -11,6 +11,8 @@ from tpu_magics.magics.cells import newest
 from .kernel import Kernel
 from .samples import MODEL, TRAIN, TRAINED
 
+pytestmark = pytest.mark.process
+
 STEP = """
 import torch.nn.functional as F
 def step(model, batch):
@@ -180,17 +182,18 @@ def test_strict_refuses_with_the_lines_and_starts_nothing(notebook: Kernel) -> N
     assert notebook.value(TRAINED) is False
 
 
-def test_a_front_end_that_keeps_no_history_is_checked_as_well(own_kernel: Kernel) -> None:
+def test_a_front_end_that_keeps_no_history_is_checked_as_well(kernel: Kernel) -> None:
     """nbval runs cells with store_history=False."""
-    for code in ("%load_ext tpu_magics", MODEL, STEP):
-        own_kernel.client.execute(code, store_history=False, reply=True, timeout=60)
+    kernel.run("get_ipython().history_manager.reset(new_session=False)").good()
+    for code in ("%reload_ext tpu_magics", MODEL, STEP):
+        kernel.client.execute(code, store_history=False, reply=True, timeout=60)
     for code, wanted in (
         ("%tpu_check step", "TPU201"),
         ("%tpu_check other", "TPU101"),
         ("%%tpu_check\nx = 1", "No broken"),
     ):
-        sent = own_kernel.client.execute(code, store_history=False)
-        assert wanted in shown_for(own_kernel, sent), code
+        sent = kernel.client.execute(code, store_history=False)
+        assert wanted in shown_for(kernel, sent), code
 
 
 def shown_for(kernel: Kernel, sent: str) -> str:

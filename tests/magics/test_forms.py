@@ -11,6 +11,8 @@ from tests import overlay
 from .kernel import Kernel
 from .samples import MODEL, TRAIN, TRAINED
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def notebook(kernel: Kernel) -> Kernel:
@@ -22,6 +24,7 @@ def notebook(kernel: Kernel) -> Kernel:
 # -- form 1 -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_the_last_function_is_trained_and_statements_before_it_run_here(notebook: Kernel) -> None:
     cell = notebook.run(
         """%%tpu_train model 5
@@ -131,6 +134,7 @@ def test_plain_ends_with_a_summary_that_is_the_same_each_time(notebook: Kernel) 
 # -- form 2 -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_notebook_launcher_with_statements_around_it(notebook: Kernel) -> None:
     cell = notebook.run(
         """%%tpu_train
@@ -209,6 +213,7 @@ def test_args_have_no_place_beside_a_launcher_or_plain_statements(notebook: Kern
 # -- form 3 -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_plain_statements_bring_their_names_home(notebook: Kernel) -> None:
     cell = notebook.run(
         """%%tpu_train
@@ -324,7 +329,7 @@ def test_cpu_work_of_all_kinds_before_the_fork(notebook: Kernel) -> None:
     """A matmul, a forward pass, a whole training loop with backward(): each starts thread pools that a fork loses."""
     notebook.run(
         """
-big = torch.randn(1500, 1500) @ torch.randn(1500, 1500)
+big = torch.randn(1000, 1000) @ torch.randn(1000, 1000)
 net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 2))
 optimizer = torch.optim.Adam(net.parameters())
 for _ in range(3):
@@ -339,10 +344,10 @@ del optimizer
 def training_function(model):
     import psutil
     me = psutil.Process()
-    torch.randn(1500, 1500) @ torch.randn(1500, 1500)
+    torch.randn(1000, 1000) @ torch.randn(1000, 1000)
     before = {thread.id: thread.user_time for thread in me.threads()}
     for _ in range(20):
-        torch.randn(1500, 1500) @ torch.randn(1500, 1500)
+        torch.randn(1000, 1000) @ torch.randn(1000, 1000)
     worked = [t.id for t in me.threads() if t.user_time - before.get(t.id, 0) > 0.05]
     train(model)
     return torch.get_num_threads(), len(worked)

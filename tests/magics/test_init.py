@@ -1,24 +1,39 @@
-"""`%tpu_init` in a real kernel: one table, and a runtime that stays down."""
+"""`%tpu_init` in a real kernel: one table, and a runtime that stays down; and what is said where it is up."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from .kernel import Kernel
+import pytest
+
+from .kernel import LOAD, Kernel, running_kernel
+from .samples import FORK, MODEL, TRAIN
+
+pytestmark = pytest.mark.process
 
 DOWN = "torch_xla._XLAC._xla_runtime_is_initialized()"
 
 
-def test_the_table_is_text_and_html_and_the_runtime_stays_down(kernel: Kernel) -> None:
-    cell = kernel.run("%tpu_init").good()
+@pytest.fixture(scope="module")
+def own_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel of this module, with torch_xla and without its runtime until the last tests here."""
+    with running_kernel(tmp_path_factory.mktemp("kernel")) as kernel:
+        kernel.run(LOAD).good()
+        yield kernel
+
+
+def test_the_table_is_text_and_html_and_the_runtime_stays_down(own_kernel: Kernel) -> None:
+    cell = own_kernel.run("%tpu_init").good()
     [table] = cell.displays
     assert "XLA:CPU rehearsal" in table["text/plain"] and "PJRT_DEVICE=CPU" in table["text/plain"]
     assert table["text/html"].startswith("<div") and f"torch_xla {version('torch_xla')}" in table["text/html"]
-    kernel.run("import os, torch_xla").good()
-    assert kernel.value(DOWN) is False
-    assert kernel.value("os.environ['PJRT_DEVICE']") == "CPU"
-    assert "it was not set" not in kernel.run("%tpu_init").good().displays[0]["text/plain"]
+    own_kernel.run("import os, torch_xla").good()
+    assert own_kernel.value(DOWN) is False
+    assert own_kernel.value("os.environ['PJRT_DEVICE']") == "CPU"
+    assert "it was not set" not in own_kernel.run("%tpu_init").good().displays[0]["text/plain"]
 
 
 def test_seeds_and_training_arguments_leave_the_runtime_down(kernel: Kernel) -> None:
@@ -60,3 +75,30 @@ def test_the_cache_says_why_it_is_off_here(kernel: Kernel, tmp_path: Path) -> No
     kernel.run("import tpu_magics.launch.session as s; assert s.current.cache").good()
     assert "stays off" not in kernel.run("%tpu_init --cache off").good().printed
     kernel.run("assert not s.current.cache").good()
+
+
+# -- a runtime that is up ---------------------------------------------------------------------------------------------
+
+
+def test_the_cells_that_started_the_runtime_and_built_an_accelerator_are_named(own_kernel: Kernel) -> None:
+    own_kernel.run(MODEL + TRAIN + FORK).good()
+    guilty = own_kernel.run("import torch_xla; torch_xla.device()").good().count
+    own_kernel.run("x = 1").good()
+    cell = own_kernel.run("%tpu_train train model")
+    assert cell.error_type == "TpuMagicsError" and "FORKED" not in cell.shown
+    assert f"The XLA runtime is already initialised in this notebook, by In [{guilty}]." in cell.said
+    assert "Restart the kernel" in cell.said
+
+    guilty = own_kernel.run("from accelerate import Accelerator; a = Accelerator()").good().count
+    cell = own_kernel.run("%tpu_train train model")
+    assert cell.error_type == "TpuMagicsError" and "FORKED" not in cell.shown
+    assert f"An Accelerator was built in this notebook, by In [{guilty}]." in cell.said
+    assert own_kernel.descendants() == []
+
+
+def test_the_doctor_sees_it(own_kernel: Kernel) -> None:
+    own_kernel.run("import torch_xla; torch_xla.device()").good()
+    told = json.loads(own_kernel.run("%tpu_doctor --json").good().printed)
+    [runtime] = [check for check in told["checks"] if check["name"] == "This notebook's runtime"]
+    assert (runtime["state"], runtime["command"]) == ("broken", "")
+    assert runtime["then"].startswith("restart the kernel")

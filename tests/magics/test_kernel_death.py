@@ -12,6 +12,8 @@ import pytest
 from .kernel import LOAD, Kernel, alive
 from .samples import MODEL, TRAIN
 
+pytestmark = pytest.mark.process
+
 LOADING = """%%tpu_train model{options}
 def loads(model):
     import os
@@ -37,7 +39,6 @@ def gone(pids: list[int], within: float = 15) -> list[int]:
     return left
 
 
-@pytest.mark.slow
 def test_workers_die_with_the_kernel_and_a_restart_works(own_kernel: Kernel, tmp_path: Path) -> None:
     kernel = own_kernel
     kernel.run(MODEL + TRAIN).good()

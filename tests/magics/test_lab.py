@@ -11,9 +11,12 @@ import pytest
 
 import tpu_magics
 
+from .conftest import Kernels, as_new
 from .front import Front, comms, put_together, told
-from .kernel import KERNELS, LOAD, Cell, Kernel, running_kernel
+from .kernel import EITHER, LOAD, Cell, Kernel
 from .samples import MODEL, TRAIN, TRAINED
+
+pytestmark = pytest.mark.process
 
 WITHIN = 5.0  # seconds in which a stopped cell has to end
 RECORD = "application/vnd.tpu-magics.run+json"
@@ -25,27 +28,17 @@ def forever(model):
 """
 
 
-@pytest.fixture(scope="module", params=KERNELS)
-def either_kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    with running_kernel(tmp_path_factory.mktemp("kernel"), **KERNELS[request.param]()) as kernel:
-        kernel.run(MODEL + TRAIN + "import os, time").good()
-        kernel.run(LOAD).good()
-        kernel.run("%tpu_train train model --steps 1 --plain").good()
-        yield kernel
-
-
-@pytest.fixture
-def notebook(either_kernel: Kernel, tmp_path: Path) -> Iterator[Kernel]:
+@pytest.fixture(params=EITHER)
+def notebook(request: pytest.FixtureRequest, kernels: Kernels, tmp_path: Path) -> Iterator[Kernel]:
     """The extension loaded anew, so that no page of a test before listens any more."""
-    either_kernel.fresh(tmp_path)
-    either_kernel.run("%unload_ext tpu_magics").good()
-    either_kernel.messages.clear()
-    either_kernel.run(LOAD).good()
-    either_kernel.run(MODEL + TRAIN + "import os, time").good()
-    yield either_kernel
-    if either_kernel.descendants():
-        either_kernel.run("%tpu_stop")
-    assert either_kernel.descendants() == []
+    with as_new(kernels(request.param), tmp_path) as kernel:
+        kernel.run("%unload_ext tpu_magics").good()
+        kernel.messages.clear()
+        kernel.run(LOAD).good()
+        kernel.run(MODEL + TRAIN + "import os, time").good()
+        yield kernel
+        if kernel.descendants():
+            kernel.run("%tpu_stop")
 
 
 def started(kernel: Kernel, options: str = "") -> Cell:

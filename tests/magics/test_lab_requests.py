@@ -16,10 +16,12 @@ from tpu_magics.panel.messages import ProblemMessage
 from tpu_magics.panel.portable import SAVED
 from tpu_magics.panel.reading import Reading
 
-from .conftest import as_new
+from .conftest import Kernels, as_new
 from .front import OURS, Front, comms
-from .kernel import LOAD, Kernel, python
+from .kernel import LOAD, OWN, Kernel, python
 from .samples import MODEL, TRAIN
+
+pytestmark = pytest.mark.process
 
 RECORD = "application/vnd.tpu-magics.run+json"
 PURGE = """
@@ -42,9 +44,9 @@ def training(model, loader):
 
 
 @pytest.fixture
-def notebook(module_kernel: Kernel, tmp_path: Path) -> Iterator[Kernel]:
+def notebook(kernels: Kernels, tmp_path: Path) -> Iterator[Kernel]:
     """The extension loaded anew, so that no page of a test before listens any more."""
-    with as_new(module_kernel, tmp_path) as kernel:
+    with as_new(kernels(OWN), tmp_path) as kernel:
         kernel.run("%unload_ext tpu_magics").good()
         kernel.messages.clear()
         kernel.run(LOAD).good()
@@ -62,7 +64,6 @@ def train(kernel: Kernel, name: str, options: str = "") -> None:
 def test_earlier_runs_are_listed_opened_and_compared(notebook: Kernel) -> None:
     front = Front(notebook)
     assert front.ask("runs")["runs"] == []
-    assert front.ask("open", run="current")["what"] == "This kernel has not trained anything yet."
     train(notebook, "first")
     notebook.run("%%tpu_train --plain --run-name second\nraise ValueError('no')")
     [second, first] = front.ask("runs")["runs"]

@@ -91,6 +91,7 @@ def test_a_run_is_told_from_its_beginning_to_its_end(tmp_path: Path, desk: FakeD
     assert desk.types[5:] == ["run"], "it looks at a run that has ended"
 
 
+@pytest.mark.long  # it takes time by the clock
 def test_updates_come_as_often_as_was_asked(tmp_path: Path, desk: FakeDesk) -> None:
     desk.every = 0.3
     run = recorded.running(tmp_path)
@@ -102,6 +103,7 @@ def test_updates_come_as_often_as_was_asked(tmp_path: Path, desk: FakeDesk) -> N
     assert 2 <= reading.looks <= 4
 
 
+@pytest.mark.long
 def test_updates_take_a_small_part_of_the_time(tmp_path: Path, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab_run, "SHARE", 0.1)
     run = recorded.long_run(tmp_path, compiles=200)

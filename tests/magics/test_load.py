@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 
-from .kernel import Kernel, python
+import pytest
+
+from .front import Front
+from .kernel import LOAD, Kernel, python, running_kernel
+
+pytestmark = pytest.mark.process
 
 FRAMEWORKS = ("torch", "torch_xla", "tensorflow", "jax", "accelerate", "ray", "transformers", "psutil", "ipywidgets")
 MEASURE = f"""
@@ -57,13 +63,21 @@ def test_loading_is_quick_and_imports_no_framework(tmp_path: Path) -> None:
     assert statistics.median(seconds for seconds, _ in measured) < 0.5
 
 
+@pytest.fixture(scope="module")
+def own_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel of this module, with nothing but the extension."""
+    with running_kernel(tmp_path_factory.mktemp("kernel")) as kernel:
+        kernel.run(f"{LOAD}\nimport sys\nloaded = set(sys.modules)").good()
+        yield kernel
+
+
 def test_loading_in_a_kernel_opens_a_comm_and_imports_little_for_it(own_kernel: Kernel) -> None:
     """What is said to the JupyterLab extension later is imported later."""
     later = ("panel.portable", "panel.feed", "panel.messages", "runs.events", "launch.session", "magics.lab_run")
-    own_kernel.restart()
-    told = f"print([n for n in {later!r} if f'tpu_magics.{{n}}' in __import__('sys').modules])"
-    assert own_kernel.run(f"%load_ext tpu_magics\n{told}").good().printed == "[]\n"
+    assert own_kernel.value(f"[n for n in {later!r} if f'tpu_magics.{{n}}' in loaded]") == []
     assert own_kernel.value("__import__('tpu_magics.magics.lab').magics.lab.current is not None")
+    front = Front(own_kernel)
+    assert front.ask("open", run="current")["what"] == "This kernel has not trained anything yet."
 
 
 def test_all_magics_are_there_with_their_help(own_kernel: Kernel) -> None:

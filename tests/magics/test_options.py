@@ -9,6 +9,8 @@ import pytest
 from .kernel import Kernel
 from .samples import MODEL, TRAIN, TRAINED
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize(
     ("magic", "told"),

@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from .kernel import Kernel, python
+
+pytestmark = pytest.mark.process
 
 LENGTHS = """
 import random

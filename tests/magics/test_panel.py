@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
+from tests.launch.launching import wait_until
 from tpu_magics.magics.mailbox import open_mailbox
 
-from .kernel import KERNELS, LOAD, PANEL, Cell, Kernel, running_kernel
+from .conftest import Kernels, as_new
+from .kernel import EITHER, PANEL, Cell, Kernel
 from .samples import MODEL, TRAIN, TRAINED
+
+pytestmark = pytest.mark.process
 
 WITHIN = 5.0  # seconds in which a stopped cell has to end
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -31,27 +35,23 @@ print(len(_module.Widget.widgets if _found is None else _found))
 """
 
 
-@pytest.fixture(scope="module", params=KERNELS)
-def either_kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    with running_kernel(tmp_path_factory.mktemp("kernel"), **KERNELS[request.param]()) as kernel:
-        kernel.run(LOAD).good()
+@pytest.fixture(params=EITHER)
+def notebook(request: pytest.FixtureRequest, kernels: Kernels, tmp_path: Path) -> Iterator[Kernel]:
+    """A notebook whose imports are done. Afterwards neither a process nor a widget may be left."""
+    with as_new(kernels(request.param), tmp_path) as kernel:
         version = kernel.value("__import__('ipykernel').version_info[0]")
         assert version == 6 if request.param == "old" else version > 6
+        kernel.run(MODEL + TRAIN + "import os, time").good()
+        before = widgets_left(kernel)
         yield kernel
+        if kernel.descendants():
+            kernel.run("%tpu_stop")
+        # A background run's page comes before the last of its widgets is closed.
+        assert wait_until(lambda: widgets_left(kernel) <= before)
 
 
-@pytest.fixture
-def notebook(either_kernel: Kernel, tmp_path: Path) -> Iterator[Kernel]:
-    """A notebook whose imports are done. Afterwards neither a process nor a widget may be left."""
-    either_kernel.fresh(tmp_path)
-    either_kernel.run(MODEL + TRAIN + "import os, time").good()
-    either_kernel.run("%tpu_train train model --steps 1 --plain").good()
-    yield either_kernel
-    if either_kernel.descendants():
-        either_kernel.run("%tpu_stop")
-    assert either_kernel.descendants() == []
-    time.sleep(0.3)  # a background run's page comes before the last of its widgets is closed
-    assert either_kernel.run(WIDGETS_LEFT).good().printed.splitlines()[-1] == "0"
+def widgets_left(kernel: Kernel) -> int:
+    return int(kernel.run(WIDGETS_LEFT).good().printed.splitlines()[-1])
 
 
 def button_of(cell: Cell) -> str:
@@ -83,7 +83,7 @@ def ended_as_stopped(kernel: Kernel, cell: Cell) -> None:
     began = time.monotonic()
     kernel.finish(cell, timeout=60)
     assert time.monotonic() - began < WITHIN
-    assert cell.error_type == "TrainingInterrupted"
+    assert cell.error_type == "TrainingInterrupted", cell.said
     assert cell.said.startswith("TrainingInterrupted: The run was interrupted."), cell.said
     assert kernel.descendants() == []
     assert kernel.value(f"(_tpu.status, {TRAINED})") == ("interrupted", False)
@@ -344,6 +344,7 @@ def test_old_runs_are_shown_as_they_were(notebook: Kernel) -> None:
 
 
 def test_a_run_that_is_not_there(notebook: Kernel) -> None:
+    notebook.run("%tpu_train train model --steps 1 --plain").good()
     cell = notebook.run("%tpu_panel nowhere")
     assert cell.said.startswith("TpuMagicsError: There is no run 'nowhere'.") and "%tpu_runs lists all" in cell.said
 

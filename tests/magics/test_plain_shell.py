@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.preflight.conftest import tpu_compiler  # noqa: F401
+
 from .kernel import kernel_environment, python, without_colours
 from .samples import MODEL, TRAIN
+
+pytestmark = pytest.mark.process
 
 SHELL = """
 from IPython.core.interactiveshell import InteractiveShell
@@ -22,22 +26,11 @@ for number, cell in enumerate({cells!r}, start=1):
     print(f"== {{number}}", flush=True)
     shell.run_cell(cell, store_history=True)
 """
-
-
-def run_cells(folder: Path, *cells: str) -> dict[int, str]:
-    """What each cell prints, by its number; %load_ext is the first."""
-    text = python(SHELL.format(cells=["%load_ext tpu_magics", *cells]), folder)
-    parts = re.split(r"(?m)^== (?=\d+$)", without_colours(text))[1:]
-    return {int(part.partition("\n")[0]): part.partition("\n")[2] for part in parts}
-
-
-@pytest.mark.slow
-def test_everything_prints_as_text(tmp_path: Path) -> None:
-    said = run_cells(
-        tmp_path,
-        "%tpu_init",
-        MODEL + TRAIN,
-        """%%tpu_train model
+CELLS = [
+    "%load_ext tpu_magics",
+    "%tpu_init",
+    MODEL + TRAIN,
+    """%%tpu_train model
 from IPython.display import HTML, display
 from tqdm.auto import tqdm
 def training_function(model):
@@ -47,15 +40,66 @@ def training_function(model):
         train(model)
     return 7
 """,
-        "print(_tpu.value, torch.equal(model.weight, before))",
-        "%%tpu_train model\n\ndef broken(model):\n    boom\n",
-        "%tpu_runs",
-        "%tpu_logs training_function",
-        "%%tpu_train --background\nimport time\ndef waits():\n    print('quiet')\n    time.sleep(0.2)\n",
-        "time.sleep(3)",
-        "%tpu_logs",
-        "%tpu_runs nowhere",
+    "print(_tpu.value, torch.equal(model.weight, before))",
+    "%%tpu_train model\n\ndef broken(model):\n    boom\n",
+    "%tpu_runs",
+    "%tpu_logs training_function",
+    "%%tpu_train --background\nimport time\ndef waits():\n    print('quiet')\n    time.sleep(0.2)\n",
+    "import tpu_magics.launch.session as s\nwhile not s.current.going.ended: time.sleep(0.05)",
+    "%tpu_logs",
+    "%tpu_runs nowhere",
+    "%%tpu_train model\ndef forever(model):\n    import time\n    print('started')\n    time.sleep(1000)\n",
+    "%tpu_train train model",
+    """%%tpu_train model
+def training_function(model):
+    import torch_xla
+    model.to(torch_xla.device())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        loss = model(torch.ones(4, 8).to(torch_xla.device())).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        torch_xla.sync()
+        print(loss.item())
+""",
+    "%tpu_check",
+    "%tpu_preflight train model --target v5e-1",
+]
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    """What each cell prints, by its number, in one shell. It gets a Ctrl-C while it trains for ever: a terminal sends
+    SIGINT to the whole foreground process group."""
+    folder = tmp_path_factory.mktemp("shell")
+    shell = subprocess.Popen(
+        [sys.executable, "-c", SHELL.format(cells=CELLS)],
+        cwd=folder,
+        env=kernel_environment({"IPYTHONDIR": str(folder / "ipython"), "XDG_CACHE_HOME": str(folder / "cache")}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
+    try:
+        assert shell.stdout is not None
+        text = ""
+        for line in shell.stdout:
+            text += line
+            if line == "started\n":
+                began = time.monotonic()
+                os.killpg(shell.pid, signal.SIGINT)
+            elif line == "== 14\n":
+                assert time.monotonic() - began < 5
+        assert shell.wait(30) == 0, text
+    finally:
+        shell.kill()
+        shell.wait()
+    parts = re.split(r"(?m)^== (?=\d+$)", without_colours(text))[1:]
+    return {int(part.partition("\n")[0]): part.partition("\n")[2] for part in parts}
+
+
+def test_everything_prints_as_text(said: dict[int, str]) -> None:
     assert "XLA:CPU rehearsal" in said[2] and "<" not in said[2]
     assert said[4].startswith("one\n<IPython.core.display.HTML object>\n") and "bar: 100%" in said[4]
     assert "training_function: done, 1 rank on XLA:CPU, 6 steps in " in said[4]
@@ -71,46 +115,6 @@ def training_function(model):
     assert said[12].startswith("TpuMagicsError: ") and "nowhere" in said[12]
 
 
-@pytest.mark.slow
-def test_ctrl_c_in_a_terminal(tmp_path: Path) -> None:
-    """A terminal sends SIGINT to the whole foreground process group."""
-    cells = [
-        "%load_ext tpu_magics",
-        MODEL + TRAIN,
-        "%%tpu_train model\ndef forever(model):\n    import time\n    print('started')\n    time.sleep(1000)\n",
-        "%tpu_train train model",
-    ]
-    shell = subprocess.Popen(
-        [sys.executable, "-c", SHELL.format(cells=cells)],
-        cwd=tmp_path,
-        env=kernel_environment({}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        assert shell.stdout is not None
-        for line in shell.stdout:
-            if line == "started\n":
-                break
-        began = time.monotonic()
-        os.killpg(shell.pid, signal.SIGINT)
-        said = ""
-        for line in shell.stdout:
-            said += line
-            if line == "== 4\n":
-                break
-        assert time.monotonic() - began < 5
-        assert said.startswith("TrainingInterrupted: The run was interrupted."), said
-        assert "train: done" in shell.stdout.read()
-        assert shell.wait(30) == 0
-    finally:
-        shell.kill()
-        shell.stdout.close()
-        shell.wait()
-
-
 def test_the_command_ipython_loads_it_and_helps(tmp_path: Path) -> None:
     code = "%load_ext tpu_magics\n%tpu_train -h\n%tpu_runs\n%tpu_logs -h\n%tpu_stop -h"
     said = python(
@@ -120,20 +124,17 @@ def test_the_command_ipython_loads_it_and_helps(tmp_path: Path) -> None:
         assert f"usage: {magic}" in said
 
 
-@pytest.mark.slow
-def test_without_a_panel_a_line_says_what_the_rules_found(tmp_path: Path) -> None:
-    train = """%%tpu_train model
-def training_function(model):
-    import torch_xla
-    model.to(torch_xla.device())
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(2):
-        loss = model(torch.ones(4, 8).to(torch_xla.device())).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        torch_xla.sync()
-        print(loss.item())
-"""
-    said = run_cells(tmp_path, MODEL, train, "%tpu_check")
-    assert "tpu_magics: 1 broken rule in the code: TPU102. %tpu_check shows where and why." in said[3]
-    assert "In [3], line 11: TPU102" in said[4] and "print(loss.item())" in said[4]
+def test_ctrl_c_ends_the_run_and_the_next_cell_trains(said: dict[int, str]) -> None:
+    assert "started\nTrainingInterrupted: The run was interrupted." in said[13], said[13]
+    assert "train: done" in said[14]
+
+
+def test_without_a_panel_a_line_says_what_the_rules_found(said: dict[int, str]) -> None:
+    assert "tpu_magics: 1 broken rule in the code: TPU102. %tpu_check shows where and why." in said[15]
+    assert "In [15], line 11: TPU102" in said[16] and "print(loss.item())" in said[16]
+
+
+@pytest.mark.usefixtures("tpu_compiler")
+def test_a_preflight_prints(said: dict[int, str]) -> None:
+    assert "train: tracing, for one rank" in said[17] and "v5litepod-1: compiling" in said[17]
+    assert "Preflight of train: no step was executed\n" in said[17]

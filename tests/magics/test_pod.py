@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from importlib.util import find_spec
 
+import pytest
+
 from .kernel import Kernel
+
+pytestmark = pytest.mark.process
 
 FUNCTION = """
 import torch

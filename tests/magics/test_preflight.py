@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,12 @@ import pytest
 
 from tests.preflight.conftest import tpu_compiler  # noqa: F401
 
-from .conftest import as_new
-from .kernel import KERNELS, LOAD, Cell, Kernel, python, running_kernel, with_old_kernel
+from .conftest import Kernels, as_new
+from .kernel import EITHER, Cell, Kernel
 from .samples import MODEL, TRAIN, TRAINED
+
+pytestmark = pytest.mark.process
+LONG = pytest.mark.long
 
 TARGET = "--target v5e-1"
 WITHIN = 20.0  # seconds in which a stopped cell has to end, also on a busy machine
@@ -33,39 +35,20 @@ def large(rows=2**21):
 LAUNCHER = "%%tpu_train --preflight v5e-1\nfrom accelerate import notebook_launcher\n"
 
 
-@contextmanager
-def preflighting(folder: Path, **environment: str) -> Iterator[Kernel]:
-    """A kernel that keeps what is compiled in a folder of its own."""
-    (folder / "tmp").mkdir()
-    with running_kernel(folder, XDG_CACHE_HOME=str(folder / "cache"), TMPDIR=str(folder / "tmp"), **environment) as one:
-        one.run(LOAD).good()
-        yield one
-
-
-@pytest.fixture(scope="module")
-def module_kernel(tmp_path_factory: pytest.TempPathFactory, tpu_compiler: tuple[str, ...]) -> Iterator[Kernel]:  # noqa: F811
-    """The kernel of these tests."""
-    with preflighting(tmp_path_factory.mktemp("kernel")) as kernel:
-        yield kernel
-
-
-@pytest.fixture(scope="module")
-def old_kernel(tmp_path_factory: pytest.TempPathFactory, tpu_compiler: tuple[str, ...]) -> Iterator[Kernel]:  # noqa: F811
-    """A kernel as Colab has it."""
-    with preflighting(tmp_path_factory.mktemp("old"), **with_old_kernel()) as kernel:
-        assert kernel.value("__import__('ipykernel').version_info[0]") == 6
-        yield kernel
-
-
 @pytest.fixture
-def notebook(kernel: Kernel) -> Kernel:
+def notebook(kernel: Kernel, tpu_compiler: tuple[str, ...]) -> Kernel:  # noqa: F811
     return prepared(kernel)
 
 
-@pytest.fixture(params=KERNELS)
-def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kernel]:
+@pytest.fixture(params=EITHER)
+def either(
+    request: pytest.FixtureRequest,
+    kernels: Kernels,
+    tmp_path: Path,
+    tpu_compiler: tuple[str, ...],  # noqa: F811
+) -> Iterator[Kernel]:
     """Each of the two kernels in turn."""
-    with as_new(request.getfixturevalue({"new": "module_kernel", "old": "old_kernel"}[request.param]), tmp_path) as one:
+    with as_new(kernels(request.param), tmp_path) as one:
         yield prepared(one)
 
 
@@ -140,19 +123,6 @@ def test_help(notebook: Kernel) -> None:
     assert notebook.value("get_ipython().find_magic('tpu_preflight').__doc__").strip() == told.strip()
 
 
-def test_without_a_front_end_it_prints(tmp_path: Path, tpu_compiler: tuple[str, ...]) -> None:  # noqa: F811
-    code = (
-        "from IPython.core.interactiveshell import InteractiveShell\n"
-        "shell = InteractiveShell.instance()\n"
-        "shell.run_line_magic('load_ext', 'tpu_magics')\n"
-        f"shell.run_cell({MODEL + TRAIN!r}).raise_error()\n"
-        "shell.run_line_magic('tpu_preflight', 'train model --target v5e-1')\n"
-    )
-    printed = python(code, tmp_path, IPYTHONDIR=str(tmp_path / "ipython"), XDG_CACHE_HOME=str(tmp_path / "cache"))
-    assert "train: tracing, for one rank" in printed and "v5litepod-1: compiling" in printed
-    assert "Preflight of train: no step was executed\n" in printed
-
-
 # -- before a training ------------------------------------------------------------------------------------------------
 
 FITTING = {
@@ -164,7 +134,9 @@ FITTING = {
 }
 
 
-@pytest.mark.parametrize("form", FITTING)
+@pytest.mark.parametrize(
+    "form", ["plain statements", *(pytest.param(f, marks=LONG) for f in sorted({*FITTING} - {"plain statements"}))]
+)
 def test_what_fits_is_trained_in_the_same_cell(notebook: Kernel, form: str) -> None:
     cell = notebook.run(FITTING[form]).good()
     assert saved(cell)[0]["text/plain"].startswith("Preflight of ")
@@ -179,7 +151,9 @@ TOO_LARGE = {
 }
 
 
-@pytest.mark.parametrize("form", TOO_LARGE)
+@pytest.mark.parametrize(
+    "form", ["a pasted launcher", *(pytest.param(f, marks=LONG) for f in sorted({*TOO_LARGE} - {"a pasted launcher"}))]
+)
 def test_what_does_not_fit_is_not_trained(notebook: Kernel, form: str) -> None:
     before = notebook.value("len(__import__('tpu_magics').list_runs())")
     code, said = TOO_LARGE[form]

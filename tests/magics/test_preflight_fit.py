@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.preflight.conftest import tpu_compiler  # noqa: F401
 
-from .kernel import LOAD, Cell, Kernel, running_kernel
+from .kernel import Cell, Kernel
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("tpu_compiler")]
 
 STEP = """
 import torch
@@ -24,15 +25,6 @@ def step(batch=16, **options):
         optimizer.step()
         torch_xla.sync()
 """
-
-
-@pytest.fixture(scope="module")
-def module_kernel(tmp_path_factory: pytest.TempPathFactory, tpu_compiler: tuple[str, ...]) -> Iterator[Kernel]:  # noqa: F811
-    """The kernel of these tests, which keeps what is compiled in a folder of its own."""
-    folder = tmp_path_factory.mktemp("kernel")
-    with running_kernel(folder, XDG_CACHE_HOME=str(folder / "cache")) as kernel:
-        kernel.run(LOAD).good()
-        yield kernel
 
 
 def searched_until(kernel: Kernel, code: str, text: str) -> Cell:

@@ -11,6 +11,8 @@ import pytest
 from .kernel import Kernel
 from .samples import MODEL, TRAIN
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def notebook(kernel: Kernel) -> Kernel:

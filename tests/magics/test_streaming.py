@@ -6,11 +6,14 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tpu_magics.panel.protocol import PROTOCOL
 
 from .kernel import Kernel, without_colours
 from .samples import MODEL, TRAIN
+
+pytestmark = pytest.mark.process
 
 
 def test_prints_arrive_while_the_cell_runs(kernel: Kernel) -> None:

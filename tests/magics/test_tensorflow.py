@@ -1,4 +1,5 @@
-"""TensorFlow cells in a real kernel, whose Python has the overlay: one kernel for this module, and no torch in it."""
+"""TensorFlow cells in a real kernel, whose Python has the overlay: one kernel for all, and no torch in it; and the
+JupyterLab extension while TensorFlow trains in the kernel's own main thread, which answers nobody."""
 
 from __future__ import annotations
 
@@ -10,8 +11,11 @@ import pytest
 
 from tests import overlay
 
-from .kernel import LOAD, Kernel, running_kernel
+from .conftest import Kernels, as_new
+from .front import Front, put_together
+from .kernel import EITHER_TENSORFLOW, LOAD, Kernel, running_kernel, with_tensorflow
 
+pytestmark = pytest.mark.process
 BUILD = """
 import keras, numpy as np
 keras.utils.set_random_seed(0)
@@ -29,14 +33,15 @@ model.fit(x, y, epochs=10**6, verbose=0, callbacks=[begun])
 """
 
 
-def kernel_path(*before: Path) -> dict[str, str]:
-    return {"PYTHONPATH": overlay.python_path(*before)}
+@pytest.fixture(params=EITHER_TENSORFLOW)
+def either(request: pytest.FixtureRequest, kernels: Kernels, tmp_path: Path) -> Iterator[Kernel]:
+    with as_new(kernels(request.param), tmp_path) as kernel:
+        yield kernel
 
 
-@pytest.fixture(scope="module")
-def module_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    with running_kernel(tmp_path_factory.mktemp("kernel"), **kernel_path()) as kernel:
-        kernel.run(LOAD).good()
+@pytest.fixture
+def kernel(kernels: Kernels, tmp_path: Path) -> Iterator[Kernel]:
+    with as_new(kernels("tensorflow"), tmp_path) as kernel:
         yield kernel
 
 
@@ -115,27 +120,26 @@ def test_an_error_of_the_cell_shows_its_lines_and_the_models_are_as_before(kerne
     assert kernel.value("before == state()") is False
 
 
-def interrupted(kernel: Kernel) -> None:
-    kernel.run(BUILD).good()
-    cell = kernel.wait_for(kernel.send(ENDLESS), "begun")
+def test_an_interrupt_ends_the_run_and_the_kernel_goes_on(either: Kernel) -> None:
+    either.run(BUILD).good()
+    cell = either.wait_for(either.send(ENDLESS), "begun")
     time.sleep(1.5)
     began = time.monotonic()
-    kernel.interrupt()
-    kernel.finish(cell, timeout=30)
+    either.interrupt()
+    either.finish(cell, timeout=30)
     assert time.monotonic() - began < 3.0
     assert cell.error_type == "TrainingInterrupted" and "as they were before the run" in cell.said
-    assert kernel.value("(before == state(), _tpu.status)") == (True, "interrupted")
-    kernel.run("%%tpu_train --jit keep\nmodel.fit(x, y, verbose=0)").good()
+    assert either.value("(before == state(), _tpu.status)") == (True, "interrupted")
+    cell = either.run("%%tpu_train --jit keep\nprint('more')\nmodel.fit(x, y, verbose=0)").good()
+    assert "more\n" in cell.printed and cell.panel[-1].kind == "update_display_data"
+    assert either.run("%tpu_logs").good().printed.startswith("more\n")
 
 
-def test_an_interrupt_ends_the_run_and_the_kernel_goes_on(kernel: Kernel) -> None:
-    interrupted(kernel)
-
-
+@pytest.mark.long
 def test_the_log_of_tensorflows_c_stays_out_of_the_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ipykernel gives it to the cell: what says nothing, or says once more what is raised, with a stack of each op."""
     monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)  # with it ipykernel leaves the descriptors alone
-    with running_kernel(tmp_path, **kernel_path()) as kernel:
+    with running_kernel(tmp_path, **with_tensorflow()) as kernel:
         kernel.run(LOAD).good()
         first = kernel.run("%tpu_init --framework tensorflow").good()
         assert ".cc:" not in first.shown and "absl::" not in first.shown
@@ -153,22 +157,50 @@ def test_the_log_of_tensorflows_c_stays_out_of_the_cell(tmp_path: Path, monkeypa
         kernel.wait_for(kernel.run("%%tpu_train\nimport os\nos.system('echo from a program >&2')"), "from a program")
 
 
-def test_on_the_kernel_of_colab(tmp_path: Path) -> None:
-    """ipykernel 6 and IPython 7: the panel, an interrupt, and the next cell."""
-    with running_kernel(tmp_path, **kernel_path(*overlay.old_kernel())) as kernel:
-        kernel.run(LOAD).good()
-        kernel.run("import tensorflow as tf").good()
-        interrupted(kernel)
-        cell = kernel.run("%%tpu_train --jit keep\nprint('more')\nmodel.fit(x, y, verbose=0)").good()
-        assert "more\n" in cell.printed and cell.panel[-1].kind == "update_display_data"
-        assert kernel.run("%tpu_logs").good().printed.startswith("more\n")
-
-
-def test_an_import_that_would_abort_the_kernel_is_an_error_from_the_extension_on(tmp_path: Path) -> None:
+def test_an_import_that_would_abort_the_kernel_is_an_error_from_the_extension_on(kernel: Kernel) -> None:
     """Without it: `LLVM ERROR: inconsistency in registered CommandLine options`, and the kernel is gone."""
-    with running_kernel(tmp_path, **kernel_path()) as kernel:
-        kernel.run(LOAD).good()
-        kernel.run("import tensorflow").good()
-        shown = kernel.run("import torch_xla").shown
-        assert "ImportError" in shown and "aborts the kernel" in shown and "Restart the kernel" in shown
-        assert kernel.value("1 + 1") == 2
+    kernel.run("import tensorflow").good()
+    shown = kernel.run("import torch_xla").shown
+    assert "ImportError" in shown and "aborts the kernel" in shown and "Restart the kernel" in shown
+    assert kernel.value("1 + 1") == 2
+
+
+# -- the JupyterLab extension ----------------------------------------------------------------------------------------
+
+
+def test_it_is_followed_and_can_be_stopped_where_the_kernel_has_subshells(either: Kernel) -> None:
+    either.run("%tpu_init --framework tensorflow").good()
+    either.run(BUILD).good()
+    front = Front(either)
+    assert front.greets()["host"]["title"] == "XLA:CPU rehearsal"
+    cell = either.wait_for(either.send(ENDLESS), "begun")
+    either.wait_until(lambda: len(front.told("update")) > 3)
+    hello, run = front.told("hello")[-1], front.told("update")[-1]["run"]
+    assert hello["run"] == run and hello["live"]
+    if hello["answers"]:
+        either.client.control_channel.send(either.client.session.msg("create_subshell_request"))
+        header = {"subshell_id": either.client.get_control_msg(timeout=10)["content"]["subshell_id"]}
+        opened = front.say("open", header, run=run)
+        either.wait_until(lambda: bool(front.answers(opened)), 5)
+        assert front.answers(opened)[0]["record"]["view"]["live"]
+        front.say("stop", header, run=run)
+    else:
+        put_together(front.told("run", "update"), run)
+        either.interrupt()
+    began = time.monotonic()
+    either.finish(cell, timeout=60)
+    assert cell.error_type == "TrainingInterrupted" and time.monotonic() - began < 10
+    either.run("1").good()
+    last = front.told("run")[-1]["record"]["view"]
+    assert (last["state"], last["live"]) == ("interrupted", False)
+    assert front.greets()["answers"] == hello["answers"], "any cell keeps it from answering, as this one did"
+
+
+def test_a_plain_run_is_followed(either: Kernel) -> None:
+    either.run(BUILD).good()
+    front = Front(either)
+    front.greets()
+    either.run("%%tpu_train --plain --run-name plain\nmodel.fit(x, y, verbose=0)").good()
+    either.run("1").good()
+    view = front.told("run")[-1]["record"]["view"]
+    assert (view["name"], view["state"]) == ("plain", "done") and view["steps"] >= 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +13,28 @@ pytest.importorskip("transformers.trainer")
 
 from .kernel import Kernel, python
 
+pytestmark = pytest.mark.process
+
 PATIENCE = 300.0  # seconds: the programs are small, but machines may be busy
 RUN = re.compile(r"^%%tpu_train.*\n", re.MULTILINE)
 TOLD = "\nimport json\nprint('TOLD' + json.dumps(told))"
+# Each in a fork, before anything is computed: the imports are most of what such a program takes.
+FORKS = """
+import json, os
+import accelerate, transformers.trainer
+for name, text in {programs!r}.items():
+    child = os.fork()
+    if child:
+        assert os.waitpid(child, 0)[1] == 0, name
+        continue
+    os.mkdir(name)
+    os.chdir(name)
+    names = {{"__name__": "__main__"}}
+    exec(text, names)
+    with open("told.json", "w") as file:
+        json.dump(names["told"], file)
+    break
+"""
 
 COMMON = """
 import torch
@@ -48,12 +66,18 @@ COMMON = {"per_device_train_batch_size": 4, "report_to": "none", "disable_tqdm":
 """
 
 
-def in_plain_python(cells: list[str], folder: Path) -> Any:
-    """What the cells tell in a process of their own, in which nothing knows of torch_xla or of us."""
-    folder.mkdir()
-    text = RUN.sub("", "\n".join(cells)) + TOLD
-    out = python(text, folder, timeout=PATIENCE, USE_TORCH_XLA="0", CUDA_VISIBLE_DEVICES="")
-    return json.loads(out.rpartition("TOLD")[2])
+@pytest.fixture(scope="module")
+def in_plain_python(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the cells tell in processes of their own, in which nothing knows of torch_xla or of us."""
+    folder = tmp_path_factory.mktemp("plain")
+    programs = {
+        "plain": [COMMON, *PLAIN],
+        "trainer": [COMMON, *TRAINER, "told.append(train_it())", "tell(trainer)"],
+        "accelerator": ACCELERATOR,
+    }
+    texts = {name: RUN.sub("", "\n".join(cells)) for name, cells in programs.items()}
+    python(FORKS.format(programs=texts), folder, timeout=PATIENCE, USE_TORCH_XLA="0", CUDA_VISIBLE_DEVICES="")
+    return {name: json.loads((folder / name / "told.json").read_text()) for name in programs}
 
 
 def in_kernel(kernel: Kernel, cells: list[str]) -> Any:
@@ -150,9 +174,8 @@ told.append(weights(net))
 ]
 
 
-def test_plain_cells_are_as_without_the_extension(kernel: Kernel, tmp_path: Path) -> None:
-    cells = [COMMON, *PLAIN]
-    assert_same(in_kernel(kernel, cells), in_plain_python(cells, tmp_path / "plain"))
+def test_plain_cells_are_as_without_the_extension(kernel: Kernel, in_plain_python: dict[str, Any]) -> None:
+    assert_same(in_kernel(kernel, [COMMON, *PLAIN]), in_plain_python["plain"])
     # What a TPU can do and a CPU without torch_xla refuses is not refused here.
     kernel.run("assert TrainingArguments('out', bf16=True).device.type == 'cpu'").good()
 
@@ -225,10 +248,9 @@ def train_it():
 FORM_ONE = "%%tpu_train --plain\ndef train_it():\n    return trainer.train().training_loss\n"
 
 
-def test_a_trainer_of_an_earlier_cell_trains_and_comes_home(kernel: Kernel, tmp_path: Path) -> None:
-    plain = [COMMON, *TRAINER, "told.append(train_it())", "tell(trainer)"]
+def test_a_trainer_of_an_earlier_cell_trains_and_comes_home(kernel: Kernel, in_plain_python: dict[str, Any]) -> None:
     cells = [COMMON, *TRAINER, FORM_ONE, "told.append(_tpu.value)", "tell(trainer)"]
-    assert_same(in_kernel(kernel, cells), in_plain_python(plain, tmp_path / "plain"))
+    assert_same(in_kernel(kernel, cells), in_plain_python["trainer"])
     assert kernel.value("_tpu.left") == {}
 
 
@@ -312,8 +334,10 @@ told.append(optimizer.param_groups[0]["params"][0] is model.weight)
 ]
 
 
-def test_an_accelerator_of_an_earlier_cell_trains_and_comes_home(kernel: Kernel, tmp_path: Path) -> None:
-    assert_same(in_kernel(kernel, ACCELERATOR), in_plain_python(ACCELERATOR, tmp_path / "plain"))
+def test_an_accelerator_of_an_earlier_cell_trains_and_comes_home(
+    kernel: Kernel, in_plain_python: dict[str, Any]
+) -> None:
+    assert_same(in_kernel(kernel, ACCELERATOR), in_plain_python["accelerator"])
     kernel.run(
         """
 def ranks():

@@ -6,6 +6,7 @@ that it does what it says, in an IPython with a real pip and packages made on th
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -13,7 +14,6 @@ import sys
 import zipfile
 from pathlib import Path
 
-import nbformat
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,8 +43,8 @@ MACHINES = {"colab": {"COLAB_RELEASE_TAG": "release-colab_20260801"}, "kaggle": 
 
 
 def code_of(path: Path) -> list[str]:
-    notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
-    return [str(cell.source) for cell in notebook.cells if cell.cell_type == "code"]
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
 def needed_by(cell: str) -> dict[str, str]:
@@ -145,11 +145,13 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     return Machine(tmp_path_factory.mktemp("machine"))
 
 
+@pytest.mark.process
 def test_on_a_machine_of_ones_own_it_does_nothing_and_prints_nothing(machine: Machine) -> None:
     assert machine.run() == ""
     assert machine.listed() == {"tiny-there": "1.0"}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("host", MACHINES)
 def test_there_it_installs_what_is_missing_and_keeps_every_version(machine: Machine, host: str) -> None:
     """A newer tiny-there is in the index, and the package that is installed would be as glad of it."""
@@ -160,6 +162,7 @@ def test_there_it_installs_what_is_missing_and_keeps_every_version(machine: Mach
     assert machine.run(**MACHINES[host]) == "", "run again, it has nothing to do"
 
 
+@pytest.mark.process
 def test_what_cannot_be_had_without_a_change_is_not_installed(machine: Machine) -> None:
     if "tiny-missing" in machine.listed():
         machine.pip("uninstall", "--yes", "tiny-missing", "tiny-brought")

@@ -4,13 +4,13 @@ runs their cells (`make test`)."""
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
 
+from tests import _notebooks, overlay
 from tests.notebooks.test_tutorials import ROOT, assert_saved_clean
 from tpu_magics.check import check_paths
 
@@ -107,11 +107,8 @@ def test_rules_hold_but_where_a_guide_breaks_them_on_purpose() -> None:
     assert list(check_paths([str(FOLDER)])) == []
 
 
-def test_make_runs_every_guide_and_tensorflows_in_its_overlay() -> None:
-    command = ["make", "-n", "-p", "help"]
-    database = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    lists = dict(re.findall(r"^(NOTEBOOKS|TF_NOTEBOOKS|ALL_NOTEBOOKS) := (.*)$", database, flags=re.MULTILINE))
-    assert set(lists["ALL_NOTEBOOKS"].split()) >= {str(path.relative_to(ROOT)) for path in GUIDES}
-    chosen = lists["TF_NOTEBOOKS"].split()
-    assert chosen == ["notebooks/06_tensorflow.ipynb", "notebooks/guides/05_tensorflow_tpu.ipynb"]
-    assert sorted([*lists["NOTEBOOKS"].split(), *chosen]) == sorted(lists["ALL_NOTEBOOKS"].split())
+def test_tensorflows_kernels_have_its_overlay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlay, "python_path", lambda: "its packages")
+    notebooks = (ROOT / "notebooks").rglob("*.ipynb")
+    chosen = {path.stem for path in notebooks if "PYTHONPATH" in _notebooks.environment(path)}
+    assert chosen == {"06_tensorflow", "05_tensorflow_tpu"}

@@ -123,6 +123,7 @@ def test_widgets_of_ipywidgets_read_alike() -> None:
     assert sanitize(views[0]) == sanitize(views[1])
 
 
+@pytest.mark.process
 def test_nbval_takes_the_file(monday: Run, friday: Run, tmp_path: Path) -> None:
     """A notebook saved on Monday and run on Friday: equal with the file, different without it."""
     source = "from tpu_magics.panel.runs import summary_table\nfrom tpu_magics.panel.table import to_text\n"
@@ -134,6 +135,7 @@ def test_nbval_takes_the_file(monday: Run, friday: Run, tmp_path: Path) -> None:
     assert nbval(tmp_path) == 1
 
 
+@pytest.mark.process
 def test_the_command_line_tells_where_the_file_is() -> None:
     told = subprocess.run(COMMAND, capture_output=True, text=True, check=True).stdout.strip()
     assert Path(told).samefile(FILE)

@@ -48,6 +48,7 @@ def run(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
+@pytest.mark.process
 def test_the_script_tells_each_cell_and_leaves_the_executed_notebook(tmp_path: Path) -> None:
     cells = [new_markdown_cell("# Two cells"), new_code_cell("# Six.\nx = 6\nprint('six')"), new_code_cell("x * 7")]
     nbformat.write(new_notebook(cells=cells), tmp_path / "two.ipynb")
@@ -59,6 +60,7 @@ def test_the_script_tells_each_cell_and_leaves_the_executed_notebook(tmp_path: P
     assert executed.cells[2].outputs[0].data["text/plain"] == "42"
 
 
+@pytest.mark.process
 def test_the_script_leaves_the_notebook_where_a_cell_fails(tmp_path: Path) -> None:
     cells = [new_code_cell("print('here')"), new_code_cell("1 / 0"), new_code_cell("print('never')")]
     nbformat.write(new_notebook(cells=cells), tmp_path / "bad.ipynb")

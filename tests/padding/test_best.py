@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tpu_magics.padding.best import Buckets, best_buckets
@@ -40,7 +40,6 @@ def brute_force(counts: Mapping[int, int], most: int, group: int, ranks: int) ->
 COUNTS = st.dictionaries(st.integers(1, 60), st.integers(1, 9), min_size=1, max_size=8)
 
 
-@settings(max_examples=400, deadline=None)
 @given(COUNTS, st.integers(1, 5), st.integers(1, 5), st.integers(1, 3))
 def test_no_bounds_pad_less(counts: dict[int, int], most: int, batch: int, ranks: int) -> None:
     found = best_buckets(counts, most, batch * ranks, ranks)
@@ -54,7 +53,6 @@ def test_no_bounds_pad_less(counts: dict[int, int], most: int, batch: int, ranks
         assert slots_of(each.bounds, counts, batch * ranks, ranks) == each.slots
 
 
-@settings(max_examples=200, deadline=None)
 @given(COUNTS, st.integers(2, 4), st.integers(1, 4), st.integers(1, 3))
 def test_the_sampler_makes_the_batches_that_were_reckoned_with(
     counts: dict[int, int], most: int, batch: int, ranks: int

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import pickle
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from accelerate.data_loader import BatchSamplerShard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import DataLoader
@@ -26,6 +24,7 @@ from transformers import (
 )
 
 import tpu_magics
+from tests import forks
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.padding import BucketBatches, PadTo, bucket_for, buckets
 
@@ -95,6 +94,7 @@ def test_the_last_batch_can_be_kept() -> None:
     assert sorted(index for batch in found for index in batch) == list(range(203))
 
 
+@pytest.mark.process
 def test_workers_of_the_loader_can_have_it(tokenizer: PreTrainedTokenizerFast) -> None:
     pads = pickle.loads(pickle.dumps(PadTo(DataCollatorWithPadding(tokenizer), BOUNDS)))
     loader = DataLoader(ROWS, batch_sampler=BucketBatches(LENGTHS, BOUNDS, 8), collate_fn=pads, num_workers=1)
@@ -149,7 +149,6 @@ def test_the_bucket_of_a_length() -> None:
 # -- several ranks ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=40, max_size=200), st.integers(2, 4), st.integers(2, 4))
 def test_ranks_have_one_bound_in_each_step(lengths: list[int], batch_size: int, ranks: int) -> None:
     try:
@@ -215,14 +214,12 @@ print(json.dumps([len(prepared), epochs]))
 """
 
 
+@pytest.mark.process
 def test_accelerate_prepares_it(tmp_path: Path) -> None:
     """In a process of its own: Accelerator starts the XLA runtime."""
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PJRT_DEVICE": "CPU", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", PREPARED], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    count, [first, second] = json.loads(done.stdout.splitlines()[-1])
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PJRT_DEVICE": "CPU"}
+    told = forks.run("torch_xla", PREPARED, cwd=tmp_path, environment=environment)
+    count, [first, second] = json.loads(told.splitlines()[-1])
     assert count == len(first) == len(second) == 25
     assert {tuple(shape) for shape in first} == {(8, bound) for bound in BOUNDS}
     assert first != second and sorted(first) == sorted(second)

@@ -9,6 +9,8 @@ import pytest
 
 from tests import overlay
 
+pytestmark = pytest.mark.process
+
 PROGRAM = Path(__file__).with_name("tf_data_program.py")
 
 

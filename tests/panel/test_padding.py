@@ -9,7 +9,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tpu_magics.padding.report import Asked, Report, advise
@@ -172,7 +172,6 @@ DOTS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(DOTS)
 def test_all_stays_inside(dots: list[Dot]) -> None:
     svg = scatter([replace(dots[0], state="chosen"), *dots[1:]], "shapes", "padded")
@@ -196,7 +195,6 @@ def test_names_do_not_lie_on_each_other() -> None:
                 assert apart or abs(y - other_y) >= 12, (seed, word, other)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.integers(1, 100_000), st.integers(1, 10**6), min_size=1, max_size=60), st.integers(1, 5))
 def test_bars_and_bounds_stay_inside(counts: Mapping[int, int], many: int) -> None:
     svg = histogram(counts, sorted(counts)[-many:], "tokens", "samples")

@@ -97,7 +97,7 @@ def test_long_texts_and_many_of_them_stay_small(tmp_path: Path) -> None:
     site = Site(0, again, 3, again, again)
     parts: dict[str, Any] = {"text": again, "fix": again, "difference": (again,) * 50, "site": site, "graph": again}
     run = Recorded(tmp_path, **myself()).write(*began(CREATED + 1))
-    evil = recompile(CREATED + 2, 1, inputs=tuple(Input(again, tuple(range(50)), again) for _ in range(60)), **parts)
+    evil = recompile(CREATED + 2, 1, inputs=tuple(Input(again, tuple(range(50)), again) for _ in range(20)), **parts)
     run.write_many(evil for _ in range(60))
     run.write_many(Value(CREATED + 2, 0, f"{number} {long}"[:200], long[:200], 1) for number in range(64))
     run.write_many(Warned(CREATED + 2, 0, "x", f"{number} {long}") for number in range(10))
@@ -130,6 +130,7 @@ def browser() -> Iterator[Any]:
 @pytest.mark.browser
 @pytest.mark.parametrize("name", recorded.RUNS)
 @pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.process
 def test_it_fits_600_pixels_and_is_reached_by_keyboard(tmp_path: Path, browser: Any, name: str, theme: str) -> None:
     html = to_html(recorded.RUNS[name](tmp_path).view())
     page = browser.new_page(viewport={"width": 600, "height": 800})

@@ -97,6 +97,7 @@ def test_any_value_becomes_json() -> None:
 # -- how much --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_ten_thousand_compiles_are_the_newest_thousand(tmp_path: Path) -> None:
     view = recorded.long_run(tmp_path, compiles=10_000).view()
     made, saved = record(view), record(view, SAVED)
@@ -127,6 +128,7 @@ def stuffed(root: Path) -> Recorded:
     return run
 
 
+@pytest.mark.long
 def test_what_is_saved_in_a_notebook_is_bounded(tmp_path: Path) -> None:
     view = stuffed(tmp_path).view()
     for room in (SAVED, COMM):

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.panel import preflights
@@ -135,7 +135,6 @@ def test_what_a_program_is_missing_has_one_reason() -> None:
     assert "HBM not available the compiler refuses it" in page(preflights.refused())
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.text(min_size=1, max_size=40))
 def test_what_people_wrote_is_only_text(text: str) -> None:
     evil = f"<script>alert('{text}')</script>"
@@ -493,7 +492,6 @@ def test_what_needs_much_more_is_drawn_at_the_top() -> None:
     assert "500 GiB" in svg and "900 GiB" not in svg
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 10**6), st.floats(0.001, 5000), st.booleans()),

@@ -38,7 +38,12 @@ def colab_compiler() -> tuple[str, ...]:
     return (str(overlay.COLAB_COMPILER),)
 
 
-@pytest.fixture(scope="module", params=["newest"] if overlay.is_host() else ["newest", "colab"])
+COLAB = (
+    [] if overlay.is_host() else [pytest.param("colab", marks=pytest.mark.long)]
+)  # `make test-hosts` has it as its own
+
+
+@pytest.fixture(scope="module", params=["newest", *COLAB])
 def packages(request: pytest.FixtureRequest) -> tuple[str, ...]:
     """Each of the two in turn; in the environment of a host its own."""
     return request.getfixturevalue({"newest": "tpu_compiler", "colab": "colab_compiler"}[request.param])

@@ -3,16 +3,16 @@
 What lives here: the sizes of the facts that this room was built on. What does not: its parts, which have tests of their
 own. Of each case the graph of the steady step alone is compiled: the first step's is as large, and takes as long.
 
-In the environments of Colab and Kaggle BERT is a small one, without GELU: their older compilers take up to two minutes
-of processor time for BERT-base, most of it for its error functions, whatever the number of its layers. What can
-differ there is the answer, not the size.
+BERT-base takes up to two minutes of processor time for each graph, most of it for its error functions; so a small one,
+without GELU, stands for it in `make test`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
-from tests import overlay
 from tpu_magics.launch import session
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.tracing import Asked
@@ -24,24 +24,34 @@ from tpu_magics.preflight.run import trace_request
 from tpu_magics.preflight.targets import parse
 
 GIB = 2**30
-SMALL = overlay.is_host()
-LAYERS, WIDTH = (1, 128) if SMALL else (12, 768)
-BATCH, LENGTH = (8, 128) if SMALL else (32, 128)
-HEADS = WIDTH // 64
-ACTIVATION = "relu" if SMALL else "gelu"
-PARAMETERS = 4_187_906 if SMALL else 109_483_778  # with a head for two classes
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+LENGTH = 128
 
 
-def training_function(batch: int, length: int) -> None:
+@dataclass(frozen=True)
+class Bert:
+    """`parameters`: with a head for two classes."""
+
+    layers: int
+    width: int
+    activation: str
+    batch: int
+    parameters: int
+
+
+SMALL = Bert(1, 128, "relu", 8, 4_187_906)
+BASE = Bert(12, 768, "gelu", 32, 109_483_778)
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
+
+
+def training_function(bert: Bert, batch: int, length: int) -> None:
     import torch
     import torch_xla
     from transformers import BertConfig, BertForSequenceClassification
 
     device = torch_xla.device()
-    sizes = {"num_hidden_layers": LAYERS, "hidden_size": WIDTH, "intermediate_size": 4 * WIDTH}
-    config = BertConfig(**sizes, num_attention_heads=HEADS, hidden_act=ACTIVATION)
+    sizes = {"num_hidden_layers": bert.layers, "hidden_size": bert.width, "intermediate_size": 4 * bert.width}
+    config = BertConfig(**sizes, num_attention_heads=bert.width // 64, hidden_act=bert.activation)
     model = BertForSequenceClassification(config).to(device)
     optimizer = torch.optim.AdamW(model.parameters())
     ids = torch.zeros((batch, length), dtype=torch.long)
@@ -53,14 +63,15 @@ def training_function(batch: int, length: int) -> None:
         torch_xla.sync()
 
 
-@pytest.fixture
-def ready(fresh_session: session.Session, tpu_compiler: tuple[str, ...]) -> None:
+@pytest.fixture(params=[pytest.param(SMALL, id="small"), pytest.param(BASE, id="base", marks=pytest.mark.long)])
+def bert(request: pytest.FixtureRequest, fresh_session: session.Session, tpu_compiler: tuple[str, ...]) -> Bert:
     pytest.importorskip("transformers")
     fresh_session.backend.prepare()
+    return request.param  # type: ignore[no-any-return]
 
 
-def preflight(batch: int, length: int, precision: str | None = None) -> tuple[Traced, Compiled]:
-    request = function_request(training_function, (batch, length))
+def preflight(bert: Bert, batch: int, length: int = LENGTH, precision: str | None = None) -> tuple[Traced, Compiled]:
+    request = function_request(training_function, (bert, batch, length))
     traced = trace_request(request, Options(precision=precision, force=True), Asked())
     assert traced.settled and traced.syncs == 3 and traced.batch == batch and not traced.reads
     steady = [graph for graph in traced.graphs if graph.steady]
@@ -68,46 +79,47 @@ def preflight(batch: int, length: int, precision: str | None = None) -> tuple[Tr
     return traced, compiled
 
 
-def test_a_batch_of_32_x_128_fits_and_its_matrix_multiplications_are_not_bf16(ready: None) -> None:
-    traced, compiled = preflight(BATCH, LENGTH)
+def test_a_batch_of_32_x_128_fits_and_its_matrix_multiplications_are_not_bf16(bert: Bert) -> None:
+    traced, compiled = preflight(bert, bert.batch)
     assert compiled.status == "fits"
     memory = compiled.memory
     assert memory is not None and memory.arguments is not None and memory.aliased is not None
-    state = 3 * 4 * PARAMETERS  # weights and two moments, f32
+    small = bert is SMALL
+    state = 3 * 4 * bert.parameters  # weights and two moments, f32
     assert state < memory.arguments < 1.05 * state
     assert 0.99 * state < memory.aliased <= memory.arguments, "all of that is donated"
     assert memory.available == pytest.approx(15.75 * GIB, rel=0.01)
-    assert (state if SMALL else 3 * GIB) < memory.needed < (GIB if SMALL else 8 * GIB)
-    if SMALL:  # forward, twice as much backward, and AdamW's own operations on each weight
-        multiplied = 3 * LAYERS * BATCH * LENGTH * (24 * WIDTH**2 + 4 * LENGTH * WIDTH)
-        assert multiplied < (compiled.flops or 0) < multiplied + 30 * PARAMETERS
+    assert (state if small else 3 * GIB) < memory.needed < (GIB if small else 8 * GIB)
+    if small:  # forward, twice as much backward, and AdamW's own operations on each weight
+        multiplied = 3 * bert.layers * bert.batch * LENGTH * (24 * bert.width**2 + 4 * LENGTH * bert.width)
+        assert multiplied < (compiled.flops or 0) < multiplied + 30 * bert.parameters
     else:
         assert compiled.flops == pytest.approx(2.16e12, rel=0.05), "this was measured"
     share = bf16_share(compiled)
-    assert share is not None and share < (0.25 if SMALL else 0.1)
-    [largest] = [one for one in compiled.buffers if one.shape == f"f32[30522,{WIDTH}]" and one.kind == "argument"][:1]
-    assert largest.size >= 30522 * WIDTH * 4
+    assert share is not None and share < (0.25 if small else 0.1)
+    words = [one for one in compiled.buffers if one.shape == f"f32[30522,{bert.width}]" and one.kind == "argument"]
+    assert words[0].size >= 30522 * bert.width * 4
     made = [one.place.code for one in compiled.buffers if one.kind == "temporary" and one.place is not None][:1]
     line = "loss = model(input_ids=ids.to(device), labels=ids[:, 0].to(device)).loss"
-    assert made == [line] or (SMALL and not made), "temporaries of a small one may all lie on the chip"
+    assert made == [line] or (small and not made), "temporaries of a small one may all lie on the chip"
     assert any(name.endswith("bert.embeddings.word_embeddings.weight") for name in traced.graphs[-1].parameters)
 
 
-def test_with_bf16_nearly_all_of_them_are(ready: None) -> None:
-    _, compiled = preflight(BATCH, LENGTH, "bf16")
+def test_with_bf16_nearly_all_of_them_are(bert: Bert) -> None:
+    _, compiled = preflight(bert, bert.batch, precision="bf16")
     assert compiled.status == "fits"
     share = bf16_share(compiled)
     assert share is not None and share > 0.95
 
 
-if not SMALL:  # what these compilers refuse, and how: test_optimised.py
-
-    def test_a_batch_of_512_x_512_is_refused(ready: None) -> None:
-        _, compiled = preflight(512, 512)
-        assert compiled.status == "too-large"
-        assert compiled.memory is not None and compiled.memory.available is not None
-        assert compiled.memory.needed == pytest.approx(184 * GIB, rel=0.02)
-        assert compiled.memory.available == pytest.approx(15.75 * GIB, rel=0.01)
-        largest = compiled.buffers[0]
-        assert largest.shape == f"f32[512,{HEADS},512,512]" and largest.place is not None
-        assert "model(input_ids" in largest.place.code
+@pytest.mark.long
+@pytest.mark.parametrize("bert", [pytest.param(BASE, id="base")], indirect=True)
+def test_a_batch_of_512_x_512_is_refused(bert: Bert) -> None:
+    _, compiled = preflight(bert, 512, 512)
+    assert compiled.status == "too-large"
+    assert compiled.memory is not None and compiled.memory.available is not None
+    assert compiled.memory.needed == pytest.approx(184 * GIB, rel=0.02)
+    assert compiled.memory.available == pytest.approx(15.75 * GIB, rel=0.01)
+    largest = compiled.buffers[0]
+    assert largest.shape == f"f32[512,{bert.width // 64},512,512]" and largest.place is not None
+    assert "model(input_ids" in largest.place.code

@@ -91,6 +91,7 @@ def test_cells_up_to_the_functions_are_run_in_the_notebooks_folder(capsys: pytes
     assert "" not in sys.path and sys.modules["__main__"].__dict__.get("x") is None
 
 
+@pytest.mark.process
 def test_cells_run_as_in_a_kernel_under_their_own_numbers() -> None:
     write(
         "a.ipynb",
@@ -180,6 +181,7 @@ def test_trainings_before_it_are_left_out(capsys: pytest.CaptureFixture[str]) ->
     assert "cell 5 failed, and what follows is done all the same: trainings that it may need were left out." in said
 
 
+@pytest.mark.process
 def test_everything_else_runs_for_real() -> None:
     """A loop that a cell writes out, a program that it starts, and a train() that a trainer has of its own."""
     loop = "class Own:\n    def train(self):\n        return 7\nran = [Own().train() for _ in range(2)]"
@@ -235,7 +237,6 @@ def test_what_the_launcher_is_told_counts() -> None:
     assert call(write("a.ipynb", LAUNCHER + TRAIN + "notebook_launcher(f, (1,), num_processes=1)")).processes == 1
 
 
-@pytest.mark.slow
 def test_a_trainer_does_not_train_and_the_function_finds_it_whole(capsys: pytest.CaptureFixture[str]) -> None:
     write(
         "a.ipynb",
@@ -264,7 +265,8 @@ print(found.function(), found.function.__globals__["model"].predict(found.functi
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.process
 def test_a_keras_model_does_not_train_and_can_afterwards() -> None:
     """In a process of its own: TensorFlow and torch_xla do not go into one."""
     environment = {**os.environ, "PYTHONPATH": overlay.python_path(), "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -381,7 +383,7 @@ def test_arguments_that_do_not_do() -> None:
     )
     said = refused("a.ipynb", "g", "--args", "n")
     assert said.startswith("g(a, b, *, c) needs `b`, `c`.\nWhy: --args gives n.\n") and said.endswith("a b c=...")
-    assert "does not take these arguments: too many positional" in refused("a.ipynb", "f", "--args", "1", "2", "3")
+    assert "too many positional" in refused("a.ipynb", "f", "--args", "1", "2", "3")
     assert "unexpected keyword argument 'k'" in refused("a.ipynb", "f", "--args", "1", "k=2")
     assert "The ARG 'nowhere' cannot be evaluated: NameError" in refused("a.ipynb", "f", "--args", "nowhere")
     assert "`g` is a generator function" in refused("a.ipynb", "g", "--args", "1", "2", "c=3")
@@ -445,13 +447,14 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.process
 def test_what_is_wrong_at_once_is_told_before_cells_run() -> None:
     write("a.ipynb", "print('ran')", TRAIN)
     for words, said in (
         (["--target", "v99-1"], "v99-1"),
         (["--target", "v5e-1", "--steps", "0"], "--steps 0 is not possible."),
         (["--target", "v5e-1", "-n", "0"], "-n 0 is not possible."),
-        (["--target", "v5e-1", "--args", "1 +"], "The ARG '1 +' is not a Python expression"),
+        (["--target", "v5e-1", "--args", "1 +"], "The ARG '1 +'"),
         ([], "the following arguments are required: --target"),
     ):
         done = command("a.ipynb", "--function", "f", *words)
@@ -459,6 +462,7 @@ def test_what_is_wrong_at_once_is_told_before_cells_run() -> None:
         assert "ran" not in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.process
 def test_standard_output_is_for_the_result_alone() -> None:
     loud = "import os\nprint('one')\n!echo two\nos.write(1, b'three\\n')\n'four'"
     done = command(write("a.ipynb", loud, TRAIN), "--function", "f", "--target", "v5e-1", "--format", "json")
@@ -484,27 +488,36 @@ def training_function(model):
 """
 
 
-@pytest.mark.slow
-def test_a_notebook_is_preflighted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tpu_compiler: object) -> None:
-    """With the compiler itself: what fits, and what does not."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def preflighted(rows: str, *words: str) -> subprocess.CompletedProcess[str]:
     net = "class Net(torch.nn.Sequential):\n    def __init__(self, n):\n        super().__init__(torch.nn.Linear(n, n))"
-    cells = ("%load_ext tpu_magics\nimport torch", "rows, width = 64, 256", net, STEPS, "1 / 0")
-    words = ("--function", "training_function", "--target", "v5e-1", "--format", "json")
-    done = command(write("a.ipynb", *cells), *words)
+    cells = ("%load_ext tpu_magics\nimport torch", f"rows, width = {rows}, 256", net, STEPS, "1 / 0")
+    return command(write("a.ipynb", *cells), "--function", "training_function", "--target", "v5e-1", *words)
+
+
+@pytest.mark.process
+def test_a_notebook_is_preflighted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tpu_compiler: object) -> None:
+    """With the compiler itself."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    done = preflighted("64", "--format", "json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     (result,) = found["results"]
     assert found["fits"] and result["status"] == "fits" and result["trace"]["settled"]
     assert result["trace"]["precision"] == "bf16" and result["bf16_share"] > 0.95
     assert result["trace"]["graphs"][-1]["site"]["path"] == "In [4]"
-    write("a.ipynb", cells[0], "rows, width = 2**26, 256", *cells[2:])
-    done = command("a.ipynb", *words[:-2])
+
+
+@pytest.mark.long
+@pytest.mark.process
+def test_what_does_not_fit_ends_with_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tpu_compiler: object) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    done = preflighted("2**26")
     assert done.returncode == 1, done.stderr
     assert done.stdout.startswith("Preflight of training_function: bf16; no step was executed\n")
     assert "In [4], line 9" in done.stdout
 
 
+@pytest.mark.process
 def test_help_is_there() -> None:
     done = command("-h")
     assert done.returncode == 0 and "--fit NAME" in done.stdout and "bf16-downcast" in done.stdout

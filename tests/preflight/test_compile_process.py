@@ -28,6 +28,8 @@ from tpu_magics.preflight.compile_environment import environment
 from tpu_magics.preflight.compiling import Progress, default_limit
 from tpu_magics.preflight.targets import parse
 
+pytestmark = pytest.mark.process
+
 SMALL = graph(programs.TRAINING)
 SLOW = graph(programs.slow(2))  # a few seconds
 MIB = 2**20
@@ -229,6 +231,7 @@ def test_an_error_in_tell_leaves_nothing(tpu_compiler: tuple[str, ...], temporar
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.smoke
 def test_a_compile_that_ends_leaves_nothing(tpu_compiler: tuple[str, ...], temporary: Path) -> None:
     with leaving_nothing():
         compile_some([SMALL], packages=tpu_compiler)

@@ -18,6 +18,8 @@ from tpu_magics.preflight.compiling import Progress
 from tpu_magics.preflight.facts import Compiled
 from tpu_magics.preflight.targets import parse
 
+pytestmark = pytest.mark.process
+
 MIB, GIB = 2**20, 2**30
 WEIGHTS, BATCH = 512 * 512 * 4, 64 * 512 * 4  # bytes of TRAINING's parameters
 AVAILABLE = 16 * GIB - 258 * MIB  # of v5e, by the refusals' own table
@@ -258,7 +260,6 @@ def test_more_replicas_than_devices_are_no_answer(answers: Answers) -> None:
 # -- other TPUs -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_every_generation_is_compiled_for(packages: tuple[str, ...]) -> None:
     """As many replicas as torch_xla's launcher starts; v5e is what `answers` asks for. Of the older compiler one
     generation, with two devices to a chip."""
@@ -266,7 +267,6 @@ def test_every_generation_is_compiled_for(packages: tuple[str, ...]) -> None:
         is_compiled_for(name, packages)
 
 
-@pytest.mark.slow
 def test_a_7x_is_compiled_for(tpu_compiler: tuple[str, ...]) -> None:
     is_compiled_for("tpu7x-8", tpu_compiler)
 

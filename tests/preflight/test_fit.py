@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tpu_magics.backends.lowered import Graph
@@ -166,7 +166,6 @@ def test_the_result_has_what_was_tried_in_that_order() -> None:
 CURVES = st.lists(st.integers(0, 40), min_size=1, max_size=120)
 
 
-@settings(max_examples=600, deadline=None, derandomize=True)
 @given(CURVES, st.integers(1, 160), st.integers(1, 2000), st.booleans())
 def test_any_rising_curve_gives_what_trying_all_gives(
     steps: list[int], start: int, available: int, measured: bool
@@ -182,7 +181,6 @@ def test_any_rising_curve_gives_what_trying_all_gives(
     assert len(found.points) <= 2 * math.log2(highest) + 5
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.integers(1, 3000), st.integers(1, 3000), st.floats(0, 0.9))
 def test_any_straight_line_takes_six(largest: int, start: int, constant: float) -> None:
     available = 100 * GIB
@@ -252,7 +250,6 @@ def test_large_sizes_are_settled_to_one_percent(
     assert exact.largest == rows and proved(exact) and exact.exact and len(exact.points) >= len(found.points)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.integers(EXACT_BELOW, HIGHEST - 1), st.integers(1, HIGHEST), st.integers(1, 2048), st.booleans())
 def test_any_large_step_curve_is_settled(rows: int, start: int, tile: int, measured: bool) -> None:
     compiler = FakeCompiler({"v5e-8": lambda size: -(-size // tile)}, {"v5e-8": -(-rows // tile)}, measured=measured)
@@ -578,8 +575,8 @@ def compiled(size: int, target: Target) -> FitPoint:
     return FitPoint(size, found.status, memory.needed, memory.available, found.seconds, found.error, graph.hash)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu, the compiler, is not installed")
+@pytest.mark.process
 def test_the_search_finds_what_real_compiles_prove() -> None:
     """A program with 16 MiB of argument and of output for each row, and no temporaries: what fits can be reckoned."""
     targets = parse_all("v5e-1,v6e-1")

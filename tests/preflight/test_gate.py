@@ -23,6 +23,8 @@ from tpu_magics.preflight.run import Telling
 from tpu_magics.runs import preflights
 from tpu_magics.runs.reader import list_runs
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(autouse=True)
 def _own_cache(
@@ -106,7 +108,12 @@ def test_what_cannot_be_asked_is_told_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("given", "of_session", "spmd"),
-    [({}, {}, False), ({"spmd": 0}, {}, True), ({}, {"spmd": 8}, True), ({"spmd": NO_SPMD}, {"spmd": 8}, False)],
+    [
+        pytest.param({}, {}, False, marks=pytest.mark.long),
+        pytest.param({"spmd": 0}, {}, True, marks=pytest.mark.long),
+        ({}, {"spmd": 8}, True),
+        ({"spmd": NO_SPMD}, {"spmd": 8}, False),
+    ],
 )
 def test_it_is_spmd_where_the_training_is(given: dict[str, Any], of_session: dict[str, Any], spmd: bool) -> None:
     session.initialise(**of_session)

@@ -21,7 +21,7 @@ from tests import overlay
 from tpu_magics.preflight.optimised import ProgramFacts, allocations, folder, read
 from tpu_magics.preflight.optimised.text import read_program
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 PROGRAMS = Path(__file__).with_name("optimised_programs.py")
 TARGETS = ("v5e", "v6e", "v3")

@@ -51,6 +51,7 @@ def store(tmp_path: Path) -> Store:
 # -- with the compiler ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_the_second_time_takes_no_process_and_no_second(
     packages: tuple[str, ...], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +71,7 @@ def test_the_second_time_takes_no_process_and_no_second(
     assert [one.state for one in told] == ["kept"] * 3
 
 
+@pytest.mark.process
 def test_a_kept_result_has_the_lines_of_the_graph_that_asks(tpu_compiler: tuple[str, ...], store: Store) -> None:
     asked = graph(programs.elementwise(2**23), places={3: Place("In [3]", 7)})
     moved = replace(asked, places={3: Place("In [3]", 8)}, hash="other")
@@ -81,6 +83,7 @@ def test_a_kept_result_has_the_lines_of_the_graph_that_asks(tpu_compiler: tuple[
     assert set(lines[1]) == {8}
 
 
+@pytest.mark.process
 def test_what_failed_is_tried_again(
     tpu_compiler: tuple[str, ...], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +93,7 @@ def test_what_failed_is_tried_again(
     assert (again.status, again.kept) == ("fits", False)
 
 
+@pytest.mark.process
 def test_a_compile_tells_how_long_the_next_may_take(tpu_compiler: tuple[str, ...], store: Store) -> None:
     first = compile_some([GRAPH], store=store, packages=tpu_compiler)[0]
     told: list[Progress] = []

@@ -18,7 +18,7 @@ from tests.hosts import lacking
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host.chips import GENERATIONS
 from tpu_magics.preflight.chips import CHIPS, MIB
-from tpu_magics.preflight.compile_environment import ENVIRONMENT
+from tpu_magics.preflight.compile_environment import environment
 from tpu_magics.preflight.targets import Target, known, known_lines, parse, parse_all
 
 GIB = 2**30
@@ -214,7 +214,7 @@ class Libtpu:
 
 
 @pytest.fixture(scope="module")
-def libtpu() -> Libtpu:
+def libtpu(tmp_path_factory: pytest.TempPathFactory) -> Libtpu:
     """One process asks for all: topologies of any generation can be had in it."""
     if importlib.util.find_spec("libtpu") is None or importlib.util.find_spec("jax") is None:
         pytest.skip("jax and libtpu are not installed (the extra tpu-magics[preflight])")
@@ -228,7 +228,7 @@ def libtpu() -> Libtpu:
         capture_output=True,
         text=True,
         timeout=240,
-        env={**os.environ, **ENVIRONMENT, "TPU_LOG_DIR": "disabled", "PYTHONPATH": str(Path(__file__).parent)},
+        env=environment(os.environ, tmp_path_factory.mktemp("libtpu"), [str(Path(__file__).parent)]),
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return Libtpu(**json.loads(done.stdout))
@@ -245,6 +245,7 @@ def memory_job(target: Target) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@pytest.mark.process
 def test_libtpu_takes_the_topology_and_has_these_devices(libtpu: Libtpu, target: Target) -> None:
     found = libtpu.shapes[target.name]
     assert found["kind"] == target.chip.device_kind
@@ -252,12 +253,14 @@ def test_libtpu_takes_the_topology_and_has_these_devices(libtpu: Libtpu, target:
     assert found["hosts"] == target.hosts
 
 
+@pytest.mark.process
 def test_every_second_device_of_7x_is_another_chip(libtpu: Libtpu) -> None:
     chips = libtpu.shapes["tpu7x-8"]["chip_of_rank"]
     assert len({tuple(chip) for chip in chips}) == len(chips) == parse("tpu7x-8").ranks
 
 
 @pytest.mark.parametrize("target", SMALLEST.values(), ids=SMALLEST)
+@pytest.mark.process
 def test_the_compiler_allows_a_program_what_is_said_to_be_available(libtpu: Libtpu, target: Target) -> None:
     below, above = libtpu.answers[target.name]
     assert below == ""

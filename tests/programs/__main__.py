@@ -21,12 +21,12 @@ from typing import Any
 from tests.magics.kernel import Kernel, running_kernel
 from tests.programs import compare, notebook
 from tests.programs.program import Program, all_programs
+from tests.xla_flags import QUICK
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs" / "programs.md"
 BEGIN, END = "<!-- table: made by python -m tests.programs --write -->", "<!-- end of table -->"
 NOT_HOME = "unchanged here"  # what a run says of what it could not bring home
-QUICK = "--xla_backend_optimization_level=0"  # what XLA:CPU compiles here runs a few times
 
 
 @dataclass(frozen=True)

@@ -17,27 +17,44 @@ from tests.programs.__main__ import PlainRuns
 from tests.programs.program import Program, all_programs
 
 PROGRAMS = all_programs()
+# In `make test`: one of each form, whose plain runs are all on the CPU, in one process. The others are long.
+FEW = {
+    *("accelerate_notebook_launcher", "early_stopping", "gradient_accumulation", "own_script_loop"),
+    *("own_trainer_class", "torch_xla_two_cells", "trainer_resume"),
+}
 
 
 @pytest.fixture(scope="module")
-def plain_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, PlainRuns]]:
-    """One process for those on the CPU and one for those on XLA:CPU, which run beside the kernel."""
+def plain_runs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, PlainRuns]]:
+    """One process for those on the CPU and one for those on XLA:CPU, as far as they are asked for; they run beside the
+    kernel."""
     folder = tmp_path_factory.mktemp("plain")
+    here = [item for item in request.session.items if item.path == request.path and "[" in item.name]
+    asked: list[Program] = [item.callspec.params["program"] for item in here]  # type: ignore[attr-defined]
     with ExitStack() as stack:
         yield {
-            truth: stack.enter_context(PlainRuns(truth, [one for one in PROGRAMS if one.truth == truth], folder))
-            for truth in ("CPU", "XLA:CPU")
+            truth: stack.enter_context(PlainRuns(truth, [one for one in asked if one.truth == truth], folder))
+            for truth in {one.truth for one in asked}
         }
 
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    with running_kernel(tmp_path_factory.mktemp("kernel"), XLA_FLAGS=command.QUICK) as kernel:
+    with running_kernel(tmp_path_factory.mktemp("kernel")) as kernel:
         kernel.run(LOAD).good()
         yield kernel
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(program, id=program.name, marks=[] if program.name in FEW else [pytest.mark.long])
+        for program in PROGRAMS
+    ],
+)
 def test_a_program_does_what_its_plain_run_does(
     program: Program, plain_runs: dict[str, PlainRuns], kernel: Kernel, tmp_path: Path
 ) -> None:

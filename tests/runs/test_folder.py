@@ -116,6 +116,7 @@ def test_a_working_directory_that_cannot_hold_runs_falls_back(cwd: Path, tmp_pat
         assert private.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.process
 def test_without_permission_it_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Really without permission: root may write anywhere, so there a child becomes another user first."""
     with tempfile.TemporaryDirectory(dir="/tmp") as place:
@@ -204,6 +205,7 @@ def test_updates_from_many_threads_lose_nothing_and_are_never_seen_half(cwd: Pat
     assert [read_info(run.info_path)[f"field_{number}"] for number in range(8)] == [24] * 8
 
 
+@pytest.mark.process
 def test_another_process_does_not_write_run_json(cwd: Path) -> None:
     run = RunFolder.create("a", cwd=cwd)
     child = os.fork()
@@ -256,6 +258,7 @@ print(len(run.info_path.read_text()) > 20_000)
 """
 
 
+@pytest.mark.process
 def test_a_full_disk_names_the_folder_and_the_free_bytes_and_does_not_stop_the_training(tmp_path: Path) -> None:
     """On a disk of 64 kB that is really full."""
     place = tmp_path / "small"
@@ -287,6 +290,7 @@ def test_the_names_of_the_files() -> None:
     assert files.stacks_path(3).name == "rank-3.stacks" and files.display_path(2).name == "display-2.json"
 
 
+@pytest.mark.process
 def test_a_process_is_known_by_its_start_time() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     started = process_started(child.pid)
@@ -300,6 +304,7 @@ def test_a_process_is_known_by_its_start_time() -> None:
     assert process_started(child.pid) is None and not same_process(child.pid, started)
 
 
+@pytest.mark.process
 def test_a_process_name_with_brackets_is_parsed(tmp_path: Path) -> None:
     program = tmp_path / "a) R 1 (b"
     shutil.copy(shutil.which("sleep") or "/bin/sleep", program)

@@ -47,6 +47,7 @@ def test_others_leave_what_is_held(temporary: Path) -> None:
     second.remove()
 
 
+@pytest.mark.process
 def test_what_a_killed_process_left_goes_with_the_next(temporary: Path) -> None:
     code = f"""if True:
         import os, tempfile

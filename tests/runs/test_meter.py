@@ -55,7 +55,7 @@ def simulate(writer: EventWriter, clock: FakeClock, seconds: float, names: list[
     return writer.path.stat().st_size
 
 
-@pytest.mark.parametrize("seconds", [0.005, 0.6, 1.0, 10.0])
+@pytest.mark.parametrize("seconds", [0.005, *(pytest.param(long, marks=pytest.mark.long) for long in (0.6, 1.0, 10.0))])
 def test_100_000_steps_with_three_values_take_at_most_one_megabyte(
     writer: EventWriter, clock: FakeClock, seconds: float
 ) -> None:
@@ -75,16 +75,22 @@ def test_100_000_steps_with_three_values_take_at_most_one_megabyte(
 
 
 @pytest.mark.parametrize(
-    "names", [[f"metric/{n:02d}" for n in range(64)], ['"\x01' * 100], ["loss", "loss", "loss/" * 30]]
+    "names",
+    [
+        pytest.param([f"metric/{n:02d}" for n in range(64)], marks=pytest.mark.long),
+        ['"\x01' * 100],
+        pytest.param(["loss", "loss", "loss/" * 30], marks=pytest.mark.long),
+    ],
 )
 def test_many_names_or_long_ones_take_no_more(writer: EventWriter, clock: FakeClock, names: list[str]) -> None:
     assert simulate(writer, clock, 1.0, names, steps=30_000 if len(names) == 64 else 100_000) <= MEGABYTE
 
 
-def test_names_that_come_one_after_another_take_no_more(writer: EventWriter, clock: FakeClock) -> None:
+@pytest.mark.parametrize("steps", [5_000, pytest.param(20_000, marks=pytest.mark.long)])
+def test_names_that_come_one_after_another_take_no_more(writer: EventWriter, clock: FakeClock, steps: int) -> None:
     meter = ValueMeter(writer, clock)
-    for step in range(20_000):
-        for number in range(min(64, 1 + step * 64 // 20_000)):
+    for step in range(steps):
+        for number in range(min(64, 1 + step * 64 // steps)):
             meter.log(f"metric/{number}", step / 7, step)
     meter.flush()
     assert writer.path.stat().st_size <= MEGABYTE
@@ -163,6 +169,7 @@ def test_a_writer_that_failed_does_not_stop_the_count(tmp_path: Path, clock: Fak
     assert meter.total == 10 and writer.failed is not None
 
 
+@pytest.mark.process
 def test_a_child_of_the_training_counts_and_logs_nothing(writer: EventWriter, clock: FakeClock) -> None:
     meter, values = StepMeter(writer, clock), ValueMeter(writer, clock)
     values.log("loss", 1.0, 1)
@@ -227,17 +234,17 @@ def test_numpy_numbers_stay_numbers() -> None:
 
 
 def aggregated(writer: EventWriter, clock: FakeClock, values: list[object]) -> Value:
-    """The one record that stands for `values`, logged when 100,000 have been."""
+    """The one record that stands for `values`, logged when 10,000 have been."""
     meter = ValueMeter(writer, clock)
-    for step in range(100_000):
+    for step in range(10_000):
         meter.log("loss", 0, step)
     meter.flush()
     already = len(Tail(writer.path).read())
     for step, value in enumerate(values):
-        meter.log("loss", value, 100_000 + step)
+        meter.log("loss", value, 10_000 + step)
     meter.flush()
     (event,) = Tail(writer.path).read()[already:]
-    assert isinstance(event, Value) and event.n == len(values) and event.step == 100_000 + len(values) - 1
+    assert isinstance(event, Value) and event.n == len(values) and event.step == 10_000 + len(values) - 1
     return event
 
 

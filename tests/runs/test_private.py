@@ -71,6 +71,7 @@ def test_what_others_could_change_is_not_used(files: RunFiles, tmp_path: Path, t
     assert list(files.path.iterdir()) == []
 
 
+@pytest.mark.process
 def test_those_of_dead_processes_go_at_the_next_start(files: RunFiles, tmp_path: Path) -> None:
     """Not those of living ones, nor of another machine, nor what is no folder, nor what lies behind a link."""
     program = (

@@ -191,6 +191,7 @@ def test_a_folder_that_is_not_there_is_an_empty_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", ["starting", "running", "collecting"])
+@pytest.mark.process
 def test_a_running_run_whose_kernel_is_gone_is_lost(root: Path, status: str) -> None:
     kernel = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     assert kernel.stdin is not None

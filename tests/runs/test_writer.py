@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tpu_magics.runs.events import Event, Steps, Value, Warned, to_line
 from tpu_magics.runs.reader import Tail
 from tpu_magics.runs.writer import EventWriter
@@ -67,12 +69,14 @@ def test_threads_write_whole_lines(tmp_path: Path) -> None:
         assert [event.t for event in events if event.rank == number] == [float(turn) for turn in range(300)]
 
 
+@pytest.mark.process
 def test_a_writer_made_before_the_fork_works_in_the_child(tmp_path: Path) -> None:
     writer = EventWriter(tmp_path / "a", 0)
     assert in_child(lambda: 0 if writer.write(Steps(1.0, 0)) else 1) == 0
     assert Tail(writer.path).read() == [Steps(1.0, 0)]
 
 
+@pytest.mark.process
 def test_a_child_of_the_writing_process_writes_nothing_and_never_waits(tmp_path: Path) -> None:
     """As in a DataLoader's worker: forked while another thread held the writer's lock."""
     writer = EventWriter(tmp_path / "a", 0)
@@ -100,6 +104,7 @@ def test_a_child_of_the_writing_process_writes_nothing_and_never_waits(tmp_path:
     assert Tail(writer.path).read() == [Steps(1.0, 0), Steps(3.0, 0)]
 
 
+@pytest.mark.process
 def test_a_signal_handler_may_write_while_a_write_is_under_way(tmp_path: Path) -> None:
     writer = EventWriter(tmp_path / "a", 0)
 
@@ -138,6 +143,7 @@ def test_a_folder_that_is_gone_stops_the_writer(tmp_path: Path) -> None:
     assert writer.failed == "rank-0.jsonl could not be written: No such file or directory"
 
 
+@pytest.mark.process
 def test_a_line_torn_by_a_full_disk_is_the_last_one(tmp_path: Path) -> None:
     """The kernel itself cuts the write: a limit on the file's size in a real child."""
     path = tmp_path / "a"

@@ -138,6 +138,7 @@ def become_worker(parent: int, stack_file: Path) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     gc.freeze()  # the collector would otherwise write into every inherited page
     close_sockets()
+    leave_out_inherited_exit_handlers()
     dump_stacks_to(stack_file)
     os.register_at_fork(before=_remember_forking_thread, after_in_child=_grandchild)
 
@@ -153,6 +154,15 @@ def adopt_orphans() -> None:
     """Take the place of parents below that have ended (prctl(2), PR_SET_CHILD_SUBREAPER), so that all that this process
     has started is found below it."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def leave_out_inherited_exit_handlers() -> None:
+    """A library that calls C's `exit` ends this process with that status. What the notebook's libraries had registered
+    for their end would wait for threads that a fork does not have, or crash (seen after JAX had run there). Handlers
+    run from the last to the first: those of this worker's own runtime, C's buffers, the end."""
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc._exit, None)
+    libc.__cxa_atexit(libc.fflush, None, None)
 
 
 def close_sockets() -> None:

@@ -7,6 +7,7 @@ same in light and dark themes and in a saved notebook; whatever stands in a cell
 
 from __future__ import annotations
 
+import functools
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -94,6 +95,8 @@ def _headings(table: Table) -> dict[int, str]:
 
 def printable(text: str) -> str:
     """Without control characters: a command line or a run's name could carry a terminal's escape codes."""
+    if text.isprintable():
+        return text
     return "".join(ch if ch == "\n" or ch.isprintable() else " " if ch == "\t" else "�" for ch in text)
 
 
@@ -161,7 +164,13 @@ def _columns(text: str) -> int:
     """Columns that a terminal gives the text: wide characters take two, combining ones none."""
     if text.isascii():
         return len(text)
-    return sum(0 if unicodedata.combining(ch) else 2 if unicodedata.east_asian_width(ch) in "WF" else 1 for ch in text)
+    return len(text) + sum(_more(ch) for ch in text if ch > "\x7f")
+
+
+@functools.cache
+def _more(ch: str) -> int:
+    """Columns that a character takes beyond one."""
+    return -1 if unicodedata.combining(ch) else 1 if unicodedata.east_asian_width(ch) in "WF" else 0
 
 
 # -- HTML ---------------------------------------------------------------------------------------------------------

@@ -412,35 +412,35 @@ def remote(folder: Path) -> dict[str, Any]:
     here = folder / "here"
     here.mkdir()
     os.chdir(here)
-    with remote_host(folder / "there") as address:
-        tf.config.experimental_connect_to_host(address, job_name="worker")
-        with tf.distribute.OneDeviceStrategy(DEVICE).scope():
-            one = model()
-        train(one, 0, 1)
-        try:
-            tf.train.Checkpoint(model=one).write("plain/checkpoint")
-            plain = ""
-        except tf.errors.OpError as error:
-            plain = type(error).__name__
-        before, found = state(one), {}
-        for name in FILES:
-            public.save(one, name)
-            train(one, 1, 2)
-            public.load(one, name)
-            found[name] = state(one) == before
-        files = {where.name: sorted(path.name for path in where.iterdir()) for where in (here, folder / "there")}
-        return {"remote": is_remote(one), "plain": plain, "found": found, "files": files}
+    tf.config.experimental_connect_to_host(ADDRESS, job_name="worker")
+    with tf.distribute.OneDeviceStrategy(DEVICE).scope():
+        one = model()
+    train(one, 0, 1)
+    try:
+        tf.train.Checkpoint(model=one).write("plain/checkpoint")
+        plain = ""
+    except tf.errors.OpError as error:
+        plain = type(error).__name__
+    before, found = state(one), {}
+    for name in FILES:
+        public.save(one, name)
+        train(one, 1, 2)
+        public.load(one, name)
+        found[name] = state(one) == before
+    files = {where.name: sorted(path.name for path in where.iterdir()) for where in (here, folder / "there")}
+    return {"remote": is_remote(one), "plain": plain, "found": found, "files": files}
 
 
 REPORTS = (resume, distributed, loop, broken, killed, foreign, refused, buckets, names, known, calls, remote)
 
 if __name__ == "__main__":
-    cpus = tf.config.list_physical_devices("CPU")
-    tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 2)
-    report = {}
-    for make in REPORTS:
-        place = Path(sys.argv[1]) / make.__name__
-        place.mkdir()
-        report[make.__name__] = make(place)
-    print(json.dumps(report), flush=True)
+    with remote_host(Path(sys.argv[1]) / "remote" / "there") as ADDRESS:
+        cpus = tf.config.list_physical_devices("CPU")
+        tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 2)
+        report = {}
+        for make in REPORTS:
+            place = Path(sys.argv[1]) / make.__name__
+            place.mkdir(exist_ok=True)
+            report[make.__name__] = make(place)
+        print(json.dumps(report), flush=True)
     os._exit(0)  # a connection to a host that has gone may hold TensorFlow's own exit

@@ -4,35 +4,46 @@ its working directory is another, without the files that relative paths name. It
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_SERVER = """
-import sys, tensorflow as tf
-cluster = tf.train.ClusterSpec({"worker": ["localhost:" + sys.argv[1]]})
-server = tf.distribute.Server(cluster, job_name="worker", task_index=0)
-print("ready", flush=True)
-sys.stdin.read()
-"""
+import tensorflow as tf
+
 DEVICE = "/job:worker/replica:0/task:0/device:CPU:0"
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @contextmanager
 def remote_host(folder: Path) -> Iterator[str]:
-    """Gives its address. Its working directory is `folder`."""
+    """Gives its address. Its working directory is `folder`. A fork, so TensorFlow may not have begun anything yet."""
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-c", _SERVER, str(port)]
-    server = subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        address = f"localhost:{free.getsockname()[1]}"
+    ready, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _serve(folder, address, told)
+    os.close(told)
     try:
-        assert server.stdout is not None and server.stdout.readline().strip() == "ready"
-        yield f"localhost:{port}"
+        assert os.read(ready, 5) == b"ready"
+        yield address
     finally:
-        server.kill()
-        server.wait()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _serve(folder: Path, address: str, told: int) -> None:
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.chdir(folder)
+        server = tf.distribute.Server(tf.train.ClusterSpec({"worker": [address]}), job_name="worker", task_index=0)
+        os.write(told, b"ready")
+        server.join()
+    finally:
+        os._exit(1)

@@ -13,6 +13,8 @@ from tests.backends.tensorflow.mistakes_guide import FORMS, LENGTHS
 from tpu_magics.check import check_cells, check_text
 from tpu_magics.check.cells import cell_of
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("mistakes_program.py")
 LITTLE = "proves little"

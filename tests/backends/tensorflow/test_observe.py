@@ -11,6 +11,8 @@ import pytest
 from tests import overlay
 from tpu_magics.runs.events import CAUSES
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[3]
 PROGRAMS = Path(__file__).with_name("observed.py")
 
@@ -45,6 +47,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return report(tmp_path_factory.mktemp("counted"), "counted", str(folder), XLA_FLAGS=flags)
 
 
+@pytest.mark.long
 def test_compiles_are_the_modules_that_xla_dumps_for_the_same_program(
     found: dict[str, Any], counted: dict[str, Any]
 ) -> None:
@@ -55,6 +58,7 @@ def test_compiles_are_the_modules_that_xla_dumps_for_the_same_program(
     assert {name: found[name]["numbers"][1] for name in modules} == modules
 
 
+@pytest.mark.long
 def test_compiles_are_read_in_a_dump_folder_of_the_persons_own_which_is_left_alone(
     counted: dict[str, Any], found: dict[str, Any]
 ) -> None:

@@ -13,6 +13,8 @@ import pytest
 from tests import overlay
 from tpu_magics.backends.tensorflow import runtime
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[3]
 SCENARIOS = Path(__file__).with_name("runtime_scenarios.py")
 

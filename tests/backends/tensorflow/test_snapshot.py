@@ -10,6 +10,8 @@ import pytest
 
 from tests import overlay
 
+pytestmark = pytest.mark.process
+
 PROGRAM = Path(__file__).with_name("snapshot_program.py")
 
 
@@ -19,8 +21,16 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_each_optimizer_is_as_it_was_to_the_byte_and_trains_on(found: dict[str, Any]) -> None:
-    seen = found["optimizers"]
-    assert len(seen) == 32
+    as_they_were(found["optimizers"], 12)
+
+
+@pytest.mark.long
+def test_all_of_keras_optimizers_are(tmp_path: Path) -> None:
+    as_they_were(overlay.report(PROGRAM, tmp_path, "all")["optimizers"], 32)
+
+
+def as_they_were(seen: dict[str, Any], number: int) -> None:
+    assert len(seen) == number
     assert {name: one for name, one in seen.items() if one != [True, True, True, []]} == {}
 
 

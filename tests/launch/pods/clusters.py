@@ -12,49 +12,51 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import psutil
 
 from tests.launch.pods import nodes
 from tpu_magics.launch.pods.pod import Pod, PodHost
 
-STORE = 100 * 2**20  # bytes of each node's object store; Ray takes no less than 75 MB
-MARK = "TPU_MAGICS_TEST"  # in the environment of all that a cluster of this process starts
-QUIET = {**nodes.QUIET, "RAY_gcs_rpc_server_reconnect_timeout_s": "31536000"}
 GONE = 15.0  # seconds in which processes of a run that has ended are gone
 
 
 class Nodes:
-    """The cluster, and this process's connection to it."""
+    """The cluster, and this process's connection to it. `nodes`: those that take part in pods, by name; the head, in
+    whose place a notebook is, does not."""
 
-    started = 1
+    def __init__(self, cluster: Any) -> None:
+        self.cluster = cluster
+        named = {node._ray_params.node_name: node for node in cluster.worker_nodes}
+        self.nodes = dict(sorted(named.items()))
 
-    def __init__(self, count: int, **settings: Any) -> None:
-        from ray.cluster_utils import Cluster
+    @property
+    def client(self) -> str:
+        """The address for a notebook outside the cluster."""
+        return f"ray://{nodes.LOOPBACK}:{self.cluster.head_node._ray_params.ray_client_server_port}"
 
-        self.settings = {"num_cpus": 2, "object_store_memory": STORE, **settings}
-        head = {**self.settings, "include_dashboard": False}
-        self.cluster = Cluster(initialize_head=True, head_node_args=head)
-        self.nodes = {"node-0": self.cluster.head_node}
-        for _ in range(count - 1):
-            self.add()
-
-    def add(self) -> None:
-        own = {name: value for name, value in self.settings.items() if not name.startswith("_")}
-        self.nodes[f"node-{self.started}"] = self.cluster.add_node(wait=True, **own)
-        self.started += 1
+    @contextmanager
+    def added(self, name: str) -> Iterator[str]:
+        """One more node, for a test that kills it."""
+        with nodes.starting():
+            self.nodes[name] = self.cluster.add_node(**{**nodes.NODE, "num_cpus": 2, "node_name": name})
+        try:
+            yield name
+        finally:
+            if name in self.nodes:
+                self.kill(name)
 
     def connect(self) -> None:
         import ray
 
-        ray.init(address=self.cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        with nodes.starting():
+            ray.init(address=self.cluster.address, log_to_driver=False, logging_level=logging.ERROR)
 
-    def pod(self, workers: int = 2, hosts: int | None = None, **more: Any) -> Pod:
-        """A pod over the nodes that are alive, in the order in which they were started."""
-        chosen = list(self.nodes.items())[:hosts]
+    def pod(self, *names: str, **more: Any) -> Pod:
+        """A pod over these nodes, or all; with two ranks on each."""
+        chosen = [(name, self.nodes[name]) for name in names or self.nodes]
         named = tuple(PodHost(i, name, node.node_id, node.node_ip_address) for i, (name, node) in enumerate(chosen))
-        return Pod(self.cluster.address, named, workers=workers, **more)
+        return Pod(self.cluster.address, named, **{"workers": 2, **more})
 
     def kill(self, name: str) -> None:
         """As a node dies: all that Ray has on it at once, without a word."""
@@ -65,25 +67,18 @@ class Nodes:
         import ray
 
         until = time.monotonic() + GONE
-        while len([one for one in ray.nodes() if one["Alive"]]) > len(self.nodes) and time.monotonic() < until:
+        while len([one for one in ray.nodes() if one["Alive"]]) > len(self.nodes) + 1 and time.monotonic() < until:
             time.sleep(0.1)
 
-    def end(self) -> None:
+    @contextmanager
+    def connected(self) -> Iterator[Nodes]:
         import ray
 
-        ray.shutdown()
-        self.cluster.shutdown()
-
-
-@contextmanager
-def cluster(count: int, **settings: Any) -> Iterator[Nodes]:
-    with mock.patch.dict(os.environ, {**QUIET, MARK: str(os.getpid())}):
-        nodes = Nodes(count, **settings)
+        self.connect()
         try:
-            nodes.connect()
-            yield nodes
+            yield self
         finally:
-            nodes.end()
+            ray.shutdown()
 
 
 def ours() -> list[psutil.Process]:
@@ -96,7 +91,7 @@ def _is_ours(process: psutil.Process) -> bool:
     try:
         line = " ".join(process.cmdline())
         known = "tpu_magics.launch.pods.host_process" in line or line.startswith("ray::Carrier")
-        return known and process.status() != "zombie" and process.environ().get(MARK) == str(os.getpid())
+        return known and process.status() != "zombie" and process.environ().get(nodes.MARK) == str(os.getpid())
     except psutil.Error:
         return False
 

@@ -2,29 +2,54 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.launch.pods import clusters
+from tests.launch.pods import nodes as kinds
 from tests.launch.pods.clusters import Nodes
 from tpu_magics.launch import session
+from tpu_magics.launch.pods import cluster, slices
 
 HERE = Path(__file__).resolve().parent
 LONG = 900  # seconds
+os.environ.update(kinds.HERE_ONLY)  # before Ray is imported
+
+
+@pytest.fixture(scope="package")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """The cluster of all tests of this folder: a head without CPUs, which listens for ray:// too, a host like this
+    process, and one with another patch of torch. Nobody is connected to it. A test that kills a node adds it first."""
+    other = kinds.other_versions(tmp_path_factory.mktemp("other"), torch="2.9.1")
+    head = {"node_name": "head", "num_cpus": 0, "ray_client_server_port": kinds.free_port()}
+    hosts = [{"node_name": "alpha", "num_cpus": 2}, {"node_name": "beta", "num_cpus": 3, "env_vars": other}]
+    with kinds.started([head, *hosts]) as running:
+        yield Nodes(running)
+
+
+@pytest.fixture(scope="package")
+def of_slice() -> Iterator[str]:
+    """The address of another: a head, and the two hosts of a v4-16 that joined in the wrong order."""
+    hosts = kinds.fake_tpu_nodes("my-slice", "v4-16", "2x2x2", 4, 2)
+    with kinds.started([{"node_name": "head"}, *reversed(hosts)]) as running:
+        yield running.address
+        slices.release()
+        cluster.leave()
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
-    """Three nodes with two CPUs each, on this machine, for all tests of a file."""
-    with clusters.cluster(3) as started:
-        yield started
+def nodes(shared: Nodes) -> Iterator[Nodes]:
+    """The cluster, with this process connected to it."""
+    with shared.connected():
+        yield shared
 
 
 @pytest.fixture
 def pod(nodes: Nodes, fresh_session: session.Session) -> session.Session:
-    """A session whose runs go to three hosts with two ranks each."""
+    """A session whose runs go to two hosts with two ranks each."""
     fresh_session.pod = nodes.pod()
     return fresh_session
 

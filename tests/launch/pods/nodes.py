@@ -20,30 +20,57 @@ from typing import Any
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[3]
-# The last: the server of ray:// forks a process for each client; gRPC's handlers of a fork sometimes end it at once.
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "PJRT_DEVICE": "CPU", "GRPC_ENABLE_FORK_SUPPORT": "0"}
 STORE = 80_000_000  # bytes of each node's object store; Ray takes no less than 75 MB
+LOOPBACK = "127.0.0.1"
+# Whatever this machine's system is: Ray's address of it is the loopback's, which Ray would replace by one that others
+# reach, also where it connects. Ray reads it at its import, here and in each process that connects (see conftest.py).
+HERE_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+MARK = "TEST_OF_TPU_MAGICS"  # in the environment of all that a cluster of this process starts
+QUIET = {
+    **HERE_ONLY,
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "PJRT_DEVICE": "CPU",
+    # The server of ray:// forks a process for each client; gRPC's handlers of a fork sometimes end it at once.
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
+    # No workers before they are asked for: each is a Python that has imported Ray.
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "31536000",
+}
+NODE = {"num_cpus": 1, "object_store_memory": STORE, "node_ip_address": LOOPBACK}
+HEAD = {**NODE, "include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """What a node is started with, while the block runs. Ray takes SIGTERM meanwhile; it is given back."""
+    own = signal.getsignal(signal.SIGTERM)
+    try:
+        with mock.patch.dict(os.environ, {**QUIET, MARK: str(os.getpid())}):
+            yield
+    finally:
+        signal.signal(signal.SIGTERM, own)
 
 
 @contextmanager
 def started(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
     """A cluster of these nodes; the first is its head. Nobody is connected to it. Ended, with all of its processes, at
     the end of the block."""
-    own = signal.getsignal(signal.SIGTERM)
-    with mock.patch.dict(os.environ, QUIET):
+    with starting():
         import ray
         from ray.cluster_utils import Cluster
 
-        head, *others = [{"num_cpus": 1, "object_store_memory": STORE, **node} for node in nodes]
-        cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **head})
-        try:
+        head, *others = nodes
+        cluster = Cluster(initialize_head=True, head_node_args={**HEAD, **head})
+    try:
+        with starting():
             for node in others:
-                cluster.add_node(**node)
-            signal.signal(signal.SIGTERM, own)  # Ray's nodes took it
-            yield cluster
-        finally:
-            ray.shutdown()
-            cluster.shutdown()
+                cluster.add_node(**{**NODE, **node})
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
 
 
 _ELSEWHERE = """

@@ -259,6 +259,7 @@ def test_a_carrier_that_could_not_be_made_says_why() -> None:
 # -- a whole host, without Ray ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_a_host_trains_from_its_parcel_and_leaves_nothing(
     tmp_path: Path,
     carrier: Carrier,

@@ -17,7 +17,7 @@ from tests.launch.pods import clusters
 from tests.launch.pods.clusters import Nodes
 from tests.magics.kernel import ROOT, kernel_environment, python, without_colours
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.process, pytest.mark.long]  # in short: test_parcel.py, test_going.py
 
 SHELL = """
 from IPython.core.interactiveshell import InteractiveShell
@@ -85,7 +85,7 @@ def main(scale, text):
     import torch_xla.runtime as xr
     return scale * xr.global_ordinal(), text
 
-notebook_launcher(main, args=(10, "given"), num_processes=6)
+notebook_launcher(main, args=(10, "given"), num_processes=4)
 """
 FORM_3 = """%%tpu_train
 class Local:
@@ -116,11 +116,25 @@ def run_cells(folder: Path, *cells: str) -> dict[int, str]:
     return {int(part.partition("\n")[0]): part.partition("\n")[2] for part in parts}
 
 
+def test_a_cell_trains_on_the_hosts_of_a_cluster_that_the_notebook_is_outside_of(shared: Nodes, tmp_path: Path) -> None:
+    said = run_cells(
+        tmp_path,
+        "%load_ext tpu_magics",
+        f"%tpu_init --hosts {shared.client} -n 4",
+        NAMES,
+        FORM_3,
+        "print(size, added, offset, type(report) is Report, local.here, type(local) is Local, _tpu.left)",
+        "print([type(one) is Report for one in _tpu.values], torch.equal(model.layer.weight, before))",
+    )
+    assert said[5].startswith("4 9 5 True 7 True {'lock'"), said
+    assert said[6].strip().endswith("False"), said
+
+
 def test_all_forms_of_cells_train_on_hosts(nodes: Nodes, tmp_path: Path) -> None:
     said = run_cells(
         tmp_path,
         "%load_ext tpu_magics",
-        f"%tpu_init --hosts {nodes.cluster.address} -n 6",
+        f"%tpu_init --hosts {nodes.cluster.address} -n 4",
         NAMES,
         FORM_1,
         "print([type(one) is Report and one.rank for one in _tpu.values], torch.equal(model.layer.weight, before))",
@@ -132,18 +146,18 @@ def test_all_forms_of_cells_train_on_hosts(nodes: Nodes, tmp_path: Path) -> None
         "print(size, added, offset, type(report) is Report, local.here, type(local) is Local, _tpu.left)",
         "torch.manual_seed(8)\n" + RANDOM.replace("%%tpu_train\n", "") + "state = torch.get_rng_state()",
         "%tpu_train draws",
-        "torch.set_rng_state(state)\nexpected = torch.rand(2).tolist()\nprint(_tpu.values == [expected] * 6)",
-        "%tpu_init --hosts off -n 6",
+        "torch.set_rng_state(state)\nexpected = torch.rand(2).tolist()\nprint(_tpu.values == [expected] * 4)",
+        "%tpu_init --hosts off -n 4",
         "torch.manual_seed(3); model = Net(8)\n%tpu_train train model",
         "print([one.loss for one in _tpu.values])",
     )
     assert "<IPython.core.display.HTML object>" in said[4] and "last 599999.0" in said[4], said[4]
-    assert said[5].strip() == "[0, 1, 2, 3, 4, 5] False", said[5]
-    assert "hoisted `net = Net(16)` from line 4" in said[6] and "once instead of 6 times" in said[6], said[6]
-    assert said[7].startswith("['net'] True") and said[7].endswith("6\n"), said[7]
-    assert said[9].strip() == str([(10 * rank, "given") for rank in range(6)]), said[9]
-    assert said[10].startswith("6\n"), said[10]
-    assert said[11].startswith("6 11 5 True 7 True {'lock'"), said[11]
+    assert said[5].strip() == "[0, 1, 2, 3] False", said[5]
+    assert "hoisted `net = Net(16)` from line 4" in said[6] and "once instead of 4 times" in said[6], said[6]
+    assert said[7].startswith("['net'] True") and said[7].endswith("4\n"), said[7]
+    assert said[9].strip() == str([(10 * rank, "given") for rank in range(4)]), said[9]
+    assert said[10].startswith("4\n"), said[10]
+    assert said[11].startswith("4 9 5 True 7 True {'lock'"), said[11]
     assert said[14].strip() == "True", said[14]
 
 
@@ -164,9 +178,9 @@ def test_a_killed_kernel_leaves_nothing_on_the_hosts(nodes: Nodes, tmp_path: Pat
         kernel = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
     try:
         until = time.monotonic() + 90
-        while len(list(tmp_path.glob("rank-*"))) < 3 and kernel.poll() is None and time.monotonic() < until:
+        while len(list(tmp_path.glob("rank-*"))) < 2 and kernel.poll() is None and time.monotonic() < until:
             time.sleep(0.1)
-        assert len(clusters.ours()) >= 9, said.read_text()  # on each host a carrier, its process and one worker
+        assert len(clusters.ours()) >= 6, said.read_text()  # on each host a carrier, its process and one worker
     finally:
         kernel.kill()
         kernel.wait()

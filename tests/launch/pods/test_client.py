@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
 from tests.launch.pods import clusters
-from tests.launch.pods.nodes import started
+from tests.launch.pods.clusters import Nodes
 from tests.magics.kernel import python
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.process, pytest.mark.long]  # in short: test_cells.py
 
 NOTEBOOK = """
 import torch
@@ -23,7 +20,7 @@ from tests.launch.pods import trained
 
 for attempt in range(3):
     try:
-        session.initialise(hosts="ray://127.0.0.1:PORT", processes=4)
+        session.initialise(hosts="ADDRESS", processes=4)
         break
     except TpuMagicsError as error:
         # Ray starts a server for each client, and gives it 30 s: on a loaded machine it was seen to fail (2.60).
@@ -46,21 +43,7 @@ print("SAME", torch.equal(here[0].weight, model[0].weight))
 """
 
 
-def free_port() -> int:
-    """Below those that Ray gives to its workers (10002 to 19999)."""
-    for port in range(9400, 9900):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
-    raise OSError("no free port")
-
-
-def test_a_client_trains_on_the_cluster(tmp_path: Path) -> None:
-    port = free_port()
-    with (
-        mock.patch.dict(os.environ, {clusters.MARK: str(os.getpid())}),
-        started([{"num_cpus": 2, "ray_client_server_port": port}, {"num_cpus": 2}]),
-    ):
-        said = python(NOTEBOOK.replace("PORT", str(port)), tmp_path, timeout=600)
-        assert "VALUES 4 {599999} False" in said and "SENT 4 [True, True]" in said and "SAME True" in said, said
-        assert not clusters.wait_gone()
+def test_a_client_trains_on_the_cluster(shared: Nodes, tmp_path: Path) -> None:
+    said = python(NOTEBOOK.replace("ADDRESS", shared.client), tmp_path, timeout=600)
+    assert "VALUES 4 {599999} False" in said and "SENT 4 [True, True]" in said and "SAME True" in said, said
+    assert not clusters.wait_gone()

@@ -18,12 +18,15 @@ import psutil
 import pytest
 
 from tests.launch.pods import nodes
+from tests.launch.pods.clusters import Nodes
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.pods import address, asking, cluster, going, plan
 from tpu_magics.launch.pods.pod import Pod
 from tpu_magics.panel.pod import pod_table
 from tpu_magics.panel.table import to_text
+
+pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).resolve().parents[3]
 MOST = 11.0 + 4.0  # seconds for an address that does not answer: 10 of patience, 1 for Ray's import; a busy machine
@@ -36,27 +39,21 @@ class Started:
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+def three(shared: Nodes) -> Started:
     """A head without CPUs, a host like this process, and one with another patch of torch."""
-    port = nodes.free_port()
-    other = nodes.other_versions(tmp_path_factory.mktemp("other"), torch="2.9.1")
-    kinds: list[dict[str, Any]] = [
-        {"node_name": "head", "num_cpus": 0, "ray_client_server_port": port},
-        {"node_name": "alpha", "num_cpus": 2},
-        {"node_name": "beta", "num_cpus": 1, "env_vars": other},
-    ]
-    with nodes.started(kinds) as running:
-        yield Started(running.address, f"ray://127.0.0.1:{port}")
+    return Started(shared.cluster.address, shared.client)
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays() -> Iterator[None]:
-    """Each test leaves this process without a connection, and with its own answer to SIGTERM."""
+def _nothing_stays(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each test leaves this process without a connection, but for those that share one, and with its own answer to
+    SIGTERM."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     assert signal.getsignal(signal.SIGTERM) is before
-    cluster.leave()
-    assert not cluster.is_connected()
+    if "found" not in request.fixturenames:
+        cluster.leave()
+        assert not cluster.is_connected()
 
 
 def refused(hosts: str, processes: int | None = None) -> TpuMagicsError:
@@ -68,7 +65,7 @@ def refused(hosts: str, processes: int | None = None) -> TpuMagicsError:
 # -- where nothing answers ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", ["", "ray://"])
+@pytest.mark.parametrize("scheme", ["", pytest.param("ray://", marks=pytest.mark.long)])
 def test_a_port_that_says_nothing_is_given_up_after_ten_seconds(scheme: str) -> None:
     """And nothing of Ray's stays: no process, no thread."""
     before, threads = set(psutil.Process().children(recursive=True)), set(threading.enumerate())
@@ -145,16 +142,14 @@ def test_without_ray(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def found(three: Started) -> Pod:
-    try:
-        return plan.find(three.gcs, None, 4)
-    finally:
-        cluster.leave()
+    """Those tests that ask for it share this connection."""
+    return plan.find(three.gcs, None, 4)
 
 
 def test_the_hosts_are_those_that_have_cpus(found: Pod) -> None:
     assert [(host.index, host.name, host.cpus, host.head) for host in found.hosts] == [
         (0, "alpha", 2.0, False),
-        (1, "beta", 1.0, False),
+        (1, "beta", 3.0, False),
     ]
     assert (found.device, found.workers, found.ranks, found.client) == ("CPU", 2, 4, False)
     assert all(host.memory and host.store >= nodes.STORE for host in found.hosts)
@@ -167,12 +162,30 @@ def test_another_patch_of_torch_is_a_note(found: Pod) -> None:
     assert "torch 2.9.1" in text and found.notes[0] in text
 
 
-def test_a_client_from_outside_finds_the_same(three: Started, found: Pod) -> None:
+def test_a_host_with_another_release_is_refused(three: Started, found: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a notebook that has one: what the hosts say of themselves is real."""
+    monkeypatch.setattr("tpu_magics.launch.pods.versions.__version__", "9.9")
+    error = refused(three.gcs)
+    assert error.what == "The hosts do not have the same tpu_magics as this notebook."
+    assert error.details[0] == "  this notebook: tpu_magics 9.9" and error.details[1].startswith("  alpha: tpu_magics ")
+
+
+def test_connecting_again_keeps_the_connection_and_another_takes_its_place(three: Started, found: Pod) -> None:
+    """The other is a client's, from outside of the cluster, and finds the same."""
+    import ray
+
+    plan.find(three.gcs)
+    job = ray.get_runtime_context().get_job_id()
+    plan.find(three.gcs)
+    assert ray.get_runtime_context().get_job_id() == job
     pod = plan.find(three.client)
     assert (pod.client, pod.address, pod.ranks) == (True, three.client, 2)
     assert [host.node for host in pod.hosts] == [host.node for host in found.hosts]
+    refused(f"127.0.0.1:{nodes.free_port()}")
+    assert cluster.Connection.address is not None and cluster.Connection.address.url == three.client
 
 
+@pytest.mark.long
 def test_ranks_that_do_not_divide(three: Started) -> None:
     error = refused(three.gcs, 3)
     assert error.what == "-n 3 is not possible on 2 hosts."
@@ -185,28 +198,6 @@ def test_the_two_ports_are_told_apart(three: Started) -> None:
     assert "is not that end of a Ray cluster" in error.what and f"--hosts {three.gcs}" in error.todo
     error = refused(three.client.removeprefix("ray://"))
     assert "is not that end of a Ray cluster" in error.what and f"--hosts {three.client}" in error.todo
-
-
-def test_connecting_again_keeps_the_connection_and_another_takes_its_place(three: Started) -> None:
-    import ray
-
-    plan.find(three.gcs)
-    job = ray.get_runtime_context().get_job_id()
-    plan.find(three.gcs)
-    assert ray.get_runtime_context().get_job_id() == job
-    assert plan.find(three.client).client
-    refused(f"127.0.0.1:{nodes.free_port()}")
-    assert cluster.Connection.address is not None and cluster.Connection.address.url == three.client
-
-
-def test_ray_prints_nothing_of_its_own_while_we_are_connected(three: Started) -> None:
-    from ray._private import worker
-
-    assert worker._worker_logs_enabled is True
-    plan.find(three.gcs)
-    assert worker._worker_logs_enabled is False
-    cluster.leave()
-    assert worker._worker_logs_enabled is True
 
 
 def test_the_notebooks_own_connection_is_taken_and_left_as_it_is(three: Started) -> None:
@@ -225,34 +216,31 @@ def test_the_notebooks_own_connection_is_taken_and_left_as_it_is(three: Started)
         signal.signal(signal.SIGTERM, own)  # Ray took it
 
 
-def test_a_host_with_another_release_is_refused(three: Started, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a notebook that has one: what the hosts say of themselves is real."""
-    monkeypatch.setattr("tpu_magics.launch.pods.versions.__version__", "9.9")
-    error = refused(three.gcs)
-    assert error.what == "The hosts do not have the same tpu_magics as this notebook."
-    assert error.details[0] == "  this notebook: tpu_magics 9.9" and error.details[1].startswith("  alpha: tpu_magics ")
-
-
-def test_a_node_that_has_died_is_left_out_although_ray_still_counts_it() -> None:
-    with nodes.started([{"node_name": "first"}, {"node_name": "second"}]) as running:
-        assert [host.name for host in plan.find(running.address).hosts] == ["first", "second"]
-        [second] = running.worker_nodes
-        running.remove_node(second, allow_graceful=False)
-        assert [host.name for host in plan.find(running.address).hosts] == ["first"]
-        cluster.leave()
+@pytest.mark.long
+def test_a_node_that_has_died_is_left_out_although_ray_still_counts_it(shared: Nodes) -> None:
+    with shared.added("gamma"):
+        assert [host.name for host in plan.find(shared.cluster.address).hosts] == ["alpha", "beta", "gamma"]
+        shared.kill("gamma")
+        assert [host.name for host in plan.find(shared.cluster.address).hosts] == ["alpha", "beta"]
 
 
 # -- the session -------------------------------------------------------------------------------------------------------
 
 
 def test_init_sets_the_pod_and_without_hosts_it_is_gone(three: Started, fresh_session: session.Session) -> None:
+    """Ray prints nothing of its own meanwhile."""
+    from ray._private import worker
+
+    assert worker._worker_logs_enabled is True
     session.initialise(processes=2, hosts=three.gcs)
+    assert worker._worker_logs_enabled is False
     assert fresh_session.pod is not None and (fresh_session.pod.ranks, fresh_session.processes) == (2, 2)
     with pytest.raises(TpuMagicsError, match="-n 3 is not possible"):
         session.initialise(processes=3, hosts=three.gcs)
     assert fresh_session.pod is not None
     session.initialise()
     assert fresh_session.pod is None and not cluster.is_connected()
+    assert worker._worker_logs_enabled is True
 
 
 @pytest.mark.parametrize(
@@ -281,6 +269,7 @@ def test_a_target_without_hosts(fresh_session: session.Session) -> None:
 # -- a cluster that ends -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_cluster_that_was_started_anew_at_the_same_address_is_another() -> None:
     """Ray's own connection would wait for the one that was there before."""
     head = {"node_name": "head", "gcs_server_port": nodes.free_port()}

@@ -63,6 +63,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, A
     return found
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("target", SLICES)
 def test_torch_xla_reads_the_slice_from_it(target: str, read: dict[str, list[dict[str, Any]]]) -> None:
     version, bounds, hosts = SLICES[target]

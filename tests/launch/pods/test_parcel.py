@@ -104,6 +104,7 @@ def test_a_functions_magics_find_the_shell_that_is_there() -> None:
     assert through(main["train"], main, there)() == "the shell there"
 
 
+@pytest.mark.process
 def test_a_module_beside_the_notebook_is_sent_with_it(tmp_path: Path) -> None:
     """In two processes: the second does not have the file."""
     here, there = tmp_path / "here", tmp_path / "there"

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from tests.launch.pods import nodes
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.pods import cluster, plan, slices
+from tpu_magics.launch.pods import plan, slices
 from tpu_magics.magics.pod import slice_of
 
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """A head, and the two hosts of a v4-16 that joined in the wrong order."""
-    hosts = nodes.fake_tpu_nodes("my-slice", "v4-16", "2x2x2", 4, 2)
-    with nodes.started([{"node_name": "head"}, *reversed(hosts)]) as running:
-        yield running.address
-        slices.release()
-        cluster.leave()
+
+@pytest.fixture
+def address(of_slice: str) -> str:
+    return of_slice
 
 
 def refused(address: str, target: str, processes: int | None = None) -> TpuMagicsError:

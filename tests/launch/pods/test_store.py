@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from tests.launch.launching import refused, run
-from tests.launch.pods import clusters, trained
+from tests.launch.pods import nodes as kinds
+from tests.launch.pods import trained
 from tests.launch.pods.clusters import Nodes
 from tpu_magics.launch import session
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +27,12 @@ def nodes() -> Iterator[Nodes]:
         "local_fs_capacity_threshold": 0.01,
         "local_fs_monitor_interval_ms": 100,
     }
-    with clusters.cluster(2, _system_config=settings) as started:
-        yield started
+    hosts = [{"node_name": name} for name in ("alpha", "beta")]
+    with (
+        kinds.started([{"num_cpus": 0, "_system_config": settings}, *hosts]) as running,
+        Nodes(running).connected() as own,
+    ):
+        yield own
 
 
 def large(megabytes: int) -> Any:

@@ -15,11 +15,14 @@ import pytest
 
 from tests.launch.pods import nodes
 
+pytestmark = [pytest.mark.process, pytest.mark.long]
+
 FIND = """
 import os, sys
 import ray
 import tpu_magics
 from tpu_magics.launch.pods import cluster, plan
+
 os.environ.update(dict(pair.split("=") for pair in sys.argv[2:]))  # as %env does, after Ray's import
 try:
     print([host.name for host in plan.find(sys.argv[1]).hosts])

@@ -10,18 +10,15 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from tests.launch.launching import run
-from tests.launch.pods import clusters
-from tests.launch.pods.nodes import fake_tpu_nodes, started
 from tpu_magics.launch import session
 from tpu_magics.launch.pods import cluster, going, plan, slices
 from tpu_magics.launch.pods.pod import Pod, PodHost
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 
 def what_torch_xla_reads() -> dict[str, Any]:
@@ -39,14 +36,10 @@ def without_chips(host: PodHost) -> PodHost:
 
 
 @pytest.fixture(scope="module")
-def slice_pod() -> Iterator[Pod]:
-    with mock.patch.dict(os.environ, {clusters.MARK: str(os.getpid())}):
-        nodes = [{"num_cpus": 1}, *fake_tpu_nodes("slice-a", "v4-16", "2x2x2", 4, 2)]
-        with started(nodes) as running:
-            pod = plan.find(running.address)
-            yield pod
-            slices.release()
-            cluster.leave()
+def slice_pod(of_slice: str) -> Iterator[Pod]:
+    yield plan.find(of_slice)
+    slices.release()
+    cluster.leave()
 
 
 def test_the_workers_of_a_slice_know_it(

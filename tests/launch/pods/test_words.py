@@ -41,6 +41,11 @@ def test_a_lost_host_is_named_with_its_ranks() -> None:
     assert "its node has died" in error.why and "ray status" in error.todo and "%tpu_init --hosts" in error.todo
 
 
+def test_a_lost_host_with_one_rank_is_named_once() -> None:
+    error = of(*map(stopped, range(6)), lost=(("w1", (2,), "its node has died"),))
+    assert error.what == "Host w1 (rank 2) was lost during the run." and error.rank == 2
+
+
 def test_collectives_that_broke_with_it_are_a_consequence() -> None:
     error = of(raised(0, "CollectiveBroken", "in all_reduce: Connection closed by peer"), stopped(1), lost=LOST)
     assert "Host w1 (ranks 2 and 3) was lost" in error.what

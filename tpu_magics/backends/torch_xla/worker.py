@@ -169,6 +169,7 @@ class _First:
             ties,
             trainer,
             trainer_fsdp,
+            without_jax,
         )
 
         ties.keep_ties()
@@ -177,6 +178,7 @@ class _First:
         trainer_fsdp.arrange()
         optimizers.arrange()
         pinned.arrange()
+        without_jax.arrange()
         activation_checkpointing.arrange()
         if self.spec.device == "CPU":
             autocast.arrange()

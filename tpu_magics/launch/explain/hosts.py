@@ -57,7 +57,7 @@ def _missing(why: str) -> str:
 
 
 def named(failure: Failure, text: str, rank: int | None) -> str:
-    """The text with the host behind the first mention of a rank."""
+    """The text with the host behind the first mention of a rank, which does not stand in brackets behind it."""
     if rank is None or rank not in failure.hosts:
         return text
-    return re.sub(rf"\b([Rr]ank {rank})\b", rf"\1 on host {failure.hosts[rank]}", text, count=1)
+    return re.sub(rf"(?<!\()\b([Rr]ank {rank})\b", rf"\1 on host {failure.hosts[rank]}", text, count=1)

@@ -87,7 +87,7 @@ def _ask_gcs(address: Address, patience: float) -> bytes:
         try:
             reply = stub.GetClusterId(messages.GetClusterIdRequest(), timeout=patience, wait_for_ready=True)
         except grpc.RpcError as error:
-            raise _no_cluster(address, error) from None
+            raise _no_cluster(address, error, patience) from None
     return bytes(reply.cluster_id)
 
 
@@ -102,7 +102,7 @@ def _ask_client(address: Address, patience: float) -> bytes:
         try:
             stub.ClusterInfo(ping, timeout=patience, wait_for_ready=True, metadata=[("client_id", "tpu_magics")])
         except grpc.RpcError as error:
-            raise _no_cluster(address, error) from None
+            raise _no_cluster(address, error, patience) from None
     return b""
 
 
@@ -131,7 +131,7 @@ def _silent(address: Address, reason: str) -> TpuMagicsError:
     )
 
 
-def _no_cluster(address: Address, error: Any) -> TpuMagicsError:
+def _no_cluster(address: Address, error: Any, patience: float) -> TpuMagicsError:
     code = error.code().name
     if code == "UNAUTHENTICATED":
         return tokens.refused(address)
@@ -143,7 +143,7 @@ def _no_cluster(address: Address, error: Any) -> TpuMagicsError:
             f"Try --hosts {other}, or look at the ports that `ray start --head` was given "
             f"(--port, by default {GCS_PORT}; --ray-client-server-port, by default {CLIENT_PORT}).",
         )
-    said = f"no answer within {PATIENCE:.0f} s" if code == "DEADLINE_EXCEEDED" else str(error.details() or code)
+    said = f"no answer within {patience:.0f} s" if code == "DEADLINE_EXCEEDED" else str(error.details() or code)
     return TpuMagicsError(
         f"No Ray cluster answers at {address.text}.",
         f"Something listens there, and it does not speak as Ray does: {said}.",

@@ -7,6 +7,7 @@ groups that are made there (group.py), and how the port was found (launch/pods/)
 from __future__ import annotations
 
 import datetime
+import socket
 from typing import Any
 
 from tpu_magics.backends.base import CollectiveBroken, WorkerSpec
@@ -24,9 +25,21 @@ def meeting_store(spec: WorkerSpec, rank: int) -> Any:
         spec.meeting.mkdir(parents=True, exist_ok=True, mode=0o700)
         return dist.FileStore(str(spec.meeting / FILE), spec.ranks)
     host, port = spec.store
-    patience = datetime.timedelta(seconds=max(spec.collective_timeout, _ANSWERS))
+    options: dict[str, Any] = {"timeout": datetime.timedelta(seconds=max(spec.collective_timeout, _ANSWERS))}
     try:
-        return dist.TCPStore(host, port, spec.ranks, is_master=rank == 0, timeout=patience, wait_for_workers=False)
+        if rank == 0:
+            options |= {"is_master": True, "master_listen_fd": _listening(host, port)}
+        return dist.TCPStore(host, port, spec.ranks, wait_for_workers=False, **options)
     except RuntimeError as error:  # DistNetworkError and DistStoreError are ones (torch 2.9)
         text = str(error).strip().splitlines()[0]
         raise CollectiveBroken(f"rank 0's store at {host}:{port} cannot be reached: {text}") from None
+
+
+def _listening(host: str, port: int) -> int | None:
+    """A socket on this address alone, for torch's store, which takes it over: by itself it listens on all that this
+    machine has. None where the address is none of its own (behind a NAT)."""
+    try:
+        family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(place[:2], family=family).detach()
+    except OSError:
+        return None

@@ -102,7 +102,6 @@ class Tracer:
         for name in ("_xla_warm_up_cache", "_run_cached_graph"):
             self._replace(extension, name, _no_dynamo)
         alone.meet_nobody(self.tracing.world)
-        _leave_jax_alone()
         self.names.install()
         self.doings.install()
         self.reads.install()
@@ -199,15 +198,6 @@ class Tracer:
             rows=[self.taken.rows[one] for one in order],
             notes=[*self.notes, *self.settling.notes],
         )
-
-
-def _leave_jax_alone() -> None:
-    """torch_xla 2.9 imports jax, where it is installed, to name a scope in it: that takes a second and slows down what
-    follows. Who uses jax has imported it."""
-    from torch_xla.debug import profiler
-
-    original = profiler.maybe_get_jax
-    profiler.maybe_get_jax = lambda *args, **kwargs: original(*args, **kwargs) if "jax" in sys.modules else None
 
 
 def _no_dynamo(*_args: Any, **_kwargs: Any) -> Any:

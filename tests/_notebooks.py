@@ -1,0 +1,44 @@
+"""A pytest plugin for nbval: what each notebook's kernel has in its environment. Loaded with `-p tests._notebooks`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from tests import overlay
+from tests.xla_flags import QUICK
+
+LONG = ("08_many_hosts",)  # a Ray cluster, and a host that is lost; in short: tests/launch/pods
+
+
+def uses_tensorflow(notebook: Path) -> bool:
+    return "tensorflow" in notebook.stem
+
+
+def environment(notebook: Path) -> dict[str, str]:
+    tensorflow = {"PYTHONPATH": overlay.python_path()} if uses_tensorflow(notebook) else {}
+    return {"XLA_FLAGS": QUICK, **tensorflow}
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.path.suffix == ".ipynb" and item.path.stem in LONG:
+        item.add_marker(pytest.mark.long)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.path.suffix == ".ipynb" and uses_tensorflow(item.path):
+        overlay.require()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """nbval starts a notebook's kernel with the first of its cells."""
+    if item.path.suffix != ".ipynb" or (uses_tensorflow(item.path) and not overlay.has_tensorflow()):
+        return (yield)
+    with mock.patch.dict(os.environ, environment(item.path)):
+        return (yield)

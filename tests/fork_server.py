@@ -1,0 +1,55 @@
+"""`python -m tests.fork_server MODULE...`: imports them once, and forks for each program that forks.py asks for.
+
+What lives here: that process. Each line of its input is a request, each line of its output the exit status of one. A
+fork is made before what was imported has begun anything: no device, no thread of a runtime, no flag of XLA's read.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import sys
+from typing import Any
+
+BEFORE = dict(os.environ)  # imports set variables, too
+
+
+def next_program() -> dict[str, Any] | None:
+    """In a fork: what is to be run there. In the process itself: None, when nothing more will be asked for."""
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            return dict(json.loads(line))
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    return None
+
+
+def become(request: dict[str, Any]) -> dict[str, Any]:
+    """All that a fresh Python has of its own; the namespace of its program."""
+    environment = request["environment"]
+    for name in {**BEFORE, **environment}:
+        if name not in environment:
+            os.environ.pop(name, None)
+        elif environment[name] != BEFORE.get(name):
+            os.environ[name] = environment[name]
+    os.chdir(request["cwd"])
+    for number, path in enumerate((os.devnull, request["output"], request["errors"])):
+        os.dup2(os.open(path, os.O_RDWR | os.O_APPEND), number)
+    file = request["file"]
+    sys.argv[:], sys.path[0] = [file or "-c", *request["words"]], os.path.dirname(file)
+    main = type(sys)("__main__")
+    if file:
+        main.__file__ = file
+    sys.modules["__main__"] = main
+    return vars(main)
+
+
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+gc.freeze()
+asked = next_program()
+if asked:
+    names = become(asked)
+    exec(compile(asked["code"], asked["file"] or "<string>", "exec"), names)

@@ -1,0 +1,38 @@
+"""The tests' clusters listen on the loopback only: nothing of them can be reached from another machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.launch.pods import nodes as kinds
+from tests.launch.pods.clusters import Nodes
+from tpu_magics.launch.pods import going, ship
+
+pytestmark = pytest.mark.process
+
+
+def listening() -> Iterator[tuple[str, int, str]]:
+    """The sockets of this process and all that it has started: address, port, whose."""
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        try:
+            for one in process.net_connections("tcp"):
+                if one.status == psutil.CONN_LISTEN:
+                    yield one.laddr.ip.removeprefix("::ffff:"), one.laddr.port, " ".join(process.cmdline())[:120]
+        except psutil.NoSuchProcess:
+            pass
+
+
+def test_every_server_of_a_cluster_listens_on_the_loopback(nodes: Nodes) -> None:
+    """With a carrier on each host, as while a run is prepared."""
+    made, _ = ship.carriers(nodes.pod(), "probe", going.placing, lambda: False)
+    try:
+        found = list(listening())
+    finally:
+        ship.dismiss(made)
+    ports = {port for _, port, _ in found}
+    assert {int(one.rpartition(":")[2]) for one in (nodes.cluster.address, nodes.client)} <= ports
+    assert sum("ray::Carrier" in line for _, _, line in found) == 2
+    assert [one for one in found if one[0] != kinds.LOOPBACK] == []
