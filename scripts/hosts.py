@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".hosts"
 LISTS = ROOT / "tests" / "hosts"
 TOOLS, OVERRIDES = LISTS / "tests.txt", LISTS / "overrides.txt"
-SUITES = ("magics", "launch", "host", "panel", "check", "preflight", "hosts")
+SUITES = ("magics", "launch", "host", "preflight", "hosts", "panel/test_widget.py")
 NOT_THERE = ("tests/launch/pods",)  # many hosts on Ray: neither Colab nor Kaggle is one of several
 # For each host: much of a test is waiting for processes that begin or end.
 WORKERS = ("-n", "2", "--dist", "loadfile", "-m", "not long", "--durations=20")
@@ -63,8 +63,9 @@ class Host:
 
 HOSTS = {
     # Its image has no TensorFlow. With one beside it, as a person installs it, cells train (magics/test_tensorflow.py);
-    # what is left out is one program with dozens of runs, which Kaggle's TensorFlow passes.
-    "colab": Host("colab", "3.13", ("tensorflow",), left_out=("tests/launch/test_local.py",)),
+    # what is left out is one program with dozens of runs, which Kaggle's TensorFlow passes. Its Python is the newest, and
+    # that is what pages and rules depend on.
+    "colab": Host("colab", "3.13", ("tensorflow",), ("panel", "check"), left_out=("tests/launch/test_local.py",)),
     # test_trace_reads: torch_xla's kernels are replaced in another way with this torch.
     "kaggle": Host("kaggle", "3.12", ("ipykernel6", "preflight-colab"), ("backends/test_trace_reads.py",)),
 }

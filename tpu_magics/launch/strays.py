@@ -31,7 +31,7 @@ def mark_this(run: Path) -> None:
 
 
 def below(pid: int) -> set[Process]:
-    """What runs below a process in sessions of their own. (A worker takes the place of a parent that has ended.)"""
+    """What runs below a process. (A worker takes the place of a parent that has ended.)"""
     found: set[Process] = set()
     waiting = [pid]
     while waiting:
@@ -40,7 +40,7 @@ def below(pid: int) -> set[Process]:
             if began is not None and (child, began) not in found:
                 found.add((child, began))
                 waiting.append(child)
-    return {one for one in found if _session(one[0]) not in (None, _session(pid))}
+    return found
 
 
 def end(run: Path, pid: int, known: Iterable[Process] = ()) -> None:
@@ -50,7 +50,7 @@ def end(run: Path, pid: int, known: Iterable[Process] = ()) -> None:
 
 
 def end_below(pid: int) -> None:
-    """End what runs below a process in sessions of their own."""
+    """End what runs below a process. What is in its group would end by the group's signal, if it does not leave it now."""
     _end(_held(below(pid)))
 
 
@@ -88,13 +88,6 @@ def _children(pid: int) -> Iterator[int]:
 def _began(pid: int) -> int | None:
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except OSError:
-        return None
-
-
-def _session(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
     except OSError:
         return None
 
