@@ -50,7 +50,7 @@ def end(run: Path, pid: int, known: Iterable[Process] = ()) -> None:
 
 
 def end_below(pid: int) -> None:
-    """End what runs below a process. What is in its group would end by the group's signal, if it does not leave it now."""
+    """End what runs below a process: also what its group's signal would end, which may be just leaving the group."""
     _end(_held(below(pid)))
 
 

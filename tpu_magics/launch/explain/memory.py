@@ -27,7 +27,7 @@ CHILD = re.compile(
 _REFUSED = (
     re.compile(r"you tried to allocate (?P<bytes>\d+) bytes"),
     re.compile(r"Unable to allocate (?P<text>[\d.]+ [KMGTPE]?i?B)"),
-    re.compile(r"[Cc]annot allocate memory|std::bad_alloc"),  # small: glibc's, of memory for a thread, before it exits
+    re.compile(r"[Cc]annot allocate memory|std::bad_alloc"),  # small: glibc's, for a thread
 )
 _NO_THREAD = re.compile(r"can't start new thread|pthread_create\(\) failed|^MemoryError", re.MULTILINE)
 _REFUSED_TYPES = ("MemoryError", "_ArrayMemoryError")  # Python's, which has no text, and numpy's
