@@ -12,7 +12,8 @@ import pytest
 from tests import overlay
 from tests.xla_flags import QUICK
 
-LONG = ("08_many_hosts",)  # a Ray cluster, and a host that is lost; in short: tests/launch/pods
+# A Ray cluster and a host that is lost (in short: tests/launch/pods); the form of 03_simple_cv with another model.
+LONG = ("08_many_hosts", "02_simple_nlp")
 
 
 def uses_tensorflow(notebook: Path) -> bool:
