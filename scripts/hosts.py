@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -85,12 +86,16 @@ def main(arguments: list[str]) -> None:
     hosts = [HOSTS[name] for name in names or HOSTS]
     # Else hundreds of processes would compile the packages' modules, or the installer all of them: 50 s more.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    for host in hosts:
-        make(host)
     wheel = build_wheel()
-    for host in hosts:
-        install_wheel(host, wheel)
+    with ThreadPoolExecutor() as both:
+        for done in [both.submit(prepare, host, wheel) for host in hosts]:
+            done.result()
     test(hosts, options)
+
+
+def prepare(host: Host, wheel: Path) -> None:
+    make(host)
+    install_wheel(host, wheel)
 
 
 # -- the environments -------------------------------------------------------------------------------------------------
