@@ -4,7 +4,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 GOAL := $(or $(firstword $(MAKECMDGOALS)),demo)
-PYTEST := -m pytest -p tests._ci -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := -m pytest -p tests._ci -n 3 --dist loadfile --no-loadscope-reorder
 NOTEBOOKS := -p tests._notebooks --nbval-lax --nbval-current-env notebooks
 
 # The kernel of .venv goes before one that a person has installed for all environments.
