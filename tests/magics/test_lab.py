@@ -119,7 +119,7 @@ def test_updates_while_a_rehearsal_trains_are_the_whole_run(notebook: Kernel) ->
     front = Front(notebook)
     front.greets()
     front.say("rate", seconds=0.1)
-    cell = notebook.run("%tpu_train train model 600 -n 2").good()
+    cell = notebook.run("%tpu_train train model 1000 -n 2").good()
     notebook.wait_until(lambda: bool(front.told("run")) and not front.told("run")[-1]["record"]["view"]["live"])
     runs, updates = front.told("run"), front.told("update")
     run = runs[0]["record"]["view"]["id"]
