@@ -6,6 +6,7 @@ cells are run (defining.py), and what they may not do (untrained.py).
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
@@ -113,6 +114,7 @@ def shell_in(folder: Path) -> Iterator[Shell]:
         shell.restore_sys_module_state()
         _forget_inline_figures()
         Shell.clear_instance()
+        atexit.unregister(shell.atexit_operations)  # else it is kept, and cleared, at the end of this process
         os.chdir(before[0])
         sys.path[:] = before[1]
         _set("MPLBACKEND", before[2])
