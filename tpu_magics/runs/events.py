@@ -440,9 +440,12 @@ _DIGITS = 19  # of _LARGEST_INT
 
 def to_line(event: Event) -> bytes:
     """One event as one line of UTF-8 JSON, newline included."""
-    fields = dataclasses.asdict(event)
+    fields = dict(vars(event))
     if event.terse:
         fields = {name: value for name, value in fields.items() if value != _DEFAULTS[event.kind].get(name, _NONE)}
+    for name in fields.keys() & _NESTED.keys():
+        many, value = _NESTED[name][1], fields[name]
+        fields[name] = [vars(one) for one in value] if many else value and vars(value)
     record = {"v": VERSION, "kind": event.kind, **fields}
     line = to_json(record)
     return (line if len(line) <= LONGEST_TEXT else to_json(_shortened(record))) + b"\n"
