@@ -65,24 +65,22 @@ class Recorded:
         self.folder.update(**info)
 
     def write(self, *events: Event) -> Recorded:
-        for event in events:
-            supervised = isinstance(event, (Memory, Divergence))
-            self.append(self.files.supervisor_path if supervised else self.files.events_path(event.rank), event)
-        return self
+        of_workers = [event for event in events if not isinstance(event, (Memory, Divergence))]
+        for rank in {event.rank for event in of_workers}:
+            self.write_many([event for event in of_workers if event.rank == rank], rank)
+        return self.supervise(*(event for event in events if isinstance(event, (Memory, Divergence))))
 
     def supervise(self, *events: Event) -> Recorded:
-        for event in events:
-            self.append(self.files.supervisor_path, event)
-        return self
-
-    def append(self, path: Path, event: Event) -> None:
-        with path.open("ab") as file:
-            file.write(to_line(event))
+        return self.append(self.files.supervisor_path, events)
 
     def write_many(self, events: Iterable[Event], rank: int = 0) -> Recorded:
-        """The same for a long run, at once."""
-        with self.files.events_path(rank).open("ab") as file:
-            file.write(b"".join(map(to_line, events)))
+        return self.append(self.files.events_path(rank), events)
+
+    def append(self, path: Path, events: Iterable[Event]) -> Recorded:
+        lines = b"".join(map(to_line, events))
+        if lines:
+            with path.open("ab") as file:
+                file.write(lines)
         return self
 
     def view(self, now: float = CREATED + 60.0) -> RunView:
