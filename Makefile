@@ -13,7 +13,7 @@ export JUPYTER_PREFER_ENV_PATH := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab check room test test-long test-hosts lint extension format bench clean install
+.PHONY: help demo lab check quick quick-panel quick-launch quick-others room test test-long test-hosts lint extension byte-code format bench clean install
 
 help:  ## show this list
 	@echo "tpu_magics: make demo, make test and their relatives. Needs python3 >= 3.10 and make."
@@ -41,12 +41,20 @@ lab: install  ## JupyterLab with the extension, opened at the quickstart
 	@echo "==> JupyterLab; the notebooks are copies, in .demo/lab"
 	@cd .demo/lab && "$(CURDIR)/$(PY)" -m jupyterlab $(LAB_ARGS) 01_quickstart.ipynb
 
-check: room lint  ## what a change breaks, within a minute: lint, types, quick tests; ROOM=panel for those of one room
-	@echo "==> the tests that need no other process, and a few that do"
-	@$(PY) $(PYTEST) -p no:nbval -q --durations=5 -m "smoke or (not process and not long)" "tests/$(ROOM)"
+check: room install  ## what a change breaks, within a minute: lint, types, quick tests; ROOM=panel for those of one room
+	@echo "==> lint, types, the tests that need no other process, and a few that do"
+	@$(MAKE) GOAL=$(GOAL) --no-print-directory --jobs=4 --output-sync=target lint $(if $(ROOM),quick,quick-panel quick-launch quick-others)
+
+# Three processes for some rooms each: each of pytest-xdist's would import and collect all of them, for 10 s.
+quick: ROOMS := $(ROOM)
+quick-panel: ROOMS := panel runs
+quick-launch: ROOMS := backends launch magics
+quick-others: ROOMS := $(filter-out panel runs backends launch magics,$(patsubst tests/%/,%,$(wildcard tests/[a-z]*/))) $(notdir $(wildcard tests/test_*.py))
+quick quick-panel quick-launch quick-others:
+	@$(PY) -m pytest -p tests._ci -p no:nbval -p no:xdist -q --durations=5 -m "smoke or (not process and not long)" $(addprefix tests/,$(ROOMS))
 
 test:  ## lint, types, the extension, the notebooks and the tests
-	@$(MAKE) GOAL=$(GOAL) --no-print-directory --jobs=2 --output-sync=target lint extension
+	@$(MAKE) GOAL=$(GOAL) --no-print-directory --jobs=2 --output-sync=target lint extension byte-code
 	@echo "==> the tests, and the notebooks with nbval"
 	@$(PY) $(PYTEST) $(NOTEBOOKS) -m "not long" --durations=20 tests $(PYTEST_ARGS)
 
@@ -64,6 +72,12 @@ extension: install
 	@echo "==> the JupyterLab extension: types, format, unit tests, bundle"
 	@$(PY) scripts/bundle.py lint test
 	@$(PY) scripts/bundle.py
+
+# Else each of the processes that begin at once would compile the packages' modules for itself. Of what cannot be
+# imported the tests tell.
+byte-code: install
+	@$(PY) -c "import accelerate, jax, jupyterlab.labapp, nbconvert, ray, torch_xla, transformers.trainer" 2>/dev/null || true
+	@PYTHONPATH=.venv/tensorflow $(PY) -c "import tensorflow" 2>/dev/null || true
 
 lint: install  ## ruff check, ruff format --check, mypy --strict
 	@echo "==> ruff check"

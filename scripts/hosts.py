@@ -84,7 +84,8 @@ def main(arguments: list[str]) -> None:
     if set(names) - set(HOSTS):
         raise SystemExit(f"There is no host {', '.join(set(names) - set(HOSTS))}; there are: {', '.join(HOSTS)}")
     hosts = [HOSTS[name] for name in names or HOSTS]
-    # Else hundreds of processes would compile the packages' modules, or the installer all of them: 50 s more.
+    # Else hundreds of processes would compile the packages' modules, or the installer all of them: 50 s more. Those
+    # that all of them import are compiled once (`warm`).
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     wheel = build_wheel()
     with ThreadPoolExecutor() as both:
@@ -96,6 +97,7 @@ def main(arguments: list[str]) -> None:
 def prepare(host: Host, wheel: Path) -> None:
     make(host)
     install_wheel(host, wheel)
+    warm(host)
 
 
 # -- the environments -------------------------------------------------------------------------------------------------
@@ -186,6 +188,14 @@ def install_wheel(host: Host, wheel: Path) -> None:
     refuse_changes(host, before, "Installing tpu_magics")
     came = sorted(listed(host).keys() - before.keys() - {"tpu-magics"})
     install.say(f"{host.name}: tpu_magics is installed; changed: nothing; came with it: {', '.join(came) or 'nothing'}")
+
+
+def warm(host: Host) -> None:
+    """Python keeps the byte code of what it has once imported; of what cannot be imported the suites tell."""
+    tensorflow = {"PYTHONPATH": str(host.folder / "tensorflow")} if "tensorflow" in host.overlays else {}
+    for modules, variables in (("accelerate, jax, torch_xla, transformers.trainer", {}), ("tensorflow", tensorflow)):
+        command = [host.interpreter, "-c", f"import {modules}"]
+        subprocess.run(command, cwd=FOLDER, env={**os.environ, **variables}, stderr=subprocess.DEVNULL)
 
 
 # -- the suites -------------------------------------------------------------------------------------------------------
