@@ -81,11 +81,13 @@ def room(path: Path) -> str:
 
 def imports(path: Path, source: str | None = None) -> list[Import]:
     """All imports of a module, those by `import_module("...")` too."""
+    text = path.read_text(encoding="utf-8") if source is None else source
     tree = parsed(path) if source is None else ast.parse(source)
     where = path.relative_to(ROOT).as_posix()
+    by_call = "import_module" in text or "__import__" in text
     return [
         Import(f"{where}:{node.lineno}", name, at_import)
-        for node, at_import in _nodes(tree)
+        for node, at_import in _nodes(tree, by_call)
         for name in _names(node, path)
     ]
 
@@ -95,13 +97,15 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def _nodes(tree: ast.AST) -> Iterator[tuple[Any, bool]]:
-    """Every node below, and whether it runs when the module is imported."""
+def _nodes(tree: ast.AST, expressions: bool) -> Iterator[tuple[Any, bool]]:
+    """Every node below, with or without `expressions`, and whether it runs when the module is imported."""
     waiting = [(tree, True)]
     while waiting:
         node, at_import = waiting.pop()
         only_types = node.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) else ()
         for child in ast.iter_child_nodes(node):
+            if not expressions and isinstance(child, ast.expr):
+                continue
             runs = at_import and child not in only_types and not isinstance(child, FUNCTIONS)
             waiting.append((child, runs))
             yield child, runs
