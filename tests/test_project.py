@@ -9,21 +9,16 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
+from size import PACKAGE, ROOT, Import, imports, parsed
 
 try:
     import tomllib
 except ModuleNotFoundError:  # Python 3.10; pytest brings tomli there
     import tomli as tomllib
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "tpu_magics"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Who may import whom: a room imports rooms of lower rank, and itself. Equal ranks stand side by side and do not meet.
@@ -57,18 +52,8 @@ FRAMEWORKS = {
 }
 FRAMEWORK_PARTS = {"safetensors.torch", "safetensors.tensorflow", "safetensors.flax"}
 MAY_IMPORT_FRAMEWORKS = ("backends/", "preflight/", "launch/pods/")
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 SLOW_IMPORTS = {"psutil", "ipywidgets"}  # about 90 ms: only inside functions
 NOT_AT_LOAD = {"torch", "torch_xla", "tensorflow", "jax", "accelerate", "ray"}
-
-
-@dataclass(frozen=True)
-class Import:
-    """One imported name. `runs_at_import`: it is at the top of the module and not only for the type checker."""
-
-    where: str
-    name: str
-    runs_at_import: bool
 
 
 def relative(path: Path) -> str:
@@ -77,53 +62,6 @@ def relative(path: Path) -> str:
 
 def room(path: Path) -> str:
     return Path(relative(path)).parts[0].removesuffix(".py")
-
-
-def imports(path: Path, source: str | None = None) -> list[Import]:
-    """All imports of a module, those by `import_module("...")` too."""
-    text = path.read_text(encoding="utf-8") if source is None else source
-    tree = parsed(path) if source is None else ast.parse(source)
-    where = path.relative_to(ROOT).as_posix()
-    by_call = "import_module" in text or "__import__" in text
-    return [
-        Import(f"{where}:{node.lineno}", name, at_import)
-        for node, at_import in _nodes(tree, by_call)
-        for name in _names(node, path)
-    ]
-
-
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def _nodes(tree: ast.AST, expressions: bool) -> Iterator[tuple[Any, bool]]:
-    """Every node below, with or without `expressions`, and whether it runs when the module is imported."""
-    waiting = [(tree, True)]
-    while waiting:
-        node, at_import = waiting.pop()
-        only_types = node.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) else ()
-        for child in ast.iter_child_nodes(node):
-            if not expressions and isinstance(child, ast.expr):
-                continue
-            runs = at_import and child not in only_types and not isinstance(child, FUNCTIONS)
-            waiting.append((child, runs))
-            yield child, runs
-
-
-def _names(node: ast.AST, path: Path) -> list[str]:
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        base = ".".join([*parts[: len(parts) - node.level], *([node.module] if node.module else [])])
-        base = base if node.level else str(node.module)
-        return [f"{base}.{alias.name}" for alias in node.names]
-    if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-        called = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
-        if called in ("import_module", "__import__") and isinstance(node.args[0].value, str):
-            return [node.args[0].value]
-    return []
 
 
 def is_framework(name: str) -> bool:
