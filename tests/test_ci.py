@@ -110,7 +110,7 @@ def test_a_python_without_venv_is_refused_with_the_way_out(tree: Path) -> None:
     assert not (tree / ".venv").exists()
 
 
-def test_an_install_that_fails_is_told_and_done_again(tree: Path) -> None:
+def test_an_install_that_fails_is_done_again_and_one_that_is_up_to_date_is_left_alone(tree: Path) -> None:
     first = make(tree, "demo", python(tree))
     assert first.returncode != 0
     assert "==> making .venv with" in first.stdout and "downloads about" in first.stdout
@@ -122,10 +122,6 @@ def test_an_install_that_fails_is_told_and_done_again(tree: Path) -> None:
     assert "its last install was interrupted" in second.stdout
     assert "PyTorch comes from its own index" in second.stdout
     assert not marker.exists()
-
-
-def test_what_is_up_to_date_is_left_alone_until_pyproject_changes(tree: Path) -> None:
-    make(tree, "install", python(tree))
     # As if the download had succeeded.
     code = "import install; install.STAMP.write_text(install.key('torch,preflight,pods,dev'))"
     subprocess.run([sys.executable, "-c", code], cwd=tree / "scripts", check=True)
