@@ -15,7 +15,7 @@ pytest.importorskip("torch_xla")
 from tests.backends.rehearsed import launched  # noqa: E402
 from tests.launch.launching import failed, of, run, said  # noqa: E402
 from tests.xla_flags import QUICK  # noqa: E402
-from tpu_magics.backends.torch_xla.observe import hooks, snapshot, told, vitals  # noqa: E402
+from tpu_magics.backends.torch_xla.observe import hooks, runtime_stats, snapshot, xla_dumps  # noqa: E402
 from tpu_magics.launch import session  # noqa: E402
 from tpu_magics.launch.results import TrainResult  # noqa: E402
 from tpu_magics.runs import events, files  # noqa: E402
@@ -57,7 +57,7 @@ def unobserved(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker as it is without any hook, and without what the runtime writes for us."""
     monkeypatch.setattr(hooks, "_HOOKS", ())
     monkeypatch.setattr(hooks, "_TENSOR_HOOKS", ())
-    monkeypatch.setattr(told.Files, "arrange", lambda _self, _environment: None)
+    monkeypatch.setattr(xla_dumps.XlaDumps, "arrange", lambda _self, _environment: None)
 
 
 # -- nothing changes --------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def test_training_goes_on_when_observing_fails(
     def fails(*_: Any) -> Any:
         raise ZeroDivisionError("the observer is broken")
 
-    owner = {"take": snapshot, "blocks": told, "look": vitals.Vitals}[broken]
+    owner = {"take": snapshot, "blocks": xla_dumps, "look": runtime_stats.RuntimeStats}[broken]
     monkeypatch.setattr(owner, broken, fails)
     result = run(lengths)
     assert result.value == usual.value and result.steps == usual.steps == 12

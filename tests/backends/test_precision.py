@@ -12,8 +12,8 @@ import pytest
 
 from tests import forks
 from tpu_magics.backends.observing import hlo
-from tpu_magics.backends.torch_xla import precision, precision_asked
-from tpu_magics.backends.torch_xla.precision_asked import Asked, variables
+from tpu_magics.backends.torch_xla import precision, precision_request
+from tpu_magics.backends.torch_xla.precision_request import PrecisionRequest, variables
 from tpu_magics.runs import events
 from tpu_magics.runs.events import Precision, Warned
 
@@ -77,7 +77,7 @@ fully, unbuffered = 0, 2
 def main(folder, option, head, made):
     type_ = getattr(torch, os.environ.get("CASE_TYPE", "float32"))
     os.environ.update(precision.variables(option, os.environ))
-    watch = precision.PrecisionWatch(option, lambda kind, **fields: records.append([kind.kind, fields]))
+    watch = precision.TorchPrecisionWatch(option, lambda kind, **fields: records.append([kind.kind, fields]))
     watch.install()
     from accelerate import Accelerator
 
@@ -418,7 +418,7 @@ def test_variables(option: str, environment: dict[str, str], expected: dict[str,
     ],
 )
 def test_a_variable_is_read_as_torch_xla_reads_it(value: str | None, on: bool) -> None:
-    assert precision_asked.is_on(value) is on
+    assert precision_request.is_on(value) is on
 
 
 class Notes:
@@ -442,7 +442,7 @@ def test_the_graph_with_the_most_multiplications_speaks(monkeypatch: pytest.Monk
     for name in ("XLA_USE_BF16", "XLA_DOWNCAST_BF16"):
         monkeypatch.delenv(name, raising=False)
     written = Notes()
-    watch = precision.PrecisionWatch("", written)
+    watch = precision.TorchPrecisionWatch("", written)
     for number in (0, 2, 1, 2, 0, 5):
         watch.graph_compiled(module(number), f"graph{number}")
     assert [fields["ops"] for _, fields in written.written] == [0, 2, 5]
@@ -454,7 +454,7 @@ def test_the_graph_with_the_most_multiplications_speaks(monkeypatch: pytest.Monk
 
 
 def test_records_can_be_written() -> None:
-    facts = precision.judge(Asked("bf16", "--precision"), module(1, "f32"), "hash", in_use="bf16")
+    facts = precision.judge(PrecisionRequest("bf16", "--precision"), module(1, "f32"), "hash", in_use="bf16")
     record = Precision(1.0, 0, **facts)
     assert events.from_line(events.to_line(record)) == record
     assert not record.agrees
@@ -471,7 +471,7 @@ def test_a_failing_watch_stops_itself_and_says_so() -> None:
             raise OSError("the disk is full")
         told.append((kind, fields))
 
-    watch = precision.PrecisionWatch("", write)
+    watch = precision.TorchPrecisionWatch("", write)
     watch.graph_compiled(module(1), "a")
     watch.graph_compiled(module(2), "b")
     watch.logged("float32")

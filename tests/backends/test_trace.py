@@ -13,8 +13,8 @@ pytest.importorskip("torch_xla")
 pytest.importorskip("accelerate")
 
 from tests.backends.traced import same
-from tpu_magics.backends.lowered import Traced
-from tpu_magics.backends.torch_xla.trace.truth import ELEMENTS
+from tpu_magics.backends.lowered import TraceResult
+from tpu_magics.backends.torch_xla.trace.constness import ELEMENTS
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 STEPS = 6
@@ -34,7 +34,7 @@ def rows(count: int) -> Any:
     return torch.utils.data.TensorDataset(*batch(count))
 
 
-def steady(found: Traced) -> Any:
+def steady(found: TraceResult) -> Any:
     [last] = [one for one in found.graphs if one.steady]
     assert found.settled and last is found.graphs[-1] and found.notes == ()
     return last

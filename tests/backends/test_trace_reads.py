@@ -18,8 +18,8 @@ from torch.nn import functional
 pytest.importorskip("torch_xla")
 
 from tests.backends.traced import same, traced
-from tpu_magics.backends.lowered import Traced
-from tpu_magics.backends.torch_xla.trace.answers import CHOSEN, DISTINCT, FITTED, TENSOR, TRUE, VALUE
+from tpu_magics.backends.lowered import TraceResult
+from tpu_magics.backends.torch_xla.trace.placeholders import CHOSEN, DISTINCT, FITTED, TENSOR, TRUE, VALUE
 from tpu_magics.errors import TpuMagicsError
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
@@ -61,7 +61,7 @@ def asks(model: Any, ask: Ask, told: Path, steps: int = 4) -> None:
         torch_xla.sync()
 
 
-def asked(ask: Ask, **options: Any) -> tuple[Any, Traced]:
+def asked(ask: Ask, **options: Any) -> tuple[Any, TraceResult]:
     """What the host got in each of the steps (the same), and the trace. Nothing was compiled."""
     with tempfile.TemporaryDirectory() as folder:
         found = traced(asks, net(), ask, Path(folder) / "told", **options)
@@ -72,7 +72,7 @@ def asked(ask: Ask, **options: Any) -> tuple[Any, Traced]:
     return told[0][0], found
 
 
-def reads(found: Traced) -> list[tuple[str, int]]:
+def reads(found: TraceResult) -> list[tuple[str, int]]:
     """What was read in the lines of this file, and how often in each step."""
     assert all(one.place is not None and one.place.path == __file__ for one in found.reads)
     return [(one.what, one.count // found.syncs) for one in found.reads]

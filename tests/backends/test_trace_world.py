@@ -14,7 +14,7 @@ pytest.importorskip("torch_xla")
 pytest.importorskip("accelerate.accelerator")
 
 from tests.backends.traced import same, traced
-from tpu_magics.backends.lowered import Graph, Traced
+from tpu_magics.backends.lowered import LoweredGraph, TraceResult
 from tpu_magics.errors import TpuMagicsError
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session"), pytest.mark.timeout(120)]
@@ -30,12 +30,12 @@ def rows(count: int) -> Any:
     return torch.utils.data.TensorDataset(torch.randn(count, 8), torch.randint(0, 4, (count,)))
 
 
-def steady(found: Traced) -> Graph:
+def steady(found: TraceResult) -> LoweredGraph:
     assert found.settled and found.graphs[-1].steady
     return found.graphs[-1]
 
 
-def collectives(graph: Graph) -> int:
+def collectives(graph: LoweredGraph) -> int:
     """How many instructions have such an opcode (field 2 of HloInstructionProto)."""
     opcodes = (b"all-reduce", b"all-gather", b"reduce-scatter")
     return sum(graph.module.count(b"\x12" + bytes((len(one),)) + one) for one in opcodes)

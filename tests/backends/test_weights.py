@@ -354,7 +354,7 @@ def train_on_device(model: nn.Module) -> None:
     """Two steps; what follows the second is left pending, as at the end of a loop without a last sync."""
     import torch_xla
 
-    from tpu_magics.backends.torch_xla.ties import keep_ties
+    from tpu_magics.backends.torch_xla.tied_weights import keep_ties
 
     keep_ties()
     device = torch_xla.device()

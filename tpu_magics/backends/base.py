@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tpu_magics.errors import TpuMagicsError
 
 if TYPE_CHECKING:
-    from tpu_magics.backends.lowered import Traced
+    from tpu_magics.backends.lowered import TraceResult
     from tpu_magics.runs.writer import EventWriter
 
 
@@ -60,7 +60,7 @@ class WorkerSpec:
     address: str = ""
     collective_timeout: float = COLLECTIVE_TIMEOUT
     spmd: int | None = None
-    tracing: Tracing | None = None
+    tracing: TraceSpec | None = None
     keep_partial: bool = False
     strict: bool = False
 
@@ -76,7 +76,7 @@ class WorkerSpec:
 
 
 @dataclass(frozen=True)
-class Tracing:
+class TraceSpec:
     """What a worker does that traces its function instead of running it. `folder`: where it writes the graphs; `world`:
     ranks that it is told of, with none of the others there; `devices`: of an SPMD worker; `steps`: at most so many."""
 
@@ -94,7 +94,7 @@ class StopRequested(BaseException):
     """Raised inside a worker at the end of a step when it was asked to stop (--keep-partial); as `StepLimit`."""
 
 
-class HostTraining(Exception):
+class HostTrainingError(Exception):
     """Raised inside a worker at the end of a run with `--strict` that trained on the host alone."""
 
 
@@ -108,7 +108,7 @@ class RecompileLimit(BaseException):
 
 
 @dataclass(frozen=True)
-class Watching:
+class ObserverConfig:
     """How a rank is watched. `device`: "CPU" or "TPU"; `ranks`: world size; `precision`, `cache`: as in WorkerSpec;
     `cell_names`: file names of cells -> "In [n]"; `cell_ids`: "In [n]" -> the front end's id of that cell; `rehearsed`:
     collectives are carried by the host, and cut the graphs; `spmd`: one worker drives several devices; `tracing`: as in
@@ -124,7 +124,7 @@ class Watching:
     cell_ids: Mapping[str, str] = field(default_factory=dict)
     rehearsed: bool = False
     spmd: bool = False
-    tracing: Tracing | None = None
+    tracing: TraceSpec | None = None
     stop_requested: Callable[[], bool] = bool
 
 
@@ -277,7 +277,7 @@ class Backend(Protocol):
         """On the first rank's thread, before the function: objects of the notebook among `items` that belong to one
         process (an Accelerator, a Trainer) become this rank's own. `replicas`: devices of this worker."""
 
-    def observing(self, writer: EventWriter, watching: Watching) -> AbstractContextManager[WorkerWatcher]:
+    def observing(self, writer: EventWriter, watching: ObserverConfig) -> AbstractContextManager[WorkerWatcher]:
         """Record steps, compiles, reads and logged values of this process until the block ends."""
 
     def finish(self) -> bool:
@@ -315,11 +315,11 @@ class WorkerWatcher(Watcher, Protocol):
 
 # -- a framework that trains in the notebook's own process ------------------------------------------------------------
 
-DEFAULT, TPU_LOCAL, TPU_REMOTE = "default", "tpu-local", "tpu-remote"  # Placed.kind
+DEFAULT, TPU_LOCAL, TPU_REMOTE = "default", "tpu-local", "tpu-remote"  # Placement.kind
 
 
 @dataclass(frozen=True)
-class Problem:
+class TrainingProblem:
     """What is wrong with what is about to be trained. `what`, `why`, `todo`: as in TpuMagicsError; `refuses`: training
     cannot work with it, else it is said and the run goes on."""
 
@@ -330,7 +330,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Placed:
+class Placement:
     """Where a LocalBackend trains. `kind`: "tpu-local" (chips of this host), "tpu-remote" (a TPU node, by name or
     address) or "default" (no TPU); `strategy`: the framework's own object, for the notebook; `replicas`: devices that
     train in step; `topology`: in words, "" where there is nothing to say; `notes`: lines for the person; `problems`:
@@ -341,11 +341,11 @@ class Placed:
     replicas: int = 1
     topology: str = ""
     notes: Sequence[str] = ()
-    problems: Sequence[Problem] = ()
+    problems: Sequence[TrainingProblem] = ()
 
     @property
     def device(self) -> str:
-        """ "CPU" or "TPU", as in Watching."""
+        """ "CPU" or "TPU", as in ObserverConfig."""
         return "CPU" if self.kind == DEFAULT else "TPU"
 
 
@@ -357,7 +357,7 @@ class LocalBackend(Protocol):
     def prepare(self) -> None:
         """Import the framework. Raises TpuMagicsError where it cannot be imported."""
 
-    def initialise(self, asked: str = "", precision: str = "", host: Any = None) -> Placed:
+    def initialise(self, asked: str = "", precision: str = "", host: Any = None) -> Placement:
         """Connect to what there is (`asked`: a TPU's name or grpc address, "" for what is found), make the strategy,
         set the precision of models built from now on ("", "fp32" or "bf16"). `host`: the Host as it was found. Again
         it gives what it gave, unless other things are asked. Raises TpuMagicsError where it cannot be had."""
@@ -371,7 +371,7 @@ class LocalBackend(Protocol):
     def state_bytes(self, items: Sequence[tuple[str, Any]]) -> int:
         """Bytes that `kept` will write for `items`."""
 
-    def kept(self, items: Sequence[tuple[str, Any]], folder: Path) -> Kept:
+    def kept(self, items: Sequence[tuple[str, Any]], folder: Path) -> SavedState:
         """Write what training can change of `items` (weights, optimizers, metrics, variables, random states) into
         `folder`, which it makes. Nothing is left of it where it cannot be written (OSError)."""
 
@@ -386,30 +386,30 @@ class LocalBackend(Protocol):
         are ("keep"). Gives a function that tells what was changed so far, a line each. `cells`: file names of cells ->
         "In [n]"."""
 
-    def placement_problems(self, items: Sequence[tuple[str, Any]]) -> Sequence[Problem]:
+    def placement_problems(self, items: Sequence[tuple[str, Any]]) -> Sequence[TrainingProblem]:
         """Models and variables among `items` that were made outside the strategy's scope."""
 
-    def data_problems(self, items: Sequence[tuple[str, Any]], cells: Mapping[str, str]) -> Sequence[Problem]:
+    def data_problems(self, items: Sequence[tuple[str, Any]], cells: Mapping[str, str]) -> Sequence[TrainingProblem]:
         """What of the input pipelines, and of the paths to write to, among `items` cannot work where the training goes
         on. `cells`: file names of cells -> "In [n]"."""
 
-    def saving_problems(self, tree: ast.AST, names: Mapping[str, Any]) -> Sequence[Problem]:
+    def saving_problems(self, tree: ast.AST, names: Mapping[str, Any]) -> Sequence[TrainingProblem]:
         """What of the places that the code names in its own calls (`model.save("gs://...")`) cannot be saved to.
         `tree`: of a cell, or a module with the function that is trained; `names`: the notebook's and the arguments."""
 
     def watching_data(
-        self, tell: Callable[[Problem], None], items: Sequence[tuple[str, Any]], cells: Mapping[str, str]
+        self, tell: Callable[[TrainingProblem], None], items: Sequence[tuple[str, Any]], cells: Mapping[str, str]
     ) -> AbstractContextManager[None]:
         """Within it data that the code makes itself is looked at before the first step with it: TpuMagicsError for what
         cannot work, `tell` for the rest. `items`: what `data_problems` has seen already."""
 
     def before_first_step(
-        self, ask: Callable[[Traced], None], precision: str, cells: Mapping[str, str]
+        self, ask: Callable[[TraceResult], None], precision: str, cells: Mapping[str, str]
     ) -> AbstractContextManager[Callable[[], bool]]:
         """Within it `ask` is given the program of the first training step before that is executed; what it raises ends
         the run. Gives a function that tells whether there was such a step."""
 
-    def observing(self, writer: EventWriter, watching: Watching) -> AbstractContextManager[Watcher]:
+    def observing(self, writer: EventWriter, watching: ObserverConfig) -> AbstractContextManager[Watcher]:
         """Record steps, compiles, reads and logged values of this process until the block ends."""
 
     def cancelling(self) -> AbstractContextManager[Callable[[], None]]:
@@ -421,7 +421,7 @@ class LocalBackend(Protocol):
         `cells`: file names of cells -> "In [n]"."""
 
 
-class Kept(Protocol):
+class SavedState(Protocol):
     """What `LocalBackend.kept` gives: the state before a run."""
 
     models: Mapping[str, Any]

@@ -26,7 +26,7 @@ _FIXED = {1: 8, 5: 4}  # wire type -> bytes
 _MORE = 128  # of a varint's byte: others follow
 
 
-class Frame(NamedTuple):
+class HloFrame(NamedTuple):
     """A line of Python that led to an instruction."""
 
     function: str
@@ -35,19 +35,19 @@ class Frame(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Numbered:
+class NumberedModule:
     """`module`: each instruction's op name ends with "#" and a number, and nothing else in it tells of source lines;
     `frames`: number -> the Python frames that led to it, innermost first; `names`: number -> the op's name before."""
 
     module: bytes
-    frames: Mapping[int, tuple[Frame, ...]]
+    frames: Mapping[int, tuple[HloFrame, ...]]
     names: Mapping[int, str]
 
 
-_Ops = list[tuple[str, tuple[Frame, ...]]]  # by their numbers
+_Ops = list[tuple[str, tuple[HloFrame, ...]]]  # by their numbers
 
 
-def numbered(module: bytes, by_type: bool = False) -> Numbered:
+def number_ops(module: bytes, by_type: bool = False) -> NumberedModule:
     """Take the source lines out of a module. `by_type`: ops are named by their type alone, where the names themselves
     are counted anew in each step. Raises ValueError where it is no message."""
     fields = _fields(module)
@@ -59,7 +59,7 @@ def numbered(module: bytes, by_type: bool = False) -> Numbered:
             found.append(_field(number, _computation(module[at:end], index, ops, by_type)))
         elif number != _STACK_FRAME_INDEX:
             found.append(module[start:end])
-    return Numbered(
+    return NumberedModule(
         module=b"".join(found),
         frames={number: frames for number, (_, frames) in enumerate(ops)},
         names={number: name for number, (name, _) in enumerate(ops)},
@@ -101,24 +101,24 @@ class _Index:
         self.functions = [one.decode("utf-8", "replace") for one in parts[2]]
         self.locations = [_numbers(one) for one in parts[3]]  # 1: file, 2: function, 3: line
         self.stack = [_numbers(one) for one in parts[4]]  # 1: location, 2: parent
-        self.known: dict[int, tuple[Frame, ...]] = {0: ()}
+        self.known: dict[int, tuple[HloFrame, ...]] = {0: ()}
 
-    def frames(self, metadata: Mapping[int, bytes]) -> tuple[Frame, ...]:
+    def frames(self, metadata: Mapping[int, bytes]) -> tuple[HloFrame, ...]:
         """Of an instruction's metadata, innermost first."""
         number = _number(metadata.get(_STACK_FRAME_ID, b""))
         if number:
             return self._chain(number)
         path = metadata.get(_SOURCE_FILE, b"").decode("utf-8", "replace")
-        return (Frame("", path, _number(metadata.get(_SOURCE_LINE, b""))),) if path else ()
+        return (HloFrame("", path, _number(metadata.get(_SOURCE_LINE, b""))),) if path else ()
 
-    def _chain(self, number: int) -> tuple[Frame, ...]:
+    def _chain(self, number: int) -> tuple[HloFrame, ...]:
         if number not in self.known:
-            found: list[Frame] = []
+            found: list[HloFrame] = []
             left = number
             while 0 < left <= len(self.stack) and len(found) < len(self.stack):
                 location = _at(self.locations, self.stack[left - 1].get(1, 0), {})
                 names = _at(self.functions, location.get(2, 0), ""), _at(self.files, location.get(1, 0), "")
-                found.append(Frame(*names, location.get(3, 0)))
+                found.append(HloFrame(*names, location.get(3, 0)))
                 parent = self.stack[left - 1].get(2, 0)
                 left = 0 if parent == left else parent
             self.known[number] = tuple(found)

@@ -13,7 +13,7 @@ TRACED = "traced.json"  # in the folder of graphs that a worker traced; a graph'
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLine:
     """A line of the person's. `path`: "In [3]", "cell 3" or a file's path; `line` counts from 1."""
 
     path: str
@@ -25,21 +25,21 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Read:
+class HostRead:
     """A value that the host read while the step was traced. It got zero, but where it is `known`: it follows from what
     the host gave the step, and was computed. `place`: the person's line; `inside`: that of a library where it was read,
     by the package's name ("transformers/masking_utils.py"), None where the person's line itself reads; `count`: how
     often, in the whole trace."""
 
-    place: Place | None
+    place: SourceLine | None
     what: str
     count: int = 1
-    inside: Place | None = None
+    inside: SourceLine | None = None
     known: bool = False
 
 
 @dataclass(frozen=True)
-class Refused:
+class UnsupportedOp:
     """What a TPU does not run as part of the program. `op`: as the framework or the compiler names it; `text`: why, in
     a sentence; `kind`: "host" (the op runs on the host, outside of the program), "custom" (a custom call that this TPU
     does not know) or "compiler" (the compiler's refusal)."""
@@ -47,12 +47,12 @@ class Refused:
     op: str
     text: str
     kind: str
-    place: Place | None = None
+    place: SourceLine | None = None
     count: int = 1
 
 
 @dataclass(frozen=True)
-class Graph:
+class LoweredGraph:
     """One graph of a training function, as the framework lowers it.
 
     `module`: StableHLO (bytecode or text) for `form` "stablehlo", a serialized HloModuleProto for "hlo"; `hash`: the
@@ -70,15 +70,15 @@ class Graph:
     donors: tuple[int, ...] = field(default=(), repr=False)
     replicas: int = 1
     partitions: int = 1
-    site: Place | None = None
+    site: SourceLine | None = None
     nth: int = 0
     steady: bool = True
     parameters: tuple[str, ...] = field(default=(), repr=False)
-    places: Mapping[int, Place] = field(default_factory=dict, repr=False)
+    places: Mapping[int, SourceLine] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
-class Traced:
+class TraceResult:
     """What tracing a function gave. `graphs`: the distinct ones in the order of their syncs, the last is steady;
     `syncs`: how many were seen; `sequence`: for each of them the place of its graph in `graphs` (empty: not known);
     `settled`: two successive ones were equal; `batch`: rows of the largest input, where they are known; `rows`: the
@@ -86,11 +86,11 @@ class Traced:
     ended by itself before two were equal; `ranks_known`: whether `replicas` of the graphs is how many train together
     (False: each is the program of one, of how many it does not say)."""
 
-    graphs: tuple[Graph, ...]
+    graphs: tuple[LoweredGraph, ...]
     syncs: int
     settled: bool
-    reads: tuple[Read, ...] = ()
-    refused: tuple[Refused, ...] = ()
+    reads: tuple[HostRead, ...] = ()
+    refused: tuple[UnsupportedOp, ...] = ()
     seconds: float = 0.0
     batch: int | None = None
     precision: str = ""

@@ -11,14 +11,14 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from tpu_magics.backends.observing.compiled import Compiled, Verdict
+from tpu_magics.backends.observing.compile_evidence import CompileCause, CompileEvidence
 from tpu_magics.runs import events
 
 KEPT = 32  # earlier compiles of a site that a new one is compared with
 FULL_RECORDS = 120  # later ones leave out what takes most room, so that a run's records stay small
 _INPUTS, _DIFFERENCES, _LONGEST = 12, 6, 240
 
-C = TypeVar("C", bound=Compiled)
+C = TypeVar("C", bound=CompileEvidence)
 
 
 class History(Generic[C]):
@@ -30,7 +30,7 @@ class History(Generic[C]):
         write: Callable[[events.Event], object],
         rank: int,
         distance: Callable[[C, C], tuple[int, ...]],
-        explain: Callable[[C, C], Verdict],
+        explain: Callable[[C, C], CompileCause],
     ) -> None:
         self.write = write
         self.rank = rank
@@ -45,7 +45,7 @@ class History(Generic[C]):
         """Which compile at this site the next one is."""
         return self.counts[site.id]
 
-    def add(self, new: C, first: Verdict | None = None) -> events.Compile:
+    def add(self, new: C, first: CompileCause | None = None) -> events.Compile:
         """Take a compile in and write its record. `first`: what there is to say of a first compile."""
         earlier = self.kept[new.site.id]
         nearest = min(earlier, key=lambda old: self.distance(new, old)) if earlier else None
@@ -58,9 +58,9 @@ class History(Generic[C]):
         self.write(event)
         return event
 
-    def _event(self, new: C, nearest: C | None, verdict: Verdict | None) -> events.Compile:
+    def _event(self, new: C, nearest: C | None, verdict: CompileCause | None) -> events.Compile:
         full = self.total < FULL_RECORDS
-        said = verdict or Verdict("", "", "")
+        said = verdict or CompileCause("", "", "")
         return events.Compile(
             round(time.time(), 3),
             self.rank,

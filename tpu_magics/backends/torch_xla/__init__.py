@@ -37,16 +37,16 @@ class TorchXla:
         for name in ("torch_xla.runtime", "torch_xla._internal.pjrt", "torch_xla.distributed.parallel_loader"):
             import_module(name)
         for name in (
-            "inherited",
+            "process_state",
             "observe.hooks",
             "observe.observer",
             "pickling",
             "randomness",
             "rehearse.join",
-            "renewal",
-            "sharded",
+            "rebuild",
+            "fsdp_shards",
             "state",
-            "ties",
+            "tied_weights",
             "trainer",
             "weights",
             "worker",
@@ -74,7 +74,7 @@ class TorchXla:
             found.append("cuda")
         return found
 
-    device_holder = _from("without_xla", "device_holder")
+    device_holder = _from("cpu_only", "device_holder")
     quiet_seeds = _from("randomness", "quiet_seeds")
     quiet_problems = _from("randomness", "quiet_problems")
 
@@ -101,15 +101,15 @@ class TorchXla:
     seeds_device_only = _from("randomness", "seeds_device_only")
     seeds_without_runtime = _from("randomness", "seeds_without_runtime")
 
-    process_state = _from("inherited", "process_state")
-    set_process_state = _from("inherited", "set_process_state")
+    process_state = _from("process_state", "process_state")
+    set_process_state = _from("process_state", "set_process_state")
 
     # -- results --------------------------------------------------------------------------------------------------
     check_weights = _from("weights", "check_weights")
     load_weights = _from("weights", "load_weights")
     dumps = _from("pickling", "dumps")
     digests = _from("rehearse.digests", "digests")
-    splits_weights = _from("sharded", "spread")
+    splits_weights = _from("fsdp_shards", "spread")
 
     def object_state(self) -> Any:
         from tpu_magics.backends.torch_xla.state import TorchState
@@ -119,10 +119,10 @@ class TorchXla:
     follow_optimizers = _from("optimizers", "follow")
 
     def collect_weights(self, models: Mapping[str, Any], folder: Path, rank: int) -> None:
-        from tpu_magics.backends.torch_xla import sharded, weights
+        from tpu_magics.backends.torch_xla import fsdp_shards, weights
 
-        sharded.collect_shards(models, folder, rank)
-        if sharded.spread(models):
+        fsdp_shards.collect_shards(models, folder, rank)
+        if fsdp_shards.spread(models):
             import torch_xla.core.xla_model as xm
 
             xm.rendezvous("tpu_magics-shards")
@@ -131,7 +131,7 @@ class TorchXla:
 
     # -- the worker -----------------------------------------------------------------------------------------------
     run_worker = _from("worker", "run_worker")
-    renew = _from("renewal", "renew")
+    renew = _from("rebuild", "renew")
     observing = _from("observe", "observing")
     finish = _from("observe", "finish")
 

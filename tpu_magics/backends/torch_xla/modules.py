@@ -18,7 +18,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tpu_magics.backends.torch_xla.weights_slots import plain_name
+from tpu_magics.backends.torch_xla.named_parameters import plain_name
 
 # classmethods of models that yield a model
 BUILDERS = frozenset({"from_pretrained", "from_config", "_from_config", "load_from_checkpoint"})

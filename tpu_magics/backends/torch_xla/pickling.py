@@ -124,7 +124,7 @@ class _Search:
         if self._tries > _MOST_TRIES:
             return False
         try:
-            _Probe(_Nowhere(), _PROTOCOL).dump(value)
+            _Probe(_NullWriter(), _PROTOCOL).dump(value)
         except Exception:
             return True
         return False
@@ -138,7 +138,7 @@ class _Probe(pickle.Pickler):
         return (int, ()) if isinstance(value, torch.Tensor) else NotImplemented
 
 
-class _Nowhere(io.RawIOBase):
+class _NullWriter(io.RawIOBase):
     def write(self, data: Any) -> int:
         """Forget `data`."""
         return len(data)

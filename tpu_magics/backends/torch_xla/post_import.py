@@ -54,7 +54,7 @@ class PostImport(MetaPathFinder):
         finally:
             self.asking.discard(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _ThenCall(spec.loader, self)
+            spec.loader = _CallbackLoader(spec.loader, self)
         return spec
 
     def imported(self, module: ModuleType) -> None:
@@ -66,7 +66,7 @@ class PostImport(MetaPathFinder):
             callback(module)
 
 
-class _ThenCall(Loader):
+class _CallbackLoader(Loader):
     """The loader of one module, which steps aside when its work is done."""
 
     def __init__(self, loader: Loader, hook: PostImport) -> None:

@@ -1,6 +1,6 @@
 """Which precision was asked for, and which one the compiled graphs have.
 
-What lives here: the judgement of a graph against what was asked, and `PrecisionWatch`, which records it as it changes.
+What lives here: the judgement of a graph against what was asked, and `TorchPrecisionWatch`, which records it as it changes.
 What does not: who asks and whose word counts (precision_asked.py), how an Accelerator is made to follow
 (precision_accelerate.py), how a graph is read (hlo.py).
 
@@ -18,15 +18,15 @@ from dataclasses import replace
 from functools import update_wrapper
 from typing import Any, Concatenate, ParamSpec
 
-from tpu_magics.backends.observing import hlo, multiplied
+from tpu_magics.backends.observing import hlo, precision_text
 from tpu_magics.backends.torch_xla import precision_accelerate
-from tpu_magics.backends.torch_xla import precision_asked as asking
-from tpu_magics.backends.torch_xla.held_output import HeldOutput
+from tpu_magics.backends.torch_xla import precision_request as asking
+from tpu_magics.backends.torch_xla.output_filter import OutputFilter
 from tpu_magics.backends.torch_xla.post_import import PostImport
-from tpu_magics.backends.torch_xla.precision_asked import Asked, variables
+from tpu_magics.backends.torch_xla.precision_request import PrecisionRequest, variables
 from tpu_magics.runs import events
 
-__all__ = ["Asked", "PrecisionWatch", "judge", "variables"]
+__all__ = ["PrecisionRequest", "TorchPrecisionWatch", "judge", "variables"]
 
 # What torch_xla 2.9.0 prints about its variables (csrc/dtype.cpp).
 DEPRECATION = re.compile(rb"^XLA_(?:USE|DOWNCAST)_BF16 will be deprecated after [^\n]*\n", re.MULTILINE)
@@ -39,7 +39,12 @@ Facts = dict[str, Any]  # the fields of events.Precision, less `t` and `rank`
 
 
 def judge(
-    asked: Asked, graph: hlo.Graph, digest: str, in_use: str = "", late: str = "", logged: frozenset[str] = frozenset()
+    asked: PrecisionRequest,
+    graph: hlo.Graph,
+    digest: str,
+    in_use: str = "",
+    late: str = "",
+    logged: frozenset[str] = frozenset(),
 ) -> Facts:
     """What is to be recorded of a graph.
 
@@ -75,12 +80,12 @@ def _agrees(asked: str, bf16: int, types: Mapping[str, int]) -> bool:
     return asked != "fp32" or bf16 == 0
 
 
-def _text(asked: Asked, total: int, bf16: int, types: Mapping[str, int]) -> str:
+def _text(asked: PrecisionRequest, total: int, bf16: int, types: Mapping[str, int]) -> str:
     request = f"{asked.asked} asked by {asked.source}" if asked.asked else "no precision asked"
-    return multiplied.sentence(request, total, bf16, types)
+    return precision_text.describe_matmuls(request, total, bf16, types)
 
 
-def _reason(asked: Asked, in_use: str, late: str) -> str:
+def _reason(asked: PrecisionRequest, in_use: str, late: str) -> str:
     """Why request and truth may differ, as a further sentence."""
     if late:
         return f" {late}"
@@ -98,7 +103,7 @@ def _reason(asked: Asked, in_use: str, late: str) -> str:
     return ""
 
 
-def _notes(asked: Asked, graph: hlo.Graph, in_use: str, bf16: int, logged: frozenset[str]) -> Iterator[str]:
+def _notes(asked: PrecisionRequest, graph: hlo.Graph, in_use: str, bf16: int, logged: frozenset[str]) -> Iterator[str]:
     if in_use and (bf16 or not graph.multiplied):
         advice = "model.to(torch.bfloat16)" if in_use == "bf16" else "converting the model itself"
         yield (
@@ -117,7 +122,7 @@ def _hidden(parameters: Mapping[str, int]) -> Iterator[str]:
         yield f"{inputs} bf16, though tensor.dtype says float32 or float64."
 
 
-def _logging_advice(asked: Asked, in_use: str, logged: frozenset[str]) -> Iterator[str]:
+def _logging_advice(asked: PrecisionRequest, in_use: str, logged: frozenset[str]) -> Iterator[str]:
     """bf16 keeps 8 bits of a number: about three decimal digits, too few for a metric."""
     digits = "are bf16, about three decimal digits"
     if in_use == "bf16" and logged & _FLOATS:
@@ -133,10 +138,12 @@ def _logging_advice(asked: Asked, in_use: str, logged: frozenset[str]) -> Iterat
         yield f"Logged values {digits}: convert what goes into them with .float()."
 
 
-def _guarded(method: Callable[Concatenate[PrecisionWatch, P], None]) -> Callable[Concatenate[PrecisionWatch, P], None]:
+def _guarded(
+    method: Callable[Concatenate[TorchPrecisionWatch, P], None],
+) -> Callable[Concatenate[TorchPrecisionWatch, P], None]:
     """Training goes on where watching fails; that is said once, and no more is recorded."""
 
-    def guarded(self: PrecisionWatch, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    def guarded(self: TorchPrecisionWatch, /, *args: P.args, **kwargs: P.kwargs) -> None:
         if self.stopped:
             return
         try:
@@ -151,7 +158,7 @@ def _guarded(method: Callable[Concatenate[PrecisionWatch, P], None]) -> Callable
     return guarded
 
 
-class PrecisionWatch:
+class TorchPrecisionWatch:
     """Records what was asked and what is true, in a worker; one for each rank, made before the user's code runs.
 
     Args:
@@ -162,12 +169,12 @@ class PrecisionWatch:
     def __init__(self, spec_precision: str, write: Callable[..., None]) -> None:
         self.option = spec_precision
         self.write = write
-        self.asked: Asked | None = None  # by an Accelerator
+        self.asked: PrecisionRequest | None = None  # by an Accelerator
         self.late = ""
         self.types_logged: frozenset[str] = frozenset()
         self.best: tuple[hlo.Graph, str] | None = None
         self.last: Facts | None = None
-        self.output = HeldOutput()
+        self.output = OutputFilter()
         self.stopped = False
 
     def install(self) -> None:
@@ -180,7 +187,7 @@ class PrecisionWatch:
         precision_accelerate.patch_accelerator(module.Accelerator, self.option, self.accelerator_made)
 
     @_guarded
-    def accelerator_made(self, asked: Asked, before: str) -> None:
+    def accelerator_made(self, asked: PrecisionRequest, before: str) -> None:
         """An Accelerator was made that decides; `before`: the precision in force until then."""
         self.asked = asked
         now = asking.in_force(os.environ)
@@ -219,9 +226,9 @@ class PrecisionWatch:
             self.last = facts
             self.write(events.Precision, **facts)
 
-    def _asked(self) -> Asked:
+    def _asked(self) -> PrecisionRequest:
         """Of the Accelerator; where it leaves that to others, what they say now."""
-        made = self.asked or Asked()
+        made = self.asked or PrecisionRequest()
         if made.asked:
             return made
         others = asking.without_accelerate(self.option, os.environ)
@@ -235,7 +242,7 @@ def _too_late(made: str) -> str:
     )
 
 
-def _made(asked: Asked) -> str:
+def _made(asked: PrecisionRequest) -> str:
     return "the Trainer" if asked.source.startswith("TrainingArguments") else "the Accelerator"
 
 

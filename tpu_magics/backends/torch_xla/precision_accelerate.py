@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from tpu_magics.backends.torch_xla import precision_asked as asking
-from tpu_magics.backends.torch_xla.precision_asked import Asked
+from tpu_magics.backends.torch_xla import precision_request as asking
+from tpu_magics.backends.torch_xla.precision_request import PrecisionRequest
 
-Told = Callable[[Asked, str], None]
+Told = Callable[[PrecisionRequest, str], None]
 
 
 def patch_accelerator(Accelerator: Any, option: str, told: Told) -> None:
@@ -34,7 +34,7 @@ def patch_accelerator(Accelerator: Any, option: str, told: Told) -> None:
         return
 
     def with_precision(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = _Given(signature, args, kwargs)
+        given = _AcceleratorCall(signature, args, kwargs)
         if not given.decides() and _is_decided():
             given.start(start, self)
         else:
@@ -44,7 +44,9 @@ def patch_accelerator(Accelerator: Any, option: str, told: Told) -> None:
     Accelerator.__init__ = with_precision
 
 
-def _start_first(start: Callable[..., None], accelerator: Any, given: _Given, option: str, told: Told) -> None:
+def _start_first(
+    start: Callable[..., None], accelerator: Any, given: _AcceleratorCall, option: str, told: Told
+) -> None:
     """Make the Accelerator that decides the precision for all of them."""
     asked = asking.with_accelerate(given.mixed, given.downcast, given.who(), option, os.environ)
     if asked.asked == "fp16" and not given.kwargs.get("cpu"):
@@ -63,7 +65,7 @@ def _start_first(start: Callable[..., None], accelerator: Any, given: _Given, op
     told(asked, before)
 
 
-class _Given:
+class _AcceleratorCall:
     """The arguments of one call of `Accelerator(...)`."""
 
     def __init__(self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Random numbers of a process: what a model's build can read, and seeding without starting the XLA runtime.
 
 What lives here: taking, comparing and putting back random states; which functions seed; and `quiet_seeds`, which keeps
-seeding (and, with quiet_arguments.py and without_xla.py, Trainers and Accelerators) from starting the runtime in the
+seeding (and, with patch_training_arguments.py and without_xla.py, Trainers and Accelerators) from starting the runtime in the
 notebook's process. What does not: which calls of a training function are replayed (launch/read.py).
 
 Everything is looked up in `sys.modules`; nothing here imports a framework.
@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tpu_magics.backends.torch_xla.cpu_only import choose_cpu, hide_xla, remember_accelerators
 from tpu_magics.backends.torch_xla.post_import import PostImport
-from tpu_magics.backends.torch_xla.quiet_arguments import quiet_arguments, set_up_before_trainer
-from tpu_magics.backends.torch_xla.without_xla import choose_cpu, hide_xla, remember_accelerators
+from tpu_magics.backends.torch_xla.training_arguments import patch_training_arguments, set_up_before_trainer
 
 # Functions that seed, as (module, name). Read in torch 2.9.0, torch_xla 2.9.0, accelerate 1.15.0, transformers 5.23.0.
 DEVICE_SEEDS = (
@@ -49,7 +49,7 @@ QUIETED: tuple[tuple[str, Change], ...] = (
     ("accelerate.state", choose_cpu),
     ("accelerate.accelerator", remember_accelerators),
     ("transformers.utils.import_utils", hide_xla),
-    ("transformers.training_args", quiet_arguments),
+    ("transformers.training_args", patch_training_arguments),
     ("transformers.trainer", set_up_before_trainer),
 )
 
@@ -225,7 +225,7 @@ def _deterministic_flags(torch: Any) -> Callable[[], None]:
 
 # -- the notebook's process -----------------------------------------------------------------------------------------
 @dataclass
-class _Quiet:
+class _SeedGuard:
     """What `quiet_seeds` has done in this process."""
 
     pid: int
@@ -234,7 +234,7 @@ class _Quiet:
     undo: list[Callable[[], None]] = field(default_factory=list)
 
 
-_quiet: list[_Quiet] = []
+_quiet: list[_SeedGuard] = []
 
 
 def quiet_seeds() -> None:
@@ -246,7 +246,7 @@ def quiet_seeds() -> None:
     if _quiet and _quiet[0].pid == os.getpid():
         return
     undo_quiet_seeds()
-    state = _Quiet(pid=os.getpid())
+    state = _SeedGuard(pid=os.getpid())
     _quiet.append(state)
 
     def in_notebook() -> bool:
@@ -295,7 +295,7 @@ def replay_seed() -> None:
         sys.modules[XLA_MODEL].set_rng_state(seed)
 
 
-def _quiet_xla_seed(xm: Any, state: _Quiet, in_notebook: Callable[[], bool]) -> None:
+def _quiet_xla_seed(xm: Any, state: _SeedGuard, in_notebook: Callable[[], bool]) -> None:
     original = getattr(xm, "set_rng_state", None)
     if original is None:
         state.problems.append(
@@ -315,11 +315,11 @@ def _quiet_xla_seed(xm: Any, state: _Quiet, in_notebook: Callable[[], bool]) -> 
     state.undo.append(lambda: setattr(xm, "set_rng_state", original))
 
 
-def _changing(change: Change, state: _Quiet, in_notebook: Callable[[], bool]) -> Callable[[Any], None]:
+def _changing(change: Change, state: _SeedGuard, in_notebook: Callable[[], bool]) -> Callable[[Any], None]:
     return lambda module: _keep(state, change(module, in_notebook))
 
 
-def _keep(state: _Quiet, outcome: Callable[[], None] | str) -> None:
+def _keep(state: _SeedGuard, outcome: Callable[[], None] | str) -> None:
     if isinstance(outcome, str):
         state.problems.append(outcome)
     else:

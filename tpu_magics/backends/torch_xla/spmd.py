@@ -89,7 +89,7 @@ def make_mesh(spec: WorkerSpec) -> None:
 
 # -- what lies on the devices ------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Spread:
+class ShardingSummary:
     """How parameters lie on the devices: how many are split and how many lie whole on each, with their bytes as whole
     tensors; `unknown`: a sharding that could not be read, or ""."""
 
@@ -129,15 +129,15 @@ def parameters_on_device() -> Iterator[Any]:
     """
     import torch
 
-    from tpu_magics.backends.torch_xla import same_objects
+    from tpu_magics.backends.torch_xla import tensor_swap
 
-    for thing in (*gc.get_objects(), *same_objects.tensors()):
+    for thing in (*gc.get_objects(), *tensor_swap.tensors()):
         # Only tensors are asked for more: isinstance() runs code of other objects, e.g. of proxies.
         if issubclass(type(thing), torch.Tensor) and isinstance(thing, torch.nn.Parameter) and thing.is_xla:
             yield thing
 
 
-def spread(parameters: Iterable[Any]) -> Spread:
+def spread(parameters: Iterable[Any]) -> ShardingSummary:
     """How these parameters lie on the devices."""
     import torch_xla
 
@@ -146,10 +146,10 @@ def spread(parameters: Iterable[Any]) -> Spread:
         text = torch_xla._XLAC._get_xla_sharding_spec(parameter)  # 2.9.0; "" where nothing was said
         split = is_split(text)
         if split is None:
-            return Spread(unknown=text)
+            return ShardingSummary(unknown=text)
         counts[split] += 1
         sizes[split] += parameter.numel() * parameter.element_size()
-    return Spread(counts[True], counts[False], sizes[True], sizes[False])
+    return ShardingSummary(counts[True], counts[False], sizes[True], sizes[False])
 
 
 def is_split(sharding: str) -> bool | None:

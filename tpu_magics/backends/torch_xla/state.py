@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from tpu_magics.backends.torch_xla import randomness
+from tpu_magics.backends.torch_xla.named_parameters import named_modules, slots
 from tpu_magics.backends.torch_xla.weights_fetch import has_own_memory, on_device, settle, to_cpu
-from tpu_magics.backends.torch_xla.weights_slots import named_modules, slots
 
 Label = tuple[str, Any]
 Undo = Callable[[], None]

@@ -162,7 +162,7 @@ def _load_random_states(module: Any) -> None:
 
 
 # -- metrics reports (debug="tpu_metrics_debug") -----------------------------------------------------------------------
-class Report(str):
+class MetricsReport(str):
     """A metrics report on its way from where the Trainer makes it to where it prints it."""
 
 
@@ -175,7 +175,7 @@ def _keep_reports(module: Any) -> None:
 
     @functools.wraps(original)
     def master_print(*args: Any, **kwargs: Any) -> None:
-        if not (_writers and args and isinstance(args[0], Report)):
+        if not (_writers and args and isinstance(args[0], MetricsReport)):
             original(*args, **kwargs)
         elif xm.is_master_ordinal(local=bool(kwargs.get("local", False))):
             keep_report(args[0])
@@ -183,8 +183,8 @@ def _keep_reports(module: Any) -> None:
     xm.master_print = master_print
 
 
-def _report(original: Callable[[], str]) -> Report:
-    return Report(original())
+def _report(original: Callable[[], str]) -> MetricsReport:
+    return MetricsReport(original())
 
 
 def keep_report(text: str) -> None:
@@ -238,7 +238,7 @@ def _know_out_of_memory(module: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Beginning:
+class InitialState:
     """What a Trainer began with: its tensors by name, in host memory, and XLA's seed."""
 
     tensors: Mapping[str, Any]
@@ -283,17 +283,17 @@ def _smaller(before: int, now: int) -> str:
     )
 
 
-def _beginning(model: Any) -> Beginning:
+def _beginning(model: Any) -> InitialState:
     import torch_xla.core.xla_model as xm
 
     from tpu_magics.backends.torch_xla.weights_fetch import settle, to_cpu
 
     settle()
     named = dict(_named_tensors(model))
-    return Beginning(dict(zip(named, to_cpu(list(named.values())), strict=True)), xm.get_rng_state())
+    return InitialState(dict(zip(named, to_cpu(list(named.values())), strict=True)), xm.get_rng_state())
 
 
-def _begin_again(trainer: Any, beginning: Beginning) -> None:
+def _begin_again(trainer: Any, beginning: InitialState) -> None:
     import torch_xla.core.xla_model as xm
 
     lost = {name: tensor for name, tensor in _named_tensors(trainer.model) if tensor.device.type == "xla"}

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends.torch_xla import weights_check, weights_files, weights_load
-from tpu_magics.backends.torch_xla.sharded import full_weights
-from tpu_magics.backends.torch_xla.weights_check import Staged
+from tpu_magics.backends.torch_xla.fsdp_shards import full_weights
+from tpu_magics.backends.torch_xla.named_parameters import slots
+from tpu_magics.backends.torch_xla.weights_check import StagedWeights
 from tpu_magics.backends.torch_xla.weights_fetch import settle, unwrap
-from tpu_magics.backends.torch_xla.weights_files import Entry
+from tpu_magics.backends.torch_xla.weights_files import ManifestEntry
 from tpu_magics.backends.torch_xla.weights_match import layout_of, state_of
-from tpu_magics.backends.torch_xla.weights_slots import slots
 
-__all__ = ["Staged", "check_weights", "collect_weights", "load_weights"]
+__all__ = ["StagedWeights", "check_weights", "collect_weights", "load_weights"]
 
 
 def collect_weights(models: Mapping[str, Any], folder: Path) -> None:
@@ -37,17 +37,17 @@ def collect_weights(models: Mapping[str, Any], folder: Path) -> None:
         TpuMagicsError: the disk is full, or shards of another rank are missing. Nothing is left in the folder then.
     """
     settle()
-    found = _Found(tuple(models))
+    found = _TensorCollector(tuple(models))
     entries = {name: found.entries(name, model, full_weights(name, model, folder)) for name, model in models.items()}
     weights_files.write_weights(folder, entries, found.tensors)
 
 
-def check_weights(models: Mapping[str, Any], folder: Path) -> Staged:
+def check_weights(models: Mapping[str, Any], folder: Path) -> StagedWeights:
     """In the notebook: read what `collect_weights` wrote and compare it with the notebook's models. Changes nothing.
 
     Names and shapes must be the same, and weights tied here must have come home equal. Where only the dtype differs,
     the notebook's is kept if it holds every value exactly (bfloat16 in float32), else the trained one is taken over;
-    `Staged.notes` says so.
+    `StagedWeights.notes` says so.
 
     Raises:
         TpuMagicsError: the files are not whole, or do not fit; it names what differs and how to load them by hand.
@@ -55,7 +55,7 @@ def check_weights(models: Mapping[str, Any], folder: Path) -> Staged:
     return weights_check.check(models, folder)
 
 
-def load_weights(staged: Staged, free_bytes: int | None = None) -> None:
+def load_weights(staged: StagedWeights, free_bytes: int | None = None) -> None:
     """In the notebook: put the checked weights into the models, in place. After any failure they are as before.
 
     Tensors keep their identity, strides and `requires_grad`. The old values change places with the new ones in the
@@ -68,7 +68,7 @@ def load_weights(staged: Staged, free_bytes: int | None = None) -> None:
     weights_load.load(staged, free_bytes)
 
 
-class _Found:
+class _TensorCollector:
     """The tensors to be written, each once, and the key of each."""
 
     def __init__(self, models: tuple[str, ...]) -> None:
@@ -76,7 +76,7 @@ class _Found:
         self._keys: dict[Hashable, str] = {}
         self.tensors: dict[str, Any] = {}
 
-    def entries(self, model: str, module: Any, whole: Mapping[str, Any]) -> dict[str, Entry]:
+    def entries(self, model: str, module: Any, whole: Mapping[str, Any]) -> dict[str, ManifestEntry]:
         """The manifest's entries of one model; `whole`: parameters that were sharded, put together."""
         prefix = weights_files.key_prefix(model, self._models)
         entries = {
@@ -86,14 +86,14 @@ class _Found:
             entries[name] = self._entry(prefix, name, "parameter", True, tensor)
         return entries
 
-    def _entry(self, prefix: str, name: str, kind: str, persistent: bool, tensor: Any) -> Entry:
+    def _entry(self, prefix: str, name: str, kind: str, persistent: bool, tensor: Any) -> ManifestEntry:
         state = state_of(tensor)
         if state != "data":
-            return Entry(kind, state, persistent)
+            return ManifestEntry(kind, state, persistent)
         plain = unwrap(tensor)
         key = self._keys.setdefault(_identity(tensor), prefix + name)
         self.tensors.setdefault(key, plain)
-        return Entry(
+        return ManifestEntry(
             kind,
             state,
             persistent,

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from tpu_magics.backends.torch_xla import weights_files
-from tpu_magics.backends.torch_xla.ties import record_ties, same_bits, unequal
+from tpu_magics.backends.torch_xla.named_parameters import Slot
+from tpu_magics.backends.torch_xla.tied_weights import record_ties, same_bits, unequal
 from tpu_magics.backends.torch_xla.weights_fetch import has_own_memory
-from tpu_magics.backends.torch_xla.weights_files import Entry
+from tpu_magics.backends.torch_xla.weights_files import ManifestEntry
 from tpu_magics.backends.torch_xla.weights_match import layout_of, match, state_of
-from tpu_magics.backends.torch_xla.weights_slots import Slot
 from tpu_magics.errors import TpuMagicsError
 
 _SHOWN = 5  # differences that an error names
@@ -41,7 +41,7 @@ _EXACT_IN: Mapping[Any, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
-class Put:
+class WeightUpdate:
     """One change to a model: `value` (None: the place becomes None) goes to `slot`.
 
     `how`: "copy" into the tensor there; "rebind" it to new memory (another dtype); "materialise" a lazy one; "swap" its
@@ -61,18 +61,18 @@ class Put:
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedWeights:
     """Weights that were read and fit: what `load_weights` takes. `notes`: sentences that the person should read;
     `not_finite`: one about weights with NaN or Inf."""
 
     folder: Path
-    puts: tuple[Put, ...]
+    puts: tuple[WeightUpdate, ...]
     models: tuple[str, ...]
     notes: tuple[str, ...] = ()
     not_finite: str = ""
 
 
-def check(models: Mapping[str, Any], folder: Path) -> Staged:
+def check(models: Mapping[str, Any], folder: Path) -> StagedWeights:
     """Read what `collect_weights` wrote and compare it with the notebook's `models`.
 
     Raises:
@@ -80,7 +80,7 @@ def check(models: Mapping[str, Any], folder: Path) -> Staged:
     """
     manifest = weights_files.read_manifest(folder)
     notes: list[str] = []
-    pairs: dict[tuple[str, str], tuple[Slot, Entry]] = {}
+    pairs: dict[tuple[str, str], tuple[Slot, ManifestEntry]] = {}
     for model, module in models.items():
         there = manifest.models.get(model)
         if there is None:
@@ -96,10 +96,10 @@ def check(models: Mapping[str, Any], folder: Path) -> Staged:
     if broken := [*_broken_ties(models, values), *_broken_views(puts)]:
         raise _came_apart(broken, tuple(manifest.models), folder)
     notes.extend(_dtype_notes(pairs))
-    return Staged(folder, tuple(puts), tuple(models), tuple(notes), _not_finite(pairs, manifest.not_finite))
+    return StagedWeights(folder, tuple(puts), tuple(models), tuple(notes), _not_finite(pairs, manifest.not_finite))
 
 
-def _not_finite(pairs: Mapping[tuple[str, str], tuple[Slot, Entry]], found: Mapping[str, str]) -> str:
+def _not_finite(pairs: Mapping[tuple[str, str], tuple[Slot, ManifestEntry]], found: Mapping[str, str]) -> str:
     """Of parameters that were trained, and buffers with NaN: a mask may hold -inf."""
     bad = [
         (model, name, entry, found[entry.key])
@@ -140,10 +140,10 @@ def _came_apart(broken: Sequence[str], models: Sequence[str], folder: Path) -> T
     )
 
 
-def _broken_views(puts: Sequence[Put]) -> list[str]:
+def _broken_views(puts: Sequence[WeightUpdate]) -> list[str]:
     """Different tensors that overlap in memory here (one is a view of the other) and that cannot have their values at
     the same time."""
-    groups: dict[int, list[Put]] = defaultdict(list)
+    groups: dict[int, list[WeightUpdate]] = defaultdict(list)
     for put in puts:
         if put.how in ("copy", "rebind") and layout_of(put.target) == "strided":
             groups[put.target.untyped_storage().data_ptr()].append(put)
@@ -161,7 +161,7 @@ def _overlap(tensors: Sequence[Any]) -> bool:
     return False
 
 
-def _all_fit(group: Sequence[Put]) -> bool:
+def _all_fit(group: Sequence[WeightUpdate]) -> bool:
     """Tried on a copy of the memory that they share."""
     if any(put.how == "rebind" for put in group):
         return False
@@ -179,14 +179,16 @@ def _view(like: Any, memory: Any) -> Any:
 
 
 # -- the plan ----------------------------------------------------------------------------------------------------------
-def _plan(pairs: Mapping[tuple[str, str], tuple[Slot, Entry]], values: Mapping[tuple[str, str], Any]) -> Iterator[Put]:
+def _plan(
+    pairs: Mapping[tuple[str, str], tuple[Slot, ManifestEntry]], values: Mapping[tuple[str, str], Any]
+) -> Iterator[WeightUpdate]:
     """What to do, once for each tensor at home."""
     seen: set[int] = set()
     for name, (slot, entry) in pairs.items():
         home = state_of(slot.tensor)
         if home == entry.state != "data":
             continue
-        put = Put(_how(home, slot.tensor, values.get(name)), slot, values.get(name), entry.key)
+        put = WeightUpdate(_how(home, slot.tensor, values.get(name)), slot, values.get(name), entry.key)
         if put.how == "replace" or id(put.target) not in seen:
             yield put
         seen.add(id(put.target))
@@ -206,7 +208,7 @@ def _how(home: str, target: Any, value: Any) -> str:
     return "copy" if dense and exact and not expanded else "rebind"
 
 
-def _dtype_notes(pairs: Mapping[tuple[str, str], tuple[Slot, Entry]]) -> Iterator[str]:
+def _dtype_notes(pairs: Mapping[tuple[str, str], tuple[Slot, ManifestEntry]]) -> Iterator[str]:
     changed: Counter[tuple[str, str, str, bool]] = Counter()
     for (model, _), (slot, entry) in pairs.items():
         home = state_of(slot.tensor)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from tpu_magics.backends.torch_xla.weights_check import Put
+from tpu_magics.backends.torch_xla.weights_check import WeightUpdate
 from tpu_magics.backends.torch_xla.weights_fetch import has_own_memory
 from tpu_magics.backends.torch_xla.weights_files import PLAIN
 from tpu_magics.backends.torch_xla.weights_format import Region, memory_of, regions
@@ -36,7 +36,7 @@ class Exchange:
     `kept`: whether the file has the trained weights (False: they could not be written back, and it was removed).
     """
 
-    def __init__(self, folder: Path, puts: Sequence[Put]) -> None:
+    def __init__(self, folder: Path, puts: Sequence[WeightUpdate]) -> None:
         self._path = folder / PLAIN
         self._mixed = folder / _MIXED
         self._uses = Counter(put.key for put in puts)
@@ -67,7 +67,7 @@ class Exchange:
         else:
             self._mixed.rename(self._path)
 
-    def takes(self, put: Put) -> bool:
+    def takes(self, put: WeightUpdate) -> bool:
         """Whether the tensor's bytes are in the file as they will be in memory, and for no other tensor."""
         target = put.target
         if put.how != "copy" or put.key not in self._regions or self._uses[put.key] > 1:
@@ -75,7 +75,7 @@ class Exchange:
         same = target.dtype == put.value.dtype and target.is_contiguous() and has_own_memory(target)
         return bool(same) and self._regions[put.key].size == target.numel() * target.element_size()
 
-    def prepare(self, put: Put) -> tuple[Callable[[], None], Callable[[], None]]:
+    def prepare(self, put: WeightUpdate) -> tuple[Callable[[], None], Callable[[], None]]:
         """The change, and what undoes it, also half-way."""
         assert self._file is not None
         swap = _Swap(self._file, self._regions[put.key].offset, put.target, self)

@@ -33,7 +33,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Entry:
+class ManifestEntry:
     """What the manifest says of one name in a model.
 
     `kind`: "parameter" or "buffer"; `state`: "data", "none" (registered, but None), "lazy" (never initialised) or
@@ -57,14 +57,14 @@ class Manifest:
     safetensors file by key, of the whole second file by its name. `not_finite`: "NaN" or "Inf", by the key of a tensor
     that holds one."""
 
-    models: Mapping[str, Mapping[str, Entry]]
+    models: Mapping[str, Mapping[str, ManifestEntry]]
     files: Mapping[str, int]
     sums: Mapping[str, int]
     not_finite: Mapping[str, str] = field(default_factory=dict)
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
-def write_weights(folder: Path, models: Mapping[str, Mapping[str, Entry]], tensors: Mapping[str, Any]) -> None:
+def write_weights(folder: Path, models: Mapping[str, Mapping[str, ManifestEntry]], tensors: Mapping[str, Any]) -> None:
     """Write tensors by key, from wherever they are, and what the names of the models mean: all, or nothing is left.
 
     Raises:
@@ -87,7 +87,7 @@ def is_plain(tensor: Any) -> bool:
     return strided and tensor.dtype in weights_format.DTYPES and has_own_memory(tensor)
 
 
-def _write(folder: Path, models: Mapping[str, Mapping[str, Entry]], tensors: Mapping[str, Any]) -> None:
+def _write(folder: Path, models: Mapping[str, Mapping[str, ManifestEntry]], tensors: Mapping[str, Any]) -> None:
     plain = {key: tensor for key, tensor in tensors.items() if is_plain(tensor)}
     odd = {key: tensor for key, tensor in tensors.items() if key not in plain}
     sums: dict[str, int] = {}
@@ -184,7 +184,7 @@ def read_manifest(folder: Path) -> Manifest:
         if record["version"] != VERSION:
             raise ValueError(f"its version is {record['version']}, not {VERSION}")
         models = {
-            model: {name: Entry(**{**entry, "shape": tuple(entry["shape"])}) for name, entry in entries.items()}
+            model: {name: ManifestEntry(**{**entry, "shape": tuple(entry["shape"])}) for name, entry in entries.items()}
             for model, entries in record["models"].items()
         }
         manifest = Manifest(models, dict(record["files"]), dict(record["sums"]), dict(record["not_finite"]))

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from tpu_magics.backends.torch_xla import weights_files
-from tpu_magics.backends.torch_xla.ties import same_bits
-from tpu_magics.backends.torch_xla.weights_calm import deferred_interrupts, one_thread
-from tpu_magics.backends.torch_xla.weights_check import Put, Staged
+from tpu_magics.backends.torch_xla.signals import deferred_interrupts, one_thread
+from tpu_magics.backends.torch_xla.tied_weights import same_bits
+from tpu_magics.backends.torch_xla.weights_check import StagedWeights, WeightUpdate
 from tpu_magics.backends.torch_xla.weights_exchange import Exchange
 from tpu_magics.backends.torch_xla.weights_fetch import tensor_bytes
 from tpu_magics.backends.torch_xla.weights_match import layout_of
@@ -30,7 +30,7 @@ _ALIGNED = 64
 _SPARE_BYTES = 256 * 2**20
 
 
-def load(staged: Staged, free_bytes: int | None = None) -> None:
+def load(staged: StagedWeights, free_bytes: int | None = None) -> None:
     """Change the models in place. After any failure they are byte for byte as before.
 
     Args:
@@ -57,8 +57,8 @@ class _Damaged(Exception):
     """A change could not be undone."""
 
 
-def _put_all(puts: Sequence[Put], exchange: Exchange, keep: Callable[[Any], Any]) -> None:
-    undo: list[tuple[Put, Callable[[], None]]] = []
+def _put_all(puts: Sequence[WeightUpdate], exchange: Exchange, keep: Callable[[Any], Any]) -> None:
+    undo: list[tuple[WeightUpdate, Callable[[], None]]] = []
     try:
         for put in puts:
             change, back = exchange.prepare(put) if exchange.takes(put) else _METHODS[put.how](put, keep)
@@ -82,7 +82,7 @@ def _undone(back: Callable[[], None]) -> bool:
     return True
 
 
-def _not_loaded(staged: Staged, error: Exception, kept: bool) -> TpuMagicsError:
+def _not_loaded(staged: StagedWeights, error: Exception, kept: bool) -> TpuMagicsError:
     recipe = weights_files.recipe(staged.folder, staged.models)
     kept_text = f"They are kept. To load them by hand: {recipe}" if kept else "They are lost with it: train again."
     if isinstance(error, _Damaged):
@@ -98,24 +98,24 @@ def _not_loaded(staged: Staged, error: Exception, kept: bool) -> TpuMagicsError:
     )
 
 
-def _changes(put: Put) -> bool:
+def _changes(put: WeightUpdate) -> bool:
     """False where the values are there already, as those of frozen layers are; nothing need be kept for them."""
     return (
         put.how not in ("copy", "rebind") or put.target.dtype != put.value.dtype or not same_bits(put.target, put.value)
     )
 
 
-def _owned(put: Put) -> Put:
+def _owned(put: WeightUpdate) -> WeightUpdate:
     """The same with values in memory of their own, where the model keeps them: not those of the mapped file."""
     if put.how in ("copy", "materialise") or put.value is None:
         return put
     if put.how == "rebind" and layout_of(put.target) == "strided":  # with the strides that it has here
-        return Put(put.how, put.slot, torch.empty_like(put.target, dtype=put.value.dtype).copy_(put.value))
-    return Put(put.how, put.slot, put.value.clone())
+        return WeightUpdate(put.how, put.slot, torch.empty_like(put.target, dtype=put.value.dtype).copy_(put.value))
+    return WeightUpdate(put.how, put.slot, put.value.clone())
 
 
 # -- ways to change a model. Each returns the change and what undoes it, also half-way ---------------------------------
-def _copy(put: Put, keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
+def _copy(put: WeightUpdate, keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
     target, old = put.target, keep(put.target)
     # An inference tensor may be written in inference mode only.
     mode = torch.inference_mode if target.is_inference() else contextlib.nullcontext
@@ -127,7 +127,7 @@ def _copy(put: Put, keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Cal
     return lambda: write(put.value), lambda: write(old)
 
 
-def _rebind(put: Put, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
+def _rebind(put: WeightUpdate, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
     target, old, grad = put.target, put.target.data, put.target.grad
 
     def point(data: Any, new_grad: Any) -> None:
@@ -139,7 +139,7 @@ def _rebind(put: Put, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], 
     return lambda: point(put.value, fitting), lambda: point(old, grad)
 
 
-def _materialise(put: Put, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
+def _materialise(put: WeightUpdate, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
     target, lazy = put.target, type(put.target)
     empty = target.data
 
@@ -154,7 +154,7 @@ def _materialise(put: Put, _keep: Callable[[Any], Any]) -> tuple[Callable[[], No
     return change, back
 
 
-def _swap(put: Put, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
+def _swap(put: WeightUpdate, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
     target, fresh = put.target, put.value
     if put.slot.kind == "parameter":
         fresh = torch.nn.Parameter(fresh, requires_grad=target.requires_grad)
@@ -171,7 +171,7 @@ def _swap(put: Put, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Ca
     return change, back
 
 
-def _replace(put: Put, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
+def _replace(put: WeightUpdate, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
     table, key, old = put.slot.table, put.slot.key, put.target
     return lambda: table.update({key: put.value}), lambda: table.update({key: old})
 
@@ -181,7 +181,7 @@ _METHODS = {"copy": _copy, "rebind": _rebind, "materialise": _materialise, "swap
 
 # -- where the old values are kept meanwhile ---------------------------------------------------------------------------
 @contextlib.contextmanager
-def _old_values(puts: Sequence[Put], folder: Path, free_bytes: int | None) -> Iterator[Callable[[Any], Any]]:
+def _old_values(puts: Sequence[WeightUpdate], folder: Path, free_bytes: int | None) -> Iterator[Callable[[Any], Any]]:
     """Room for a copy of all that is copied over, found before the first copy; yields what makes a copy there."""
     needed = sum(_room(put.target) for put in puts)
     free = _free_memory() if free_bytes is None else free_bytes

@@ -11,21 +11,21 @@ from typing import Any
 
 import torch
 
+from tpu_magics.backends.torch_xla.named_parameters import Slot, slots
 from tpu_magics.backends.torch_xla.weights_fetch import has_own_memory
-from tpu_magics.backends.torch_xla.weights_files import Entry
-from tpu_magics.backends.torch_xla.weights_slots import Slot, slots
+from tpu_magics.backends.torch_xla.weights_files import ManifestEntry
 
 _STATES = {"none": "None", "lazy": "not initialised", "meta": "without values (on meta)"}
 
 
-def match(module: Any, there: Mapping[str, Entry]) -> tuple[list[tuple[Slot, Entry]], dict[str, bool]]:
+def match(module: Any, there: Mapping[str, ManifestEntry]) -> tuple[list[tuple[Slot, ManifestEntry]], dict[str, bool]]:
     """Slots with their entries, and {difference: whether it matters} of those that do not fit.
 
     A buffer that no side saves with the model does not matter: a cache, made from what the model is, such as a table of
     angles.
     """
     here = {slot.name: slot for slot in slots(module)}
-    matched: list[tuple[Slot, Entry]] = []
+    matched: list[tuple[Slot, ManifestEntry]] = []
     different: dict[str, bool] = {}
     for name in dict.fromkeys((*here, *there)):
         slot, entry = here.get(name), there.get(name)
@@ -37,11 +37,11 @@ def match(module: Any, there: Mapping[str, Entry]) -> tuple[list[tuple[Slot, Ent
     return matched, different
 
 
-def _is_saved(side: Slot | Entry) -> bool:
+def _is_saved(side: Slot | ManifestEntry) -> bool:
     return side.kind == "parameter" or side.persistent
 
 
-def _difference(name: str, slot: Slot | None, entry: Entry | None) -> str | None:
+def _difference(name: str, slot: Slot | None, entry: ManifestEntry | None) -> str | None:
     """What keeps `entry` from going to `slot`, as a part of a sentence; None where it fits."""
     if slot is None:
         return f"`{name}` exists only in the worker"
@@ -60,7 +60,7 @@ def _difference(name: str, slot: Slot | None, entry: Entry | None) -> str | None
 
 
 def state_of(tensor: Any) -> str:
-    """What a place holds: "none", "lazy", "meta" or "data" (see `Entry`)."""
+    """What a place holds: "none", "lazy", "meta" or "data" (see `ManifestEntry`)."""
     if tensor is None:
         return "none"
     if torch.nn.parameter.is_lazy(tensor):
@@ -80,7 +80,7 @@ def _form(tensor: Any) -> str:
     return _STATES[state] if state != "data" else _shape_text(tensor.shape, layout_of(tensor))
 
 
-def _entry_form(entry: Entry) -> str:
+def _entry_form(entry: ManifestEntry) -> str:
     return _STATES[entry.state] if entry.state != "data" else _shape_text(entry.shape, entry.layout)
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends.base import WorkerSpec
-from tpu_magics.backends.torch_xla import observe, renewal, spmd
-from tpu_magics.backends.torch_xla.precision_asked import variables
+from tpu_magics.backends.torch_xla import observe, rebuild, spmd
+from tpu_magics.backends.torch_xla.precision_request import variables
 from tpu_magics.errors import TpuMagicsError
 
 # Read in torch 2.9.0: torch/csrc/autograd/engine.h
@@ -65,7 +65,7 @@ def run_worker(
         spmd.arrange(spec)
     outcome: dict[str, Any] = {}
     enter = _thread_modes()
-    renewal.remember_state()
+    rebuild.remember_state()
 
     def body() -> None:
         try:
@@ -104,7 +104,7 @@ def _on_each_device(
     from tpu_magics.backends.torch_xla import randomness
 
     use_up_autograds_start()
-    first = _First(spec, on_ready)
+    first = _FirstDevice(spec, on_ready)
 
     def on_device() -> tuple[int, Any]:
         replica = torch_xla.device().index or 0
@@ -135,7 +135,7 @@ def _ordinal(spec: WorkerSpec, replica: int) -> int:
     return xr.global_ordinal() if spec.device == "TPU" else spec.first + spec.index * spec.replicas + replica
 
 
-class _First:
+class _FirstDevice:
     """What the first device's thread does for all of them, before any of them runs the user's code."""
 
     def __init__(self, spec: WorkerSpec, on_ready: Callable[[int, int, str], None]) -> None:
@@ -163,31 +163,31 @@ class _First:
         from tpu_magics.backends.torch_xla import (
             activation_checkpointing,
             autocast,
+            fsdp_shards,
+            lazy_jax,
             optimizers,
-            pinned,
-            sharded,
-            ties,
+            pin_memory,
+            tied_weights,
             trainer,
             trainer_fsdp,
-            without_jax,
         )
 
-        ties.keep_ties()
-        sharded.watch_wrappers()
+        tied_weights.keep_ties()
+        fsdp_shards.watch_wrappers()
         trainer.arrange()
         trainer_fsdp.arrange()
         optimizers.arrange()
-        pinned.arrange()
-        without_jax.arrange()
+        pin_memory.arrange()
+        lazy_jax.arrange()
         activation_checkpointing.arrange()
         if self.spec.device == "CPU":
             autocast.arrange()
         start_autograd_threads()
-        renewal.adopt_state()
+        rebuild.adopt_state()
         if self.spec.spmd is not None:
             spmd.make_mesh(self.spec)
         if self.spec.tracing is not None and self.spec.tracing.world > 1:
-            from tpu_magics.backends.torch_xla.trace.alone import enter
+            from tpu_magics.backends.torch_xla.trace.fake_world import enter
 
             enter(self.spec.tracing.world)
         if self.spec.meeting is not None:

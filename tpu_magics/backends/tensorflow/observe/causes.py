@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tpu_magics.backends.observing import hlo
-from tpu_magics.backends.observing.compiled import Verdict
+from tpu_magics.backends.observing.compile_evidence import CompileCause as Verdict
 from tpu_magics.backends.tensorflow.observe.compiled import Compiled
 from tpu_magics.backends.tensorflow.observe.programs import Literal
 from tpu_magics.runs.events import Input

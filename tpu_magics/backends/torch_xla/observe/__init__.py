@@ -20,15 +20,15 @@ from tpu_magics.backends.torch_xla.observe.counters import graphs_executed
 from tpu_magics.runs import events
 
 if TYPE_CHECKING:
-    from tpu_magics.backends.base import Watching
-    from tpu_magics.backends.torch_xla.observe.observer import Observer
-    from tpu_magics.backends.torch_xla.observe.told import Files
+    from tpu_magics.backends.base import ObserverConfig
+    from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
+    from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
     from tpu_magics.runs.writer import EventWriter
 
 __all__ = ["arrange", "finish", "observing"]
 
 
-_files: list[Files] = []
+_files: list[XlaDumps] = []
 
 
 def arrange(folder: Path | None, rank: int | None = None) -> None:
@@ -36,31 +36,31 @@ def arrange(folder: Path | None, rank: int | None = None) -> None:
     compiles are noticed, but not explained. `rank`: of a rehearsal, where collectives cut the graphs."""
     import os
 
-    from tpu_magics.backends.torch_xla.observe.told import Files
+    from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
 
-    files = Files(folder, rank)
+    files = XlaDumps(folder, rank)
     if folder is not None:
         files.arrange(os.environ)
     _files[:] = [files]
 
 
 @contextmanager
-def observing(writer: EventWriter, watching: Watching) -> Iterator[Observer]:
+def observing(writer: EventWriter, watching: ObserverConfig) -> Iterator[TorchObserver]:
     """Watch this process until the block ends. Only for workers: it changes torch_xla's and accelerate's modules."""
     from tpu_magics.backends.torch_xla import trace, trainer
     from tpu_magics.backends.torch_xla.observe import hooks
-    from tpu_magics.backends.torch_xla.observe.observer import Observer
-    from tpu_magics.backends.torch_xla.observe.told import Files
-    from tpu_magics.backends.torch_xla.precision import PrecisionWatch
+    from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
+    from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
+    from tpu_magics.backends.torch_xla.precision import TorchPrecisionWatch
     from tpu_magics.runs import live
 
     def write(kind: type[events.Event], **fields: Any) -> None:
         writer.write(kind(t=time.time(), rank=writer.rank, **fields))
 
     tracer = None if watching.tracing is None else trace.begin(watching.tracing)
-    files = tracer.files if tracer is not None else _files[0] if _files else Files(None)
-    precision = PrecisionWatch(watching.precision, write)
-    observer = Observer(writer, watching, files, precision)
+    files = tracer.files if tracer is not None else _files[0] if _files else XlaDumps(None)
+    precision = TorchPrecisionWatch(watching.precision, write)
+    observer = TorchObserver(writer, watching, files, precision)
     if tracer is not None:
         tracer.observer, observer.value = observer, tracer.value
         observer.executed = observer.compiled = 0

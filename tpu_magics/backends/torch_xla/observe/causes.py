@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from tpu_magics.backends.observing import hlo
-from tpu_magics.backends.observing.compiled import Verdict
-from tpu_magics.backends.torch_xla.observe.compiled import Compiled, Number, short_path
+from tpu_magics.backends.observing.compile_evidence import CompileCause
+from tpu_magics.backends.torch_xla.observe.compile_evidence import Number, TorchCompileEvidence, short_path
 from tpu_magics.runs.events import Input, Site
 
 T = TypeVar("T")
@@ -37,11 +37,11 @@ _PLAIN_OPS = frozenset({"constant", "parameter", "broadcast", "multiply", "add",
 
 
 @dataclass
-class Pair:
+class CompilePair:
     """A compile and the nearest earlier one of its site. `change`: of their graphs, None where one is not known."""
 
-    new: Compiled
-    old: Compiled
+    new: TorchCompileEvidence
+    old: TorchCompileEvidence
     change: hlo.GraphChange | None = None
     dims: tuple[tuple[int, int], ...] = ()
     inputs: list[tuple[str, Input, Input]] = field(default_factory=list)
@@ -67,16 +67,16 @@ class Pair:
         return _changed(self.new.snapshot.numbers, self.old.snapshot.numbers)
 
 
-def explain(new: Compiled, old: Compiled) -> Verdict:
+def explain(new: TorchCompileEvidence, old: TorchCompileEvidence) -> CompileCause:
     """The cause of `new`, compared with `old`."""
-    pair = Pair(new, old)
+    pair = CompilePair(new, old)
     return next(verdict for rule in RULES if (verdict := rule(pair)) is not None)
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
-def _other_part(pair: Pair) -> Verdict | None:
+def _other_part(pair: CompilePair) -> CompileCause | None:
     """The first graph of a part of what a library does in this line."""
     new, old = pair.new.part, pair.old.part
     if not new.first or new.place is None:
@@ -88,14 +88,14 @@ def _other_part(pair: Pair) -> Verdict | None:
     return _part(pair, f"This line runs several graphs; this one for the first time: {new.text}")
 
 
-def _part(pair: Pair, what: str) -> Verdict:
-    return Verdict("new-part", f"{what}.", _NO_ACTION, pair.evidence)
+def _part(pair: CompilePair, what: str) -> CompileCause:
+    return CompileCause("new-part", f"{what}.", _NO_ACTION, pair.evidence)
 
 
-def _library_read(pair: Pair) -> Verdict:
+def _library_read(pair: CompilePair) -> CompileCause:
     part = pair.new.part
     within = f"{part.work}, " if part.work else ""
-    return Verdict(
+    return CompileCause(
         "early-read",
         f"A library reads a value in the middle of a step: {within}{part.line}. What leads to it is run by itself.",
         "Each place of a read costs one compile, and the step waits for it. Use a setting that avoids it (of Trainer: "
@@ -104,7 +104,7 @@ def _library_read(pair: Pair) -> Verdict:
     )
 
 
-def _results_joined(pair: Pair) -> Verdict | None:
+def _results_joined(pair: CompilePair) -> CompileCause | None:
     """Results of batches that are joined on the device, longer with each."""
     new, change = pair.new, pair.change
     joins = new.told.graph is not None and new.told.graph.counts["concatenate"] > 0
@@ -112,7 +112,7 @@ def _results_joined(pair: Pair) -> Verdict | None:
         return None
     if not dict(change.added).get("concatenate") and not any(now > before for before, now in change.dims):
         return None
-    return Verdict(
+    return CompileCause(
         "live-tensors",
         "The results of evaluation are joined on the device, and with each batch they are longer, so each batch "
         f"compiles (run at {new.part.line}).",
@@ -121,7 +121,7 @@ def _results_joined(pair: Pair) -> Verdict | None:
     )
 
 
-def _between_steps(pair: Pair) -> Verdict | None:
+def _between_steps(pair: CompilePair) -> CompileCause | None:
     """What a library leaves to the loader's sync, besides the steps: a sum of losses set back to 0."""
     new, facts = pair.new.part, pair.new.facts
     if new.place is None or new.weights or facts.backward or facts.stepped or pair.new.inputs or not pair.other_ops:
@@ -131,21 +131,21 @@ def _between_steps(pair: Pair) -> Verdict | None:
     return _part(pair, f"This line runs several graphs; this is a small one of its own, without a model: {new.text}")
 
 
-def _other_place(pair: Pair) -> Verdict | None:
+def _other_place(pair: CompilePair) -> CompileCause | None:
     """The user's line is the same, but a library runs the graph from another place of it, for the first time."""
     if pair.new.through == pair.old.through or not pair.other_ops:
         return None
     path, function = next(iter(_outer(pair.new.through, pair.old.through)), ("", ""))
     by = f"`{function}` of {short_path(path)}" if function else "another function"
     if pair.new.trigger == "read" and not function:
-        return Verdict(
+        return CompileCause(
             "early-read",
             "This line itself reads a value in the middle of a step, besides the graph that a library runs in it.",
             "Read it after the step's sync, or every N steps: each place of a read costs one compile.",
             pair.evidence,
         )
     if pair.new.trigger == "read":
-        return Verdict(
+        return CompileCause(
             "early-read",
             f"Inside this line {by} reads a value in the middle of a step: what leads to it is run by itself.",
             "Let the library log less often (logging_steps), or not read in the step: each place costs one compile.",
@@ -164,23 +164,23 @@ def _outer(new: Places, old: Places) -> Places:
     )
 
 
-def _collective_alone(pair: Pair) -> Verdict | None:
+def _collective_alone(pair: CompilePair) -> CompileCause | None:
     """In a rehearsal: a line with several collectives, one of which gathers what was there already."""
     if pair.new.told.pieces and pair.old.told.pieces:
         return None
-    return Verdict(
+    return CompileCause(
         "new-code",
         "This line runs several graphs, one of which is a collective alone, with no computation before it.",
         "Nothing to change: each is compiled once. Gathering all that is wanted in one call makes one graph of them.",
     )
 
 
-def _mode_switch(pair: Pair) -> Verdict | None:
+def _mode_switch(pair: CompilePair) -> CompileCause | None:
     differences = list(_modes(pair))
     if not differences:
         return None
     batch = "".join(f"; {_input_change(*one)}" for one in pair.inputs[:1])
-    return Verdict(
+    return CompileCause(
         "mode-switch",
         f"This line runs the step in two modes: {differences[0]}{batch}.",
         "Expected once for each mode; give evaluation a loop of its own, with the batch size of training.",
@@ -188,7 +188,7 @@ def _mode_switch(pair: Pair) -> Verdict | None:
     )
 
 
-def _modes(pair: Pair) -> Iterator[str]:
+def _modes(pair: CompilePair) -> Iterator[str]:
     """Modes that changed, where the graph shows that it matters."""
     new, old = pair.new.facts, pair.old.facts
     if not pair.other_ops:
@@ -219,14 +219,14 @@ def _trains(backward: bool) -> str:
     return "has a backward pass and an optimizer step" if backward else "has neither backward pass nor optimizer step"
 
 
-def _input(pair: Pair) -> Verdict | None:
+def _input(pair: CompilePair) -> CompileCause | None:
     if not pair.inputs or not _in_graph(pair):
         return None
     lines = tuple(_input_change(*one) for one in pair.inputs)
     short = _short(pair)
     if short is not None:
         full, last = short
-        return Verdict(
+        return CompileCause(
             "last-batch",
             f"The loader's last batch has {last} samples instead of {full}: {lines[0]}.",
             f"Give the DataLoader drop_last=True{_TRAINERS if pair.new.part.place else ''}, or a batch size that "
@@ -234,21 +234,21 @@ def _input(pair: Pair) -> Verdict | None:
             lines,
         )
     if all(new.shape == old.shape for _name, new, old in pair.inputs):
-        return Verdict(
+        return CompileCause(
             "input-dtype",
             f"An input has another dtype: {lines[0]}.",
             "Convert it once, in the dataset or collator, so that every batch has the same dtype.",
             lines,
         )
-    return Verdict("input-shape", f"An input has another shape: {lines[0]}.", _shape_fix(pair), lines)
+    return CompileCause("input-shape", f"An input has another shape: {lines[0]}.", _shape_fix(pair), lines)
 
 
-def _in_graph(pair: Pair) -> bool:
+def _in_graph(pair: CompilePair) -> bool:
     """Whether the graph's parameters changed with the inputs: an input that the graph does not use explains nothing."""
     return pair.change is None or bool(pair.change.parameters)
 
 
-def _short(pair: Pair) -> tuple[int, int] | None:
+def _short(pair: CompilePair) -> tuple[int, int] | None:
     """(full, last) where an input's first dimension became the size of a loader's short last batch, or back."""
     for _name, new, old in pair.inputs:
         if new.shape[1:] == old.shape[1:] and new.shape and old.shape:
@@ -259,7 +259,7 @@ def _short(pair: Pair) -> tuple[int, int] | None:
     return None
 
 
-def _shape_fix(pair: Pair) -> str:
+def _shape_fix(pair: CompilePair) -> str:
     batch_only = all(n.shape[1:] == o.shape[1:] and n.shape[:1] != o.shape[:1] for _name, n, o in pair.inputs)
     if batch_only:
         return "Keep the batch size the same in every step: drop_last=True, and evaluate with the training batch size."
@@ -269,11 +269,11 @@ def _shape_fix(pair: Pair) -> str:
     )
 
 
-def _optimizer_state(pair: Pair) -> Verdict | None:
+def _optimizer_state(pair: CompilePair) -> CompileCause | None:
     new, old = pair.new.facts, pair.old.facts
     if new.state_made == old.state_made or new.stepped != old.stepped or not pair.other_ops:
         return None
-    return Verdict(
+    return CompileCause(
         "optimizer-state",
         "The optimizer made its state in the first step; now it reads and updates it, which is another graph.",
         _NO_ACTION,
@@ -281,7 +281,7 @@ def _optimizer_state(pair: Pair) -> Verdict | None:
     )
 
 
-def _before_training(pair: Pair) -> Verdict | None:
+def _before_training(pair: CompilePair) -> CompileCause | None:
     """The earlier graph was no step at all: what a library sets up before the first one."""
     new, old = pair.new.facts, pair.old.facts
     if not pair.other_ops or not new.backward or old.backward or old.stepped or pair.old.inputs:
@@ -289,11 +289,11 @@ def _before_training(pair: Pair) -> Verdict | None:
     return _part(pair, f"The earlier graph of this line was made before the first step; this is {_step(pair)}")
 
 
-def _step(pair: Pair) -> str:
+def _step(pair: CompilePair) -> str:
     return pair.new.part.work or "the first step"
 
 
-def _cut_elsewhere(pair: Pair) -> Verdict | None:
+def _cut_elsewhere(pair: CompilePair) -> CompileCause | None:
     new, old = _by_id(pair.new.facts.cuts), _by_id(pair.old.facts.cuts)
     only_new = [site for key, site in new.items() if key not in old]
     only_old = [site for key, site in old.items() if key not in new]
@@ -305,7 +305,7 @@ def _cut_elsewhere(pair: Pair) -> Verdict | None:
     if pair.inputs and _in_graph(pair):
         return None
     when = "in this step" if only_new else "in an earlier step but not in this one"
-    return Verdict(
+    return CompileCause(
         "early-read",
         f"{_where(site)} read a value {when}: what is run by itself before it has changed.",
         "Read values after the step's sync, or every N steps: each new place of a read is one more compile.",
@@ -313,11 +313,11 @@ def _cut_elsewhere(pair: Pair) -> Verdict | None:
     )
 
 
-def _read_again(pair: Pair) -> Verdict | None:
+def _read_again(pair: CompilePair) -> CompileCause | None:
     again = pair.new.trigger == "read" and pair.new.site.id in _by_id(pair.new.facts.cuts)
     if not again or pair.new.facts.deciding or not pair.other_ops or pair.new.inputs != pair.old.inputs:
         return None
-    return Verdict(
+    return CompileCause(
         "early-read",
         "This line reads more than one value in a step, and each has a graph of its own.",
         "Collect the tensors, and read them together after the step's sync.",
@@ -325,8 +325,8 @@ def _read_again(pair: Pair) -> Verdict | None:
     )
 
 
-def _branch(pair: Pair, site: Site) -> Verdict:
-    return Verdict(
+def _branch(pair: CompilePair, site: Site) -> CompileCause:
+    return CompileCause(
         "data-branch",
         f"Python took another way because of a tensor's value, read in {_where(site)}.",
         "Compute both ways and choose with torch.where, or decide every N steps.",
@@ -334,7 +334,7 @@ def _branch(pair: Pair, site: Site) -> Verdict:
     )
 
 
-def _data_shape(pair: Pair) -> Verdict | None:
+def _data_shape(pair: CompilePair) -> CompileCause | None:
     ops = pair.new.facts.data_ops or pair.old.facts.data_ops
     shapes_changed = bool(pair.dims) or bool(pair.change and pair.change.parameters)
     if ops and (shapes_changed or pair.change is None):
@@ -347,8 +347,8 @@ def _data_shape(pair: Pair) -> Verdict | None:
     return None
 
 
-def _data_shaped(pair: Pair, what: str) -> Verdict:
-    return Verdict(
+def _data_shaped(pair: CompilePair, what: str) -> CompileCause:
+    return CompileCause(
         "data-shape",
         f"{what}, so that other data need another graph.",
         "Keep the full shape: multiply by the mask and divide by its sum, instead of selecting.",
@@ -356,7 +356,7 @@ def _data_shaped(pair: Pair, what: str) -> Verdict:
     )
 
 
-def _live_tensors(pair: Pair) -> Verdict | None:
+def _live_tensors(pair: CompilePair) -> CompileCause | None:
     grown = _changed(pair.new.snapshot.lengths, pair.old.snapshot.lengths)
     change = pair.change
     if change is None:
@@ -383,15 +383,15 @@ def _alien_ops(change: hlo.GraphChange) -> bool:
     return bool(added and removed)
 
 
-def _alive_names(pair: Pair) -> list[str]:
-    def alive(one: Compiled) -> set[str]:
+def _alive_names(pair: CompilePair) -> list[str]:
+    def alive(one: TorchCompileEvidence) -> set[str]:
         return {name for name, seen in one.snapshot.tensors.items() if seen.where == "xla"}
 
     return sorted(alive(pair.new) ^ alive(pair.old))[:_SHOWN]
 
 
-def _alive(pair: Pair, what: str) -> Verdict:
-    return Verdict(
+def _alive(pair: CompilePair, what: str) -> CompileCause:
+    return CompileCause(
         "live-tensors",
         f"{what}: the graph has another set of results.",
         "Keep numbers instead of tensors: read them after the sync, or .detach() and drop what is not needed.",
@@ -399,7 +399,7 @@ def _alive(pair: Pair, what: str) -> Verdict:
     )
 
 
-def _python_number(pair: Pair) -> Verdict | None:
+def _python_number(pair: CompilePair) -> CompileCause | None:
     change = pair.change
     if change is None:
         return None
@@ -465,9 +465,9 @@ def _likeliest(named: list[tuple[str, Number, Number]]) -> tuple[str, Number, Nu
     return min(named, key=lambda one: ("[" not in one[0]) + ("." not in one[0]) + (not isinstance(one[2], float)))
 
 
-def _number(pair: Pair, name: str, old: Number, new: Number) -> Verdict:
+def _number(pair: CompilePair, name: str, old: Number, new: Number) -> CompileCause:
     baked = " (torch_xla writes 0 and 1 into the graph, other numbers not)" if _is_baked(old) != _is_baked(new) else ""
-    return Verdict(
+    return CompileCause(
         "python-number",
         f"A Python number is part of the graph: {name} is now {new:g}, before {old:g}{baked}.",
         "Make it a tensor on the device, or keep it the same in every step.",
@@ -475,12 +475,12 @@ def _number(pair: Pair, name: str, old: Number, new: Number) -> Verdict:
     )
 
 
-def _number_without_name(pair: Pair, change: hlo.GraphChange) -> Verdict | None:
+def _number_without_name(pair: CompilePair, change: hlo.GraphChange) -> CompileCause | None:
     pairs: list[tuple[object, object]] = [*change.numbers, *change.dims, *change.attributes]
     old, new = pairs[0]
     if pair.new.facts.cuts:
         return None
-    return Verdict(
+    return CompileCause(
         "python-number",
         f"A number that is part of the graph changed: now {new}, before {old}; its name in your code was not found.",
         "Look for a Python number that this step uses; make it a tensor, or keep it the same in every step.",
@@ -488,7 +488,7 @@ def _number_without_name(pair: Pair, change: hlo.GraphChange) -> Verdict | None:
     )
 
 
-def _new_function(pair: Pair) -> Verdict | None:
+def _new_function(pair: CompilePair) -> CompileCause | None:
     functions = _changed(pair.new.snapshot.functions, pair.old.snapshot.functions)
     if not functions or not pair.other_ops:
         return None
@@ -496,7 +496,7 @@ def _new_function(pair: Pair) -> Verdict | None:
     return _new_code(pair, f"`{name}` is now {new}, before {old}", "Give each function a loop of its own")
 
 
-def _accumulation(pair: Pair) -> Verdict | None:
+def _accumulation(pair: CompilePair) -> CompileCause | None:
     new, old = pair.new.facts, pair.old.facts
     if new.stepped == old.stepped or not (new.backward and old.backward) or not pair.other_ops:
         return None
@@ -507,13 +507,13 @@ def _accumulation(pair: Pair) -> Verdict | None:
     return _new_code(pair, what, "Expected with gradient accumulation: one graph for each kind of micro-step")
 
 
-def _data_branch(pair: Pair) -> Verdict | None:
+def _data_branch(pair: CompilePair) -> CompileCause | None:
     if not pair.new.facts.deciding or not pair.other_ops:
         return None
     return _branch(pair, pair.new.facts.deciding[0])
 
 
-def _other_operations(pair: Pair) -> Verdict | None:
+def _other_operations(pair: CompilePair) -> CompileCause | None:
     if pair.change is None or (pair.change.same_ops and pair.change.same_wiring):
         return None
     changed = ", ".join(f"{n} now {new}, before {old}" for n, (old, new) in list(_texts(pair).items())[:2])
@@ -521,21 +521,21 @@ def _other_operations(pair: Pair) -> Verdict | None:
     return _new_code(pair, f"The step has other operations than before{why}", "Look at the difference of the graphs")
 
 
-def _texts(pair: Pair) -> Mapping[str, tuple[object, object]]:
+def _texts(pair: CompilePair) -> Mapping[str, tuple[object, object]]:
     """Texts and flags of the user's that changed: a way to go on that Python chose."""
     flags = {name: pairs for name, pairs in pair.numbers().items() if isinstance(pairs[1], bool)}
     return {**flags, **_changed(pair.new.snapshot.texts, pair.old.snapshot.texts)}
 
 
-def _new_code(pair: Pair, what: str, fix: str) -> Verdict:
-    return Verdict("new-code", f"{what}.", f"{fix}; Python may take another way only a few times.", pair.evidence)
+def _new_code(pair: CompilePair, what: str, fix: str) -> CompileCause:
+    return CompileCause("new-code", f"{what}.", f"{fix}; Python may take another way only a few times.", pair.evidence)
 
 
-def _unknown(pair: Pair) -> Verdict:
+def _unknown(pair: CompilePair) -> CompileCause:
     seen = [*pair.evidence, *(_input_change(*one) for one in pair.inputs)]
     seen += [f"{name} now {new:g}, before {old:g}" for name, (old, new) in list(pair.numbers().items())[:_SHOWN]]
     why = "the graphs could not be compared" if pair.change is None else "none of the known causes fits"
-    return Verdict(
+    return CompileCause(
         "unknown",
         f"The cause is not certain: {why}.",
         "Compare the evidence with your code; if it is no cause of yours, please report it.",
@@ -543,7 +543,7 @@ def _unknown(pair: Pair) -> Verdict:
     )
 
 
-RULES: tuple[Callable[[Pair], Verdict | None], ...] = (
+RULES: tuple[Callable[[CompilePair], CompileCause | None], ...] = (
     _collective_alone,
     _optimizer_state,
     _results_joined,

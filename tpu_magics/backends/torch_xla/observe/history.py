@@ -6,16 +6,16 @@ What lives here: what is near. What does not: numbering and the record (observin
 from __future__ import annotations
 
 from tpu_magics.backends.observing import hlo
-from tpu_magics.backends.torch_xla.observe.compiled import Compiled
+from tpu_magics.backends.torch_xla.observe.compile_evidence import TorchCompileEvidence
 
 
-def distance(new: Compiled, old: Compiled) -> tuple[bool, bool, int, int, int]:
+def distance(new: TorchCompileEvidence, old: TorchCompileEvidence) -> tuple[bool, bool, int, int, int]:
     """Near: the same part, run from the same place, the same operations and doings of the step, and the latest."""
     graphs = hlo.distance(new.told.graph, old.told.graph) if new.told.graph and old.told.graph else 0
     return new.part.key != old.part.key, new.through != old.through, graphs, _facts_apart(new, old), -old.nth
 
 
-def _facts_apart(new: Compiled, old: Compiled) -> int:
+def _facts_apart(new: TorchCompileEvidence, old: TorchCompileEvidence) -> int:
     a, b = new.facts, old.facts
     facts = (a.cuts != b.cuts) + (a.backward != b.backward) + (a.stepped != b.stepped) + (a.state_made != b.state_made)
     return facts + (a.autocast != b.autocast) + (new.snapshot.training != old.snapshot.training)

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.torch_xla.observe import told
+from tpu_magics.backends.torch_xla.observe import xla_dumps
 from tpu_magics.backends.torch_xla.post_import import PostImport
 from tpu_magics.backends.torch_xla.rehearse import graph
 
 if TYPE_CHECKING:
-    from tpu_magics.backends.torch_xla.observe.observer import Observer
+    from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
 
 # Methods of a tensor with which the host reads it.
 READS = (
@@ -32,7 +32,7 @@ READS = (
 
 
 @contextmanager
-def installed(observer: Observer) -> Iterator[None]:
+def installed(observer: TorchObserver) -> Iterator[None]:
     """Listen until the block ends. Only for workers."""
     undo = [install(observer) for install in _HOOKS]
     tensors = [_once(install(observer)) for install in _TENSOR_HOOKS]
@@ -92,14 +92,14 @@ def _all(undo: list[Callable[[], None]]) -> Callable[[], None]:
 # -- steps ----------------------------------------------------------------------------------------------------------
 
 
-def _syncs(observer: Observer) -> Callable[[], None]:
+def _syncs(observer: TorchObserver) -> Callable[[], None]:
     import torch_xla
 
     def marker(original: Any) -> Any:
         @functools.wraps(original)
         def step_marker(*args: Any, **kwargs: Any) -> Any:
             observer.before_sync(sys._getframe(1))
-            result = told.run(original, *args, **kwargs)
+            result = xla_dumps.run(original, *args, **kwargs)
             observer.after_sync(sys._getframe(1))
             return result
 
@@ -111,7 +111,7 @@ def _syncs(observer: Observer) -> Callable[[], None]:
             cut = graph.cutting()
             if cut:
                 observer.ran(sys._getframe(1), "library", "before a collective")
-            result = told.run(original, *args, **kwargs)
+            result = xla_dumps.run(original, *args, **kwargs)
             if not cut:
                 observer.ran(sys._getframe(1), "library")
             return result
@@ -133,7 +133,7 @@ def _syncs(observer: Observer) -> Callable[[], None]:
     return _all([_replace(extension, "_xla_step_marker", marker), *undo, graph.listen(observer.cut, observer.made)])
 
 
-def _xla_loaders(observer: Observer) -> Callable[[], None]:
+def _xla_loaders(observer: TorchObserver) -> Callable[[], None]:
     from torch_xla.distributed import parallel_loader
 
     def make(original: Any) -> Any:
@@ -155,7 +155,7 @@ def _xla_loaders(observer: Observer) -> Callable[[], None]:
 # -- what a step does -----------------------------------------------------------------------------------------------
 
 
-def _reads(observer: Observer) -> Callable[[], None]:
+def _reads(observer: TorchObserver) -> Callable[[], None]:
     import torch
 
     def make(original: Any) -> Any:
@@ -166,7 +166,7 @@ def _reads(observer: Observer) -> Callable[[], None]:
             observer.reading = True
             started = time.perf_counter()
             try:
-                value = told.run(original, tensor, *args, **kwargs)
+                value = xla_dumps.run(original, tensor, *args, **kwargs)
             finally:
                 observer.reading = False
             observer.was_read(sys._getframe(1), tensor, value, time.perf_counter() - started)
@@ -177,7 +177,7 @@ def _reads(observer: Observer) -> Callable[[], None]:
     return _all([_replace(torch.Tensor, name, make) for name in READS])
 
 
-def _moves(observer: Observer) -> Callable[[], None]:
+def _moves(observer: TorchObserver) -> Callable[[], None]:
     """`tensor.to(device)`, both ways; a module's own move is not what a step receives."""
     import torch
 
@@ -209,7 +209,7 @@ def _moves(observer: Observer) -> Callable[[], None]:
     return _all([_replace(torch.Tensor, "to", make), _replace(torch.nn.Module, "_apply", module_make)])
 
 
-def _training(observer: Observer) -> Callable[[], None]:
+def _training(observer: TorchObserver) -> Callable[[], None]:
     """Backward passes, optimizer steps, autocast."""
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -244,7 +244,7 @@ def _training(observer: Observer) -> Callable[[], None]:
     )
 
 
-def _host_loaders(observer: Observer) -> Callable[[], None]:
+def _host_loaders(observer: TorchObserver) -> Callable[[], None]:
     from torch.utils.data import dataloader
 
     def make(original: Any) -> Any:
@@ -259,7 +259,7 @@ def _host_loaders(observer: Observer) -> Callable[[], None]:
     return _replace(dataloader._BaseDataLoaderIter, "__next__", make)
 
 
-def _gathers(observer: Observer) -> Callable[[], None]:
+def _gathers(observer: TorchObserver) -> Callable[[], None]:
     """xm.all_gather with a pinned layout pads by the rank (torch_xla 2.9): another graph for each rank."""
     from torch_xla.core import xla_model
 
@@ -274,7 +274,7 @@ def _gathers(observer: Observer) -> Callable[[], None]:
     return _replace(xla_model, "_all_gather_using_all_reduce", make)
 
 
-def _tracker(observer: Observer) -> Callable[[], None]:
+def _tracker(observer: TorchObserver) -> Callable[[], None]:
     """Make `accelerator.log(...)` reach the run's records through a tracker of accelerate's own kind (read in 1.15)."""
     undo: list[Callable[[], None]] = []
     wanted = [True]
@@ -291,7 +291,7 @@ def _tracker(observer: Observer) -> Callable[[], None]:
     return stop
 
 
-def _track(accelerator: Any, observer: Observer) -> Callable[[], None]:
+def _track(accelerator: Any, observer: TorchObserver) -> Callable[[], None]:
     from tpu_magics.backends.torch_xla.tracker import RunTracker
 
     def start(original: Any) -> Any:

@@ -14,21 +14,21 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from tpu_magics.backends.base import RecompileLimit, StepLimit, StopRequested, Watching
-from tpu_magics.backends.observing.compiled import Verdict, of_evaluation
-from tpu_magics.backends.observing.guarded import Guarded, guarded
+from tpu_magics.backends.base import ObserverConfig, RecompileLimit, StepLimit, StopRequested
+from tpu_magics.backends.observing.compile_evidence import CompileCause, evaluation_batch
+from tpu_magics.backends.observing.guard import GuardedObserver, guarded
 from tpu_magics.backends.observing.history import History
 from tpu_magics.backends.observing.sites import Sites, outwards
-from tpu_magics.backends.torch_xla.observe import counters, doing, host_training, parts, snapshot
+from tpu_magics.backends.torch_xla.observe import counters, host_training, parts, snapshot, step_events
 from tpu_magics.backends.torch_xla.observe.causes import explain
-from tpu_magics.backends.torch_xla.observe.compiled import Compiled
+from tpu_magics.backends.torch_xla.observe.compile_evidence import TorchCompileEvidence
 from tpu_magics.backends.torch_xla.observe.history import distance
-from tpu_magics.backends.torch_xla.observe.pieces import Pieces
-from tpu_magics.backends.torch_xla.observe.reads import Reads
-from tpu_magics.backends.torch_xla.observe.told import Files, Told
-from tpu_magics.backends.torch_xla.observe.values import Values
-from tpu_magics.backends.torch_xla.observe.vitals import Vitals
-from tpu_magics.backends.torch_xla.precision import PrecisionWatch
+from tpu_magics.backends.torch_xla.observe.logged_values import TorchLoggedValues
+from tpu_magics.backends.torch_xla.observe.pieces import GraphPieces
+from tpu_magics.backends.torch_xla.observe.read_counts import ReadCounter
+from tpu_magics.backends.torch_xla.observe.runtime_stats import RuntimeStats
+from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport, XlaDumps
+from tpu_magics.backends.torch_xla.precision import TorchPrecisionWatch
 from tpu_magics.runs import events
 from tpu_magics.runs.meter import StepMeter
 from tpu_magics.runs.writer import EventWriter
@@ -41,24 +41,26 @@ _EAGER = (
 )
 
 
-class Observer(Guarded):
+class TorchObserver(GuardedObserver):
     """Steps, compiles, reads and values of one rank; made in the thread that runs the user's function."""
 
-    def __init__(self, writer: EventWriter, watching: Watching, files: Files, precision: PrecisionWatch) -> None:
+    def __init__(
+        self, writer: EventWriter, watching: ObserverConfig, files: XlaDumps, precision: TorchPrecisionWatch
+    ) -> None:
         super().__init__(writer)
         self.watching = watching
         self.files = files
         self.precision = precision
         self.sites = Sites(watching.cell_names, watching.cell_ids)
         self.steps = StepMeter(writer)
-        self.values = Values(writer, self._logged_type)
-        self.reads = Reads(writer.write, writer.rank)
+        self.values = TorchLoggedValues(writer, self._logged_type)
+        self.reads = ReadCounter(writer.write, writer.rank)
         self.history = History(writer.write, writer.rank, distance, explain)
-        self.pieces = Pieces(files) if watching.rehearsed and files.debugging else None
+        self.pieces = GraphPieces(files) if watching.rehearsed and files.debugging else None
         self.youngest = 0
         self.sent: set[int] = set()
-        self.vitals = Vitals(writer.write, writer.rank, watching, lambda: self.reads.seconds)
-        self.doing = doing.Doing()
+        self.vitals = RuntimeStats(writer.write, writer.rank, watching, lambda: self.reads.seconds)
+        self.doing = step_events.StepEvents()
         self.thread = threading.get_ident()
         self.reading = False
         self.moving = 0
@@ -195,7 +197,7 @@ class Observer(Guarded):
     @guarded
     def _next_batch(self, batch: Any) -> None:
         self.doing.batch(batch)
-        self.batch_size = doing.batch_size(batch) or self.batch_size
+        self.batch_size = step_events.batch_size(batch) or self.batch_size
 
     def end_of_loader(self) -> None:
         """An XLA loader is exhausted: the next sync is the user's own again."""
@@ -232,7 +234,7 @@ class Observer(Guarded):
         compiled, self.compiled = now - self.compiled, now
         return count, compiled
 
-    def _told(self, count: int, compiled: int, trigger: str) -> list[Told]:
+    def _told(self, count: int, compiled: int, trigger: str) -> list[XlaCompileReport]:
         """What was compiled, as the person's program has it."""
         if self.pieces is None:
             return self.files.read(compiled) if compiled else []
@@ -278,14 +280,14 @@ class Observer(Guarded):
             self.doing.cuts[site.id] = site
             self.reads.add(site, 0.0, cut=True, asked=True, count=max(1, count // len(set(sites))))
 
-    def _compiled(self, told: list[Told], frame: FrameType, trigger: str) -> list[events.Site]:
+    def _compiled(self, told: list[XlaCompileReport], frame: FrameType, trigger: str) -> list[events.Site]:
         sites = [self._one_compile(one, frame, trigger) for one in told]
         limit = self.watching.max_recompiles
         if limit is not None and self.history.recompiles > limit:
             raise RecompileLimit(self.history.recompiles, limit)
         return sites
 
-    def _one_compile(self, told: Told, frame: FrameType, trigger: str) -> events.Site:
+    def _one_compile(self, told: XlaCompileReport, frame: FrameType, trigger: str) -> events.Site:
         import torch
 
         places = told.frames or self.sites.places(frame)
@@ -300,7 +302,7 @@ class Observer(Guarded):
         part = parts.find(places, frame, self.sites, facts, seen, told.graph)
         part = replace(part, first=(site.id, part.key) not in self.parts)
         self.parts.add((site.id, part.key))
-        new = Compiled(
+        new = TorchCompileEvidence(
             *(site, self.history.nth(site), self.steps.total, told, _trigger(frame, trigger), through),
             *(inputs, facts, seen, part),
         )
@@ -309,12 +311,12 @@ class Observer(Guarded):
             self.precision.graph_compiled(told.graph, told.hash or told.graph.digest[:32])
         return site
 
-    def _first(self, backward: bool) -> Verdict | None:
+    def _first(self, backward: bool) -> CompileCause | None:
         """What there is to say of a first compile: an evaluation with another batch size than training."""
         size, training = self.batch_size, self.training_batch
         if backward or size is None or training is None or size == training:
             return None
-        return of_evaluation(size, training)
+        return evaluation_batch(size, training)
 
     # -- what a step does -------------------------------------------------------------------------------------------
     @guarded
@@ -363,7 +365,7 @@ class Observer(Guarded):
 
     def went_backward(self, frame: FrameType, tensors: Any) -> None:
         self.ran(frame, "library", "after backward")
-        self.backward_on_device = self.backward_on_device or doing.any_on_device(tensors)
+        self.backward_on_device = self.backward_on_device or step_events.any_on_device(tensors)
         if not self.backward_on_device and self.host_training is None:
             self._look_at_host(frame)
 
@@ -392,12 +394,12 @@ class Observer(Guarded):
         """A DataLoader's iterator handed out a batch; the last one of it may be short."""
         number = getattr(iterator, "_num_yielded", 0)
         if number == 1 or id(iterator) not in self.loaders:
-            self.loaders[id(iterator)] = (doing.batch_size(batch) or 0, _length(iterator))
+            self.loaders[id(iterator)] = (step_events.batch_size(batch) or 0, _length(iterator))
         full, length = self.loaders[id(iterator)]
         if threading.get_ident() == self.thread and not self.loading:
             self.batch_size = full or self.batch_size
         if number == length:
-            last = doing.batch_size(batch) or full
+            last = step_events.batch_size(batch) or full
             if last < full:  # kept: accelerate and XLA's loaders fetch ahead of the step
                 self.doing.short.add((full, last))
             self.loaders.pop(id(iterator), None)

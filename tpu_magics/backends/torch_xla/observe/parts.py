@@ -11,8 +11,8 @@ from typing import Any
 
 from tpu_magics.backends.observing import hlo
 from tpu_magics.backends.observing.sites import Place, Sites, outwards
-from tpu_magics.backends.torch_xla.observe.compiled import Facts, Part
-from tpu_magics.backends.torch_xla.observe.snapshot import Snapshot, locals_of
+from tpu_magics.backends.torch_xla.observe.compile_evidence import StepFacts, TrainingPart
+from tpu_magics.backends.torch_xla.observe.snapshot import FrameSnapshot, locals_of
 from tpu_magics.runs.origin import OWN, package_of, under
 
 # Packages that run what others tell them to run: their lines say nothing of the part.
@@ -40,26 +40,31 @@ _ENOUGH = 0.5  # of a model's parameters are inputs of a graph that runs its for
 
 
 def find(
-    places: Sequence[Place], frame: FrameType, sites: Sites, facts: Facts, seen: Snapshot, graph: hlo.Graph | None
-) -> Part:
+    places: Sequence[Place],
+    frame: FrameType,
+    sites: Sites,
+    facts: StepFacts,
+    seen: FrameSnapshot,
+    graph: hlo.Graph | None,
+) -> TrainingPart:
     """The part that a graph belongs to. `places`: the stack that ran it, innermost first; `frame`: the running one."""
     inside = list(takewhile(lambda place: not sites.is_users(place[1]), places))
     inside = [place for place in inside if not under(place[1], OWN)]
     named = [place for place in inside if package_of(place[1]) not in _BENEATH]
     if not named:
-        return Part()
+        return TrainingPart()
     activity = _activity(inside)
     forward = _forward(frame, sites)
     if forward:  # the graph ran in the middle of a forward pass: a value was read there
         work = f"forward of {forward}"
-        return Part(_joined(activity, work), named[0], ("inside", work, named[0]), activity=activity)
+        return TrainingPart(_joined(activity, work), named[0], ("inside", work, named[0]), activity=activity)
     place = _called(named)
     kind = _taken_in(graph, seen.models.values())
     work = _work(kind, facts)
     if not work:
-        return Part(activity or _BETWEEN, place, (activity, *inside), activity=activity)
+        return TrainingPart(activity or _BETWEEN, place, (activity, *inside), activity=activity)
     trains = facts.backward or facts.stepped
-    return Part(work if trains else _joined(activity, work), place, (kind, trains, activity), True, activity)
+    return TrainingPart(work if trains else _joined(activity, work), place, (kind, trains, activity), True, activity)
 
 
 def _joined(activity: str, work: str) -> str:
@@ -90,7 +95,7 @@ def _activity(inside: Iterable[Place]) -> str:
     return next((_ACTIVITIES[function] for function, _path, _line in inside if function in _ACTIVITIES), "")
 
 
-def _work(kind: str, facts: Facts) -> str:
+def _work(kind: str, facts: StepFacts) -> str:
     if not kind:
         return ""
     if not (facts.backward or facts.stepped):

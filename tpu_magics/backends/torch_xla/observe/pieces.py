@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tpu_magics.backends.observing import hlo
-from tpu_magics.backends.torch_xla.observe.told import Files, Told
+from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport, XlaDumps
 
 KEPT = 512  # pieces whose graphs are kept for comparing
 LONGEST = 4096  # pieces of a step
@@ -26,15 +26,15 @@ _MADE = "made by a collective"
 
 
 @dataclass
-class Pieces:
+class GraphPieces:
     """The pieces of the step that is going on, and all logical graphs so far."""
 
-    files: Files
+    files: XlaDumps
     going: list[str] = field(default_factory=list)
     _read: set[int] = field(default_factory=set)
-    _fresh: dict[str, Told] = field(default_factory=dict)
+    _fresh: dict[str, XlaCompileReport] = field(default_factory=dict)
     _known: set[tuple[str, ...]] = field(default_factory=set)
-    _told: dict[str, Told] = field(default_factory=dict)
+    _told: dict[str, XlaCompileReport] = field(default_factory=dict)
     _unnamed: int = 0
 
     def cut(self, executed: int, compiled: int) -> None:
@@ -47,7 +47,7 @@ class Pieces:
         """A collective gave a tensor. Without the host it would be a part of the graph, also where no other is."""
         self.going.append(_MADE)
 
-    def synced(self, executed: int, compiled: int) -> list[Told]:
+    def synced(self, executed: int, compiled: int) -> list[XlaCompileReport]:
         """The step's graph has run to its end, in so many last pieces (0: the collective was the end of it). Returns
         the logical graphs that are new."""
         going = self.going
@@ -61,7 +61,7 @@ class Pieces:
         self._read.clear()
         return told
 
-    def run(self, executed: int, compiled: int, grows: bool = False) -> list[Told]:
+    def run(self, executed: int, compiled: int, grows: bool = False) -> list[XlaCompileReport]:
         """Something else ran what it needed of the step, which goes on: without the cuts it would have been one graph
         with all that leads to it, and the step's graph none the less whole. `grows`: what is read depends on all that
         went before without a sync (weights that were updated); else a loop of reads repeats itself."""
@@ -72,7 +72,7 @@ class Pieces:
     def _before(self, grows: bool) -> tuple[str, ...]:
         return tuple(self.going if grows else dict.fromkeys(self.going))
 
-    def read(self, tensor: int, site: int, grows: bool = False) -> list[Told]:
+    def read(self, tensor: int, site: int, grows: bool = False) -> list[XlaCompileReport]:
         """A tensor that this step made was read, and a cut had run what leads to it already. Without the cut this read
         would have run a graph, once for each tensor."""
         if not self.going or tensor in self._read:
@@ -83,16 +83,16 @@ class Pieces:
             self.going = []  # the read has run all that there was
         return told
 
-    def _new(self, keys: Sequence[tuple[str, ...]]) -> list[Told]:
+    def _new(self, keys: Sequence[tuple[str, ...]]) -> list[XlaCompileReport]:
         new = [key for key in dict.fromkeys(keys) if key not in self._known]
         self._known.update(new)
         told = [self._joined([name for name in key if not name.startswith((_READ, _MADE))]) for key in new]
         self._fresh = {name: one for name, one in self._fresh.items() if name in self.going}
         return told
 
-    def _joined(self, names: Sequence[str]) -> Told:
+    def _joined(self, names: Sequence[str]) -> XlaCompileReport:
         names = names if len(names) <= COMPARED else list(dict.fromkeys(names))
-        return joined(names, [self._told.get(name, Told(name)) for name in names], self._fresh)
+        return joined(names, [self._told.get(name, XlaCompileReport(name)) for name in names], self._fresh)
 
     def _names(self, executed: int, compiled: int) -> list[str]:
         hashes, told = self.files.read_executions(executed, compiled)
@@ -103,13 +103,13 @@ class Pieces:
             return hashes
         return [one.hash for one in told]  # what came from the cache without a name is nothing new
 
-    def _keep(self, told: Told) -> None:
+    def _keep(self, told: XlaCompileReport) -> None:
         self._fresh[told.hash] = told
         self._told[told.hash] = told
         if len(self._told) > KEPT:
             self._told.pop(next(iter(self._told)))
 
-    def _name(self, told: Told) -> str:
+    def _name(self, told: XlaCompileReport) -> str:
         """A name for a graph whose hash was not told: that of its text, else a number."""
         if told.graph is not None:
             return told.graph.digest[:32]
@@ -117,22 +117,24 @@ class Pieces:
         return f"not-told-{self._unnamed}"
 
 
-def _elsewhere(told: list[Told]) -> list[Told]:
+def _elsewhere(told: list[XlaCompileReport]) -> list[XlaCompileReport]:
     """Of pieces that were compiled earlier, or by a collective: their frames are not those of what ran the whole."""
     return [replace(one, frames=()) for one in told]
 
 
-def joined(key: Sequence[str], parts: Sequence[Told], fresh: dict[str, Told]) -> Told:
+def joined(
+    key: Sequence[str], parts: Sequence[XlaCompileReport], fresh: dict[str, XlaCompileReport]
+) -> XlaCompileReport:
     """The pieces of a logical graph as one; `fresh`: those that were compiled now, whose seconds count (0 where all had
     been compiled before)."""
     if not parts:
-        return Told(hash=hashlib.sha256(_MADE.encode()).hexdigest()[:32], seconds=0.0, pieces=0)
+        return XlaCompileReport(hash=hashlib.sha256(_MADE.encode()).hexdigest()[:32], seconds=0.0, pieces=0)
     if len(parts) == 1:
         return parts[0] if key[0] in fresh else replace(parts[0], seconds=0.0)
     now = [fresh[name] for name in key if name in fresh]
     seconds = [one.seconds for one in now if one.seconds is not None]
     graphs = [one.graph for one in parts if one.graph is not None]
-    return Told(
+    return XlaCompileReport(
         hash=hashlib.sha256(" ".join(key).encode()).hexdigest()[:32],
         inputs=_sum([one.inputs for one in parts]),
         outputs=_sum([one.outputs for one in parts]),

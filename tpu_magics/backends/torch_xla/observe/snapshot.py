@@ -29,7 +29,7 @@ Number = int | float | bool
 
 
 @dataclass(frozen=True)
-class Seen:
+class TensorInfo:
     """A tensor under a name. `where`: "xla" or "cpu"; `key`: its id while it lives; `leaf`: not made by autograd."""
 
     name: str
@@ -41,12 +41,12 @@ class Seen:
 
 
 @dataclass
-class Snapshot:
+class FrameSnapshot:
     """By name; the innermost frame that knows a name counts. `numbers` holds ints, floats and bools of frames, of
     objects' and modules' attributes and of optimizers' groups; `training`: the mode of each model; `lengths`: how many
     tensors a list holds; `functions`: qualified names; `models`: by identity, class and shapes of parameters."""
 
-    tensors: dict[str, Seen] = field(default_factory=dict)
+    tensors: dict[str, TensorInfo] = field(default_factory=dict)
     numbers: dict[str, Number] = field(default_factory=dict)
     training: dict[str, bool] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
@@ -66,9 +66,9 @@ def _plainest(names: list[str]) -> str:
     return min(names, key=lambda name: "[" in name, default="")
 
 
-def take(frame: FrameType | None, sites: Sites) -> Snapshot:
+def take(frame: FrameType | None, sites: Sites) -> FrameSnapshot:
     """Look into the frames from `frame` outwards: all inside the user's innermost, and the user's own behind it."""
-    snapshot = Snapshot()
+    snapshot = FrameSnapshot()
     users = sites.users_frame(frame)
     inside = True
     looked = 0
@@ -78,14 +78,14 @@ def take(frame: FrameType | None, sites: Sites) -> Snapshot:
             continue
         inside = inside and one is not users
         looked += 1
-        _Look(snapshot).frame(one, own)
+        _FrameReader(snapshot).frame(one, own)
     return snapshot
 
 
-class _Look:
+class _FrameReader:
     """Puts what it finds into a snapshot. Values are only looked at in ways that run no code of the user's."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: FrameSnapshot) -> None:
         self.snapshot = snapshot
 
     def frame(self, frame: FrameType, own: bool) -> None:
@@ -129,7 +129,7 @@ class _Look:
     def tensor(self, name: str, value: Any) -> None:
         if not (value.is_leaf and value.requires_grad):
             where = "xla" if value.is_xla else "cpu"
-            seen = Seen(name, dtype_name(value), tuple(value.shape), where, id(value), value.is_leaf)
+            seen = TensorInfo(name, dtype_name(value), tuple(value.shape), where, id(value), value.is_leaf)
             self.snapshot.tensors.setdefault(name, seen)
 
     def container(self, name: str, value: Any, own: bool) -> None:

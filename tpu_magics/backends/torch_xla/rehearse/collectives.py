@@ -330,12 +330,12 @@ class Collectives:
             )
         return []
 
-    def _carrying(self, members: tuple[int, ...], doing: str) -> _Carrying:
+    def _carrying(self, members: tuple[int, ...], doing: str) -> _HostCollective:
         some = "" if members == self.group.everyone else f" among the ranks {', '.join(map(str, members))}"
-        return _Carrying(self.group, members, f"{doing}{some}")
+        return _HostCollective(self.group, members, f"{doing}{some}")
 
 
-class _Carrying:
+class _HostCollective:
     """A collective that is carried: its ranks agree on it first, and its time is counted."""
 
     def __init__(self, group: Group, members: tuple[int, ...], doing: str) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 def digests(models: Mapping[str, Any]) -> dict[str, str]:
     """Of each model whose parameters lie whole on every rank. One tensor at a time comes to the host."""
-    from tpu_magics.backends.torch_xla import sharded
+    from tpu_magics.backends.torch_xla import fsdp_shards
 
-    whole = {name: model for name, model in models.items() if not sharded.spread({name: model})}
+    whole = {name: model for name, model in models.items() if not fsdp_shards.spread({name: model})}
     return {name: found for name, model in whole.items() if (found := _digest(model))}
 
 

@@ -29,7 +29,7 @@ def _replace(module: Any, group: Group) -> None:
     original: Callable[..., None] = module.synchronize_rng_state
 
     def synchronize_rng_state(rng_type: Any = None, generator: Any = None) -> None:
-        places: dict[str, _Place] = {"torch": _Torch(), "xla": _Xla(), "generator": _Generator(generator)}
+        places: dict[str, _RandomSource] = {"torch": _Torch(), "xla": _Xla(), "generator": _Generator(generator)}
         place = places.get(str(getattr(rng_type, "value", rng_type)))
         if place is None:
             original(rng_type, generator)
@@ -39,7 +39,7 @@ def _replace(module: Any, group: Group) -> None:
     module.synchronize_rng_state = synchronize_rng_state
 
 
-class _Place(Protocol):
+class _RandomSource(Protocol):
     def get(self) -> Tensor: ...
 
     def put(self, state: Tensor) -> None: ...

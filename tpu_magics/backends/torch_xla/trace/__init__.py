@@ -14,13 +14,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tpu_magics.backends.base import Tracing
+    from tpu_magics.backends.base import TraceSpec
     from tpu_magics.backends.torch_xla.trace.tracer import Tracer
 
 _going: list[Tracer] = []
 
 
-def begin(tracing: Tracing) -> Tracer:
+def begin(tracing: TraceSpec) -> Tracer:
     """From now on nothing is run in this process. For good: it ends with its function."""
     from tpu_magics.backends.torch_xla.trace.tracer import Tracer
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tpu_magics.backends.torch_xla import optimizers
-from tpu_magics.backends.torch_xla.trace.live import inner, number
+from tpu_magics.backends.torch_xla.trace.live_tensors import inner, number
 
 
 def settle(pending: Sequence[Any]) -> None:

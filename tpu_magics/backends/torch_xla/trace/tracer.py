@@ -1,7 +1,7 @@
 """What is done at each sync of a function that is traced.
 
 What lives here: when the pending graph is taken, placeholders in its place, and the way of what was taken to the
-notebook. What does not: what is pending (live.py), what is taken (taken.py), when that is enough (settling.py), and the
+notebook. What does not: what is pending (live_tensors.py), what is taken (taken.py), when that is enough (settling.py), and the
 reads in between (reads.py).
 
 The functions of torch_xla's C++ module that run a graph were read in 2.9.0: `_xla_step_marker` ends a step,
@@ -18,22 +18,22 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.base import StepLimit, Tracing
-from tpu_magics.backends.torch_xla.observe.told import Files
-from tpu_magics.backends.torch_xla.trace import alone, live, shardings
-from tpu_magics.backends.torch_xla.trace.asked import Asked
-from tpu_magics.backends.torch_xla.trace.doings import Doings
-from tpu_magics.backends.torch_xla.trace.lines import Lines
-from tpu_magics.backends.torch_xla.trace.names import Names
-from tpu_magics.backends.torch_xla.trace.reads import Reads
-from tpu_magics.backends.torch_xla.trace.settling import Settling
-from tpu_magics.backends.torch_xla.trace.taken import Taken, TakenFiles
+from tpu_magics.backends.base import StepLimit, TraceSpec
+from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
+from tpu_magics.backends.torch_xla.trace import fake_world, live_tensors, shardings
+from tpu_magics.backends.torch_xla.trace.captured_graphs import CapturedDumps, CapturedGraphs
+from tpu_magics.backends.torch_xla.trace.host_reads import HostReadLog
+from tpu_magics.backends.torch_xla.trace.parameter_names import ParameterNames
+from tpu_magics.backends.torch_xla.trace.read_kernels import ReadKernels
+from tpu_magics.backends.torch_xla.trace.source_lines import SourceLineFinder
+from tpu_magics.backends.torch_xla.trace.steady_state import SteadyStateDetector
+from tpu_magics.backends.torch_xla.trace.step_events import TraceStepEvents
+from tpu_magics.backends.torch_xla.trace.trace_file import write, write_reads
 from tpu_magics.backends.torch_xla.trace.uploads import Uploads
-from tpu_magics.backends.torch_xla.trace.written import write, write_reads
 from tpu_magics.errors import TpuMagicsError
 
 if TYPE_CHECKING:
-    from tpu_magics.backends.torch_xla.observe.observer import Observer
+    from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
 
 _EAGER = "Eager mode was left off: each operation would be a graph of its own. They are part of the next graph here."
 _ASTRAY = (
@@ -45,22 +45,22 @@ _HIDDEN = "Up to {} tensors that only C++ holds are not among the results of the
 class Tracer:
     """The tracer of one worker; made and used in the thread that runs the person's function."""
 
-    def __init__(self, tracing: Tracing) -> None:
+    def __init__(self, tracing: TraceSpec) -> None:
         self.tracing = tracing
         self.started = time.monotonic()
-        self.lines = Lines()
-        self.names = Names()
-        self.taken = Taken(tracing, self.names, self.lines)
-        self.asked = Asked(self.lines)
+        self.lines = SourceLineFinder()
+        self.names = ParameterNames()
+        self.taken = CapturedGraphs(tracing, self.names, self.lines)
+        self.asked = HostReadLog(self.lines)
         self.asked.changed = lambda: write_reads(tracing.folder, self.asked.zeros())
         # Under SPMD what is there is split then, placeholders cannot be.
         self.uploads = Uploads(self.names.moving) if tracing.devices == 1 else None
-        self.reads = Reads(self.asked, tracing.world, self.uploads)
-        self.doings = Doings()
-        self.settling = Settling(tracing.steps)
+        self.reads = ReadKernels(self.asked, tracing.world, self.uploads)
+        self.doings = TraceStepEvents()
+        self.settling = SteadyStateDetector(tracing.steps)
         self.notes: list[str] = []
         self.hidden: list[int] = []  # at each sync: tensors that were not found
-        self._observer: Observer | None = None
+        self._observer: TorchObserver | None = None
 
     # -- what the observer asks instead of the runtime's counters ---------------------------------------------------
     def value(self, name: str) -> int:
@@ -68,17 +68,17 @@ class Tracer:
         return self.taken.counts[name]
 
     @property
-    def files(self) -> Files:
+    def files(self) -> XlaDumps:
         """What the runtime would have written of each graph."""
-        return TakenFiles(self.taken)
+        return CapturedDumps(self.taken)
 
     @property
-    def observer(self) -> Observer | None:
+    def observer(self) -> TorchObserver | None:
         """Who looks on, as in training."""
         return self._observer
 
     @observer.setter
-    def observer(self, observer: Observer) -> None:
+    def observer(self, observer: TorchObserver) -> None:
         self._observer = self.taken.observer = observer
         self.lines.sites = observer.sites
         read = observer.values.read
@@ -101,7 +101,7 @@ class Tracer:
         self._replace(extension, "_set_use_eager_mode", self._stay_lazy)
         for name in ("_xla_warm_up_cache", "_run_cached_graph"):
             self._replace(extension, name, _no_dynamo)
-        alone.meet_nobody(self.tracing.world)
+        fake_world.skip_rendezvous(self.tracing.world)
         self.names.install()
         self.doings.install()
         self.reads.install()
@@ -132,13 +132,13 @@ class Tracer:
 
     def _part(self, original: Callable[..., Any], tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         """A graph that leads to these tensors alone; the rest of the step stays whole."""
-        found = live.pending(live.ordered(tensors))
+        found = live_tensors.pending(live_tensors.ordered(tensors))
         if not found:
             return None
         frame = sys._getframe(1)
         self._take(found, frame, step=False)
         self.asked.part(frame)
-        live.give_zeros(found)
+        live_tensors.give_zeros(found)
         return original(found, *args, **kwargs)
 
     def _stay_lazy(self, _original: Callable[..., Any], eager: bool) -> None:
@@ -148,14 +148,14 @@ class Tracer:
     # -- taking a graph ---------------------------------------------------------------------------------------------
     def _take_all(self, frame: FrameType) -> str | None:
         """The graph of all that is pending, which has placeholders for values afterwards; None where nothing is."""
-        found = live.tensors()
-        pending = live.pending(found)
+        found = live_tensors.tensors()
+        pending = live_tensors.pending(found)
         taken = self._take(pending, frame)
         if self.tracing.devices > 1:
             shardings.settle(pending)
         elif pending:
-            self.hidden.append(live.alive() - len(found))
-        live.give_placeholders()
+            self.hidden.append(live_tensors.alive() - len(found))
+        live_tensors.give_placeholders()
         return taken
 
     def _take(self, pending: Sequence[Any], frame: FrameType, step: bool = True) -> str | None:

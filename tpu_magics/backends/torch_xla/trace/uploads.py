@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tpu_magics.backends.torch_xla.trace.truth import ELEMENTS
+from tpu_magics.backends.torch_xla.trace.constness import ELEMENTS
 
 LARGE = 1 << 20  # bytes of a parameter
 _TYPE = re.compile(r"^XLA Shape: (\w+)\[", re.MULTILINE)

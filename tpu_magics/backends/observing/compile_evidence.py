@@ -1,0 +1,64 @@
+"""One compile with what every framework tells of it.
+
+What lives here: the records that compiles are numbered and written from. What does not: what only one framework knows
+(its own observe/compiled.py), and causes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tpu_magics.backends.observing import hlo
+from tpu_magics.runs.events import Input, Site
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """One compile as the runtime told it. `hash`: the runtime's own; `memory`, `pieces`: see events.Compile (0: a
+    collective with no computation before it); `graph`: before optimisation. What was not told is empty or None."""
+
+    hash: str = ""
+    memory: dict[str, int] | None = None
+    seconds: float | None = None
+    graph: hlo.Graph | None = None
+    pieces: int = 1
+
+
+@dataclass(frozen=True)
+class CompileEvidence:
+    """One compile at a site. `nth`: from 0; `inputs`: what the step received from the host; `through`: (file, function)
+    of the libraries between the user's line and what ran the graph; `trigger`: see events.Compile."""
+
+    site: Site
+    nth: int
+    step: int
+    told: CompileReport
+    trigger: str = ""
+    through: tuple[tuple[str, str], ...] = ()
+    inputs: tuple[Input, ...] = ()
+
+    @property
+    def by_rank(self) -> bool:
+        """See events.Compile."""
+        return False
+
+    @property
+    def part_text(self) -> str:
+        """See events.Compile."""
+        return ""
+
+
+@dataclass(frozen=True)
+class CompileCause:
+    """Why it was compiled: a code of events.CAUSES, a sentence, the fix in a sentence, and what differs."""
+
+    cause: str
+    text: str
+    fix: str
+    difference: tuple[str, ...] = ()
+
+
+def evaluation_batch(size: int, training: int) -> CompileCause:
+    """What there is to say of a first compile: an evaluation with another batch size than training."""
+    text = f"Evaluation with batches of {size} (training: {training}) compiles a graph of its own."
+    return CompileCause("", text, "Keep the batch size of training in evaluation; one compile for the loop remains.")

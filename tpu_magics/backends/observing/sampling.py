@@ -1,0 +1,41 @@
+"""What is looked at now and then, and recorded where it is new.
+
+What lives here: when. What does not: what a runtime tells (torch_xla/observe/vitals.py, tensorflow/observe/vitals.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tpu_magics.runs import events
+
+EVERY = 1.0  # seconds between looks, at least
+_SHARE = 1 / 200  # ... and this part of the time so far: a long run's records stay few
+
+
+class PeriodicSampler:
+    """Of one rank. A framework's own says in `look` what there is to look at."""
+
+    def __init__(self, write: Callable[[events.Event], object], rank: int) -> None:
+        self.write = write
+        self.rank = rank
+        self.started = time.monotonic()
+        self.due = self.started + EVERY
+        self.last: dict[str, Any] = {}
+
+    def look_now_and_then(self) -> None:
+        """After a step that is `due`."""
+        now = time.monotonic()
+        self.due = now + max(EVERY, (now - self.started) * _SHARE)
+        self.look()
+
+    def look(self) -> None:
+        """Record what is new."""
+        raise NotImplementedError
+
+    def _if_new(self, name: str, value: Any, event: events.Event) -> None:
+        if self.last.get(name) != value:
+            self.last[name] = value
+            self.write(event)

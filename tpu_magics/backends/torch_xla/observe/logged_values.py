@@ -1,0 +1,32 @@
+"""Values that the user logs, read from an XLA device after the sync.
+
+What lives here: which tensors wait. What does not: keeping and reading them (observing/logged_values.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tpu_magics.backends.observing import logged_values
+from tpu_magics.runs.writer import EventWriter
+
+
+class TorchLoggedValues(logged_values.LoggedValues):
+    """The logged values of one rank. `on_type`: told the dtype of each tensor that is logged."""
+
+    def __init__(self, writer: EventWriter, on_type: Callable[[str], None]) -> None:
+        super().__init__(writer)
+        self.on_type = on_type
+
+    def waits(self, value: Any) -> bool:
+        """Whether it lies on a device."""
+        device = getattr(value, "device", None)
+        found = device is not None and getattr(device, "type", "cpu") not in ("cpu", "meta")
+        if found:
+            self.on_type(str(value.dtype).removeprefix("torch."))
+        return found
+
+    def fetched(self, value: Any) -> Any:
+        """In host memory. After the sync, reading it cuts no graph."""
+        return value.detach().cpu()

@@ -1,0 +1,85 @@
+"""What C and C++ libraries print, held back for a moment so that single lines of it can be left out.
+
+What lives here: the C library's buffer of stdout. What does not: which lines are left out, and when (precision.py);
+what Python prints, which does not pass through here (launch/streams.py).
+
+torch_xla 2.9.0 tells of its deprecated variables with std::cout (csrc/dtype.cpp), when the first floating-point tensor
+is made: no filter of Python's warnings or logging reaches that. std::cout writes through the C library's stdout.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+from typing import Any
+
+_FULLY, _NOT = 0, 2  # _IOFBF and _IONBF of setvbuf
+_SIZE = 1 << 16
+_UNBUFFERED = 0x2  # in FILE._flags of glibc
+# Where glibc's FILE has the beginning and the end of what is not written yet (the layout is part of its ABI).
+_WRITE_BASE, _WRITE_END = 32, 40
+
+
+class OutputFilter:
+    """Holds what is printed from `hold` to `release`. Does nothing where the C library is not glibc."""
+
+    def __init__(self) -> None:
+        self._libc: Any = _glibc()
+        self._held = False
+        self._was_unbuffered = False
+
+    def hold(self) -> None:
+        """From now on, keep in the buffer what is printed, as far as the buffer reaches."""
+        if self._libc is None or self._held:
+            return
+        stdout = self._stdout()
+        self._was_unbuffered = bool(ctypes.c_int.from_address(stdout).value & _UNBUFFERED)
+        if self._was_unbuffered:  # PYTHONUNBUFFERED makes C's stdout so, too
+            # C's own memory, never freed: it is used until the process has ended, after Python has.
+            self._libc.setvbuf(stdout, self._libc.malloc(_SIZE), _FULLY, _SIZE)
+        self._held = True
+
+    def release(self, leave_out: re.Pattern[bytes]) -> None:
+        """Write what was held, without what matches `leave_out`, and buffer as before."""
+        if not self._held:
+            return
+        self._held = False
+        stdout = self._stdout()
+        self._libc.flockfile(stdout)
+        try:
+            held = self._pending(stdout)
+            if leave_out.search(held):
+                getattr(self._libc, "__fpurge")(stdout)
+                _write(1, leave_out.sub(b"", held))
+            if self._was_unbuffered:
+                self._libc.fflush(stdout)
+                self._libc.setvbuf(stdout, None, _NOT, 0)
+        finally:
+            self._libc.funlockfile(stdout)
+
+    def _stdout(self) -> int:
+        return ctypes.c_void_p.in_dll(self._libc, "stdout").value or 0
+
+    def _pending(self, stdout: int) -> bytes:
+        start = ctypes.c_void_p.from_address(stdout + _WRITE_BASE).value or 0
+        size = (ctypes.c_void_p.from_address(stdout + _WRITE_END).value or 0) - start
+        return ctypes.string_at(start, size) if size > 0 and size == getattr(self._libc, "__fpending")(stdout) else b""
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _glibc() -> Any:
+    if platform.libc_ver()[0] != "glibc":
+        return None
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    getattr(libc, "__fpending").restype = ctypes.c_size_t
+    for name in ("__fpending", "__fpurge", "flockfile", "funlockfile", "fflush"):
+        getattr(libc, name).argtypes = [ctypes.c_void_p]
+    libc.setvbuf.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    return libc

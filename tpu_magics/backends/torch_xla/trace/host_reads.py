@@ -1,0 +1,101 @@
+"""What the host asked for while a function was traced, and where.
+
+What lives here: the notes of it, and their count. What does not: what it was answered (answers.py), and noticing that
+it asks (reads.py).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import FrameType
+
+from tpu_magics.backends.lowered import HostRead, SourceLine, UnsupportedOp
+from tpu_magics.backends.torch_xla.trace.placeholders import HOST, TENSOR, TRUE
+from tpu_magics.backends.torch_xla.trace.source_lines import SourceLineFinder
+from tpu_magics.errors import TpuMagicsError
+
+TOO_OFTEN = 10_000  # reads at one place, and no sync
+
+
+class HostReadLog:
+    """The notes of one process, whose function runs in the thread that makes this."""
+
+    def __init__(self, lines: SourceLineFinder) -> None:
+        self.lines = lines
+        self.thread = threading.get_ident()
+        self.changed: Callable[[], None] = lambda: None  # told when something is read for the first time
+        self._reads: Counter[HostRead] = Counter()
+        self._on_host: Counter[UnsupportedOp] = Counter()
+        self._since_sync: Counter[HostRead | UnsupportedOp] = Counter()
+        self._silent = 0
+
+    def reads(self) -> tuple[HostRead, ...]:
+        return tuple(replace(one, count=count) for one, count in self._reads.items())
+
+    def zeros(self) -> tuple[HostRead, ...]:
+        """Those that were answered with what is not true."""
+        return tuple(one for one in self.reads() if not one.known)
+
+    def refused(self) -> tuple[UnsupportedOp, ...]:
+        return tuple(replace(one, count=count) for one, count in self._on_host.items())
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Our own doing is none of the person's."""
+        self._silent += 1
+        try:
+            yield
+        finally:
+            self._silent -= 1
+
+    def synced(self) -> None:
+        """A step has ended."""
+        self._since_sync.clear()
+
+    def read(self, what: str, known: bool = False, frame: FrameType | None = None) -> None:
+        """A value was fetched. `frame`: of who did it, where that is not who calls this."""
+        if not self._silent:
+            found = frame or self._asker(sys._getframe(1))
+            text = f"{what.partition(':')[0]}: {TRUE}" if known else what
+            place = self.lines.place(found)
+            inside = self.lines.inside(found) if place is not None else None
+            self._note(self._reads, HostRead(place, text, inside=inside, known=known), text)
+
+    def ran_on_host(self, op: str) -> None:
+        """An operation that XLA has no kernel for."""
+        if not self._silent:
+            place = self.lines.place(self._asker(sys._getframe(1)))
+            self._note(self._on_host, UnsupportedOp(op, HOST, "host", place), op)
+
+    def part(self, frame: FrameType) -> None:
+        """A part of the step was run by itself, which is done to fetch it."""
+        self.read(TENSOR, frame=frame)
+
+    def _note(self, into: Counter[HostRead] | Counter[UnsupportedOp], one: HostRead | UnsupportedOp, what: str) -> None:
+        into[one] += 1  # type: ignore[index]
+        if into[one] == 1:  # type: ignore[index]
+            self.changed()
+        self._since_sync[one] += 1
+        if self._since_sync[one] > TOO_OFTEN:
+            raise _endless(one.place, what)
+
+    def _asker(self, frame: FrameType) -> FrameType:
+        """Autograd's own threads have none of the person's frames, but where a hook is the person's."""
+        if threading.get_ident() == self.thread or self.lines.place(frame) is not None:
+            return frame
+        # Never of this thread itself: a frame that knows itself keeps alive what its callers hold.
+        return sys._current_frames()[self.thread]
+
+
+def _endless(place: SourceLine | None, what: str) -> TpuMagicsError:
+    where = f" at {place} ({place.code})" if place is not None else ""
+    return TpuMagicsError(
+        f"The function read {what}{where} {TOO_OFTEN:,} times without a sync in between.",
+        "While it is traced no step is run, and what it reads is zero: a loop that waits for a value may never end.",
+        "Give the loop a fixed number of steps for the preflight.",
+    )

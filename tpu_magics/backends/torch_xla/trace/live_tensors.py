@@ -1,0 +1,168 @@
+"""What lives on the device: its tensors, and those whose values nobody has computed.
+
+What lives here: finding them without changing anything, and placeholders for what is pending. What does not: their
+graph (pending.py), and when (tracer.py).
+
+torch_xla's tensors are functional (torch's "Note [Functionalization Pass]"): what Python holds wraps the tensor that
+has a place on the device, and an assignment in place gives the wrapper another one. So the inner tensors are looked
+for: asking torch_xla of a wrapper would bring a view up to date, which would be one more operation in the step's graph.
+Functions of torch_xla's C++ module were read in 2.9.0, those of torch in 2.9.0.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tpu_magics.backends.torch_xla import tensor_swap
+from tpu_magics.backends.torch_xla.trace import storages
+
+
+def tensors() -> list[Any]:
+    """The inner tensors of this process, each once, in the order in which they were made: so does torch_xla order the
+    results of a step.
+
+    They are found among all that lives; what was there before the fork is not looked through (launch/process.py freezes
+    it): of that only tensors that moved, and stayed the same objects, are on the device.
+    """
+    outer = outer_tensors()
+    outer += _gradients(outer)
+    found = _by_id(map(inner, outer))
+    if len(found) != alive():
+        found |= _by_id(_in_storages(outer))
+    if len(found) != alive():
+        saved = list(_saved(outer))
+        found |= _by_id([*map(inner, saved), *_in_storages(saved)])
+    return [found[number] for number in sorted(found)]
+
+
+def outer_tensors() -> list[Any]:
+    """All tensors on the device that Python knows."""
+    import torch
+
+    kind = torch.Tensor
+    # Only tensors are asked for more: isinstance() runs code of other objects, e.g. of proxies.
+    made = [one for one in gc.get_objects() if issubclass(type(one), kind)]
+    return [one for one in (*made, *tensor_swap.tensors()) if one.is_xla]
+
+
+def inner(tensor: Any) -> Any:
+    """The tensor on the device that a tensor stands for now."""
+    import torch
+
+    return torch._from_functional_tensor(tensor) if torch._is_functional_tensor(tensor) else tensor
+
+
+def number(tensor: Any) -> int | None:
+    """torch_xla's id of an inner tensor."""
+    import torch_xla
+
+    try:
+        return int(torch_xla._XLAC._xla_get_tensor_id(tensor))
+    except RuntimeError:  # "Expected XLA tensor. Got: ...": a wrapper of torch's own without a tensor in it
+        return None
+
+
+def alive() -> int:
+    """How many inner tensors there are, those that Python does not know among them, as torch_xla counts; not so where
+    somebody has reset its counters, nor under SPMD."""
+    import torch_xla
+
+    count = torch_xla._XLAC._xla_counter_value
+    return (count("CreateXlaTensor") or 0) - (count("DestroyXlaTensor") or 0)
+
+
+def ordered(found: Iterable[Any]) -> list[Any]:
+    """The inner tensors of these, each once, in the order in which they were made."""
+    by_id = _by_id(map(inner, found))
+    return [by_id[one] for one in sorted(by_id)]
+
+
+def pending(found: Iterable[Any]) -> list[Any]:
+    """Those inner tensors whose values have to be computed."""
+    import torch_xla
+
+    found = list(found)
+    needs = torch_xla._XLAC._check_tensor_need_materialization(found)
+    return [one for one, needed in zip(found, needs, strict=True) if needed]
+
+
+def is_pending(tensor: Any) -> bool:
+    import torch_xla
+
+    return bool(torch_xla._XLAC._check_tensor_need_materialization([tensor])[0])
+
+
+def is_placeholder(tensor: Any) -> bool:
+    """Whether a tensor that is not pending has no values: a step that was not run would have computed them."""
+    import torch_xla
+
+    return bool(torch_xla._XLAC._is_placecholder(tensor))
+
+
+def give_placeholders() -> None:
+    """Everything pending is taken for computed. Its values have no memory, and exist nowhere."""
+    import torch_xla
+
+    torch_xla._XLAC._clear_pending_irs(str(torch_xla.device()))
+
+
+def give_zeros(found: Iterable[Any]) -> None:
+    """Zeros in place of these inner tensors, for the device to fill in."""
+    import torch
+
+    with torch.no_grad():
+        for one in found:
+            one.zero_()
+
+
+# -- where they are -------------------------------------------------------------------------------------------------
+
+
+def _by_id(found: Iterable[Any]) -> dict[int, Any]:
+    numbered = ((number(one), one) for one in found)
+    return {key: one for key, one in numbered if key is not None}
+
+
+def _gradients(found: Iterable[Any]) -> Iterator[Any]:
+    """Python need not know a gradient that C++ holds."""
+    return (one.grad for one in found if one.requires_grad and (one.is_leaf or one.retains_grad) and _has_grad(one))
+
+
+def _has_grad(tensor: Any) -> bool:
+    return tensor.grad is not None and tensor.grad.is_xla
+
+
+def _in_storages(found: Iterable[Any]) -> Iterator[Any]:
+    """What views are views of."""
+    import torch
+
+    bases = (storages.base(one) for one in found if torch._is_functional_tensor(one))
+    return (one for one in bases if one is not None)
+
+
+def _saved(found: Iterable[Any]) -> Iterator[Any]:
+    """What autograd keeps for a backward pass that has not been done: the graph of a loss that somebody still holds."""
+    nodes = [one.grad_fn for one in found if one.grad_fn is not None]
+    seen: set[Any] = set()
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield from _saved_by(node)
+            nodes += [following for following, _ in node.next_functions]
+
+
+def _saved_by(node: Any) -> Iterator[Any]:
+    import torch
+
+    names = [name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors"]
+    for name in names:
+        try:
+            value = getattr(node, name)
+        except RuntimeError:  # it has been used up, or changed in place since
+            continue
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            if issubclass(type(one), torch.Tensor) and one.is_xla:
+                yield one

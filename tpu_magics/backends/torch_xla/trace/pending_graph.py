@@ -1,0 +1,58 @@
+"""The graph of what is pending.
+
+What lives here: taking it from torch_xla, and who takes over whose memory. What does not: which tensors those are
+(live.py), and how their parameters are called (names.py).
+
+Functions of torch_xla's C++ module were read in 2.9.0. Which memory is taken over is decided there when a step ends
+(`SetBufferDonors` in xla_graph_executor.cpp): a parameter of the graph whose tensor's id is the alias id of one of the
+tensors that are computed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_ALIAS = re.compile(r"^AliasID: (\d+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class PendingGraph:
+    """A pending graph. `module`: serialized HloModuleProto; `text`: the same to read; `ids`: of the tensors that are
+    its parameters, in their order (-1: a number of Python's); `donors`: numbers of parameters whose memory may be taken
+    over."""
+
+    module: bytes
+    text: str
+    ids: tuple[int, ...]
+    donors: tuple[int, ...]
+
+    @classmethod
+    def of(cls, found: Sequence[Any], step: bool = True) -> PendingGraph:
+        """The graph of these inner tensors. `step`: all that is pending; else nothing is taken over."""
+        import torch_xla
+
+        extension = torch_xla._XLAC
+        module = bytes(extension._get_xla_tensors_hlo_proto(list(found)))
+        text = str(extension._get_xla_tensors_hlo(list(found)))
+        ids, _ = extension._get_tensors_xla_device_data_node(list(found))
+        taken = {alias(one) for one in found} if step else set()
+        donors = tuple(place for place, number in enumerate(ids) if number in taken)
+        return cls(module, text, tuple(ids), donors)
+
+
+def graph_hash(found: Sequence[Any]) -> str:
+    """torch_xla's own hash of the graph of these inner tensors."""
+    import torch_xla
+
+    return bytes(torch_xla._XLAC._get_graph_hash(list(found))).hex()
+
+
+def alias(tensor: Any) -> int:
+    """The id of the tensor whose place an inner tensor takes: its own, or that of the one that was assigned to."""
+    import torch_xla
+
+    told = _ALIAS.search(torch_xla._XLAC._get_xla_tensor_debug_info(tensor))
+    return int(told[1]) if told else -1

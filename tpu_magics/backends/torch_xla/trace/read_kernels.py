@@ -1,0 +1,109 @@
+"""Values that the host asks for while nothing is run.
+
+What lives here: the operations that are held back, and what each of them does instead. What does not: what is answered
+(answers.py) and noted (asked.py), which values are known (truth.py), how torch calls ours (kernels.py), and syncs
+(tracer.py).
+
+All ways from the device to the host meet in few operations of torch's dispatcher (read in torch 2.9.0 and torch_xla
+2.9.0; with 2.8.0 the same tests pass): `_to_copy` (tensor.cpu()), `copy_` into a tensor of the host, and `_to_cpu`,
+with which torch_xla fetches the operands of each operation that XLA has no kernel for; it runs that on the host then.
+`.item()` and whatever has a shape that depends on values goes that way. Here these operations have a kernel that
+answers with zeros. Everything else is left to torch_xla's own kernels, so that the graph is the one that is trained.
+
+What is known all the same (truth.py) is answered truly. It is a read where something had to be computed for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tpu_magics.backends.torch_xla.trace.constness import KnownValues
+from tpu_magics.backends.torch_xla.trace.host_reads import HostReadLog
+from tpu_magics.backends.torch_xla.trace.kernel_overrides import KernelOverrides
+from tpu_magics.backends.torch_xla.trace.live_tensors import is_pending
+from tpu_magics.backends.torch_xla.trace.placeholders import ASKING, FITTED, TENSOR, Fallbacks, fits, is_mask, zeros
+from tpu_magics.backends.torch_xla.trace.uploads import Uploads
+from tpu_magics.errors import TpuMagicsError
+
+
+class ReadKernels:
+    """Answers for one process. `asked`: notes what was asked; `world`: ranks that it is told of; `uploads`: what stands
+    for what is large (None: all of it is brought to the device)."""
+
+    def __init__(self, asked: HostReadLog, world: int, uploads: Uploads | None) -> None:
+        self.asked = asked
+        self.truth = KnownValues(world)
+        self.uploads = uploads
+        self._fallbacks = Fallbacks()
+        self._kernels = KernelOverrides()
+        self._original: dict[str, Callable[..., Any]] = {}
+
+    def install(self) -> None:
+        """From now on, in all threads of this process. For good."""
+        import torch_xla
+
+        own: dict[str, Callable[..., Any]]
+        own = {"_to_copy": self._to_copy, "copy_": self._copy_, "_to_cpu": self._to_cpu, "index_put_": self._index_put_}
+        self._original = {name: self._kernels.replace(name, kernel) for name, kernel in own.items()}
+        torch_xla._XLAC._xla_get_cpu_tensors = self._cpu_tensors
+        for name in ("_to_dlpack", "_unsafe_buffer_pointer"):
+            setattr(torch_xla._XLAC, name, _no_memory)
+
+    # -- kernels: they see inner tensors ------------------------------------------------------------------------------
+    def _to_copy(self, keys: Any, tensor: Any, **options: Any) -> Any:
+        import torch
+
+        dtype, device = options.get("dtype") or tensor.dtype, options.get("device")
+        if tensor.is_xla and device is not None and torch.device(device).type == "cpu" and not self._is_told(tensor):
+            return torch.zeros(tensor.shape, dtype=dtype, device="cpu")
+        made = self.uploads.placeholder(tensor, dtype) if self.uploads is not None and not tensor.is_xla else None
+        return made if made is not None else self._original["_to_copy"](keys, tensor, **options)
+
+    def _copy_(self, keys: Any, into: Any, tensor: Any, non_blocking: bool = False) -> Any:
+        if into.is_xla or self._is_told(tensor):
+            return self._original["copy_"](keys, into, tensor, non_blocking)
+        return into.zero_()
+
+    def _is_told(self, tensor: Any) -> bool:
+        """Whether a tensor that is fetched is known; note it where a step would be cut for it."""
+        known = self.truth.has(tensor)
+        if not known or is_pending(tensor):
+            self.asked.read(TENSOR, known)
+        return known
+
+    def _to_cpu(self, keys: Any, tensors: Sequence[Any]) -> list[Any]:
+        """The operands of an operation that the host is about to run."""
+        name, new = self._fallbacks.newest()
+        fill, what = ASKING.get(name, (zeros, ""))
+        known = [not one.is_xla or self.truth.has(one) for one in tensors]
+        if new and not what:
+            self.asked.ran_on_host(name)
+        elif new and (not all(known) or any(one.is_xla and is_pending(one) for one in tensors)):
+            self.asked.read(what, all(known))
+        original = self._original["_to_cpu"]
+        return [
+            one if not one.is_xla else original(keys, [one])[0] if is_so else fill(one, place)
+            for place, (one, is_so) in enumerate(zip(tensors, known, strict=True))
+        ]
+
+    def _index_put_(self, keys: Any, into: Any, places: Sequence[Any], values: Any, *accumulate: Any) -> Any:
+        """x[mask] = values: they were counted before, and all places are chosen now."""
+        unknown = any(one is not None and is_mask(one) and not self.truth.has(one) for one in places)
+        if unknown and not fits(values, into, places):
+            self.asked.read(f"the number of values in x[mask] = values: {FITTED}")
+            values = values.new_zeros(())
+        return self._original["index_put_"](keys, into, places, values, *accumulate)
+
+    # -- what is no operation -----------------------------------------------------------------------------------------
+    def _cpu_tensors(self, tensors: Sequence[Any]) -> list[Any]:
+        """In place of torch_xla's own way for many tensors at once (xm.save, xm.mesh_reduce)."""
+        return [one.cpu() if one.is_xla else one for one in tensors]
+
+
+def _no_memory(*_args: Any, **_kwargs: Any) -> Any:
+    raise TpuMagicsError(
+        "A function that asks for the address of a tensor's memory cannot be traced.",
+        "While it is traced, what its steps compute has no memory.",
+        "Leave DLPack and buffer pointers out for the preflight.",
+    )

@@ -1,0 +1,124 @@
+"""When a traced function has shown enough of itself.
+
+What lives here: which sync ends a step, and which of the graphs are those that later steps run. What does not: the
+graphs (tracer.py). No torch here.
+
+Where a function trains, a step ends with a step of an optimizer: syncs before it only gather gradients, and syncs
+without a backward pass evaluate, make weights or log. These are graphs as well, and say nothing of when to stop. Two
+optimizers that take turns, each with a sync of its own, have a steady graph each. Where nothing is ever trained, graphs
+that repeat themselves are all there is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+WAITS = 64  # syncs without a step of an optimizer that is there
+FORWARD = 8  # equal ones in a row, of a function without optimizer and backward pass
+
+
+@dataclass(frozen=True)
+class Sync:
+    """What ended at a sync. `graph`: the hash of what was pending; `backward`: whether there was a backward pass in it;
+    `stepped`: the optimizers that made a step; `optimizer`: whether there is one; `asleep`: how many there are that
+    have made no step so far."""
+
+    graph: str
+    backward: bool = False
+    stepped: frozenset[int] = frozenset()
+    optimizer: bool = False
+    asleep: int = 0
+
+    @property
+    def trains(self) -> bool:
+        """Whether it ends a step of a training. Without an optimizer of torch's own, the person's code is one."""
+        return bool(self.stepped) or (self.backward and not self.optimizer)
+
+
+@dataclass
+class SteadyStateDetector:
+    """The syncs of a function so far. `steps`: so many steps at most; `notes`: what is left open, in sentences;
+    `ended`: the function ended before that."""
+
+    steps: int
+    syncs: list[Sync] = field(default_factory=list)
+    settled: bool = False
+    notes: list[str] = field(default_factory=list)
+    ended: bool = False
+
+    def add(self, sync: Sync) -> bool:
+        """Another sync. Returns whether enough has been seen."""
+        self.syncs.append(sync)
+        if sync.trains:
+            return self._step_of_training()
+        if self.trained:
+            return self._waited(len(self.syncs) - 1 - _last(self.syncs))
+        return self._forward() or self._waited(len(self.syncs))
+
+    @property
+    def trained(self) -> list[Sync]:
+        return [sync for sync in self.syncs if sync.trains]
+
+    @property
+    def steady(self) -> tuple[str, ...]:
+        """The graphs that later steps run, as far as is known, in the order in which they came last."""
+        if self.trained:
+            newest = {sync.stepped: sync.graph for sync in self.trained}
+            kept = {graph: None for graph in reversed([s.graph for s in self.trained]) if graph in newest.values()}
+            return tuple(reversed(list(kept)))
+        gathered = [sync.graph for sync in self.syncs if sync.backward] or [sync.graph for sync in self.syncs]
+        return tuple(gathered[-1:])
+
+    def at_end(self) -> None:
+        """The function has ended by itself: note what that leaves open."""
+        made = len(self.trained)
+        if self.settled or not self.syncs:
+            return
+        self.ended = (made or len(self.syncs)) < self.steps
+        if 0 < made < self.steps:
+            steps = "one step" if made == 1 else f"{made} steps, no two successive ones of which were alike"
+            self.notes.append(
+                f"The function made only {steps}: the graph that later steps run may not have been seen. Let it make "
+                "at least three."
+            )
+        elif not made and any(sync.optimizer for sync in self.syncs):
+            self.notes.append("The function ended before its optimizer made a step: no step of a training was seen.")
+
+    # -- when it is enough ------------------------------------------------------------------------------------------
+    def _step_of_training(self) -> bool:
+        turns: dict[frozenset[int], list[str]] = {}
+        for sync in self.trained:
+            turns.setdefault(sync.stepped, []).append(sync.graph)
+        known = all(len(graphs) > 1 and graphs[-1] == graphs[-2] for graphs in turns.values())
+        asleep = self.syncs[-1].asleep
+        if (
+            asleep and len(self.trained) < 2 * self.steps
+        ):  # its turn may come: some train one model n times, then another
+            return False
+        if asleep and known:
+            self.notes.append(f"Optimizers that made no step while the function was traced: {asleep}.")
+        self.settled = known
+        return known or min(map(len, turns.values())) >= self.steps or len(self.trained) >= WAITS
+
+    def _forward(self) -> bool:
+        """Without an optimizer to train anything: the same over and over, or never the same."""
+        if any(sync.backward or sync.optimizer for sync in self.syncs):
+            return False
+        last = [sync.graph for sync in self.syncs]
+        self.settled = len(last) >= FORWARD and len(set(last[-FORWARD:])) == 1
+        return self.settled or (len(last) >= self.steps and len(set(last[-self.steps :])) == self.steps > 1)
+
+    def _waited(self, count: int) -> bool:
+        if count < WAITS:
+            return False
+        what = "gathered gradients, or evaluated" if any(sync.backward for sync in self.syncs[-count:]) else "evaluated"
+        when = f"the last {count}" if self.trained else f"the first {count}"
+        self.notes.append(
+            f"The trace ended before the function did: {when} syncs only {what}. A graph that comes later is not known."
+        )
+        return True
+
+
+def _last(syncs: list[Sync]) -> int:
+    """The place of the last step of a training."""
+    return max(place for place, sync in enumerate(syncs) if sync.trains)

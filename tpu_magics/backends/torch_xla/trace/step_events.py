@@ -1,0 +1,55 @@
+"""What a step has done since the last sync, as far as it tells what kind of step it is.
+
+What lives here: backward passes, steps of optimizers, and whether there is an optimizer. What does not: what that means
+(settling.py).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from tpu_magics.backends.torch_xla import optimizers
+from tpu_magics.backends.torch_xla.trace.steady_state import Sync
+
+
+class TraceStepEvents:
+    """The notes of one process."""
+
+    def __init__(self) -> None:
+        self._backward = False
+        self._stepped: set[int] = set()
+        self._known: dict[int, Any] = {}
+
+    def install(self) -> None:
+        """Begin to listen. For good."""
+        import torch
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        for name in ("backward", "grad"):
+            setattr(torch.autograd, name, self._noted(getattr(torch.autograd, name)))
+        register_optimizer_step_post_hook(lambda optimizer, _args, _kwargs: self._steps(optimizer))
+
+    def _noted(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def goes_backward(*args: Any, **kwargs: Any) -> Any:
+            self._backward = True
+            return original(*args, **kwargs)
+
+        return goes_backward
+
+    def _steps(self, optimizer: Any) -> None:
+        self._known[id(optimizer)] = optimizer  # kept: its id is not given anew
+        self._stepped.add(id(optimizer))
+
+    def since_last(self, graph: str) -> Sync:
+        """What ended at a sync."""
+        asleep = [one for one in _optimizers() if id(one) not in self._known]
+        found = Sync(graph, self._backward, frozenset(self._stepped), bool(self._known or asleep), len(asleep))
+        self._backward, self._stepped = False, set()
+        return found
+
+
+def _optimizers() -> list[Any]:
+    """Those of this process, and what is inside of accelerate's, which have no step of their own."""
+    return [getattr(one, "optimizer", one) for one in optimizers.living()]
