@@ -1,4 +1,4 @@
-"""The cases of torch_xla's own collectives: `xm.*`, as a person calls them.
+"""The cases of torch_xla's own collectives: `xm.*`, as a user calls them.
 
 What lives here: the table. What does not: a case's form and its references (rehearsed.py).
 """

@@ -1,4 +1,4 @@
-"""What a worker notes: one step for each that a person sees, the compiles of torch_xla, and logged values that cost
+"""What a worker notes: one step for each that a user sees, the compiles of torch_xla, and logged values that cost
 nothing. The numbers of compiles are those that torch_xla 2.9 counts without us (measured)."""
 
 from __future__ import annotations

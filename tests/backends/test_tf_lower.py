@@ -251,7 +251,7 @@ def test_a_tpus_compiler_takes_what_was_lowered_for_a_cpu(folder: Path) -> None:
 
 @pytest.mark.long
 def test_a_model_and_a_function_are_preflighted(folder: Path) -> None:
-    """All the way from Keras to the text that a person reads."""
+    """All the way from Keras to the text that a user reads."""
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu is not installed (the extra preflight, Python 3.11 or newer)")
     found = report("preflight", folder)

@@ -1,4 +1,4 @@
-"""What is different in a graph from the one before it, in words, with the person's line."""
+"""What is different in a graph from the one before it, in words, with the user's line."""
 
 from __future__ import annotations
 

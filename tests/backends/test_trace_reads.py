@@ -209,7 +209,7 @@ def test_a_hook_of_the_backward_pass_is_the_persons_line() -> None:
 
 
 def test_values_that_autograd_asks_for_in_its_own_thread(tmp_path: Path) -> None:
-    """torch.linalg.eigvals is run by the host, and its backward pass too, where no line of the person's is."""
+    """torch.linalg.eigvals is run by the host, and its backward pass too, where no line of the user's is."""
 
     def ask(x: Any, _mask: Any) -> Any:
         return torch.linalg.eigvals(x[:4] @ x[:4].T + torch.eye(4, device=x.device)).real.sum()

@@ -1,9 +1,5 @@
-"""The seam between the launcher and a framework.
-
-What lives here: the protocols that a framework's folder implements (`Backend`: trained in forked workers, torch_xla;
-`LocalBackend`: trained in the notebook's own process, tensorflow), and what travels over them.
-What does not: any import of a framework. launch/ knows models only through this protocol.
-"""
+"""The interface between the launcher and a framework: `Backend` trains in forked workers (torch_xla), `LocalBackend` in
+the notebook's process (tensorflow). Imports no framework."""
 
 from __future__ import annotations
 
@@ -333,7 +329,7 @@ class TrainingProblem:
 class Placement:
     """Where a LocalBackend trains. `kind`: "tpu-local" (chips of this host), "tpu-remote" (a TPU node, by name or
     address) or "default" (no TPU); `strategy`: the framework's own object, for the notebook; `replicas`: devices that
-    train in step; `topology`: in words, "" where there is nothing to say; `notes`: lines for the person; `problems`:
+    train in step; `topology`: in words, "" where there is nothing to say; `notes`: lines for the user; `problems`:
     what will not work here."""
 
     kind: str
@@ -417,7 +413,7 @@ class LocalBackend(Protocol):
         thread."""
 
     def explained(self, error: BaseException, cells: Mapping[str, str]) -> TpuMagicsError | None:
-        """The framework's error in words: the person's line, the rule, the rewrite; None for what it does not know.
+        """The framework's error in words: the user's line, the rule, the rewrite; None for what it does not know.
         `cells`: file names of cells -> "In [n]"."""
 
 

@@ -1,11 +1,8 @@
-"""A serialized HloModuleProto, its notes of source lines taken out.
+"""A serialized HloModuleProto, read and written without its source line metadata. Standard library only: neither
+torch_xla nor jaxlib has these messages in Python.
 
-What lives here: reading and writing protocol buffers as far as that needs (https://protobuf.dev/programming-guides/encoding),
-and the numbers of the fields. What does not: what a graph means. Standard library only: neither torch_xla nor jaxlib
-has these messages in Python.
-
-The fields were read in openxla's hlo.proto and xla_data.proto (2025-08, as in torch_xla 2.9.0 and jaxlib 0.7.2); they
-are part of a stable format, whose numbers are never given anew.
+Wire format: https://protobuf.dev/programming-guides/encoding. Field numbers: openxla's hlo.proto and xla_data.proto
+(2025-08, as in torch_xla 2.9.0 and jaxlib 0.7.2); they are stable.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""A training step as a framework lowers it: what a backend gives to the preflight.
-
-What lives here: frozen dataclasses. What does not: how a graph is had (torch_xla/trace/, tensorflow/lower.py), and what
-the TPU's compiler says of it (preflight/).
-"""
+"""A training step as a framework lowers it: what a backend passes to the preflight."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ TRACED = "traced.json"  # in the folder of graphs that a worker traced; a graph'
 
 @dataclass(frozen=True)
 class SourceLine:
-    """A line of the person's. `path`: "In [3]", "cell 3" or a file's path; `line` counts from 1."""
+    """A line of the user's. `path`: "In [3]", "cell 3" or a file's path; `line` counts from 1."""
 
     path: str
     line: int
@@ -27,8 +23,8 @@ class SourceLine:
 @dataclass(frozen=True)
 class HostRead:
     """A value that the host read while the step was traced. It got zero, but where it is `known`: it follows from what
-    the host gave the step, and was computed. `place`: the person's line; `inside`: that of a library where it was read,
-    by the package's name ("transformers/masking_utils.py"), None where the person's line itself reads; `count`: how
+    the host gave the step, and was computed. `place`: the user's line; `inside`: that of a library where it was read,
+    by the package's name ("transformers/masking_utils.py"), None where the user's line itself reads; `count`: how
     often, in the whole trace."""
 
     place: SourceLine | None
@@ -60,7 +56,7 @@ class LoweredGraph:
     the program that run together, with the collectives between them in the graph; `partitions`: devices that one
     program is split over (SPMD). `site`: where its sync stands; `nth`: which sync of the function, from 0; `steady`:
     the graph that all later steps run; `parameters`: "f32[768,768] encoder.weight", in the graph's order.
-    `places`: number -> line of the person's; the name of an instruction's op ends with "#" and its number, so that the
+    `places`: number -> line of the user's; the name of an instruction's op ends with "#" and its number, so that the
     module itself does not change when a line moves.
     """
 

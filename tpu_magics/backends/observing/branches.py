@@ -1,8 +1,4 @@
-"""Whether a value that is read in a line decides where Python goes on.
-
-What lives here: looking at the source around the line: a condition on it, or a name that it sets and a condition
-asks. What does not: noticing reads (hooks.py).
-"""
+"""Whether a value that is read in a line decides which branch Python takes, found in the source code."""
 
 from __future__ import annotations
 

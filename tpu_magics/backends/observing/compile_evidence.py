@@ -1,8 +1,4 @@
-"""One compile with what every framework tells of it.
-
-What lives here: the records that compiles are numbered and written from. What does not: what only one framework knows
-(its own observe/compiled.py), and causes.
-"""
+"""The evidence of one compile that every framework provides, and its cause."""
 
 from __future__ import annotations
 
@@ -60,5 +56,7 @@ class CompileCause:
 
 def evaluation_batch(size: int, training: int) -> CompileCause:
     """What there is to say of a first compile: an evaluation with another batch size than training."""
-    text = f"Evaluation with batches of {size} (training: {training}) compiles a graph of its own."
-    return CompileCause("", text, "Keep the batch size of training in evaluation; one compile for the loop remains.")
+    text = f"Evaluation uses batches of {size} (training: {training}), so it compiles its own graph."
+    return CompileCause(
+        "", text, "Use the training batch size in evaluation. One compile for the evaluation loop remains."
+    )

@@ -1,4 +1,4 @@
-"""The line of a person's code that chose the device: found in its source, where the training stayed on the host."""
+"""The line of the user's code that selects the device, for training that stayed on the host."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Whatever fails in an observer ends the observing, never the training.
-
-What lives here: the guard around an observer's methods, and what is said once it has ended. What does not: what is
-observed.
-"""
+"""An observer whose errors end the monitoring, never the training."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ class GuardedObserver:
         """Observing has failed: say so, once, and let the training go on."""
         self.stopped = f"{type(error).__name__}: {error}"
         place = _innermost(error)
-        text = f"Observing stopped ({self.stopped}{place}); the training goes on, but compiles are no longer explained."
+        text = f"Monitoring stopped ({self.stopped}{place}). Training continues, but compiles are no longer explained."
         self.writer.write(events.Warned(time.time(), self.writer.rank, code="observing-stopped", text=text))
 
 

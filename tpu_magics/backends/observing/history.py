@@ -1,8 +1,4 @@
-"""The compiles of one rank, by site; the nearest earlier one; and their records.
-
-What lives here: numbering, keeping what a compile is compared with, and writing the event. What does not: what is near
-and why it was compiled (the framework's own).
-"""
+"""The compiles of one rank by source line: numbering, the nearest earlier compile, and the records."""
 
 from __future__ import annotations
 

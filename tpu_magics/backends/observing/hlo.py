@@ -1,8 +1,4 @@
-"""What can be said of a graph that XLA compiles, from its text before XLA optimises it.
-
-What lives here: the door to reading (`parse`), comparing (`compare`, `distance`) and counting graphs. What does not:
-how they are read (hlo_text.py) and compared (hlo_compare.py), and where the text comes from. No framework here.
-"""
+"""HLO graphs before XLA optimizes them: parse, compare and count. Framework-independent."""
 
 from __future__ import annotations
 

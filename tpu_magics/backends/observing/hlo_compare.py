@@ -1,8 +1,4 @@
-"""The difference of two graphs, as evidence for why one of them was compiled although the other had been.
-
-What lives here: `compare` and `distance`. What does not: reading the text (hlo_text.py), and what the difference means
-(that is a matter of the person's program, not of the graph alone).
-"""
+"""The difference of two HLO graphs, as evidence for a recompile."""
 
 from __future__ import annotations
 
@@ -233,7 +229,7 @@ def _parameter_lines(parameters: Sequence[Parameter]) -> Iterator[str]:
         yield f"parameter {number} is now {now}, before {before}"
     if len(changed) > 2:
         yield f"{_count(len(changed) - 2, 'other parameter')} changed too"
-    for label, some, place in (("new", added, 2), ("gone", removed, 1)):
+    for label, some, place in (("new", added, 2), ("removed", removed, 1)):
         if some:
             which = _some([str(one[place]) for one in some])
             yield f"{_count(len(some), 'parameter')} {'is' if len(some) == 1 else 'are'} {label}: {which}"
@@ -268,9 +264,9 @@ def _op_lines(change: GraphChange) -> Iterator[str]:
     if change.added or change.removed:
         return
     if not change.same_ops:
-        yield "the same operations stand in another order"
+        yield "the same operations are in another order"
     elif not change.same_wiring:
-        yield "the same operations work on other values"
+        yield "the same operations have other operands"
 
 
 def _count(number: int, noun: str) -> str:

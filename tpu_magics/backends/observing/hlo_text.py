@@ -1,10 +1,7 @@
-"""An HLO module as XLA writes it, read.
+"""Parses the text of an unoptimized HLO module into a `Graph`. Standard library only.
 
-What lives here: the text of an unoptimised module -> a `Graph`. What does not: what is thought about a graph
-(hlo.py) and the difference of two (hlo_compare.py). Standard library only.
-
-Read in the dumps of torch_xla 2.9.0 (`XLA_FLAGS="--xla_dump_to=DIR --xla_dump_hlo_as_text"`): one instruction per line,
-`%name = type opcode(operands), attributes`; computations are set apart by lines that begin in the first column.
+Format as in the dumps of torch_xla 2.9.0 (`XLA_FLAGS="--xla_dump_to=DIR --xla_dump_hlo_as_text"`): one instruction per
+line, `%name = type opcode(operands), attributes`; computations are separated by lines that start in the first column.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ _NAME = re.compile(r"%([\w.\-]+)")
 _NUMBERED = re.compile(r"(%[A-Za-z_][\w\-]*)(?:\.\d+)+")
 _TENSOR = re.compile(r"([a-z]\w*)\[([^\]]*)\]")
 _DONATED = re.compile(r"\((\d+), \{")
-# Where the person's code stands is noted with XLA_HLO_DEBUG=1; it is no part of what is computed.
+# Where the user's code stands is noted with XLA_HLO_DEBUG=1; it is no part of what is computed.
 _METADATA = re.compile(r",? ?metadata=\{[^{}]*\}")
 _TABLES = re.compile(r"^(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d.*\n)*\n?", re.MULTILINE)
 

@@ -1,8 +1,4 @@
-"""Values that the user logs, read from the device when that costs nothing.
-
-What lives here: keeping a device's tensor until after the step, and making a number of it. What does not: what a
-tensor is (the framework's own), the record (runs/meter.py).
-"""
+"""Values that the user logs; tensors on a device are read after the step, when that splits no graph."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What is looked at now and then, and recorded where it is new.
-
-What lives here: when. What does not: what a runtime tells (torch_xla/observe/vitals.py, tensorflow/observe/vitals.py).
-"""
+"""Periodic sampling of runtime statistics; only changes are recorded."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The user's line behind what a library did.
-
-What lives here: finding it on a stack, and numbering sites in the order of first sight. What does not: whose code a
-line is (runs/origin.py).
-"""
+"""Finds the user's line on a stack of library calls, and numbers these lines (sites)."""
 
 from __future__ import annotations
 

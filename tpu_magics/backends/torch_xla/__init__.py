@@ -1,7 +1,4 @@
-"""torch_xla behind the seam: see base.py for what each method means.
-
-What lives here: the methods' way to their files. Importing this imports no framework; each method does when it must.
-"""
+"""The PyTorch/XLA backend; base.py documents each method. Importing this module imports no framework."""
 
 from __future__ import annotations
 
@@ -140,11 +137,11 @@ def _cannot_import(error: ImportError) -> TpuMagicsError:
     if isinstance(error, ModuleNotFoundError):
         return TpuMagicsError(
             f"{error.name} is not installed.",
-            "Training goes through PyTorch/XLA.",
+            "Training needs PyTorch/XLA.",
             "Install it: pip install 'tpu-magics[torch]'",
         )
     return TpuMagicsError(
         "torch_xla cannot be imported.",
         f"{error}",
-        "Install a pair of versions that fit, then restart the kernel: pip install torch==2.9.0 torch_xla==2.9.0",
+        "Install matching versions, then restart the kernel: pip install torch==2.9.0 torch_xla==2.9.0",
     )

@@ -1,12 +1,8 @@
-"""`torch.utils.checkpoint` (gradient checkpointing, activation checkpointing) on XLA devices, in a worker.
+"""`torch.utils.checkpoint` (gradient checkpointing) on XLA devices, in a worker.
 
-What lives here: what torch's own functions miss of torch_xla, so that `model.gradient_checkpointing_enable()`,
-`TrainingArguments(gradient_checkpointing=True)` and plain calls work, and recomputed values are recomputed. What does
-not: FSDP's checkpointing (trainer_fsdp.py).
-
-Read in torch 2.9.0 (utils/checkpoint.py): both forms ask `torch.xla`, which torch_xla 2.9.0 does not set, for the
-device's random state. XLA finds that a recomputed value equals the first one and keeps that instead: memory is saved
-only behind an optimization barrier, which torch_xla's own `torch_xla.utils.checkpoint` (reentrant) has.
+torch 2.9.0 (utils/checkpoint.py): both forms use `torch.xla`, which torch_xla 2.9.0 does not set, for the device's
+random state. XLA removes the recomputation as a common subexpression unless there is an optimization barrier before it,
+which only `torch_xla.utils.checkpoint` (reentrant) has.
 """
 
 from __future__ import annotations

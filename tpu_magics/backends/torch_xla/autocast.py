@@ -1,8 +1,7 @@
-"""torch_xla.amp.autocast on XLA:CPU, as on a TPU: bf16.
+"""torch_xla.amp.autocast on XLA:CPU, with bf16 as on a TPU.
 
-It asks which hardware the device is, and for a CPU it prints a warning and leaves itself half made, so that entering it
-raises "'autocast' object has no attribute 'device'" (torch_xla 2.9). `torch.autocast("xla")`, which it is for a TPU,
-works on both.
+On a CPU device, torch_xla 2.9 only prints a warning, and entering it raises "'autocast' object has no attribute
+'device'". `torch.autocast("xla")`, which it is on a TPU, works on both.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""The notebook's process as accelerate and transformers see it: a machine with a CPU and nothing else.
+"""Makes accelerate and transformers see a CPU-only machine in the notebook's process, so that they do not start the XLA
+runtime or CUDA.
 
-What lives here: the answers that keep them from starting the XLA runtime (or CUDA) in the notebook, and the arguments
-of each Accelerator that is built there. What does not: TrainingArguments (quiet_arguments.py), when this is put in
-place (randomness.py), and what becomes of those Accelerators in a worker (renewal.py).
-
-Read in accelerate 1.15.0 and transformers 5.23.0: each asks an `is_torch_xla_available` of its own, which its modules
-import by name, before it touches torch_xla; `PartialState.default_device` says where to train without XLA.
+accelerate 1.15.0 and transformers 5.23.0: each calls its own `is_torch_xla_available`, which its modules import by
+name, before it touches torch_xla; `PartialState.default_device` is the device without XLA.
 """
 
 from __future__ import annotations
@@ -39,8 +36,8 @@ def hide_xla(module: Any, in_notebook: Callable[[], bool]) -> Callable[[], None]
     original = getattr(module, QUESTION, None)
     if original is None:
         return (
-            f"{module.__name__} of this version has no `{QUESTION}`: making a Trainer or an Accelerator may start the "
-            "XLA runtime in the notebook; make it inside the training function."
+            f"{module.__name__} in this version has no `{QUESTION}`, so creating a Trainer or an Accelerator may "
+            "start the XLA runtime in the notebook. Create it inside the training function."
         )
 
     @functools.wraps(original)
@@ -69,7 +66,10 @@ def choose_cpu(module: Any, in_notebook: Callable[[], bool]) -> Callable[[], Non
     """Let PartialState of `module` (accelerate.state) take the CPU in the notebook, also where there is a GPU."""
     original = vars(module.PartialState).get("default_device")
     if not isinstance(original, property) or original.fget is None:
-        return "PartialState of this version of accelerate has no `default_device`: on a GPU it may start CUDA."
+        return (
+            "PartialState in this version of accelerate has no `default_device`, so on a machine with a GPU it may "
+            "start CUDA."
+        )
     own = original.fget
 
     def default_device(state: Any) -> Any:

@@ -1,13 +1,9 @@
-"""The gradients of XLA FSDP (v1) under accelerate: averaged over the ranks already, and another part on each of them.
+"""Gradients of XLA FSDP (v1) under accelerate: they are already averaged, and each rank has another part.
 
-What lives here: what accelerate must leave out, and a norm that counts all parts. What does not: shards on their way
-home (sharded.py), the Trainer (trainer.py).
-
-torch_xla's FSDP leaves on each rank the averaged gradients of its own shards. accelerate 1.15.0 averages the gradients
-of every optimizer over all ranks (optimizer.py, AcceleratedOptimizer.step; accelerator.py, clip_grad_norm_): gradients
-of different parts of a parameter would be mixed, on a TPU as well, and each rank would clip by the norm of its own
-part. transformers' Trainer (5.23.0) trains FSDP through both; seen here: another loss than without FSDP from the second
-step on. Models without such shards go accelerate's own way.
+accelerate 1.15.0 averages the gradients of every optimizer over all ranks (optimizer.py, AcceleratedOptimizer.step;
+accelerator.py, clip_grad_norm_). With FSDP that would mix gradients of different parts of a parameter, on a TPU as
+well, and each rank would clip by the norm of its own part. transformers' Trainer (5.23.0) trains FSDP through both;
+without this patch the loss differs from the second step on. Models without such shards are not affected.
 """
 
 from __future__ import annotations

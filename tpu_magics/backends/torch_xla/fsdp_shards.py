@@ -1,13 +1,10 @@
-"""Sharded models: full weights under the names that the notebook knows.
+"""Full weights from models wrapped with torch_xla's XlaFullyShardedDataParallel (FSDP), under the names that the
+notebook knows.
 
-What lives here: torch_xla's XlaFullyShardedDataParallel (FSDP), which takes the parameters out of the module it wraps
-and keeps one shard of each per rank. What does not: SPMD. A tensor that SPMD shards stays where it was, and fetching it
-gathers it (weights_fetch.py).
-
-The notebook's model is the module inside. `watch_wrappers` lets it be asked for its wrapper; after training every rank
-calls `collect_shards`, and then rank 0 puts the shards together (`full_weights`).
-
-Names of FSDP's attributes were read in torch_xla 2.9.0, torch_xla/distributed/fsdp.
+FSDP takes the parameters out of the module it wraps and keeps one shard of each per rank. The notebook's model is the
+module inside; `watch_wrappers` remembers its wrapper. After training, every rank calls `collect_shards`, and then rank
+0 joins the shards (`full_weights`). SPMD needs none of this: fetching a sharded tensor gathers it. Attribute names as
+in torch_xla 2.9.0, torch_xla/distributed/fsdp.
 """
 
 from __future__ import annotations
@@ -225,8 +222,9 @@ def _members(wrapper: Any) -> tuple[int, ...]:
         if ordinal in group:
             return tuple(group)
     raise TpuMagicsError(
-        f"Rank {ordinal} is in none of FSDP's sharding groups {wrapper.sharding_groups}: its weights are incomplete.",
-        todo="Name every rank in sharding_groups.",
+        f"Rank {ordinal} is in none of the FSDP sharding groups {wrapper.sharding_groups}, so its weights are "
+        "incomplete.",
+        todo="List every rank in sharding_groups.",
     )
 
 
@@ -253,7 +251,7 @@ def _read_shards(folder: Path, rank: int, name: str, keys: set[str]) -> dict[str
 
 def _no_shards(name: str, rank: int, why: str) -> TpuMagicsError:
     return TpuMagicsError(
-        f"`{name}` is sharded, and the shards of rank {rank} are missing, so its weights cannot be put together.",
+        f"`{name}` is sharded, and the shards of rank {rank} are missing, so its weights cannot be assembled.",
         why,
-        f"Look at what rank {rank} wrote: %tpu_logs -r {rank}",
+        f"See the log of rank {rank}: %tpu_logs -r {rank}",
     )

@@ -1,9 +1,8 @@
-"""Workers do without jax and torchax where torch_xla would import them for nothing.
+"""Keeps torch_xla from importing jax and torchax in workers when that is not needed.
 
-torch_xla 2.9 imports both, where they are installed, with the first batch of an MpDeviceLoader (to name a scope in jax)
-and with the first `mark_sharding` (to ask whether the tensor is torchax's): up to some seconds in every worker. Who has
-such a scope or tensor has imported them. What lives here: these two places. What does not: torch_xla's functions that
-are made of jax, which import it as ever.
+torch_xla 2.9 imports both, if installed, with the first batch of an MpDeviceLoader (to name a scope in jax) and with
+the first `mark_sharding` (to check for a torchax tensor): up to several seconds in every worker. Code that has such a
+scope or tensor has already imported them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""What launch/ asks about torch modules: is this one, does that call build one, how large is it, where does it lie.
+"""What launch/ needs to know about torch modules: is it one, does a call create one, its size and its device.
 
-What lives here: questions about models, the calls that build them and the objects around them (configs, optimisers).
-What does not: weights that travel (weights.py) and random numbers (randomness.py).
-
-Nothing here imports a framework: all is looked up in `sys.modules`, since what was never imported can neither be an
-instance nor be called. Names were read in torch 2.9.0, transformers 5.23.0 and accelerate 1.15.0.
+Imports no framework, only looks in `sys.modules`: what was never imported can neither be an instance nor be called.
+Names as in torch 2.9.0, transformers 5.23.0 and accelerate 1.15.0.
 """
 
 from __future__ import annotations

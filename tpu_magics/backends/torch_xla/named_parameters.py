@@ -1,10 +1,6 @@
-"""The names under which tensors travel: every place in a module tree that holds a parameter or a buffer.
+"""Every parameter and buffer of a model by name: as in `state_dict()`, but without the name parts that wrappers add.
 
-What lives here: the walk over a model and the names it yields. What does not: values, files, and the shards that a
-wrapper hides from this walk (sharded.py).
-
-A name is that of `state_dict()`, without the segments that wrappers put in between, so that a model has the same names
-in the worker, where it may be wrapped layer by layer, and in the notebook.
+So a model has the same names in the worker, where it may be wrapped layer by layer, and in the notebook.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Optimizers in a worker: those of the notebook follow a model that moves to a device, and fused ones step.
+"""Optimizers in a worker: those of the notebook follow a model that moves to a device, and fused ones run without
+fusion.
 
-On XLA a module's move makes new Parameters (ties.py keeps the old objects where it can). What an optimizer holds must
-follow: its parameters where they could not stay the same objects, and its state always.
-
-PyTorch's fused optimizers (`fused=True`, and so Trainer's default, adamw_torch_fused) have no kernel for XLA: the first
-step raises. The plain form is the same algorithm, and XLA fuses it itself.
+Moving a module to XLA creates new Parameters (tied_weights.py keeps the old objects if possible). An optimizer must
+follow: always with its state, and with its parameters if they became new objects. PyTorch's fused optimizers
+(`fused=True`, and so Trainer's default, adamw_torch_fused) have no XLA kernel: the first step raises. The non-fused
+version is the same algorithm, and XLA fuses it itself.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _step_plainly(optimizer: Any) -> None:
 
 
 def _fuse_again(optimizer: Any) -> None:
-    """As the person wrote it: in a checkpoint, and at home."""
+    """As the user wrote it: in a checkpoint, and at home."""
     for group in _stepping.pop(id(optimizer), ()):
         group["fused"] = True
 
@@ -95,7 +95,7 @@ def _count_on_cpu(optimizer: Any, group: Mapping[str, Any]) -> None:
 def _tell(name: str) -> None:
     if name not in _told:
         _told.add(name)
-        text = f"{name}'s fused form has no kernel for XLA: its steps are those of the plain form, the same algorithm."
+        text = f"{name}(fused=True) has no XLA kernel. The non-fused version, the same algorithm, is used instead."
         trainer.write(events.Warned, code="fused-optimizer", text=text)
 
 
@@ -145,9 +145,9 @@ def refuse_sharding(module: Any) -> None:
     for name, optimizer in _followed:
         if any(id(one) in parameters for group in optimizer.param_groups for one in group["params"]):
             raise TpuMagicsError(
-                f"The optimizer `{name}` was made in the notebook, and {type(module).__name__} is sharded in the "
-                "worker.",
-                "FSDP puts shards in the place of the parameters that the optimizer holds, so it would train nothing, "
-                "without a word.",
-                "Make the optimizer inside the training function, after the model is wrapped.",
+                f"The optimizer `{name}` was created in the notebook, but {type(module).__name__} is wrapped with "
+                "FSDP in the worker.",
+                "FSDP replaces the parameters that the optimizer holds by shards, so the optimizer would train "
+                "nothing, without an error.",
+                "Create the optimizer inside the training function, after the model is wrapped.",
             )

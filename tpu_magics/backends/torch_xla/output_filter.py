@@ -1,10 +1,8 @@
-"""What C and C++ libraries print, held back for a moment so that single lines of it can be left out.
+"""Removes single lines from what C and C++ libraries print, by holding back the C library's stdout buffer.
 
-What lives here: the C library's buffer of stdout. What does not: which lines are left out, and when (precision.py);
-what Python prints, which does not pass through here (launch/streams.py).
-
-torch_xla 2.9.0 tells of its deprecated variables with std::cout (csrc/dtype.cpp), when the first floating-point tensor
-is made: no filter of Python's warnings or logging reaches that. std::cout writes through the C library's stdout.
+torch_xla 2.9.0 warns about its deprecated variables with std::cout (csrc/dtype.cpp) when the first floating-point
+tensor is created; Python's warning and logging filters do not see that. std::cout writes through the C library's
+stdout.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""Results as bytes: pickles that a process without an XLA runtime can load.
+"""Pickles of results that a process without an XLA runtime can load: XLA tensors become CPU tensors.
 
-What lives here: turning XLA tensors into CPU tensors on the way into a pickle, and finding what in a value cannot be
-pickled. What does not: loading, which is plain `pickle.loads` in the notebook, and the notebook's models (weights.py).
-
-Loading a pickled XLA tensor would bring the runtime up in the notebook, and on a TPU take it away from the workers.
+Loading a pickled XLA tensor would start the runtime in the notebook, and on a TPU take the device from the workers.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ def dumps(value: Any, name: str = "value") -> bytes:
 
     Args:
         value: anything that pickle takes.
-        name: what the person knows it by, for the error.
+        name: what the user knows it by, for the error.
 
     Raises:
         TpuMagicsError: something in it cannot be pickled; it names the type and the path, such as `value['m'].hook`.
@@ -80,10 +77,10 @@ def _on_cpu(tensor: Any) -> Any:
 def _unpicklable(value: Any, name: str, error: Exception) -> TpuMagicsError:
     path, culprit = _Search().find(value, name)
     return TpuMagicsError(
-        f"`{path}` cannot come back to the notebook: it is {_kind(culprit)}, which cannot be pickled.",
+        f"`{path}` cannot be returned to the notebook: it is {_kind(culprit)}, which cannot be pickled.",
         f"{type(error).__name__}: {error}",
         "Return numbers, strings, lists, dicts, arrays, tensors or a state_dict() instead. Models passed as arguments "
-        "come home by themselves.",
+        "are updated in the notebook automatically.",
     )
 
 

@@ -1,12 +1,9 @@
-"""Loaders with `pin_memory=True` in a worker where torch_xla has imported torchax.
+"""DataLoaders with `pin_memory=True` in a worker in which torch_xla imported torchax (torch 2.8, as on Kaggle).
 
-What lives here: a gap between torchax and torch 2.8 (the versions on Kaggle), closed where it is. What does not: other
-repairs of FSDP v2 (trainer_fsdp.py).
-
-torch_xla 2.8 imports torchax where jax is installed, e.g. when FSDP v2 wraps a Linear. torchax registers itself as
-torch's accelerator, without the hooks that torch asks an accelerator for, so that every loader with `pin_memory=True`
-(transformers' default) raises: "Please register PrivateUse1HooksInterface". Inside an MpDeviceLoader this ends its
-thread, the loader gives no batch, and a Trainer ends after no step without an error. XLA has no use for pinned memory.
+torch_xla 2.8 imports torchax if jax is installed, e.g. when FSDP v2 wraps a Linear. torchax registers itself as torch's
+accelerator, without the hooks that torch needs, so every loader with `pin_memory=True` (transformers' default) raises
+"Please register PrivateUse1HooksInterface". In an MpDeviceLoader this ends its thread, the loader returns no batch, and
+a Trainer ends after no step without an error. XLA does not use pinned memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Something to do to a module as soon as it has been imported, now or later.
-
-What lives here: a finder on `sys.meta_path` that calls back after the import of named modules. What does not: what is
-done to them (randomness.py, quiet_arguments.py).
-"""
+"""Callbacks that run when a module has been imported, now or later."""
 
 from __future__ import annotations
 

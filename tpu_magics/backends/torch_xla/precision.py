@@ -1,11 +1,7 @@
-"""Which precision was asked for, and which one the compiled graphs have.
+"""Compares the precision of the compiled graphs with the requested one, and records both.
 
-What lives here: the judgement of a graph against what was asked, and `TorchPrecisionWatch`, which records it as it changes.
-What does not: who asks and whose word counts (precision_asked.py), how an Accelerator is made to follow
-(precision_accelerate.py), how a graph is read (hlo.py).
-
-torch_xla 2.9.0 reads XLA_USE_BF16 and XLA_DOWNCAST_BF16 once, when the first floating-point XLA tensor of the process
-is made (csrc/dtype.cpp). From then on its tensors are bf16 on the device, while `tensor.dtype` says float32.
+torch_xla 2.9.0 reads XLA_USE_BF16 and XLA_DOWNCAST_BF16 once, when the process creates its first floating-point XLA
+tensor (csrc/dtype.cpp). From then on its tensors are bf16 on the device, while `tensor.dtype` shows float32.
 """
 
 from __future__ import annotations
@@ -81,7 +77,7 @@ def _agrees(asked: str, bf16: int, types: Mapping[str, int]) -> bool:
 
 
 def _text(asked: PrecisionRequest, total: int, bf16: int, types: Mapping[str, int]) -> str:
-    request = f"{asked.asked} asked by {asked.source}" if asked.asked else "no precision asked"
+    request = f"{asked.asked} requested by {asked.source}" if asked.asked else "no precision requested"
     return precision_text.describe_matmuls(request, total, bf16, types)
 
 
@@ -92,13 +88,13 @@ def _reason(asked: PrecisionRequest, in_use: str, late: str) -> str:
     if asked.asked == "fp32" and in_use:
         return f" {_VARIABLE[in_use]} is set in the worker."
     if asked.asked == "fp32":
-        return " The program itself uses bf16: autocast, or a model or tensors of torch.bfloat16."
+        return " The program itself uses bf16: autocast, or a torch.bfloat16 model or tensors."
     if asked.asked in _VARIABLE and in_use != asked.asked:
-        return f" {_VARIABLE[asked.asked]} is not in force: the program or a library changed the variables."
+        return f" {_VARIABLE[asked.asked]} is not set any more: the program or a library changed it."
     if asked.asked in _VARIABLE:
         return (
-            " torch_xla reads the variable once, at the first floating-point tensor of the process: one was made "
-            "before it was set, or the program asks for another type itself (half(), autocast)."
+            " torch_xla reads the variable once, when the process creates its first floating-point tensor. Either a "
+            "tensor was created before, or the program selects another dtype (half(), autocast)."
         )
     return ""
 
@@ -107,8 +103,8 @@ def _notes(asked: PrecisionRequest, graph: hlo.Graph, in_use: str, bf16: int, lo
     if in_use and (bf16 or not graph.multiplied):
         advice = "model.to(torch.bfloat16)" if in_use == "bf16" else "converting the model itself"
         yield (
-            f"{_VARIABLE[in_use]}, which makes this {in_use}, is deprecated since torch_xla 2.6 and works in 2.9; "
-            f"torch_xla advises {advice}."
+            f"{_VARIABLE[in_use]}, which sets {in_use}, is deprecated since torch_xla 2.6. It still works in 2.9, but "
+            f"torch_xla recommends {advice}."
         )
         yield from _hidden(hlo.dtype_counts(graph))
     if bf16:
@@ -119,23 +115,23 @@ def _hidden(parameters: Mapping[str, int]) -> Iterator[str]:
     count = parameters.get("bf16", 0)
     if count:
         inputs = "1 input of the compiled graph is" if count == 1 else f"{count} inputs of the compiled graph are"
-        yield f"{inputs} bf16, though tensor.dtype says float32 or float64."
+        yield f"{inputs} bf16, although tensor.dtype shows float32 or float64."
 
 
 def _logging_advice(asked: PrecisionRequest, in_use: str, logged: frozenset[str]) -> Iterator[str]:
     """bf16 keeps 8 bits of a number: about three decimal digits, too few for a metric."""
-    digits = "are bf16, about three decimal digits"
+    digits = "are bf16 (about three decimal digits)"
     if in_use == "bf16" and logged & _FLOATS:
         downcast = (
             "--precision bf16-downcast"
             if asked.source == asking.OPTION
             else 'downcast (--precision bf16-downcast, or Accelerator(mixed_precision="bf16", downcast_bf16=True))'
         )
-        yield f"Logged values {digits}: with {downcast} those computed in torch.double stay float32."
+        yield f"Logged values {digits}. With {downcast}, values computed in torch.double stay float32."
     elif in_use == "bf16-downcast" and "float32" in logged:
-        yield f"Logged values of torch.float {digits}: compute them in torch.double, which stays float32."
+        yield f"Logged torch.float values {digits}. Compute them in torch.double, which stays float32."
     elif "bfloat16" in logged:
-        yield f"Logged values {digits}: convert what goes into them with .float()."
+        yield f"Logged values {digits}. Convert their inputs with .float()."
 
 
 def _guarded(
@@ -150,7 +146,7 @@ def _guarded(
             method(self, *args, **kwargs)
         except Exception as error:
             self.stopped = True
-            text = f"Precision is not watched any more: {type(error).__name__}: {error}"
+            text = f"Precision monitoring stopped: {type(error).__name__}: {error}"
             with suppress(Exception):
                 self.write(events.Warned, code="precision-stopped", text=text[:500])
 
@@ -237,8 +233,8 @@ class TorchPrecisionWatch:
 
 def _too_late(made: str) -> str:
     return (
-        f"Tensors were put on the device before {made} was made: torch_xla reads its variables once, at the first "
-        f"floating-point one. Make {made} first."
+        f"Tensors were created on the device before {made}. torch_xla reads its precision variables only once, at the "
+        f"first floating-point tensor. Create {made} first."
     )
 
 

@@ -1,12 +1,9 @@
-"""Makes an Accelerator on XLA:CPU follow `mixed_precision` and `downcast_bf16` as one on a TPU does.
+"""Makes an Accelerator on XLA:CPU apply `mixed_precision` and `downcast_bf16` as on a TPU.
 
-What lives here: the change to `Accelerator.__init__` in a worker. What does not: whose word counts
-(precision_asked.py) and what is true of the graph (precision.py).
-
-Read in accelerate 1.15.0. state.py, AcceleratorState: with mixed_precision="bf16" it sets XLA_USE_BF16, or
-XLA_DOWNCAST_BF16 where ACCELERATE_DOWNCAST_BF16 is not empty, but on a TPU only. accelerator.py: on XLA:CPU, and only
-there, `native_amp` makes it run the model under autocast instead; fp16 raises ValueError on a TPU only.
-`downcast_bf16`, which its guide has, is no argument any more.
+accelerate 1.15.0. state.py, AcceleratorState: with mixed_precision="bf16" it sets XLA_USE_BF16, or XLA_DOWNCAST_BF16 if
+ACCELERATE_DOWNCAST_BF16 is not empty, but only on a TPU. accelerator.py: only on XLA:CPU, `native_amp` makes it use
+autocast instead; fp16 raises ValueError only on a TPU. `downcast_bf16`, which its guide shows, is no longer an
+argument.
 """
 
 from __future__ import annotations
@@ -96,7 +93,7 @@ class _AcceleratorCall:
             self.kwargs["mixed_precision"] = mixed
 
     def who(self) -> str:
-        """The call as the person wrote it, as far as precision goes."""
+        """The call as the user wrote it, as far as precision goes."""
         if self.trainer is not None:
             return f"TrainingArguments({self.mixed}=True)"
         mixed = "" if self.mixed is None else f'mixed_precision="{self.mixed}"'

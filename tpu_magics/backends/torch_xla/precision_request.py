@@ -1,9 +1,6 @@
-"""Who asked for which precision, and whose word counts.
+"""The requested precision: who requests it, and which request has priority.
 
-What lives here: the names of the precisions, the variables that torch_xla reads for them, and the order of those who
-may ask. What does not: what is true (precision.py) and how an Accelerator is made to follow (precision_accelerate.py).
-
-From the most specific to the least: an argument of Accelerator (or of TrainingArguments, which makes one); our option
+From the most to the least specific: an argument of Accelerator (or of TrainingArguments, which creates one); our option
 or the session's default; accelerate's variables, which count once there is an Accelerator; torch_xla's variables.
 """
 
@@ -67,7 +64,7 @@ def without_accelerate(option: str, environment: Mapping[str, str]) -> Precision
     if option:
         overruled = [name for name in (USE, DOWNCAST) if environment.get(name) == OFF]
         return PrecisionRequest(
-            option, OPTION, tuple(f"{OPTION} {option} wins over {name} in the environment." for name in overruled)
+            option, OPTION, tuple(f"{OPTION} {option} overrides {name} in the environment." for name in overruled)
         )
     there = in_force(environment)
     return PrecisionRequest(there, {"bf16": USE, "bf16-downcast": DOWNCAST}.get(there, ""))
@@ -79,7 +76,7 @@ def with_accelerate(
     """What was asked, now that an Accelerator is made.
 
     Args:
-        mixed: its explicit argument, None where there is none. `who`: how the person wrote it.
+        mixed: its explicit argument, None where there is none. `who`: how the user wrote it.
         downcast: its argument `downcast_bf16`, None where there is none.
         option: our option or the session's default, "" where there is none.
     """
@@ -106,7 +103,7 @@ def _only_downcast(
 def _pointless(asked: PrecisionRequest, mixed: str, downcast: bool | None) -> PrecisionRequest:
     if not downcast or mixed == "bf16":
         return asked
-    return replace(asked, notes=(*asked.notes, 'downcast_bf16 does nothing without mixed_precision="bf16".'))
+    return replace(asked, notes=(*asked.notes, 'downcast_bf16 has no effect without mixed_precision="bf16".'))
 
 
 def _level(mixed: str, wide: bool) -> str:
@@ -120,16 +117,16 @@ def _overruling(asked: PrecisionRequest, option: str, environment: Mapping[str, 
     if before.asked in ("", asked.asked):
         return asked
     loser = f"{OPTION} {before.asked}" if before.source == OPTION else f"{before.source} in the environment"
-    note = f"{asked.source} wins over {loser}: what is more specific counts."
+    note = f"{asked.source} overrides {loser}, because it is more specific."
     return replace(asked, notes=(*asked.notes, note))
 
 
 def no_fp16(who: str) -> TpuMagicsError:
     """The same words on a TPU, where accelerate refuses fp16, and on XLA:CPU, where it would go on."""
     return TpuMagicsError(
-        f"{who} asks for fp16 mixed precision, which a TPU does not have.",
-        "A TPU multiplies in bf16, and accelerate refuses fp16 there. "
-        "The same notebook is to do the same everywhere, so it is refused on XLA:CPU too.",
+        f"{who} requests fp16 mixed precision, which TPUs do not support.",
+        "TPUs compute in bf16, and accelerate rejects fp16 on them. The same notebook must run the same everywhere, so "
+        "fp16 is rejected on XLA:CPU too.",
         'Use bf16, which needs no loss scaling: Accelerator(mixed_precision="bf16"), TrainingArguments(bf16=True) or '
         "%%tpu_train --precision bf16.",
     )

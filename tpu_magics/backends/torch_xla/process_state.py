@@ -1,7 +1,4 @@
-"""What a forked worker inherits of the notebook's process besides objects, for a process that is no fork of it.
-
-What lives here: taking it along, and becoming like it. What does not: objects, models included (launch/pods/parcel.py).
-"""
+"""The process state that a forked worker inherits besides objects, for a process that is not a fork."""
 
 from __future__ import annotations
 

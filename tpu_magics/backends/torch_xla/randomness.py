@@ -1,10 +1,6 @@
-"""Random numbers of a process: what a model's build can read, and seeding without starting the XLA runtime.
+"""Random states of a process, and seeding without starting the XLA runtime.
 
-What lives here: taking, comparing and putting back random states; which functions seed; and `quiet_seeds`, which keeps
-seeding (and, with patch_training_arguments.py and without_xla.py, Trainers and Accelerators) from starting the runtime in the
-notebook's process. What does not: which calls of a training function are replayed (launch/read.py).
-
-Everything is looked up in `sys.modules`; nothing here imports a framework.
+Imports no framework, only looks in `sys.modules`.
 """
 
 from __future__ import annotations
@@ -299,8 +295,8 @@ def _quiet_xla_seed(xm: Any, state: _SeedGuard, in_notebook: Callable[[], bool])
     original = getattr(xm, "set_rng_state", None)
     if original is None:
         state.problems.append(
-            "torch_xla.core.xla_model.set_rng_state is gone in this version of torch_xla, so `set_seed` of accelerate "
-            "may start the XLA runtime in the notebook: seed inside the training function."
+            "This version of torch_xla has no torch_xla.core.xla_model.set_rng_state, so accelerate's `set_seed` may "
+            "start the XLA runtime in the notebook. Set the seed inside the training function."
         )
         return
 

@@ -1,11 +1,7 @@
-"""Accelerators and Trainers of the notebook, made this rank's own in a worker.
+"""Rebuilds Accelerators and Trainers of the notebook in a worker, for the rank's device.
 
-What lives here: accelerate's state taken over by the rank's thread, and the objects that were built on the notebook's
-CPU built again in place, with what they were built with there. What does not: how the notebook builds them on the CPU
-(cpu_only.py, quiet_arguments.py), and how they come home.
-
-Read in accelerate 1.15.0 (state.py: PartialState, AcceleratorState and GradientState each share one dict among all
-instances, per thread; accelerator.py; data_loader.py) and transformers 5.23.0 (trainer.py).
+accelerate 1.15.0 (state.py: PartialState, AcceleratorState and GradientState each share one dict among all instances,
+per thread; accelerator.py; data_loader.py) and transformers 5.23.0 (trainer.py).
 """
 
 from __future__ import annotations
@@ -179,23 +175,23 @@ def _keep_accumulation(accelerator: Any) -> None:
 def _several_devices(trainer: bool) -> TpuMagicsError:
     what = "A Trainer" if trainer else "An Accelerator"
     return TpuMagicsError(
-        f"{what} of an earlier cell cannot train on this TPU.",
-        "Each process drives two devices here (TPU v2 and v3), in two threads that would share it.",
-        f"Build the {what.split()[-1]} inside the training function.",
+        f"{what} from an earlier cell cannot train on this TPU.",
+        "On TPU v2 and v3, each process drives two devices, in two threads that would share it.",
+        f"Create the {what.split()[-1]} inside the training function.",
     )
 
 
 def _unknown() -> TpuMagicsError:
     return TpuMagicsError(
-        "An Accelerator was built before %tpu_init.",
-        "What it was built with is not known, so that a worker cannot build one of its own.",
-        "Run %tpu_init first, then the cell that builds the Accelerator (or the Trainer) again.",
+        "An Accelerator was created before %tpu_init.",
+        "Its arguments were not recorded, so a worker cannot create its own.",
+        "Run %tpu_init first, then run the cell that creates the Accelerator (or the Trainer) again.",
     )
 
 
 def _cannot_prepare_again() -> TpuMagicsError:
     return TpuMagicsError(
-        "What accelerator.prepare gave in an earlier cell cannot be prepared again in a worker.",
-        "For the notebook's CPU it has made another object of it than for this rank's device.",
-        "Call accelerator.prepare inside the training function.",
+        "The objects that accelerator.prepare() returned in an earlier cell cannot be prepared again in a worker.",
+        "prepare() returns another object for the notebook's CPU than for this rank's device.",
+        "Call accelerator.prepare() inside the training function.",
     )

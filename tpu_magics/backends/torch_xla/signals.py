@@ -1,7 +1,4 @@
-"""Quiet while weights are loaded: no interrupt in the middle, no threads that wait for each other.
-
-What lives here: two context managers. What does not: what is done within them (weights_load.py).
-"""
+"""Context managers for loading weights: SIGINT is deferred, and torch uses one thread."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
-"""One worker that drives many devices as a mesh (SPMD).
+"""A worker that drives many devices as a mesh (SPMD): its start, the global mesh, and how parameters are sharded.
 
-What lives here: the worker's start as an SPMD process, the global mesh that it begins with, and what lies on the
-devices, for the record. What does not: how tensors are split, which is the person's or a library's business
-(`xs.mark_sharding`, FSDP v2), and transformers' Trainer (trainer_fsdp.py).
-
-On XLA:CPU the devices are parts of one host's CPU. The collectives between them are in the graph, as on a TPU.
+On XLA:CPU the devices are parts of the host's CPU. The collectives between them are in the graph, as on a TPU.
 """
 
 from __future__ import annotations
@@ -35,10 +31,10 @@ def refuse_leftover(spec: WorkerSpec) -> None:
 
     if spec.spmd is None and xr.is_spmd():
         raise TpuMagicsError(
-            f"{_VARIABLE} is set in the notebook, and this run is not an SPMD one.",
-            "xr.use_spmd() sets it, and workers inherit it: torch_xla would take each of them for an SPMD process with "
-            "all devices.",
-            f"Train with --spmd, or take it out of the notebook: os.environ.pop({_VARIABLE!r}, None)",
+            f"{_VARIABLE} is set in the notebook, but this run does not use SPMD.",
+            "xr.use_spmd() sets it, and workers inherit it. torch_xla would treat each worker as an SPMD process "
+            "with all devices.",
+            f"Train with --spmd, or unset it in the notebook: os.environ.pop({_VARIABLE!r}, None)",
         )
 
 
@@ -49,7 +45,7 @@ def arrange(spec: WorkerSpec) -> None:
     if spec.device == "CPU":
         os.environ["CPU_NUM_DEVICES"] = str(spec.spmd)
     # The partitioner warns at each compile that it will be replaced one day. torch_xla sets this variable as it is
-    # imported; another value is the person's own.
+    # imported; another value is the user's own.
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == _TORCH_XLAS_OWN:
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = _QUIET
     os.environ.pop(_VARIABLE, None)  # else use_spmd(), which sets it, warns that the notebook has set it
@@ -79,10 +75,10 @@ def make_mesh(spec: WorkerSpec) -> None:
     found = xr.global_runtime_device_count()
     if spec.spmd and spec.spmd != found:
         raise TpuMagicsError(
-            f"--spmd {spec.spmd} was asked for, and the runtime has {found} devices.",
-            "An SPMD worker drives all devices that it sees; a variable such as TPU_VISIBLE_CHIPS hides some.",
-            "Take that variable out of the notebook's environment; or give no number (%%tpu_train --spmd alone): all "
-            "devices that are seen are then driven.",
+            f"--spmd {spec.spmd} was requested, but the runtime has {found} devices.",
+            "An SPMD worker uses all devices that it sees. A variable such as TPU_VISIBLE_CHIPS hides some of them.",
+            "Unset that variable in the notebook, or give no number (%%tpu_train --spmd): then all visible devices are "
+            "used.",
         )
     xs.set_global_mesh(xs.Mesh(list(range(found)), (found, 1), AXES))
 
@@ -116,7 +112,7 @@ def mesh_fields(device: str) -> dict[str, Any]:
         "virtual": device == "CPU",
         **counts,
         **sizes,
-        "text": f"a parameter's sharding could not be read: {found.unknown}" if found.unknown else "",
+        "text": f"the sharding of a parameter could not be read: {found.unknown}" if found.unknown else "",
     }
 
 
@@ -175,6 +171,6 @@ def nothing_split() -> str:
     if devices == 1 or counters.counter("CreateOpSharding"):
         return ""
     return (
-        f"Nothing was split over the {devices} devices: each of them has done all of the work. Say what to split, e.g. "
-        'xs.mark_sharding(batch, xs.get_global_mesh(), ("data", None)), or give the loader an input_sharding.'
+        f"Nothing was sharded over the {devices} devices: each device did all of the work. Add a sharding, e.g. "
+        'xs.mark_sharding(batch, xs.get_global_mesh(), ("data", None)), or an input_sharding for the loader.'
     )

@@ -1,7 +1,5 @@
-"""What the comparison of a notebook's objects (launch/state/) needs to know of torch's and NumPy's.
-
-Rules for their types, tensors and arrays compared by checksums, and tensors as bytes beside a pickle.
-"""
+"""How torch and NumPy objects are compared and copied when the notebook's state is brought up to date
+(launch/state/)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Tensors that stay the same objects when they move to a device: what others hold is then what is trained.
+"""Moves tensors to a device so that they stay the same Python objects: what other objects refer to is what is trained.
 
-XLA cannot change a tensor's device inside the old object, so a new tensor and the old one change their contents.
+XLA cannot change the device of a tensor in place, so the old and the new tensor swap their contents.
 """
 
 from __future__ import annotations

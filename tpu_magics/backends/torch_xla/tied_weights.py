@@ -1,11 +1,8 @@
-"""Tied weights: one tensor under several names.
+"""Tied weights (one tensor under several names): keeping them tied when a model moves, and detecting when they are not.
 
-What lives here: which names are tied, keeping them tied when a model moves to a device, and finding out whether they
-came apart. What does not: how tied weights are stored (weights_files.py).
-
-`model.to("xla")` makes a new Parameter for every place that holds one (an XLA tensor cannot take the place of a CPU
-tensor inside the old Parameter, as a CUDA tensor can). So a weight that was tied is two weights afterwards, and the
-optimiser trains them apart; and one that was made before the move holds the old ones, and trains nothing.
+`model.to("xla")` creates a new Parameter for every place that holds one (an XLA tensor cannot replace a CPU tensor
+inside the old Parameter, as a CUDA tensor can). So tied weights become separate weights, and an optimizer that was
+created before the move still holds the old ones and trains nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ def record_ties(models: Mapping[str, Any]) -> Ties:
 
 
 def broken_ties(models: Mapping[str, Any], recorded: Ties) -> list[str]:
-    """Those of the `recorded` groups whose values differ now, as text for a person ("`a` and `b`").
+    """Those of the `recorded` groups whose values differ now, as text for a user ("`a` and `b`").
 
     Names that are gone (FSDP takes parameters out of their modules) are left out: the notebook compares them when they
     have come home.
@@ -56,7 +53,7 @@ def broken_ties(models: Mapping[str, Any], recorded: Ties) -> list[str]:
 
 
 def unequal(groups: Sequence[Sequence[Name]], values: Mapping[Name, Any]) -> list[str]:
-    """The groups in which not all `values` are the same bit for bit, as text for a person."""
+    """The groups in which not all `values` are the same bit for bit, as text for a user."""
     found = []
     models = {model for group in groups for model, _ in group}
     for group in groups:

@@ -1,4 +1,4 @@
-"""accelerate's tracker for a run's records. Imported in workers only, after accelerate."""
+"""An accelerate tracker that writes to the run's records. Import only in workers, after accelerate."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
-"""transformers' Trainer in a worker: its values and metrics reports recorded, its search for a batch size made to work.
+"""transformers' Trainer in a worker: records its values and metrics reports, and makes auto_find_batch_size work.
 
-What lives here: what is changed in transformers and accelerate, in a worker only and once they are imported. What does
-not: TrainingArguments made in the notebook (quiet_arguments.py), precision (precision_accelerate.py), the way of a
-value into the records (runs/live.py, observe/).
-
-Read in transformers 5.23.0 (trainer.py) and accelerate 1.15.0 (utils/memory.py).
+transformers 5.23.0 (trainer.py) and accelerate 1.15.0 (utils/memory.py).
 """
 
 from __future__ import annotations
@@ -278,8 +274,8 @@ def _prepare_attempt(trainer: Any, batch_size: int) -> None:
 
 def _smaller(before: int, now: int) -> str:
     return (
-        f"Memory did not suffice for a batch size of {before}: training starts again with {now}, from the weights it "
-        "began with. Each batch size compiles its own graphs."
+        f"Out of memory with a batch size of {before}. Training starts again with {now}, from the initial weights. "
+        "Each batch size compiles its own graphs."
     )
 
 
@@ -311,10 +307,10 @@ def _begin_again(trainer: Any, beginning: InitialState) -> None:
 def _cannot_begin_again() -> TpuMagicsError:
     return TpuMagicsError(
         "The device ran out of memory, and a smaller batch size cannot be tried.",
-        "XLA lost the weights in the step that failed, and this model was wrapped (FSDP) or changed after training had "
-        "begun, so they cannot be put back.",
-        "Leave auto_find_batch_size away and set a smaller per_device_train_batch_size (raise "
-        "gradient_accumulation_steps to keep the product).",
+        "XLA lost the weights in the failed step. They cannot be restored, because the model was wrapped (FSDP) or "
+        "changed after training started.",
+        "Remove auto_find_batch_size and set a smaller per_device_train_batch_size (increase "
+        "gradient_accumulation_steps to keep the same effective batch size).",
     )
 
 

@@ -1,14 +1,10 @@
-"""transformers' Trainer with XLA FSDP (`fsdp_config={"xla": True, ...}`), made whole in a worker.
+"""Fixes for transformers' Trainer with XLA FSDP (`fsdp_config={"xla": True, ...}`) in a worker.
 
-What lives here: two gaps of transformers 5.23.0, closed where they are. What does not: other changes of the Trainer
-(trainer.py), FSDP's shards on their way home (sharded.py), and SPMD itself (spmd.py).
-
-Both gaps stop the training with an error before its first step, on a TPU as well:
-- No optimizer is made. trainer.py puts its making off until the model is wrapped (`_prepare_for_training`), and then
-  makes one only for models that accelerate wraps: "'NoneType' object has no attribute 'param_groups'".
-- FSDP v2 knows the outputs of few models. integrations/tpu.py splits the output of each wrapped part by its first
-  dimension, but takes tensors of three dimensions, tuples that begin with one, and CausalLMOutputWithPast only: "the
-  output of the model shouldn't be `None`".
+Two problems of transformers 5.23.0 stop the training before its first step, on a TPU as well. (1) No optimizer is
+created: trainer.py delays it until the model is wrapped (`_prepare_for_training`), and then creates one only for models
+that accelerate wraps: "'NoneType' object has no attribute 'param_groups'". (2) FSDP v2 supports the outputs of few
+models: integrations/tpu.py splits the output of each wrapped part by its first dimension, but accepts only tensors of
+three dimensions, tuples that begin with one, and CausalLMOutputWithPast: "the output of the model shouldn't be `None`".
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
-"""TrainingArguments in a notebook, set up for the CPU, and set up anew in each worker.
+"""TrainingArguments in a notebook: set up for the CPU, and set up again in each worker.
 
-What lives here: stand-ins for `_setup_devices` and `distributed_state`, the two places of TrainingArguments that hold
-what belongs to one process. What does not: what accelerate takes the machine for (without_xla.py), seeding
-(randomness.py), Trainers and Accelerators of the notebook in a worker (renewal.py).
-
-Read in transformers 5.23.0, training_args.py: `__post_init__` reads `self.device`, which is the cached property
-`_setup_devices`. It resets accelerate's state, builds a PartialState, keeps it as `distributed_state`, and sets
+transformers 5.23.0, training_args.py: `__post_init__` reads `self.device`, which is the cached property
+`_setup_devices`. It resets accelerate's state, creates a PartialState, keeps it as `distributed_state`, and sets
 `_n_gpu`. `world_size`, `process_index`, `local_process_index`, `should_log` and `should_save` read `distributed_state`.
-trainer.py: `Trainer.__init__` builds its Accelerator before it reads `args._setup_devices`.
+trainer.py: `Trainer.__init__` creates its Accelerator before it reads `args._setup_devices`.
 """
 
 from __future__ import annotations
@@ -109,8 +105,8 @@ def patch_training_arguments(module: Any, in_notebook: Callable[[], bool]) -> Ca
     function = getattr(original, "func", None) or getattr(original, "fget", None)  # functools', or transformers' own
     if function is None or STATE in vars(cls):
         return (
-            "TrainingArguments of this version of transformers has no `_setup_devices` as 5.23 has it, so that "
-            "making one may start the XLA runtime in the notebook: make it inside the training function."
+            "TrainingArguments in this version of transformers has no `_setup_devices` (5.23 has it), so creating "
+            "one may start the XLA runtime in the notebook. Create it inside the training function."
         )
     setattr(cls, DEVICE, DeviceDescriptor(function, in_notebook))
     setattr(cls, STATE, StateDescriptor())
@@ -126,7 +122,10 @@ def set_up_before_trainer(module: Any, in_notebook: Callable[[], bool]) -> Calla
     """Let `Trainer` in `module` (transformers.trainer) set up arguments of the notebook before its Accelerator."""
     cls = getattr(module, "Trainer", None)
     if cls is None:
-        return "transformers.trainer has no Trainer in this version: make TrainingArguments inside the function."
+        return (
+            "transformers.trainer has no Trainer in this version. Create TrainingArguments inside the training "
+            "function."
+        )
     original = cls.__init__
 
     @functools.wraps(original)

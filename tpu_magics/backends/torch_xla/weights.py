@@ -1,13 +1,9 @@
-"""Trained weights on their way from a worker to the notebook, in three steps.
+"""Trained weights from a worker to the notebook, in three steps.
 
-What lives here: the steps as the launcher calls them, and the first of them, collecting. What does not: the comparison
-(weights_check.py), the change in place (weights_load.py), files (weights_files.py), and transfers off the device
-(weights_fetch.py).
-
-    worker, every rank:  collect_shards(models, folder, rank)   runs what is pending (sharded.py)
-    worker, rank 0:      collect_weights(models, folder)        complete or not at all
-    notebook:            staged = check_weights(models, folder) changes nothing
-                         load_weights(staged)                   all or nothing
+worker, every rank:  collect_shards(models, folder, rank)   runs pending operations (fsdp_shards.py)
+worker, rank 0:      collect_weights(models, folder)        complete or not at all
+notebook:            staged = check_weights(models, folder) changes nothing
+                     load_weights(staged)                   all or nothing
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Do the weights that came home fit the notebook's models?
-
-What lives here: the comparison of a manifest with models, name by name, and the plan of what goes where. What does not:
-reading files (weights_files.py) and changing models (weights_load.py). Nothing here changes anything.
-"""
+"""Checks that trained weights match the notebook's models, and plans the updates. Changes nothing."""
 
 from __future__ import annotations
 
@@ -62,7 +58,7 @@ class WeightUpdate:
 
 @dataclass(frozen=True)
 class StagedWeights:
-    """Weights that were read and fit: what `load_weights` takes. `notes`: sentences that the person should read;
+    """Weights that were read and fit: what `load_weights` takes. `notes`: sentences that the user should read;
     `not_finite`: one about weights with NaN or Inf."""
 
     folder: Path
@@ -84,11 +80,13 @@ def check(models: Mapping[str, Any], folder: Path) -> StagedWeights:
     for model, module in models.items():
         there = manifest.models.get(model)
         if there is None:
-            raise TpuMagicsError(f"The worker brought no weights for `{model}`.", f"{folder} has none.", "Train again.")
+            raise TpuMagicsError(
+                f"The worker returned no weights for `{model}`.", f"{folder} has none.", "Train again."
+            )
         matched, different = match(module, there)
         if serious := [text for text, matters in different.items() if matters]:
             raise _other_structure(model, serious, tuple(manifest.models), folder)
-        notes.extend(f"{model}: {text}; it is not saved with a model and stays as it was." for text in different)
+        notes.extend(f"{model}: {text}. It is not saved with the model, so it was not updated." for text in different)
         pairs.update({(model, slot.name): (slot, entry) for slot, entry in matched})
     tensors = weights_files.map_tensors(folder, manifest)
     values = {name: tensors[entry.key] for name, (_, entry) in pairs.items() if entry.state == "data"}
@@ -109,18 +107,19 @@ def _not_finite(pairs: Mapping[tuple[str, str], tuple[Slot, ManifestEntry]], fou
     if not bad:
         return ""
     model, name, entry, what = next((one for one in bad if one[2].kind == "parameter"), bad[0])
-    more = f", and {len(bad) - 1} more have such values" if len(bad) > 1 else ""
-    return f"The weights that came home are not finite: {entry.kind} `{name}` of `{model}` holds {what}{more}."
+    more = f", and {len(bad) - 1} more contain such values" if len(bad) > 1 else ""
+    return f"The trained weights are not finite: {entry.kind} `{name}` of `{model}` contains {what}{more}."
 
 
 def _other_structure(model: str, different: Sequence[str], models: Sequence[str], folder: Path) -> TpuMagicsError:
     more = f"; and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
     return TpuMagicsError(
-        f"The trained `{model}` has another structure than the one in the notebook, so nothing was loaded.",
+        f"The structure of the trained `{model}` differs from the model in the notebook, so nothing was loaded.",
         f"{'; '.join(different[:_SHOWN])}{more}. The function changed the model (LoRA, resize_token_embeddings and "
         "some wrappers do).",
-        f"The trained weights are kept in {folder}. Make the same change to `{model}` here, then: "
-        f"{weights_files.recipe(folder, models, model)}. Or change the model before training and pass it in.",
+        f"The trained weights are kept in {folder}. Make the same change to `{model}` in the notebook, then: "
+        f"{weights_files.recipe(folder, models, model)}. Or change the model before training and pass it as an "
+        "argument.",
     )
 
 
@@ -132,10 +131,10 @@ def _broken_ties(models: Mapping[str, Any], values: Mapping[tuple[str, str], Any
 
 def _came_apart(broken: Sequence[str], models: Sequence[str], folder: Path) -> TpuMagicsError:
     return TpuMagicsError(
-        "Weights that are tied in the notebook came apart in the worker, so nothing was loaded.",
+        "Weights that are tied in the notebook are not tied in the worker, so nothing was loaded.",
         f"They have different values: {'; '.join(broken[:_SHOWN])}. Moving a model to an XLA device unties its "
-        "weights, and the optimiser then trains each of them apart.",
-        "Tie them again in the function after the model was moved and before the optimiser is made "
+        "weights, and the optimizer then trains them separately.",
+        "Tie them again in the function, after the model is moved and before the optimizer is created "
         f"(model.tie_weights() in transformers). The trained weights are kept: {weights_files.recipe(folder, models)}",
     )
 
@@ -218,5 +217,9 @@ def _dtype_notes(pairs: Mapping[tuple[str, str], tuple[Slot, ManifestEntry]]) ->
             changed[(model, str(slot.tensor.dtype).removeprefix("torch."), entry.dtype, kept)] += 1
     for (model, here, trained, kept), count in changed.items():
         tensors = "1 tensor was" if count == 1 else f"{count} tensors were"
-        end = f"stay {here} here (no value changes)" if kept else f"are {trained} here now, too (before: {here})"
+        end = (
+            f"stay {here} in the notebook (no value changes)"
+            if kept
+            else f"are now {trained} in the notebook too (before: {here})"
+        )
         yield f"{model}: {tensors} {trained} in the worker and {end}."

@@ -1,11 +1,8 @@
-"""Tensors that change places with their new values in the file: the old values need no memory of their own.
+"""Swaps tensors with their new values in the safetensors file, block by block, so that the old values need no extra
+memory.
 
-What lives here: the exchange with the safetensors file, block by block, and its way back. What does not: tensors that
-have another form in the file than here, and the order of things (weights_load.py).
-
-Keeping the old values in fresh memory until all is loaded takes another model's worth of it, and getting that from the
-system took up to twenty times as long as the copy itself. The file's pages are there already. After a failure the same
-exchange, done again, brings both back.
+Keeping the old values in fresh memory needs as much memory again as the model, and allocating that took up to twenty
+times as long as the copy itself. The pages of the file exist already. After a failure, the same exchange restores both.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Tensors off the device: one sync, then transfers in batches.
+"""Tensors from the device to the host: one sync, then transfers in batches.
 
-What lives here: how values of XLA tensors reach the CPU. What does not: which tensors, and where they go afterwards.
-
-Fetching a tensor while a step is pending compiles a graph of its own for it: twenty parameters, twenty compiles. So
-everything pending is run first.
+Fetching a tensor while a step is pending compiles a separate graph for it (twenty parameters, twenty compiles), so
+pending operations run first.
 """
 
 from __future__ import annotations

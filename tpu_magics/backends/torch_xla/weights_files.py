@@ -1,10 +1,8 @@
-"""The files in which weights travel: a safetensors file, one for what safetensors refuses, and a manifest.
+"""The files with trained weights: a safetensors file, a second file for tensors that safetensors does not support, and
+a manifest.
 
-What lives here: writing them complete or not at all, reading them back, recognising a torn one. What does not: models;
-here are only names, records and tensors.
-
-The manifest is written last, so what has no manifest was never finished. It has the sizes and checksums of the others:
-mapping a file that is shorter than its header says would kill the process that reads it (SIGBUS).
+The manifest is written last, so files without one are incomplete. It has the sizes and checksums of the others: mapping
+a file that is shorter than its header says would kill the reading process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -151,10 +149,10 @@ def _not_written(folder: Path, needed: int, reason: str) -> TpuMagicsError:
     try:
         free = f"{shutil.disk_usage(folder).free / 1e6:.1f} MB are free there"
     except OSError as error:
-        free = f"its free space is not available ({error})"
+        free = f"the free space there is unknown ({error})"
     return TpuMagicsError(
         "The trained weights could not be written.",
-        f"{reason}. They take {needed / 1e6:.1f} MB in {folder}; {free}. Nothing half-written was left.",
+        f"{reason}. They need {needed / 1e6:.1f} MB in {folder}; {free}. No incomplete files were left.",
         "Free some space, or set TPU_MAGICS_RUNS to a folder on another disk, and train again.",
     )
 
@@ -203,12 +201,12 @@ def _check_whole(path: Path, size: int, manifest: Manifest) -> None:
         regions = {ODD: Region(0, size)} if path.name == ODD else weights_format.regions(file.fileno())
         for key, region in regions.items():
             if weights_format.checksum(file.fileno(), region) != manifest.sums[key]:
-                raise _torn(f"The bytes of {path} are not those that were written (the checksum of {key} differs).")
+                raise _torn(f"{path} changed after it was written (the checksum of {key} differs).")
 
 
 def _torn(why: str) -> TpuMagicsError:
     return TpuMagicsError(
-        "The trained weights did not arrive whole, so the notebook's models are as they were.",
+        "The trained weights are incomplete, so the notebook's models were not changed.",
         why,
         "Train again. If it happens again, set TPU_MAGICS_RUNS to a folder on a local disk.",
     )
@@ -231,7 +229,7 @@ def map_tensors(folder: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def recipe(folder: Path, models: Sequence[str], wanted: str | None = None) -> str:
-    """How a person loads the kept files of `models` by hand (only those of the model `wanted`), as instructions."""
+    """How a user loads the kept files of `models` by hand (only those of the model `wanted`), as instructions."""
     readers = {PLAIN: "safetensors.torch.load_file({!r})", ODD: "torch.load({!r})"}
     reads = [text.format(str(folder / name)) for name, text in readers.items() if (folder / name).exists()]
     names = models if wanted is None else [wanted]

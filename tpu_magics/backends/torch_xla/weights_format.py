@@ -1,11 +1,8 @@
-"""The safetensors format, tensor by tensor.
+"""Writes the safetensors format tensor by tensor, with checksums.
 
-What lives here: writing a file from tensors that come one after the other, where its regions lie, and checksums of
-them. What does not: reading tensors, which safetensors itself does.
-
-`safetensors.torch.save_file` wants all tensors on the CPU at once. Written as they come off the device, a model needs
-no second copy of itself in host memory. The format (as safetensors 0.8.0 reads it): 8 bytes with the header's
-length, a header in JSON, the tensors' bytes without gaps; wide types first, so that all are aligned.
+`safetensors.torch.save_file` needs all tensors on the CPU at once. Written as they come off the device, a model needs
+no second copy in host memory. The format (safetensors 0.8.0): 8 bytes with the length of the header, a JSON header, the
+tensors' bytes without gaps; wide types first, so that all are aligned.
 """
 
 from __future__ import annotations

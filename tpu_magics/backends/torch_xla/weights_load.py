@@ -1,8 +1,4 @@
-"""Putting checked weights into the notebook's models: all of them, or none.
-
-What lives here: the changes in place, how each is undone, and where old values are kept meanwhile. What does not:
-whether the weights fit (weights_check.py), and the way of most of them (weights_exchange.py).
-"""
+"""Loads checked weights into the notebook's models: all of them, or none."""
 
 from __future__ import annotations
 
@@ -68,7 +64,7 @@ def _put_all(puts: Sequence[WeightUpdate], exchange: Exchange, keep: Callable[[A
         if damaged := [put.slot.name for put, back in reversed(undo) if not _undone(back)]:
             exchange.kept = False
             raise _Damaged(
-                f"{error}; then {', '.join(f'`{name}`' for name in damaged)} could not be put back"
+                f"{error}; then {', '.join(f'`{name}`' for name in damaged)} could not be restored"
             ) from error
         raise
 
@@ -84,15 +80,16 @@ def _undone(back: Callable[[], None]) -> bool:
 
 def _not_loaded(staged: StagedWeights, error: Exception, kept: bool) -> TpuMagicsError:
     recipe = weights_files.recipe(staged.folder, staged.models)
-    kept_text = f"They are kept. To load them by hand: {recipe}" if kept else "They are lost with it: train again."
+    kept_text = f"They are kept. To load them yourself: {recipe}" if kept else "They are lost. Train again."
     if isinstance(error, _Damaged):
         return TpuMagicsError(
-            "The trained weights could not be put into the notebook's models, and the old ones not all put back.",
+            "The trained weights could not be loaded into the notebook's models, and not all old weights could be "
+            "restored.",
             str(error),
-            f"Build the models again: run the cells that made them. The trained weights: {kept_text}",
+            f"Create the models again: run the cells that create them. The trained weights: {kept_text}",
         )
     return TpuMagicsError(
-        "The trained weights could not be put into the notebook's models; they are as they were.",
+        "The trained weights could not be loaded into the notebook's models. The models were not changed.",
         f"{type(error).__name__}: {error}",
         f"The trained weights: {kept_text}",
     )
@@ -211,8 +208,8 @@ def _reserve(path: Path, size: int, free: int) -> None:
             os.posix_fallocate(file.fileno(), 0, max(size, 1))
     except OSError as error:
         raise OSError(
-            f"the old values take {size / 1e6:.1f} MB while the new ones are copied; {free / 1e6:.1f} MB of memory are "
-            f"free, and the disk has no room either ({error})"
+            f"the old values need {size / 1e6:.1f} MB while the new ones are copied, but {free / 1e6:.1f} MB of "
+            f"memory are free, and the disk has no space either ({error})"
         ) from error
 
 

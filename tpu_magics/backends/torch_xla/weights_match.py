@@ -1,8 +1,4 @@
-"""Names, shapes and kinds: do a model here and what the manifest says of it have the same structure?
-
-What lives here: the comparison of one place with one entry, and its words. What does not: values, and what follows from
-a difference (weights_check.py).
-"""
+"""Compares the names, shapes and kinds of a model's parameters and buffers with the manifest."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from tpu_magics.backends.torch_xla.named_parameters import Slot, slots
 from tpu_magics.backends.torch_xla.weights_fetch import has_own_memory
 from tpu_magics.backends.torch_xla.weights_files import ManifestEntry
 
-_STATES = {"none": "None", "lazy": "not initialised", "meta": "without values (on meta)"}
+_STATES = {"none": "None", "lazy": "not initialised", "meta": "without values (meta device)"}
 
 
 def match(module: Any, there: Mapping[str, ManifestEntry]) -> tuple[list[tuple[Slot, ManifestEntry]], dict[str, bool]]:
@@ -46,17 +42,17 @@ def _difference(name: str, slot: Slot | None, entry: ManifestEntry | None) -> st
     if slot is None:
         return f"`{name}` exists only in the worker"
     if entry is None:
-        return f"`{name}` exists only at home"
+        return f"`{name}` exists only in the notebook"
     home = state_of(slot.tensor)
     if slot.kind != entry.kind:
-        return f"`{name}` is a {slot.kind} at home and a {entry.kind} in the worker"
+        return f"`{name}` is a {slot.kind} in the notebook and a {entry.kind} in the worker"
     if home == entry.state != "data" or (slot.kind == "buffer" and "none" in (home, entry.state)):
         return None
     left, right = _form(slot.tensor), _entry_form(entry)
     unknown = entry.state == "data" and (home == "meta" or home == "lazy")
     if left == right or (unknown and (home == "lazy" or list(slot.tensor.shape) == list(entry.shape))):
         return None
-    return f"`{name}` is {left} at home and {right} in the worker"
+    return f"`{name}` is {left} in the notebook and {right} in the worker"
 
 
 def state_of(tensor: Any) -> str:

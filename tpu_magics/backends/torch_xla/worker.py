@@ -1,9 +1,6 @@
-"""How a forked process becomes a rank of torch_xla.
+"""Turns a forked process into a torch_xla rank: starts the runtime and calls the user's function on each device.
 
-What lives here: the start of the runtime in a worker and the call of the user's function on each of its devices, by
-torch_xla's own pieces. What does not: forking and watching (launch/), models and weights (modules.py, weights.py).
-
-Everything runs in new threads: GNU OpenMP's pool does not survive a fork, and a new thread gets a new pool.
+Everything runs in new threads: GNU OpenMP's thread pool does not survive a fork, and a new thread gets a new pool.
 """
 
 from __future__ import annotations
@@ -273,8 +270,8 @@ def start_autograd_threads() -> None:
     except AttributeError as missing:
         raise TpuMagicsError(
             "Autograd's device threads cannot be started in this worker.",
-            f"torch {torch.__version__} has no {missing}; a backward() on the CPU in the notebook then breaks every "
-            "backward() on an XLA device (pytorch/xla#4174).",
+            f"torch {torch.__version__} has no {missing}. Without it, a backward() on the CPU in the notebook breaks "
+            "every backward() on an XLA device (pytorch/xla#4174).",
             "Use torch 2.9.0 with torch_xla 2.9.0: pip install 'tpu-magics[torch]'",
         ) from missing
     engine.restype = ctypes.c_void_p

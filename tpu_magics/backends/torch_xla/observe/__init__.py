@@ -1,11 +1,8 @@
-"""What a worker of torch_xla notes while it trains: steps, compiles with their causes, reads, values, precision.
+"""The observer of a torch_xla worker: steps, compiles with their causes, reads, values, precision.
 
-What lives here: the door for the launcher; the way of a compile is hooks.py (noticed) -> told.py (what the runtime
-wrote) -> snapshot.py and doing.py (what Python knew) -> causes.py (why) -> history.py (its record). What does not: the
-graph's text (hlo.py), precision (precision.py).
-
-Nothing is done per step but reading a few counters; compiles are rare, and looked at when they have happened. In a
-rehearsal each piece of a step is looked at, too (pieces.py).
+A compile goes through hooks.py -> xla_dumps.py -> snapshot.py and step_events.py -> causes.py -> observing/history.py.
+A step only reads a few counters; compiles are rare, and are analyzed when they happen. A rehearsal also tracks each
+piece of a step (pieces.py).
 """
 
 from __future__ import annotations
@@ -66,9 +63,11 @@ def observing(writer: EventWriter, watching: ObserverConfig) -> Iterator[TorchOb
         observer.executed = observer.compiled = 0
     precision.install()
     if watching.rehearsed and not files.debugging:
-        files.notes.append("the pieces that collectives cut cannot be put together, so their number is not available")
+        files.notes.append(
+            "the number of compiles is n/a, because the graph pieces between collectives cannot be joined"
+        )
     for note in files.notes:
-        write(events.Warned, code="not-observed", text=f"Of compiles, {note}.")
+        write(events.Warned, code="not-observed", text=f"Compile information is incomplete: {note}.")
     with hooks.installed(observer), trainer.recording(writer):
         try:
             with live.recorded_by(observer.log):

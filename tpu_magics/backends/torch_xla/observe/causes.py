@@ -1,11 +1,7 @@
-"""Why a site compiled again: the difference of two compiles, put into words.
+"""The cause of a recompile, from the difference between two compiles.
 
-What lives here: one small rule per cause, asked in the order of RULES; each looks at the evidence and answers, or
-passes on. What does not: collecting the evidence (snapshot.py, steps.py, told.py), and choosing the earlier compile
-(history.py).
-
-A rule answers only where its evidence explains why the graph is another one; the last ones say what is seen and
-that the cause is not certain.
+One function per cause, in the order of RULES. Each answers only if its evidence explains the new graph, and returns
+None otherwise; the last ones say that the cause is unknown.
 """
 
 from __future__ import annotations
@@ -26,13 +22,14 @@ _SHOWN = 6
 # Files whose functions wrap others.
 _DECORATORS = ("/typing_extensions.py", "/functools.py", "/contextlib.py", "/_contextlib.py")
 _STATE = {
-    False: "the optimizer's state is an input now, before it was made in the step",
-    True: "the optimizer's state is made in this step, before it was an input",
+    False: "the optimizer state is now an input; before, the step created it",
+    True: "this step creates the optimizer state; before, it was an input",
 }
 _NO_ACTION = "Expected once. No action needed."
-_TRAINERS = " (of Trainer: dataloader_drop_last=True)"
+_TRAINERS = " (with Trainer: dataloader_drop_last=True)"
 # torch_xla writes a Python number into the graph as data, except these, which become constants (special scalars).
 _BAKED = (0, 1)
+_BRANCHES = "Look for a Python branch or loop that depends on the step"
 _PLAIN_OPS = frozenset({"constant", "parameter", "broadcast", "multiply", "add", "subtract", "convert", "reshape"})
 
 
@@ -85,7 +82,7 @@ def _other_part(pair: CompilePair) -> CompileCause | None:
         return _library_read(pair)
     if new.weights and (new.place, new.weights) == (old.place, old.weights):
         return None
-    return _part(pair, f"This line runs several graphs; this one for the first time: {new.text}")
+    return _part(pair, f"This line runs several graphs. This is the first run of: {new.text}")
 
 
 def _part(pair: CompilePair, what: str) -> CompileCause:
@@ -97,9 +94,9 @@ def _library_read(pair: CompilePair) -> CompileCause:
     within = f"{part.work}, " if part.work else ""
     return CompileCause(
         "early-read",
-        f"A library reads a value in the middle of a step: {within}{part.line}. What leads to it is run by itself.",
-        "Each place of a read costs one compile, and the step waits for it. Use a setting that avoids it (of Trainer: "
-        "a larger logging_steps; of a transformers model: no attention_mask where nothing is padded).",
+        f"A library reads a value in the middle of a step: {within}{part.line}. This splits the step's graph.",
+        "Each line that reads costs one compile, and the step waits for the value. Use a setting that avoids the read "
+        "(Trainer: a larger logging_steps; transformers models: no attention_mask if nothing is padded).",
         pair.evidence,
     )
 
@@ -114,9 +111,9 @@ def _results_joined(pair: CompilePair) -> CompileCause | None:
         return None
     return CompileCause(
         "live-tensors",
-        "The results of evaluation are joined on the device, and with each batch they are longer, so each batch "
-        f"compiles (run at {new.part.line}).",
-        "Let them go to the host after each batch: TrainingArguments(eval_accumulation_steps=1).",
+        "The evaluation results are concatenated on the device. They grow with each batch, so each batch compiles "
+        f"(at {new.part.line}).",
+        "Move the results to the host after each batch: TrainingArguments(eval_accumulation_steps=1).",
         pair.evidence,
     )
 
@@ -128,7 +125,7 @@ def _between_steps(pair: CompilePair) -> CompileCause | None:
         return None
     if pair.new.trigger not in ("loader", "sync"):
         return None
-    return _part(pair, f"This line runs several graphs; this is a small one of its own, without a model: {new.text}")
+    return _part(pair, f"This line runs several graphs. This is a small one without a model: {new.text}")
 
 
 def _other_place(pair: CompilePair) -> CompileCause | None:
@@ -136,24 +133,22 @@ def _other_place(pair: CompilePair) -> CompileCause | None:
     if pair.new.through == pair.old.through or not pair.other_ops:
         return None
     path, function = next(iter(_outer(pair.new.through, pair.old.through)), ("", ""))
-    by = f"`{function}` of {short_path(path)}" if function else "another function"
+    by = f"`{function}` in {short_path(path)}" if function else "another function"
     if pair.new.trigger == "read" and not function:
         return CompileCause(
             "early-read",
-            "This line itself reads a value in the middle of a step, besides the graph that a library runs in it.",
-            "Read it after the step's sync, or every N steps: each place of a read costs one compile.",
+            "This line reads a value in the middle of a step, in addition to the graph that a library runs in it.",
+            "Read the value after the step's sync, or every N steps: each line that reads costs one compile.",
             pair.evidence,
         )
     if pair.new.trigger == "read":
         return CompileCause(
             "early-read",
-            f"Inside this line {by} reads a value in the middle of a step: what leads to it is run by itself.",
-            "Let the library log less often (logging_steps), or not read in the step: each place costs one compile.",
+            f"In this line, {by} reads a value in the middle of a step. This splits the step's graph.",
+            "Log less often (logging_steps), or do not read in the step: each line that reads costs one compile.",
             pair.evidence,
         )
-    return _new_code(
-        pair, f"This line runs more than one graph; this one is run by {by}", "Expected once for each of them"
-    )
+    return _new_code(pair, f"This line runs several graphs. This one is run by {by}", "Expected once for each graph")
 
 
 def _outer(new: Places, old: Places) -> Places:
@@ -170,8 +165,8 @@ def _collective_alone(pair: CompilePair) -> CompileCause | None:
         return None
     return CompileCause(
         "new-code",
-        "This line runs several graphs, one of which is a collective alone, with no computation before it.",
-        "Nothing to change: each is compiled once. Gathering all that is wanted in one call makes one graph of them.",
+        "This line runs several graphs. One of them is only a collective, with no computation before it.",
+        "No action needed: each graph compiles once. One call that gathers all values would need only one graph.",
     )
 
 
@@ -183,7 +178,7 @@ def _mode_switch(pair: CompilePair) -> CompileCause | None:
     return CompileCause(
         "mode-switch",
         f"This line runs the step in two modes: {differences[0]}{batch}.",
-        "Expected once for each mode; give evaluation a loop of its own, with the batch size of training.",
+        "Expected once for each mode. Use a separate loop for evaluation, with the batch size of training.",
         (*differences, *(_input_change(*one) for one in pair.inputs)),
     )
 
@@ -194,13 +189,13 @@ def _modes(pair: CompilePair) -> Iterator[str]:
     if not pair.other_ops:
         return
     for name, (before, now) in _changed(pair.new.snapshot.training, pair.old.snapshot.training).items():
-        yield f"{name} is now in {_mode(now)} mode, before in {_mode(before)} mode"
+        yield f"{name} is now in {_mode(now)} mode (before: {_mode(before)} mode)"
     if new.autocast != old.autocast:
-        yield f"autocast is now {_kinds(new.autocast)}, before {_kinds(old.autocast)}"
+        yield f"autocast is now {_kinds(new.autocast)} (before: {_kinds(old.autocast)})"
     if new.grad != old.grad or (new.backward != old.backward and new.stepped == old.stepped == False):  # noqa: E712
-        yield f"gradients are now {_on(new.grad and new.backward)}, before {_on(old.grad and old.backward)}"
+        yield f"gradients are now {_on(new.grad and new.backward)} (before: {_on(old.grad and old.backward)})"
     elif new.backward != old.backward and new.stepped != old.stepped and pair.new.inputs and pair.old.inputs:
-        yield f"this step {_trains(new.backward)}, the one before {_trains(old.backward)}"
+        yield f"this step {_trains(new.backward)}, the earlier one {_trains(old.backward)}"
 
 
 def _mode(training: bool) -> str:
@@ -216,7 +211,7 @@ def _on(value: bool) -> str:
 
 
 def _trains(backward: bool) -> str:
-    return "has a backward pass and an optimizer step" if backward else "has neither backward pass nor optimizer step"
+    return "has a backward pass and an optimizer step" if backward else "has no backward pass and no optimizer step"
 
 
 def _input(pair: CompilePair) -> CompileCause | None:
@@ -228,19 +223,19 @@ def _input(pair: CompilePair) -> CompileCause | None:
         full, last = short
         return CompileCause(
             "last-batch",
-            f"The loader's last batch has {last} samples instead of {full}: {lines[0]}.",
-            f"Give the DataLoader drop_last=True{_TRAINERS if pair.new.part.place else ''}, or a batch size that "
+            f"The last batch of the loader has {last} samples instead of {full}: {lines[0]}.",
+            f"Use drop_last=True in the DataLoader{_TRAINERS if pair.new.part.place else ''}, or a batch size that "
             "divides the number of samples.",
             lines,
         )
     if all(new.shape == old.shape for _name, new, old in pair.inputs):
         return CompileCause(
             "input-dtype",
-            f"An input has another dtype: {lines[0]}.",
-            "Convert it once, in the dataset or collator, so that every batch has the same dtype.",
+            f"The dtype of an input changed: {lines[0]}.",
+            "Convert it in the dataset or the collator, so that every batch has the same dtype.",
             lines,
         )
-    return CompileCause("input-shape", f"An input has another shape: {lines[0]}.", _shape_fix(pair), lines)
+    return CompileCause("input-shape", f"The shape of an input changed: {lines[0]}.", _shape_fix(pair), lines)
 
 
 def _in_graph(pair: CompilePair) -> bool:
@@ -262,10 +257,10 @@ def _short(pair: CompilePair) -> tuple[int, int] | None:
 def _shape_fix(pair: CompilePair) -> str:
     batch_only = all(n.shape[1:] == o.shape[1:] and n.shape[:1] != o.shape[:1] for _name, n, o in pair.inputs)
     if batch_only:
-        return "Keep the batch size the same in every step: drop_last=True, and evaluate with the training batch size."
+        return "Keep the same batch size in every step: use drop_last=True, and evaluate with the training batch size."
     return (
-        "Pad to a multiple: pad_to_multiple_of=64 in the tokenizer or collator, or to one max_length, with a mask for "
-        "what was added."
+        "Pad to a multiple (pad_to_multiple_of=64 in the tokenizer or collator) or to one max_length, and mask the "
+        "padding."
     )
 
 
@@ -275,7 +270,7 @@ def _optimizer_state(pair: CompilePair) -> CompileCause | None:
         return None
     return CompileCause(
         "optimizer-state",
-        "The optimizer made its state in the first step; now it reads and updates it, which is another graph.",
+        "Optimizer state is created in the first step. Later steps read and update it, which is another graph.",
         _NO_ACTION,
         (_STATE[new.state_made], *pair.evidence),
     )
@@ -286,7 +281,7 @@ def _before_training(pair: CompilePair) -> CompileCause | None:
     new, old = pair.new.facts, pair.old.facts
     if not pair.other_ops or not new.backward or old.backward or old.stepped or pair.old.inputs:
         return None
-    return _part(pair, f"The earlier graph of this line was made before the first step; this is {_step(pair)}")
+    return _part(pair, f"The earlier graph of this line ran before the first step. This one is {_step(pair)}")
 
 
 def _step(pair: CompilePair) -> str:
@@ -307,8 +302,8 @@ def _cut_elsewhere(pair: CompilePair) -> CompileCause | None:
     when = "in this step" if only_new else "in an earlier step but not in this one"
     return CompileCause(
         "early-read",
-        f"{_where(site)} read a value {when}: what is run by itself before it has changed.",
-        "Read values after the step's sync, or every N steps: each new place of a read is one more compile.",
+        f"{_where(site)} read a value {when}. This splits the step's graph at another place.",
+        "Read values after the step's sync, or every N steps: each new line that reads costs one more compile.",
         (f"{_where(site)}: {site.code}", *pair.evidence),
     )
 
@@ -319,7 +314,7 @@ def _read_again(pair: CompilePair) -> CompileCause | None:
         return None
     return CompileCause(
         "early-read",
-        "This line reads more than one value in a step, and each has a graph of its own.",
+        "This line reads several values in a step, and each read compiles its own graph.",
         "Collect the tensors, and read them together after the step's sync.",
         pair.evidence,
     )
@@ -328,8 +323,8 @@ def _read_again(pair: CompilePair) -> CompileCause | None:
 def _branch(pair: CompilePair, site: Site) -> CompileCause:
     return CompileCause(
         "data-branch",
-        f"Python took another way because of a tensor's value, read in {_where(site)}.",
-        "Compute both ways and choose with torch.where, or decide every N steps.",
+        f"Python took another branch because of a tensor's value, read in {_where(site)}.",
+        "Compute both branches and select with torch.where, or decide only every N steps.",
         (f"{_where(site)}: {site.code}", *pair.evidence),
     )
 
@@ -350,8 +345,8 @@ def _data_shape(pair: CompilePair) -> CompileCause | None:
 def _data_shaped(pair: CompilePair, what: str) -> CompileCause:
     return CompileCause(
         "data-shape",
-        f"{what}, so that other data need another graph.",
-        "Keep the full shape: multiply by the mask and divide by its sum, instead of selecting.",
+        f"{what}, so different data need a different graph.",
+        "Keep the full shape: multiply by the mask and divide by its sum, instead of selecting elements.",
         (what, *pair.evidence),
     )
 
@@ -365,15 +360,15 @@ def _live_tensors(pair: CompilePair) -> CompileCause | None:
         moved = change.outputs_after != change.outputs_before or any(None in one[1:] for one in change.parameters)
     if grown and moved:
         name, (old, new) = next(iter(grown.items()))
-        return _alive(pair, f"`{name}` now holds {new} tensors, before {old}")
+        return _alive(pair, f"`{name}` now holds {new} tensors (before: {old})")
     if change is None or change.outputs_after == change.outputs_before:
         return None
     names = _alive_names(pair)
     if not change.same_ops and (not names or _alien_ops(change)):
         return None
     more, fewer = change.outputs_after, change.outputs_before
-    kept = f" ({', '.join(f'`{name}`' for name in names)})" if names else ""
-    return _alive(pair, f"{more} tensors are alive at the end of the step, before {fewer}{kept}")
+    kept = f": {', '.join(f'`{name}`' for name in names)}" if names else ""
+    return _alive(pair, f"{more} tensors are alive at the end of the step (before: {fewer}){kept}")
 
 
 def _alien_ops(change: hlo.GraphChange) -> bool:
@@ -393,8 +388,8 @@ def _alive_names(pair: CompilePair) -> list[str]:
 def _alive(pair: CompilePair, what: str) -> CompileCause:
     return CompileCause(
         "live-tensors",
-        f"{what}: the graph has another set of results.",
-        "Keep numbers instead of tensors: read them after the sync, or .detach() and drop what is not needed.",
+        f"{what}, so the graph has other outputs.",
+        "Keep numbers instead of tensors (read them after the sync), or .detach() and drop tensors you do not need.",
         (what, *pair.evidence),
     )
 
@@ -466,11 +461,15 @@ def _likeliest(named: list[tuple[str, Number, Number]]) -> tuple[str, Number, Nu
 
 
 def _number(pair: CompilePair, name: str, old: Number, new: Number) -> CompileCause:
-    baked = " (torch_xla writes 0 and 1 into the graph, other numbers not)" if _is_baked(old) != _is_baked(new) else ""
+    baked = (
+        " (torch_xla makes 0 and 1 constants of the graph, other numbers are inputs)"
+        if _is_baked(old) != _is_baked(new)
+        else ""
+    )
     return CompileCause(
         "python-number",
-        f"A Python number is part of the graph: {name} is now {new:g}, before {old:g}{baked}.",
-        "Make it a tensor on the device, or keep it the same in every step.",
+        f"A Python number is a constant in the graph: {name} is now {new:g}, before {old:g}{baked}.",
+        "Make it a tensor on the device, or use the same value in every step.",
         (f"{name} now {new:g}, before {old:g}", *pair.evidence),
     )
 
@@ -482,8 +481,8 @@ def _number_without_name(pair: CompilePair, change: hlo.GraphChange) -> CompileC
         return None
     return CompileCause(
         "python-number",
-        f"A number that is part of the graph changed: now {new}, before {old}; its name in your code was not found.",
-        "Look for a Python number that this step uses; make it a tensor, or keep it the same in every step.",
+        f"A number in the graph changed: now {new}, before {old}. Its name in your code was not found.",
+        "Look for a Python number that this step uses. Make it a tensor, or use the same value in every step.",
         pair.evidence,
     )
 
@@ -493,7 +492,7 @@ def _new_function(pair: CompilePair) -> CompileCause | None:
     if not functions or not pair.other_ops:
         return None
     name, (old, new) = next(iter(functions.items()))
-    return _new_code(pair, f"`{name}` is now {new}, before {old}", "Give each function a loop of its own")
+    return _new_code(pair, f"`{name}` is now {new}, before {old}", "Use a separate loop for each function")
 
 
 def _accumulation(pair: CompilePair) -> CompileCause | None:
@@ -503,7 +502,7 @@ def _accumulation(pair: CompilePair) -> CompileCause | None:
     if new.deciding:
         return _branch(pair, new.deciding[0])
     which = ("runs", "did not") if new.stepped else ("does not run", "did")
-    what = f"The optimizer {which[0]} in this step and {which[1]} in the one compared with"
+    what = f"The optimizer {which[0]} in this step and {which[1]} in the earlier one"
     return _new_code(pair, what, "Expected with gradient accumulation: one graph for each kind of micro-step")
 
 
@@ -518,7 +517,7 @@ def _other_operations(pair: CompilePair) -> CompileCause | None:
         return None
     changed = ", ".join(f"{n} now {new}, before {old}" for n, (old, new) in list(_texts(pair).items())[:2])
     why = f" ({changed})" if changed else ""
-    return _new_code(pair, f"The step has other operations than before{why}", "Look at the difference of the graphs")
+    return _new_code(pair, f"The operations changed between steps{why}", _BRANCHES)
 
 
 def _texts(pair: CompilePair) -> Mapping[str, tuple[object, object]]:
@@ -528,17 +527,17 @@ def _texts(pair: CompilePair) -> Mapping[str, tuple[object, object]]:
 
 
 def _new_code(pair: CompilePair, what: str, fix: str) -> CompileCause:
-    return CompileCause("new-code", f"{what}.", f"{fix}; Python may take another way only a few times.", pair.evidence)
+    return CompileCause("new-code", f"{what}.", f"{fix}.", pair.evidence)
 
 
 def _unknown(pair: CompilePair) -> CompileCause:
     seen = [*pair.evidence, *(_input_change(*one) for one in pair.inputs)]
     seen += [f"{name} now {new:g}, before {old:g}" for name, (old, new) in list(pair.numbers().items())[:_SHOWN]]
-    why = "the graphs could not be compared" if pair.change is None else "none of the known causes fits"
+    why = "the graphs could not be compared" if pair.change is None else "no known cause matches"
     return CompileCause(
         "unknown",
-        f"The cause is not certain: {why}.",
-        "Compare the evidence with your code; if it is no cause of yours, please report it.",
+        f"The cause is unknown: {why}.",
+        "Compare the evidence with your code. If your code does not explain it, please report it.",
         tuple(seen[:_SHOWN]),
     )
 

@@ -1,8 +1,4 @@
-"""One compile with all that is known of it: what the runtime told, what the step had done, what Python knew.
-
-What lives here: the record that causes are found from. What does not: what every framework tells
-(observing/compile_evidence.py), finding causes (causes.py).
-"""
+"""The evidence of one compile: the runtime's report, the events of the step, and a snapshot of Python values."""
 
 from __future__ import annotations
 
@@ -46,7 +42,7 @@ class StepFacts:
 
 @dataclass(frozen=True)
 class TrainingPart:
-    """A part of what a person's line runs. `work`: what it does, or ""; `place`: the library's line (None: the person's
+    """A part of what a user's line runs. `work`: what it does, or ""; `place`: the library's line (None: the user's
     line is the nearest that is known); `key`: equal for graphs of the same part; `weights`: the graph takes in
     the parameters of a model; `activity`: "evaluation", "logging", ..., or ""; `first`: its site had none of this part
     before."""

@@ -1,9 +1,7 @@
-"""torch_xla's own counters and metrics, as numbers.
+"""torch_xla's counters and metrics as numbers; a read takes less than a microsecond.
 
-What lives here: reading them; a read costs less than a microsecond. What does not: what they are used for.
-
-Read in torch_xla 2.9.0 (metrics.py): a counter appears with its first increment, until then the answer is None; a
-metric is (count, total, samples), times in nanoseconds.
+torch_xla 2.9.0 (metrics.py): a counter appears with its first increment, before that it is None; a metric is (count,
+total, samples), times in nanoseconds.
 """
 
 from __future__ import annotations

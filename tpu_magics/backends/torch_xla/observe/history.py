@@ -1,7 +1,4 @@
-"""Which earlier compile of a site a new one is compared with.
-
-What lives here: what is near. What does not: numbering and the record (observing/history.py), the causes (causes.py).
-"""
+"""The distance between two compiles of the same line: which earlier one a new one is compared with."""
 
 from __future__ import annotations
 

@@ -1,11 +1,8 @@
-"""Where the observer listens: functions of torch, torch_xla and accelerate that are wrapped in the worker.
+"""Wraps functions of torch, torch_xla and accelerate in the worker, so that the observer sees them.
 
-What lives here: the wrapping, and taking it off again. What does not: what is noted (observer.py). A wrapper calls the
-original first or last and returns what it returned; whatever the observer does cannot reach the user's code
-(observer.py guards it).
-
-All of torch_xla's ways to end a step (torch_xla.sync, xm.mark_step, xm.optimizer_step(barrier=True), the loaders',
-torch_xla.step, torch_xla.compile) meet in one function of its C++ module, `_xla_step_marker` (read in 2.9.0).
+A wrapper calls the original and returns its result; errors of the observer cannot reach the user's code
+(observing/guard.py). All ways to end a step (torch_xla.sync, xm.mark_step, xm.optimizer_step(barrier=True), the
+loaders, torch_xla.step, torch_xla.compile) call one function of torch_xla's C++ module, `_xla_step_marker` (2.9.0).
 """
 
 from __future__ import annotations

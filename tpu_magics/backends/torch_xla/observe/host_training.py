@@ -1,4 +1,4 @@
-"""Whether a run trained on the host, beside its device: seen at its first backward pass, told at its end."""
+"""Detects a run that trained on the host instead of its device."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from tpu_magics.runs.origin import package_of
 
 _FRAMES = 16
 _NAMES = 400
-_SILENT = frozenset({"torch", "torch_xla", "Python", "tpu_magics"})  # whose choice of a device is none of the person's
+_SILENT = frozenset({"torch", "torch_xla", "Python", "tpu_magics"})  # whose choice of a device is none of the user's
 
 
 @dataclass(frozen=True)
 class HostTraining:
     """A backward pass on the CPU. `model`: the name of what has its gradients, or ""; `files`: those on the stack, the
-    person's first."""
+    user's first."""
 
     model: str
     files: tuple[str, ...]
 
     def text(self, sites: Sites, cells: Mapping[str, str]) -> str:
         """What to tell of a run in which nothing ran on the device."""
-        stayed = f"`{self.model}` stayed on cpu" if self.model else "the training stayed on cpu"
+        stayed = f"`{self.model}` stayed on the CPU" if self.model else "the model stayed on the CPU"
         chosen = device_choice.find((*self.files, *reversed(list(cells))))
         where = ""
         if chosen is not None:
             site = sites.of_line(*chosen)
-            where = f" Line {site.line} of {site.path} chose the device: {site.code}."
-        todo = "Move model and batches to torch_xla.device(), or let accelerate do it (Accelerator().prepare)."
-        return f"No step ran on the XLA device: {stayed}, and the host trained it.{where} {todo}"
+            where = f" Line {site.line} of {site.path} selects the device: {site.code}."
+        todo = "Move the model and the batches to torch_xla.device(), or use Accelerator().prepare()."
+        return f"No step ran on the XLA device: {stayed} and was trained there.{where} {todo}"
 
 
 def seen(frame: FrameType, sites: Sites) -> HostTraining:

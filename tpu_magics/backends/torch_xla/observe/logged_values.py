@@ -1,7 +1,4 @@
-"""Values that the user logs, read from an XLA device after the sync.
-
-What lives here: which tensors wait. What does not: keeping and reading them (observing/logged_values.py).
-"""
+"""Logged values that are on an XLA device."""
 
 from __future__ import annotations
 

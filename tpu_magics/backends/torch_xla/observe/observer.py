@@ -1,8 +1,4 @@
-"""The observer of one rank: it is told by the hooks what happens, and writes records.
-
-What lives here: what is done at each step, read and compile. What does not: the wrapping of functions (hooks.py),
-causes (causes.py), the guard around all of it (observing/guarded.py).
-"""
+"""The observer of one rank: the hooks call it, and it writes the records."""
 
 from __future__ import annotations
 
@@ -35,9 +31,9 @@ from tpu_magics.runs.writer import EventWriter
 
 _DROP_EVERY = 256  # steps
 _EAGER = (
-    "torch_xla's eager mode is on: every operation is compiled and run by itself, so these compiles are counted and "
-    "not explained. For training leave it off (torch_xla.experimental.eager_mode(False)), or wrap the step in "
-    "torch_xla.compile(), which makes one graph of it."
+    "torch_xla's eager mode is on: every operation is compiled and run separately. These compiles are counted, but not "
+    "explained. For training, turn eager mode off (torch_xla.experimental.eager_mode(False)), or wrap the step in "
+    "torch_xla.compile(), which compiles it as one graph."
 )
 
 
@@ -83,7 +79,7 @@ class TorchObserver(GuardedObserver):
         self.eager_seen = False
         self.ran_eagerly = False  # since the last step
         self.began = self.executed
-        self.asked_at: dict[str, list[events.Site]] = {}
+        self.split_at: dict[str, list[events.Site]] = {}
 
     @property
     def total_steps(self) -> int:
@@ -235,7 +231,7 @@ class TorchObserver(GuardedObserver):
         return count, compiled
 
     def _told(self, count: int, compiled: int, trigger: str) -> list[XlaCompileReport]:
-        """What was compiled, as the person's program has it."""
+        """What was compiled, as the user's program has it."""
         if self.pieces is None:
             return self.files.read(compiled) if compiled else []
         if trigger == "sync":
@@ -256,9 +252,9 @@ class TorchObserver(GuardedObserver):
         if told:
             sites = self._compiled(told, frame, trigger)
             if trigger == "library":
-                self.asked_at[when] = sites
+                self.split_at[when] = sites
         if trigger == "library":
-            self._cut_by_library(self.asked_at.get(when, []), count)
+            self._cut_by_library(self.split_at.get(when, []), count)
         return True
 
     def _ran_eagerly(self, count: int, compiled: int) -> bool:
@@ -278,7 +274,7 @@ class TorchObserver(GuardedObserver):
         that was is known from its first time, when it compiled."""
         for site in dict.fromkeys(sites):
             self.doing.cuts[site.id] = site
-            self.reads.add(site, 0.0, cut=True, asked=True, count=max(1, count // len(set(sites))))
+            self.reads.add(site, 0.0, cut=True, by_op=True, count=max(1, count // len(set(sites))))
 
     def _compiled(self, told: list[XlaCompileReport], frame: FrameType, trigger: str) -> list[events.Site]:
         sites = [self._one_compile(one, frame, trigger) for one in told]

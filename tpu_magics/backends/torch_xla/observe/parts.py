@@ -1,5 +1,5 @@
-"""Which part of a training a graph belongs to, where a library stands between it and the person's line: the forward
-pass of a model, the training step, evaluation, logging; and the library's own line."""
+"""Which part of the training a graph belongs to, if a library runs it: a forward pass, the training step, evaluation,
+logging."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _joined(activity: str, work: str) -> str:
 
 
 def _forward(frame: FrameType, sites: Sites) -> str:
-    """The class of the module whose forward pass is running, the outermost below the person's line; "" for none."""
+    """The class of the module whose forward pass is running, the outermost below the user's line; "" for none."""
     import torch
 
     found = ""
@@ -86,7 +86,7 @@ def _forward(frame: FrameType, sites: Sites) -> str:
 
 
 def _called(named: Sequence[Place]) -> Place:
-    """The innermost line of the library that the person called: it says what is done there, in that library's words."""
+    """The innermost line of the library that the user called: it says what is done there, in that library's words."""
     outermost = package_of(named[-1][1])
     return list(takewhile(lambda place: package_of(place[1]) == outermost, reversed(named)))[-1]
 

@@ -1,12 +1,8 @@
-"""The graphs of a rank whose collectives are carried by the host.
+"""The logical graphs of a rehearsal, in which collectives on the host split a step's graph into pieces.
 
-What lives here: which pieces make one logical graph, and whether it is new. What does not: cutting (rehearse/), and
-what a compile means (causes.py).
-
-A collective on the host cuts the graph that a TPU would compile as one. The pieces between two
-syncs of the user's are one logical graph, known by the tuple of their hashes. It is compiled when the tuple is new:
-also where each piece had been compiled before, in another company. A value that is read in the middle of a step has a
-graph of its own, as it has without cuts.
+On a TPU the pieces between two syncs are one graph, so they count as one here, identified by the tuple of their hashes.
+It is compiled if the tuple is new, even if each piece was compiled before in another combination. A value that is read
+in the middle of a step has its own graph, as it has without a split.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Values that the host reads from the device: where, how often, how long it waited, and whether it ran a graph.
-
-What lives here: counting them by site, and their records. What does not: noticing them (hooks.py).
-"""
+"""Device-to-host reads by source line: how often, how long the host waited, and whether they split a graph."""
 
 from __future__ import annotations
 
@@ -12,13 +9,13 @@ from dataclasses import dataclass
 from tpu_magics.runs import events
 
 _SITES = 100  # of each kind that are recorded
-_TEXT = "The host reads a value in the middle of a step: what leads to it is compiled and run by itself, once more."
-_ASKED_TEXT = (
-    "What leads to this line is compiled and run by itself in the middle of a step: a shape that depends on values is "
-    "asked for, or an operation that XLA does not have runs on the host."
+_TEXT = "The host reads a value in the middle of a step (device-to-host read). This splits the step's graph."
+_OP_TEXT = (
+    "This line splits the step's graph: an operation needs a shape that depends on values, or an operation that XLA "
+    "does not support runs on the host."
 )
-_FIX = "Read it after the step's sync, or every N steps; for records use tpu_magics.log(), which reads after the sync."
-_ASKED_FIX = "Keep the full shape (multiply by the mask, divide by its sum), or use an operation that XLA has."
+_FIX = "Read it after the step's sync, or every N steps. To log values, use tpu_magics.log(): it reads after the sync."
+_OP_FIX = "Keep the full shape (multiply by the mask, divide by its sum), or use an operation that XLA supports."
 
 
 @dataclass
@@ -27,7 +24,7 @@ class _Count:
     count: int = 0
     seconds: float = 0.0
     written: int = 0
-    asked: bool = False
+    by_op: bool = False
 
 
 class ReadCounter:
@@ -40,15 +37,15 @@ class ReadCounter:
         self.waiting: dict[int, _Count] = {}
         self.seconds = 0.0
 
-    def add(self, site: events.Site, seconds: float, cut: bool, asked: bool = False, count: int = 1) -> None:
-        """A read at `site`; `asked`: not by the user, but by an operation that needs it."""
+    def add(self, site: events.Site, seconds: float, cut: bool, by_op: bool = False, count: int = 1) -> None:
+        """A read at `site`; `by_op`: not by the user's code, but by an operation that needs the value."""
         self.seconds += seconds
         kind = self.cutting if cut else self.waiting
         one = kind.get(site.id)
         if one is None:
             if len(kind) >= _SITES:
                 return
-            one = kind[site.id] = _Count(site, asked=asked)
+            one = kind[site.id] = _Count(site, by_op=by_op)
         one.count += count
         one.seconds += seconds
         if one.count >= 2 * one.written:  # each record replaces the one before: a dozen for a thousand reads
@@ -66,7 +63,7 @@ class ReadCounter:
         t, seconds = round(time.time(), 3), round(one.seconds, 4)
         said = {"site": one.site, "count": one.count, "seconds": seconds, "code": one.site.code}
         if cut:
-            text, fix = (_ASKED_TEXT, _ASKED_FIX) if one.asked else (_TEXT, _FIX)
+            text, fix = (_OP_TEXT, _OP_FIX) if one.by_op else (_TEXT, _FIX)
             self.write(events.Transfer(t, self.rank, **said, text=text, fix=fix))  # type: ignore[arg-type]
         else:
             self.write(events.Read(t, self.rank, **said))  # type: ignore[arg-type]

@@ -1,7 +1,4 @@
-"""What the runtime counts all the time: seconds of compiling and executing, fallbacks, the persistent cache, HBM.
-
-What lives here: looking at it now and then, and recording what changed. What does not: compiles (history.py).
-"""
+"""Statistics of the runtime: seconds of compiling and executing, fallbacks, the persistent cache, HBM."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from tpu_magics.backends.torch_xla.observe import counters
 from tpu_magics.backends.torch_xla.rehearse.join import carried
 from tpu_magics.runs import events
 
-OFF_ON_CPU = "off on XLA:CPU: torch_xla 2.9 cannot load there what it has stored"
+OFF_ON_CPU = "off on XLA:CPU: torch_xla 2.9 cannot load cached programs there"
 
 
 class RuntimeStats(PeriodicSampler):

@@ -1,7 +1,6 @@
-"""What the user's Python knew when a graph was compiled: tensors, numbers, modes, lengths, functions, by their names.
+"""Tensors, numbers, modes, lengths and functions in the user's frames when a graph is compiled, by name.
 
-What lives here: reading them from the frames that are on the stack. Compiles are rare, so nothing of this is recorded
-per step, and nothing is kept alive. What does not: what a change of them means (causes.py).
+Compiles are rare, so nothing is recorded per step, and nothing is kept alive.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What a step has done so far: what came from the host, what the host read, which modes it went through.
-
-What lives here: notes that cost next to nothing and are forgotten at the end of the step. What does not: the hooks that
-make them (hooks.py), and what they mean (causes.py).
-"""
+"""What happened since the start of the step: inputs from the host, reads, backward passes, optimizer steps."""
 
 from __future__ import annotations
 

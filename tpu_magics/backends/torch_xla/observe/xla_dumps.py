@@ -1,16 +1,11 @@
-"""What torch_xla and XLA write about each compile, read back after it.
+"""What torch_xla and XLA write about each compile, as one report per compile.
 
-What lives here: the environment that makes them write, and the way from their files to one record per compile. What
-does not: the graph itself (hlo.py), and what a compile means (causes.py).
-
-Two sources, both read in 2.9.0, both written only when something compiles, so that a step costs nothing:
-- `PT_XLA_DEBUG_LEVEL=1` with `PT_XLA_DEBUG_FILE` (debug_util.cpp): graph hash, number of inputs and outputs, Python
-  frames (innermost first), sizes of the compiled program in GiB with six decimals. It is written by the process whose
-  PJRT_LOCAL_PROCESS_RANK is 0 when it first compiles; `run` sees to that.
-  In a rehearsal level 2 adds each execution, so that the pieces of a step have names also when they are found in the
-  cache.
-- `XLA_FLAGS=--xla_dump_to=DIR --xla_dump_hlo_as_text`: the graph before optimisation, among many files that are not
-  needed and are removed at once. torch_xla leaves these flags out of the key of its persistent cache (env_hash.cpp).
+Two sources (2.9.0), both written only when something compiles. (1) `PT_XLA_DEBUG_LEVEL=1` with `PT_XLA_DEBUG_FILE`
+(debug_util.cpp): graph hash, number of inputs and outputs, Python frames (innermost first), sizes of the compiled
+program in GiB with six decimals. The process whose PJRT_LOCAL_PROCESS_RANK is 0 at its first compile writes it; `run`
+sets that. In a rehearsal, level 2 adds each execution, so that pieces found in the cache have hashes too. (2)
+`XLA_FLAGS=--xla_dump_to=DIR --xla_dump_hlo_as_text`: the graph before optimization, among many files that are removed
+at once. torch_xla leaves these flags out of the key of its persistent cache (env_hash.cpp).
 """
 
 from __future__ import annotations
@@ -82,15 +77,17 @@ class XlaDumps:
         return (self.folder or Path()) / "graphs"
 
     def arrange(self, environment: MutableMapping[str, str]) -> None:
-        """Set the variables, before the runtime reads them. What the person set stays as it is."""
+        """Set the variables, before the runtime reads them. What the user set stays as it is."""
         try:
             self.graphs.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
-            self.notes.append(f"graphs, hashes and sizes are not available: {self.graphs}: {error.strerror or error}")
+            self.notes.append(
+                f"graphs, hashes and sizes are n/a, because {self.graphs} cannot be made: {error.strerror or error}"
+            )
             return
         before = {name: environment.get(name) for name in _OURS}
         if any(environment.get(name) for name in _DEBUG):
-            self.notes.append("graph hashes and sizes are not available: PT_XLA_DEBUG is yours in this run")
+            self.notes.append("graph hashes and sizes are n/a, because you set PT_XLA_DEBUG")
         else:
             level = "1" if self.rank is None else "2"
             if self.rank is not None:  # the first compile need not come through `run`; rehearse/world.py tells the rank
@@ -101,7 +98,7 @@ class XlaDumps:
             self.debugging = True
         flags = environment.get("XLA_FLAGS", "")
         if "xla_dump_to" in flags:
-            self.notes.append("graphs are not compared: XLA_FLAGS already sends them to a folder of yours")
+            self.notes.append("graphs are not compared, because your XLA_FLAGS set xla_dump_to")
         else:
             environment["XLA_FLAGS"] = f'{flags} --xla_dump_to="{self.graphs}" --xla_dump_hlo_as_text'.strip()
             self.dumping = True

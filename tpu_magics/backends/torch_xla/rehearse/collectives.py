@@ -1,10 +1,8 @@
-"""torch_xla's collectives, carried by the host.
+"""torch_xla's collectives, run on the host: one function for each in its C++ module, with the same arguments and
+results.
 
-What lives here: one function for each of those that torch_xla's C++ module has, with the same arguments and results.
-What does not: what they are made of (graph.py, group.py, reduction.py).
-
-Signatures were read in torch_xla 2.9.0 (init_python_bindings.cpp, and core/xla_model.py, which calls them). The
-`token` orders collectives within a graph; here they run in the order of the calls, and it is handed back as it came.
+Signatures as in torch_xla 2.9.0 (init_python_bindings.cpp, and core/xla_model.py, which calls them). The `token` orders
+collectives within a graph; here they run in call order, and it is returned unchanged.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ def install(group: Group) -> None:
         for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"):
             library.impl(name, getattr(ours, f"functional_{name}"), "XLA", allow_override=True)
     _library.append(library)
-    # torch_xla's own does nothing; a person who calls it means to wait.
+    # torch_xla's own does nothing; a user who calls it means to wait.
     xla_backend.ProcessGroupXla.barrier = lambda group, opts: ours.barrier(group)  # noqa: ARG005 (its name is given)
 
 
@@ -217,8 +215,8 @@ class Collectives:
     def send(self, *_args: Any) -> Any:
         """Not rehearsed: a channel of XLA's joins two programs, and here each rank compiles its own."""
         raise RuntimeError(
-            "xm.send and xm.recv cannot be rehearsed on XLA:CPU: their channels join the programs of two TPU cores. "
-            "xm.collective_permute with the pairs of ranks does the same, here and on a TPU."
+            "xm.send and xm.recv cannot be rehearsed on XLA:CPU: their channels connect the programs of two TPU cores. "
+            "Use xm.collective_permute with the pairs of ranks: it does the same, here and on a TPU."
         )
 
     recv = send
@@ -311,8 +309,8 @@ class Collectives:
             if self.group.rank in members:
                 return members
         raise RuntimeError(
-            f"Rank {self.group.rank} is in none of the groups {[list(group) for group in groups]}, and has entered the "
-            "collective. XLA wants every rank of the world in exactly one group."
+            f"Rank {self.group.rank} called a collective, but is in none of its groups "
+            f"{[list(group) for group in groups]}. XLA needs every rank in exactly one group."
         )
 
     def _named(self, name: str) -> Groups:
@@ -325,8 +323,8 @@ class Collectives:
         ranks = distributed_c10d.get_process_group_ranks(distributed_c10d._resolve_process_group(name))
         if sorted(ranks) != list(self.group.everyone):
             raise RuntimeError(
-                f"A functional collective over the ranks {ranks} would be one over all ranks on a TPU: "
-                "torch_xla 2.9 does not look at its process group. Use xm's with groups=[...]."
+                f"On a TPU, a functional collective over the ranks {ranks} would run over all ranks: torch_xla 2.9 "
+                "ignores its process group. Use the xm function with groups=[...]."
             )
         return []
 
@@ -385,12 +383,14 @@ def _doing(name: str, tensors: Sequence[Tensor], *more: object) -> str:
 
 def _require_members(name: str, argument: str, count: int, members: Sequence[int]) -> None:
     if count != len(members):
-        raise RuntimeError(f"{name} was given {argument}={count}, and its group has {len(members)} ranks.")
+        raise RuntimeError(f"{name} got {argument}={count}, but its group has {len(members)} ranks.")
 
 
 def _require_dimension(name: str, tensor: Tensor, dim: int) -> None:
     if not 0 <= dim < tensor.dim():
-        raise RuntimeError(f"{name} of {list(tensor.shape)} has no dimension {dim}: XLA counts them from 0.")
+        raise RuntimeError(
+            f"{name}: a tensor of shape {list(tensor.shape)} has no dimension {dim}. XLA counts dimensions from 0."
+        )
 
 
 def _require_even(name: str, tensor: Tensor, dim: int, count: int) -> None:
@@ -398,8 +398,8 @@ def _require_even(name: str, tensor: Tensor, dim: int, count: int) -> None:
     size = tensor.shape[dim]
     if size % count:
         raise RuntimeError(
-            f"{name} splits dimension {dim} of {list(tensor.shape)} over {count} ranks, and {size} is no multiple of "
-            f"{count}. Pad that dimension to {-(-size // count) * count}."
+            f"{name} splits dimension {dim} of {list(tensor.shape)} over {count} ranks, but {size} is not a multiple "
+            f"of {count}. Pad this dimension to {-(-size // count) * count}."
         )
 
 

@@ -1,7 +1,6 @@
-"""Whether the ranks have the same weights at the end.
+"""A checksum of a model's trained parameters on one rank, to compare the ranks (launch/divergence.py).
 
-What lives here: a checksum of a model's trained parameters on one rank. What does not: comparing the ranks
-(launch/divergence.py). Buffers are left aside: the statistics of a BatchNorm are each rank's own, on a TPU as well.
+Without buffers: BatchNorm statistics differ between ranks, on a TPU as well.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Between the graph and the host: a graph cut in two, tensors fetched and put back.
-
-What lives here: that way, and the note that it is being gone, for the observer. What does not: what is done with the
-tensors on the host (group.py, collectives.py).
-"""
+"""Splits the pending graph for a collective on the host, and moves tensors to the host and back."""
 
 from __future__ import annotations
 
@@ -36,13 +32,14 @@ def _may_have_run() -> None:
 
 
 _VIEW = (
-    "A collective changes a view of a tensor (a slice) in its place. Here the whole tensor changes with it; on a TPU "
-    "torch_xla 2.9 changes the view only. Reduce the whole tensor, or assign what xm.all_reduce(tensor) returns."
+    "An in-place collective got a view of a tensor (a slice). In a rehearsal the whole tensor changes with it; on a "
+    "TPU, torch_xla 2.9 changes only the view. Reduce the whole tensor, or assign the result of "
+    "xm.all_reduce(tensor)."
 )
 _CAPTURED = (
-    'A collective inside a function of torch.compile(backend="openxla") cannot be rehearsed on XLA:CPU: the function '
-    "becomes one graph, and its collective, which the host would have to carry, would be left out of it. Take the "
-    "collective out of the function (e.g. xm.optimizer_step after it), or use torch_xla.compile(step)."
+    'A collective inside a torch.compile(backend="openxla") function cannot be rehearsed on XLA:CPU: the function '
+    "becomes one graph, and a rehearsal runs collectives on the host, outside of graphs. Move the collective out of the "
+    "function (e.g. call xm.optimizer_step after it), or use torch_xla.compile(step)."
 )
 
 
@@ -90,7 +87,7 @@ def cut() -> None:
 
 @contextmanager
 def _execution_allowed() -> Iterator[None]:
-    """torch_xla.compile(full_graph=True) forbids to run graphs in its function: those that the person would run."""
+    """torch_xla.compile(full_graph=True) forbids to run graphs in its function: those that the user would run."""
     import torch_xla
 
     extension: Any = torch_xla._XLAC

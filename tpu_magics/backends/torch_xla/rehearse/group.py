@@ -1,10 +1,7 @@
 """The ranks of a rehearsal, connected by torch.distributed's gloo.
 
-What lives here: process groups for all ranks and for some, and what they carry: tensors in host memory. What does not:
-XLA (graph.py), torch_xla's collectives (collectives.py).
-
-Before it moves anything, a collective's ranks tell each other what they are about to do: ranks that do different things
-would hang on a TPU, and give nonsense here.
+Before a collective, its ranks compare what they are about to do: different collectives would hang on a TPU, and give
+wrong values here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How a worker joins a rehearsal.
-
-What lives here: the order of it. What does not: its parts (world.py, group.py, collectives.py).
-"""
+"""How a worker joins a rehearsal."""
 
 from __future__ import annotations
 

@@ -1,11 +1,8 @@
-"""accelerate's random states, made the same on all ranks without a graph.
+"""accelerate's `synchronize_rng_state` in a rehearsal: the host broadcasts the random state, without a graph.
 
-What lives here: what stands in the place of accelerate's `synchronize_rng_state` in a rehearsal. What does not: other
-collectives.
-
-At the beginning of each epoch accelerate (read in 1.15, utils/random.py) moves a generator's state to the device,
-broadcasts it there and ends a step for it. It does so only where there are several ranks: these steps and compiles are
-none of the program's, and would be counted as if they were. Here the host carries the state.
+At the start of each epoch, accelerate (1.15, utils/random.py) moves a generator's state to the device, broadcasts it
+and ends a step. It does so only with several ranks; these steps and compiles are not the program's and must not be
+counted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""Where the ranks of a rehearsal find each other.
-
-What lives here: a folder for the ranks of one host, a port of the first host for those of several. What does not: the
-groups that are made there (group.py), and how the port was found (launch/pods/).
-"""
+"""The store in which the ranks of a rehearsal find each other: a folder for one host, a port of the first host for
+several."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The graphs that were taken from one process, each once.
-
-What lives here: a pending graph -> what travels, what the observer is told of it, and the rows of the batch. What does
-not: what is pending (live.py), its graph (pending.py), and when one is taken (tracer.py).
-"""
+"""The graphs captured from one process, each once."""
 
 from __future__ import annotations
 

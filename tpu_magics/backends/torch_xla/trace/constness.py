@@ -1,10 +1,8 @@
-"""Values that are known although no step is run: they follow from what the host put on the device, and from that alone.
+"""Values that are known although no step is run, because they depend only on inputs from the host.
 
-What lives here: which those are. A mask that came with the batch and is asked whether it masks anything decides which
-program is trained; zero would be another program. What does not: what is answered where they are not known (reads.py).
-
-What depends on a model's parameters counts as not known from the first step on, though the first step still has them:
-later ones have not. Nor is what would be long to compute.
+For example, whether a mask from the batch masks anything decides which program is trained; zero would give another
+program. Values that depend on model parameters count as unknown, even in the first step: in later steps they are. So do
+values that take long to compute.
 """
 
 from __future__ import annotations

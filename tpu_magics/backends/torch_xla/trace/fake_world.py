@@ -1,11 +1,7 @@
-"""Rank 0 of a world whose other ranks are not there.
+"""Rank 0 of a world whose other ranks do not exist: collectives on the host return what rank 0 passes in.
 
-What lives here: what torch_xla, torch.distributed and accelerate have to be told, so that a function that is traced
-takes itself for one of many and waits for nobody: each of the others would have brought what this one brings. What does
-not: collectives on the device: they stay in the graph, which nobody runs.
-
-On a TPU an `xm.rendezvous` and the start of an epoch with accelerate run small graphs of their own, which are none of
-the step's; here they run none.
+Collectives on the device stay in the graph, which is not run. On a TPU, `xm.rendezvous` and the start of an epoch with
+accelerate run small graphs that do not belong to the step; here they run none.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What is different in a graph from the one that was taken before it, with the person's line where that is known.
-
-What lives here: the comparison of two graphs, in a sentence. What does not: why Python made another one of it
-(observe/causes.py), which names a cause where it knows one.
-"""
+"""The difference between two traced graphs in sentences, with the user's lines."""
 
 from __future__ import annotations
 
@@ -17,12 +13,12 @@ from tpu_magics.backends.observing import hlo
 
 SHOWN = 3
 _OP = re.compile(r"^(?:(%|ENTRY )|\s+(?:ROOT )?%?[\w\-.]*\.(\d+) = )", re.MULTILINE)
-OpLine = tuple[hlo.Op, "SourceLine | None"]  # of the person's
+OpLine = tuple[hlo.Op, "SourceLine | None"]  # of the user's
 
 
 @dataclass(frozen=True)
 class GraphListing:
-    """A graph, the person's line of each instruction, and what is known of the parameters: "f32[8,4] weight"."""
+    """A graph, the user's line of each instruction, and what is known of the parameters: "f32[8,4] weight"."""
 
     graph: hlo.Graph
     places: tuple[SourceLine | None, ...]
@@ -61,12 +57,12 @@ def difference(new: GraphListing, old: GraphListing) -> str:
 def _parameters(new: Sequence[str], old: Sequence[str]) -> Iterator[str]:
     now, before = _named(new), _named(old)
     both = [name for name in now if name in before]
-    yield from (f"{name} is {now[name]} now, before {before[name]}" for name in both if now[name] != before[name])
+    yield from (f"{name} is now {now[name]}, before {before[name]}" for name in both if now[name] != before[name])
     if len(new) != len(old):
         known = {f"{types[name]} {name}" for types in (now, before) for name in both}
         for some, others, label in (
-            (new, old, "New among what goes in"),
-            (old, new, "No longer among what goes in"),
+            (new, old, "New inputs"),
+            (old, new, "Removed inputs"),
         ):
             which = [one for one in (Counter(some) - Counter(others)).elements() if one not in known]
             yield from [f"{label}: {_some(which)}"] if which else []
@@ -81,7 +77,7 @@ def _named(parameters: Sequence[str]) -> dict[str, str]:
 
 def _results(new: hlo.Graph, old: hlo.Graph) -> Iterator[str]:
     if len(new.outputs) != len(old.outputs):
-        yield f"{len(new.outputs)} values come out now, before {len(old.outputs)}: other tensors are alive at the sync"
+        yield f"{len(new.outputs)} outputs now, before {len(old.outputs)}: other tensors are alive at the sync"
 
 
 def _some(texts: Sequence[str]) -> str:
@@ -103,7 +99,7 @@ def _lines(new: GraphListing, old: GraphListing) -> Iterator[str]:
             yield f"{place} ({place.code}): {_change(op, place, gone)}"
     if not told:
         lost = _by_line(_first_of(before, _unmatched(before, now)))
-        yield from (f"{p} ({p.code}): {op.opcode} {op.result} is gone" for op, p in lost[:1] if p is not None)
+        yield from (f"{p} ({p.code}): {op.opcode} {op.result} was removed" for op, p in lost[:1] if p is not None)
 
 
 def _with_lines(seen: GraphListing) -> list[OpLine]:
@@ -138,7 +134,7 @@ def _first_of(lines: Sequence[OpLine], changed: Sequence[int]) -> list[OpLine]:
 
 
 def _by_line(lines: Sequence[OpLine]) -> list[OpLine]:
-    """Those of the person's lines, in the order of a file. Constants only where nothing else is: a mean divides by the
+    """Those of the user's lines, in the order of a file. Constants only where nothing else is: a mean divides by the
     number of what it is of."""
     found = (line for line in lines if line[1] is not None and line[0].opcode != "parameter")
     known = sorted(found, key=lambda one: one[1].line if one[1] else 0)

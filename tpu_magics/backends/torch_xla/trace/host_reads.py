@@ -1,8 +1,4 @@
-"""What the host asked for while a function was traced, and where.
-
-What lives here: the notes of it, and their count. What does not: what it was answered (answers.py), and noticing that
-it asks (reads.py).
-"""
+"""The log of host reads during a trace, with their source lines."""
 
 from __future__ import annotations
 
@@ -46,7 +42,7 @@ class HostReadLog:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Our own doing is none of the person's."""
+        """Our own doing is none of the user's."""
         self._silent += 1
         try:
             yield
@@ -85,7 +81,7 @@ class HostReadLog:
             raise _endless(one.place, what)
 
     def _asker(self, frame: FrameType) -> FrameType:
-        """Autograd's own threads have none of the person's frames, but where a hook is the person's."""
+        """Autograd's own threads have none of the user's frames, but where a hook is the user's."""
         if threading.get_ident() == self.thread or self.lines.place(frame) is not None:
             return frame
         # Never of this thread itself: a frame that knows itself keeps alive what its callers hold.
@@ -95,7 +91,8 @@ class HostReadLog:
 def _endless(place: SourceLine | None, what: str) -> TpuMagicsError:
     where = f" at {place} ({place.code})" if place is not None else ""
     return TpuMagicsError(
-        f"The function read {what}{where} {TOO_OFTEN:,} times without a sync in between.",
-        "While it is traced no step is run, and what it reads is zero: a loop that waits for a value may never end.",
-        "Give the loop a fixed number of steps for the preflight.",
+        f"The function read {what}{where} {TOO_OFTEN:,} times without a sync.",
+        "A preflight runs no step, and every value that the function reads is zero. A loop that waits for a value may "
+        "never end.",
+        "Use a fixed number of steps in the loop for the preflight.",
     )

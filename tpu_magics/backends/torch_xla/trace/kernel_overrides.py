@@ -1,12 +1,9 @@
-"""Kernels of ours in the places of torch_xla's, which they can call all the same.
+"""Replaces torch_xla's kernels by Python functions that can still call the original.
 
-What lives here: how an operation gets to ours, and from there to the one it would have run. What does not: what ours do
-(reads.py).
-
-torch gives a kernel out since 2.9 (`torch.library.get_kernel`); ours replaces it there. Before that a replaced kernel
-cannot be called any more. So ours stands where the dispatcher goes before it comes to a device's kernels, at
-`BackendSelect`: each operation passes it, in each thread, and below Python's modes and the functional tensors (read in
-torch 2.8.0: c10/core/DispatchKey.h). All tensors come by there, those of the host too; they are sent on.
+Since torch 2.9 a kernel can be fetched (`torch.library.get_kernel`) and replaced directly. Before, a replaced kernel
+cannot be called any more, so ours is registered where the dispatcher goes before the device kernels, at
+`BackendSelect`: each operation passes it, in each thread, below Python's modes and the functional tensors (torch 2.8.0:
+c10/core/DispatchKey.h). Host tensors pass it too and are forwarded.
 """
 
 from __future__ import annotations

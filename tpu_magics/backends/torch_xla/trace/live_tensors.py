@@ -1,12 +1,9 @@
-"""What lives on the device: its tensors, and those whose values nobody has computed.
+"""The live tensors on the device, and those that are not computed yet.
 
-What lives here: finding them without changing anything, and placeholders for what is pending. What does not: their
-graph (pending.py), and when (tracer.py).
-
-torch_xla's tensors are functional (torch's "Note [Functionalization Pass]"): what Python holds wraps the tensor that
-has a place on the device, and an assignment in place gives the wrapper another one. So the inner tensors are looked
-for: asking torch_xla of a wrapper would bring a view up to date, which would be one more operation in the step's graph.
-Functions of torch_xla's C++ module were read in 2.9.0, those of torch in 2.9.0.
+torch_xla's tensors are functional (torch's "Note [Functionalization Pass]"): the Python object wraps an inner tensor,
+and an in-place assignment gives the wrapper another one. These functions look at the inner tensors: asking torch_xla
+about a wrapper would update a view, which adds an operation to the step's graph. C++ functions as in torch_xla 2.9.0
+and torch 2.9.0.
 """
 
 from __future__ import annotations

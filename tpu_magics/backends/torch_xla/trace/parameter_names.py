@@ -1,10 +1,7 @@
-"""What a person calls the parameters of a graph.
+"""Names for the parameters of a graph: model parameters and buffers, optimizer state, inputs from the host.
 
-What lives here: names of models' parameters and buffers, of what optimizers keep for them, and of what came from the
-host. What does not: the graph (pending.py).
-
-A name is found by the id of the tensor in whose place a tensor lies (pending.py's `alias`): at the end of a step a
-model's parameter is what the step has made of it, and the graph's parameter what it was before.
+A name is found by the id of the tensor whose place a tensor takes (`alias` in pending_graph.py): at the end of a step,
+a model's parameter is the result of the step, and the graph's parameter is its value before.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""The graph of what is pending.
+"""The pending graph, and which parameters donate their memory to an output.
 
-What lives here: taking it from torch_xla, and who takes over whose memory. What does not: which tensors those are
-(live.py), and how their parameters are called (names.py).
-
-Functions of torch_xla's C++ module were read in 2.9.0. Which memory is taken over is decided there when a step ends
-(`SetBufferDonors` in xla_graph_executor.cpp): a parameter of the graph whose tensor's id is the alias id of one of the
-tensors that are computed.
+C++ functions as in torch_xla 2.9.0. Donation is decided when a step ends (`SetBufferDonors` in xla_graph_executor.cpp):
+a parameter whose tensor id is the alias id of one of the computed tensors.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""What the host is answered where nothing has been computed.
+"""Placeholder values for reads of values that were not computed.
 
-What lives here: the values that stand for those that nobody knows, what was asked for in words, and which operation it
-is that the host is about to run. What does not: when they are given (reads.py), and which values are known (truth.py).
-
-Where a shape depends on values, the largest there can be is taken: the program is then at least as large as in
-training.
+If a shape depends on values, the largest possible one is used: then the program is at least as large as in training.
 """
 
 from __future__ import annotations
@@ -12,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-HOST = "XLA has no kernel for it: the host runs it, and the step's graph is cut in two there."
+HOST = "XLA has no kernel for it, so it runs on the host and splits the step's graph."
 VALUE, TENSOR, EQUAL = "a value", "a tensor", "whether tensors are equal"
-CHOSEN = "all elements were taken as chosen, the most there can be"
-DISTINCT = "all elements were taken as distinct, the most there can be"
-TRUE = "it follows from the inputs alone, and was computed"
-FITTED = "as many values were taken as places were chosen"
+CHOSEN = "assumed that all elements are selected, the maximum"
+DISTINCT = "assumed that all elements are distinct, the maximum"
+TRUE = "computed, because it depends only on the inputs"
+FITTED = "assumed that it equals the number of selected elements"
 
 Fill = Callable[[Any, int], Any]  # a tensor, its place among the operands -> the one that stands for it on the host
 
@@ -50,7 +46,7 @@ ASKING: Mapping[str, tuple[Fill, str]] = {
     "aten::equal": (_unequal, EQUAL),
     "aten::nonzero": (_ones, f"the shape of nonzero or x[mask]: {CHOSEN}"),
     "aten::masked_select": (_ones, f"the shape of masked_select: {CHOSEN}"),
-    "aten::repeat_interleave.Tensor": (_ones, "the shape of repeat_interleave: each element was taken once"),
+    "aten::repeat_interleave.Tensor": (_ones, "the shape of repeat_interleave: assumed that each element repeats once"),
     "aten::bincount": (_counted, f"the shape of bincount: {DISTINCT}"),
     "aten::_unique": (_counted, f"the shape of unique: {DISTINCT}"),
     "aten::_unique2": (_counted, f"the shape of unique: {DISTINCT}"),

@@ -1,16 +1,10 @@
-"""Values that the host asks for while nothing is run.
+"""Kernels that answer host reads while no step is run.
 
-What lives here: the operations that are held back, and what each of them does instead. What does not: what is answered
-(answers.py) and noted (asked.py), which values are known (truth.py), how torch calls ours (kernels.py), and syncs
-(tracer.py).
-
-All ways from the device to the host meet in few operations of torch's dispatcher (read in torch 2.9.0 and torch_xla
-2.9.0; with 2.8.0 the same tests pass): `_to_copy` (tensor.cpu()), `copy_` into a tensor of the host, and `_to_cpu`,
-with which torch_xla fetches the operands of each operation that XLA has no kernel for; it runs that on the host then.
-`.item()` and whatever has a shape that depends on values goes that way. Here these operations have a kernel that
-answers with zeros. Everything else is left to torch_xla's own kernels, so that the graph is the one that is trained.
-
-What is known all the same (truth.py) is answered truly. It is a read where something had to be computed for it.
+All ways from the device to the host use a few operations of torch's dispatcher (torch 2.9.0 and torch_xla 2.9.0; the
+same tests pass with 2.8.0): `_to_copy` (tensor.cpu()), `copy_` into a host tensor, and `_to_cpu`, with which torch_xla
+fetches the operands of an operation without an XLA kernel, to run it on the host (`.item()` and operations whose shape
+depends on values too). Here these operations return zeros, or the true value if it is known (constness.py). All other
+operations keep torch_xla's kernels, so the graph is the one that is trained.
 """
 
 from __future__ import annotations
@@ -103,7 +97,7 @@ class ReadKernels:
 
 def _no_memory(*_args: Any, **_kwargs: Any) -> Any:
     raise TpuMagicsError(
-        "A function that asks for the address of a tensor's memory cannot be traced.",
-        "While it is traced, what its steps compute has no memory.",
-        "Leave DLPack and buffer pointers out for the preflight.",
+        "A function that reads the memory address of a tensor cannot be traced.",
+        "A preflight runs no step, so the tensors have no memory.",
+        "Do not use DLPack or buffer pointers in the preflight.",
     )

@@ -1,8 +1,4 @@
-"""Whose line it is that did something.
-
-What lives here: the person's line behind a frame, and the library's in which it happened. What does not: whose code a
-line is (runs/origin.py, observe/sites.py).
-"""
+"""The user's line and the library's line behind a frame."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from tpu_magics.runs.origin import package_of
 if TYPE_CHECKING:
     from tpu_magics.backends.observing.sites import Sites
 
-# Where a tensor's own methods are: what a person calls, whichever library it is in.
+# Where a tensor's own methods are: what a user calls, whichever library it is in.
 _OWN = ("torch_xla", "tpu_magics", "Python", "")
 _TORCH = "torch"
 
@@ -31,14 +27,14 @@ class SourceLineFinder:
         self.sites: Sites | None = None
 
     def place(self, frame: FrameType) -> SourceLine | None:
-        """The innermost line of the person's."""
+        """The innermost line of the user's."""
         if self.sites is None or self.sites.users_frame(frame) is None:
             return None
         site = self.sites.of_frame(frame)
         return SourceLine(site.path, site.line, site.code)
 
     def inside(self, frame: FrameType) -> SourceLine | None:
-        """The innermost line of a library that the person's line called; None where it called none. Those that tensors
+        """The innermost line of a library that the user's line called; None where it called none. Those that tensors
         themselves are made of do not count."""
         if self.sites is None:
             return None
@@ -48,7 +44,7 @@ class SourceLineFinder:
         return None if found is None else _of(found)
 
     def users(self, frames: Sequence[tuple[str, str, int]]) -> SourceLine | None:
-        """The person's line among (function, path, line), innermost first."""
+        """The user's line among (function, path, line), innermost first."""
         site = self.sites.of_places(frames) if self.sites is not None else None
         return SourceLine(site.path, site.line, site.code) if site is not None else None
 

@@ -1,12 +1,8 @@
-"""When a traced function has shown enough of itself.
+"""When a traced function has reached its steady state.
 
-What lives here: which sync ends a step, and which of the graphs are those that later steps run. What does not: the
-graphs (tracer.py). No torch here.
-
-Where a function trains, a step ends with a step of an optimizer: syncs before it only gather gradients, and syncs
-without a backward pass evaluate, make weights or log. These are graphs as well, and say nothing of when to stop. Two
-optimizers that take turns, each with a sync of its own, have a steady graph each. Where nothing is ever trained, graphs
-that repeat themselves are all there is.
+In training, a step ends with an optimizer step: syncs before it accumulate gradients, and syncs without a backward pass
+evaluate, initialize weights or log. Their graphs count, but do not show when to stop. Two optimizers that take turns,
+each with its own sync, have a steady graph each. Without training, a graph that repeats is steady.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ class Sync:
 
     @property
     def trains(self) -> bool:
-        """Whether it ends a step of a training. Without an optimizer of torch's own, the person's code is one."""
+        """Whether it ends a step of a training. Without an optimizer of torch's own, the user's code is one."""
         return bool(self.stepped) or (self.backward and not self.optimizer)
 
 
@@ -76,13 +72,13 @@ class SteadyStateDetector:
             return
         self.ended = (made or len(self.syncs)) < self.steps
         if 0 < made < self.steps:
-            steps = "one step" if made == 1 else f"{made} steps, no two successive ones of which were alike"
+            steps = "one step" if made == 1 else f"{made} steps, and no two consecutive graphs were equal"
             self.notes.append(
-                f"The function made only {steps}: the graph that later steps run may not have been seen. Let it make "
-                "at least three."
+                f"The function made only {steps}. The graph of later steps may be unknown. Let the function make at "
+                "least three steps."
             )
         elif not made and any(sync.optimizer for sync in self.syncs):
-            self.notes.append("The function ended before its optimizer made a step: no step of a training was seen.")
+            self.notes.append("The function ended before its optimizer made a step, so no training step was traced.")
 
     # -- when it is enough ------------------------------------------------------------------------------------------
     def _step_of_training(self) -> bool:
@@ -96,7 +92,7 @@ class SteadyStateDetector:
         ):  # its turn may come: some train one model n times, then another
             return False
         if asleep and known:
-            self.notes.append(f"Optimizers that made no step while the function was traced: {asleep}.")
+            self.notes.append(f"Optimizers that made no step during the trace: {asleep}.")
         self.settled = known
         return known or min(map(len, turns.values())) >= self.steps or len(self.trained) >= WAITS
 
@@ -111,10 +107,12 @@ class SteadyStateDetector:
     def _waited(self, count: int) -> bool:
         if count < WAITS:
             return False
-        what = "gathered gradients, or evaluated" if any(sync.backward for sync in self.syncs[-count:]) else "evaluated"
+        what = (
+            "accumulated gradients or evaluated" if any(sync.backward for sync in self.syncs[-count:]) else "evaluated"
+        )
         when = f"the last {count}" if self.trained else f"the first {count}"
         self.notes.append(
-            f"The trace ended before the function did: {when} syncs only {what}. A graph that comes later is not known."
+            f"The trace ended before the function: {when} syncs only {what}. Graphs that come later are unknown."
         )
         return True
 

@@ -1,8 +1,4 @@
-"""What a step has done since the last sync, as far as it tells what kind of step it is.
-
-What lives here: backward passes, steps of optimizers, and whether there is an optimizer. What does not: what that means
-(settling.py).
-"""
+"""Events since the last sync that show what kind of step it is: backward passes and optimizer steps."""
 
 from __future__ import annotations
 

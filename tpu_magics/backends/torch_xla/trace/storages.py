@@ -1,11 +1,9 @@
-"""The tensor that the storage of a functional tensor keeps: what its views are views of.
+"""The base tensor in the storage of a functional tensor, for which torch has no Python function.
 
-What lives here: fetching it, for which torch has no function. What does not: who needs it (live.py).
-
-A view and its base have a storage in common, and the base's own Python object may be gone: a weight's gradient is the
-transpose of a product that only the storage holds. torch_xla computes it none the less, as a result of its own.
-`FunctionalStorageImpl` (aten/src/ATen/FunctionalStorageImpl.h, torch 2.9.0) has it as `base_`; where that lies in the
-object is found with a new tensor, whose `base_` is known.
+A view and its base share a storage, and the Python object of the base may be gone: a weight's gradient is the transpose
+of a product that only the storage holds. torch_xla still computes it, as a separate result. `FunctionalStorageImpl`
+(aten/src/ATen/FunctionalStorageImpl.h, torch 2.9.0) has it as `base_`; its offset is found with a new tensor whose
+`base_` is known.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What was traced, on its way to the notebook: one JSON file, and one file for each graph.
-
-What lives here: writing it, in the worker. What does not: reading it (preflight/tracing.py).
-"""
+"""Writes the traced graphs for the notebook: one JSON file, and one file per graph."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
-"""What is done at each sync of a function that is traced.
+"""What happens at each sync of a traced function.
 
-What lives here: when the pending graph is taken, placeholders in its place, and the way of what was taken to the
-notebook. What does not: what is pending (live_tensors.py), what is taken (taken.py), when that is enough (settling.py), and the
-reads in between (reads.py).
-
-The functions of torch_xla's C++ module that run a graph were read in 2.9.0: `_xla_step_marker` ends a step,
-`_xla_sync_multi` and `_xla_sync_live_tensors` run a graph within one; `_xla_warm_up_cache` and `_run_cached_graph`
-belong to torch.compile; with `_set_use_eager_mode` each operation is a graph.
+C++ functions of torch_xla 2.9.0 that run a graph: `_xla_step_marker` ends a step, `_xla_sync_multi` and
+`_xla_sync_live_tensors` run a graph within one; `_xla_warm_up_cache` and `_run_cached_graph` belong to torch.compile;
+with `_set_use_eager_mode` each operation is a graph.
 """
 
 from __future__ import annotations
@@ -35,15 +31,16 @@ from tpu_magics.errors import TpuMagicsError
 if TYPE_CHECKING:
     from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
 
-_EAGER = "Eager mode was left off: each operation would be a graph of its own. They are part of the next graph here."
+_EAGER = "Eager mode was ignored: it would compile each operation separately. Here they are part of the next graph."
 _ASTRAY = (
-    "It read values, which were zero while it was traced: where one decides how long it goes on, it may end early."
+    "The function read values, which are zero in a preflight. If one of them decides when it ends, it may end too "
+    "early."
 )
-_HIDDEN = "Up to {} tensors that only C++ holds are not among the results of the graphs; in training they are."
+_HIDDEN = "Up to {} tensors that only C++ code holds are missing from the graph outputs. In training they are outputs."
 
 
 class Tracer:
-    """The tracer of one worker; made and used in the thread that runs the person's function."""
+    """The tracer of one worker; made and used in the thread that runs the user's function."""
 
     def __init__(self, tracing: TraceSpec) -> None:
         self.tracing = tracing
@@ -203,6 +200,6 @@ class Tracer:
 def _no_dynamo(*_args: Any, **_kwargs: Any) -> Any:
     raise TpuMagicsError(
         "A function that uses torch.compile cannot be traced.",
-        "torch.compile(backend='openxla') compiles its graphs by itself, and has to run them for that.",
-        "Take torch.compile out for the preflight: torch_xla compiles the same step as a whole.",
+        "torch.compile(backend='openxla') compiles its own graphs and must run them to do so.",
+        "Remove torch.compile for the preflight: torch_xla compiles the same step as one graph.",
     )

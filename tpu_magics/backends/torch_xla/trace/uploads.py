@@ -1,8 +1,6 @@
-"""What is large, on its way to the device.
+"""Placeholders for large tensors on their way to the device, whose copies would take memory and time.
 
-What lives here: a placeholder in place of a model's large parameters, which nobody looks at while a function is traced,
-and of batches that are too large to compute anything of (truth.py): a copy would take memory and time. What does not:
-all else that comes from the host, which a step may decide by.
+Large parameters of models, and batches too large to compute anything from (constness.py).
 """
 
 from __future__ import annotations
