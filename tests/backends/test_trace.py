@@ -247,7 +247,7 @@ def test_accelerate_and_a_branch_on_the_batch() -> None:
     found = same(accelerated, mlp(), reads=1)
     assert "f32[4,8] x" in steady(found).parameters and found.batch == 4
     [read] = found.reads
-    assert read.what == "a value: it follows from the inputs alone, and was computed"
+    assert read.what == "a value: computed, because it depends only on the inputs"
 
 
 def test_accelerates_own_precision() -> None:

@@ -58,17 +58,17 @@ def test_instructions_find_their_lines_by_their_names() -> None:
         (
             seen(n=9, parameters=("f32[9,8] x",)),
             seen(parameters=("f32[8,8] x",)),
-            "x is f32[9,8] now, before f32[8,8].",
+            "x is now f32[9,8], before f32[8,8].",
         ),
         (
             seen(parameters=("f32[8,8] x", "f32[4] old", "f32[]")),
             seen(parameters=("f32[8,8] x", "f32[]")),
-            "New among what goes in: f32[4] old.",
+            "New inputs: f32[4] old.",
         ),
         (
             seen(parameters=("f32[8,8] x",)),
             seen(parameters=("f32[8,8] x", *(f"f32[4] kept[{n}]" for n in range(5)))),
-            "No longer among what goes in: f32[4] kept[0], f32[4] kept[1], f32[4] kept[2] and 2 more.",
+            "Removed inputs: f32[4] kept[0], f32[4] kept[1], f32[4] kept[2] and 2 more.",
         ),
     ],
 )

@@ -83,7 +83,7 @@ def test_an_optimizer_that_has_not_stepped_is_waited_for() -> None:
     assert (found.settled, count, found.steady) == (True, 12, ("critic", "maker"))
     found, count = run([trained("critic", asleep=1)] * 20)
     assert (found.settled, count) == (True, 10)
-    assert found.notes == ["Optimizers that made no step while the function was traced: 1."]
+    assert found.notes == ["Optimizers that made no step during the trace: 1."]
 
 
 # -- what never trains ------------------------------------------------------------------------------------------------
@@ -103,8 +103,7 @@ def test_an_evaluation_without_end_is_left_before_a_training() -> None:
     found, count = run([evaluated("eval")] * 200)
     assert (found.settled, count, found.steady) == (False, WAITS, ("eval",))
     assert found.notes == [
-        "The trace ended before the function did: the first 64 syncs only evaluated. A graph that comes later is not "
-        "known."
+        "The trace ended before the function: the first 64 syncs only evaluated. Graphs that come later are unknown."
     ]
 
 
@@ -120,12 +119,12 @@ def test_an_evaluation_without_end_after_a_step() -> None:
 @pytest.mark.parametrize(
     ("syncs", "note"),
     [
-        ([trained("first")], "The function made only one step: the graph that later steps run may not have been seen."),
+        ([trained("first")], "The function made only one step. The graph of later steps may be unknown."),
         (
             [trained("first"), trained("second")],
-            "The function made only 2 steps, no two successive ones of which were alike",
+            "The function made only 2 steps, and no two consecutive graphs were equal",
         ),
-        ([gathered("more")] * 3, "The function ended before its optimizer made a step: no step of a training was seen"),
+        ([gathered("more")] * 3, "The function ended before its optimizer made a step, so no training step was traced"),
     ],
 )
 def test_too_few_steps_are_told(syncs: list[Sync], note: str) -> None:
