@@ -24,7 +24,7 @@ _MORE = 128  # of a varint's byte: others follow
 
 
 class HloFrame(NamedTuple):
-    """A line of Python that led to an instruction."""
+    """A line of Python that created an instruction."""
 
     function: str
     path: str
@@ -33,8 +33,8 @@ class HloFrame(NamedTuple):
 
 @dataclass(frozen=True)
 class NumberedModule:
-    """`module`: each instruction's op name ends with "#" and a number, and nothing else in it tells of source lines;
-    `frames`: number -> the Python frames that led to it, innermost first; `names`: number -> the op's name before."""
+    """`module`: each instruction's op name ends with "#" and a number, and it has no other source line metadata;
+    `frames`: number -> the Python frames that created it, innermost first; `names`: number -> the op's name before."""
 
     module: bytes
     frames: Mapping[int, tuple[HloFrame, ...]]
@@ -45,8 +45,8 @@ _Ops = list[tuple[str, tuple[HloFrame, ...]]]  # by their numbers
 
 
 def number_ops(module: bytes, by_type: bool = False) -> NumberedModule:
-    """Take the source lines out of a module. `by_type`: ops are named by their type alone, where the names themselves
-    are counted anew in each step. Raises ValueError where it is no message."""
+    """Remove the source lines from a module, and number its instructions. `by_type`: name ops only by their type, for
+    frameworks whose op names are numbered differently in each step. Raises ValueError if it is not a message."""
     fields = _fields(module)
     index = _Index(next((module[at:end] for number, _, _, at, end in fields if number == _STACK_FRAME_INDEX), b""))
     ops: _Ops = []
@@ -130,8 +130,8 @@ def _at(items: Sequence[_T], number: int, default: _T) -> _T:
 
 
 def _fields(data: bytes) -> list[tuple[int, int, int, int, int]]:
-    """(number, wire type, where its key begins, where its content begins and ends) of each field; a varint's content is
-    its own bytes. A graph has hundreds of thousands of them, nearly all with keys and sizes of one byte."""
+    """(number, wire type, start of its key, start and end of its content) of each field; a varint's content is its own
+    bytes. A graph has hundreds of thousands of fields, nearly all with one-byte keys and sizes."""
     found = []
     place, stop = 0, len(data)
     while place < stop:

@@ -10,7 +10,7 @@ TRACED = "traced.json"  # in the folder of graphs that a worker traced; a graph'
 
 @dataclass(frozen=True)
 class SourceLine:
-    """A line of the user's. `path`: "In [3]", "cell 3" or a file's path; `line` counts from 1."""
+    """A line of the user's code. `path`: "In [3]", "cell 3" or a file's path; `line` counts from 1."""
 
     path: str
     line: int
@@ -22,10 +22,9 @@ class SourceLine:
 
 @dataclass(frozen=True)
 class HostRead:
-    """A value that the host read while the step was traced. It got zero, but where it is `known`: it follows from what
-    the host gave the step, and was computed. `place`: the user's line; `inside`: that of a library where it was read,
-    by the package's name ("transformers/masking_utils.py"), None where the user's line itself reads; `count`: how
-    often, in the whole trace."""
+    """A value that the host read while the step was traced. It got zero, unless the value is `known`: it depends only
+    on the step's inputs and was computed. `place`: the user's line; `inside`: the library's line that read it
+    ("transformers/masking_utils.py"), None if the user's line itself reads; `count`: how often, in the whole trace."""
 
     place: SourceLine | None
     what: str
@@ -36,9 +35,9 @@ class HostRead:
 
 @dataclass(frozen=True)
 class UnsupportedOp:
-    """What a TPU does not run as part of the program. `op`: as the framework or the compiler names it; `text`: why, in
-    a sentence; `kind`: "host" (the op runs on the host, outside of the program), "custom" (a custom call that this TPU
-    does not know) or "compiler" (the compiler's refusal)."""
+    """An operation that a TPU does not run as part of the program. `op`: its name in the framework or compiler; `text`:
+    why, in a sentence; `kind`: "host" (it runs on the host, outside of the program), "custom" (a custom call that this
+    TPU does not have) or "compiler" (the compiler rejects it)."""
 
     op: str
     text: str
@@ -52,12 +51,12 @@ class LoweredGraph:
     """One graph of a training function, as the framework lowers it.
 
     `module`: StableHLO (bytecode or text) for `form` "stablehlo", a serialized HloModuleProto for "hlo"; `hash`: the
-    framework's own of it; `donors`: numbers of the parameters whose memory the outputs may take; `replicas`: copies of
-    the program that run together, with the collectives between them in the graph; `partitions`: devices that one
-    program is split over (SPMD). `site`: where its sync stands; `nth`: which sync of the function, from 0; `steady`:
-    the graph that all later steps run; `parameters`: "f32[768,768] encoder.weight", in the graph's order.
-    `places`: number -> line of the user's; the name of an instruction's op ends with "#" and its number, so that the
-    module itself does not change when a line moves.
+    framework's own; `donors`: numbers of the parameters whose memory outputs may reuse; `replicas`: copies of the
+    program that run together, with collectives between them in the graph; `partitions`: devices that one program is
+    sharded over (SPMD). `site`: the line of its sync; `nth`: the number of its sync, from 0; `steady`: all later steps
+    run this graph; `parameters`: "f32[768,768] encoder.weight", in the graph's order. `places`: number -> the user's
+    line; the op name of an instruction ends with "#" and its number, so that the module does not change when a line
+    moves.
     """
 
     module: bytes = field(repr=False)
@@ -75,12 +74,12 @@ class LoweredGraph:
 
 @dataclass(frozen=True)
 class TraceResult:
-    """What tracing a function gave. `graphs`: the distinct ones in the order of their syncs, the last is steady;
-    `syncs`: how many were seen; `sequence`: for each of them the place of its graph in `graphs` (empty: not known);
-    `settled`: two successive ones were equal; `batch`: rows of the largest input, where they are known; `rows`: the
-    same of each of `graphs`; `changes`: (cause, sentence) of each graph from the third on; `ended`: the function
-    ended by itself before two were equal; `ranks_known`: whether `replicas` of the graphs is how many train together
-    (False: each is the program of one, of how many it does not say)."""
+    """The result of tracing a function. `graphs`: the distinct ones in the order of their syncs, the last is steady;
+    `syncs`: how many there were; `sequence`: for each sync the index of its graph in `graphs` (empty: unknown);
+    `settled`: two consecutive ones were equal; `batch`: rows of the largest input, if known; `rows`: the same for each
+    of `graphs`; `changes`: (cause, sentence) of each graph from the third on; `ended`: the function ended before two
+    were equal; `ranks_known`: whether `replicas` of the graphs is how many train together (False: each is the program
+    of one replica, and their number is unknown)."""
 
     graphs: tuple[LoweredGraph, ...]
     syncs: int

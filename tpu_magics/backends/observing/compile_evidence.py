@@ -10,8 +10,8 @@ from tpu_magics.runs.events import Input, Site
 
 @dataclass(frozen=True)
 class CompileReport:
-    """One compile as the runtime told it. `hash`: the runtime's own; `memory`, `pieces`: see events.Compile (0: a
-    collective with no computation before it); `graph`: before optimisation. What was not told is empty or None."""
+    """What the runtime reports of one compile. `hash`: the runtime's own; `memory`, `pieces`: see events.Compile (0: a
+    collective with no computation before it); `graph`: before optimization. What is not reported is empty or None."""
 
     hash: str = ""
     memory: dict[str, int] | None = None
@@ -23,7 +23,7 @@ class CompileReport:
 @dataclass(frozen=True)
 class CompileEvidence:
     """One compile at a site. `nth`: from 0; `inputs`: what the step received from the host; `through`: (file, function)
-    of the libraries between the user's line and what ran the graph; `trigger`: see events.Compile."""
+    of the libraries between the user's line and the call that ran the graph; `trigger`: see events.Compile."""
 
     site: Site
     nth: int
@@ -46,7 +46,7 @@ class CompileEvidence:
 
 @dataclass(frozen=True)
 class CompileCause:
-    """Why it was compiled: a code of events.CAUSES, a sentence, the fix in a sentence, and what differs."""
+    """Why a graph was compiled: a code of events.CAUSES, a sentence, the fix in a sentence, and what differs."""
 
     cause: str
     text: str
@@ -55,7 +55,7 @@ class CompileCause:
 
 
 def evaluation_batch(size: int, training: int) -> CompileCause:
-    """What there is to say of a first compile: an evaluation with another batch size than training."""
+    """The note for a first compile: an evaluation with another batch size than training."""
     text = f"Evaluation uses batches of {size} (training: {training}), so it compiles its own graph."
     return CompileCause(
         "", text, "Use the training batch size in evaluation. One compile for the evaluation loop remains."

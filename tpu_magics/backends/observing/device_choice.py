@@ -12,7 +12,7 @@ _ASKED = ("cuda.is_available", "mps.is_available", "accelerator.is_available")
 
 
 def find(paths: Iterable[str]) -> tuple[str, int] | None:
-    """The first line in these files, in their order, that asks for a GPU or names the CPU: (path, line)."""
+    """The first line in these files, in order, that checks for a GPU or names the CPU: (path, line)."""
     for path in dict.fromkeys(paths):
         tree = parsed(path)
         lines = sorted(_lines(tree)) if tree is not None else []

@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class GuardedObserver:
-    """An observer. `stopped`: what failed, or ""; `closed`: nothing is watched any more."""
+    """An observer. `stopped`: the error that stopped it, or ""; `closed`: monitoring has ended."""
 
     def __init__(self, writer: EventWriter) -> None:
         self.writer = writer
@@ -24,7 +24,7 @@ class GuardedObserver:
         self.stopped = ""
 
     def stop(self, error: Exception) -> None:
-        """Observing has failed: say so, once, and let the training go on."""
+        """Monitoring failed: record that once, and let the training continue."""
         self.stopped = f"{type(error).__name__}: {error}"
         place = _innermost(error)
         text = f"Monitoring stopped ({self.stopped}{place}). Training continues, but compiles are no longer explained."
@@ -32,7 +32,7 @@ class GuardedObserver:
 
 
 def guarded(method: F) -> F:
-    """Of a method of a `GuardedObserver`. The limits of a run pass."""
+    """For methods of a `GuardedObserver`: errors stop the monitoring; StepLimit and RecompileLimit pass through."""
 
     @functools.wraps(method)
     def call(self: GuardedObserver, *args: Any, **kwargs: Any) -> Any:

@@ -18,8 +18,8 @@ C = TypeVar("C", bound=CompileEvidence)
 
 
 class History(Generic[C]):
-    """What has been compiled so far. `write` takes an event; `distance`: of a new compile from an earlier one, a tuple
-    to compare by; `explain`: why the new one was compiled although the earlier one had been."""
+    """The compiles so far. `write` takes an event; `distance`: of a new compile from an earlier one, a tuple to compare
+    by; `explain`: why the new one was compiled although the earlier one existed."""
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class History(Generic[C]):
         self.kept: defaultdict[int, deque[C]] = defaultdict(lambda: deque(maxlen=KEPT))
 
     def nth(self, site: events.Site) -> int:
-        """Which compile at this site the next one is."""
+        """The number of the next compile at this site."""
         return self.counts[site.id]
 
     def add(self, new: C, first: CompileCause | None = None) -> events.Compile:
-        """Take a compile in and write its record. `first`: what there is to say of a first compile."""
+        """Add a compile and write its record. `first`: a note for a first compile."""
         earlier = self.kept[new.site.id]
         nearest = min(earlier, key=lambda old: self.distance(new, old)) if earlier else None
         verdict = self.explain(new, nearest) if nearest is not None else first

@@ -27,7 +27,7 @@ class LoggedValues:
         raise NotImplementedError
 
     def fetched(self, value: Any) -> Any:
-        """What waited, on the host."""
+        """The value on the host."""
         raise NotImplementedError
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
@@ -39,7 +39,7 @@ class LoggedValues:
                 self.meter.log(str(name), plain(value), step)
 
     def synced(self) -> None:
-        """A step has run: what was logged in it can be read."""
+        """A step has run: the values logged in it can be read."""
         if self.pending:
             self.ready += self.pending
             self.pending = []
@@ -47,14 +47,14 @@ class LoggedValues:
             self.read()
 
     def read(self) -> None:
-        """Read what waits."""
+        """Read the pending values."""
         for name, value, step in self.ready:
             self.meter.log(name, plain(self.fetched(value)), step)
         self.ready = []
         self.last_read = time.monotonic()
 
     def close(self, read: bool) -> None:
-        """Write what is left; `read`: also the tensors logged last, only after a last step."""
+        """Write the rest; `read`: also the tensors logged last, only after a last step."""
         if read:
             self.ready += self.pending
             self.pending = []
@@ -63,7 +63,7 @@ class LoggedValues:
 
 
 def plain(value: Any) -> Any:
-    """A number from a tensor or NumPy value of one element; anything else as it is, or told in words."""
+    """A number from a tensor or NumPy value of one element; other values as they are, or as text."""
     if isinstance(value, (bool, int, float, str)):
         return value
     if getattr(value, "numel", None) is not None and callable(value.numel):

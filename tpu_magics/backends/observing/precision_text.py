@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 def describe_matmuls(request: str, total: int, bf16: int, types: Mapping[str, int]) -> str:
-    """`request`: who asked for what, in words; `total`, `bf16`, `types`: see hlo.multiplications and
+    """`request`: the requested precision, in words; `total`, `bf16`, `types`: see hlo.multiplications and
     hlo.multiplied_types."""
     if not total:
         return f"{request}: the graph has no matmuls and no convolutions."

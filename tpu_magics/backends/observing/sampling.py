@@ -13,7 +13,7 @@ _SHARE = 1 / 200  # ... and this part of the time so far: a long run's records s
 
 
 class PeriodicSampler:
-    """Of one rank. A framework's own says in `look` what there is to look at."""
+    """The sampler of one rank. A framework overrides `look`."""
 
     def __init__(self, write: Callable[[events.Event], object], rank: int) -> None:
         self.write = write
@@ -23,13 +23,13 @@ class PeriodicSampler:
         self.last: dict[str, Any] = {}
 
     def look_now_and_then(self) -> None:
-        """After a step that is `due`."""
+        """After a step, when a sample is `due`."""
         now = time.monotonic()
         self.due = now + max(EVERY, (now - self.started) * _SHARE)
         self.look()
 
     def look(self) -> None:
-        """Record what is new."""
+        """Record what changed."""
         raise NotImplementedError
 
     def _if_new(self, name: str, value: Any, event: events.Event) -> None:

@@ -29,8 +29,9 @@ _files: list[XlaDumps] = []
 
 
 def arrange(folder: Path | None, rank: int | None = None) -> None:
-    """Make the runtime of this process write about its compiles into `folder`; before it starts. Without a folder
-    compiles are noticed, but not explained. `rank`: of a rehearsal, where collectives cut the graphs."""
+    """Make the runtime of this process write about its compiles into `folder`; call it before the runtime starts.
+    Without a folder, compiles are counted, but not explained. `rank`: of a rehearsal, where collectives split the
+    graphs."""
     import os
 
     from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
@@ -43,7 +44,7 @@ def arrange(folder: Path | None, rank: int | None = None) -> None:
 
 @contextmanager
 def observing(writer: EventWriter, watching: ObserverConfig) -> Iterator[TorchObserver]:
-    """Watch this process until the block ends. Only for workers: it changes torch_xla's and accelerate's modules."""
+    """Observe this process until the block ends. Only for workers: it changes torch_xla's and accelerate's modules."""
     from tpu_magics.backends.torch_xla import trace, trainer
     from tpu_magics.backends.torch_xla.observe import hooks
     from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
@@ -78,7 +79,8 @@ def observing(writer: EventWriter, watching: ObserverConfig) -> Iterator[TorchOb
 
 
 def finish() -> bool:
-    """Run what is pending and wait for it, once: fetching tensors one by one would cut the graph at each of them."""
+    """Run pending operations and wait for them, once: fetching tensors one by one would split the graph at each of
+    them."""
     import torch_xla
     import torch_xla.core.xla_model as xm
 

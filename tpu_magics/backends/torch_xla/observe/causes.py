@@ -35,7 +35,7 @@ _PLAIN_OPS = frozenset({"constant", "parameter", "broadcast", "multiply", "add",
 
 @dataclass
 class CompilePair:
-    """A compile and the nearest earlier one of its site. `change`: of their graphs, None where one is not known."""
+    """A compile and the nearest earlier one of its site. `change`: of their graphs, None if one is unknown."""
 
     new: TorchCompileEvidence
     old: TorchCompileEvidence
@@ -52,7 +52,7 @@ class CompilePair:
 
     @property
     def other_ops(self) -> bool:
-        """The graphs have other operations (True also where they are not known)."""
+        """The graphs have other operations (True also if they are unknown)."""
         return self.change is None or not self.change.same_ops
 
     @property
@@ -60,7 +60,7 @@ class CompilePair:
         return self.change.lines() if self.change is not None else ()
 
     def numbers(self) -> dict[str, tuple[Number, Number]]:
-        """Numbers that both knew under the same name and that changed: name -> (old, new)."""
+        """Numbers with the same name in both that changed: name -> (old, new)."""
         return _changed(self.new.snapshot.numbers, self.old.snapshot.numbers)
 
 
@@ -102,7 +102,7 @@ def _library_read(pair: CompilePair) -> CompileCause:
 
 
 def _results_joined(pair: CompilePair) -> CompileCause | None:
-    """Results of batches that are joined on the device, longer with each."""
+    """Batch results that are concatenated on the device and grow."""
     new, change = pair.new, pair.change
     joins = new.told.graph is not None and new.told.graph.counts["concatenate"] > 0
     if change is None or not joins or new.part.activity != "evaluation" or new.part.weights:
@@ -119,7 +119,7 @@ def _results_joined(pair: CompilePair) -> CompileCause | None:
 
 
 def _between_steps(pair: CompilePair) -> CompileCause | None:
-    """What a library leaves to the loader's sync, besides the steps: a sum of losses set back to 0."""
+    """Small graphs that a library leaves to the loader's sync, besides the steps: a sum of losses reset to 0."""
     new, facts = pair.new.part, pair.new.facts
     if new.place is None or new.weights or facts.backward or facts.stepped or pair.new.inputs or not pair.other_ops:
         return None
@@ -129,7 +129,7 @@ def _between_steps(pair: CompilePair) -> CompileCause | None:
 
 
 def _other_place(pair: CompilePair) -> CompileCause | None:
-    """The user's line is the same, but a library runs the graph from another place of it, for the first time."""
+    """The same user's line, but a library runs the graph from another function, for the first time."""
     if pair.new.through == pair.old.through or not pair.other_ops:
         return None
     path, function = next(iter(_outer(pair.new.through, pair.old.through)), ("", ""))
@@ -152,15 +152,15 @@ def _other_place(pair: CompilePair) -> CompileCause | None:
 
 
 def _outer(new: Places, old: Places) -> Places:
-    """The places of the new one that the old one does not have, the one nearest to the user's line first; but what
-    decorates functions last: `wrapper` says nothing."""
+    """The functions that only the new one has, nearest to the user's line first; decorators last: `wrapper` says
+    nothing."""
     return sorted(
         (place for place in reversed(new) if place not in old), key=lambda place: place[0].endswith(_DECORATORS)
     )
 
 
 def _collective_alone(pair: CompilePair) -> CompileCause | None:
-    """In a rehearsal: a line with several collectives, one of which gathers what was there already."""
+    """In a rehearsal: a line with several collectives, one of which gathers values that existed already."""
     if pair.new.told.pieces and pair.old.told.pieces:
         return None
     return CompileCause(
@@ -184,7 +184,7 @@ def _mode_switch(pair: CompilePair) -> CompileCause | None:
 
 
 def _modes(pair: CompilePair) -> Iterator[str]:
-    """Modes that changed, where the graph shows that it matters."""
+    """Modes that changed, if the graph shows that it matters."""
     new, old = pair.new.facts, pair.old.facts
     if not pair.other_ops:
         return
@@ -244,7 +244,7 @@ def _in_graph(pair: CompilePair) -> bool:
 
 
 def _short(pair: CompilePair) -> tuple[int, int] | None:
-    """(full, last) where an input's first dimension became the size of a loader's short last batch, or back."""
+    """(full, last) if an input's first dimension became the size of a loader's short last batch, or back."""
     for _name, new, old in pair.inputs:
         if new.shape[1:] == old.shape[1:] and new.shape and old.shape:
             sizes = (old.shape[0], new.shape[0])
@@ -277,7 +277,7 @@ def _optimizer_state(pair: CompilePair) -> CompileCause | None:
 
 
 def _before_training(pair: CompilePair) -> CompileCause | None:
-    """The earlier graph was no step at all: what a library sets up before the first one."""
+    """The earlier graph was not a step: a library's setup before the first one."""
     new, old = pair.new.facts, pair.old.facts
     if not pair.other_ops or not new.backward or old.backward or old.stepped or pair.old.inputs:
         return None
@@ -415,7 +415,7 @@ def _python_number(pair: CompilePair) -> CompileCause | None:
 
 
 def _baked_now(change: hlo.GraphChange, old: Number, new: Number) -> bool:
-    """Whether the number went from a constant of the graph to its data, or back, as the graph did."""
+    """Whether the number changed from a constant of the graph to an input, or back, as the graph did."""
     if isinstance(new, bool) or _is_baked(old) == _is_baked(new):
         return False
     more, fewer = dict(change.added).get("parameter", 0), dict(change.removed).get("parameter", 0)
@@ -437,7 +437,7 @@ def _in_change(change: hlo.GraphChange, old: Number, new: Number) -> bool:
 
 
 def _derived(size: int, number: Number) -> bool:
-    """A size that is the number, or one more or less (a slice's end, a padding)."""
+    """A size that equals the number, or differs by one (a slice's end, a padding)."""
     return abs(size - number) <= 1
 
 
@@ -455,8 +455,8 @@ def _is_baked(number: Number) -> bool:
 
 
 def _likeliest(named: list[tuple[str, Number, Number]]) -> tuple[str, Number, Number]:
-    """An optimizer's or a module's number, or one with a fraction, before a loop's counter, which changes in every step
-    anyway."""
+    """A number of an optimizer or module, or one with a fraction, before a loop counter, which changes in every
+    step."""
     return min(named, key=lambda one: ("[" not in one[0]) + ("." not in one[0]) + (not isinstance(one[2], float)))
 
 
@@ -521,7 +521,7 @@ def _other_operations(pair: CompilePair) -> CompileCause | None:
 
 
 def _texts(pair: CompilePair) -> Mapping[str, tuple[object, object]]:
-    """Texts and flags of the user's that changed: a way to go on that Python chose."""
+    """The user's strings and flags that changed: a branch that Python took."""
     flags = {name: pairs for name, pairs in pair.numbers().items() if isinstance(pairs[1], bool)}
     return {**flags, **_changed(pair.new.snapshot.texts, pair.old.snapshot.texts)}
 
@@ -568,7 +568,7 @@ RULES: tuple[Callable[[CompilePair], CompileCause | None], ...] = (
 
 
 def _changed(new: Mapping[str, T], old: Mapping[str, T]) -> dict[str, tuple[T, T]]:
-    """What both have under the same name and is not the same: name -> (old, new)."""
+    """What both have under the same name and differs: name -> (old, new)."""
     return {name: (old[name], value) for name, value in new.items() if name in old and _differs(old[name], value)}
 
 
@@ -577,7 +577,7 @@ def _differs(old: object, new: object) -> bool:
 
 
 def _changed_inputs(new: tuple[Input, ...], old: tuple[Input, ...]) -> Iterator[tuple[str, Input, Input]]:
-    """Inputs of the same name (the same place where they have none) that differ: (name, new, old)."""
+    """Inputs with the same name (the same position if they have none) that differ: (name, new, old)."""
     before = {one.name: one for one in old}
     for one in new:
         other = before.get(one.name)

@@ -17,13 +17,13 @@ _LONGEST = 100
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What had happened since the last step when a graph ran.
+    """What happened since the last step when a graph ran.
 
-    `cuts`: sites where the host read a value of this step; `deciding`: those of them that decide where Python goes on;
-    `values`: numbers that it read; `backward`, `stepped`: there was a backward pass, an optimizer step; `optimizer`:
-    its class; `state_made`: the optimizer made its state in it; `autocast`: the kinds of autocast that were entered;
+    `cuts`: sites where the host read a value of this step; `deciding`: those that decide which branch Python takes;
+    `values`: numbers that were read; `backward`, `stepped`: there was a backward pass, an optimizer step; `optimizer`:
+    its class; `state_made`: the optimizer created its state; `autocast`: the kinds of autocast that were entered;
     `grad`: grad mode when it ran; `data_ops`: operations whose shape depends on values; `short`: (full, last) sizes of
-    batches of loaders whose last batch is short and has been handed out; `by_rank`: an all_gather padded by the rank.
+    batches of loaders whose last batch is short and has been returned; `by_rank`: an all_gather padded by the rank.
     """
 
     cuts: tuple[Site, ...] = ()
@@ -43,9 +43,9 @@ class StepFacts:
 @dataclass(frozen=True)
 class TrainingPart:
     """A part of what a user's line runs. `work`: what it does, or ""; `place`: the library's line (None: the user's
-    line is the nearest that is known); `key`: equal for graphs of the same part; `weights`: the graph takes in
-    the parameters of a model; `activity`: "evaluation", "logging", ..., or ""; `first`: its site had none of this part
-    before."""
+    line is the nearest that is known); `key`: equal for graphs of the same part; `weights`: the graph takes the
+    parameters of a model; `activity`: "evaluation", "logging", ..., or ""; `first`: the first graph of this part at its
+    site."""
 
     work: str = ""
     place: Place | None = None
@@ -77,7 +77,7 @@ def short_path(path: str) -> str:
 
 @dataclass(frozen=True)
 class TorchCompileEvidence(compile_evidence.CompileEvidence):
-    """One compile at a site, with what the step had done and what Python knew."""
+    """One compile at a site, with the events of the step and the snapshot of Python values."""
 
     told: XlaCompileReport
     facts: StepFacts = field(default_factory=StepFacts)

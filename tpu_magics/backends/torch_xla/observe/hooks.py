@@ -30,7 +30,7 @@ READS = (
 
 @contextmanager
 def installed(observer: TorchObserver) -> Iterator[None]:
-    """Listen until the block ends. Only for workers."""
+    """Install the hooks until the block ends. Only for workers."""
     undo = [install(observer) for install in _HOOKS]
     tensors = [_once(install(observer)) for install in _TENSOR_HOOKS]
     undo += [*tensors, _before_dynamo(_all(tensors))]
@@ -47,8 +47,8 @@ def _once(undo: Callable[[], None]) -> Callable[[], None]:
 
 
 def _before_dynamo(take_off: Callable[[], None]) -> Callable[[], None]:
-    """torch.compile traces through a tensor's methods, ours too: they come off for good before it begins (torch 2.9:
-    torch/_dynamo/callback.py). Reads are then known by what they run only."""
+    """torch.compile traces through a tensor's methods, and our wrappers: they are removed before it begins (torch 2.9:
+    torch/_dynamo/callback.py). Afterwards reads are only known by the graphs they run."""
     registered: list[Callable[[], None]] = []
 
     def imported(module: Any) -> None:
@@ -64,7 +64,7 @@ def _before_dynamo(take_off: Callable[[], None]) -> Callable[[], None]:
 
 
 def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
-    """Replace an attribute by what `make` makes of it. Returns how to put it back."""
+    """Replace an attribute by `make(attribute)`. Returns how to undo that."""
     original = getattr(owner, name)
     own = name in vars(owner)
     setattr(owner, name, make(original))
@@ -175,7 +175,7 @@ def _reads(observer: TorchObserver) -> Callable[[], None]:
 
 
 def _moves(observer: TorchObserver) -> Callable[[], None]:
-    """`tensor.to(device)`, both ways; a module's own move is not what a step receives."""
+    """`tensor.to(device)`, in both directions; moving a module is not an input of a step."""
     import torch
 
     def make(original: Any) -> Any:
@@ -272,7 +272,7 @@ def _gathers(observer: TorchObserver) -> Callable[[], None]:
 
 
 def _tracker(observer: TorchObserver) -> Callable[[], None]:
-    """Make `accelerator.log(...)` reach the run's records through a tracker of accelerate's own kind (read in 1.15)."""
+    """Send `accelerator.log(...)` to the run's records through an accelerate tracker (1.15)."""
     undo: list[Callable[[], None]] = []
     wanted = [True]
 

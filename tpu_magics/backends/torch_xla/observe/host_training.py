@@ -19,14 +19,14 @@ _SILENT = frozenset({"torch", "torch_xla", "Python", "tpu_magics"})  # whose cho
 
 @dataclass(frozen=True)
 class HostTraining:
-    """A backward pass on the CPU. `model`: the name of what has its gradients, or ""; `files`: those on the stack, the
-    user's first."""
+    """A backward pass on the CPU. `model`: the name of the model with gradients, or ""; `files`: those on the stack,
+    the user's first."""
 
     model: str
     files: tuple[str, ...]
 
     def text(self, sites: Sites, cells: Mapping[str, str]) -> str:
-        """What to tell of a run in which nothing ran on the device."""
+        """The message for a run in which nothing ran on the device."""
         stayed = f"`{self.model}` stayed on the CPU" if self.model else "the model stayed on the CPU"
         chosen = device_choice.find((*self.files, *reversed(list(cells))))
         where = ""
@@ -38,7 +38,7 @@ class HostTraining:
 
 
 def seen(frame: FrameType, sites: Sites) -> HostTraining:
-    """What is to be told of a backward pass that has just run on the host."""
+    """The evidence of a backward pass that has just run on the host."""
     stack = [one for one in outwards(frame) if package_of(one.f_code.co_filename) not in _SILENT]
     names = [name for one in stack[:_FRAMES] for name, model in _models(one) if _has_gradients(model)]
     files = [one.f_code.co_filename for one in stack]
@@ -47,7 +47,7 @@ def seen(frame: FrameType, sites: Sites) -> HostTraining:
 
 
 def _models(frame: FrameType) -> Iterator[tuple[str, Any]]:
-    """The modules that a frame's names hold, themselves or in an attribute."""
+    """The modules in a frame's variables, directly or as an attribute."""
     import torch
 
     used = frame.f_code.co_names

@@ -10,14 +10,14 @@ from tpu_magics.runs.writer import EventWriter
 
 
 class TorchLoggedValues(logged_values.LoggedValues):
-    """The logged values of one rank. `on_type`: told the dtype of each tensor that is logged."""
+    """The logged values of one rank. `on_type`: called with the dtype of each logged tensor."""
 
     def __init__(self, writer: EventWriter, on_type: Callable[[str], None]) -> None:
         super().__init__(writer)
         self.on_type = on_type
 
     def waits(self, value: Any) -> bool:
-        """Whether it lies on a device."""
+        """Whether it is on a device."""
         device = getattr(value, "device", None)
         found = device is not None and getattr(device, "type", "cpu") not in ("cpu", "meta")
         if found:
@@ -25,5 +25,5 @@ class TorchLoggedValues(logged_values.LoggedValues):
         return found
 
     def fetched(self, value: Any) -> Any:
-        """In host memory. After the sync, reading it cuts no graph."""
+        """The value in host memory. After the sync, reading it splits no graph."""
         return value.detach().cpu()

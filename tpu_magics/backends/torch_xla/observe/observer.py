@@ -38,7 +38,7 @@ _EAGER = (
 
 
 class TorchObserver(GuardedObserver):
-    """Steps, compiles, reads and values of one rank; made in the thread that runs the user's function."""
+    """Steps, compiles, reads and values of one rank; create it in the thread that runs the user's function."""
 
     def __init__(
         self, writer: EventWriter, watching: ObserverConfig, files: XlaDumps, precision: TorchPrecisionWatch
@@ -88,7 +88,7 @@ class TorchObserver(GuardedObserver):
 
     @property
     def compiles(self) -> int | None:
-        """Compiles so far as torch_xla counts them, in a rehearsal those of logical graphs; None where not known."""
+        """Compiles so far as torch_xla counts them, in a rehearsal those of logical graphs; None if unknown."""
         if not self.watching.rehearsed:
             return counters.compiles()
         unknown = self.stopped or self.eager_seen or self.pieces is None
@@ -96,7 +96,7 @@ class TorchObserver(GuardedObserver):
 
     @property
     def recompiles(self) -> int | None:
-        """Recompiles so far; None where observing stopped."""
+        """Recompiles so far; None if monitoring stopped."""
         uncounted = self.eager_seen or (self.watching.rehearsed and self.pieces is None)
         return None if self.stopped or uncounted else self.history.recompiles
 
@@ -112,18 +112,18 @@ class TorchObserver(GuardedObserver):
         return self.host_training.text(self.sites, self.watching.cell_names)
 
     def mine(self) -> bool:
-        """Whether this is the thread that is watched, and it is."""
+        """Whether this is the observed thread, and monitoring is on."""
         return not (self.closed or self.stopped) and threading.get_ident() == self.thread
 
     # -- steps ------------------------------------------------------------------------------------------------------
     @guarded
     def before_sync(self, frame: FrameType) -> None:
-        """What ran since the last hook was set off by something else, e.g. a shape that depends on values."""
+        """What ran since the last hook was triggered by something else, e.g. a shape that depends on values."""
         if threading.get_ident() == self.thread:
             self._ran(frame, "library")
 
     def after_sync(self, frame: FrameType) -> None:
-        """A step, if anything was executed since the last one, and at most one for each batch of an XLA loader."""
+        """Count a step if anything ran since the last one, but at most one for each batch of an XLA loader."""
         if self.closed or threading.get_ident() != self.thread:
             return
         ran = self._after_sync(frame) if not self.stopped else self._executed()
@@ -174,7 +174,7 @@ class TorchObserver(GuardedObserver):
 
     @guarded
     def look_at_mesh(self) -> None:
-        """Another sharding, or another model, is another graph: so this is done where one was compiled."""
+        """Another sharding or another model is another graph, so this runs after a compile."""
         self.vitals.look_at_mesh()
 
     def _last_look_at_mesh(self) -> None:
@@ -184,7 +184,7 @@ class TorchObserver(GuardedObserver):
             self.stop(error)
 
     def next_batch(self, batch: Any) -> None:
-        """An XLA loader handed out a batch: the step that it begins has not been counted yet."""
+        """An XLA loader returned a batch: its step has not been counted yet."""
         if threading.get_ident() == self.thread:
             self.loading = True
             self.counted_in_batch = False
@@ -202,13 +202,13 @@ class TorchObserver(GuardedObserver):
     # -- what runs --------------------------------------------------------------------------------------------------
     @guarded
     def ran(self, frame: FrameType, trigger: str, when: str = "") -> None:
-        """Something may have run that is no step of its own."""
+        """Something may have run that is not a step."""
         if threading.get_ident() == self.thread:
             self._ran(frame, trigger, when)
 
     @guarded
     def cut(self) -> None:
-        """A collective on the host, in whichever thread, has run what was pending."""
+        """A collective on the host, in any thread, has run the pending operations."""
         if self.pieces is None:
             return  # it is noticed at the next look, as a graph of its own
         executed, compiled = self._counted()
@@ -218,12 +218,12 @@ class TorchObserver(GuardedObserver):
 
     @guarded
     def made(self) -> None:
-        """A collective on the host has given a tensor."""
+        """A collective on the host has returned a tensor."""
         if self.pieces is not None:
             self.pieces.made()
 
     def _counted(self) -> tuple[int, int]:
-        """How many graphs ran since the last look, and how many of them were compiled."""
+        """How many graphs ran since the last call, and how many of them were compiled."""
         now = self.value("UncachedCompile") or 0
         executed = now + (self.value("CachedCompile") or 0)
         count, self.executed = executed - self.executed, executed
@@ -231,7 +231,7 @@ class TorchObserver(GuardedObserver):
         return count, compiled
 
     def _told(self, count: int, compiled: int, trigger: str) -> list[XlaCompileReport]:
-        """What was compiled, as the user's program has it."""
+        """What was compiled, in terms of the user's program."""
         if self.pieces is None:
             return self.files.read(compiled) if compiled else []
         if trigger == "sync":
@@ -239,7 +239,7 @@ class TorchObserver(GuardedObserver):
         return self.pieces.run(count, compiled, grows=self.doing.backward)
 
     def _ran(self, frame: FrameType, trigger: str, when: str = "") -> bool:
-        """Notice what was executed, and compiled, since the last look. Returns whether anything was."""
+        """Record what ran, and what was compiled, since the last call. Returns whether anything ran."""
         count, compiled = self._counted()
         if counters.eager():
             return self._ran_eagerly(count, compiled) and trigger == "sync"
@@ -258,7 +258,7 @@ class TorchObserver(GuardedObserver):
         return True
 
     def _ran_eagerly(self, count: int, compiled: int) -> bool:
-        """Operations ran one by one: no graph of them is a step's, and none is worth a record. Returns whether any ran
+        """Operations ran one by one: none of their graphs is a step, and none gets a record. Returns whether any ran
         since the last step."""
         if compiled:
             self.files.skip()
@@ -270,8 +270,8 @@ class TorchObserver(GuardedObserver):
         return self.ran_eagerly
 
     def _cut_by_library(self, sites: list[events.Site], count: int) -> None:
-        """Graphs ran in the middle of a step and nobody read a value: a shape was asked for, or a fallback ran. Where
-        that was is known from its first time, when it compiled."""
+        """Graphs ran in the middle of a step without a read: an operation needed a shape, or ran on the host. The line
+        is known from the first time, when it compiled."""
         for site in dict.fromkeys(sites):
             self.doing.cuts[site.id] = site
             self.reads.add(site, 0.0, cut=True, by_op=True, count=max(1, count // len(set(sites))))
@@ -308,7 +308,7 @@ class TorchObserver(GuardedObserver):
         return site
 
     def _first(self, backward: bool) -> CompileCause | None:
-        """What there is to say of a first compile: an evaluation with another batch size than training."""
+        """The note for a first compile: an evaluation with another batch size than training."""
         size, training = self.batch_size, self.training_batch
         if backward or size is None or training is None or size == training:
             return None
@@ -327,7 +327,7 @@ class TorchObserver(GuardedObserver):
         self.reads.add(site, seconds, cut)
 
     def _read_after_cut(self, frame: FrameType, tensor: Any, site: events.Site) -> bool:
-        """Whether the tensor was made in this step, and a collective's cut has run what leads to it."""
+        """Whether the tensor was made in this step, and a collective has already run the graph that leads to it."""
         if self.pieces is None or not self.pieces.going or counters.tensor_id(tensor) <= self.youngest:
             return False
         if counters.tensor_id(tensor) in self.sent:
@@ -347,7 +347,7 @@ class TorchObserver(GuardedObserver):
 
     @contextmanager
     def moving_module(self) -> Iterator[None]:
-        """A module is moved: its parameters are not what a step receives."""
+        """A module is being moved: its parameters are not inputs of a step."""
         self.moving += 1
         try:
             yield
@@ -387,7 +387,7 @@ class TorchObserver(GuardedObserver):
 
     @guarded
     def loaded(self, iterator: Any, batch: Any) -> None:
-        """A DataLoader's iterator handed out a batch; the last one of it may be short."""
+        """A DataLoader's iterator returned a batch; its last one may be short."""
         number = getattr(iterator, "_num_yielded", 0)
         if number == 1 or id(iterator) not in self.loaders:
             self.loaders[id(iterator)] = (step_events.batch_size(batch) or 0, _length(iterator))
@@ -401,8 +401,8 @@ class TorchObserver(GuardedObserver):
             self.loaders.pop(id(iterator), None)
 
     def _note_batch(self) -> None:
-        """The parts of the effective batch, as measured: the batch of steps that go backward, and how many of these
-        make one step of the optimizer."""
+        """The measured parts of the effective batch size: the batch of steps with a backward pass, and how many of
+        these make one optimizer step."""
         if not self.doing.backward or self.batch_size is None:
             return
         self.training_batch = self.batch_size if self.training_batch is None else self.training_batch
@@ -413,7 +413,7 @@ class TorchObserver(GuardedObserver):
 
     # -- values -----------------------------------------------------------------------------------------------------
     def log(self, values: Mapping[str, Any]) -> None:
-        """Record numbers at once; keep a device's tensor until after the sync."""
+        """Record numbers at once; keep tensors on the device until after the sync."""
         self.values.log(values, self.steps.total)
 
     def _logged_type(self, dtype: str) -> None:
@@ -422,12 +422,12 @@ class TorchObserver(GuardedObserver):
     # -- the end ----------------------------------------------------------------------------------------------------
     @guarded
     def ended(self) -> None:
-        """The user's function has ended: what comes now is our own doing."""
+        """The user's function has ended: what follows is our own."""
         self.reads.flush()
         self.vitals.look()
 
     def close(self, read: bool = True) -> None:
-        """Write what is left. `read`: also the tensors logged last; only after a last sync."""
+        """Write the rest. `read`: also the tensors logged last; only after a last sync."""
         if read:
             self._last_look_at_mesh()
         self.closed = True
@@ -438,7 +438,7 @@ class TorchObserver(GuardedObserver):
 
 
 def _length(iterator: Any) -> int | None:
-    """How many batches a DataLoader's iterator hands out; None where that is not known."""
+    """The number of batches of a DataLoader's iterator; None if unknown."""
     try:
         return len(iterator._index_sampler)
     except (TypeError, AttributeError):

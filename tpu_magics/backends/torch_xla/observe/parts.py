@@ -72,7 +72,7 @@ def _joined(activity: str, work: str) -> str:
 
 
 def _forward(frame: FrameType, sites: Sites) -> str:
-    """The class of the module whose forward pass is running, the outermost below the user's line; "" for none."""
+    """The class of the module whose forward pass is running, the outermost one below the user's line; "" if none."""
     import torch
 
     found = ""
@@ -86,7 +86,7 @@ def _forward(frame: FrameType, sites: Sites) -> str:
 
 
 def _called(named: Sequence[Place]) -> Place:
-    """The innermost line of the library that the user called: it says what is done there, in that library's words."""
+    """The innermost line of the library that the user called: it shows what is done there, in that library's terms."""
     outermost = package_of(named[-1][1])
     return list(takewhile(lambda place: package_of(place[1]) == outermost, reversed(named)))[-1]
 
@@ -106,7 +106,7 @@ def _work(kind: str, facts: StepFacts) -> str:
 
 
 def _taken_in(graph: hlo.Graph | None, models: Iterable[tuple[str, Counter[Any]]]) -> str:
-    """The class of the model whose parameters the graph takes in and multiplies by; "" for none."""
+    """The class of the model whose parameters the graph takes and multiplies by; "" if none."""
     if graph is None or not graph.multiplied:
         return ""
     shapes = Counter(parameter.shape for parameter in graph.parameters)

@@ -23,7 +23,7 @@ _MADE = "made by a collective"
 
 @dataclass
 class GraphPieces:
-    """The pieces of the step that is going on, and all logical graphs so far."""
+    """The pieces of the current step, and all logical graphs so far."""
 
     files: XlaDumps
     going: list[str] = field(default_factory=list)
@@ -34,18 +34,18 @@ class GraphPieces:
     _unnamed: int = 0
 
     def cut(self, executed: int, compiled: int) -> None:
-        """A collective ran what was pending: a piece of the step's graph."""
+        """A collective ran the pending operations: a piece of the step's graph."""
         self.going += self._names(executed, compiled)
         if len(self.going) > LONGEST:  # no sync for very long
             self.going = list(dict.fromkeys(self.going))
 
     def made(self) -> None:
-        """A collective gave a tensor. Without the host it would be a part of the graph, also where no other is."""
+        """A collective returned a tensor. Without the host it would be part of the graph, even if nothing else is."""
         self.going.append(_MADE)
 
     def synced(self, executed: int, compiled: int) -> list[XlaCompileReport]:
-        """The step's graph has run to its end, in so many last pieces (0: the collective was the end of it). Returns
-        the logical graphs that are new."""
+        """The step's graph has run to its end, in `executed` last pieces (0: the collective was its end). Returns the
+        new logical graphs."""
         going = self.going
         if executed:
             told = self._new([(*going, name) for name in self._names(executed, compiled)])
@@ -58,9 +58,9 @@ class GraphPieces:
         return told
 
     def run(self, executed: int, compiled: int, grows: bool = False) -> list[XlaCompileReport]:
-        """Something else ran what it needed of the step, which goes on: without the cuts it would have been one graph
-        with all that leads to it, and the step's graph none the less whole. `grows`: what is read depends on all that
-        went before without a sync (weights that were updated); else a loop of reads repeats itself."""
+        """Something else ran a part of the step, which continues: without the splits it would have been one graph with
+        everything that leads to it, and the step's graph would still be whole. `grows`: what is read depends on
+        everything before it without a sync (weights that were updated); otherwise a loop of reads repeats."""
         before = self._before(grows)
         told = self._new([(*before, name) for name in self._names(executed, compiled)])
         return told if compiled else _elsewhere(told)
@@ -69,7 +69,7 @@ class GraphPieces:
         return tuple(self.going if grows else dict.fromkeys(self.going))
 
     def read(self, tensor: int, site: int, grows: bool = False) -> list[XlaCompileReport]:
-        """A tensor that this step made was read, and a cut had run what leads to it already. Without the cut this read
+        """A tensor of this step was read, and a split had already run what leads to it. Without the split, this read
         would have run a graph, once for each tensor."""
         if not self.going or tensor in self._read:
             return []
@@ -106,7 +106,7 @@ class GraphPieces:
             self._told.pop(next(iter(self._told)))
 
     def _name(self, told: XlaCompileReport) -> str:
-        """A name for a graph whose hash was not told: that of its text, else a number."""
+        """A name for a graph without a reported hash: that of its text, else a number."""
         if told.graph is not None:
             return told.graph.digest[:32]
         self._unnamed += 1
@@ -114,15 +114,15 @@ class GraphPieces:
 
 
 def _elsewhere(told: list[XlaCompileReport]) -> list[XlaCompileReport]:
-    """Of pieces that were compiled earlier, or by a collective: their frames are not those of what ran the whole."""
+    """Of pieces that were compiled earlier, or by a collective: their frames are not those that ran the whole."""
     return [replace(one, frames=()) for one in told]
 
 
 def joined(
     key: Sequence[str], parts: Sequence[XlaCompileReport], fresh: dict[str, XlaCompileReport]
 ) -> XlaCompileReport:
-    """The pieces of a logical graph as one; `fresh`: those that were compiled now, whose seconds count (0 where all had
-    been compiled before)."""
+    """The pieces of a logical graph as one report; `fresh`: those that were compiled now, whose seconds count (0 if all
+    had been compiled before)."""
     if not parts:
         return XlaCompileReport(hash=hashlib.sha256(_MADE.encode()).hexdigest()[:32], seconds=0.0, pieces=0)
     if len(parts) == 1:
@@ -148,6 +148,6 @@ def _sum(numbers: Sequence[int | None]) -> int | None:
 
 
 def _largest(memories: Sequence[dict[str, int]]) -> dict[str, int] | None:
-    """Of each use the most that a piece needs: they do not run at the same time."""
+    """The maximum of each use over the pieces: they do not run at the same time."""
     uses = {use for memory in memories for use in memory}
     return {use: max(memory.get(use, 0) for memory in memories) for use in sorted(uses)} or None

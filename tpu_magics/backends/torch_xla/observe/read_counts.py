@@ -52,7 +52,7 @@ class ReadCounter:
             self._write(one, cut)
 
     def flush(self) -> None:
-        """Write the counts as they are now."""
+        """Write the current counts."""
         for kind, cut in ((self.cutting, True), (self.waiting, False)):
             for one in kind.values():
                 if one.count != one.written:

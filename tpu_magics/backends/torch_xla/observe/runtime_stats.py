@@ -17,7 +17,7 @@ OFF_ON_CPU = "off on XLA:CPU: torch_xla 2.9 cannot load cached programs there"
 
 
 class RuntimeStats(PeriodicSampler):
-    """The vital signs of one rank. `waited` tells how long the host has waited for reads so far."""
+    """The statistics of one rank. `waited`: how long the host has waited for reads so far."""
 
     def __init__(
         self, write: Callable[[events.Event], object], rank: int, watching: ObserverConfig, waited: Callable[[], float]
@@ -27,7 +27,7 @@ class RuntimeStats(PeriodicSampler):
         self.waited = waited
 
     def look(self) -> None:
-        """Record what is new."""
+        """Record what changed."""
         self._times()
         for op, count in counters.fallbacks().items():
             self._if_new(f"fallback {op}", count, events.Fallback(self._now(), self.rank, op=op, count=count))
@@ -63,14 +63,14 @@ class RuntimeStats(PeriodicSampler):
             self._if_new("hbm", found, events.Memory(self._now(), self.rank, hbm_used=found[0], hbm_total=found[1]))
 
     def look_at_mesh(self) -> None:
-        """In an SPMD run, between two steps: what lies on the devices, where that is new."""
+        """In an SPMD run, between two steps: the sharding of the parameters, if it changed."""
         if self.watching.spmd:
             fields = spmd.mesh_fields(self.watching.device)
             self._if_new("mesh", fields, events.Mesh(self._now(), self.rank, **fields))
 
     def last_look_at_mesh(self, steps: int) -> None:
-        """When the function has ended, after so many steps. The models that it built itself are gone then, so what was
-        seen while it ran stands."""
+        """When the function has ended, after `steps` steps. Models that it created are gone then, so the last record
+        stands."""
         if "mesh" not in self.last:
             self.look_at_mesh()
         if self.watching.spmd and steps and (text := spmd.nothing_split()):
@@ -78,9 +78,9 @@ class RuntimeStats(PeriodicSampler):
 
 
 def hbm() -> tuple[int, int] | None:
-    """(used, total) bytes of this rank's device; None where the runtime does not tell.
+    """(used, total) bytes of this rank's device; None if the runtime does not report them.
 
-    xm.get_memory_info of torch_xla 2.9 gives bytes_used and bytes_limit on a TPU.
+    On a TPU, xm.get_memory_info of torch_xla 2.9 returns bytes_used and bytes_limit.
     """
     import torch_xla
     import torch_xla.core.xla_model as xm

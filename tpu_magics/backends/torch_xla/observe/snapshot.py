@@ -29,7 +29,7 @@ Number = int | float | bool
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor under a name. `where`: "xla" or "cpu"; `key`: its id while it lives; `leaf`: not made by autograd."""
+    """A named tensor. `where`: "xla" or "cpu"; `key`: its id while it lives; `leaf`: not made by autograd."""
 
     name: str
     dtype: str
@@ -41,9 +41,9 @@ class TensorInfo:
 
 @dataclass
 class FrameSnapshot:
-    """By name; the innermost frame that knows a name counts. `numbers` holds ints, floats and bools of frames, of
-    objects' and modules' attributes and of optimizers' groups; `training`: the mode of each model; `lengths`: how many
-    tensors a list holds; `functions`: qualified names; `models`: by identity, class and shapes of parameters."""
+    """Values by name; the innermost frame with a name counts. `numbers`: ints, floats and bools of frames, of
+    attributes of objects and modules, and of optimizer groups; `training`: the mode of each model; `lengths`: the
+    number of tensors in a list; `functions`: qualified names; `models`: by identity, class and shapes of parameters."""
 
     tensors: dict[str, TensorInfo] = field(default_factory=dict)
     numbers: dict[str, Number] = field(default_factory=dict)
@@ -54,19 +54,20 @@ class FrameSnapshot:
     models: dict[int, tuple[str, Counter[tuple[int, ...]]]] = field(default_factory=dict)
 
     def name_of(self, key: int, dtype: str, shape: tuple[int, ...]) -> str:
-        """The name of a tensor: by identity, else of a tensor in host memory that looks the same; "" for none."""
+        """The name of a tensor: by identity, else of a tensor in host memory with the same dtype and shape; "" if
+        none."""
         same = [one.name for one in self.tensors.values() if one.key == key]
         alike = [one for one in self.tensors.values() if (one.dtype, one.shape) == (dtype, shape)]
         return _plainest(same) or _plainest([one.name for one in alike if one.where == "cpu"])
 
 
 def _plainest(names: list[str]) -> str:
-    """`ids` before `batches[3][0]`: the place of a batch in a list is another one in every step."""
+    """`ids` before `batches[3][0]`: the index of a batch in a list changes in every step."""
     return min(names, key=lambda name: "[" in name, default="")
 
 
 def take(frame: FrameType | None, sites: Sites) -> FrameSnapshot:
-    """Look into the frames from `frame` outwards: all inside the user's innermost, and the user's own behind it."""
+    """Read the frames from `frame` outwards: all inside the user's innermost frame, and the user's own outside it."""
     snapshot = FrameSnapshot()
     users = sites.users_frame(frame)
     inside = True
@@ -82,7 +83,7 @@ def take(frame: FrameType | None, sites: Sites) -> FrameSnapshot:
 
 
 class _FrameReader:
-    """Puts what it finds into a snapshot. Values are only looked at in ways that run no code of the user's."""
+    """Adds what it finds to a snapshot. It only looks at values in ways that run no user code."""
 
     def __init__(self, snapshot: FrameSnapshot) -> None:
         self.snapshot = snapshot
@@ -173,8 +174,8 @@ class _FrameReader:
 
 
 def locals_of(frame: FrameType) -> dict[str, Any]:
-    """The local names of a frame. Until Python 3.12 a function's frame keeps the dict that is asked for, and with it
-    every tensor in it alive, which would change the next graph: so it is emptied, unless somebody else holds it."""
+    """The local variables of a frame. Before Python 3.13, a function's frame keeps the dict of its locals, and with it
+    every tensor in it alive, which would change the next graph. So it is emptied, unless something else holds it."""
     found = frame.f_locals
     names = dict(found)
     if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(found) is dict and sys.getrefcount(found) <= _OURS:
@@ -183,7 +184,7 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
 
 
 def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The items of a container under the names that people know them by: a batch's keys, else `name[i]`."""
+    """The items of a container by name: a batch's keys, else `name[i]`."""
     if isinstance(value, Mapping):
         for key, item in islice(value.items(), 4 * _ITEMS):
             yield (key if isinstance(key, str) else f"{name}[{key!r}]"), item

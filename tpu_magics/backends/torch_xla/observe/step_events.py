@@ -16,7 +16,7 @@ _UNNAMED = "input"
 
 
 class Arrival(NamedTuple):
-    """A tensor that came from the host. `name`: where the batch told it; `key`: its id on the device."""
+    """A tensor that came from the host. `name`: in the batch; `key`: its id on the device."""
 
     name: str
     key: int
@@ -25,7 +25,7 @@ class Arrival(NamedTuple):
 
 
 class StepEvents:
-    """The notes of the step that is going on."""
+    """The events of the current step."""
 
     def __init__(self) -> None:
         self.ops_counted = counters.data_ops()
@@ -33,7 +33,7 @@ class StepEvents:
         self.forget()
 
     def forget(self) -> None:
-        """A new step begins."""
+        """Start a new step."""
         self.arrivals: list[Arrival] = []
         self.cuts: dict[int, Site] = {}
         self.values: list[Number] = []
@@ -52,11 +52,11 @@ class StepEvents:
             self.arrivals.append(Arrival(name, id(tensor), tensor.dtype, tensor.shape))
 
     def batch(self, batch: Any) -> None:
-        """A loader of XLA's own handed out a batch: it is what the step receives."""
+        """An XLA loader returned a batch: the input of the step."""
         self.arrivals = [Arrival(name, id(tensor), tensor.dtype, tensor.shape) for name, tensor in leaves("", batch)]
 
     def look_at_data_ops(self) -> None:
-        """Which of them have run since the last look; each runs a graph, so this is looked at when one has run."""
+        """Which of them ran since the last look. Each runs a graph, so this is called when a graph ran."""
         counted, before = counters.data_ops(), self.ops_counted
         self.ops_counted = counted
         ran = zip(counters.DATA_OPS, counted, before, strict=True)
@@ -68,7 +68,7 @@ class StepEvents:
             self.values.append(value)
 
     def optimizer_steps(self, optimizer: Any) -> None:
-        """With which numbers: a scheduler may have changed them by the time of the sync."""
+        """Keep its learning rates: a scheduler may have changed them by the time of the sync."""
         kind = self.optimizer = type(optimizer).__name__
         for number, group in enumerate(optimizer.param_groups):
             rate = group.get("lr")
@@ -97,8 +97,8 @@ class StepEvents:
         )
 
     def inputs(self, snapshot: FrameSnapshot, parameters: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[Input, ...]:
-        """What the step received, by name: what came from the host in it; and what the user's names hold on the device
-        and the graph takes in (`parameters`: type and shape)."""
+        """The inputs of the step by name: what came from the host, and what the user's variables hold on the device if
+        the graph takes it in (`parameters`: type and shape)."""
         inputs: dict[str, Input] = {}
         for one in self.arrivals:
             dtype, shape = str(one.dtype).removeprefix("torch."), tuple(one.shape)
@@ -127,12 +127,12 @@ _TYPES: Mapping[str, tuple[str, ...]] = {
 
 
 def hlo_types(dtype: str) -> tuple[str, ...]:
-    """How XLA may name torch's type: with XLA_USE_BF16 a float32 is bf16."""
+    """XLA's names for torch's type: with XLA_USE_BF16 a float32 is bf16."""
     return _TYPES.get(dtype, ())
 
 
 def leaves(name: str, value: Any, depth: int = _DEEP) -> Iterator[tuple[str, Any]]:
-    """The tensors of a batch, under the names that people know them by."""
+    """The tensors of a batch, by name."""
     if is_tensor(value):
         yield name, value
     elif depth and isinstance(value, Mapping):
@@ -144,7 +144,7 @@ def leaves(name: str, value: Any, depth: int = _DEEP) -> Iterator[tuple[str, Any
 
 
 def any_on_device(tensors: Any) -> bool:
-    """Whether any of what a backward pass begins at is on the XLA device."""
+    """Whether any tensor that a backward pass starts from is on the XLA device."""
     return any(tensor.is_xla for _name, tensor in leaves("", [tensors]))
 
 

@@ -48,7 +48,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class XlaCompileReport(compile_evidence.CompileReport):
-    """One compile as the runtime told it. `frames`: (function, path, line), innermost first."""
+    """What the runtime reports of one compile. `frames`: (function, path, line), innermost first."""
 
     inputs: int | None = None
     outputs: int | None = None
@@ -57,8 +57,8 @@ class XlaCompileReport(compile_evidence.CompileReport):
 
 @dataclass
 class XlaDumps:
-    """Where they write, for one worker (None: nowhere). `rank`: of a rehearsal, where what is found in the cache is
-    told too; None otherwise. `notes`: what is not told, and why."""
+    """The files of one worker (`folder` None: none). `rank`: of a rehearsal, which also reports graphs found in the
+    cache; otherwise None. `notes`: what is not reported, and why."""
 
     folder: Path | None
     rank: int | None = None
@@ -77,7 +77,7 @@ class XlaDumps:
         return (self.folder or Path()) / "graphs"
 
     def arrange(self, environment: MutableMapping[str, str]) -> None:
-        """Set the variables, before the runtime reads them. What the user set stays as it is."""
+        """Set the variables, before the runtime reads them. The user's settings are kept."""
         try:
             self.graphs.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -105,8 +105,8 @@ class XlaDumps:
         self._set |= {name: (old, environment[name]) for name, old in before.items() if environment.get(name) != old}
 
     def put_back(self, environment: MutableMapping[str, str]) -> None:
-        """The variables as they were, once they have been read: programs that the user's code starts are none of ours.
-        Both libraries read them when they first compile, and never again."""
+        """Restore the variables after they were read: programs that the user's code starts must not inherit them. Both
+        libraries read them at their first compile, and never again."""
         for name, (before, ours) in self._set.items():
             if environment.get(name) == ours:
                 environment.pop(name)
@@ -119,7 +119,7 @@ class XlaDumps:
         return self._compiles(count, self._new_text())
 
     def read_executions(self, count: int, compiled: int) -> tuple[list[str], list[XlaCompileReport]]:
-        """The hashes of the last `count` graphs that ran, oldest first ("": not told), and the `compiled` compiles
+        """The hashes of the last `count` graphs that ran, oldest first ("": not reported), and the `compiled` compiles
         among them."""
         text = self._new_text()
         told = self._compiles(compiled, text) if compiled else []
@@ -127,13 +127,13 @@ class XlaDumps:
         return (hashes if len(hashes) == count else [""] * count), told
 
     def drop(self) -> None:
-        """Nobody reads any more: do not let the file grow."""
+        """Keep the file small when nothing reads it any more."""
         with contextlib.suppress(OSError):
             os.truncate(self.debug_file, 0)
             self.offset = 0
 
     def skip(self) -> None:
-        """What was compiled since the last look is not looked at."""
+        """Ignore what was compiled since the last read."""
         self.put_back(os.environ)
         self.drop()
         self.empty()
@@ -147,7 +147,7 @@ class XlaDumps:
         return [replace(one, seconds=s, graph=g) for one, s, g in zip(told, seconds, graphs, strict=True)]
 
     def _new_text(self) -> str:
-        """What has been written since the last look; the file is emptied when it has grown, as it is appended to."""
+        """The text since the last read; the file is emptied when it is large, because it is only appended to."""
         if not self.debugging:
             return ""
         try:
@@ -197,7 +197,7 @@ def _graph(path: Path) -> hlo.Graph | None:
 
 
 def blocks(text: str) -> Iterator[XlaCompileReport]:
-    """The compiles of a debug file: before each stands what ran it, then "Computation hash", then its sizes."""
+    """The compiles of a debug file: first the cause, then "Computation hash", then the sizes."""
     parts = re.split(r"^Computation hash: .*$", text, flags=re.MULTILINE)
     for before, after in pairwise(parts):
         own = "\n".join(line for line in before.splitlines() if line.startswith("Compilation"))
@@ -230,7 +230,7 @@ def _number(text: str | None) -> int | None:
 
 
 def run(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call what may compile. The rank is looked at once, by the first compile: until then it is said to be 0."""
+    """Call something that may compile. The rank is read once, at the first compile: until then it is set to 0."""
     if _settled or _compiled_or_first():
         return original(*args, **kwargs)
     rank = os.environ[_RANK]

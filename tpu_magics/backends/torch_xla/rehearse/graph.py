@@ -38,8 +38,8 @@ _VIEW = (
 )
 _CAPTURED = (
     'A collective inside a torch.compile(backend="openxla") function cannot be rehearsed on XLA:CPU: the function '
-    "becomes one graph, and a rehearsal runs collectives on the host, outside of graphs. Move the collective out of the "
-    "function (e.g. call xm.optimizer_step after it), or use torch_xla.compile(step)."
+    "becomes one graph, and a rehearsal runs collectives on the host, outside of graphs. Move the collective out of "
+    "the function (e.g. call xm.optimizer_step after it), or use torch_xla.compile(step)."
 )
 
 

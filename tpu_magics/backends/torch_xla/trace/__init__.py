@@ -17,7 +17,7 @@ _going: list[Tracer] = []
 
 
 def begin(tracing: TraceSpec) -> Tracer:
-    """From now on nothing is run in this process. For good: it ends with its function."""
+    """From now on nothing runs in this process, until it ends with its function."""
     from tpu_magics.backends.torch_xla.trace.tracer import Tracer
 
     tracer = Tracer(tracing)
@@ -27,5 +27,5 @@ def begin(tracing: TraceSpec) -> Tracer:
 
 
 def going() -> Tracer | None:
-    """The tracer of this process, if it has one."""
+    """The tracer of this process, if any."""
     return _going[0] if _going else None

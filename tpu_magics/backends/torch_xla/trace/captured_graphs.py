@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class CapturedGraphs:
-    """`graphs`: by torch_xla's own hash; `counts`: as torch_xla counts them; `observer`: who looks on."""
+    """`graphs`: by torch_xla's own hash; `counts`: as torch_xla counts them; `observer`: the observer, as in
+    training."""
 
     def __init__(self, tracing: TraceSpec, names: ParameterNames, lines: SourceLineFinder) -> None:
         self.tracing = tracing
@@ -37,7 +38,8 @@ class CapturedGraphs:
         self.rows: dict[str, int | None] = {}  # of the largest input, by the graph's hash
 
     def add(self, pending: Sequence[Any], frame: FrameType, nth: int, step: bool) -> str:
-        """Take the graph of these inner tensors; returns its hash. `step`: all that is pending; `nth`: of its sync."""
+        """Capture the graph of these inner tensors; returns its hash. `step`: all pending tensors; `nth`: number of its
+        sync."""
         key = graph_hash(pending)
         self.rows[key] = self.rows.get(key) or self._rows_now()
         if key in self.graphs:
@@ -74,12 +76,12 @@ class CapturedGraphs:
         )
 
     def differences(self) -> list[str]:
-        """What is different in each graph from the one before it, in sentences; of the first one nothing."""
+        """The difference of each graph from the one before it, in sentences; "" for the first."""
         pairs = zip(self._seen[1:], self._seen, strict=False)
         return [*[""][: len(self._seen)], *(difference(new, old) for new, old in pairs)]
 
     def batch(self, steady: Sequence[str]) -> int | None:
-        """Rows of what the steady graph was given; where it got nothing new, of what came last before it."""
+        """Rows of the steady graph's input; if it got no new input, of the last one before it."""
         order = [*(one for one in self.graphs if one not in steady), *steady]
         return next((self.rows[one] for one in reversed(order) if self.rows[one]), None)
 
@@ -91,7 +93,7 @@ class CapturedGraphs:
 
 
 class CapturedDumps(XlaDumps):
-    """Stands where the observer reads what the runtime wrote of each graph."""
+    """Replaces the files that the runtime would write for each graph."""
 
     def __init__(self, taken: CapturedGraphs) -> None:
         super().__init__(None)

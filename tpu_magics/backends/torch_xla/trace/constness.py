@@ -22,14 +22,14 @@ _SHAPE = re.compile(r"\[([\d,<=]*)\]")
 
 
 class KnownValues:
-    """What is known in one process; `world`: ranks that it is told of."""
+    """The known values of one process; `world`: number of ranks."""
 
     def __init__(self, world: int) -> None:
         self._alone = world > 1
         self._simple: dict[str, bool] = {}
 
     def has(self, tensor: Any) -> bool:
-        """Whether the true values of this inner tensor can be had: they lie there, or are quickly computed."""
+        """Whether the true values of this inner tensor are available: computed already, or quick to compute."""
         if not is_pending(tensor):
             return not is_placeholder(tensor)
         ids, data = _leaves(tensor)
@@ -42,7 +42,7 @@ class KnownValues:
 
 
 def _leaves(tensor: Any) -> tuple[list[int], list[Any]]:
-    """What lies on the device and leads to it: ids, tensors."""
+    """The inputs on the device that lead to it: ids, tensors."""
     import torch_xla
 
     ids, data = torch_xla._XLAC._get_tensors_xla_device_data_node([tensor])  # 2.9.0
@@ -65,7 +65,7 @@ def _elements(shape: str) -> int:
 
 
 def _parameters() -> set[int]:
-    """The ids of all that is trained, or belongs to a model."""
+    """The ids of everything that is trained or belongs to a model."""
     import torch
 
     kind = torch.nn.Parameter

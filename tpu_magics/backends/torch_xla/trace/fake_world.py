@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def enter(size: int) -> None:
-    """Make this process rank 0 of `size`. For good: the process ends with its rank."""
+    """Make this process rank 0 of `size`, until it ends."""
     import torch.distributed as dist
 
     world.enter(0, size, 0)
@@ -32,7 +32,7 @@ def enter(size: int) -> None:
 
 
 def skip_rendezvous(size: int) -> None:
-    """Have a rendezvous over at once, in a world of any size. torch_xla 2.9 ends a step for it: so does this."""
+    """Let a rendezvous return at once, in a world of any size. It ends a step, as in torch_xla 2.9."""
     import torch_xla
     from torch_xla.core import xla_model
 
@@ -50,7 +50,7 @@ def skip_rendezvous(size: int) -> None:
 
 
 class _FirstRankStates:
-    """Stands where a rehearsal's group gives rank 0's random state to all: this is rank 0."""
+    """Replaces a rehearsal's group, which broadcasts rank 0's random state: this is rank 0."""
 
     def from_first(self, tensor: Tensor, _doing: str) -> Tensor:
         return tensor
@@ -60,7 +60,8 @@ class _FirstRankStates:
 
 
 def _start_groups_alone(dist: Any, size: int) -> None:
-    """Groups meet in a store; this one answers at once, whoever is missing. Those that are not of XLA carry nothing."""
+    """Groups connect through a store; this fake one answers at once, whichever ranks are missing. Groups that are not
+    XLA's do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     original = dist.init_process_group
@@ -74,8 +75,8 @@ def _start_groups_alone(dist: Any, size: int) -> None:
 
 
 def _keep_own_numbers() -> None:
-    """What rank 0 broadcasts and is no training's value is what it has: sizes and places, which the host reads then
-    (DistributedDataParallel builds its buckets of them)."""
+    """Integers that rank 0 broadcasts are its own: sizes and indices that the host reads next (DistributedDataParallel
+    builds its buckets from them)."""
     from torch_xla.distributed import xla_backend  # 2.9.0
 
     original = xla_backend.ProcessGroupXla.broadcast
@@ -94,11 +95,11 @@ def _put(dist: Any, name: str, function: Any) -> None:
 
 
 def broadcast_object_list(object_list: list[Any], *_args: Any, **_kwargs: Any) -> None:
-    """As torch.distributed's: the list already holds what rank 0 brings."""
+    """As torch.distributed's: the list already holds rank 0's objects."""
 
 
 def all_gather_object(object_list: list[Any], obj: Any, *_args: Any, **_kwargs: Any) -> None:
-    """As torch.distributed's: all bring what this rank brings."""
+    """As torch.distributed's: all ranks pass the same object as this one."""
     object_list[:] = [copy.deepcopy(obj) for _ in object_list]
 
 

@@ -18,7 +18,7 @@ OpLine = tuple[hlo.Op, "SourceLine | None"]  # of the user's
 
 @dataclass(frozen=True)
 class GraphListing:
-    """A graph, the user's line of each instruction, and what is known of the parameters: "f32[8,4] weight"."""
+    """A graph, the user's line of each instruction, and its parameters: "f32[8,4] weight"."""
 
     graph: hlo.Graph
     places: tuple[SourceLine | None, ...]
@@ -34,8 +34,8 @@ class GraphListing:
 
 
 def _numbers(text: str) -> list[int]:
-    """The number in the module of each instruction of the text: there they stand in the order in which they were made,
-    which their names tell."""
+    """The number in the module of each instruction of the text: the module has them in the order in which they were
+    made, which is part of their names."""
     computation, keys = 0, []
     for begins, made in _OP.findall(text):
         computation += bool(begins)
@@ -46,7 +46,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def difference(new: GraphListing, old: GraphListing) -> str:
-    """At most three sentences; "" where nothing was found that differs."""
+    """At most three sentences; "" if nothing differs."""
     found = chain(_parameters(new.parameters, old.parameters), _lines(new, old), _results(new.graph, old.graph))
     return " ".join(f"{one}." for one, _ in zip(found, range(SHOWN), strict=False))
 
@@ -69,7 +69,7 @@ def _parameters(new: Sequence[str], old: Sequence[str]) -> Iterator[str]:
 
 
 def _named(parameters: Sequence[str]) -> dict[str, str]:
-    """Name -> type, of those that have a name of their own."""
+    """Name -> type, of parameters with a unique name."""
     pairs = [one.partition(" ") for one in parameters]
     count = Counter(name for _, _, name in pairs)
     return {name: type_ for type_, _, name in pairs if name and count[name] == 1}
@@ -89,7 +89,7 @@ def _some(texts: Sequence[str]) -> str:
 
 
 def _lines(new: GraphListing, old: GraphListing) -> Iterator[str]:
-    """The lines at which the graphs part: their operations are others, on operands that are as before."""
+    """The lines where the graphs start to differ: other operations on operands that did not change."""
     now, before = _with_lines(new), _with_lines(old)
     gone = [before[place] for place in _unmatched(before, now)]
     told: set[SourceLine] = set()
@@ -109,7 +109,7 @@ def _with_lines(seen: GraphListing) -> list[OpLine]:
 
 
 def _unmatched(of: Sequence[OpLine], others: Sequence[OpLine]) -> list[int]:
-    """Places of the operations that the others have not, or have less often."""
+    """Indices of operations that the others do not have, or have less often."""
     left = Counter(map(_key, others))
     left.subtract(map(_key, of))
     found = []
@@ -127,15 +127,15 @@ def _key(line: OpLine) -> tuple[object, ...]:
 
 
 def _first_of(lines: Sequence[OpLine], changed: Sequence[int]) -> list[OpLine]:
-    """Those of the changed operations whose operands have not changed."""
+    """The changed operations whose operands did not change."""
     places = set(changed)
     roots = [at for at in changed if not any(back and at - back in places for back in lines[at][0].operands)]
     return [lines[at] for at in roots]
 
 
 def _by_line(lines: Sequence[OpLine]) -> list[OpLine]:
-    """Those of the user's lines, in the order of a file. Constants only where nothing else is: a mean divides by the
-    number of what it is of."""
+    """Operations with a user's line, in line order. Constants only if there is nothing else: a mean divides by the
+    number of its elements."""
     found = (line for line in lines if line[1] is not None and line[0].opcode != "parameter")
     known = sorted(found, key=lambda one: one[1].line if one[1] else 0)
     return [one for one in known if one[0].opcode != "constant"] or known

@@ -19,7 +19,7 @@ TOO_OFTEN = 10_000  # reads at one place, and no sync
 
 
 class HostReadLog:
-    """The notes of one process, whose function runs in the thread that makes this."""
+    """The reads of one process; create it in the thread that runs the function."""
 
     def __init__(self, lines: SourceLineFinder) -> None:
         self.lines = lines
@@ -34,7 +34,7 @@ class HostReadLog:
         return tuple(replace(one, count=count) for one, count in self._reads.items())
 
     def zeros(self) -> tuple[HostRead, ...]:
-        """Those that were answered with what is not true."""
+        """The reads that returned a placeholder."""
         return tuple(one for one in self.reads() if not one.known)
 
     def refused(self) -> tuple[UnsupportedOp, ...]:
@@ -42,7 +42,7 @@ class HostReadLog:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Our own doing is none of the user's."""
+        """Do not log our own reads."""
         self._silent += 1
         try:
             yield
@@ -54,7 +54,7 @@ class HostReadLog:
         self._since_sync.clear()
 
     def read(self, what: str, known: bool = False, frame: FrameType | None = None) -> None:
-        """A value was fetched. `frame`: of who did it, where that is not who calls this."""
+        """Log that a value was fetched. `frame`: of the caller that fetched it, if that is not the caller of this."""
         if not self._silent:
             found = frame or self._asker(sys._getframe(1))
             text = f"{what.partition(':')[0]}: {TRUE}" if known else what
@@ -63,13 +63,13 @@ class HostReadLog:
             self._note(self._reads, HostRead(place, text, inside=inside, known=known), text)
 
     def ran_on_host(self, op: str) -> None:
-        """An operation that XLA has no kernel for."""
+        """Log an operation without an XLA kernel."""
         if not self._silent:
             place = self.lines.place(self._asker(sys._getframe(1)))
             self._note(self._on_host, UnsupportedOp(op, HOST, "host", place), op)
 
     def part(self, frame: FrameType) -> None:
-        """A part of the step was run by itself, which is done to fetch it."""
+        """Log that a part of the step ran separately, which is done to fetch it."""
         self.read(TENSOR, frame=frame)
 
     def _note(self, into: Counter[HostRead] | Counter[UnsupportedOp], one: HostRead | UnsupportedOp, what: str) -> None:
@@ -81,7 +81,7 @@ class HostReadLog:
             raise _endless(one.place, what)
 
     def _asker(self, frame: FrameType) -> FrameType:
-        """Autograd's own threads have none of the user's frames, but where a hook is the user's."""
+        """Autograd's own threads have no frames of the user, except in the user's hooks."""
         if threading.get_ident() == self.thread or self.lines.place(frame) is not None:
             return frame
         # Never of this thread itself: a frame that knows itself keeps alive what its callers hold.

@@ -18,14 +18,14 @@ Kernel = Callable[..., Any]
 
 
 class KernelOverrides:
-    """Those of one process; they stay as long as this is kept."""
+    """The overrides of one process; they stay as long as this object."""
 
     def __init__(self) -> None:
         self._library: Any = None
 
     def replace(self, name: str, kernel: Kernel) -> Kernel:
-        """Have `kernel` run for aten's operation `name` (its first overload) on XLA; returns what ran before. Both take
-        the dispatcher's keys, then the operation's arguments."""
+        """Run `kernel` for aten's operation `name` (its first overload) on XLA; returns the original. Both take the
+        dispatcher's keys, then the operation's arguments."""
         import torch
 
         if self._library is None:
@@ -59,8 +59,8 @@ def _go_on(operation: Any, keys: Any, *args: Any, **options: Any) -> Any:
 
 
 def _after(keys: Any, options: dict[str, Any]) -> Any:
-    """The keys that are left: those of the tensors, and that of the device that is asked for (as torch's own kernels at
-    BackendSelect have it; torch 2.8.0, torchgen/gen.py: ComputeBackendSelect)."""
+    """The remaining keys: those of the tensors, and that of the requested device (as torch's own kernels at
+    BackendSelect do; torch 2.8.0, torchgen/gen.py: ComputeBackendSelect)."""
     import torch
 
     own = torch._C
@@ -72,8 +72,8 @@ def _after(keys: Any, options: dict[str, Any]) -> Any:
 
 
 def _with_tensors(operation: Any, kernel: Kernel) -> Kernel:
-    """torch hands a tensor that stands for a number of Python (`x.sum() + 32`) over as that number, and takes none
-    back: in the place of a tensor it is made one again."""
+    """torch passes a tensor that stands for a Python number (`x.sum() + 32`) as that number, but does not accept it
+    back, so it is made a tensor again."""
     kinds = [str(one.type).replace("Optional[Tensor]", "Tensor") for one in operation._schema.arguments]
 
     def taking(keys: Any, *args: Any, **options: Any) -> Any:
@@ -90,7 +90,7 @@ def _as(kind: str, value: Any) -> Any:
 
 
 def _tensor(number: complex) -> Any:
-    """As torch's C++ part makes it (c10/core/ScalarType.h: the widest type of its kind)."""
+    """As torch's C++ code does (c10/core/ScalarType.h: the widest type of its kind)."""
     import torch
 
     types = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}

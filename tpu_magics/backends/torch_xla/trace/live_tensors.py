@@ -17,11 +17,11 @@ from tpu_magics.backends.torch_xla.trace import storages
 
 
 def tensors() -> list[Any]:
-    """The inner tensors of this process, each once, in the order in which they were made: so does torch_xla order the
-    results of a step.
+    """The inner tensors of this process, each once, in the order of their creation: torch_xla orders the results of a
+    step like that.
 
-    They are found among all that lives; what was there before the fork is not looked through (launch/process.py freezes
-    it): of that only tensors that moved, and stayed the same objects, are on the device.
+    They are found among all live objects, except those from before the fork (launch/process.py freezes them): of those,
+    only tensors that moved, and stayed the same objects, are on the device.
     """
     outer = outer_tensors()
     outer += _gradients(outer)
@@ -35,7 +35,7 @@ def tensors() -> list[Any]:
 
 
 def outer_tensors() -> list[Any]:
-    """All tensors on the device that Python knows."""
+    """All tensors on the device that Python knows of."""
     import torch
 
     kind = torch.Tensor
@@ -45,7 +45,7 @@ def outer_tensors() -> list[Any]:
 
 
 def inner(tensor: Any) -> Any:
-    """The tensor on the device that a tensor stands for now."""
+    """The tensor on the device that a tensor currently wraps."""
     import torch
 
     return torch._from_functional_tensor(tensor) if torch._is_functional_tensor(tensor) else tensor
@@ -62,8 +62,8 @@ def number(tensor: Any) -> int | None:
 
 
 def alive() -> int:
-    """How many inner tensors there are, those that Python does not know among them, as torch_xla counts; not so where
-    somebody has reset its counters, nor under SPMD."""
+    """The number of inner tensors as torch_xla counts them, including those that Python does not know of. Wrong if its
+    counters were reset, and under SPMD."""
     import torch_xla
 
     count = torch_xla._XLAC._xla_counter_value
@@ -71,13 +71,13 @@ def alive() -> int:
 
 
 def ordered(found: Iterable[Any]) -> list[Any]:
-    """The inner tensors of these, each once, in the order in which they were made."""
+    """The inner tensors of these, each once, in the order of their creation."""
     by_id = _by_id(map(inner, found))
     return [by_id[one] for one in sorted(by_id)]
 
 
 def pending(found: Iterable[Any]) -> list[Any]:
-    """Those inner tensors whose values have to be computed."""
+    """The inner tensors whose values are not computed yet."""
     import torch_xla
 
     found = list(found)
@@ -92,21 +92,21 @@ def is_pending(tensor: Any) -> bool:
 
 
 def is_placeholder(tensor: Any) -> bool:
-    """Whether a tensor that is not pending has no values: a step that was not run would have computed them."""
+    """Whether a tensor that is not pending has no values, because the step that computes them was not run."""
     import torch_xla
 
     return bool(torch_xla._XLAC._is_placecholder(tensor))
 
 
 def give_placeholders() -> None:
-    """Everything pending is taken for computed. Its values have no memory, and exist nowhere."""
+    """Treat everything pending as computed. The values have no memory and do not exist."""
     import torch_xla
 
     torch_xla._XLAC._clear_pending_irs(str(torch_xla.device()))
 
 
 def give_zeros(found: Iterable[Any]) -> None:
-    """Zeros in place of these inner tensors, for the device to fill in."""
+    """Set these inner tensors to zero, on the device."""
     import torch
 
     with torch.no_grad():
@@ -123,7 +123,7 @@ def _by_id(found: Iterable[Any]) -> dict[int, Any]:
 
 
 def _gradients(found: Iterable[Any]) -> Iterator[Any]:
-    """Python need not know a gradient that C++ holds."""
+    """Python may not know of a gradient that C++ holds."""
     return (one.grad for one in found if one.requires_grad and (one.is_leaf or one.retains_grad) and _has_grad(one))
 
 
@@ -132,7 +132,7 @@ def _has_grad(tensor: Any) -> bool:
 
 
 def _in_storages(found: Iterable[Any]) -> Iterator[Any]:
-    """What views are views of."""
+    """The base tensors of views."""
     import torch
 
     bases = (storages.base(one) for one in found if torch._is_functional_tensor(one))
@@ -140,7 +140,7 @@ def _in_storages(found: Iterable[Any]) -> Iterator[Any]:
 
 
 def _saved(found: Iterable[Any]) -> Iterator[Any]:
-    """What autograd keeps for a backward pass that has not been done: the graph of a loss that somebody still holds."""
+    """What autograd saved for a backward pass that has not run: the graph of a loss that is still referenced."""
     nodes = [one.grad_fn for one in found if one.grad_fn is not None]
     seen: set[Any] = set()
     while nodes:

@@ -27,8 +27,8 @@ _WRAPPED = "_orig_module."  # where torch_xla's FSDP v2 keeps the module that it
 
 
 class ParameterNames:
-    """Knows the models of a process: those that were moved to the device, which may be older than the process, and
-    those that were made in it."""
+    """The models of a process: those that moved to the device (they may be older than the process), and those created
+    in it."""
 
     def __init__(self) -> None:
         self._moved: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -39,7 +39,7 @@ class ParameterNames:
         return self._moving > 0
 
     def install(self) -> None:
-        """Notice the models that are moved, whatever holds them. For good."""
+        """Record every model that moves, until the process ends."""
         import torch
 
         original = torch.nn.Module._apply
@@ -59,7 +59,7 @@ class ParameterNames:
     def told(
         self, parameters: Sequence[Any], ids: Sequence[int], frame: FrameType, observer: TorchObserver | None
     ) -> Any:
-        """What is known of each parameter: its type, and its name. `ids`: of their tensors; `frame`: where it ends."""
+        """The type of each parameter, and its name if known. `ids`: of their tensors; `frame`: the line of the sync."""
         known = self._known(frame, observer)
         return tuple(
             f"{type_} {known[one]}" if one in known else str(type_)
@@ -95,7 +95,7 @@ def _instances(living: Iterable[Any], kind: type) -> list[Any]:
 
 
 def _outermost(models: Iterable[Any]) -> list[Any]:
-    """The models that are no part of another one of them, and have parameters or buffers on the device."""
+    """The models that are not part of another one, and have parameters or buffers on the device."""
     each = {id(model): model for model in models if hasattr(model, "_modules")}
     inside = {id(part) for model in each.values() for part in model.modules() if part is not model}
     return [model for key, model in each.items() if key not in inside and _is_there(model)]
@@ -106,7 +106,7 @@ def _is_there(model: Any) -> bool:
 
 
 def _labels(models: Sequence[Any], frame: FrameType) -> dict[int, str]:
-    """What each of several models is called: as a variable, else by its class."""
+    """A name for each of several models: its variable, or its class."""
     variables = {id(value): name for name, value in reversed(list(_variables(frame)))}
     labels = {id(model): variables.get(id(model)) or type(model).__name__ for model in models}
     count = Counter(labels.values())
@@ -116,7 +116,7 @@ def _labels(models: Sequence[Any], frame: FrameType) -> dict[int, str]:
 
 
 def _variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
-    """The names of the functions that are running, the innermost first."""
+    """The variables of the running functions, innermost first."""
     for one in outwards(frame):
         yield from snapshot.locals_of(one).items()
         yield from list(one.f_globals.items())
@@ -130,7 +130,7 @@ def _kept_by(optimizer: Any, owners: Mapping[int, str]) -> Iterator[tuple[int, s
 
 
 def _inputs(frame: FrameType, observer: TorchObserver) -> Iterator[tuple[int, str]]:
-    """What came from the host, by the batch's own name for it or the variable that holds it."""
+    """Inputs from the host, by their name in the batch or the variable that holds them."""
     variables = {seen.key: name for name, seen in snapshot.take(frame, observer.sites).tensors.items()}
     names = {**variables, **{one.key: one.name for one in observer.doing.arrivals if one.name}}
     for one in outer_tensors():

@@ -16,9 +16,8 @@ _ALIAS = re.compile(r"^AliasID: (\d+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class PendingGraph:
-    """A pending graph. `module`: serialized HloModuleProto; `text`: the same to read; `ids`: of the tensors that are
-    its parameters, in their order (-1: a number of Python's); `donors`: numbers of parameters whose memory may be taken
-    over."""
+    """A pending graph. `module`: serialized HloModuleProto; `text`: the same as text; `ids`: of the tensors that are
+    its parameters, in order (-1: a Python number); `donors`: numbers of parameters whose memory outputs may reuse."""
 
     module: bytes
     text: str
@@ -27,7 +26,7 @@ class PendingGraph:
 
     @classmethod
     def of(cls, found: Sequence[Any], step: bool = True) -> PendingGraph:
-        """The graph of these inner tensors. `step`: all that is pending; else nothing is taken over."""
+        """The graph of these inner tensors. `step`: all pending tensors; otherwise nothing is donated."""
         import torch_xla
 
         extension = torch_xla._XLAC
@@ -47,7 +46,7 @@ def graph_hash(found: Sequence[Any]) -> str:
 
 
 def alias(tensor: Any) -> int:
-    """The id of the tensor whose place an inner tensor takes: its own, or that of the one that was assigned to."""
+    """The id of the tensor whose place an inner tensor takes: its own, or that of the tensor it was assigned to."""
     import torch_xla
 
     told = _ALIAS.search(torch_xla._XLAC._get_xla_tensor_debug_info(tensor))

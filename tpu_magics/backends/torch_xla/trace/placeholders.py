@@ -62,7 +62,7 @@ def is_mask(tensor: Any) -> bool:
 
 
 def fits(values: Any, into: Any, places: Sequence[Any]) -> bool:
-    """Whether there is a value for each place, where all that a mask can choose are chosen."""
+    """Whether there is a value for each position, if a mask selects all of them."""
     import torch
 
     chosen: list[Any] = []
@@ -80,14 +80,14 @@ def fits(values: Any, into: Any, places: Sequence[Any]) -> bool:
 
 
 class Fallbacks:
-    """Which operation the host runs: torch_xla counts it by its name before it fetches the operands."""
+    """The operations that run on the host: torch_xla counts each by name before it fetches the operands."""
 
     def __init__(self) -> None:
         self.counts = self._read()
         self.last = "an operation"
 
     def newest(self) -> tuple[str, bool]:
-        """The name of the operation that runs now, and whether it has just begun."""
+        """The name of the operation that runs now, and whether it has just started."""
         counts = self._read()
         begun = [name for name, count in counts.items() if count != self.counts.get(name, 0)]
         self.counts = counts

@@ -22,8 +22,8 @@ from tpu_magics.errors import TpuMagicsError
 
 
 class ReadKernels:
-    """Answers for one process. `asked`: notes what was asked; `world`: ranks that it is told of; `uploads`: what stands
-    for what is large (None: all of it is brought to the device)."""
+    """The kernels of one process. `asked`: the log of reads; `world`: number of ranks; `uploads`: placeholders for
+    large tensors (None: all are moved to the device)."""
 
     def __init__(self, asked: HostReadLog, world: int, uploads: Uploads | None) -> None:
         self.asked = asked
@@ -34,7 +34,7 @@ class ReadKernels:
         self._original: dict[str, Callable[..., Any]] = {}
 
     def install(self) -> None:
-        """From now on, in all threads of this process. For good."""
+        """From now on, in all threads of this process, until it ends."""
         import torch_xla
 
         own: dict[str, Callable[..., Any]]
@@ -60,14 +60,14 @@ class ReadKernels:
         return into.zero_()
 
     def _is_told(self, tensor: Any) -> bool:
-        """Whether a tensor that is fetched is known; note it where a step would be cut for it."""
+        """Whether the values of a fetched tensor are known; log it if the read would split a step."""
         known = self.truth.has(tensor)
         if not known or is_pending(tensor):
             self.asked.read(TENSOR, known)
         return known
 
     def _to_cpu(self, keys: Any, tensors: Sequence[Any]) -> list[Any]:
-        """The operands of an operation that the host is about to run."""
+        """The operands of an operation that is about to run on the host."""
         name, new = self._fallbacks.newest()
         fill, what = ASKING.get(name, (zeros, ""))
         known = [not one.is_xla or self.truth.has(one) for one in tensors]
@@ -82,7 +82,7 @@ class ReadKernels:
         ]
 
     def _index_put_(self, keys: Any, into: Any, places: Sequence[Any], values: Any, *accumulate: Any) -> Any:
-        """x[mask] = values: they were counted before, and all places are chosen now."""
+        """x[mask] = values: the number of values is fixed, but here the mask selects all positions."""
         unknown = any(one is not None and is_mask(one) and not self.truth.has(one) for one in places)
         if unknown and not fits(values, into, places):
             self.asked.read(f"the number of values in x[mask] = values: {FITTED}")
@@ -91,7 +91,7 @@ class ReadKernels:
 
     # -- what is no operation -----------------------------------------------------------------------------------------
     def _cpu_tensors(self, tensors: Sequence[Any]) -> list[Any]:
-        """In place of torch_xla's own way for many tensors at once (xm.save, xm.mesh_reduce)."""
+        """Replaces torch_xla's function for many tensors at once (xm.save, xm.mesh_reduce)."""
         return [one.cpu() if one.is_xla else one for one in tensors]
 
 

@@ -17,7 +17,7 @@ from tpu_magics.backends.torch_xla.trace.live_tensors import inner, number
 
 
 def settle(pending: Sequence[Any]) -> None:
-    """Give each of these inner tensors a sharding that has none. They must be pending: then it is noted and no more."""
+    """Give a sharding to each of these inner tensors that has none. They must be pending: then it is only noted."""
     import torch_xla
     from torch_xla.distributed.spmd import ShardingType
 
@@ -37,7 +37,7 @@ def settle(pending: Sequence[Any]) -> None:
 
 
 def _like_parameters() -> Iterator[tuple[Any, Any]]:
-    """(tensor, the parameter that it belongs to)."""
+    """(tensor, the parameter it belongs to)."""
     for parameter, state in (item for optimizer in optimizers.living() for item in optimizer.state.items()):
         kept = state.values() if isinstance(state, dict) else ()
         yield from ((one, parameter) for one in _on_device((*kept, parameter.grad)))

@@ -21,21 +21,21 @@ _TORCH = "torch"
 
 
 class SourceLineFinder:
-    """Finds lines as soon as it has `sites`: an observer's."""
+    """Finds lines as soon as it has the `sites` of an observer."""
 
     def __init__(self) -> None:
         self.sites: Sites | None = None
 
     def place(self, frame: FrameType) -> SourceLine | None:
-        """The innermost line of the user's."""
+        """The innermost line of the user's code."""
         if self.sites is None or self.sites.users_frame(frame) is None:
             return None
         site = self.sites.of_frame(frame)
         return SourceLine(site.path, site.line, site.code)
 
     def inside(self, frame: FrameType) -> SourceLine | None:
-        """The innermost line of a library that the user's line called; None where it called none. Those that tensors
-        themselves are made of do not count."""
+        """The innermost line of a library that the user's line called; None if there is none. Code of tensors
+        themselves does not count."""
         if self.sites is None:
             return None
         is_users = self.sites.is_users

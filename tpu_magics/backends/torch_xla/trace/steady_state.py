@@ -15,9 +15,9 @@ FORWARD = 8  # equal ones in a row, of a function without optimizer and backward
 
 @dataclass(frozen=True)
 class Sync:
-    """What ended at a sync. `graph`: the hash of what was pending; `backward`: whether there was a backward pass in it;
-    `stepped`: the optimizers that made a step; `optimizer`: whether there is one; `asleep`: how many there are that
-    have made no step so far."""
+    """What ended at a sync. `graph`: the hash of the pending graph; `backward`: there was a backward pass; `stepped`:
+    the optimizers that made a step; `optimizer`: whether there is an optimizer; `asleep`: how many have made no step so
+    far."""
 
     graph: str
     backward: bool = False
@@ -27,14 +27,14 @@ class Sync:
 
     @property
     def trains(self) -> bool:
-        """Whether it ends a step of a training. Without an optimizer of torch's own, the user's code is one."""
+        """Whether it ends a training step. Without a torch optimizer, the user's code is one."""
         return bool(self.stepped) or (self.backward and not self.optimizer)
 
 
 @dataclass
 class SteadyStateDetector:
-    """The syncs of a function so far. `steps`: so many steps at most; `notes`: what is left open, in sentences;
-    `ended`: the function ended before that."""
+    """The syncs of a function so far. `steps`: the most steps; `notes`: what stays unknown, in sentences; `ended`: the
+    function ended before that."""
 
     steps: int
     syncs: list[Sync] = field(default_factory=list)
@@ -43,7 +43,7 @@ class SteadyStateDetector:
     ended: bool = False
 
     def add(self, sync: Sync) -> bool:
-        """Another sync. Returns whether enough has been seen."""
+        """Add a sync. Returns whether the trace can stop."""
         self.syncs.append(sync)
         if sync.trains:
             return self._step_of_training()
@@ -57,7 +57,7 @@ class SteadyStateDetector:
 
     @property
     def steady(self) -> tuple[str, ...]:
-        """The graphs that later steps run, as far as is known, in the order in which they came last."""
+        """The graphs that later steps run, as far as known, in the order of their last sync."""
         if self.trained:
             newest = {sync.stepped: sync.graph for sync in self.trained}
             kept = {graph: None for graph in reversed([s.graph for s in self.trained]) if graph in newest.values()}
@@ -66,7 +66,7 @@ class SteadyStateDetector:
         return tuple(gathered[-1:])
 
     def at_end(self) -> None:
-        """The function has ended by itself: note what that leaves open."""
+        """The function has ended: note what stays unknown."""
         made = len(self.trained)
         if self.settled or not self.syncs:
             return
@@ -97,7 +97,7 @@ class SteadyStateDetector:
         return known or min(map(len, turns.values())) >= self.steps or len(self.trained) >= WAITS
 
     def _forward(self) -> bool:
-        """Without an optimizer to train anything: the same over and over, or never the same."""
+        """Without an optimizer: always the same graph, or never the same."""
         if any(sync.backward or sync.optimizer for sync in self.syncs):
             return False
         last = [sync.graph for sync in self.syncs]
@@ -118,5 +118,5 @@ class SteadyStateDetector:
 
 
 def _last(syncs: list[Sync]) -> int:
-    """The place of the last step of a training."""
+    """The index of the last training step."""
     return max(place for place, sync in enumerate(syncs) if sync.trains)

@@ -10,7 +10,7 @@ from tpu_magics.backends.torch_xla.trace.steady_state import Sync
 
 
 class TraceStepEvents:
-    """The notes of one process."""
+    """The events of one process."""
 
     def __init__(self) -> None:
         self._backward = False
@@ -18,7 +18,7 @@ class TraceStepEvents:
         self._known: dict[int, Any] = {}
 
     def install(self) -> None:
-        """Begin to listen. For good."""
+        """Start to record, until the process ends."""
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -39,7 +39,7 @@ class TraceStepEvents:
         self._stepped.add(id(optimizer))
 
     def since_last(self, graph: str) -> Sync:
-        """What ended at a sync."""
+        """The events that ended at a sync."""
         asleep = [one for one in _optimizers() if id(one) not in self._known]
         found = Sync(graph, self._backward, frozenset(self._stepped), bool(self._known or asleep), len(asleep))
         self._backward, self._stepped = False, set()
@@ -47,5 +47,5 @@ class TraceStepEvents:
 
 
 def _optimizers() -> list[Any]:
-    """Those of this process, and what is inside of accelerate's, which have no step of their own."""
+    """The optimizers of this process, and those inside accelerate's wrappers, which have no step of their own."""
     return [getattr(one, "optimizer", one) for one in optimizers.living()]

@@ -19,7 +19,7 @@ _WORD = ctypes.sizeof(ctypes.c_void_p)
 
 
 def base(tensor: Any) -> Any:
-    """The inner tensor in the storage of a functional tensor; None where there is none, or it cannot be fetched."""
+    """The inner tensor in the storage of a functional tensor; None if there is none, or it cannot be fetched."""
     place = _place()
     if place is None:
         return None
@@ -29,7 +29,7 @@ def base(tensor: Any) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _place() -> int | None:
-    """Where `base_` lies in a storage, in bytes."""
+    """The offset of `base_` in a storage, in bytes."""
     import torch
     import torch_xla
 
@@ -44,7 +44,7 @@ def _place() -> int | None:
 
 @functools.lru_cache(maxsize=1)
 def _wrap() -> Any:
-    """A C++ tensor as a Python object; None where torch has no such function."""
+    """A function that wraps a C++ tensor as a Python object; None if torch does not have it."""
     import torch
 
     library = ctypes.PyDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_python.so"))

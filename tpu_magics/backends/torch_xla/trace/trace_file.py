@@ -20,7 +20,7 @@ def write(
     refused: Sequence[UnsupportedOp],
     **more: Any,
 ) -> None:
-    """Write all of it; `graphs`: with whether it is the steady one; `more`: other fields of Traced."""
+    """Write all of it; `graphs`: with whether each is steady; `more`: other fields of TraceResult."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     told = []
     for number, (graph, steady) in enumerate(graphs):
@@ -39,7 +39,7 @@ def write(
 
 
 def write_reads(folder: Path, reads: Sequence[HostRead]) -> None:
-    """What has been read so far, a line each: where the function fails, they may be why."""
+    """The reads so far, one per line: if the function fails, they may be the cause."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (folder / READS).write_text("\n".join(dict.fromkeys(map(_told, reads))))
 

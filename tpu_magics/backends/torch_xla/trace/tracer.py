@@ -40,7 +40,7 @@ _HIDDEN = "Up to {} tensors that only C++ code holds are missing from the graph 
 
 
 class Tracer:
-    """The tracer of one worker; made and used in the thread that runs the user's function."""
+    """The tracer of one worker; created and used in the thread that runs the user's function."""
 
     def __init__(self, tracing: TraceSpec) -> None:
         self.tracing = tracing
@@ -61,17 +61,18 @@ class Tracer:
 
     # -- what the observer asks instead of the runtime's counters ---------------------------------------------------
     def value(self, name: str) -> int:
-        """Graphs so far, as torch_xla counts them: "UncachedCompile" for new ones, "CachedCompile" for known ones."""
+        """Number of graphs so far, as torch_xla counts them: "UncachedCompile" for new ones, "CachedCompile" for known
+        ones."""
         return self.taken.counts[name]
 
     @property
     def files(self) -> XlaDumps:
-        """What the runtime would have written of each graph."""
+        """What the runtime would have written for each graph."""
         return CapturedDumps(self.taken)
 
     @property
     def observer(self) -> TorchObserver | None:
-        """Who looks on, as in training."""
+        """The observer, as in training."""
         return self._observer
 
     @observer.setter
@@ -87,7 +88,7 @@ class Tracer:
         observer.values.read = quiet  # type: ignore[method-assign]
 
     def install(self) -> None:
-        """Listen to all that runs a graph; from here on nothing is computed."""
+        """Intercept everything that runs a graph; from here on nothing is computed."""
         import torch_xla
 
         extension = torch_xla._XLAC
@@ -123,12 +124,12 @@ class Tracer:
         return result
 
     def _all_live(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A cut within a step."""
+        """A split within a step."""
         self._take_all(sys._getframe(1))
         return original(*args, **kwargs)
 
     def _part(self, original: Callable[..., Any], tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        """A graph that leads to these tensors alone; the rest of the step stays whole."""
+        """A graph of these tensors alone; the rest of the step stays whole."""
         found = live_tensors.pending(live_tensors.ordered(tensors))
         if not found:
             return None
@@ -144,7 +145,7 @@ class Tracer:
 
     # -- taking a graph ---------------------------------------------------------------------------------------------
     def _take_all(self, frame: FrameType) -> str | None:
-        """The graph of all that is pending, which has placeholders for values afterwards; None where nothing is."""
+        """Capture the graph of all pending tensors, which become placeholders; None if nothing is pending."""
         found = live_tensors.tensors()
         pending = live_tensors.pending(found)
         taken = self._take(pending, frame)
@@ -156,14 +157,14 @@ class Tracer:
         return taken
 
     def _take(self, pending: Sequence[Any], frame: FrameType, step: bool = True) -> str | None:
-        """The graph of these tensors. None where there are none."""
+        """Capture the graph of these tensors. None if there are none."""
         if not pending:
             return None
         return self.taken.add(pending, frame, len(self.settling.syncs), step)
 
     # -- the end ----------------------------------------------------------------------------------------------------
     def finish(self) -> bool:
-        """The function has ended: what it left pending is a graph as well. Returns whether anything was."""
+        """The function has ended: capture what is still pending. Returns whether anything was."""
         syncs = len(self.settling.syncs)
         taken = None if self.settling.settled else self._take_all(sys._getframe(1))
         if taken is not None:
