@@ -12,7 +12,7 @@ from tpu_magics.errors import TpuMagicsError
 
 
 def _from(module: str, name: str) -> Any:
-    """A method that is a function of one of this folder's files, imported when it is first called."""
+    """A method that is a function of a module in this folder, imported at its first call."""
 
     def method(_self: object, *args: Any, **kwargs: Any) -> Any:
         return getattr(import_module(f"{__name__}.{module}"), name)(*args, **kwargs)

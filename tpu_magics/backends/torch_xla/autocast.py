@@ -12,7 +12,7 @@ from tpu_magics.backends.torch_xla.post_import import PostImport
 
 
 def arrange() -> None:
-    """Let it do on XLA:CPU what it does on a TPU, once it is imported. Only for workers."""
+    """Make it work on XLA:CPU as on a TPU, once it is imported. Only for workers."""
     PostImport().when_imported("torch_xla.amp.autocast_mode", _ask_as_on_tpu)
 
 
@@ -21,7 +21,7 @@ def _ask_as_on_tpu(module: Any) -> None:
 
 
 class _Model:
-    """torch_xla's xla_model, which calls a CPU a TPU."""
+    """torch_xla's xla_model, which reports a CPU as a TPU."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -30,7 +30,7 @@ class _Model:
         return getattr(self._model, name)
 
     def xla_device_hw(self, device: Any) -> str:
-        """The kind of hardware of an XLA device; as for autocast, "xla" alone is the rank's own."""
+        """The kind of hardware of an XLA device; as in autocast, "xla" alone is the rank's own."""
         import torch_xla
 
         found = str(self._model.xla_device_hw(torch_xla.device() if str(device) == "xla" else device))

@@ -31,8 +31,8 @@ built: WeakKeyDictionary[Any, tuple[tuple[Any, ...], Mapping[str, Any]]] = WeakK
 
 
 def hide_xla(module: Any, in_notebook: Callable[[], bool]) -> Callable[[], None] | str:
-    """Let the question of `module` be answered with no in the notebook, wherever it is asked. Returns how to undo it,
-    or why it cannot be done."""
+    """Make `is_torch_xla_available` of `module` return False in the notebook, wherever it is called. Returns how to
+    undo it, or why it is not possible."""
     original = getattr(module, QUESTION, None)
     if original is None:
         return (
@@ -63,7 +63,7 @@ def _replace(old: object, new: object) -> None:
 
 
 def choose_cpu(module: Any, in_notebook: Callable[[], bool]) -> Callable[[], None] | str:
-    """Let PartialState of `module` (accelerate.state) take the CPU in the notebook, also where there is a GPU."""
+    """Make PartialState of `module` (accelerate.state) use the CPU in the notebook, even if there is a GPU."""
     original = vars(module.PartialState).get("default_device")
     if not isinstance(original, property) or original.fget is None:
         return (
@@ -80,7 +80,7 @@ def choose_cpu(module: Any, in_notebook: Callable[[], bool]) -> Callable[[], Non
 
 
 def remember_accelerators(module: Any, in_notebook: Callable[[], bool]) -> Callable[[], None] | str:
-    """Keep what each Accelerator of `module` (accelerate.accelerator) is built with in the notebook."""
+    """Record the arguments of each Accelerator of `module` (accelerate.accelerator) created in the notebook."""
     cls = module.Accelerator
     original = cls.__init__
 
@@ -99,7 +99,7 @@ def remember_accelerators(module: Any, in_notebook: Callable[[], bool]) -> Calla
 
 
 def device_holder() -> str:
-    """What has brought accelerate's device up in this process, in words."""
+    """The object that initialized accelerate's device in this process, in words."""
     for module, name, words in _HOLDERS:
         cls = getattr(sys.modules.get(module), name, None)
         if isinstance(cls, type) and any(issubclass(type(value), cls) for value in gc.get_objects()):

@@ -23,7 +23,7 @@ def arrange() -> None:
 
 
 def is_shard(parameter: Any) -> bool:
-    """Whether this is a rank's part of a parameter, by the mark of torch_xla 2.9.0 (torch_xla/distributed/fsdp)."""
+    """Whether this is a rank's shard of a parameter, by torch_xla's mark (2.9.0: torch_xla/distributed/fsdp)."""
     return bool(getattr(parameter, "_is_sharded", False))
 
 
@@ -61,8 +61,8 @@ def _change_clipping(Accelerator: Any) -> None:
 
 
 def average_whole(optimizer: Any) -> None:
-    """For one of accelerate's optimizers that holds shards: average the gradients of what is no shard, if anything, and
-    tell accelerate that it is done."""
+    """For an accelerate optimizer that holds shards: average the gradients of parameters that are not shards, and mark
+    the gradients as averaged for accelerate."""
     parameters = list(_parameters(optimizer))
     if optimizer.gradient_state.is_xla_gradients_synced or not any(map(is_shard, parameters)):
         return
@@ -81,8 +81,8 @@ def _parameters(optimizer: Any) -> Iterator[Any]:
 
 
 def clip(parameters: Sequence[Any], max_norm: float, norm_type: float) -> Any:
-    """Scale gradients so that the norm of all of them, shards of all ranks included, is at most `max_norm`. Returns
-    their norm before. As torch.nn.utils.clip_grad_norm_ and FSDP's own clip_grad_norm_ do."""
+    """Scale gradients so that their total norm, including the shards of all ranks, is at most `max_norm`. Returns the
+    norm before, as torch.nn.utils.clip_grad_norm_ and FSDP's own clip_grad_norm_ do."""
     import torch
 
     with torch.no_grad():

@@ -30,20 +30,20 @@ _HOLDER = "_tpu_magics_wrapper"
 
 @dataclass(frozen=True)
 class ShardPart:
-    """What one full parameter is within a shard's full tensor: its names (several, if tied) and its shape."""
+    """One full parameter within a shard's full tensor: its names (several, if tied) and its shape."""
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
+        """Number of elements."""
         return functools.reduce(lambda left, right: left * right, self.shape, 1)
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank's shard of a tensor that `parts` lie in, one after the other.
+    """One rank's shard of a tensor that consists of `parts`, one after the other.
 
     `key`: the same on all ranks; `members`: the global ranks whose shards make the whole, in order; `flat`: cut from
     the flattened tensor (and padded), not along its first dimension.
@@ -57,7 +57,7 @@ class Shard:
 
 
 class _Holder:
-    """Keeps a wrapper alive as long as the module inside it; left behind when the module is copied or pickled."""
+    """Keeps a wrapper alive as long as the module inside it; not copied or pickled with the module."""
 
     def __init__(self, wrapper: Any = None) -> None:
         self.wrapper = wrapper
@@ -71,10 +71,10 @@ class _Holder:
 
 # -- in every worker, before the user's function ----------------------------------------------------------------------
 def watch_wrappers() -> None:
-    """From now on every FSDP wrapper made in this process is remembered by the module that it wraps (idempotent).
+    """From now on, the wrapped module remembers every FSDP wrapper created in this process (idempotent).
 
-    The reference is strong: a wrapper is often a local variable of the training function, and with it the shards would
-    be gone when the function returns. Module and wrapper refer to each other, so they still go together.
+    The reference is strong: a wrapper is often a local variable of the training function, and the shards would be gone
+    when the function returns. Module and wrapper refer to each other, so they are still freed together.
     """
     PostImport().when_imported(_FSDP, lambda module: _watch(module.XlaFullyShardedDataParallel))
 
@@ -96,8 +96,8 @@ def _watch(Fsdp: Any) -> None:
 
 # -- in every worker, after it -----------------------------------------------------------------------------------------
 def collect_shards(models: Mapping[str, Any], folder: Path, rank: int) -> None:
-    """Run what is pending, and write this rank's shards where rank 0 will need them. Called on every rank, rank 0
-    included, before rank 0's `collect_weights`; `rank` is the global one."""
+    """Run pending operations, and write this rank's shards for rank 0. Called on every rank, including rank 0, before
+    rank 0's `collect_weights`; `rank` is the global one."""
     settle()
     found = [shard for name, model in models.items() for shard in shards(name, model) if len(shard.members) > 1]
     if not found or rank == 0:
@@ -119,13 +119,13 @@ def collect_shards(models: Mapping[str, Any], folder: Path, rank: int) -> None:
 
 
 def spread(models: Mapping[str, Any]) -> bool:
-    """Whether a parameter lies on several ranks, so that rank 0 must wait for the others' shards."""
+    """Whether a parameter is sharded over several ranks, so that rank 0 must wait for the others' shards."""
     return any(len(shard.members) > 1 for name, model in models.items() for shard in shards(name, model))
 
 
 def full_weights(name: str, model: Any, folder: Path) -> dict[str, Any]:
-    """Every parameter of `model` that FSDP took, whole and on the CPU, by its plain name. Tied names share one tensor.
-    Called by rank 0 after `collect_shards` has returned on every rank."""
+    """Every parameter of `model` that FSDP took, complete and on the CPU, by its plain name. Tied names share one
+    tensor. Called by rank 0 after `collect_shards` has returned on every rank."""
     own = shards(name, model)
     needed = sorted({rank for shard in own for rank in shard.members if rank != 0})
     keys = {shard.key for shard in own if len(shard.members) > 1}
@@ -151,7 +151,7 @@ def unflatten(shard: Shard, pieces: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def shards(name: str, model: Any) -> list[Shard]:
-    """This rank's shards of `model`, which the notebook calls `name`, in an order that is the same on every rank."""
+    """This rank's shards of `model`, called `name` in the notebook, in the same order on every rank."""
     found: list[Shard] = []
     for prefix, wrapper in _wrappers(model):
         for shard in _shards_of(wrapper, prefix):
@@ -202,7 +202,7 @@ def _flat_parts(wrapper: Any, prefix: str) -> dict[str, tuple[ShardPart, ...]]:
 
 
 def _tied(infos: Sequence[Any], prefix: str) -> dict[str, tuple[str, ...]]:
-    """The further names of each tied parameter. An info is (module name, name of the module that has it first, module,
+    """The other names of each tied parameter. An info is (module name, name of the module that has it first, module,
     key, first module, key there)."""
     found: dict[str, tuple[str, ...]] = {}
     for module_name, first_name, _, key, _, first_key in infos:
@@ -238,7 +238,7 @@ def _shard_file(folder: Path, rank: int) -> Path:
 
 
 def _read_shards(folder: Path, rank: int, name: str, keys: set[str]) -> dict[str, Any]:
-    """What `collect_shards` wrote on `rank`, which must have `keys`; mapped, so that only what is used takes memory."""
+    """What `collect_shards` wrote on `rank`, which must have `keys`; memory-mapped, so only used parts need memory."""
     path = _shard_file(folder, rank)
     try:
         found: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=True)

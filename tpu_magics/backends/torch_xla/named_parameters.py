@@ -20,9 +20,9 @@ SHARD_PREFIX = "_fsdp_shard"
 
 @dataclass(frozen=True)
 class Slot:
-    """One place that holds a tensor, or None.
+    """A place that holds a tensor, or None.
 
-    `name`: without the segments of wrappers; `module` and `key`: where it is kept; `kind`: "parameter" or "buffer";
+    `name`: without the name parts of wrappers; `module` and `key`: where it is; `kind`: "parameter" or "buffer";
     `persistent`: whether `state_dict()` has it.
     """
 
@@ -45,18 +45,18 @@ class Slot:
 
 
 def plain_name(name: str) -> str:
-    """`name` without the segments of wrappers."""
+    """`name` without the name parts of wrappers."""
     return ".".join(part for part in name.split(".") if part and part not in WRAPPER_SEGMENTS)
 
 
 def named_modules(model: Any) -> Iterator[tuple[str, Any]]:
-    """Every module of `model` once, with its name (no wrappers' segments; the model itself has "")."""
+    """Every module of `model` once, with its name without wrappers (the model itself has "")."""
     for name, module in model.named_modules():
         yield plain_name(name), module
 
 
 def slots(model: Any) -> list[Slot]:
-    """Every place in `model` that is registered for a parameter or a buffer, filled or not, in the model's order."""
+    """Every place in `model` that is registered for a parameter or a buffer, set or not, in the model's order."""
     return [slot for name, module in named_modules(model) for slot in _own_slots(name, module)]
 
 

@@ -32,26 +32,26 @@ def optimizers_in(items: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def _is_wrapper(optimizer: Any) -> bool:
-    """Whether it is accelerate's, around a plain one that is found as well."""
+    """Whether it is accelerate's wrapper around an optimizer that is found as well."""
     return isinstance(vars(optimizer).get("optimizer"), torch.optim.Optimizer)
 
 
 def living() -> list[Any]:
-    """All optimizers of this worker: those made here, and the notebook's, which the garbage collector does not have
-    (launch/process.py freezes it). Only those are asked for more: isinstance() runs code of other objects."""
+    """All optimizers of this worker: those created here, and the notebook's, which the garbage collector does not list
+    (launch/process.py freezes it)."""
     made = [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
     return list({id(one): one for one in (*made, *(one for _, one in _followed))}.values())
 
 
 def follow(items: Iterable[tuple[str, Any]]) -> None:
-    """In a worker, before the function: these optimizers follow the moves of their parameters."""
+    """In a worker, before the function: these optimizers follow when their parameters move."""
     for name, optimizer in optimizers_in(items):
         _followed.append((name, optimizer))
         optimizer.register_load_state_dict_post_hook(_place_state)
 
 
 def after_move(successors: Mapping[Any, Any]) -> None:
-    """After a module has moved. `successors`: what took the place of parameters that could not stay the same objects.
+    """After a module moved. `successors`: the replacements of parameters that could not stay the same objects.
     (Parameters are hashed by identity.)"""
     for _, optimizer in _followed:
         if successors:
@@ -61,7 +61,7 @@ def after_move(successors: Mapping[Any, Any]) -> None:
 
 # -- fused ones --------------------------------------------------------------------------------------------------------
 def arrange() -> None:
-    """Let fused optimizers take plain steps where their parameters are on an XLA device. Only for workers."""
+    """Run fused optimizers without fusion if their parameters are on an XLA device. Only for workers."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: _step_plainly(optimizer))
@@ -79,13 +79,13 @@ def _step_plainly(optimizer: Any) -> None:
 
 
 def _fuse_again(optimizer: Any) -> None:
-    """As the user wrote it: in a checkpoint, and at home."""
+    """Restore the user's setting, for checkpoints and for the notebook."""
     for group in _stepping.pop(id(optimizer), ()):
         group["fused"] = True
 
 
 def _count_on_cpu(optimizer: Any, group: Mapping[str, Any]) -> None:
-    """What counts the steps was loaded to the device, where the fused form has it."""
+    """Move the step counter to the CPU: the fused form loads it to the device."""
     for parameter in group["params"] if not group.get("capturable") else ():
         step = optimizer.state.get(parameter, {}).get("step")
         if isinstance(step, torch.Tensor) and on_device(step):
@@ -109,8 +109,8 @@ def _repoint(optimizer: Any, successors: Mapping[Any, Any]) -> None:
 
 
 def _place_state(optimizer: Any) -> None:
-    """Put the state where its parameters are, as `load_state_dict` does (torch 2.9.0); what counts the steps stays on
-    the CPU: reading it off the device would end each step with a transfer for each parameter."""
+    """Move the state to the device of its parameters, as `load_state_dict` does (torch 2.9.0). The step counter stays
+    on the CPU: reading it from the device would end each step with a transfer for each parameter."""
     for group in optimizer.param_groups:
         counts_there = group.get("capturable") or (group.get("fused") and not any(map(on_device, group["params"])))
         for parameter in group["params"]:
@@ -129,18 +129,18 @@ def _placed(value: Any, device: Any) -> Any:
 
 
 def _crosses(value: Any, device: Any) -> bool:
-    """Whether it is to leave the host, or to come back to it."""
+    """Whether it moves from the host to the device, or back."""
     return on_device(value) is not bool(device.type == "xla")
 
 
 def _moved(value: Any, device: Any) -> Any:
-    """The tensor on the device, as the same object where that can be."""
+    """The tensor on the device, as the same object if possible."""
     new = value.detach().to(device)
     return value if tensor_swap.take(value, new) else new
 
 
 def refuse_sharding(module: Any) -> None:
-    """FSDP keeps shards in place of the parameters: an optimizer of the whole ones would train nothing."""
+    """Raise for an optimizer whose parameters FSDP is about to replace by shards: it would train nothing."""
     parameters = {id(parameter) for parameter in module.parameters()}
     for name, optimizer in _followed:
         if any(id(one) in parameters for group in optimizer.param_groups for one in group["params"]):

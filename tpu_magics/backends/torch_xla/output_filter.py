@@ -21,7 +21,7 @@ _WRITE_BASE, _WRITE_END = 32, 40
 
 
 class OutputFilter:
-    """Holds what is printed from `hold` to `release`. Does nothing where the C library is not glibc."""
+    """Holds back output between `hold` and `release`. Does nothing if the C library is not glibc."""
 
     def __init__(self) -> None:
         self._libc: Any = _glibc()
@@ -29,7 +29,7 @@ class OutputFilter:
         self._was_unbuffered = False
 
     def hold(self) -> None:
-        """From now on, keep in the buffer what is printed, as far as the buffer reaches."""
+        """From now on, keep output in the buffer, up to its size."""
         if self._libc is None or self._held:
             return
         stdout = self._stdout()
@@ -40,7 +40,7 @@ class OutputFilter:
         self._held = True
 
     def release(self, leave_out: re.Pattern[bytes]) -> None:
-        """Write what was held, without what matches `leave_out`, and buffer as before."""
+        """Write the buffered output without what matches `leave_out`, and restore the buffering."""
         if not self._held:
             return
         self._held = False

@@ -25,11 +25,11 @@ _DEEPEST = 50
 def dumps(value: Any, name: str = "value") -> bytes:
     """`value` as a pickle in which every XLA tensor, however deep, is a CPU tensor.
 
-    What is pending on the device is run first, once. To be called on the thread that the training function ran on.
+    Pending operations on the device run first, once. Call it on the thread that the training function ran on.
 
     Args:
         value: anything that pickle takes.
-        name: what the user knows it by, for the error.
+        name: the user's name for it, for the error.
 
     Raises:
         TpuMagicsError: something in it cannot be pickled; it names the type and the path, such as `value['m'].hook`.
@@ -45,14 +45,14 @@ def dumps(value: Any, name: str = "value") -> bytes:
 
 
 class _Pickler(pickle.Pickler):
-    """Replaces XLA tensors. Parameters need no care: theirs is the pickle of the tensor inside."""
+    """Replaces XLA tensors. Parameters need nothing: their pickle contains the tensor inside."""
 
     def __init__(self, file: Any, protocol: int) -> None:
         super().__init__(file, protocol)
         self._settled = False
 
     def reducer_override(self, value: Any) -> Any:
-        """pickle's hook: what to write for `value`, or NotImplemented for the usual."""
+        """pickle's hook: what to write for `value`, or NotImplemented for the default."""
         if not isinstance(value, torch.Tensor) or not on_device(value) or type(value) is torch.nn.Parameter:
             return NotImplemented
         if not self._settled:
@@ -98,7 +98,7 @@ def _kind(value: Any) -> str:
 
 
 class _Search:
-    """Walks down from a value that cannot be pickled to the smallest part that cannot."""
+    """Finds the smallest part of a value that cannot be pickled."""
 
     def __init__(self) -> None:
         self._tries = 0
@@ -128,7 +128,7 @@ class _Search:
 
 
 class _Probe(pickle.Pickler):
-    """Pickles all but the values of tensors, which always can be."""
+    """Pickles everything except the values of tensors, which can always be pickled."""
 
     def reducer_override(self, value: Any) -> Any:
         """pickle's hook."""
@@ -142,7 +142,7 @@ class _NullWriter(io.RawIOBase):
 
 
 def _children(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """What a value consists of, with the path of each part as one would write it."""
+    """The parts of a value, each with its path as Python code."""
     if isinstance(value, Mapping):
         yield from ((f"{path}[{key!r}]", item) for key, item in value.items())
         yield from ((f"a key of {path}", key) for key in value)

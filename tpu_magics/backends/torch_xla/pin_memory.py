@@ -14,7 +14,7 @@ from tpu_magics.backends.torch_xla.post_import import PostImport
 
 
 def arrange() -> None:
-    """Let torch find no accelerator in torchax, once that is imported. Only for workers."""
+    """Hide torchax from torch's accelerator lookup, once it is imported. Only for workers."""
     PostImport().when_imported("torchax.device_module", _be_unavailable)
 
 

@@ -42,13 +42,13 @@ def judge(
     late: str = "",
     logged: frozenset[str] = frozenset(),
 ) -> Facts:
-    """What is to be recorded of a graph.
+    """The fields of the record for a graph.
 
     Args:
-        digest: what the compile's record calls the graph.
-        in_use: the precision that torch_xla's variables make ("" for none), as they stand now.
-        late: why they may have come too late; "" where they did not.
-        logged: names of the torch dtypes of the device's tensors that were logged.
+        digest: the graph's name in the compile record.
+        in_use: the precision that torch_xla's variables set now ("" for none).
+        late: why they may have been set too late; "" if they were not.
+        logged: names of the torch dtypes of logged device tensors.
     """
     total, bf16 = hlo.multiplications(graph)
     types = hlo.multiplied_types(graph)
@@ -82,7 +82,7 @@ def _text(asked: PrecisionRequest, total: int, bf16: int, types: Mapping[str, in
 
 
 def _reason(asked: PrecisionRequest, in_use: str, late: str) -> str:
-    """Why request and truth may differ, as a further sentence."""
+    """A further sentence: why the request and the graph may differ."""
     if late:
         return f" {late}"
     if asked.asked == "fp32" and in_use:
@@ -119,7 +119,7 @@ def _hidden(parameters: Mapping[str, int]) -> Iterator[str]:
 
 
 def _logging_advice(asked: PrecisionRequest, in_use: str, logged: frozenset[str]) -> Iterator[str]:
-    """bf16 keeps 8 bits of a number: about three decimal digits, too few for a metric."""
+    """bf16 keeps 8 bits of a number, about three decimal digits: too few for a metric."""
     digits = "are bf16 (about three decimal digits)"
     if in_use == "bf16" and logged & _FLOATS:
         downcast = (
@@ -137,7 +137,7 @@ def _logging_advice(asked: PrecisionRequest, in_use: str, logged: frozenset[str]
 def _guarded(
     method: Callable[Concatenate[TorchPrecisionWatch, P], None],
 ) -> Callable[Concatenate[TorchPrecisionWatch, P], None]:
-    """Training goes on where watching fails; that is said once, and no more is recorded."""
+    """Training continues if monitoring fails; the failure is recorded once, and nothing after it."""
 
     def guarded(self: TorchPrecisionWatch, /, *args: P.args, **kwargs: P.kwargs) -> None:
         if self.stopped:
@@ -155,10 +155,11 @@ def _guarded(
 
 
 class TorchPrecisionWatch:
-    """Records what was asked and what is true, in a worker; one for each rank, made before the user's code runs.
+    """Records the requested and the actual precision, in a worker; one for each rank, created before the user's code
+    runs.
 
     Args:
-        spec_precision: the option's or the session's default, as in WorkerSpec; "" where there is none.
+        spec_precision: the option's or the session's default, as in WorkerSpec; "" if there is none.
         write: called as `write(events.Precision, **fields)` (or `events.Warned`), without the fields `t` and `rank`.
     """
 
@@ -174,7 +175,7 @@ class TorchPrecisionWatch:
         self.stopped = False
 
     def install(self) -> None:
-        """Put the changes in place. The worker's variables are set by then (see `variables`)."""
+        """Install the patches. The worker's variables are already set (see `variables`)."""
         if self.option.startswith("bf16"):
             self.output.hold()
         PostImport().when_imported("accelerate.accelerator", self._patch)
@@ -184,7 +185,7 @@ class TorchPrecisionWatch:
 
     @_guarded
     def accelerator_made(self, asked: PrecisionRequest, before: str) -> None:
-        """An Accelerator was made that decides; `before`: the precision in force until then."""
+        """An Accelerator that decides was created; `before`: the precision until then."""
         self.asked = asked
         now = asking.in_force(os.environ)
         self.late = _too_late(_made(asked)) if now != before and _tensors_made() else ""
@@ -194,7 +195,7 @@ class TorchPrecisionWatch:
 
     @_guarded
     def graph_compiled(self, graph: hlo.Graph, digest: str) -> None:
-        """A graph was compiled. The one with the most multiplications so far speaks for the run."""
+        """A graph was compiled. The one with the most matmuls and convolutions represents the run."""
         if hlo.dtype_counts(graph).keys() & _XLA_FLOATS:  # torch_xla has printed by now what it has to print
             self.output.release(DEPRECATION)
         if self.best is None or hlo.multiplications(graph)[0] > hlo.multiplications(self.best[0])[0]:
@@ -203,7 +204,7 @@ class TorchPrecisionWatch:
 
     @_guarded
     def logged(self, dtype_name: str) -> None:
-        """A tensor of the device was logged; `dtype_name`: torch's name ("float32", "torch.float32")."""
+        """A device tensor was logged; `dtype_name`: torch's name ("float32", "torch.float32")."""
         name = dtype_name.removeprefix("torch.")
         if name not in self.types_logged:
             self.types_logged |= {name}
@@ -211,7 +212,7 @@ class TorchPrecisionWatch:
 
     @_guarded
     def close(self) -> None:
-        """The user's function has ended: print what is still held back. Before C's buffers are emptied."""
+        """The user's function has ended: print what is still held back, before C's buffers are flushed."""
         self.output.release(DEPRECATION)
 
     def _tell(self) -> None:
@@ -223,7 +224,7 @@ class TorchPrecisionWatch:
             self.write(events.Precision, **facts)
 
     def _asked(self) -> PrecisionRequest:
-        """Of the Accelerator; where it leaves that to others, what they say now."""
+        """The Accelerator's request; if it leaves the precision open, the current request of the others."""
         made = self.asked or PrecisionRequest()
         if made.asked:
             return made

@@ -23,8 +23,8 @@ Told = Callable[[PrecisionRequest, str], None]
 
 
 def patch_accelerator(Accelerator: Any, option: str, told: Told) -> None:
-    """From now on every Accelerator sets torch_xla's variables. For each that decides anew `told(asked, before)` is
-    called, where `before` is the precision that the variables made until then."""
+    """From now on, every Accelerator sets torch_xla's variables. For each one that decides anew, `told(asked, before)`
+    is called, where `before` is the precision that the variables set until then."""
     start = Accelerator.__init__
     signature = inspect.signature(start)
     if "mixed_precision" not in signature.parameters:
@@ -44,7 +44,7 @@ def patch_accelerator(Accelerator: Any, option: str, told: Told) -> None:
 def _start_first(
     start: Callable[..., None], accelerator: Any, given: _AcceleratorCall, option: str, told: Told
 ) -> None:
-    """Make the Accelerator that decides the precision for all of them."""
+    """Create the Accelerator that decides the precision for all of them."""
     asked = asking.with_accelerate(given.mixed, given.downcast, given.who(), option, os.environ)
     if asked.asked == "fp16" and not given.kwargs.get("cpu"):
         raise asking.no_fp16(asked.source)
@@ -82,18 +82,18 @@ class _AcceleratorCall:
         return None if value is None else str(value).lower()
 
     def decides(self) -> bool:
-        """Whether the call itself says which precision it wants."""
+        """Whether the call itself sets a precision."""
         return self.mixed is not None or self.downcast is not None
 
     def say(self, mixed: str) -> None:
-        """Give this value instead."""
+        """Pass this value instead."""
         if len(self.args) > self.place:
             self.args = (*self.args[: self.place], mixed, *self.args[self.place + 1 :])
         else:
             self.kwargs["mixed_precision"] = mixed
 
     def who(self) -> str:
-        """The call as the user wrote it, as far as precision goes."""
+        """The call as the user wrote it, only with its precision arguments."""
         if self.trainer is not None:
             return f"TrainingArguments({self.mixed}=True)"
         mixed = "" if self.mixed is None else f'mixed_precision="{self.mixed}"'
@@ -114,7 +114,7 @@ _renewed: list[Any] = []
 
 @contextmanager
 def for_trainer(arguments: Any) -> Iterator[None]:
-    """An Accelerator that is built within it is that of the Trainer with these TrainingArguments; None: of nobody."""
+    """An Accelerator created within it belongs to the Trainer with these TrainingArguments (None: to no Trainer)."""
     _renewed.append(arguments)
     try:
         yield
@@ -123,7 +123,7 @@ def for_trainer(arguments: Any) -> Iterator[None]:
 
 
 def _trainer_arguments() -> Any:
-    """The TrainingArguments, where transformers' Trainer makes the Accelerator."""
+    """The TrainingArguments, if transformers' Trainer creates the Accelerator."""
     if _renewed:
         return _renewed[-1]
     frame: FrameType | None = sys._getframe(1)
@@ -135,21 +135,21 @@ def _trainer_arguments() -> Any:
 
 
 def _is_decided() -> bool:
-    """Whether an earlier Accelerator has fixed the precision: they share their state."""
+    """Whether an earlier Accelerator has set the precision: they share their state."""
     from accelerate.state import AcceleratorState
 
     return bool(AcceleratorState._shared_state)
 
 
 def _as_on_a_tpu(accelerator: Any) -> None:
-    """No autocast beside the variables: a TPU's Accelerator has none either."""
+    """No autocast in addition to the variables: an Accelerator on a TPU has none either."""
     if accelerator.device.type == "xla" and accelerator.mixed_precision == "bf16":
         accelerator.native_amp = False
 
 
 @contextmanager
 def _variable(name: str, value: str) -> Iterator[None]:
-    """The variable with another value."""
+    """Within it, the variable has another value."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

@@ -27,8 +27,8 @@ NAMES: Mapping[str, str] = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8":
 
 @dataclass(frozen=True)
 class PrecisionRequest:
-    """`asked`: "fp32", "bf16", "bf16-downcast", another name that accelerate knows, or "" (nobody asked); `source`: who
-    asked; `notes`: what was overruled by that."""
+    """`asked`: "fp32", "bf16", "bf16-downcast", another name that accelerate knows, or "" (no request); `source`: who
+    requests it; `notes`: what it overrides."""
 
     asked: str = ""
     source: str = ""
@@ -36,7 +36,8 @@ class PrecisionRequest:
 
 
 def variables(precision: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """What to set in a worker for this precision. A variable that is set is only touched where it contradicts."""
+    """The variables to set in a worker for this precision. A variable that the user set changes only if it
+    contradicts."""
     if precision not in _ON:
         return {}
     on = _ON[precision]
@@ -47,7 +48,7 @@ def variables(precision: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_on(value: str | None) -> bool:
-    """Whether torch_xla takes a variable's value for yes (read in 2.9.0: csrc/runtime/sys_util.cpp)."""
+    """Whether torch_xla reads a variable's value as true (2.9.0: csrc/runtime/sys_util.cpp)."""
     text = (value or "").strip()
     digits = text[1:] if text[:1] in ("-", "+") else text
     number = digits[: len(digits) - len(digits.lstrip("0123456789"))]
@@ -55,12 +56,12 @@ def is_on(value: str | None) -> bool:
 
 
 def in_force(environment: Mapping[str, str]) -> str:
-    """The precision that torch_xla's variables make, as they are; "" where none is set."""
+    """The precision that torch_xla's variables set; "" if none is set."""
     return "bf16" if is_on(environment.get(USE)) else "bf16-downcast" if is_on(environment.get(DOWNCAST)) else ""
 
 
 def without_accelerate(option: str, environment: Mapping[str, str]) -> PrecisionRequest:
-    """What was asked, as far as no Accelerator has been made."""
+    """The request as long as there is no Accelerator."""
     if option:
         overruled = [name for name in (USE, DOWNCAST) if environment.get(name) == OFF]
         return PrecisionRequest(
@@ -73,12 +74,12 @@ def without_accelerate(option: str, environment: Mapping[str, str]) -> Precision
 def with_accelerate(
     mixed: str | None, downcast: bool | None, who: str, option: str, environment: Mapping[str, str]
 ) -> PrecisionRequest:
-    """What was asked, now that an Accelerator is made.
+    """The request when an Accelerator is created.
 
     Args:
-        mixed: its explicit argument, None where there is none. `who`: how the user wrote it.
-        downcast: its argument `downcast_bf16`, None where there is none.
-        option: our option or the session's default, "" where there is none.
+        mixed: its explicit argument, None if there is none. `who`: how the user wrote it.
+        downcast: its argument `downcast_bf16`, None if there is none.
+        option: our option or the session's default, "" if there is none.
     """
     wide = bool(environment.get(DOWNCAST_VARIABLE)) if downcast is None else downcast
     if mixed is not None:
@@ -94,7 +95,7 @@ def with_accelerate(
 def _only_downcast(
     before: PrecisionRequest, downcast: bool | None, who: str, option: str, environment: Mapping[str, str]
 ) -> PrecisionRequest:
-    """`Accelerator(downcast_bf16=True)` says how bf16 is meant, not that it is wanted."""
+    """`Accelerator(downcast_bf16=True)` selects the kind of bf16, but does not request bf16."""
     if not before.asked.startswith("bf16"):
         return _pointless(before, before.asked, downcast)
     return _overruling(PrecisionRequest("bf16-downcast", who), option, environment) if downcast else before
@@ -112,7 +113,7 @@ def _level(mixed: str, wide: bool) -> str:
 
 
 def _overruling(asked: PrecisionRequest, option: str, environment: Mapping[str, str]) -> PrecisionRequest:
-    """With a note where this is not what the less specific ones said."""
+    """With a note if it differs from a less specific request."""
     before = without_accelerate(option, environment)
     if before.asked in ("", asked.asked):
         return asked
@@ -122,7 +123,7 @@ def _overruling(asked: PrecisionRequest, option: str, environment: Mapping[str, 
 
 
 def no_fp16(who: str) -> TpuMagicsError:
-    """The same words on a TPU, where accelerate refuses fp16, and on XLA:CPU, where it would go on."""
+    """The same error on a TPU, where accelerate rejects fp16, and on XLA:CPU, where it does not."""
     return TpuMagicsError(
         f"{who} requests fp16 mixed precision, which TPUs do not support.",
         "TPUs compute in bf16, and accelerate rejects fp16 on them. The same notebook must run the same everywhere, so "

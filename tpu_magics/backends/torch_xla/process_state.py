@@ -10,7 +10,7 @@ from tpu_magics.backends.torch_xla.randomness import RandomState
 
 @dataclass(frozen=True)
 class ProcessState:
-    """Random states, the seed that XLA is to have, torch's default dtype and device, and whether gradients are on."""
+    """Random states, the XLA seed, torch's default dtype and device, and grad mode."""
 
     random: RandomState
     seed: int | None
@@ -30,7 +30,7 @@ def process_state() -> ProcessState:
 
 
 def set_process_state(state: ProcessState) -> None:
-    """In another process's main thread, from which workers are forked then."""
+    """In another process's main thread, from which workers are then forked."""
     import numpy.random  # noqa: F401 - its state may be among those that are set
     import torch
 

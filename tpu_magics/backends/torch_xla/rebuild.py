@@ -33,7 +33,7 @@ _built: list[str] = []  # which of them the notebook has built
 
 
 def remember_state() -> None:
-    """In a worker's main thread, which was the notebook's: keep what its instances share."""
+    """In a worker's main thread, which was the notebook's: keep the state that accelerate's instances share."""
     module = sys.modules.get("accelerate.state")
     if module is not None:
         _notebook.update({name: getattr(module, name)._shared_state for name in STATES})
@@ -43,7 +43,7 @@ def remember_state() -> None:
 
 def adopt_state() -> None:
     """In the thread of this worker's first rank: the notebook's instances share this rank's state from now on. It is
-    empty until an Accelerator or a PartialState is built."""
+    empty until an Accelerator or a PartialState is created."""
     module = sys.modules.get("accelerate.state")
     for name, shared in _notebook.items():
         shared.clear()
@@ -54,8 +54,8 @@ def adopt_state() -> None:
 
 # -- what the function can reach --------------------------------------------------------------------------------------
 def renew(items: Iterable[tuple[str, Any]], replicas: int) -> None:
-    """Make this rank's own what `items` hold of the notebook's Accelerators and Trainers. On the rank's thread, before
-    its function."""
+    """Rebuild the notebook's Accelerators and Trainers among `items` for this rank. On the rank's thread, before its
+    function."""
     if "PartialState" in _built:
         sys.modules["accelerate.state"].PartialState()
     values = [value for _, value in items]
@@ -90,8 +90,8 @@ def _forget_marks(values: Iterable[Any]) -> None:
 
 
 def _wanted(values: Sequence[Any]) -> list[Any]:
-    """The notebook's Accelerators that are reached, or that have prepared what is reached, in the order in which they
-    were built."""
+    """The notebook's Accelerators that are reachable, or that prepared something reachable, in the order of their
+    creation."""
     reached = {id(value) for value in values}
     known = list(cpu_only.built)
     found = [one for one in known if id(one) in reached or any(id(part) in reached for part in _prepared_by(one))]
@@ -107,7 +107,7 @@ def _prepared_by(accelerator: Any) -> list[Any]:
 
 # -- one of them ------------------------------------------------------------------------------------------------------
 def _renew_accelerator(accelerator: Any, trainer: Any) -> None:
-    """Build it again as it was built, on this rank's device. `trainer`: whose it is, or None."""
+    """Create it again with the same arguments, on this rank's device. `trainer`: its Trainer, or None."""
     args, kwargs = cpu_only.built[accelerator]
     had = dict(vars(accelerator))
     arguments = None
@@ -125,8 +125,7 @@ def _renew_accelerator(accelerator: Any, trainer: Any) -> None:
 
 
 def _prepare_again(accelerator: Any, had: dict[str, Any]) -> None:
-    """What it had prepared is prepared once more; optimizers and schedulers are wrapped already and share its
-    state."""
+    """Prepare again what it had prepared; optimizers and schedulers are already wrapped and share its state."""
     models = [accelerator.unwrap_model(model, keep_fp32_wrapper=False) for model in had["_models"]]
     objects = [*models, *had["_optimizers"], *had["_schedulers"]]
     if objects:
@@ -139,7 +138,7 @@ def _prepare_again(accelerator: Any, had: dict[str, Any]) -> None:
 
 
 def _renew_loader(accelerator: Any, loader: Any) -> None:
-    """The loader that the notebook holds becomes this rank's: it is cut over the ranks and moves its batches."""
+    """Make the notebook's loader this rank's: it is sharded over the ranks and moves its batches."""
     if not hasattr(loader, "base_dataloader"):  # accelerate 1.0 and later
         raise _cannot_prepare_again()
     new = accelerator.prepare_data_loader(loader.base_dataloader)
@@ -151,7 +150,7 @@ def _renew_loader(accelerator: Any, loader: Any) -> None:
 
 
 def _renew_trainer(trainer: Any, had: dict[str, Any]) -> None:
-    """A Trainer prepares its model and optimizer itself, each time that it trains."""
+    """A Trainer prepares its model and optimizer itself, each time it trains."""
     for model in had["_models"]:
         trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
     trainer.state.is_local_process_zero = trainer.is_local_process_zero()
@@ -159,14 +158,14 @@ def _renew_trainer(trainer: Any, had: dict[str, Any]) -> None:
 
 
 def _other_models(trainer: Any) -> list[Any]:
-    """Models that a subclass has prepared beside the one that it trains, as TRL's trainers do with a reference."""
+    """Models that a subclass prepared besides the one it trains, such as the reference model of TRL's trainers."""
     models = _instances(vars(trainer).values(), "torch.nn", "Module")
     own = (trainer.model, trainer.model_wrapped)
     return [model for model in models if PREPARED in vars(model) and all(model is not one for one in own)]
 
 
 def _keep_accumulation(accelerator: Any) -> None:
-    """Gradient accumulation as it was set in the notebook, also after the Accelerator was built."""
+    """Keep the notebook's gradient accumulation settings, even if they changed after the Accelerator was created."""
     if _settings:
         accelerator.gradient_state.plugin_kwargs = dict(_settings)
 

@@ -13,8 +13,8 @@ import torch
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch computes on one thread. A copy is as quick as memory is, and the threads of OpenMP wait for each other in
-    loops: on a busy machine copies with all of them took ten times as long."""
+    """Torch computes on one thread. A copy is limited by memory bandwidth, and OpenMP's threads wait for each other in
+    busy loops: on a busy machine, copies with all threads took ten times as long."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -25,10 +25,10 @@ def one_thread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def deferred_interrupts() -> Iterator[None]:
-    """SIGINT takes effect when the block is left.
+    """SIGINT takes effect when the block ends.
 
-    The mask of this thread is not enough: a signal to the process is taken by any thread that does not block it, and
-    Python then raises KeyboardInterrupt in the main thread all the same. So there the handler is replaced as well.
+    Blocking it in this thread is not enough: any thread that does not block it may receive a signal to the process, and
+    Python then raises KeyboardInterrupt in the main thread. So in the main thread the handler is replaced as well.
     """
     arrived: list[int] = []
 

@@ -26,7 +26,7 @@ _QUIET, _TORCH_XLAS_OWN = "2", "1"
 
 # -- the start ---------------------------------------------------------------------------------------------------------
 def refuse_leftover(spec: WorkerSpec) -> None:
-    """Raise TpuMagicsError where a worker that is to be no SPMD one has inherited the variable that makes it one."""
+    """Raise TpuMagicsError if a worker that is not an SPMD worker inherited the variable that makes it one."""
     import torch_xla.runtime as xr
 
     if spec.spmd is None and xr.is_spmd():
@@ -53,10 +53,10 @@ def arrange(spec: WorkerSpec) -> None:
 
 
 def start(local_rank: int, local_world_size: int) -> None:
-    """The start of the runtime for `_run_thread_per_device`: all devices stay visible to this one process.
+    """How the runtime starts for `_run_thread_per_device`: all devices stay visible to this one process.
 
-    torch_xla 2.9.0 has it for its own threads (pjrt.spawn_threads). Its other two starts would leave one chip of a TPU
-    to each process.
+    torch_xla 2.9.0 uses it for its own threads (pjrt.spawn_threads). Its two other ways to start give each process one
+    chip of a TPU.
     """
     from torch_xla._internal import pjrt
 
@@ -64,10 +64,10 @@ def start(local_rank: int, local_world_size: int) -> None:
 
 
 def make_mesh(spec: WorkerSpec) -> None:
-    """Put a mesh (devices, 1) named ("data", "model") where `xs.get_global_mesh()` finds it, once the runtime is up.
+    """Set a mesh (devices, 1) named ("data", "model") as `xs.get_global_mesh()`, once the runtime is running.
 
     Raises:
-        TpuMagicsError: the runtime has not the devices that were asked for.
+        TpuMagicsError: the runtime does not have the requested devices.
     """
     import torch_xla.distributed.spmd as xs
     import torch_xla.runtime as xr
@@ -86,8 +86,8 @@ def make_mesh(spec: WorkerSpec) -> None:
 # -- what lies on the devices ------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class ShardingSummary:
-    """How parameters lie on the devices: how many are split and how many lie whole on each, with their bytes as whole
-    tensors; `unknown`: a sharding that could not be read, or ""."""
+    """How parameters are sharded: how many are sharded and how many are replicated, with their bytes as whole tensors;
+    `unknown`: a sharding that could not be read, or ""."""
 
     sharded: int = 0
     replicated: int = 0
@@ -97,7 +97,7 @@ class ShardingSummary:
 
 
 def mesh_fields(device: str) -> dict[str, Any]:
-    """The fields of events.Mesh as they are now, between two steps; `device`: "CPU" or "TPU"."""
+    """The current fields of events.Mesh, between two steps; `device`: "CPU" or "TPU"."""
     import torch_xla.distributed.spmd as xs
     import torch_xla.runtime as xr
 
@@ -117,11 +117,11 @@ def mesh_fields(device: str) -> dict[str, Any]:
 
 
 def parameters_on_device() -> Iterator[Any]:
-    """Every parameter that lies on the devices.
+    """Every parameter on the devices.
 
-    They are found among all that lives in this process: the function may have built its models itself, frozen parts
-    included, and no optimizer and no argument knows of those. What was there before the fork is not looked through
-    (process.py freezes it): of that only parameters that moved, and stayed the same objects, are there.
+    They are found among all live objects: the function may have created its models itself, including frozen parts that
+    no optimizer and no argument has. Objects from before the fork are not listed (process.py freezes them): of those,
+    only parameters that moved, and stayed the same objects, are on the device.
     """
     import torch
 
@@ -134,7 +134,7 @@ def parameters_on_device() -> Iterator[Any]:
 
 
 def spread(parameters: Iterable[Any]) -> ShardingSummary:
-    """How these parameters lie on the devices."""
+    """The sharding of these parameters."""
     import torch_xla
 
     counts, sizes = {True: 0, False: 0}, {True: 0, False: 0}
@@ -149,7 +149,7 @@ def spread(parameters: Iterable[Any]) -> ShardingSummary:
 
 
 def is_split(sharding: str) -> bool | None:
-    """Whether a tensor with this sharding is split over devices; None where the text is not known."""
+    """Whether a tensor with this sharding is sharded over devices; None if the text is unknown."""
     if _WHOLE.fullmatch(sharding):
         return False
     found = _TILES.match(sharding)
@@ -162,7 +162,7 @@ def is_split(sharding: str) -> bool | None:
 
 
 def nothing_split() -> str:
-    """What it means that nobody asked for a sharding in this process; "" where somebody did, or there is one device."""
+    """The warning that nothing in this process has a sharding; "" if something has, or there is one device."""
     import torch_xla.runtime as xr
 
     from tpu_magics.backends.torch_xla.observe import counters

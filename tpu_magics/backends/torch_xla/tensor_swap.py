@@ -16,7 +16,8 @@ _moved: dict[int, Any] = {}
 
 
 def take(old: Any, new: Any) -> bool:
-    """Give the object `old` what `new` has; False where it must stay as it is: a graph or a weak reference holds it."""
+    """Give the object `old` the contents of `new`; False if that is not possible: a graph or a weak reference holds
+    it."""
     if type(old) is not type(new):
         return False
     attributes = dict(vars(old))
@@ -31,11 +32,11 @@ def take(old: Any, new: Any) -> bool:
 
 
 def forget() -> None:
-    """Somebody else is about to swap tensors."""
+    """Call this before other code swaps tensors."""
     _moved.clear()
 
 
 def tensors() -> list[Any]:
-    """The tensors that were moved and still are there."""
+    """The moved tensors that still exist."""
     found = (reference() for reference in list(_moved.values()))
     return [one for one in found if one is not None]

@@ -36,10 +36,9 @@ def record_ties(models: Mapping[str, Any]) -> Ties:
 
 
 def broken_ties(models: Mapping[str, Any], recorded: Ties) -> list[str]:
-    """Those of the `recorded` groups whose values differ now, as text for a user ("`a` and `b`").
+    """The `recorded` groups whose values differ now, as text ("`a` and `b`").
 
-    Names that are gone (FSDP takes parameters out of their modules) are left out: the notebook compares them when they
-    have come home.
+    Names that are gone (FSDP takes parameters out of their modules) are left out: the notebook compares them later.
     """
     now = {(model, slot.name): slot.tensor for model, module in models.items() for slot in slots(module)}
     apart = [[name for name in group if now.get(name) is not None] for group in recorded]
@@ -53,7 +52,7 @@ def broken_ties(models: Mapping[str, Any], recorded: Ties) -> list[str]:
 
 
 def unequal(groups: Sequence[Sequence[Name]], values: Mapping[Name, Any]) -> list[str]:
-    """The groups in which not all `values` are the same bit for bit, as text for a user."""
+    """The groups whose `values` are not all bitwise equal, as text."""
     found = []
     models = {model for group in groups for model, _ in group}
     for group in groups:
@@ -90,10 +89,11 @@ _successors: Any = WeakTensorKeyDictionary()
 
 
 def keep_ties() -> None:
-    """From now on, in this process, what was one tensor before a module is moved is one tensor afterwards (idempotent).
+    """From now on, tensors that were tied before a module moves are tied afterwards (idempotent).
 
-    Covers `.to()`, `.cpu()`, `.to_empty()` and all else that goes through `Module._apply` (`accelerator.prepare` does),
-    and a parameter that two models share and that moves in two calls. For workers only: it changes torch.nn.Module.
+    Covers `.to()`, `.cpu()`, `.to_empty()` and everything else that uses `Module._apply` (as `accelerator.prepare`
+    does), and a parameter that two models share and that moves in two calls. Only for workers: it changes
+    torch.nn.Module.
     """
     original = torch.nn.Module._apply  # torch 2.9.0; overridden by RNNs, which call it through super()
     if getattr(original, "keeps_ties", False):
@@ -120,8 +120,8 @@ def keep_ties() -> None:
 
 
 def _held(module: Any, recurse: bool) -> list[tuple[list[Slot], Any, Any]]:
-    """The places of every tensor in `module`, a weak reference to it (a move must not keep old tensors alive), and what
-    an earlier move made of it."""
+    """The places of every tensor in `module`, a weak reference to it (a move must not keep old tensors alive), and the
+    result of an earlier move."""
     found = slots(module)
     if not recurse:
         found = [slot for slot in found if slot.module is module]
@@ -136,8 +136,8 @@ def _held(module: Any, recurse: bool) -> list[tuple[list[Slot], Any, Any]]:
 
 
 def _keep_objects(module: Any, before: list[tuple[list[Slot], Any, Any]]) -> None:
-    """Tie what was tied; where somebody else holds what stood there (an optimizer, the notebook), it is the same object
-    afterwards."""
+    """Tie what was tied. If something else holds the old tensor (an optimizer, the notebook), it stays the same
+    object."""
     rnns = [one for one in module.modules() if isinstance(one, torch.nn.RNNBase)]
     for one in rnns:  # their weak references to their weights would keep these from being swapped (torch 2.9.0)
         one._flat_weight_refs = []
@@ -153,8 +153,8 @@ def _keep_objects(module: Any, before: list[tuple[list[Slot], Any, Any]]) -> Non
 
 
 def _tie(places: list[Slot], old: Any, earlier: Any, moved: dict[Any, Any]) -> None:
-    """Put one tensor in all `places`, which held `old` before: the same object with what the move made now, or
-    `earlier`, if it is like that. `moved`: the objects that could not stay the same."""
+    """Put one tensor in all `places` that held `old` before: the same object with the moved contents, or `earlier` if
+    it has the same form. `moved`: the objects that could not stay the same."""
     new = places[0].tensor
     if earlier is not None and (earlier.device, earlier.dtype, earlier.shape) == (new.device, new.dtype, new.shape):
         new = earlier

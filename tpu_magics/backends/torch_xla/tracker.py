@@ -9,7 +9,7 @@ from accelerate.tracking import GeneralTracker
 
 
 class RunTracker(GeneralTracker):
-    """Passes what `accelerator.log(...)` is given on to the run's records."""
+    """Passes the values of `accelerator.log(...)` to the run's records."""
 
     name = "tpu_magics"
     requires_logging_directory = False
@@ -20,7 +20,7 @@ class RunTracker(GeneralTracker):
 
     @property
     def tracker(self) -> None:
-        """accelerate asks for the wrapped tracker; there is none."""
+        """accelerate reads the wrapped tracker; there is none."""
         return None
 
     def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:  # noqa: ARG002

@@ -44,7 +44,7 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def arrange() -> None:
-    """Change transformers and accelerate in this process as they are imported. Only for workers."""
+    """Patch transformers and accelerate in this process as they are imported. Only for workers."""
     hook = PostImport()
     hook.when_imported("accelerate.utils.memory", _know_out_of_memory)
     hook.when_imported("accelerate.accelerator", _save_loaders)
@@ -76,7 +76,7 @@ def _with_inner_loaders(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _load_models(module: Any) -> None:
-    """`load_state` reads weights by safetensors' load_model, which cannot look at the memory of XLA tensors (0.6:
+    """`load_state` reads weights with safetensors' load_model, which cannot read the memory of XLA tensors (0.6:
     "Attempted to access the data pointer on an invalid python storage")."""
     original = module.load_model
 
@@ -98,7 +98,7 @@ def _load_models(module: Any) -> None:
 
 
 def _inner(value: Any) -> Any:
-    """The loaders inside, where `value` is a list of loaders."""
+    """The loaders inside, if `value` is a list of loaders."""
     from torch_xla.distributed.parallel_loader import MpDeviceLoader
 
     if not isinstance(value, list):
@@ -112,7 +112,7 @@ _writers: list[EventWriter] = []
 
 @contextmanager
 def recording(writer: EventWriter) -> Iterator[None]:
-    """Until the block ends, what is told here goes to this writer and into the run folder around it."""
+    """Until the block ends, `write` uses this writer and the run folder around it."""
     _writers[:] = [writer]
     try:
         yield
@@ -121,14 +121,15 @@ def recording(writer: EventWriter) -> Iterator[None]:
 
 
 def write(kind: type[events.Event], **fields: Any) -> None:
-    """Write an event into this rank's records, where there are any."""
+    """Write an event into this rank's records, if there are any."""
     for writer in _writers:
         writer.write(kind(t=time.time(), rank=writer.rank, **fields))
 
 
 def _record_values(module: Any) -> None:
-    """What any Trainer logs (loss, learning_rate, eval_loss, ...) reaches the records, on the process that logs. It is
-    numbers by then: nothing is read from the device for it. No callback: it would go home with a Trainer that does."""
+    """What any Trainer logs (loss, learning_rate, eval_loss, ...) goes to the records, on the process that logs. It is
+    numbers by then, so nothing is read from the device. Not a callback: a returned Trainer would bring it to the
+    notebook."""
     handler = module.CallbackHandler
     original = handler.on_log
 
@@ -142,7 +143,7 @@ def _record_values(module: Any) -> None:
 
 
 def _load_random_states(module: Any) -> None:
-    """A checkpoint that the notebook's CPU has saved has no random state of XLA. The original reads it last."""
+    """A checkpoint that was saved on the notebook's CPU has no XLA random state. The original reads it last."""
     cls = module.Trainer
     original = cls._load_rng_state
 
@@ -159,11 +160,11 @@ def _load_random_states(module: Any) -> None:
 
 # -- metrics reports (debug="tpu_metrics_debug") -----------------------------------------------------------------------
 class MetricsReport(str):
-    """A metrics report on its way from where the Trainer makes it to where it prints it."""
+    """A metrics report, between where the Trainer creates it and where it prints it."""
 
 
 def _keep_reports(module: Any) -> None:
-    """The Trainer's `xm.master_print(met.metrics_report())` writes a file of the run; other prints print."""
+    """The Trainer's `xm.master_print(met.metrics_report())` writes a file of the run; other calls print."""
     xm, met = module.xm, module.met
     original = xm.master_print
     reported = functools.partial(_report, met.metrics_report)
@@ -184,7 +185,7 @@ def _report(original: Callable[[], str]) -> MetricsReport:
 
 
 def keep_report(text: str) -> None:
-    """Write a metrics report beside this rank's records, and a record that names it."""
+    """Write a metrics report next to this rank's records, and a record with its name."""
     writer = _writers[0]
     number = _reports.get(writer.path, 0)
     _reports[writer.path] = number + 1
@@ -215,12 +216,12 @@ def _summary() -> dict[str, Any]:
 
 # -- the search for a batch size (auto_find_batch_size, find_executable_batch_size) ------------------------------------
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this is XLA saying that memory does not suffice, when it compiled or when it ran."""
+    """Whether this is an out-of-memory error of XLA, while compiling or running."""
     return _OUT_OF_MEMORY.search(" ".join(map(str, error.args))) is not None
 
 
 def _know_out_of_memory(module: Any) -> None:
-    """Wherever accelerate's judgement stands under its name: accelerate knows CUDA's texts, not XLA's."""
+    """Patch accelerate's check wherever it is imported: accelerate knows CUDA's messages, not XLA's."""
     original = module.should_reduce_batch_size
     if getattr(original, "knows_xla", False):
         return
@@ -235,7 +236,7 @@ def _know_out_of_memory(module: Any) -> None:
 
 @dataclass(frozen=True)
 class InitialState:
-    """What a Trainer began with: its tensors by name, in host memory, and XLA's seed."""
+    """The initial state of a Trainer: its tensors by name, in host memory, and XLA's seed."""
 
     tensors: Mapping[str, Any]
     seed: int
@@ -244,9 +245,9 @@ class InitialState:
 def _start_again_whole(module: Any) -> None:
     """Each new batch size starts from the weights that the first one started from.
 
-    After a step for which memory did not suffice, XLA has lost every tensor that this step was to write, weights and
-    the optimizer's state among them ("Trying to access XLA data for tensor ... while an async operation is in flight").
-    So a copy is kept in host memory while a batch size is searched for: only then, and once.
+    After a step that ran out of memory, XLA has lost every tensor that this step would have written, including weights
+    and optimizer state ("Trying to access XLA data for tensor ... while an async operation is in flight"). So a copy is
+    kept in host memory, only while a batch size is searched for.
     """
     cls = module.Trainer
     original = cls._inner_training_loop

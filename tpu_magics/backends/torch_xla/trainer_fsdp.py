@@ -20,7 +20,7 @@ _PREFERRED = ("logits", "last_hidden_state")
 
 
 def arrange() -> None:
-    """Close the gaps in this process, once the modules are imported. Only for workers."""
+    """Patch the modules in this process, once they are imported. Only for workers."""
     hook = PostImport()
     hook.when_imported("transformers.trainer", lambda module: _make_optimizer(module.Trainer))
     hook.when_imported(_FSDP_V2, lambda module: _know_outputs(module.SpmdFullyShardedDataParallel))
@@ -61,7 +61,7 @@ def _know_outputs(Fsdp: Any) -> None:
 
 
 def split_output(output: Any, mesh: Any) -> None:
-    """Split what a wrapped part gives by its first dimension over the mesh's axis "fsdp", as transformers does."""
+    """Shard the output of a wrapped part by its first dimension over the mesh axis "fsdp", as transformers does."""
     import torch_xla.distributed.spmd as xs
 
     tensor = main_tensor(output)
@@ -70,8 +70,8 @@ def split_output(output: Any, mesh: Any) -> None:
 
 
 def main_tensor(output: Any) -> Any | None:
-    """The tensor of an output that holds a row for each sample: logits, else hidden states, else the first that is no
-    scalar. None where there is none."""
+    """The tensor of an output that has a row for each sample: logits, else hidden states, else the first that is not a
+    scalar. None if there is none."""
     import torch
 
     if isinstance(output, torch.Tensor):

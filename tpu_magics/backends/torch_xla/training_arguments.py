@@ -19,7 +19,7 @@ PROCESS = "_tpu_magics_process"  # the process that the arguments are set up for
 
 
 class DeviceDescriptor:
-    """Stands for `_setup_devices`: the device of this process. In the notebook that is the CPU."""
+    """Replaces `_setup_devices`: the device of this process. In the notebook, that is the CPU."""
 
     def __init__(self, original: Callable[[Any], Any], in_notebook: Callable[[], bool]) -> None:
         self.original = original
@@ -33,7 +33,7 @@ class DeviceDescriptor:
         return vars(arguments)[DEVICE]
 
     def __set__(self, arguments: Any, value: Any) -> None:
-        """A descriptor that can be set comes before what lies in the object, which may be another process's."""
+        """A data descriptor has priority over the object's dict, which may hold another process's device."""
         vars(arguments)[DEVICE] = value
 
     def _set_up(self, arguments: Any) -> None:
@@ -51,7 +51,7 @@ class DeviceDescriptor:
             raise
 
     def _on_cpu(self, arguments: Any) -> Any:
-        """As with use_cpu=True, also where there is a GPU: CUDA that is up would forbid every fork."""
+        """As with use_cpu=True, even if there is a GPU: an initialized CUDA prevents every fork."""
         asked = arguments.use_cpu
         arguments.use_cpu = True
         try:
@@ -60,14 +60,14 @@ class DeviceDescriptor:
             arguments.use_cpu = asked
 
     def _join(self, arguments: Any) -> None:
-        """Take the state that is there: the original would reset that of an Accelerator that this worker has built."""
+        """Use the existing state: the original would reset the state of an Accelerator in this worker."""
         vars(arguments)[STATE] = sys.modules["accelerate.state"].PartialState()
         vars(arguments)["_n_gpu"] = 0  # what the original sets on every machine with torch_xla
         vars(arguments)[DEVICE] = vars(arguments)[STATE].device
 
 
 class StateDescriptor:
-    """Stands for `distributed_state`: of this process; the first read in another one than before sets up for it."""
+    """Replaces `distributed_state`: that of this process. The first read in another process sets it up."""
 
     def __get__(self, arguments: Any, owner: type | None = None) -> Any:
         if arguments is None:
@@ -88,18 +88,18 @@ def is_set_up(arguments: Any) -> bool:
 
 
 def is_waiting(arguments: Any) -> bool:
-    """Whether TrainingArguments were set up in another process (the notebook's) and not in this one yet."""
+    """Whether TrainingArguments were set up in another process (the notebook's), but not in this one yet."""
     return PROCESS in vars(arguments) and not is_set_up(arguments)
 
 
 def accelerator_is_built() -> bool:
-    """Whether this thread's process has built an Accelerator since its state was last reset."""
+    """Whether this thread's process has created an Accelerator since its state was last reset."""
     state = sys.modules.get("accelerate.state")
     return state is not None and bool(state.AcceleratorState._shared_state)
 
 
 def patch_training_arguments(module: Any, in_notebook: Callable[[], bool]) -> Callable[[], None] | str:
-    """Change the class in `module` (transformers.training_args). Returns how to undo it, or why it cannot be done."""
+    """Patch the class in `module` (transformers.training_args). Returns how to undo it, or why it is not possible."""
     cls = getattr(module, "TrainingArguments", None)
     original = vars(cls).get(DEVICE) if isinstance(cls, type) else None
     function = getattr(original, "func", None) or getattr(original, "fget", None)  # functools', or transformers' own
@@ -119,7 +119,7 @@ def patch_training_arguments(module: Any, in_notebook: Callable[[], bool]) -> Ca
 
 
 def set_up_before_trainer(module: Any, in_notebook: Callable[[], bool]) -> Callable[[], None] | str:
-    """Let `Trainer` in `module` (transformers.trainer) set up arguments of the notebook before its Accelerator."""
+    """Make `Trainer` in `module` (transformers.trainer) set up arguments of the notebook before its Accelerator."""
     cls = getattr(module, "Trainer", None)
     if cls is None:
         return (

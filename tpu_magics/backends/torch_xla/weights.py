@@ -26,8 +26,8 @@ __all__ = ["StagedWeights", "check_weights", "collect_weights", "load_weights"]
 def collect_weights(models: Mapping[str, Any], folder: Path) -> None:
     """In the worker, rank 0, after training: write all parameters and buffers of `models` into `folder`.
 
-    To be called on the thread that the training function ran on, with nothing watching the runtime any more, after
-    every rank has returned from `collect_shards`.
+    Call it on the thread that the training function ran on, when nothing observes the runtime any more, and after every
+    rank has returned from `collect_shards`.
 
     Raises:
         TpuMagicsError: the disk is full, or shards of another rank are missing. Nothing is left in the folder then.
@@ -41,31 +41,32 @@ def collect_weights(models: Mapping[str, Any], folder: Path) -> None:
 def check_weights(models: Mapping[str, Any], folder: Path) -> StagedWeights:
     """In the notebook: read what `collect_weights` wrote and compare it with the notebook's models. Changes nothing.
 
-    Names and shapes must be the same, and weights tied here must have come home equal. Where only the dtype differs,
-    the notebook's is kept if it holds every value exactly (bfloat16 in float32), else the trained one is taken over;
-    `StagedWeights.notes` says so.
+    Names and shapes must be the same, and weights tied here must be equal. If only the dtype differs, the notebook's is
+    kept if it holds every value exactly (bfloat16 in float32); otherwise the trained one is used. `StagedWeights.notes`
+    says so.
 
     Raises:
-        TpuMagicsError: the files are not whole, or do not fit; it names what differs and how to load them by hand.
+        TpuMagicsError: the files are incomplete, or do not match; it names the differences and how to load them
+            yourself.
     """
     return weights_check.check(models, folder)
 
 
 def load_weights(staged: StagedWeights, free_bytes: int | None = None) -> None:
-    """In the notebook: put the checked weights into the models, in place. After any failure they are as before.
+    """In the notebook: copy the checked weights into the models, in place. After a failure they are as before.
 
-    Tensors keep their identity, strides and `requires_grad`. The old values change places with the new ones in the
-    file, which is removed at the end; `free_bytes`: host memory that may be used for those that cannot, since they
-    have another form in it (None: what the machine has available).
+    Tensors keep their identity, strides and `requires_grad`. The old values are swapped with the new ones in the file,
+    which is removed at the end; `free_bytes`: host memory for the old values of tensors that have another form in the
+    file (None: what the machine has available).
 
     Raises:
-        TpuMagicsError: something failed half-way, and all was put back.
+        TpuMagicsError: something failed, and everything was restored.
     """
     weights_load.load(staged, free_bytes)
 
 
 class _TensorCollector:
-    """The tensors to be written, each once, and the key of each."""
+    """The tensors to write, each once, and the key of each."""
 
     def __init__(self, models: tuple[str, ...]) -> None:
         self._models = models
@@ -73,7 +74,7 @@ class _TensorCollector:
         self.tensors: dict[str, Any] = {}
 
     def entries(self, model: str, module: Any, whole: Mapping[str, Any]) -> dict[str, ManifestEntry]:
-        """The manifest's entries of one model; `whole`: parameters that were sharded, put together."""
+        """The manifest's entries of one model; `whole`: parameters that were sharded, joined."""
         prefix = weights_files.key_prefix(model, self._models)
         entries = {
             slot.name: self._entry(prefix, slot.name, slot.kind, slot.persistent, slot.tensor) for slot in slots(module)
@@ -102,7 +103,7 @@ class _TensorCollector:
 
 
 def _identity(tensor: Any) -> Hashable:
-    """Equal for names that are one tensor, or the same view of the same memory."""
+    """Equal for names of one tensor, or of the same view of the same memory."""
     if tensor.device.type != "cpu" or layout_of(tensor) != "strided" or not tensor.numel():
         return id(tensor)
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride())

@@ -40,9 +40,9 @@ _EXACT_IN: Mapping[Any, tuple[Any, ...]] = {
 class WeightUpdate:
     """One change to a model: `value` (None: the place becomes None) goes to `slot`.
 
-    `how`: "copy" into the tensor there; "rebind" it to new memory (another dtype); "materialise" a lazy one; "swap" its
-    inside, where it has no values ("meta") or wraps other tensors; "replace" what is registered (None, or by None).
-    `key`: what the value has in the files.
+    `how`: "copy" into the tensor; "rebind" it to new memory (another dtype); "materialise" a lazy one; "swap" its
+    inside, if it has no values ("meta") or wraps other tensors; "replace" what is registered (None, or by None). `key`:
+    of the value in the files.
     """
 
     how: str
@@ -52,14 +52,14 @@ class WeightUpdate:
 
     @property
     def target(self) -> Any:
-        """The tensor at home, or None."""
+        """The notebook's tensor, or None."""
         return self.slot.tensor
 
 
 @dataclass(frozen=True)
 class StagedWeights:
-    """Weights that were read and fit: what `load_weights` takes. `notes`: sentences that the user should read;
-    `not_finite`: one about weights with NaN or Inf."""
+    """Weights that were read and match: the argument of `load_weights`. `notes`: sentences for the user; `not_finite`:
+    one about weights with NaN or Inf."""
 
     folder: Path
     puts: tuple[WeightUpdate, ...]
@@ -72,7 +72,7 @@ def check(models: Mapping[str, Any], folder: Path) -> StagedWeights:
     """Read what `collect_weights` wrote and compare it with the notebook's `models`.
 
     Raises:
-        TpuMagicsError: the files are not whole; the structure differs; or weights tied here differ there.
+        TpuMagicsError: the files are incomplete; the structure differs; or weights tied here differ there.
     """
     manifest = weights_files.read_manifest(folder)
     notes: list[str] = []
@@ -98,7 +98,7 @@ def check(models: Mapping[str, Any], folder: Path) -> StagedWeights:
 
 
 def _not_finite(pairs: Mapping[tuple[str, str], tuple[Slot, ManifestEntry]], found: Mapping[str, str]) -> str:
-    """Of parameters that were trained, and buffers with NaN: a mask may hold -inf."""
+    """About trained parameters, and buffers with NaN: a mask may hold -inf."""
     bad = [
         (model, name, entry, found[entry.key])
         for (model, name), (_, entry) in pairs.items()
@@ -140,8 +140,7 @@ def _came_apart(broken: Sequence[str], models: Sequence[str], folder: Path) -> T
 
 
 def _broken_views(puts: Sequence[WeightUpdate]) -> list[str]:
-    """Different tensors that overlap in memory here (one is a view of the other) and that cannot have their values at
-    the same time."""
+    """Different tensors that share memory here (one is a view of the other) and whose values contradict each other."""
     groups: dict[int, list[WeightUpdate]] = defaultdict(list)
     for put in puts:
         if put.how in ("copy", "rebind") and layout_of(put.target) == "strided":
@@ -161,7 +160,7 @@ def _overlap(tensors: Sequence[Any]) -> bool:
 
 
 def _all_fit(group: Sequence[WeightUpdate]) -> bool:
-    """Tried on a copy of the memory that they share."""
+    """Tried on a copy of their shared memory."""
     if any(put.how == "rebind" for put in group):
         return False
     memory = group[0].target.untyped_storage().clone()
@@ -173,7 +172,7 @@ def _all_fit(group: Sequence[WeightUpdate]) -> bool:
 
 
 def _view(like: Any, memory: Any) -> Any:
-    """A tensor that is in `memory` what `like` is in its own."""
+    """A view of `memory` with the form that `like` has in its own."""
     return torch.empty(0, dtype=like.dtype).set_(memory, like.storage_offset(), like.shape, like.stride())
 
 
@@ -181,7 +180,7 @@ def _view(like: Any, memory: Any) -> Any:
 def _plan(
     pairs: Mapping[tuple[str, str], tuple[Slot, ManifestEntry]], values: Mapping[tuple[str, str], Any]
 ) -> Iterator[WeightUpdate]:
-    """What to do, once for each tensor at home."""
+    """What to do, once for each tensor of the notebook."""
     seen: set[int] = set()
     for name, (slot, entry) in pairs.items():
         home = state_of(slot.tensor)

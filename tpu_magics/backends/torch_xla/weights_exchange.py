@@ -28,7 +28,7 @@ _MIXED = "result-mixed.tmp"
 
 
 class Exchange:
-    """The open file. Use it in a `with` block: afterwards the file is gone, or, after a failure, as it was.
+    """The open file. Use it in a `with` block: afterwards the file is removed, or, after a failure, restored.
 
     `kept`: whether the file has the trained weights (False: they could not be written back, and it was removed).
     """
@@ -65,7 +65,7 @@ class Exchange:
             self._mixed.rename(self._path)
 
     def takes(self, put: WeightUpdate) -> bool:
-        """Whether the tensor's bytes are in the file as they will be in memory, and for no other tensor."""
+        """Whether the tensor has the same bytes in the file and in memory, and is the only one that uses them."""
         target = put.target
         if put.how != "copy" or put.key not in self._regions or self._uses[put.key] > 1:
             return False
@@ -73,7 +73,7 @@ class Exchange:
         return bool(same) and self._regions[put.key].size == target.numel() * target.element_size()
 
     def prepare(self, put: WeightUpdate) -> tuple[Callable[[], None], Callable[[], None]]:
-        """The change, and what undoes it, also half-way."""
+        """The change, and how to undo it, even half-way."""
         assert self._file is not None
         swap = _Swap(self._file, self._regions[put.key].offset, put.target, self)
         return swap.change, swap.back
@@ -104,7 +104,7 @@ class _Swap:
             torch.autograd.graph.increment_version(self._target)
 
     def back(self) -> None:
-        """Put every old block back into memory, and the new ones into the file if that can be."""
+        """Restore every old block in memory, and the new ones in the file if possible."""
         start, new = self._pending
         if start == self._done:
             here = self._memory[start : start + len(new)]

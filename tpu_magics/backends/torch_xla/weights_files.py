@@ -32,11 +32,11 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class ManifestEntry:
-    """What the manifest says of one name in a model.
+    """The manifest's entry for one name in a model.
 
-    `kind`: "parameter" or "buffer"; `state`: "data", "none" (registered, but None), "lazy" (never initialised) or
-    "meta" (no values anywhere); `key`: under which the values stand in the files, the same for names that were one
-    tensor; `layout`: torch's name of it, "quantized" where it is.
+    `kind`: "parameter" or "buffer"; `state`: "data", "none" (registered, but None), "lazy" (not initialized) or "meta"
+    (no values); `key`: of the values in the files, the same for names that were one tensor; `layout`: torch's name of
+    it, or "quantized".
     """
 
     kind: str
@@ -51,9 +51,9 @@ class ManifestEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All entries by model and name; the bytes of each file with values; and checksums: of every tensor in the
-    safetensors file by key, of the whole second file by its name. `not_finite`: "NaN" or "Inf", by the key of a tensor
-    that holds one."""
+    """All entries by model and name; the size of each file with values; checksums: of every tensor in the safetensors
+    file by key, of the whole second file by its name. `not_finite`: "NaN" or "Inf", by the key of a tensor that
+    contains one."""
 
     models: Mapping[str, Mapping[str, ManifestEntry]]
     files: Mapping[str, int]
@@ -63,7 +63,7 @@ class Manifest:
 
 # -- writing -----------------------------------------------------------------------------------------------------------
 def write_weights(folder: Path, models: Mapping[str, Mapping[str, ManifestEntry]], tensors: Mapping[str, Any]) -> None:
-    """Write tensors by key, from wherever they are, and what the names of the models mean: all, or nothing is left.
+    """Write tensors by key, from any device, and the entries of the models: everything, or nothing is left.
 
     Raises:
         TpuMagicsError: the disk is full, or the folder cannot be written.
@@ -112,7 +112,7 @@ def _write(folder: Path, models: Mapping[str, Mapping[str, ManifestEntry]], tens
 
 
 def _looked_at(values: Iterable[tuple[str, Any]], found: dict[str, str]) -> Iterator[tuple[str, Any]]:
-    """The values as they pass; `found`: those that are not finite."""
+    """The values, passed on; `found`: those that are not finite."""
     for key, value in values:
         if what := not_finite(value):
             found[key] = what
@@ -120,8 +120,8 @@ def _looked_at(values: Iterable[tuple[str, Any]], found: dict[str, str]) -> Iter
 
 
 def not_finite(tensor: Any) -> str:
-    """ "NaN" or "Inf" where a CPU tensor holds one, else "". The sum is quicker than a look at each value; it may be
-    infinite where no value is."""
+    """ "NaN" or "Inf" if a CPU tensor contains one, else "". The sum is faster than checking each value, but may be
+    infinite although no value is."""
     if not tensor.is_floating_point() or math.isfinite(float(tensor.sum())):
         return ""
     counts = {"NaN": int(tensor.isnan().sum()), "Inf": int(tensor.isinf().sum())}
@@ -172,7 +172,7 @@ def _temporary(folder: Path, name: str) -> Path:
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest, after the files it names were found whole.
+    """The manifest, after checking that the files it names are complete.
 
     Raises:
         TpuMagicsError: there is none, or a file is missing, shorter, longer or changed.
@@ -213,10 +213,10 @@ def _torn(why: str) -> TpuMagicsError:
 
 
 def map_tensors(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """The values by key. Those of the safetensors file are mapped, not read: their pages come in when they are copied.
+    """The values by key. Those of the safetensors file are memory-mapped.
 
-    To be called after `read_manifest` found the files whole. The second file is a pickle by torch: only ever loaded
-    from the folder of a run that this process itself started.
+    Call it after `read_manifest`, which checks the files. The second file is a torch pickle: only ever loaded from the
+    folder of a run that this process itself started.
     """
     from safetensors.torch import load_file
 
@@ -229,7 +229,7 @@ def map_tensors(folder: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def recipe(folder: Path, models: Sequence[str], wanted: str | None = None) -> str:
-    """How a user loads the kept files of `models` by hand (only those of the model `wanted`), as instructions."""
+    """Code with which the user can load the kept files of `models` (only those of the model `wanted`)."""
     readers = {PLAIN: "safetensors.torch.load_file({!r})", ODD: "torch.load({!r})"}
     reads = [text.format(str(folder / name)) for name, text in readers.items() if (folder / name).exists()]
     names = models if wanted is None else [wanted]
@@ -244,5 +244,5 @@ def _part(read: str, model: str, models: Sequence[str]) -> str:
 
 
 def key_prefix(model: str, models: Sequence[str]) -> str:
-    """What the keys of `model` begin with in files that hold `models`: nothing, if it is the only one."""
+    """The start of the keys of `model` in files that hold `models`: nothing if it is the only one."""
     return f"{model}/" if len(models) > 1 else ""

@@ -27,15 +27,15 @@ _SPARE_BYTES = 256 * 2**20
 
 
 def load(staged: StagedWeights, free_bytes: int | None = None) -> None:
-    """Change the models in place. After any failure they are byte for byte as before.
+    """Change the models in place. After a failure they are byte for byte as before.
 
     Args:
         staged: what `check` returned.
-        free_bytes: host memory that may be used for the old values of tensors that have another form in the file
-            (None: what the machine has available). Where it does not suffice they are kept in the run folder.
+        free_bytes: host memory for the old values of tensors that have another form in the file (None: what the machine
+            has available). If it is too small, they are kept in the run folder.
 
     Raises:
-        TpuMagicsError: something failed half-way, and all was put back; or there is no room for the old values.
+        TpuMagicsError: something failed, and everything was restored; or there is no room for the old values.
     """
     with deferred_interrupts(), one_thread(), torch.no_grad():
         exchange = Exchange(staged.folder, staged.puts)
@@ -70,7 +70,7 @@ def _put_all(puts: Sequence[WeightUpdate], exchange: Exchange, keep: Callable[[A
 
 
 def _undone(back: Callable[[], None]) -> bool:
-    """Undo one change; the others must be undone, too, if this fails."""
+    """Undo one change; if this fails, the others must still be undone."""
     try:
         back()
     except Exception:
@@ -96,14 +96,14 @@ def _not_loaded(staged: StagedWeights, error: Exception, kept: bool) -> TpuMagic
 
 
 def _changes(put: WeightUpdate) -> bool:
-    """False where the values are there already, as those of frozen layers are; nothing need be kept for them."""
+    """False if the values are the same, as in frozen layers; then nothing must be kept for them."""
     return (
         put.how not in ("copy", "rebind") or put.target.dtype != put.value.dtype or not same_bits(put.target, put.value)
     )
 
 
 def _owned(put: WeightUpdate) -> WeightUpdate:
-    """The same with values in memory of their own, where the model keeps them: not those of the mapped file."""
+    """The same with values in their own memory if the model keeps them: not those of the mapped file."""
     if put.how in ("copy", "materialise") or put.value is None:
         return put
     if put.how == "rebind" and layout_of(put.target) == "strided":  # with the strides that it has here
@@ -179,7 +179,8 @@ _METHODS = {"copy": _copy, "rebind": _rebind, "materialise": _materialise, "swap
 # -- where the old values are kept meanwhile ---------------------------------------------------------------------------
 @contextlib.contextmanager
 def _old_values(puts: Sequence[WeightUpdate], folder: Path, free_bytes: int | None) -> Iterator[Callable[[Any], Any]]:
-    """Room for a copy of all that is copied over, found before the first copy; yields what makes a copy there."""
+    """Reserve room for a copy of everything that is overwritten, before the first copy; yields a function that copies
+    there."""
     needed = sum(_room(put.target) for put in puts)
     free = _free_memory() if free_bytes is None else free_bytes
     if needed + _SPARE_BYTES <= free:
@@ -194,7 +195,7 @@ def _old_values(puts: Sequence[WeightUpdate], folder: Path, free_bytes: int | No
 
 
 def _memory(size: int) -> mmap.mmap:
-    """Fresh memory, in large pages where the kernel gives them: getting small ones takes longer than the copy."""
+    """New memory, in huge pages if the kernel has them: allocating small ones takes longer than the copy."""
     memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -202,7 +203,7 @@ def _memory(size: int) -> mmap.mmap:
 
 
 def _reserve(path: Path, size: int, free: int) -> None:
-    """Make a file of `size` bytes that the disk really has: a full disk must show now, not as a SIGBUS later."""
+    """Create a file of `size` bytes with real disk blocks: a full disk must fail now, not as a SIGBUS later."""
     try:
         with open(path, "wb") as file:
             os.posix_fallocate(file.fileno(), 0, max(size, 1))
@@ -214,7 +215,7 @@ def _reserve(path: Path, size: int, free: int) -> None:
 
 
 class _Arena:
-    """One block of memory from which copies are cut."""
+    """A block of memory for copies."""
 
     def __init__(self, memory: Any) -> None:
         self._memory = memory

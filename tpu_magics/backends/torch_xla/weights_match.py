@@ -15,10 +15,10 @@ _STATES = {"none": "None", "lazy": "not initialised", "meta": "without values (m
 
 
 def match(module: Any, there: Mapping[str, ManifestEntry]) -> tuple[list[tuple[Slot, ManifestEntry]], dict[str, bool]]:
-    """Slots with their entries, and {difference: whether it matters} of those that do not fit.
+    """Slots with their entries, and {difference: whether it matters} of those that do not match.
 
-    A buffer that no side saves with the model does not matter: a cache, made from what the model is, such as a table of
-    angles.
+    A buffer that neither side saves with the model does not matter: it is a cache derived from the model, such as a
+    table of angles.
     """
     here = {slot.name: slot for slot in slots(module)}
     matched: list[tuple[Slot, ManifestEntry]] = []
@@ -38,7 +38,7 @@ def _is_saved(side: Slot | ManifestEntry) -> bool:
 
 
 def _difference(name: str, slot: Slot | None, entry: ManifestEntry | None) -> str | None:
-    """What keeps `entry` from going to `slot`, as a part of a sentence; None where it fits."""
+    """Why `entry` cannot go to `slot`, as a part of a sentence; None if it matches."""
     if slot is None:
         return f"`{name}` exists only in the worker"
     if entry is None:
@@ -65,7 +65,7 @@ def state_of(tensor: Any) -> str:
 
 
 def layout_of(tensor: Any) -> str:
-    """torch's name of a tensor's layout; "quantized"; or the name of the class, where that wraps other tensors."""
+    """torch's name of a tensor's layout; "quantized"; or the name of a class that wraps other tensors."""
     if not has_own_memory(tensor):
         return str(type(tensor).__qualname__)
     return "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")

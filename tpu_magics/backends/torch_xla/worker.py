@@ -27,7 +27,7 @@ _START_DEVICE_THREADS = "_ZN5torch8autograd6Engine20start_device_threadsEv"
 def apply_environment(spec: WorkerSpec) -> None:
     """Set the worker's environment, before the runtime reads it. Precision must be set before the first XLA tensor.
 
-    Without LOCAL_RANK, accelerate (1.15) takes -1 for the local rank where XLA has no TPU, and nobody prints.
+    Without LOCAL_RANK, accelerate (1.15) uses local rank -1 if XLA has no TPU, and no rank prints.
     """
     changes: dict[str, str | None] = {
         "PJRT_DEVICE": spec.device,
@@ -80,7 +80,7 @@ def run_worker(
 
 
 def _use_cache(spec: WorkerSpec) -> None:
-    """Keep compiled programs from run to run. On XLA:CPU every load fails (torch_xla 2.9: counter
+    """Use the persistent compile cache. On XLA:CPU every load fails (torch_xla 2.9: counter
     PersistentCacheDeserializeFailure), so there it stays off."""
     if spec.cache and spec.device != "CPU":
         import torch_xla.runtime as xr
@@ -116,8 +116,8 @@ def _on_each_device(
 
 
 def _start(spec: WorkerSpec) -> Callable[[int, int], None]:
-    """How the runtime starts: over all chips for SPMD, on one chip for a single worker of several, else as torch_xla's
-    launcher does."""
+    """How the runtime starts: on all chips for SPMD, on one chip for a single worker of several, otherwise as
+    torch_xla's launcher does."""
     from torch_xla._internal import pjrt
 
     if spec.spmd is not None:
@@ -126,14 +126,14 @@ def _start(spec: WorkerSpec) -> Callable[[int, int], None]:
 
 
 def _ordinal(spec: WorkerSpec, replica: int) -> int:
-    """The rank of this thread's device. Processes on XLA:CPU do not know of each other."""
+    """The rank of this thread's device. Processes on XLA:CPU do not know each other."""
     import torch_xla.runtime as xr
 
     return xr.global_ordinal() if spec.device == "TPU" else spec.first + spec.index * spec.replicas + replica
 
 
 class _FirstDevice:
-    """What the first device's thread does for all of them, before any of them runs the user's code."""
+    """The setup by the first device's thread, before any thread runs the user's code."""
 
     def __init__(self, spec: WorkerSpec, on_ready: Callable[[int, int, str], None]) -> None:
         self.spec = spec
@@ -142,7 +142,7 @@ class _FirstDevice:
         self.good = False
 
     def prepared(self, ordinal: int, replica: int) -> bool:
-        """Prepare on the first device's thread, wait on the others; False where it failed."""
+        """Set up on the first device's thread, wait on the others; False if it failed."""
         if replica:
             self.done.wait()
             return self.good
@@ -196,7 +196,7 @@ class _FirstDevice:
 
 
 def _launched(function: Callable[[int, int], Any]) -> Callable[[int, int, int], Any]:
-    """The function as accelerate's own launcher calls it, the index first; accelerate is not imported for it."""
+    """The function as accelerate's own launcher calls it, with the index first; does not import accelerate."""
     if "accelerate" not in sys.modules:
         return lambda _index, ordinal, replica: function(ordinal, replica)
     from accelerate.utils import PrepareForLaunch
@@ -212,7 +212,7 @@ def _launched(function: Callable[[int, int], Any]) -> Callable[[int, int, int], 
 
 
 def _start_one_chip(_local_rank: int, _local_world_size: int) -> None:
-    """One worker on one chip. torch_xla's multi-process start multiplies the bounds variables, which on Colab say 2,2,1
+    """One worker on one chip. torch_xla's multi-process start multiplies the bounds variables, which on Colab are 2,2,1
     for a single chip ("Expected 4 worker addresses, got 1")."""
     from torch_xla._internal import pjrt
 
@@ -220,8 +220,8 @@ def _start_one_chip(_local_rank: int, _local_world_size: int) -> None:
 
 
 def _thread_modes() -> Callable[..., Any]:
-    """What belongs to the notebook's main thread (torch's grad mode and default device, context variables), as a way to
-    call a function with it in another thread."""
+    """A function that calls another function with the modes of the notebook's main thread (torch's grad mode and
+    default device, context variables)."""
     import torch
 
     grad = torch.is_grad_enabled()
@@ -238,12 +238,12 @@ def _thread_modes() -> Callable[..., Any]:
 
 
 def use_up_autograds_start() -> None:
-    """A small backward on the CPU, before the runtime is up.
+    """A small backward on the CPU, before the runtime starts.
 
     Autograd starts its device threads once, at a process's first backward, for the devices known then (none, here). So
-    the state is the same whether the notebook did a backward or not: the threads are not started, and never will be by
-    themselves. Starting them twice would be no better than not at all: autograd then waits until exactly one thread for
-    each device has come up, which with two of them may never be so.
+    the state is the same whether the notebook ran a backward or not: the threads are not started, and will not start by
+    themselves. Starting them twice would not work either: autograd then waits until exactly one thread for each device
+    has come up, which may never happen with two of them.
     """
     import torch
 
@@ -256,10 +256,10 @@ def use_up_autograds_start() -> None:
 def start_autograd_threads() -> None:
     """Start autograd's device threads for the devices known now (pytorch/xla#4174), after `use_up_autograds_start`.
 
-    Without it every XLA backward fails in a worker whose notebook did a backward on the CPU.
+    Without it, every XLA backward fails in a worker whose notebook ran a backward on the CPU.
 
     Raises:
-        TpuMagicsError: torch lacks the functions that this needs (they are internal; seen in torch 2.8 and 2.9).
+        TpuMagicsError: torch does not have the internal functions that this needs (torch 2.8 and 2.9 have them).
     """
     import torch
 

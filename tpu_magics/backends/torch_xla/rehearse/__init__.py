@@ -9,7 +9,7 @@ from __future__ import annotations
 
 
 def problem() -> str:
-    """Why ranks cannot be rehearsed with this PyTorch; "" where they can."""
+    """Why ranks cannot be rehearsed with this PyTorch; "" if they can."""
     import torch.distributed as dist
 
     if not dist.is_available():

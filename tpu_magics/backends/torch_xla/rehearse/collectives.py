@@ -25,7 +25,7 @@ _library: list[Any] = []  # torch.library forgets what it registered when the li
 
 
 def install(group: Group) -> None:
-    """Put them in the places of torch_xla's own. For good: the process ends with its rank."""
+    """Replace torch_xla's collectives, until the process ends."""
     import torch
     import torch_xla
     from torch_xla.core import xla_model
@@ -60,7 +60,7 @@ class Collectives:
     def all_reduce_inplace(
         self, kind: str, tensors: Sequence[Tensor], scale: float, groups: Groups, _pin: bool
     ) -> None:
-        """The same for many, in their own places."""
+        """The same for many tensors, in place."""
         tensors = list({id(tensor): tensor for tensor in tensors}.values())  # one that is there twice is reduced once
         for places, reduced in self._reduced("all_reduce", kind, tensors, scale, groups):
             graph.put_into(reduced, [tensors[place] for place in places])
@@ -145,9 +145,9 @@ class Collectives:
     def gather_padded(
         self, value: Tensor, dim: int = 0, groups: Groups | None = None, pin_layout: bool = True
     ) -> Tensor:
-        """What torch_xla makes of an all_gather with a pinned layout: each rank pads its tensor with zeros, and all add
-        them up. Here they are gathered as they are: ranks that pad differently have different graphs, as if they ran
-        different programs."""
+        """Replaces torch_xla's all_gather with a pinned layout: there, each rank pads its tensor with zeros, and all
+        are summed. Here they are gathered without padding: ranks that pad differently would have different graphs, as
+        if they ran different programs."""
         members = self._members(groups or [])
         place = dim + value.dim() if dim < 0 else dim
         gathered = self.all_gather(value, place, len(members), groups or [], pin_layout)
@@ -183,7 +183,8 @@ class Collectives:
     def all_to_all(
         self, tensor: Tensor, token: Any, split: int, concat: int, count: int, groups: Groups, _pin: bool
     ) -> tuple[Tensor, Any]:
-        """Part i along dimension `split` goes to member i; what comes is put together along dimension `concat`."""
+        """Part i along dimension `split` goes to member i; the received parts are concatenated along dimension
+        `concat`."""
         import torch
 
         members = self._members(groups)
@@ -198,7 +199,7 @@ class Collectives:
         return _put_one(torch.cat(received, concat), tensor), token
 
     def collective_permute(self, tensor: Tensor, token: Any, pairs: Groups) -> tuple[Tensor, Any]:
-        """What the rank that has this one as its target gives; zeros where there is none."""
+        """The tensor of the rank that has this one as its target; zeros if there is none."""
         import torch
 
         members = tuple(sorted({int(rank) for pair in pairs for rank in pair}))
@@ -213,7 +214,7 @@ class Collectives:
         return _put_one(result, tensor), token
 
     def send(self, *_args: Any) -> Any:
-        """Not rehearsed: a channel of XLA's joins two programs, and here each rank compiles its own."""
+        """Not supported: an XLA channel connects two programs, and here each rank compiles its own."""
         raise RuntimeError(
             "xm.send and xm.recv cannot be rehearsed on XLA:CPU: their channels connect the programs of two TPU cores. "
             "Use xm.collective_permute with the pairs of ranks: it does the same, here and on a TPU."
@@ -249,7 +250,7 @@ class Collectives:
     def _reduced(
         self, name: str, kind: str, tensors: Sequence[Tensor], scale: float, groups: Groups
     ) -> Iterator[tuple[list[int], list[Tensor]]]:
-        """The results in host memory with their places, bucket by bucket: a model's gradients at once would take
+        """The results in host memory with their indices, bucket by bucket: all gradients of a model at once would need
         several times its memory."""
         members = self._members(groups)
         for tensor in tensors:
@@ -263,7 +264,7 @@ class Collectives:
                 yield places, [reduction.scaled(one, scale) for one in host]
 
     def _reduce(self, members: tuple[int, ...], host: Sequence[Tensor], kind: str, doing: str) -> list[Tensor]:
-        """Tensors of one type, which travel as one."""
+        """Tensors of one type, reduced as one."""
         import torch
 
         dtype = host[0].dtype
@@ -314,8 +315,8 @@ class Collectives:
         )
 
     def _named(self, name: str) -> Groups:
-        """The groups for a process group of torch.distributed, which must be the world: torch_xla's functional
-        collectives do not look at it (cross_replica_reduces.cpp)."""
+        """The groups for a torch.distributed process group, which must be the world: torch_xla's functional collectives
+        ignore it (cross_replica_reduces.cpp)."""
         if not name:
             return []
         from torch.distributed import distributed_c10d
@@ -334,7 +335,7 @@ class Collectives:
 
 
 class _HostCollective:
-    """A collective that is carried: its ranks agree on it first, and its time is counted."""
+    """A collective on the host: its ranks agree on it first, and its time is measured."""
 
     def __init__(self, group: Group, members: tuple[int, ...], doing: str) -> None:
         self.group = group
@@ -353,7 +354,7 @@ class _HostCollective:
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Places of tensors that travel together: neighbours of one type, up to BUCKET bytes; a larger one by itself."""
+    """Indices of tensors that are reduced together: neighbours of one type, up to BUCKET bytes; a larger one alone."""
     places: list[int] = []
     size = 0
     for place, tensor in enumerate(tensors):
@@ -367,13 +368,13 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
 
 
 def _put_one(result: Tensor, like: Tensor) -> Tensor:
-    """Needs a gradient where `like` does, as torch_xla's own result; none flows through it."""
+    """Needs a gradient if `like` does, as torch_xla's own result; no gradient flows through it."""
     return graph.put([result.detach()], [like])[0].requires_grad_(like.requires_grad)
 
 
 def _doing(name: str, tensors: Sequence[Tensor], *more: object) -> str:
-    """What a rank is about to do, so that two that do not do the same have different texts: the first tensor in words,
-    the others and the arguments as a checksum."""
+    """A text for what a rank is about to do, different for different collectives: the first tensor in words, the others
+    and the arguments as a checksum."""
     said = [f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}".replace(" ", "") for one in tensors]
     first = f" of {said[0]}" if said else " of nothing"
     others = f" and {len(said) - 1} more" if len(said) > 1 else ""

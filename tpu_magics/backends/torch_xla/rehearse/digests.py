@@ -11,7 +11,7 @@ from typing import Any
 
 
 def digests(models: Mapping[str, Any]) -> dict[str, str]:
-    """Of each model whose parameters lie whole on every rank. One tensor at a time comes to the host."""
+    """The checksum of each model that is not sharded over the ranks. One tensor at a time is fetched."""
     from tpu_magics.backends.torch_xla import fsdp_shards
 
     whole = {name: model for name, model in models.items() if not fsdp_shards.spread({name: model})}
@@ -19,7 +19,7 @@ def digests(models: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _digest(model: Any) -> str:
-    """ "" for a model with parameters that hold no numbers (of a lazy layer, or on "meta")."""
+    """ "" for a model with parameters without values (lazy, or on "meta")."""
     import torch
 
     found = 0

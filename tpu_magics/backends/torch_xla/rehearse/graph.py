@@ -19,8 +19,8 @@ _listeners: list[tuple[Callable[[], None], Callable[[], None]]] = []
 
 
 def listen(cut: Callable[[], None], made: Callable[[], None]) -> Callable[[], None]:
-    """Have `cut` called when a collective may have run a graph, and `made` when it has given a tensor, in the
-    collective's thread. Returns how to end that."""
+    """Call `cut` when a collective may have run a graph, and `made` when it has returned a tensor, in the collective's
+    thread. Returns how to stop that."""
     listener = cut, made
     _listeners.append(listener)
     return lambda: _listeners.remove(listener)
@@ -44,8 +44,8 @@ _CAPTURED = (
 
 
 def refuse_captured() -> None:
-    """In this process, have collectives refused while torch.compile makes a graph of the function around them
-    (torch_xla 2.9.0: _dynamo/dynamo_bridge.py runs it once with XLA tensors): the graph would keep the first values."""
+    """In this process, raise for collectives while torch.compile captures the function around them (torch_xla 2.9.0:
+    _dynamo/dynamo_bridge.py runs it once with XLA tensors): the graph would keep the first values."""
     PostImport().when_imported("torch_xla._dynamo.dynamo_bridge", _mark_capture)
 
 
@@ -69,8 +69,8 @@ def cutting() -> bool:
 
 
 def cut() -> None:
-    """Run all that is pending, and wait for it. Everything alive becomes a result of the piece that is run: were it the
-    collective's tensors alone, the rest of the step would compute again what leads to them."""
+    """Run all pending operations, and wait for them. All live tensors become results of this piece: if only the
+    collective's tensors were, the rest of the step would compute again what leads to them."""
     import torch_xla
 
     if getattr(_here, "captured", False):
@@ -87,7 +87,7 @@ def cut() -> None:
 
 @contextmanager
 def _execution_allowed() -> Iterator[None]:
-    """torch_xla.compile(full_graph=True) forbids to run graphs in its function: those that the user would run."""
+    """torch_xla.compile(full_graph=True) forbids running graphs in its function; that is meant for the user's code."""
     import torch_xla
 
     extension: Any = torch_xla._XLAC
@@ -100,7 +100,7 @@ def _execution_allowed() -> Iterator[None]:
 
 
 def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies in host memory of what is on the device, after a cut. A view runs a small graph of its own for it."""
+    """Copies in host memory of tensors on the device, after a split. A view runs a small graph for it."""
     import torch_xla
 
     extension: Any = torch_xla._XLAC
@@ -111,7 +111,7 @@ def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def put(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
-    """What a collective gives: copies of `tensors` on the devices where `like` are."""
+    """Results of a collective: copies of `tensors` on the devices of `like`."""
     for _cut, made in list(_listeners):
         made()
     return _on_device(tensors, like)
@@ -125,7 +125,8 @@ def _on_device(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor
 
 
 def put_into(tensors: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    """Give `targets`, on the device, the values of `tensors`; in the graph they become data, no operation is added."""
+    """Give `targets`, on the device, the values of `tensors`; in the graph they become inputs, no operation is
+    added."""
     import torch
 
     for target, new in zip(targets, _on_device(tensors, targets), strict=True):

@@ -15,7 +15,7 @@ _joined: list[Group] = []
 
 
 def join(spec: WorkerSpec, rank: int) -> None:
-    """Make this process a rank of the world that `spec` tells of, once its runtime is up; waits for the others."""
+    """Make this process a rank of the world in `spec`, once its runtime is running; waits for the others."""
     assert spec.meeting is not None
     _return_freed_memory()
     world.enter(rank, spec.ranks, spec.index)
@@ -28,14 +28,14 @@ def join(spec: WorkerSpec, rank: int) -> None:
 
 
 def _return_freed_memory() -> None:
-    """Large pieces of memory go back to the system as soon as they are free. glibc keeps them by default, once it has
-    seen that they come again: with a piece for each graph and copy, a rank then holds about twice what it needs (seen
-    with a model of 200 MB), and N of them share one machine."""
+    """Large blocks of memory return to the system when they are freed. By default, glibc keeps them once they recur:
+    with a block for each graph and copy, a rank then holds about twice what it needs (measured with a model of 200 MB),
+    and N ranks share one machine."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGE)
 
 
 def carried() -> tuple[int, float]:
-    """How many collectives the host has carried for this rank, and their seconds (waiting for others included)."""
+    """How many collectives the host has run for this rank, and their seconds (including waiting for others)."""
     return (_joined[0].count, _joined[0].seconds) if _joined else (0, 0.0)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def install(group: Group) -> None:
-    """From the moment when accelerate is imported; for good, as the process ends with its rank."""
+    """Patch accelerate when it is imported, until the process ends."""
     PostImport().when_imported("accelerate.utils.random", lambda module: _replace(module, group))
 
 

@@ -18,7 +18,7 @@ _OF_TRUTH = {"sum": "max", "or": "max", "max": "max", "mul": "min", "and": "min"
 
 
 def check(kind: str, dtype: torch.dtype) -> None:
-    """Raise RuntimeError for what XLA refuses."""
+    """Raise RuntimeError for what XLA does not support."""
     if kind not in KINDS:
         raise RuntimeError(
             f'{kind!r} is not an XLA reduction. XLA has {", ".join(KINDS)}. For an average, reduce with "sum" and '

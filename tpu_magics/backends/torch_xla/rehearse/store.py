@@ -14,7 +14,7 @@ _ANSWERS = 60.0  # seconds: the hosts start at different times
 
 
 def meeting_store(spec: WorkerSpec, rank: int) -> Any:
-    """torch.distributed's store for this rank. Raises CollectiveBroken where the first host does not answer."""
+    """torch.distributed's store for this rank. Raises CollectiveBroken if the first host does not answer."""
     import torch.distributed as dist
 
     assert spec.meeting is not None
@@ -33,8 +33,8 @@ def meeting_store(spec: WorkerSpec, rank: int) -> Any:
 
 
 def _listening(host: str, port: int) -> int | None:
-    """A socket on this address alone, for torch's store, which takes it over: by itself it listens on all that this
-    machine has. None where the address is none of its own (behind a NAT)."""
+    """A socket on this address only, for torch's store, which takes it over: by default it listens on all addresses of
+    this machine. None if the address is not its own (behind a NAT)."""
     try:
         family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(place[:2], family=family).detach()

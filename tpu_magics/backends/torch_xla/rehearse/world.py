@@ -6,9 +6,9 @@ from typing import Any
 
 
 def enter(rank: int, size: int, local: int) -> None:
-    """Make this worker rank `rank` of `size` for torch_xla.runtime, and for all that asks it (xm, torch.distributed's
-    backend "xla", accelerate, transformers); `local`: its number on its host. For good: the process ends with its
-    rank."""
+    """Make this worker rank `rank` of `size` for torch_xla.runtime, and for everything that uses it (xm,
+    torch.distributed's "xla" backend, accelerate, transformers), until the process ends; `local`: its number on its
+    host."""
     import torch_xla
     import torch_xla.runtime as xr
 
