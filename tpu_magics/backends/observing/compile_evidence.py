@@ -28,7 +28,7 @@ class CompileEvidence:
     site: Site
     nth: int
     step: int
-    told: CompileReport
+    report: CompileReport
     trigger: str = ""
     through: tuple[tuple[str, str], ...] = ()
     inputs: tuple[Input, ...] = ()

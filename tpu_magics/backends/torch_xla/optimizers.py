@@ -22,7 +22,7 @@ from tpu_magics.runs import events
 
 _followed: list[tuple[str, Any]] = []
 _stepping: dict[int, list[dict[str, Any]]] = {}  # by optimizer, the groups that are fused but for this step
-_told: set[str] = set()
+_noted: set[str] = set()
 
 
 def optimizers_in(items: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
@@ -75,7 +75,7 @@ def _step_plainly(optimizer: Any) -> None:
             group["fused"] = False
             _stepping.setdefault(id(optimizer), []).append(group)
             _count_on_cpu(optimizer, group)
-            _tell(type(optimizer).__name__)
+            _note_plain_steps(type(optimizer).__name__)
 
 
 def _fuse_again(optimizer: Any) -> None:
@@ -92,9 +92,9 @@ def _count_on_cpu(optimizer: Any, group: Mapping[str, Any]) -> None:
             optimizer.state[parameter]["step"] = step.cpu()
 
 
-def _tell(name: str) -> None:
-    if name not in _told:
-        _told.add(name)
+def _note_plain_steps(name: str) -> None:
+    if name not in _noted:
+        _noted.add(name)
         text = f"{name}(fused=True) has no XLA kernel. The non-fused version, the same algorithm, is used instead."
         trainer.write(events.Warned, code="fused-optimizer", text=text)
 

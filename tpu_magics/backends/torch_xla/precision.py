@@ -191,7 +191,7 @@ class TorchPrecisionWatch:
         self.late = _too_late(_made(asked)) if now != before and _tensors_made() else ""
         if now and asked.source not in _VARIABLE.values():
             self.output.hold()
-        self._tell()
+        self._record()
 
     @_guarded
     def graph_compiled(self, graph: hlo.Graph, digest: str) -> None:
@@ -200,7 +200,7 @@ class TorchPrecisionWatch:
             self.output.release(DEPRECATION)
         if self.best is None or hlo.multiplications(graph)[0] > hlo.multiplications(self.best[0])[0]:
             self.best = graph, digest
-            self._tell()
+            self._record()
 
     @_guarded
     def logged(self, dtype_name: str) -> None:
@@ -208,14 +208,14 @@ class TorchPrecisionWatch:
         name = dtype_name.removeprefix("torch.")
         if name not in self.types_logged:
             self.types_logged |= {name}
-            self._tell()
+            self._record()
 
     @_guarded
     def close(self) -> None:
         """The user's function has ended: print what is still held back, before C's buffers are flushed."""
         self.output.release(DEPRECATION)
 
-    def _tell(self) -> None:
+    def _record(self) -> None:
         if self.best is None:
             return
         facts = judge(self._asked(), *self.best, asking.in_force(os.environ), self.late, self.types_logged)

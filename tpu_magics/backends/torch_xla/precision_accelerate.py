@@ -19,12 +19,12 @@ from typing import Any
 from tpu_magics.backends.torch_xla import precision_request as asking
 from tpu_magics.backends.torch_xla.precision_request import PrecisionRequest
 
-Told = Callable[[PrecisionRequest, str], None]
+OnDecision = Callable[[PrecisionRequest, str], None]
 
 
-def patch_accelerator(Accelerator: Any, option: str, told: Told) -> None:
-    """From now on, every Accelerator sets torch_xla's variables. For each one that decides anew, `told(asked, before)`
-    is called, where `before` is the precision that the variables set until then."""
+def patch_accelerator(Accelerator: Any, option: str, on_decision: OnDecision) -> None:
+    """From now on, every Accelerator sets torch_xla's variables. For each one that decides anew,
+    `on_decision(asked, before)` is called, where `before` is the precision that the variables set until then."""
     start = Accelerator.__init__
     signature = inspect.signature(start)
     if "mixed_precision" not in signature.parameters:
@@ -35,14 +35,14 @@ def patch_accelerator(Accelerator: Any, option: str, told: Told) -> None:
         if not given.decides() and _is_decided():
             given.start(start, self)
         else:
-            _start_first(start, self, given, option, told)
+            _start_first(start, self, given, option, on_decision)
         _as_on_a_tpu(self)
 
     Accelerator.__init__ = with_precision
 
 
 def _start_first(
-    start: Callable[..., None], accelerator: Any, given: _AcceleratorCall, option: str, told: Told
+    start: Callable[..., None], accelerator: Any, given: _AcceleratorCall, option: str, on_decision: OnDecision
 ) -> None:
     """Create the Accelerator that decides the precision for all of them."""
     asked = asking.with_accelerate(given.mixed, given.downcast, given.who(), option, os.environ)
@@ -59,7 +59,7 @@ def _start_first(
     os.environ.update(asking.variables(asked.asked, os.environ))
     if asked.asked.startswith("bf16"):
         accelerator.state.downcast_bfloat = wide
-    told(asked, before)
+    on_decision(asked, before)
 
 
 class _AcceleratorCall:

@@ -44,7 +44,7 @@ class CompilePair:
     inputs: list[tuple[str, Input, Input]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        new, old = self.new.told.graph, self.old.told.graph
+        new, old = self.new.report.graph, self.old.report.graph
         if new is not None and old is not None:
             self.change = hlo.compare(new, old)
             self.dims = self.change.dims
@@ -104,7 +104,7 @@ def _library_read(pair: CompilePair) -> CompileCause:
 def _results_joined(pair: CompilePair) -> CompileCause | None:
     """Batch results that are concatenated on the device and grow."""
     new, change = pair.new, pair.change
-    joins = new.told.graph is not None and new.told.graph.counts["concatenate"] > 0
+    joins = new.report.graph is not None and new.report.graph.counts["concatenate"] > 0
     if change is None or not joins or new.part.activity != "evaluation" or new.part.weights:
         return None
     if not dict(change.added).get("concatenate") and not any(now > before for before, now in change.dims):
@@ -161,7 +161,7 @@ def _outer(new: Places, old: Places) -> Places:
 
 def _collective_alone(pair: CompilePair) -> CompileCause | None:
     """In a rehearsal: a line with several collectives, one of which gathers values that existed already."""
-    if pair.new.told.pieces and pair.old.told.pieces:
+    if pair.new.report.pieces and pair.old.report.pieces:
         return None
     return CompileCause(
         "new-code",
@@ -355,7 +355,7 @@ def _live_tensors(pair: CompilePair) -> CompileCause | None:
     grown = _changed(pair.new.snapshot.lengths, pair.old.snapshot.lengths)
     change = pair.change
     if change is None:
-        moved = (pair.new.told.inputs, pair.new.told.outputs) != (pair.old.told.inputs, pair.old.told.outputs)
+        moved = (pair.new.report.inputs, pair.new.report.outputs) != (pair.old.report.inputs, pair.old.report.outputs)
     else:
         moved = change.outputs_after != change.outputs_before or any(None in one[1:] for one in change.parameters)
     if grown and moved:

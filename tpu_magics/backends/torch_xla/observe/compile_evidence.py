@@ -79,7 +79,7 @@ def short_path(path: str) -> str:
 class TorchCompileEvidence(compile_evidence.CompileEvidence):
     """One compile at a site, with the events of the step and the snapshot of Python values."""
 
-    told: XlaCompileReport
+    report: XlaCompileReport
     facts: StepFacts = field(default_factory=StepFacts)
     snapshot: FrameSnapshot = field(default_factory=FrameSnapshot)
     part: TrainingPart = field(default_factory=TrainingPart)

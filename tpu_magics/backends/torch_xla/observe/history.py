@@ -9,7 +9,7 @@ from tpu_magics.backends.torch_xla.observe.compile_evidence import TorchCompileE
 def distance(new: TorchCompileEvidence, old: TorchCompileEvidence) -> tuple[bool, bool, int, int, int]:
     """Small for the same part, the same calling functions, the same operations and step events, and the latest
     compile."""
-    graphs = hlo.distance(new.told.graph, old.told.graph) if new.told.graph and old.told.graph else 0
+    graphs = hlo.distance(new.report.graph, old.report.graph) if new.report.graph and old.report.graph else 0
     return new.part.key != old.part.key, new.through != old.through, graphs, _facts_apart(new, old), -old.nth
 
 

@@ -263,7 +263,7 @@ def _gathers(observer: TorchObserver) -> Callable[[], None]:
     def make(original: Any) -> Any:
         @functools.wraps(original)
         def gather(*args: Any, **kwargs: Any) -> Any:
-            observer.doing.by_rank = observer.watching.ranks > 1 and not observer.watching.rehearsed
+            observer.events.by_rank = observer.config.ranks > 1 and not observer.config.rehearsed
             return original(*args, **kwargs)
 
         return gather

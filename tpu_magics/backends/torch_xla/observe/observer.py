@@ -41,22 +41,22 @@ class TorchObserver(GuardedObserver):
     """Steps, compiles, reads and values of one rank; create it in the thread that runs the user's function."""
 
     def __init__(
-        self, writer: EventWriter, watching: ObserverConfig, files: XlaDumps, precision: TorchPrecisionWatch
+        self, writer: EventWriter, config: ObserverConfig, files: XlaDumps, precision: TorchPrecisionWatch
     ) -> None:
         super().__init__(writer)
-        self.watching = watching
+        self.config = config
         self.files = files
         self.precision = precision
-        self.sites = Sites(watching.cell_names, watching.cell_ids)
+        self.sites = Sites(config.cell_names, config.cell_ids)
         self.steps = StepMeter(writer)
         self.values = TorchLoggedValues(writer, self._logged_type)
         self.reads = ReadCounter(writer.write, writer.rank)
         self.history = History(writer.write, writer.rank, distance, explain)
-        self.pieces = GraphPieces(files) if watching.rehearsed and files.debugging else None
+        self.pieces = GraphPieces(files) if config.rehearsed and files.debugging else None
         self.youngest = 0
         self.sent: set[int] = set()
-        self.vitals = RuntimeStats(writer.write, writer.rank, watching, lambda: self.reads.seconds)
-        self.doing = step_events.StepEvents()
+        self.vitals = RuntimeStats(writer.write, writer.rank, config, lambda: self.reads.seconds)
+        self.events = step_events.StepEvents()
         self.thread = threading.get_ident()
         self.reading = False
         self.moving = 0
@@ -70,7 +70,7 @@ class TorchObserver(GuardedObserver):
         self.training_batch: int | None = None
         self.backwards = 0
         self.accumulation: int | None = None
-        self.batch_told: tuple[int, int | None] | None = None
+        self.batch_recorded: tuple[int, int | None] | None = None
         self.loaders: dict[int, tuple[int, int | None]] = {}
         self.parts: set[tuple[int, tuple[object, ...]]] = set()
         self.had_state = False
@@ -89,7 +89,7 @@ class TorchObserver(GuardedObserver):
     @property
     def compiles(self) -> int | None:
         """Compiles so far as torch_xla counts them, in a rehearsal those of logical graphs; None if unknown."""
-        if not self.watching.rehearsed:
+        if not self.config.rehearsed:
             return counters.compiles()
         unknown = self.stopped or self.eager_seen or self.pieces is None
         return None if unknown else self.history.total
@@ -97,7 +97,7 @@ class TorchObserver(GuardedObserver):
     @property
     def recompiles(self) -> int | None:
         """Recompiles so far; None if monitoring stopped."""
-        uncounted = self.eager_seen or (self.watching.rehearsed and self.pieces is None)
+        uncounted = self.eager_seen or (self.config.rehearsed and self.pieces is None)
         return None if self.stopped or uncounted else self.history.recompiles
 
     def trained_on_host(self) -> str:
@@ -105,11 +105,11 @@ class TorchObserver(GuardedObserver):
         if (
             self.host_training is None
             or self.backward_on_device
-            or self.watching.tracing
+            or self.config.tracing
             or counters.graphs_executed() > self.began
         ):
             return ""
-        return self.host_training.text(self.sites, self.watching.cell_names)
+        return self.host_training.text(self.sites, self.config.cell_names)
 
     def mine(self) -> bool:
         """Whether this is the observed thread, and monitoring is on."""
@@ -143,9 +143,9 @@ class TorchObserver(GuardedObserver):
         self.compiled_in_step = False
         if time.monotonic() >= self.vitals.due:
             self.look_at_vitals()
-        if self.watching.max_steps is not None and self.steps.total >= self.watching.max_steps:
+        if self.config.max_steps is not None and self.steps.total >= self.config.max_steps:
             raise StepLimit
-        if self.watching.stop_requested():
+        if self.config.stop_requested():
             raise StopRequested
 
     @guarded
@@ -153,7 +153,7 @@ class TorchObserver(GuardedObserver):
         ran = self._ran(frame, "sync")
         if ran:
             self._note_batch()
-        self.doing.forget()
+        self.events.forget()
         self.ran_eagerly = False
         if self.pieces is not None:
             self.youngest = counters.newest_tensor()
@@ -164,7 +164,7 @@ class TorchObserver(GuardedObserver):
         executed = (self.value("UncachedCompile") or 0) + (self.value("CachedCompile") or 0)
         ran = executed != self.executed
         self.executed = executed
-        if ran and self.watching.rehearsed and not self.steps.total % _DROP_EVERY:
+        if ran and self.config.rehearsed and not self.steps.total % _DROP_EVERY:
             self.files.drop()
         return ran
 
@@ -192,7 +192,7 @@ class TorchObserver(GuardedObserver):
 
     @guarded
     def _next_batch(self, batch: Any) -> None:
-        self.doing.batch(batch)
+        self.events.batch(batch)
         self.batch_size = step_events.batch_size(batch) or self.batch_size
 
     def end_of_loader(self) -> None:
@@ -230,13 +230,13 @@ class TorchObserver(GuardedObserver):
         compiled, self.compiled = now - self.compiled, now
         return count, compiled
 
-    def _told(self, count: int, compiled: int, trigger: str) -> list[XlaCompileReport]:
+    def _reports(self, count: int, compiled: int, trigger: str) -> list[XlaCompileReport]:
         """What was compiled, in terms of the user's program."""
         if self.pieces is None:
             return self.files.read(compiled) if compiled else []
         if trigger == "sync":
             return self.pieces.synced(count, compiled)
-        return self.pieces.run(count, compiled, grows=self.doing.backward)
+        return self.pieces.run(count, compiled, grows=self.events.backward)
 
     def _ran(self, frame: FrameType, trigger: str, when: str = "") -> bool:
         """Record what ran, and what was compiled, since the last call. Returns whether anything ran."""
@@ -246,11 +246,11 @@ class TorchObserver(GuardedObserver):
         if not count and not (trigger == "sync" and self.pieces is not None and self.pieces.going):
             return False
         if trigger != "sync" or compiled:
-            self.doing.look_at_data_ops()
+            self.events.look_at_data_ops()
         self.compiled_in_step = self.compiled_in_step or bool(compiled)
-        told = self._told(count, compiled, trigger)
-        if told:
-            sites = self._compiled(told, frame, trigger)
+        reports = self._reports(count, compiled, trigger)
+        if reports:
+            sites = self._compiled(reports, frame, trigger)
             if trigger == "library":
                 self.split_at[when] = sites
         if trigger == "library":
@@ -273,38 +273,38 @@ class TorchObserver(GuardedObserver):
         """Graphs ran in the middle of a step without a read: an operation needed a shape, or ran on the host. The line
         is known from the first time, when it compiled."""
         for site in dict.fromkeys(sites):
-            self.doing.cuts[site.id] = site
+            self.events.cuts[site.id] = site
             self.reads.add(site, 0.0, cut=True, by_op=True, count=max(1, count // len(set(sites))))
 
-    def _compiled(self, told: list[XlaCompileReport], frame: FrameType, trigger: str) -> list[events.Site]:
-        sites = [self._one_compile(one, frame, trigger) for one in told]
-        limit = self.watching.max_recompiles
+    def _compiled(self, reports: list[XlaCompileReport], frame: FrameType, trigger: str) -> list[events.Site]:
+        sites = [self._one_compile(one, frame, trigger) for one in reports]
+        limit = self.config.max_recompiles
         if limit is not None and self.history.recompiles > limit:
             raise RecompileLimit(self.history.recompiles, limit)
         return sites
 
-    def _one_compile(self, told: XlaCompileReport, frame: FrameType, trigger: str) -> events.Site:
+    def _one_compile(self, report: XlaCompileReport, frame: FrameType, trigger: str) -> events.Site:
         import torch
 
-        places = told.frames or self.sites.places(frame)
+        places = report.frames or self.sites.places(frame)
         site = self.sites.of_places(places) or self.sites.of_frame(frame)
         seen = snapshot.take(frame, self.sites)
-        if self.doing.rates:
-            seen.numbers = {n: v for n, v in seen.numbers.items() if not n.endswith("['lr']")} | self.doing.rates
-        facts = self.doing.facts(torch.is_grad_enabled(), self.sites.decides)
-        known = told.graph is not None and not facts.data_ops  # what such an operation made is no input
-        inputs = self.doing.inputs(seen, told.graph.parameters if told.graph and known else ())
+        if self.events.rates:
+            seen.numbers = {n: v for n, v in seen.numbers.items() if not n.endswith("['lr']")} | self.events.rates
+        facts = self.events.facts(torch.is_grad_enabled(), self.sites.decides)
+        known = report.graph is not None and not facts.data_ops  # what such an operation made is no input
+        inputs = self.events.inputs(seen, report.graph.parameters if report.graph and known else ())
         through = self.sites.through(places)
-        part = parts.find(places, frame, self.sites, facts, seen, told.graph)
+        part = parts.find(places, frame, self.sites, facts, seen, report.graph)
         part = replace(part, first=(site.id, part.key) not in self.parts)
         self.parts.add((site.id, part.key))
         new = TorchCompileEvidence(
-            *(site, self.history.nth(site), self.steps.total, told, _trigger(frame, trigger), through),
+            *(site, self.history.nth(site), self.steps.total, report, _trigger(frame, trigger), through),
             *(inputs, facts, seen, part),
         )
         self.history.add(new, self._first(facts.backward))
-        if told.graph is not None:
-            self.precision.graph_compiled(told.graph, told.hash or told.graph.digest[:32])
+        if report.graph is not None:
+            self.precision.graph_compiled(report.graph, report.hash or report.graph.digest[:32])
         return site
 
     def _first(self, backward: bool) -> CompileCause | None:
@@ -322,8 +322,8 @@ class TorchObserver(GuardedObserver):
         site = self.sites.of_frame(frame)
         cut = cut or self._read_after_cut(frame, tensor, site)
         if cut:
-            self.doing.cuts[site.id] = site
-        self.doing.read(value)
+            self.events.cuts[site.id] = site
+        self.events.read(value)
         self.reads.add(site, seconds, cut)
 
     def _read_after_cut(self, frame: FrameType, tensor: Any, site: events.Site) -> bool:
@@ -332,16 +332,16 @@ class TorchObserver(GuardedObserver):
             return False
         if counters.tensor_id(tensor) in self.sent:
             return False  # it came from the host in this step: nothing leads to it
-        told = self.pieces.read(counters.tensor_id(tensor), site.id, grows=self.doing.backward)
-        if told:
-            self._compiled(told, frame, "read")
+        reports = self.pieces.read(counters.tensor_id(tensor), site.id, grows=self.events.backward)
+        if reports:
+            self._compiled(reports, frame, "read")
         return True
 
     @guarded
     def arrived(self, tensor: Any) -> None:
         """A tensor was moved to the device."""
         if not self.moving:
-            self.doing.arrived(tensor)
+            self.events.arrived(tensor)
             if self.pieces is not None:
                 self.sent.add(counters.tensor_id(tensor))
 
@@ -355,7 +355,7 @@ class TorchObserver(GuardedObserver):
             self.moving -= 1
 
     def goes_backward(self, frame: FrameType) -> None:
-        self.doing.backward = True
+        self.events.backward = True
         self.backwards += 1
         self.ran(frame, "library", "before backward")
 
@@ -371,19 +371,19 @@ class TorchObserver(GuardedObserver):
 
     @guarded
     def optimizer_steps(self, optimizer: Any) -> None:
-        self.doing.optimizer_steps(optimizer)
+        self.events.optimizer_steps(optimizer)
         self.had_state = any(optimizer.state.values())
 
     @guarded
     def optimizer_stepped(self, optimizer: Any) -> None:
         if threading.get_ident() == self.thread:
-            self.doing.optimizer_stepped(self.had_state, self.had_state or any(optimizer.state.values()))
+            self.events.optimizer_stepped(self.had_state, self.had_state or any(optimizer.state.values()))
             self.accumulation, self.backwards = (self.backwards or self.accumulation), 0
 
     @guarded
     def enters_autocast(self, context: Any) -> None:
         if getattr(context, "_enabled", False):
-            self.doing.autocast.add(str(getattr(context, "fast_dtype", "")).removeprefix("torch."))
+            self.events.autocast.add(str(getattr(context, "fast_dtype", "")).removeprefix("torch."))
 
     @guarded
     def loaded(self, iterator: Any, batch: Any) -> None:
@@ -397,19 +397,19 @@ class TorchObserver(GuardedObserver):
         if number == length:
             last = step_events.batch_size(batch) or full
             if last < full:  # kept: accelerate and XLA's loaders fetch ahead of the step
-                self.doing.short.add((full, last))
+                self.events.short.add((full, last))
             self.loaders.pop(id(iterator), None)
 
     def _note_batch(self) -> None:
         """The measured parts of the effective batch size: the batch of steps with a backward pass, and how many of
         these make one optimizer step."""
-        if not self.doing.backward or self.batch_size is None:
+        if not self.events.backward or self.batch_size is None:
             return
         self.training_batch = self.batch_size if self.training_batch is None else self.training_batch
         batch = (self.training_batch, self.accumulation)
-        if self.accumulation is not None and batch != self.batch_told:
-            self.batch_told = batch
-            self.writer.write(events.Batch(time.time(), self.writer.rank, *batch, self.watching.ranks))
+        if self.accumulation is not None and batch != self.batch_recorded:
+            self.batch_recorded = batch
+            self.writer.write(events.Batch(time.time(), self.writer.rank, *batch, self.config.ranks))
 
     # -- values -----------------------------------------------------------------------------------------------------
     def log(self, values: Mapping[str, Any]) -> None:

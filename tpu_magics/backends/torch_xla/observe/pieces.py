@@ -30,7 +30,7 @@ class GraphPieces:
     _read: set[int] = field(default_factory=set)
     _fresh: dict[str, XlaCompileReport] = field(default_factory=dict)
     _known: set[tuple[str, ...]] = field(default_factory=set)
-    _told: dict[str, XlaCompileReport] = field(default_factory=dict)
+    _reports: dict[str, XlaCompileReport] = field(default_factory=dict)
     _unnamed: int = 0
 
     def cut(self, executed: int, compiled: int) -> None:
@@ -48,22 +48,22 @@ class GraphPieces:
         new logical graphs."""
         going = self.going
         if executed:
-            told = self._new([(*going, name) for name in self._names(executed, compiled)])
-            told = told if compiled else _elsewhere(told)
+            reports = self._new([(*going, name) for name in self._names(executed, compiled)])
+            reports = reports if compiled else _elsewhere(reports)
         else:
-            told = _elsewhere(self._new([tuple(going)] if going else []))
+            reports = _elsewhere(self._new([tuple(going)] if going else []))
         self.going = []
         self._fresh.clear()
         self._read.clear()
-        return told
+        return reports
 
     def run(self, executed: int, compiled: int, grows: bool = False) -> list[XlaCompileReport]:
         """Something else ran a part of the step, which continues: without the splits it would have been one graph with
         everything that leads to it, and the step's graph would still be whole. `grows`: what is read depends on
         everything before it without a sync (weights that were updated); otherwise a loop of reads repeats."""
         before = self._before(grows)
-        told = self._new([(*before, name) for name in self._names(executed, compiled)])
-        return told if compiled else _elsewhere(told)
+        reports = self._new([(*before, name) for name in self._names(executed, compiled)])
+        return reports if compiled else _elsewhere(reports)
 
     def _before(self, grows: bool) -> tuple[str, ...]:
         return tuple(self.going if grows else dict.fromkeys(self.going))
@@ -74,48 +74,48 @@ class GraphPieces:
         if not self.going or tensor in self._read:
             return []
         self._read.add(tensor)
-        told = _elsewhere(self._new([(*self._before(grows), f"{_READ}{site}")]))
+        reports = _elsewhere(self._new([(*self._before(grows), f"{_READ}{site}")]))
         if all(name == _MADE for name in self.going):
             self.going = []  # the read has run all that there was
-        return told
+        return reports
 
     def _new(self, keys: Sequence[tuple[str, ...]]) -> list[XlaCompileReport]:
         new = [key for key in dict.fromkeys(keys) if key not in self._known]
         self._known.update(new)
-        told = [self._joined([name for name in key if not name.startswith((_READ, _MADE))]) for key in new]
+        reports = [self._joined([name for name in key if not name.startswith((_READ, _MADE))]) for key in new]
         self._fresh = {name: one for name, one in self._fresh.items() if name in self.going}
-        return told
+        return reports
 
     def _joined(self, names: Sequence[str]) -> XlaCompileReport:
         names = names if len(names) <= COMPARED else list(dict.fromkeys(names))
-        return joined(names, [self._told.get(name, XlaCompileReport(name)) for name in names], self._fresh)
+        return joined(names, [self._reports.get(name, XlaCompileReport(name)) for name in names], self._fresh)
 
     def _names(self, executed: int, compiled: int) -> list[str]:
-        hashes, told = self.files.read_executions(executed, compiled)
-        told = [one if one.hash else replace(one, hash=self._name(one)) for one in told]
-        for one in told:
+        hashes, reports = self.files.read_executions(executed, compiled)
+        reports = [one if one.hash else replace(one, hash=self._name(one)) for one in reports]
+        for one in reports:
             self._keep(one)
         if all(hashes):
             return hashes
-        return [one.hash for one in told]  # what came from the cache without a name is nothing new
+        return [one.hash for one in reports]  # what came from the cache without a name is nothing new
 
-    def _keep(self, told: XlaCompileReport) -> None:
-        self._fresh[told.hash] = told
-        self._told[told.hash] = told
-        if len(self._told) > KEPT:
-            self._told.pop(next(iter(self._told)))
+    def _keep(self, report: XlaCompileReport) -> None:
+        self._fresh[report.hash] = report
+        self._reports[report.hash] = report
+        if len(self._reports) > KEPT:
+            self._reports.pop(next(iter(self._reports)))
 
-    def _name(self, told: XlaCompileReport) -> str:
+    def _name(self, report: XlaCompileReport) -> str:
         """A name for a graph without a reported hash: that of its text, else a number."""
-        if told.graph is not None:
-            return told.graph.digest[:32]
+        if report.graph is not None:
+            return report.graph.digest[:32]
         self._unnamed += 1
-        return f"not-told-{self._unnamed}"
+        return f"not-reported-{self._unnamed}"
 
 
-def _elsewhere(told: list[XlaCompileReport]) -> list[XlaCompileReport]:
+def _elsewhere(reports: list[XlaCompileReport]) -> list[XlaCompileReport]:
     """Of pieces that were compiled earlier, or by a collective: their frames are not those that ran the whole."""
-    return [replace(one, frames=()) for one in told]
+    return [replace(one, frames=()) for one in reports]
 
 
 def joined(

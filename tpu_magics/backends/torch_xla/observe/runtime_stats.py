@@ -20,10 +20,10 @@ class RuntimeStats(PeriodicSampler):
     """The statistics of one rank. `waited`: how long the host has waited for reads so far."""
 
     def __init__(
-        self, write: Callable[[events.Event], object], rank: int, watching: ObserverConfig, waited: Callable[[], float]
+        self, write: Callable[[events.Event], object], rank: int, config: ObserverConfig, waited: Callable[[], float]
     ) -> None:
         super().__init__(write, rank)
-        self.watching = watching
+        self.config = config
         self.waited = waited
 
     def look(self) -> None:
@@ -36,9 +36,9 @@ class RuntimeStats(PeriodicSampler):
 
     def _cache(self) -> None:
         hits, misses = counters.counter("PersistentCacheHit"), counters.counter("PersistentCacheMiss")
-        if hits or misses or self.watching.cache:
-            text = OFF_ON_CPU if self.watching.device == "CPU" else ""
-            fields = (hits, misses, self.watching.cache, text)
+        if hits or misses or self.config.cache:
+            text = OFF_ON_CPU if self.config.device == "CPU" else ""
+            fields = (hits, misses, self.config.cache, text)
             self._if_new("cache", fields, events.Cache(self._now(), self.rank, *fields))
 
     def _now(self) -> float:
@@ -47,16 +47,16 @@ class RuntimeStats(PeriodicSampler):
     def _times(self) -> None:
         times = {
             "compiling": counters.seconds("CompileTime"),
-            "executing": counters.seconds("ExecuteReplicatedTime" if self.watching.spmd else "ExecuteTime"),
+            "executing": counters.seconds("ExecuteReplicatedTime" if self.config.spmd else "ExecuteTime"),
             "waiting": self.waited(),
         }
-        count, seconds = carried() if self.watching.rehearsed else (0, None)
+        count, seconds = carried() if self.config.rehearsed else (0, None)
         times["collectives"] = seconds
         rounded = {name: None if value is None else round(value, 3) for name, value in times.items()}
         self._if_new("times", rounded, events.Times(self._now(), self.rank, **rounded, n_collectives=count))
 
     def _hbm(self) -> None:
-        if self.watching.device == "CPU":
+        if self.config.device == "CPU":
             return  # it has no memory of its own: the runtime answers "UNIMPLEMENTED"
         found = hbm()
         if found is not None:
@@ -64,8 +64,8 @@ class RuntimeStats(PeriodicSampler):
 
     def look_at_mesh(self) -> None:
         """In an SPMD run, between two steps: the sharding of the parameters, if it changed."""
-        if self.watching.spmd:
-            fields = spmd.mesh_fields(self.watching.device)
+        if self.config.spmd:
+            fields = spmd.mesh_fields(self.config.device)
             self._if_new("mesh", fields, events.Mesh(self._now(), self.rank, **fields))
 
     def last_look_at_mesh(self, steps: int) -> None:
@@ -73,7 +73,7 @@ class RuntimeStats(PeriodicSampler):
         stands."""
         if "mesh" not in self.last:
             self.look_at_mesh()
-        if self.watching.spmd and steps and (text := spmd.nothing_split()):
+        if self.config.spmd and steps and (text := spmd.nothing_split()):
             self.write(events.Warned(self._now(), self.rank, code="nothing-split", text=text))
 
 

@@ -122,9 +122,9 @@ class XlaDumps:
         """The hashes of the last `count` graphs that ran, oldest first ("": not reported), and the `compiled` compiles
         among them."""
         text = self._new_text()
-        told = self._compiles(compiled, text) if compiled else []
+        reports = self._compiles(compiled, text) if compiled else []
         hashes = [found for cause, found in _EXECUTED.findall(text) if _DYNAMO not in cause]
-        return (hashes if len(hashes) == count else [""] * count), told
+        return (hashes if len(hashes) == count else [""] * count), reports
 
     def drop(self) -> None:
         """Keep the file small when nothing reads it any more."""
@@ -141,10 +141,10 @@ class XlaDumps:
     def _compiles(self, count: int, text: str) -> list[XlaCompileReport]:
         self.put_back(os.environ)
         found = list(blocks(text))
-        told = found if len(found) == count else [XlaCompileReport() for _ in range(count)]
+        reports = found if len(found) == count else [XlaCompileReport() for _ in range(count)]
         seconds = counters.newest_seconds("CompileTime", count)
         graphs = self._dumped(count)
-        return [replace(one, seconds=s, graph=g) for one, s, g in zip(told, seconds, graphs, strict=True)]
+        return [replace(one, seconds=s, graph=g) for one, s, g in zip(reports, seconds, graphs, strict=True)]
 
     def _new_text(self) -> str:
         """The text since the last read; the file is emptied when it is large, because it is only appended to."""
@@ -192,7 +192,7 @@ class XlaDumps:
 def _graph(path: Path) -> hlo.Graph | None:
     try:
         return hlo.parse(path.read_text("utf-8", "replace"))
-    except (OSError, ValueError, LookupError):  # a form that hlo.py does not know: the compile is told without it
+    except (OSError, ValueError, LookupError):  # a form that hlo.py does not know: the compile is reported without it
         return None
 
 
@@ -201,10 +201,10 @@ def blocks(text: str) -> Iterator[XlaCompileReport]:
     parts = re.split(r"^Computation hash: .*$", text, flags=re.MULTILINE)
     for before, after in pairwise(parts):
         own = "\n".join(line for line in before.splitlines() if line.startswith("Compilation"))
-        yield replace(_told(own), memory=_memory(after))
+        yield replace(_report(own), memory=_memory(after))
 
 
-def _told(text: str) -> XlaCompileReport:
+def _report(text: str) -> XlaCompileReport:
     fields = _fields(text)
     frames = [match.groups() for line in text.splitlines() if (match := _FRAME.match(line))]
     return XlaCompileReport(

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _START = 60.0  # seconds
 LOOPBACK = "127.0.0.1"
-TOLD = 240  # bytes that a rank tells of what it is about to do
-_SHOWN = 3  # different doings that an error lists
+MESSAGE_BYTES = 240  # that a rank sends about its next collective
+_SHOWN = 3  # different collectives that an error lists
 
 
 class Group:
@@ -62,10 +62,10 @@ class Group:
         """
         import torch
 
-        told = torch.zeros(TOLD, dtype=torch.uint8, device="cpu")  # a default device may be set
-        text = doing.encode("utf-8", "replace")[:TOLD]
-        told[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else told[:0]
-        texts = [bytes(one.tolist()).rstrip(b"\0") for one in self._gather(members, told, doing)]
+        message = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8, device="cpu")  # a default device may be set
+        text = doing.encode("utf-8", "replace")[:MESSAGE_BYTES]
+        message[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else message[:0]
+        texts = [bytes(one.tolist()).rstrip(b"\0") for one in self._gather(members, message, doing)]
         if any(one != text for one in texts):
             raise CollectiveBroken(_differ(members, [one.decode("utf-8", "replace") for one in texts]))
 

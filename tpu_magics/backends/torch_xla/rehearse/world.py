@@ -14,9 +14,9 @@ def enter(rank: int, size: int, local: int) -> None:
 
     xr._WORLD_SIZE = size
     xr._ORDINAL = rank
-    # local_ordinal() would ask a variable that says 0 until the first compile (observe/told.py).
-    told = {"global_device_count": size, "global_runtime_device_count": size, "local_ordinal": local}
-    for name, value in told.items():
+    # local_ordinal() would read a variable that is 0 until the first compile (observe/xla_dumps.py).
+    values = {"global_device_count": size, "global_runtime_device_count": size, "local_ordinal": local}
+    for name, value in values.items():
         setattr(xr, name, _always(value))
     # The C++ module knows of this process only: xr.process_index() and process_count() ask it.
     counted = {

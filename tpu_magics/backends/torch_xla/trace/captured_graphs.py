@@ -33,7 +33,7 @@ class CapturedGraphs:
         self.graphs: dict[str, LoweredGraph] = {}
         self.counts: Counter[str] = Counter()
         self.observer: TorchObserver | None = None
-        self.told: list[XlaCompileReport] = []
+        self.reports: list[XlaCompileReport] = []
         self._seen: list[GraphListing] = []
         self.rows: dict[str, int | None] = {}  # of the largest input, by the graph's hash
 
@@ -56,8 +56,8 @@ class CapturedGraphs:
         users = {frames: self.lines.users(frames) for frames in dict.fromkeys(module.frames.values())}
         known = {number: users[frames] for number, frames in module.frames.items()}
         places = {number: place for number, place in known.items() if place is not None}
-        parameters = self.names.told(parsed.parameters, found.ids, frame, self.observer)
-        self.told.append(
+        parameters = self.names.describe(parsed.parameters, found.ids, frame, self.observer)
+        self.reports.append(
             XlaCompileReport(print_[:32], inputs=len(parsed.parameters), outputs=len(parsed.outputs), graph=parsed)
         )
         self._seen.append(GraphListing.of(found.text, parsed, places, parameters))
@@ -87,7 +87,7 @@ class CapturedGraphs:
 
     def _rows_now(self) -> int | None:
         """Rows of the largest input of this step."""
-        arrivals = self.observer.doing.arrivals if self.observer is not None else []
+        arrivals = self.observer.events.arrivals if self.observer is not None else []
         shapes = [tuple(one.shape) for one in arrivals if len(one.shape)]
         return max(shapes, key=math.prod)[0] if shapes else None
 
@@ -101,6 +101,6 @@ class CapturedDumps(XlaDumps):
         self.given = 0
 
     def read(self, count: int) -> list[XlaCompileReport]:
-        told = self.source.told[self.given : self.given + count]
+        reports = self.source.reports[self.given : self.given + count]
         self.given += count
-        return told
+        return reports

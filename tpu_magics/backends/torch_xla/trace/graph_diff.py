@@ -92,12 +92,12 @@ def _lines(new: GraphListing, old: GraphListing) -> Iterator[str]:
     """The lines where the graphs start to differ: other operations on operands that did not change."""
     now, before = _with_lines(new), _with_lines(old)
     gone = [before[place] for place in _unmatched(before, now)]
-    told: set[SourceLine] = set()
+    shown: set[SourceLine] = set()
     for op, place in _by_line(_first_of(now, _unmatched(now, before))):
-        if place is not None and place not in told:
-            told.add(place)
+        if place is not None and place not in shown:
+            shown.add(place)
             yield f"{place} ({place.code}): {_change(op, place, gone)}"
-    if not told:
+    if not shown:
         lost = _by_line(_first_of(before, _unmatched(before, now)))
         yield from (f"{p} ({p.code}): {op.opcode} {op.result} was removed" for op, p in lost[:1] if p is not None)
 

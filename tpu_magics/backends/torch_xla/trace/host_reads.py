@@ -24,7 +24,7 @@ class HostReadLog:
     def __init__(self, lines: SourceLineFinder) -> None:
         self.lines = lines
         self.thread = threading.get_ident()
-        self.changed: Callable[[], None] = lambda: None  # told when something is read for the first time
+        self.changed: Callable[[], None] = lambda: None  # called when something is read for the first time
         self._reads: Counter[HostRead] = Counter()
         self._on_host: Counter[UnsupportedOp] = Counter()
         self._since_sync: Counter[HostRead | UnsupportedOp] = Counter()
@@ -56,7 +56,7 @@ class HostReadLog:
     def read(self, what: str, known: bool = False, frame: FrameType | None = None) -> None:
         """Log that a value was fetched. `frame`: of the caller that fetched it, if that is not the caller of this."""
         if not self._silent:
-            found = frame or self._asker(sys._getframe(1))
+            found = frame or self._caller(sys._getframe(1))
             text = f"{what.partition(':')[0]}: {TRUE}" if known else what
             place = self.lines.place(found)
             inside = self.lines.inside(found) if place is not None else None
@@ -65,7 +65,7 @@ class HostReadLog:
     def ran_on_host(self, op: str) -> None:
         """Log an operation without an XLA kernel."""
         if not self._silent:
-            place = self.lines.place(self._asker(sys._getframe(1)))
+            place = self.lines.place(self._caller(sys._getframe(1)))
             self._note(self._on_host, UnsupportedOp(op, HOST, "host", place), op)
 
     def part(self, frame: FrameType) -> None:
@@ -80,7 +80,7 @@ class HostReadLog:
         if self._since_sync[one] > TOO_OFTEN:
             raise _endless(one.place, what)
 
-    def _asker(self, frame: FrameType) -> FrameType:
+    def _caller(self, frame: FrameType) -> FrameType:
         """Autograd's own threads have no frames of the user, except in the user's hooks."""
         if threading.get_ident() == self.thread or self.lines.place(frame) is not None:
             return frame

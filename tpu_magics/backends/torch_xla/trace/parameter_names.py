@@ -56,7 +56,7 @@ class ParameterNames:
 
         torch.nn.Module._apply = apply
 
-    def told(
+    def describe(
         self, parameters: Sequence[Any], ids: Sequence[int], frame: FrameType, observer: TorchObserver | None
     ) -> Any:
         """The type of each parameter, and its name if known. `ids`: of their tensors; `frame`: the line of the sync."""
@@ -132,7 +132,7 @@ def _kept_by(optimizer: Any, owners: Mapping[int, str]) -> Iterator[tuple[int, s
 def _inputs(frame: FrameType, observer: TorchObserver) -> Iterator[tuple[int, str]]:
     """Inputs from the host, by their name in the batch or the variable that holds them."""
     variables = {seen.key: name for name, seen in snapshot.take(frame, observer.sites).tensors.items()}
-    names = {**variables, **{one.key: one.name for one in observer.doing.arrivals if one.name}}
+    names = {**variables, **{one.key: one.name for one in observer.events.arrivals if one.name}}
     for one in outer_tensors():
         if id(one) in names:
             yield alias(inner(one)), names[id(one)]

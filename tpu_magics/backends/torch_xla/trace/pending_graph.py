@@ -33,8 +33,8 @@ class PendingGraph:
         module = bytes(extension._get_xla_tensors_hlo_proto(list(found)))
         text = str(extension._get_xla_tensors_hlo(list(found)))
         ids, _ = extension._get_tensors_xla_device_data_node(list(found))
-        taken = {alias(one) for one in found} if step else set()
-        donors = tuple(place for place, number in enumerate(ids) if number in taken)
+        donated = {alias(one) for one in found} if step else set()
+        donors = tuple(place for place, number in enumerate(ids) if number in donated)
         return cls(module, text, tuple(ids), donors)
 
 
@@ -49,5 +49,5 @@ def alias(tensor: Any) -> int:
     """The id of the tensor whose place an inner tensor takes: its own, or that of the tensor it was assigned to."""
     import torch_xla
 
-    told = _ALIAS.search(torch_xla._XLAC._get_xla_tensor_debug_info(tensor))
-    return int(told[1]) if told else -1
+    found_id = _ALIAS.search(torch_xla._XLAC._get_xla_tensor_debug_info(tensor))
+    return int(found_id[1]) if found_id else -1

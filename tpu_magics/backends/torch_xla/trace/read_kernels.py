@@ -22,12 +22,12 @@ from tpu_magics.errors import TpuMagicsError
 
 
 class ReadKernels:
-    """The kernels of one process. `asked`: the log of reads; `world`: number of ranks; `uploads`: placeholders for
+    """The kernels of one process. `log`: the log of reads; `world`: number of ranks; `uploads`: placeholders for
     large tensors (None: all are moved to the device)."""
 
-    def __init__(self, asked: HostReadLog, world: int, uploads: Uploads | None) -> None:
-        self.asked = asked
-        self.truth = KnownValues(world)
+    def __init__(self, log: HostReadLog, world: int, uploads: Uploads | None) -> None:
+        self.log = log
+        self.known = KnownValues(world)
         self.uploads = uploads
         self._fallbacks = Fallbacks()
         self._kernels = KernelOverrides()
@@ -49,32 +49,32 @@ class ReadKernels:
         import torch
 
         dtype, device = options.get("dtype") or tensor.dtype, options.get("device")
-        if tensor.is_xla and device is not None and torch.device(device).type == "cpu" and not self._is_told(tensor):
+        if tensor.is_xla and device is not None and torch.device(device).type == "cpu" and not self._is_known(tensor):
             return torch.zeros(tensor.shape, dtype=dtype, device="cpu")
         made = self.uploads.placeholder(tensor, dtype) if self.uploads is not None and not tensor.is_xla else None
         return made if made is not None else self._original["_to_copy"](keys, tensor, **options)
 
     def _copy_(self, keys: Any, into: Any, tensor: Any, non_blocking: bool = False) -> Any:
-        if into.is_xla or self._is_told(tensor):
+        if into.is_xla or self._is_known(tensor):
             return self._original["copy_"](keys, into, tensor, non_blocking)
         return into.zero_()
 
-    def _is_told(self, tensor: Any) -> bool:
+    def _is_known(self, tensor: Any) -> bool:
         """Whether the values of a fetched tensor are known; log it if the read would split a step."""
-        known = self.truth.has(tensor)
+        known = self.known.has(tensor)
         if not known or is_pending(tensor):
-            self.asked.read(TENSOR, known)
+            self.log.read(TENSOR, known)
         return known
 
     def _to_cpu(self, keys: Any, tensors: Sequence[Any]) -> list[Any]:
         """The operands of an operation that is about to run on the host."""
         name, new = self._fallbacks.newest()
         fill, what = ASKING.get(name, (zeros, ""))
-        known = [not one.is_xla or self.truth.has(one) for one in tensors]
+        known = [not one.is_xla or self.known.has(one) for one in tensors]
         if new and not what:
-            self.asked.ran_on_host(name)
+            self.log.ran_on_host(name)
         elif new and (not all(known) or any(one.is_xla and is_pending(one) for one in tensors)):
-            self.asked.read(what, all(known))
+            self.log.read(what, all(known))
         original = self._original["_to_cpu"]
         return [
             one if not one.is_xla else original(keys, [one])[0] if is_so else fill(one, place)
@@ -83,9 +83,9 @@ class ReadKernels:
 
     def _index_put_(self, keys: Any, into: Any, places: Sequence[Any], values: Any, *accumulate: Any) -> Any:
         """x[mask] = values: the number of values is fixed, but here the mask selects all positions."""
-        unknown = any(one is not None and is_mask(one) and not self.truth.has(one) for one in places)
+        unknown = any(one is not None and is_mask(one) and not self.known.has(one) for one in places)
         if unknown and not fits(values, into, places):
-            self.asked.read(f"the number of values in x[mask] = values: {FITTED}")
+            self.log.read(f"the number of values in x[mask] = values: {FITTED}")
             values = values.new_zeros(())
         return self._original["index_put_"](keys, into, places, values, *accumulate)
 

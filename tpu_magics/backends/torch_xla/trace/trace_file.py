@@ -22,7 +22,7 @@ def write(
 ) -> None:
     """Write all of it; `graphs`: with whether each is steady; `more`: other fields of TraceResult."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    told = []
+    records = []
     for number, (graph, steady) in enumerate(graphs):
         file = f"graph-{number}.pb"
         (folder / file).write_bytes(graph.module)
@@ -31,8 +31,8 @@ def write(
         # Thousands of instructions come from a few lines: each line is written once.
         lines = {place: number for number, place in enumerate(dict.fromkeys(graph.places.values()))}
         places = {"lines": [asdict(one) for one in lines], "of": {n: lines[one] for n, one in graph.places.items()}}
-        told.append({**fields, "file": file, "steady": steady, "site": site, "places": places})
-    found = {"graphs": told, "reads": [asdict(one) for one in reads], "refused": [asdict(one) for one in refused]}
+        records.append({**fields, "file": file, "steady": steady, "site": site, "places": places})
+    found = {"graphs": records, "reads": [asdict(one) for one in reads], "refused": [asdict(one) for one in refused]}
     temporary = folder / f"{TRACED}.tmp"
     temporary.write_text(json.dumps({**found, **more}))
     temporary.replace(folder / TRACED)
@@ -41,10 +41,10 @@ def write(
 def write_reads(folder: Path, reads: Sequence[HostRead]) -> None:
     """The reads so far, one per line: if the function fails, they may be the cause."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (folder / READS).write_text("\n".join(dict.fromkeys(map(_told, reads))))
+    (folder / READS).write_text("\n".join(dict.fromkeys(map(_line, reads))))
 
 
-def _told(read: HostRead) -> str:
+def _line(read: HostRead) -> str:
     if read.place is None:
         return read.what
     inside = f" (inside {read.inside})" if read.inside is not None else ""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
 
 _EAGER = "Eager mode was ignored: it would compile each operation separately. Here they are part of the next graph."
-_ASTRAY = (
+_READ_ZEROS = (
     "The function read values, which are zero in a preflight. If one of them decides when it ends, it may end too "
     "early."
 )
@@ -47,14 +47,14 @@ class Tracer:
         self.started = time.monotonic()
         self.lines = SourceLineFinder()
         self.names = ParameterNames()
-        self.taken = CapturedGraphs(tracing, self.names, self.lines)
-        self.asked = HostReadLog(self.lines)
-        self.asked.changed = lambda: write_reads(tracing.folder, self.asked.zeros())
+        self.captured = CapturedGraphs(tracing, self.names, self.lines)
+        self.host_reads = HostReadLog(self.lines)
+        self.host_reads.changed = lambda: write_reads(tracing.folder, self.host_reads.zeros())
         # Under SPMD what is there is split then, placeholders cannot be.
         self.uploads = Uploads(self.names.moving) if tracing.devices == 1 else None
-        self.reads = ReadKernels(self.asked, tracing.world, self.uploads)
-        self.doings = TraceStepEvents()
-        self.settling = SteadyStateDetector(tracing.steps)
+        self.reads = ReadKernels(self.host_reads, tracing.world, self.uploads)
+        self.events = TraceStepEvents()
+        self.steady_state = SteadyStateDetector(tracing.steps)
         self.notes: list[str] = []
         self.hidden: list[int] = []  # at each sync: tensors that were not found
         self._observer: TorchObserver | None = None
@@ -63,12 +63,12 @@ class Tracer:
     def value(self, name: str) -> int:
         """Number of graphs so far, as torch_xla counts them: "UncachedCompile" for new ones, "CachedCompile" for known
         ones."""
-        return self.taken.counts[name]
+        return self.captured.counts[name]
 
     @property
     def files(self) -> XlaDumps:
         """What the runtime would have written for each graph."""
-        return CapturedDumps(self.taken)
+        return CapturedDumps(self.captured)
 
     @property
     def observer(self) -> TorchObserver | None:
@@ -77,12 +77,12 @@ class Tracer:
 
     @observer.setter
     def observer(self, observer: TorchObserver) -> None:
-        self._observer = self.taken.observer = observer
+        self._observer = self.captured.observer = observer
         self.lines.sites = observer.sites
         read = observer.values.read
 
         def quiet() -> None:  # what was logged is read by the observer, after the step
-            with self.asked.off():
+            with self.host_reads.off():
                 read()
 
         observer.values.read = quiet  # type: ignore[method-assign]
@@ -101,7 +101,7 @@ class Tracer:
             self._replace(extension, name, _no_dynamo)
         fake_world.skip_rendezvous(self.tracing.world)
         self.names.install()
-        self.doings.install()
+        self.events.install()
         self.reads.install()
         if self.uploads is not None:
             self.uploads.install()
@@ -114,18 +114,18 @@ class Tracer:
     # -- what runs a graph ------------------------------------------------------------------------------------------
     def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The end of a step."""
-        taken = self._take_all(sys._getframe(1))
-        self.asked.synced()
+        captured = self._capture_all(sys._getframe(1))
+        self.host_reads.synced()
         result = original(*args, **kwargs)
-        if taken is not None and self.settling.add(self.doings.since_last(taken)):
-            if self._observer is not None:  # why this graph is another one is told, too
+        if captured is not None and self.steady_state.add(self.events.since_last(captured)):
+            if self._observer is not None:  # records why the graph changed
                 self._observer.after_sync(sys._getframe(1))
             raise StepLimit
         return result
 
     def _all_live(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A split within a step."""
-        self._take_all(sys._getframe(1))
+        self._capture_all(sys._getframe(1))
         return original(*args, **kwargs)
 
     def _part(self, original: Callable[..., Any], tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
@@ -134,8 +134,8 @@ class Tracer:
         if not found:
             return None
         frame = sys._getframe(1)
-        self._take(found, frame, step=False)
-        self.asked.part(frame)
+        self._capture(found, frame, step=False)
+        self.host_reads.part(frame)
         live_tensors.give_zeros(found)
         return original(found, *args, **kwargs)
 
@@ -144,57 +144,57 @@ class Tracer:
             self.notes.append(_EAGER)
 
     # -- taking a graph ---------------------------------------------------------------------------------------------
-    def _take_all(self, frame: FrameType) -> str | None:
+    def _capture_all(self, frame: FrameType) -> str | None:
         """Capture the graph of all pending tensors, which become placeholders; None if nothing is pending."""
         found = live_tensors.tensors()
         pending = live_tensors.pending(found)
-        taken = self._take(pending, frame)
+        captured = self._capture(pending, frame)
         if self.tracing.devices > 1:
             shardings.settle(pending)
         elif pending:
             self.hidden.append(live_tensors.alive() - len(found))
         live_tensors.give_placeholders()
-        return taken
+        return captured
 
-    def _take(self, pending: Sequence[Any], frame: FrameType, step: bool = True) -> str | None:
+    def _capture(self, pending: Sequence[Any], frame: FrameType, step: bool = True) -> str | None:
         """Capture the graph of these tensors. None if there are none."""
         if not pending:
             return None
-        return self.taken.add(pending, frame, len(self.settling.syncs), step)
+        return self.captured.add(pending, frame, len(self.steady_state.syncs), step)
 
     # -- the end ----------------------------------------------------------------------------------------------------
     def finish(self) -> bool:
         """The function has ended: capture what is still pending. Returns whether anything was."""
-        syncs = len(self.settling.syncs)
-        taken = None if self.settling.settled else self._take_all(sys._getframe(1))
-        if taken is not None:
-            self.settling.add(self.doings.since_last(taken))
-        self.settling.at_end()
-        if self.settling.notes and self.asked.zeros():
-            self.notes.append(_ASTRAY)
+        syncs = len(self.steady_state.syncs)
+        captured = None if self.steady_state.settled else self._capture_all(sys._getframe(1))
+        if captured is not None:
+            self.steady_state.add(self.events.since_last(captured))
+        self.steady_state.at_end()
+        if self.steady_state.notes and self.host_reads.zeros():
+            self.notes.append(_READ_ZEROS)
         hidden = min(self.hidden, default=0)  # a loader's thread may have had some in its hands
         if hidden > 0:
             self.notes.append(_HIDDEN.format(hidden))
         self._write(syncs)
-        return taken is not None
+        return captured is not None
 
     def _write(self, syncs: int) -> None:
-        steady = self.settling.steady
-        order = sorted(self.taken.graphs, key=lambda one: steady.index(one) if one in steady else -1)
+        steady = self.steady_state.steady
+        order = sorted(self.captured.graphs, key=lambda one: steady.index(one) if one in steady else -1)
         write(
             self.tracing.folder,
-            [(self.taken.graphs[one], one in steady) for one in order],
+            [(self.captured.graphs[one], one in steady) for one in order],
             syncs=syncs,
-            sequence=[order.index(sync.graph) for sync in self.settling.syncs[:syncs]],
-            settled=self.settling.settled,
-            ended=self.settling.ended,
-            differences=[] if self.settling.settled else self.taken.differences(),
-            reads=self.asked.reads(),
-            refused=self.asked.refused(),
+            sequence=[order.index(sync.graph) for sync in self.steady_state.syncs[:syncs]],
+            settled=self.steady_state.settled,
+            ended=self.steady_state.ended,
+            differences=[] if self.steady_state.settled else self.captured.differences(),
+            reads=self.host_reads.reads(),
+            refused=self.host_reads.refused(),
             seconds=time.monotonic() - self.started,
-            batch=self.taken.batch(steady),
-            rows=[self.taken.rows[one] for one in order],
-            notes=[*self.notes, *self.settling.notes],
+            batch=self.captured.batch(steady),
+            rows=[self.captured.rows[one] for one in order],
+            notes=[*self.notes, *self.steady_state.notes],
         )
 
 
