@@ -162,7 +162,7 @@ def test_too_little_space_is_said_with_numbers(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(weights_files.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(TpuMagicsError, match="could not be written") as caught:
         collect_weights({"model": nn.Linear(2000, 2000)}, tmp_path)
-    assert "They take 16.0 MB" in caught.value.why
+    assert "They need 16.0 MB" in caught.value.why
     assert "12.3 MB are free there" in caught.value.why
     assert list(tmp_path.iterdir()) == []
 
