@@ -159,11 +159,9 @@ class _FirstDevice:
 
         from tpu_magics.backends.torch_xla import (
             activation_checkpointing,
-            autocast,
             fsdp_shards,
-            lazy_jax,
+            library_fixes,
             optimizers,
-            pin_memory,
             tied_weights,
             trainer,
             trainer_fsdp,
@@ -174,11 +172,11 @@ class _FirstDevice:
         trainer.arrange()
         trainer_fsdp.arrange()
         optimizers.arrange()
-        pin_memory.arrange()
-        lazy_jax.arrange()
+        library_fixes.hide_torchax()
+        library_fixes.skip_jax()
         activation_checkpointing.arrange()
         if self.spec.device == "CPU":
-            autocast.arrange()
+            library_fixes.fix_autocast()
         start_autograd_threads()
         rebuild.adopt_state()
         if self.spec.spmd is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 from dataclasses import dataclass, field
 
-from tpu_magics.backends.observing import compile_evidence
+from tpu_magics.backends.observing import compile_evidence, hlo
 from tpu_magics.backends.observing.sites import Place
 from tpu_magics.backends.torch_xla.observe.snapshot import FrameSnapshot
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport
@@ -93,3 +93,16 @@ class TorchCompileEvidence(compile_evidence.CompileEvidence):
     def part_text(self) -> str:
         """See events.Compile."""
         return self.part.text
+
+
+def distance(new: TorchCompileEvidence, old: TorchCompileEvidence) -> tuple[bool, bool, int, int, int]:
+    """Small for the same part, the same calling functions, the same operations and step events, and the latest
+    compile."""
+    graphs = hlo.distance(new.report.graph, old.report.graph) if new.report.graph and old.report.graph else 0
+    return new.part.key != old.part.key, new.through != old.through, graphs, _facts_apart(new, old), -old.nth
+
+
+def _facts_apart(new: TorchCompileEvidence, old: TorchCompileEvidence) -> int:
+    a, b = new.facts, old.facts
+    facts = (a.cuts != b.cuts) + (a.backward != b.backward) + (a.stepped != b.stepped) + (a.state_made != b.state_made)
+    return facts + (a.autocast != b.autocast) + (new.snapshot.training != old.snapshot.training)

@@ -17,8 +17,7 @@ from tpu_magics.backends.observing.history import History
 from tpu_magics.backends.observing.sites import Sites, outwards
 from tpu_magics.backends.torch_xla.observe import counters, host_training, parts, snapshot, step_events
 from tpu_magics.backends.torch_xla.observe.causes import explain
-from tpu_magics.backends.torch_xla.observe.compile_evidence import TorchCompileEvidence
-from tpu_magics.backends.torch_xla.observe.history import distance
+from tpu_magics.backends.torch_xla.observe.compile_evidence import TorchCompileEvidence, distance
 from tpu_magics.backends.torch_xla.observe.logged_values import TorchLoggedValues
 from tpu_magics.backends.torch_xla.observe.pieces import GraphPieces
 from tpu_magics.backends.torch_xla.observe.read_counts import ReadCounter
