@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 COLLECTIVE_TIMEOUT = 60.0  # seconds
-STEPS = 5  # that are traced at most
+STEPS = 5  # the most steps to trace
 
 
 @dataclass(frozen=True)

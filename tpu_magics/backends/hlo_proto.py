@@ -20,7 +20,7 @@ _OP_TYPE, _OP_NAME, _SOURCE_FILE, _SOURCE_LINE, _STACK_FRAME_ID = 1, 2, 3, 4, 15
 _T = TypeVar("_T")
 _VARINT, _BYTES = 0, 2  # wire types
 _FIXED = {1: 8, 5: 4}  # wire type -> bytes
-_MORE = 128  # of a varint's byte: others follow
+_MORE = 128  # bit of a varint's byte: more bytes follow
 
 
 class HloFrame(NamedTuple):

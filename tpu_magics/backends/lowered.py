@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-TRACED = "traced.json"  # in the folder of graphs that a worker traced; a graph's module has a file of its own
+TRACED = "traced.json"  # in the folder of traced graphs; each graph's module has its own file
 
 
 @dataclass(frozen=True)

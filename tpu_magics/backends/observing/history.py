@@ -11,7 +11,7 @@ from tpu_magics.backends.observing.compile_evidence import CompileCause, Compile
 from tpu_magics.runs import events
 
 KEPT = 32  # earlier compiles of a site that a new one is compared with
-FULL_RECORDS = 120  # later ones leave out what takes most room, so that a run's records stay small
+FULL_RECORDS = 120  # later ones leave out the largest fields, so that a run's records stay small
 _INPUTS, _DIFFERENCES, _LONGEST = 12, 6, 240
 
 C = TypeVar("C", bound=CompileEvidence)

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from tpu_magics.backends.observing.hlo_text import Graph, Op, Tensor
 
-AT_MOST = 32  # distinct differences of one kind that are kept
-RUN = 6  # instructions in a row that must be found once in both graphs to tie them to each other
-# Of different instructions in two graphs, the weight against one of different types.
+AT_MOST = 32  # distinct differences of one kind to keep
+RUN = 6  # consecutive instructions that must occur once in both graphs to match them
+# The weight of a different instruction, relative to a different type.
 OTHER_OP = 10_000
 
 # A number in an attribute; not the digits of dim_labels=bf01_oi01->bf01.
@@ -178,7 +178,7 @@ def _ties(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int]]:
 def _lone_runs(opcodes: Sequence[str]) -> dict[tuple[str, ...], int]:
     places: dict[tuple[str, ...], int] = {}
     twice = set()
-    padded = ["", *opcodes, ""]  # the beginning and the end are surroundings too
+    padded = ["", *opcodes, ""]  # the start and the end count as context too
     for place, run in enumerate(zip(*(padded[shift:] for shift in range(RUN)), strict=False)):
         if run in places:
             twice.add(run)

@@ -29,7 +29,7 @@ _NAME = re.compile(r"%([\w.\-]+)")
 _NUMBERED = re.compile(r"(%[A-Za-z_][\w\-]*)(?:\.\d+)+")
 _TENSOR = re.compile(r"([a-z]\w*)\[([^\]]*)\]")
 _DONATED = re.compile(r"\((\d+), \{")
-# Where the user's code stands is noted with XLA_HLO_DEBUG=1; it is no part of what is computed.
+# With XLA_HLO_DEBUG=1 the dump has source lines, which are not part of the computation.
 _METADATA = re.compile(r",? ?metadata=\{[^{}]*\}")
 _TABLES = re.compile(r"^(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d.*\n)*\n?", re.MULTILINE)
 
@@ -175,7 +175,7 @@ def _ops(packed: bytes) -> tuple[Op, ...]:
 
 def _read_ops(found: Iterable[tuple[str, ...]]) -> Iterable[Op]:
     places: dict[str, int] = {}
-    tensors = functools.lru_cache(maxsize=None)(_tensors)  # few types stand in many instructions
+    tensors = functools.lru_cache(maxsize=None)(_tensors)  # few types occur in many instructions
     for place, (name, type_, opcode, operands, attributes) in enumerate(found):
         literal = opcode in ("constant", "parameter", "iota")
         earlier = () if literal else tuple(place - places.get(one, place) for one in _NAME.findall(operands))

@@ -8,8 +8,8 @@ from typing import Any
 
 from tpu_magics.runs import events
 
-EVERY = 1.0  # seconds between looks, at least
-_SHARE = 1 / 200  # ... and this part of the time so far: a long run's records stay few
+EVERY = 1.0  # seconds between samples, at least
+_SHARE = 1 / 200  # ... and this share of the time so far, so that a long run has few records
 
 
 class PeriodicSampler:

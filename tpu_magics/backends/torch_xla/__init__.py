@@ -55,7 +55,7 @@ class TorchXla:
     rehearsal_problem = _from("rehearse", "problem")
 
     def runtime_initialized(self) -> bool:
-        # torch_xla 2.9: torch_xla/_internal/pjrt.py asks the same before it spawns.
+        # torch_xla 2.9: torch_xla/_internal/pjrt.py checks the same before it spawns.
         module = sys.modules.get("torch_xla")
         extension = getattr(module, "_XLAC", None)
         return bool(extension is not None and extension._xla_runtime_is_initialized())

@@ -108,7 +108,7 @@ def collect_shards(models: Mapping[str, Any], folder: Path, rank: int) -> None:
     try:
         torch.save({shard.key: value for shard, value in zip(found, values, strict=True)}, temporary)
         temporary.replace(target)
-    except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError where a disk fills up
+    except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError if the disk is full
         temporary.unlink(missing_ok=True)
         size = sum(tensor_bytes(value) for value in values)
         raise TpuMagicsError(

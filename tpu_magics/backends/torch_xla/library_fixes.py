@@ -9,7 +9,7 @@ from typing import Any
 
 from tpu_magics.backends.torch_xla.post_import import PostImport
 
-# Read in torch_xla 2.8 and 2.9: the module, and the function in it that goes on without either.
+# torch_xla 2.8 and 2.9: the module, and the function in it that works without either.
 _OPTIONAL = (("torch_xla.debug.profiler", "__enter__"), ("torch_xla.distributed.spmd.xla_sharding", "mark_sharding"))
 _IMPORTS = {"maybe_get_jax": "jax", "maybe_get_torchax": "torchax"}
 
@@ -24,7 +24,7 @@ def fix_autocast() -> None:
 
 
 def _ask_as_on_tpu(module: Any) -> None:
-    module.xm = _Model(module.xm)  # the only thing that torch_xla 2.9 asks of it there is xla_device_hw
+    module.xm = _Model(module.xm)  # torch_xla 2.9 only uses its xla_device_hw there
 
 
 class _Model:
@@ -57,7 +57,7 @@ def hide_torchax() -> None:
 
 
 def _be_unavailable(module: Any) -> None:
-    module.is_available = lambda: False  # torch.accelerator.is_available() asks this, and a loader asks torch
+    module.is_available = lambda: False  # torch.accelerator.is_available() calls this, and a loader calls torch
 
 
 def skip_jax() -> None:

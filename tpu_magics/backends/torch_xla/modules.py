@@ -17,11 +17,11 @@ from typing import Any
 
 from tpu_magics.backends.torch_xla.named_parameters import plain_name
 
-# classmethods of models that yield a model
+# classmethods of models that return a model
 BUILDERS = frozenset({"from_pretrained", "from_config", "_from_config", "load_from_checkpoint"})
-# classmethods of configs that yield a config
+# classmethods of configs that return a config
 CONFIG_BUILDERS = frozenset({"from_pretrained", "for_model", "from_dict", "from_json_file"})
-# Modules that torch or a library defines without parameters: callables, not models in the eyes of who writes them.
+# Modules of torch or a library without parameters: users see them as functions, not as models.
 WEIGHTLESS = (
     "torch.nn.modules.loss",
     "torch.nn.modules.dropout",
@@ -41,7 +41,7 @@ ACTIVATIONS = "torch.nn.modules.activation"
 ACTIVATIONS_WITH_WEIGHTS = frozenset({"PReLU", "MultiheadAttention"})
 # Modules around a model: they add no weights of their own.
 WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch_xla.distributed")
-# Packages whose calls may bring the XLA runtime up.
+# Packages whose calls may start the XLA runtime.
 DEVICE_PACKAGES = ("torch_xla", "accelerate", "torch.cuda")
 
 

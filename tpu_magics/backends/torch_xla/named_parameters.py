@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-# Attribute names under which wrappers keep the module they wrap. Read in torch_xla 2.9.0 (XlaFullyShardedDataParallel,
+# Attributes in which wrappers keep the module they wrap: torch_xla 2.9.0 (XlaFullyShardedDataParallel,
 # XlaFlattenParamsWrapper, SpmdFullyShardedDataParallel) and torch 2.9.0 (OptimizedModule, CheckpointWrapper).
 WRAPPER_SEGMENTS = frozenset(
     {"_fsdp_wrapped_module", "_fpw_module", "_orig_module", "_orig_mod", "_checkpoint_wrapped_module"}
 )
-# torch_xla 2.9.0 registers a wrapper's shards under names that begin so; sharded.py reads them.
+# torch_xla 2.9.0 registers a wrapper's shards under names with this prefix; fsdp_shards.py reads them.
 SHARD_PREFIX = "_fsdp_shard"
 
 

@@ -21,7 +21,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs import events
 
 _followed: list[tuple[str, Any]] = []
-_stepping: dict[int, list[dict[str, Any]]] = {}  # by optimizer, the groups that are fused but for this step
+_stepping: dict[int, list[dict[str, Any]]] = {}  # by optimizer: the groups that run without fusion in this step
 _noted: set[str] = set()
 
 
@@ -104,7 +104,7 @@ def _repoint(optimizer: Any, successors: Mapping[Any, Any]) -> None:
     for group in optimizer.param_groups:
         group["params"][:] = [successors.get(one, one) for one in group["params"]]
     kept = [(successors.get(one, one), state) for one, state in optimizer.state.items()]
-    optimizer.state.clear()  # and filled again in the same order
+    optimizer.state.clear()  # refilled in the same order
     optimizer.state.update(kept)
 
 

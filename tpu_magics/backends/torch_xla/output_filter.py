@@ -16,7 +16,7 @@ from typing import Any
 _FULLY, _NOT = 0, 2  # _IOFBF and _IONBF of setvbuf
 _SIZE = 1 << 16
 _UNBUFFERED = 0x2  # in FILE._flags of glibc
-# Where glibc's FILE has the beginning and the end of what is not written yet (the layout is part of its ABI).
+# Offsets in glibc's FILE of the start and end of the unwritten output (the layout is part of its ABI).
 _WRITE_BASE, _WRITE_END = 32, 40
 
 
@@ -34,8 +34,8 @@ class OutputFilter:
             return
         stdout = self._stdout()
         self._was_unbuffered = bool(ctypes.c_int.from_address(stdout).value & _UNBUFFERED)
-        if self._was_unbuffered:  # PYTHONUNBUFFERED makes C's stdout so, too
-            # C's own memory, never freed: it is used until the process has ended, after Python has.
+        if self._was_unbuffered:  # PYTHONUNBUFFERED affects C's stdout too
+            # Memory of C, never freed: it is used until the process ends, after Python has ended.
             self._libc.setvbuf(stdout, self._libc.malloc(_SIZE), _FULLY, _SIZE)
         self._held = True
 

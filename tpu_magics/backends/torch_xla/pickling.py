@@ -17,7 +17,7 @@ from tpu_magics.backends.torch_xla.weights_fetch import on_device, settle, to_cp
 from tpu_magics.errors import TpuMagicsError
 
 _PROTOCOL = 5
-# How many objects are tried in search of what cannot be pickled, and how deep, before the search stops where it is.
+# Limits of the search for what cannot be pickled: tries and depth.
 _MOST_TRIES = 2000
 _DEEPEST = 50
 
@@ -64,7 +64,7 @@ class _Pickler(pickle.Pickler):
 def _on_cpu(tensor: Any) -> Any:
     """A CPU tensor with the values, `requires_grad` and Python attributes of `tensor`."""
     copy = to_cpu([tensor])[0]
-    if isinstance(tensor, torch.nn.Parameter):  # of a subclass, which would be rebuilt as such on the device
+    if isinstance(tensor, torch.nn.Parameter):  # a subclass, which would be rebuilt on the device
         copy = torch.nn.Parameter(copy, tensor.requires_grad)
     elif tensor.requires_grad:
         copy.requires_grad_()

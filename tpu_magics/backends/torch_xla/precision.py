@@ -196,7 +196,7 @@ class TorchPrecisionWatch:
     @_guarded
     def graph_compiled(self, graph: hlo.Graph, digest: str) -> None:
         """A graph was compiled. The one with the most matmuls and convolutions represents the run."""
-        if hlo.dtype_counts(graph).keys() & _XLA_FLOATS:  # torch_xla has printed by now what it has to print
+        if hlo.dtype_counts(graph).keys() & _XLA_FLOATS:  # torch_xla has printed its warning by now
             self.output.release(DEPRECATION)
         if self.best is None or hlo.multiplications(graph)[0] > hlo.multiplications(self.best[0])[0]:
             self.best = graph, digest
@@ -244,7 +244,7 @@ def _made(asked: PrecisionRequest) -> str:
 
 
 def _tensors_made() -> bool:
-    # torch_xla 2.9: the counter stands for every tensor of the process, whatever its type.
+    # torch_xla 2.9: the counter counts every tensor of the process, of any type.
     import torch_xla
 
     return bool(torch_xla._XLAC._xla_counter_value("CreateXlaTensor"))

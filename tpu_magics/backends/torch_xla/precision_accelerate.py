@@ -49,7 +49,7 @@ def _start_first(
     if asked.asked == "fp16" and not given.kwargs.get("cpu"):
         raise asking.no_fp16(asked.source)
     if given.mixed is None and option and os.environ.get(asking.MIXED_VARIABLE):
-        given.say("no" if option == "fp32" else "bf16")  # else accelerate would follow its variable
+        given.say("no" if option == "fp32" else "bf16")  # otherwise accelerate would use its variable
     before = asking.in_force(os.environ)
     wide = asked.asked == "bf16-downcast"
     with _variable(asking.DOWNCAST_VARIABLE, "1" if wide else ""):
@@ -76,7 +76,7 @@ class _AcceleratorCall:
         self.mixed = self._explicit()
 
     def _explicit(self) -> str | None:
-        if self.trainer is not None:  # the Trainer always gives one: "no" where nobody asked
+        if self.trainer is not None:  # the Trainer always passes one: "no" if there is no request
             return next((name for name in ("fp16", "bf16") if getattr(self.trainer, name, False)), None)
         value = self.args[self.place] if len(self.args) > self.place else self.kwargs.get("mixed_precision")
         return None if value is None else str(value).lower()

@@ -14,7 +14,7 @@ from tpu_magics.errors import TpuMagicsError
 USE, DOWNCAST = "XLA_USE_BF16", "XLA_DOWNCAST_BF16"
 MIXED_VARIABLE, DOWNCAST_VARIABLE = "ACCELERATE_MIXED_PRECISION", "ACCELERATE_DOWNCAST_BF16"
 OPTION = "--precision"
-OFF = "false"  # of a variable that somebody else had set
+OFF = "false"  # for a variable that was already set
 
 # bf16: torch.float and torch.double become bfloat16. bf16-downcast: torch.float bfloat16, torch.double float32.
 _ON: Mapping[str, frozenset[str]] = {

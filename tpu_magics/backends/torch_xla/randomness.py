@@ -17,7 +17,7 @@ from tpu_magics.backends.torch_xla.cpu_only import choose_cpu, hide_xla, remembe
 from tpu_magics.backends.torch_xla.post_import import PostImport
 from tpu_magics.backends.torch_xla.training_arguments import patch_training_arguments, set_up_before_trainer
 
-# Functions that seed, as (module, name). Read in torch 2.9.0, torch_xla 2.9.0, accelerate 1.15.0, transformers 5.23.0.
+# Functions that seed, as (module, name): torch 2.9.0, torch_xla 2.9.0, accelerate 1.15.0, transformers 5.23.0.
 DEVICE_SEEDS = (
     ("torch.cuda", "manual_seed"),
     ("torch.cuda", "manual_seed_all"),
@@ -38,7 +38,7 @@ SEEDS = (
 )
 XLA_MODEL = "torch_xla.core.xla_model"
 
-# What is changed so that nothing of accelerate and transformers starts the runtime in the notebook: module -> by whom.
+# Patches that keep accelerate and transformers from starting the runtime in the notebook: module -> patch.
 Change = Callable[[Any, Callable[[], bool]], "Callable[[], None] | str"]
 QUIETED: tuple[tuple[str, Change], ...] = (
     ("accelerate.utils.imports", hide_xla),

@@ -14,7 +14,7 @@ from tpu_magics.backends.torch_xla import cpu_only, precision_accelerate
 from tpu_magics.errors import TpuMagicsError
 
 STATES = ("PartialState", "AcceleratorState", "GradientState")
-# What an Accelerator has gathered since it was built: training goes on with it.
+# State that an Accelerator has gathered since it was created, and training continues with.
 GATHERED = (
     "trackers",
     "step",
@@ -29,7 +29,7 @@ PREPARED = "_is_accelerate_prepared"  # accelerate's mark on what it has prepare
 # -- accelerate's state -----------------------------------------------------------------------------------------------
 _notebook: dict[str, dict[str, Any]] = {}  # the notebook's shared dicts
 _settings: dict[str, Any] = {}  # of gradient accumulation, which belong to all Accelerators
-_built: list[str] = []  # which of them the notebook has built
+_built: list[str] = []  # which of them exist in the notebook
 
 
 def remember_state() -> None:
@@ -48,7 +48,7 @@ def adopt_state() -> None:
     for name, shared in _notebook.items():
         shared.clear()
         holder = vars(getattr(module, name))["_shared_state"]
-        if holder is not shared:  # not a plain dict, but one for each thread
+        if holder is not shared:  # not a plain dict, but one per thread
             holder._storage = shared
 
 

@@ -36,7 +36,7 @@ def deferred_interrupts() -> Iterator[None]:
         arrived.append(number)
 
     handler = signal.getsignal(signal.SIGINT)
-    # A handler that was not installed from Python reads as None and could not be put back.
+    # A handler that was not installed from Python is None and could not be restored.
     replaced = threading.current_thread() is threading.main_thread() and handler is not None
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

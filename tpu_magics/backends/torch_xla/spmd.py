@@ -128,7 +128,7 @@ def parameters_on_device() -> Iterator[Any]:
     from tpu_magics.backends.torch_xla import tensor_swap
 
     for thing in (*gc.get_objects(), *tensor_swap.tensors()):
-        # Only tensors are asked for more: isinstance() runs code of other objects, e.g. of proxies.
+        # type() first: isinstance() may run code of other objects, e.g. of proxies.
         if issubclass(type(thing), torch.Tensor) and isinstance(thing, torch.nn.Parameter) and thing.is_xla:
             yield thing
 
@@ -139,7 +139,7 @@ def spread(parameters: Iterable[Any]) -> ShardingSummary:
 
     counts, sizes = {True: 0, False: 0}, {True: 0, False: 0}
     for parameter in parameters:
-        text = torch_xla._XLAC._get_xla_sharding_spec(parameter)  # 2.9.0; "" where nothing was said
+        text = torch_xla._XLAC._get_xla_sharding_spec(parameter)  # 2.9.0; "" without an annotation
         split = is_split(text)
         if split is None:
             return ShardingSummary(unknown=text)

@@ -36,10 +36,10 @@ _OPTIMIZER_SKIPS = frozenset(
         *("_optimizer_load_state_dict_post_hooks", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured"),
     }
 )
-# What TrainingArguments keep of a process (transformers 5.23.0; quiet_arguments.py).
+# Attributes of TrainingArguments that belong to a process (transformers 5.23.0; training_arguments.py).
 _ARGUMENTS_SKIPS = frozenset({"_setup_devices", "distributed_state", "_n_gpu", "_tpu_magics_process"})
-_HANDLER_SKIPS = frozenset({"train_dataloader", "eval_dataloader"})  # for callbacks, of the run that goes on
-# What an Accelerator gathers as it is used; all else of it belongs to a process (accelerate 1.15.0; renewal.py).
+_HANDLER_SKIPS = frozenset({"train_dataloader", "eval_dataloader"})  # for callbacks of the current run
+# What an Accelerator gathers while it is used; the rest belongs to a process (accelerate 1.15.0; rebuild.py).
 _GATHERED = frozenset({"trackers", "step", "project_configuration", "_custom_objects"})
 _LOADER = frozenset({"dataset", "sampler", "batch_sampler", "generator", "collate_fn"})
 RULES: Mapping[str, Mapping[str, Any]] = {
@@ -61,7 +61,7 @@ RULES: Mapping[str, Mapping[str, Any]] = {
 
 
 # -- checksums ---------------------------------------------------------------------------------------------------------
-_LARGE = 2**26  # bytes from which sums are taken, which are quicker than crc32
+_LARGE = 2**26  # bytes from which sums are used, which are faster than crc32
 _ROW = 1000  # numbers of a row
 
 
@@ -209,7 +209,7 @@ class ArrayKind(_Kind):
 
     def _sum(self, value: Any) -> Any:
         if not value.flags.writeable or _is_mapped(value):
-            return None  # nobody changes it, or the file that it is
+            return None  # read-only, or a mapped file
         if value.dtype.hasobject:
             return zlib.crc32(repr([id(item) for item in value.flat]).encode())
         return checksum(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
@@ -354,7 +354,7 @@ class TorchState:
         """The bytes of a storage in host memory, how to recreate it, and its address; None for anything else."""
         if not isinstance(value, (torch.storage.TypedStorage, torch.UntypedStorage)):
             return None
-        # torch 2.9, storage.py: what a TypedStorage holds; asking it in public warns that it is deprecated
+        # torch 2.9, storage.py: the content of a TypedStorage; its public methods warn that it is deprecated
         whole = value if isinstance(value, torch.UntypedStorage) else value._untyped_storage
         if whole.device.type != "cpu":
             return None

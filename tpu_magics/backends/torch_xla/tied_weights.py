@@ -84,7 +84,7 @@ def _bits(tensor: Any) -> Any:
 
 # -- keeping them tied, in a worker ------------------------------------------------------------------------------------
 _moving = threading.local()
-# Old parameter -> a weak reference to the one that took its place, for as long as somebody still holds the old one.
+# Old parameter -> a weak reference to its replacement, as long as something still holds the old one.
 _successors: Any = WeakTensorKeyDictionary()
 
 

@@ -23,7 +23,7 @@ from tpu_magics.runs import events, live
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.writer import EventWriter
 
-REPORTS_KEPT = 16  # the newest; each holds what the earlier ones counted
+REPORTS_KEPT = 16  # the newest; each includes the counts of the earlier ones
 REPORT_BYTES = 256 << 10
 _SUMMED = (
     ("CompileTime", "compiles", "compile_seconds"),
@@ -31,7 +31,7 @@ _SUMMED = (
     ("ExecuteReplicatedTime", "executions", "execute_seconds"),  # under SPMD, instead of the one before
 )
 
-# What XLA says when memory does not suffice: a TPU's compiler and runtime (texts in tests/launch/test_diagnose.py), and
+# XLA's out-of-memory messages: a TPU's compiler and runtime (texts in tests/launch/test_diagnose.py), and
 # XLA:CPU ("Out of memory allocating 70368744177664 bytes.", seen in torch_xla 2.9.0). A kernel's own memory (vmem,
 # smem) depends on its tiles, not on the batch.
 _OUT_OF_MEMORY = re.compile(
@@ -55,7 +55,7 @@ def arrange() -> None:
 
 def _change_trainer(module: ModuleType) -> None:
     for change in (_know_out_of_memory, _record_values, _keep_reports, _start_again_whole, _load_random_states):
-        with suppress(AttributeError):  # another version, which has not this piece: the others are changed all the same
+        with suppress(AttributeError):  # another version without this; the others still apply
             change(module)
 
 
@@ -196,7 +196,7 @@ def keep_report(text: str) -> None:
             file.write(text.encode("utf-8", "replace")[:REPORT_BYTES])
         files.metrics_path(writer.rank, number - REPORTS_KEPT).unlink(missing_ok=True)
         name = path.name
-    except OSError:  # a full disk ends no training
+    except OSError:  # a full disk must not end the training
         name = ""
     write(events.Metrics, file=name, number=number, **_summary())
 
@@ -269,7 +269,7 @@ def _prepare_attempt(trainer: Any, batch_size: int) -> None:
         trainer._tpu_magics_beginning = _beginning(trainer.model)
         return
     write(events.Warned, code="smaller-batch", text=_smaller(before, batch_size))
-    gc.collect()  # what is left of the failed attempt would be run with the next one
+    gc.collect()  # pending operations of the failed attempt would run with the next one
     _begin_again(trainer, trainer._tpu_magics_beginning)
 
 

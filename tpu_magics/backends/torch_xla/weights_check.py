@@ -201,7 +201,7 @@ def _how(home: str, target: Any, value: Any) -> str:
         return "swap"
     dense = layout_of(target) == "strided"
     exact = target.dtype == value.dtype or target.dtype in _EXACT_IN.get(value.dtype, ())
-    # Several indices of an expanded tensor are the same memory, which copy_ refuses.
+    # Several indices of an expanded tensor share memory, which copy_ rejects.
     expanded = dense and any(step == 0 and size > 1 for step, size in zip(target.stride(), target.shape, strict=True))
     return "copy" if dense and exact and not expanded else "rebind"
 

@@ -22,8 +22,8 @@ from tpu_magics.backends.torch_xla.weights_fetch import has_own_memory
 from tpu_magics.backends.torch_xla.weights_files import PLAIN
 from tpu_magics.backends.torch_xla.weights_format import Region, memory_of, regions
 
-_BLOCK = 2**18  # what stays in a processor's cache between reading, writing and copying
-# The file's name while it holds old and new values: nobody may take it for the trained weights.
+_BLOCK = 2**18  # stays in the CPU cache between reading, writing and copying
+# The file's name while it has old and new values, so that it is not used as trained weights.
 _MIXED = "result-mixed.tmp"
 
 
@@ -45,7 +45,7 @@ class Exchange:
         try:
             self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
-            return self  # no such file, or not ours to write: then nothing is taken
+            return self  # no such file, or not writable: nothing is exchanged
         try:
             self._regions = regions(self._file)
             self._path.rename(self._mixed)
@@ -59,7 +59,7 @@ class Exchange:
             return
         os.close(self._file)
         if kind is None or not self.kept:
-            with contextlib.suppress(OSError):  # its name says that it is of no use
+            with contextlib.suppress(OSError):  # its name says that it cannot be used
                 self._mixed.unlink()
         else:
             self._mixed.rename(self._path)
@@ -108,7 +108,7 @@ class _Swap:
         start, new = self._pending
         if start == self._done:
             here = self._memory[start : start + len(new)]
-            if here == new:  # it was the last thing to change: its old values are in the file
+            if here == new:  # it was just changed: its old values are in the file
                 here[:] = self._read(start, len(here))
             self._restore(start, new)
         for start in range(0, self._done, _BLOCK):

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-# What is fetched at once. A transfer needs its tensors twice for a moment; and memory that is soon used again comes
-# quicker than fresh memory.
+# Fetched at once. A transfer needs its tensors twice for a moment, and memory that is soon reused is
+# faster than new memory.
 BATCH_BYTES = 16 * 2**20
 
 
@@ -24,7 +24,7 @@ def settle() -> None:
     """
     import torch_xla
 
-    if not torch_xla._XLAC._xla_runtime_is_initialized():  # torch_xla 2.9.0: torch_xla/runtime.py asks the same
+    if not torch_xla._XLAC._xla_runtime_is_initialized():  # torch_xla 2.9.0: torch_xla/runtime.py checks the same
         return
     import torch_xla.core.xla_model as xm
 

@@ -131,7 +131,7 @@ def not_finite(tensor: Any) -> str:
 def _save(tensors: Mapping[str, Any], path: Path) -> None:
     try:
         torch.save(tensors, path)
-    except RuntimeError as error:  # torch 2.9.0 has no OSError for a disk that is full
+    except RuntimeError as error:  # torch 2.9.0 raises no OSError for a full disk
         raise OSError(str(error)) from error
 
 
@@ -163,7 +163,7 @@ def _remove(folder: Path) -> None:
             try:
                 path.unlink(missing_ok=True)
             except OSError:
-                pass  # what cannot be removed has no manifest, so nobody reads it
+                pass  # without a manifest, nothing reads it
 
 
 def _temporary(folder: Path, name: str) -> Path:

@@ -22,7 +22,7 @@ from tpu_magics.errors import TpuMagicsError
 
 _UNDO = "result-undo.tmp"
 _ALIGNED = 64
-# Memory that must stay free beside the old values; with less, they are kept on disk.
+# Memory that must stay free besides the old values; otherwise they are kept on disk.
 _SPARE_BYTES = 256 * 2**20
 
 
@@ -106,7 +106,7 @@ def _owned(put: WeightUpdate) -> WeightUpdate:
     """The same with values in their own memory if the model keeps them: not those of the mapped file."""
     if put.how in ("copy", "materialise") or put.value is None:
         return put
-    if put.how == "rebind" and layout_of(put.target) == "strided":  # with the strides that it has here
+    if put.how == "rebind" and layout_of(put.target) == "strided":  # with the notebook's strides
         return WeightUpdate(put.how, put.slot, torch.empty_like(put.target, dtype=put.value.dtype).copy_(put.value))
     return WeightUpdate(put.how, put.slot, put.value.clone())
 

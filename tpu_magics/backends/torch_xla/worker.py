@@ -245,8 +245,8 @@ def use_up_autograds_start() -> None:
     """
     import torch
 
-    # After torch.set_num_threads() in the notebook, the first thread that asks makes a forked process's pool anew; two
-    # at once abort ("Invalid thread pool!", torch 2.9.0), and autograd's threads ask as they start.
+    # After torch.set_num_threads() in the notebook, the first thread that calls this recreates a forked process's
+    # pool; two at once abort ("Invalid thread pool!", torch 2.9.0), and autograd's threads call it as they start.
     torch.get_num_threads()
     torch.ones(1, requires_grad=True).sum().backward()
 

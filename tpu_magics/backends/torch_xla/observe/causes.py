@@ -27,7 +27,7 @@ _STATE = {
 }
 _NO_ACTION = "Expected once. No action needed."
 _TRAINERS = " (with Trainer: dataloader_drop_last=True)"
-# torch_xla writes a Python number into the graph as data, except these, which become constants (special scalars).
+# A Python number becomes an input of torch_xla's graph, except these, which become constants (special scalars).
 _BAKED = (0, 1)
 _BRANCHES = "Look for a Python branch or loop that depends on the step"
 _PLAIN_OPS = frozenset({"constant", "parameter", "broadcast", "multiply", "add", "subtract", "convert", "reshape"})
@@ -401,7 +401,7 @@ def _python_number(pair: CompilePair) -> CompileCause | None:
     numbers = pair.numbers()
     named = [(name, old, new) for name, (old, new) in numbers.items() if _in_change(change, old, new)]
     changed_ops = {op for op, _ in (*change.added, *change.removed)}
-    if not change.same_ops:  # a loop's counter changes in every step: it is believed only where little else did
+    if not change.same_ops:  # a loop counter changes in every step: it is only a cause if little else changed
         plain = changed_ops <= _PLAIN_OPS and not pair.new.facts.cuts
         named = [one for one in named if plain or "[" in one[0] or "." in one[0]]
     if named:
@@ -433,7 +433,7 @@ def _in_change(change: hlo.GraphChange, old: Number, new: Number) -> bool:
     dims = (old, new) in change.dims or any(b - a == new - old and _derived(a, old) for a, b in change.dims)
     return dims or any(
         (_same(a, old) and _same(b, new)) or (_same(a, 1 - old) and _same(b, 1 - new)) for a, b in change.numbers
-    )  # a dropout writes 1 - p
+    )  # dropout uses 1 - p
 
 
 def _derived(size: int, number: Number) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-# Operations whose result's shape depends on values: torch_xla runs the graph up to there to learn it.
+# Operations whose output shape depends on values: torch_xla runs the graph up to them to get it.
 DATA_OPS = (
     "aten::nonzero",
     "aten::masked_select",
@@ -20,7 +20,7 @@ DATA_OPS = (
     "aten::bincount",
     "aten::repeat_interleave",
 )
-# Counted among the fallbacks, but it is the host reading a value.
+# Counted as a fallback, but it is a device-to-host read.
 _READS = ("aten::_local_scalar_dense",)
 
 

@@ -21,7 +21,7 @@ from tpu_magics.backends.torch_xla.rehearse import graph
 if TYPE_CHECKING:
     from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
 
-# Methods of a tensor with which the host reads it.
+# Methods of a tensor that read it on the host.
 READS = (
     *("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__", "__array__"),
     *("__repr__", "__format__"),
@@ -118,7 +118,7 @@ def _syncs(observer: TorchObserver) -> Callable[[], None]:
     def switch(original: Any) -> Any:
         @functools.wraps(original)
         def set_eager(*args: Any, **kwargs: Any) -> Any:
-            observer.ran(sys._getframe(1), "library")  # what ran until now, ran in the mode that was on
+            observer.ran(sys._getframe(1), "library")  # what ran so far ran in the previous mode
             return original(*args, **kwargs)
 
         return set_eager

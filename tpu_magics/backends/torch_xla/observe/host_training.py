@@ -16,7 +16,7 @@ from tpu_magics.runs.origin import package_of
 _FRAMES = 16
 _NAMES = 400
 _GPU_CHECKS = ("cuda.is_available", "mps.is_available", "accelerator.is_available")
-_SILENT = frozenset({"torch", "torch_xla", "Python", "tpu_magics"})  # whose choice of a device is none of the user's
+_SILENT = frozenset({"torch", "torch_xla", "Python", "tpu_magics"})  # their choice of a device is not the user's
 
 
 @dataclass(frozen=True)

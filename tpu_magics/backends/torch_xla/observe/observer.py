@@ -128,7 +128,7 @@ class TorchObserver(GuardedObserver):
         ran = self._after_sync(frame) if not self.stopped else self._executed()
         if not ran:
             return
-        self.reading = True  # what is logged is read by us
+        self.reading = True  # reading logged values is our own read
         try:
             self.values.synced()
         finally:
@@ -209,7 +209,7 @@ class TorchObserver(GuardedObserver):
     def cut(self) -> None:
         """A collective on the host, in any thread, has run the pending operations."""
         if self.pieces is None:
-            return  # it is noticed at the next look, as a graph of its own
+            return  # it is counted at the next hook, as a separate graph
         executed, compiled = self._counted()
         if executed:
             self.compiled_in_step = self.compiled_in_step or bool(compiled)
@@ -291,7 +291,7 @@ class TorchObserver(GuardedObserver):
         if self.events.rates:
             seen.numbers = {n: v for n, v in seen.numbers.items() if not n.endswith("['lr']")} | self.events.rates
         facts = self.events.facts(torch.is_grad_enabled(), self.sites.decides)
-        known = report.graph is not None and not facts.data_ops  # what such an operation made is no input
+        known = report.graph is not None and not facts.data_ops  # the result of such an operation is not an input
         inputs = self.events.inputs(seen, report.graph.parameters if report.graph and known else ())
         through = self.sites.through(places)
         part = parts.find(places, frame, self.sites, facts, seen, report.graph)
@@ -330,7 +330,7 @@ class TorchObserver(GuardedObserver):
         if self.pieces is None or not self.pieces.going or counters.tensor_id(tensor) <= self.youngest:
             return False
         if counters.tensor_id(tensor) in self.sent:
-            return False  # it came from the host in this step: nothing leads to it
+            return False  # it came from the host in this step: no graph leads to it
         reports = self.pieces.read(counters.tensor_id(tensor), site.id, grows=self.events.backward)
         if reports:
             self._compiled(reports, frame, "read")

@@ -15,9 +15,9 @@ from tpu_magics.backends.torch_xla.observe.compile_evidence import StepFacts, Tr
 from tpu_magics.backends.torch_xla.observe.snapshot import FrameSnapshot, locals_of
 from tpu_magics.runs.origin import OWN, package_of, under
 
-# Packages that run what others tell them to run: their lines say nothing of the part.
+# Packages that run code for others: their lines do not show the part.
 _BENEATH = frozenset({"torch", "torch_xla", "typing_extensions", "Python", "tpu_magics"})
-# Functions of trainers, and what they do (read in transformers 5.23 and accelerate 1.15).
+# Functions of trainers, and what they do (transformers 5.23 and accelerate 1.15).
 _ACTIVITIES = {
     "evaluate": "evaluation",
     "evaluation_loop": "evaluation",
@@ -36,7 +36,7 @@ _ACTIVITIES = {
     "clip_grad_norm_": "gradient clipping",
 }
 _BETWEEN = "between two steps"
-_ENOUGH = 0.5  # of a model's parameters are inputs of a graph that runs its forward pass
+_ENOUGH = 0.5  # share of a model's parameters that are inputs of a graph with its forward pass
 
 
 def find(
@@ -55,7 +55,7 @@ def find(
         return TrainingPart()
     activity = _activity(inside)
     forward = _forward(frame, sites)
-    if forward:  # the graph ran in the middle of a forward pass: a value was read there
+    if forward:  # the graph ran in the middle of a forward pass, because a value was read there
         work = f"forward of {forward}"
         return TrainingPart(_joined(activity, work), named[0], ("inside", work, named[0]), activity=activity)
     place = _called(named)

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from tpu_magics.backends.observing import hlo
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport, XlaDumps
 
-KEPT = 512  # pieces whose graphs are kept for comparing
+KEPT = 512  # pieces whose graphs are kept for comparison
 LONGEST = 4096  # pieces of a step
-COMPARED = 64  # pieces of which each counts where two graphs are compared
+COMPARED = 64  # pieces that are compared one by one
 _READ = "read at "
 _MADE = "made by a collective"
 
@@ -76,7 +76,7 @@ class GraphPieces:
         self._read.add(tensor)
         reports = _elsewhere(self._new([(*self._before(grows), f"{_READ}{site}")]))
         if all(name == _MADE for name in self.going):
-            self.going = []  # the read has run all that there was
+            self.going = []  # the read has run everything
         return reports
 
     def _new(self, keys: Sequence[tuple[str, ...]]) -> list[XlaCompileReport]:
@@ -97,7 +97,7 @@ class GraphPieces:
             self._keep(one)
         if all(hashes):
             return hashes
-        return [one.hash for one in reports]  # what came from the cache without a name is nothing new
+        return [one.hash for one in reports]  # a graph from the cache without a hash is not new
 
     def _keep(self, report: XlaCompileReport) -> None:
         self._fresh[report.hash] = report

@@ -57,7 +57,7 @@ class RuntimeStats(PeriodicSampler):
 
     def _hbm(self) -> None:
         if self.config.device == "CPU":
-            return  # it has no memory of its own: the runtime answers "UNIMPLEMENTED"
+            return  # it has no memory of its own: the runtime raises "UNIMPLEMENTED"
         found = hbm()
         if found is not None:
             self._if_new("hbm", found, events.Memory(self._now(), self.rank, hbm_used=found[0], hbm_total=found[1]))

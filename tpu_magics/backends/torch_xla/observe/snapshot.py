@@ -17,12 +17,12 @@ from typing import Any
 
 from tpu_magics.backends.observing.sites import Sites, outwards
 
-_FRAMES = 16  # looked into, from the innermost outwards
-_NAMES = 400  # looked at in one frame
+_FRAMES = 16  # read, from the innermost outwards
+_NAMES = 400  # read in one frame
 _ITEMS = 32  # of a container
 _ATTRIBUTES = 4000  # numbers of modules and objects, in all
 _LONGEST = 60
-_OURS = 3  # references to a frame's dict that only we have asked for: the frame's, ours, and getrefcount's
+_OURS = 3  # references to the locals dict if nothing else holds it: the frame's, ours, and getrefcount's
 
 Number = int | float | bool
 
@@ -166,7 +166,7 @@ class _FrameReader:
                 self.snapshot.lengths.setdefault(f"{name}.{key}", len(value))
 
     def optimizer(self, name: str, optimizer: Any) -> None:
-        inner = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper keeps the real one there
+        inner = getattr(optimizer, "optimizer", optimizer)  # inside accelerate's wrapper
         for number, group in enumerate(getattr(inner, "param_groups", ())):
             for key, value in group.items():
                 if isinstance(value, (bool, int, float)):

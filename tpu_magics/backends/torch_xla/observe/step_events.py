@@ -10,7 +10,7 @@ from tpu_magics.backends.torch_xla.observe.compile_evidence import Number, StepF
 from tpu_magics.backends.torch_xla.observe.snapshot import FrameSnapshot, is_tensor
 from tpu_magics.runs.events import Input, Site
 
-_KEPT = 256  # notes of one kind in one step
+_KEPT = 256  # events of one kind in one step
 _DEEP = 4
 _UNNAMED = "input"
 

@@ -41,7 +41,7 @@ _EXECUTED = re.compile(
     r"(?:Execution Analysis:   Graph Name: .*\n)?Execution Analysis:   Graph Hash: (\w+)$",
     re.MULTILINE,
 )
-_DYNAMO = "dynamo"  # what it runs is compiled beforehand, and moves no counter
+_DYNAMO = "dynamo"  # its graphs are compiled before, and change no counter
 _LARGE = 1 << 20  # bytes
 GIB = 1 << 30
 
@@ -90,7 +90,7 @@ class XlaDumps:
             self.notes.append("graph hashes and sizes are n/a, because you set PT_XLA_DEBUG")
         else:
             level = "1" if self.rank is None else "2"
-            if self.rank is not None:  # the first compile need not come through `run`; rehearse/world.py tells the rank
+            if self.rank is not None:  # the first compile may not go through `run`; rehearse/world.py sets the rank
                 self._set[_RANK] = (environment.get(_RANK, str(self.rank)), "0")
                 environment[_RANK] = "0"
             names = {"PT_XLA_DEBUG_LEVEL": level, "PT_XLA_DEBUG_FILE": str(self.debug_file)}
@@ -192,7 +192,7 @@ class XlaDumps:
 def _graph(path: Path) -> hlo.Graph | None:
     try:
         return hlo.parse(path.read_text("utf-8", "replace"))
-    except (OSError, ValueError, LookupError):  # a form that hlo.py does not know: the compile is reported without it
+    except (OSError, ValueError, LookupError):  # an unknown format: the compile is reported without a graph
         return None
 
 
@@ -241,7 +241,7 @@ def run(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         os.environ[_RANK] = rank
 
 
-_settled: list[bool] = []  # holds something from the first compile on
+_settled: list[bool] = []  # not empty after the first compile
 
 
 def _compiled_or_first() -> bool:

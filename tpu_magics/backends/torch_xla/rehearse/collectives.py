@@ -37,11 +37,11 @@ def install(group: Group) -> None:
     xla_model._all_gather_using_all_reduce = ours.gather_padded
     library = torch.library.Library("_c10d_functional", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "Overriding a previously registered kernel": that is the intention
+        warnings.simplefilter("ignore")  # "Overriding a previously registered kernel": that is intended
         for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"):
             library.impl(name, getattr(ours, f"functional_{name}"), "XLA", allow_override=True)
     _library.append(library)
-    # torch_xla's own does nothing; a user who calls it means to wait.
+    # torch_xla's own does nothing, but a user who calls it wants to wait.
     xla_backend.ProcessGroupXla.barrier = lambda group, opts: ours.barrier(group)  # noqa: ARG005 (its name is given)
 
 
@@ -61,7 +61,9 @@ class Collectives:
         self, kind: str, tensors: Sequence[Tensor], scale: float, groups: Groups, _pin: bool
     ) -> None:
         """The same for many tensors, in place."""
-        tensors = list({id(tensor): tensor for tensor in tensors}.values())  # one that is there twice is reduced once
+        tensors = list(
+            {id(tensor): tensor for tensor in tensors}.values()
+        )  # a tensor that occurs twice is reduced once
         for places, reduced in self._reduced("all_reduce", kind, tensors, scale, groups):
             graph.put_into(reduced, [tensors[place] for place in places])
 

@@ -132,7 +132,7 @@ def put_into(tensors: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
     for target, new in zip(targets, _on_device(tensors, targets), strict=True):
         if target._is_view():
             warnings.warn(_VIEW, stacklevel=2)
-        # As torch_xla does it: what autograd has saved of the tensor is not thought to have changed.
+        # As torch_xla does: autograd must not treat its saved tensors as changed.
         saved = nullcontext() if target.is_inference() else torch.autograd._unsafe_preserve_version_counter(target)
         with torch.no_grad(), saved:
             target.copy_(new)

@@ -51,7 +51,7 @@ class Group:
         group._set_default_timeout(datetime.timedelta(seconds=self.timeout))
         self._groups[self.everyone] = group
         self.agree(self.everyone, "the start")
-        if self.timeout < _START and torch.__version__ < "2.9":  # there gloo keeps the time-out that it was made with
+        if self.timeout < _START and torch.__version__ < "2.9":  # there gloo keeps its first timeout
             self._groups[self.everyone] = self._connect(self.everyone, self.timeout, "again-")
 
     # -- what is carried ------------------------------------------------------------------------------------------

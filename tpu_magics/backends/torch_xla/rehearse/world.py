@@ -18,7 +18,7 @@ def enter(rank: int, size: int, local: int) -> None:
     values = {"global_device_count": size, "global_runtime_device_count": size, "local_ordinal": local}
     for name, value in values.items():
         setattr(xr, name, _always(value))
-    # The C++ module knows of this process only: xr.process_index() and process_count() ask it.
+    # The C++ module only knows this process: xr.process_index() and process_count() call it.
     counted = {
         "_xla_get_process_index": rank,
         "_xla_get_num_processes": size,

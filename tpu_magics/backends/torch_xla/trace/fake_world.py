@@ -24,7 +24,7 @@ def enter(size: int) -> None:
     random_states.install(_FirstRankStates())  # type: ignore[arg-type]
     if dist.is_available():
         _start_groups_alone(dist, size)
-        # torch 2.9: DistributedDataParallel asks the ranks for the shapes of their parameters.
+        # torch 2.9: DistributedDataParallel compares the shapes of the ranks' parameters.
         dist._verify_params_across_processes = lambda *_args, **_kwargs: True
         _keep_own_numbers()
         for function in (broadcast_object_list, all_gather_object, gather_object, scatter_object_list):

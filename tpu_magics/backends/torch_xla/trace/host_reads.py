@@ -15,7 +15,7 @@ from tpu_magics.backends.torch_xla.trace.placeholders import HOST, TENSOR, TRUE
 from tpu_magics.backends.torch_xla.trace.source_lines import SourceLineFinder
 from tpu_magics.errors import TpuMagicsError
 
-TOO_OFTEN = 10_000  # reads at one place, and no sync
+TOO_OFTEN = 10_000  # reads at one line without a sync
 
 
 class HostReadLog:
@@ -84,7 +84,7 @@ class HostReadLog:
         """Autograd's own threads have no frames of the user, except in the user's hooks."""
         if threading.get_ident() == self.thread or self.lines.place(frame) is not None:
             return frame
-        # Never of this thread itself: a frame that knows itself keeps alive what its callers hold.
+        # Never of this thread itself: a frame that refers to itself keeps its callers' objects alive.
         return sys._current_frames()[self.thread]
 
 

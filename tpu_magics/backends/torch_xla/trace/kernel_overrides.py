@@ -43,7 +43,7 @@ class KernelOverrides:
 
     def _register(self, name: str, kernel: Kernel, key: str) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that a kernel is replaced is what we want
+            warnings.simplefilter("ignore", UserWarning)  # about the replaced kernel
             self._library.impl(name, kernel, key, with_keyset=True)
 
 

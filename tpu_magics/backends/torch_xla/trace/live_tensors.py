@@ -41,7 +41,7 @@ def outer_tensors() -> list[Any]:
     import torch
 
     kind = torch.Tensor
-    # Only tensors are asked for more: isinstance() runs code of other objects, e.g. of proxies.
+    # type() first: isinstance() may run code of other objects, e.g. of proxies.
     made = [one for one in gc.get_objects() if issubclass(type(one), kind)]
     return [one for one in (*made, *tensor_swap.tensors()) if one.is_xla]
 
@@ -169,9 +169,9 @@ def _saved_by(node: Any) -> Iterator[Any]:
 
 # -- the base tensor of a view ----------------------------------------------------------------------------------------
 # A view and its base share a storage, and the Python object of the base may be gone: a weight's gradient is the
-# transpose of a product that only the storage holds. torch_xla still computes it, as a separate result. `FunctionalStorageImpl`
-# (aten/src/ATen/FunctionalStorageImpl.h, torch 2.9.0) has it as `base_`; torch has no Python function for it, so its
-# offset is found with a new tensor whose `base_` is known.
+# transpose of a product that only the storage holds. torch_xla still computes it, as a separate result.
+# `FunctionalStorageImpl` (aten/src/ATen/FunctionalStorageImpl.h, torch 2.9.0) has it as `base_`; torch has no Python
+# function for it, so its offset is found with a new tensor whose `base_` is known.
 _WRAP = "_Z16THPVariable_WrapRKN2at10TensorBaseE"  # torch/csrc/autograd/python_variable.h, 2.9.0
 _WORDS = 24  # of the object, which has 200 bytes in 2.9.0
 _WORD = ctypes.sizeof(ctypes.c_void_p)

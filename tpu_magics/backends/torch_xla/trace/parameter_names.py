@@ -23,7 +23,7 @@ from tpu_magics.backends.torch_xla.trace.pending_graph import alias
 if TYPE_CHECKING:
     from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
 
-_WRAPPED = "_orig_module."  # where torch_xla's FSDP v2 keeps the module that it wraps
+_WRAPPED = "_orig_module."  # in which torch_xla's FSDP v2 keeps the wrapped module
 
 
 class ParameterNames:

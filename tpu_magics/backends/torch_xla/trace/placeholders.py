@@ -15,7 +15,7 @@ DISTINCT = "assumed that all elements are distinct, the maximum"
 TRUE = "computed, because it depends only on the inputs"
 FITTED = "assumed that it equals the number of selected elements"
 
-Fill = Callable[[Any, int], Any]  # a tensor, its place among the operands -> the one that stands for it on the host
+Fill = Callable[[Any, int], Any]  # a tensor, its index among the operands -> its placeholder on the host
 
 
 def zeros(tensor: Any, _place: int) -> Any:
@@ -40,7 +40,7 @@ def _unequal(tensor: Any, place: int) -> Any:
     return _ones(tensor, place) if place else zeros(tensor, place)
 
 
-# What XLA does not do because the host wants to know something: what it gets, and what it asked for.
+# Operations that read a value on the host: the placeholder, and the text for the log.
 ASKING: Mapping[str, tuple[Fill, str]] = {
     "aten::_local_scalar_dense": (zeros, VALUE),
     "aten::equal": (_unequal, EQUAL),

@@ -15,7 +15,7 @@ from tpu_magics.runs.origin import package_of
 if TYPE_CHECKING:
     from tpu_magics.backends.observing.sites import Sites
 
-# Where a tensor's own methods are: what a user calls, whichever library it is in.
+# Packages with a tensor's own methods, which every library calls.
 _OWN = ("torch_xla", "tpu_magics", "Python", "")
 _TORCH = "torch"
 

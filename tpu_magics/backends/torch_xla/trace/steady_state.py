@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-WAITS = 64  # syncs without a step of an optimizer that is there
-FORWARD = 8  # equal ones in a row, of a function without optimizer and backward pass
+WAITS = 64  # syncs without an optimizer step, if there is an optimizer
+FORWARD = 8  # equal ones in a row, in a function without optimizer and backward pass
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class SteadyStateDetector:
         asleep = self.syncs[-1].asleep
         if (
             asleep and len(self.trained) < 2 * self.steps
-        ):  # its turn may come: some train one model n times, then another
+        ):  # it may still step: some functions train one model n times, then another
             return False
         if asleep and known:
             self.notes.append(f"Optimizers that made no step during the trace: {asleep}.")

@@ -35,7 +35,7 @@ class TraceStepEvents:
         return goes_backward
 
     def _steps(self, optimizer: Any) -> None:
-        self._known[id(optimizer)] = optimizer  # kept: its id is not given anew
+        self._known[id(optimizer)] = optimizer  # kept alive, so that its id is not reused
         self._stepped.add(id(optimizer))
 
     def since_last(self, graph: str) -> Sync:

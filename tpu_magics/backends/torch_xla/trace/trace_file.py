@@ -28,7 +28,7 @@ def write(
         (folder / file).write_bytes(graph.module)
         fields = {name: value for name, value in vars(graph).items() if name not in ("module", "places", "site")}
         site = None if graph.site is None else asdict(graph.site)
-        # Thousands of instructions come from a few lines: each line is written once.
+        # Thousands of instructions come from a few lines, so each line is written once.
         lines = {place: number for number, place in enumerate(dict.fromkeys(graph.places.values()))}
         places = {"lines": [asdict(one) for one in lines], "of": {n: lines[one] for n, one in graph.places.items()}}
         records.append({**fields, "file": file, "steady": steady, "site": site, "places": places})

@@ -50,7 +50,7 @@ class Tracer:
         self.captured = CapturedGraphs(tracing, self.names, self.lines)
         self.host_reads = HostReadLog(self.lines)
         self.host_reads.changed = lambda: write_reads(tracing.folder, self.host_reads.zeros())
-        # Under SPMD what is there is split then, placeholders cannot be.
+        # Under SPMD uploads are sharded, which placeholders cannot be.
         self.uploads = Uploads(self.names.moving) if tracing.devices == 1 else None
         self.reads = ReadKernels(self.host_reads, tracing.world, self.uploads)
         self.events = TraceStepEvents()
@@ -172,7 +172,7 @@ class Tracer:
         self.steady_state.at_end()
         if self.steady_state.notes and self.host_reads.zeros():
             self.notes.append(_READ_ZEROS)
-        hidden = min(self.hidden, default=0)  # a loader's thread may have had some in its hands
+        hidden = min(self.hidden, default=0)  # a loader's thread may hold some
         if hidden > 0:
             self.notes.append(_HIDDEN.format(hidden))
         self._write(syncs)
