@@ -17,8 +17,8 @@ from weakref import WeakKeyDictionary
 
 QUESTION = "is_torch_xla_available"
 # Callers that need the real value also in the notebook: (module, function). A module that is being imported decides by
-# it whether to import torch_xla, which workers need; `set_seed` sets XLA's seed, which is recorded (randomness.py); bf16
-# is rejected without it.
+# it whether to import torch_xla, which workers need; `set_seed` sets XLA's seed, which is recorded (randomness.py);
+# bf16 is rejected without it.
 TRUTH = frozenset(
     {
         ("accelerate.utils.random", "set_seed"),
