@@ -202,7 +202,7 @@ def _functional() -> Iterator[Case]:
         return refused(
             f"functional all_reduce-{kind}",
             lambda rank, _size: fc.all_reduce(on_device(rank), kind, dist.group.WORLD),
-            f"'{kind}' is no reduction of XLA's",
+            f"'{kind}' is not an XLA reduction",
         )
 
     # torch_xla's own know XLA's names only (test_torch_xla_itself_refuses_what_the_rehearsal_refuses).

@@ -1,4 +1,4 @@
-"""The cases of torch_xla's own collectives: `xm.*`, as a person calls them.
+"""The cases of torch_xla's own collectives: `xm.*`, as a user calls them.
 
 What lives here: the table. What does not: a case's form and its references (rehearsed.py).
 """
@@ -109,7 +109,7 @@ def _all_reduce_more() -> Iterator[Case]:
     yield refused(
         "all_reduce-groups without this rank",
         lambda rank, size: xm.all_reduce("sum", on_device(rank), groups=[[size, size + 1]]),
-        "is in none of the groups",
+        "is in none of its groups",
     )
 
 
@@ -244,7 +244,7 @@ def _all_to_alls() -> Iterator[Case]:
     yield refused(
         "all_to_all-not a multiple",
         lambda rank, size: xm.all_to_all(on_device(rank, (size + 1,)), 0, 0, size),
-        "is no multiple of",
+        "is not a multiple of",
     )
     yield refused(
         "all_to_all-dimension -1",
@@ -338,7 +338,7 @@ def _reduce_scatters() -> Iterator[Case]:
         ),
     )
     for name, length, dim, shards, error in (
-        ("not a multiple", lambda size: size + 1, 0, lambda size: size, "is no multiple of"),
+        ("not a multiple", lambda size: size + 1, 0, lambda size: size, "is not a multiple of"),
         ("not as many shards as ranks", lambda size: 2 * size, 0, lambda size: 2 * size, "shard_count="),
         ("dimension -1", lambda size: size, -1, lambda size: size, "has no dimension -1"),
     ):

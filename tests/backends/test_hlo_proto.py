@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpu_magics.backends.hlo_proto import Frame, numbered
+from tpu_magics.backends.hlo_proto import HloFrame, number_ops
 
 
 def field(number: int, content: bytes | int) -> bytes:
@@ -44,30 +44,30 @@ MODULE = (
 
 
 def test_every_op_gets_a_number_and_its_frames() -> None:
-    found = numbered(MODULE)
+    found = number_ops(MODULE)
     assert found.names == {0: "aten__mm.5", 1: "aten__add", 2: "copy"}
     assert found.frames == {
-        0: (Frame("step", "train.py", 7), Frame("main", "train.py", 30)),
-        1: (Frame("", "other.py", 3),),
+        0: (HloFrame("step", "train.py", 7), HloFrame("main", "train.py", 30)),
+        1: (HloFrame("", "other.py", 3),),
         2: (),
     }
     assert all(one in found.module for one in (b"aten__mm.5#0", b"aten__add#1", b"copy#2"))
 
 
 def test_nothing_in_the_module_tells_of_lines() -> None:
-    found = numbered(MODULE).module
+    found = number_ops(MODULE).module
     assert not [one for one in (b"train.py", b"other.py", b"step", b"main") if one in found]
     moved = MODULE.replace(field(3, 7), field(3, 8)).replace(field(4, 3), field(4, 9))
-    assert moved != MODULE and numbered(moved).module == found
+    assert moved != MODULE and number_ops(moved).module == found
 
 
 def test_by_type_the_frameworks_running_numbers_are_left_out() -> None:
-    found = numbered(MODULE, by_type=True)
+    found = number_ops(MODULE, by_type=True)
     assert found.names == {0: "aten__mm", 1: "aten__add", 2: "copy"}
-    assert found.module == numbered(MODULE.replace(b"aten__mm.5", b"aten__mm.9"), by_type=True).module
+    assert found.module == number_ops(MODULE.replace(b"aten__mm.5", b"aten__mm.9"), by_type=True).module
 
 
 @pytest.mark.parametrize("length", [1, 9, len(MODULE) // 2, len(MODULE) - 1])
 def test_what_is_torn_is_no_message(length: int) -> None:
     with pytest.raises(ValueError, match=r"ends within|a field of|wire type"):
-        numbered(MODULE[:length])
+        number_ops(MODULE[:length])

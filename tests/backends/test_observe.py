@@ -1,4 +1,4 @@
-"""What a worker notes: one step for each that a person sees, the compiles of torch_xla, and logged values that cost
+"""What a worker notes: one step for each that a user sees, the compiles of torch_xla, and logged values that cost
 nothing. The numbers of compiles are those that torch_xla 2.9 counts without us (measured)."""
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 
 import tpu_magics
 from tests.launch.launching import run
-from tpu_magics.backends.base import Watching
-from tpu_magics.backends.observing import values
-from tpu_magics.backends.torch_xla.observe.observer import Observer
-from tpu_magics.backends.torch_xla.observe.told import Files
-from tpu_magics.backends.torch_xla.precision import PrecisionWatch
+from tpu_magics.backends.base import ObserverConfig
+from tpu_magics.backends.observing import logged_values
+from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
+from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
+from tpu_magics.backends.torch_xla.precision import TorchPrecisionWatch
 from tpu_magics.runs import live
 from tpu_magics.runs.events import Event, Value, only
 from tpu_magics.runs.writer import EventWriter
@@ -391,7 +391,7 @@ def logs(what: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("read_every", [0.0, 0.25, 1000.0])
 def test_logging_tensors_changes_nothing(read_every: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(values, "READ_EVERY", read_every)
+    monkeypatch.setattr(logged_values, "READ_EVERY", read_every)
     without, logged = run(logs, "nothing"), run(logs, "tensor")
     assert torch.equal(logged.value["losses"], without.value["losses"])
     assert torch.equal(logged.value["weight"], without.value["weight"])
@@ -519,8 +519,10 @@ def test_accelerators_log_reaches_the_records(trackers: str) -> None:
 # -- the observer by itself -------------------------------------------------------------------------------------------
 
 
-def alone(writer: EventWriter) -> Observer:
-    return Observer(writer, Watching(), Files(None), PrecisionWatch("", lambda *_args, **_fields: None))
+def alone(writer: EventWriter) -> TorchObserver:
+    return TorchObserver(
+        writer, ObserverConfig(), XlaDumps(None), TorchPrecisionWatch("", lambda *_args, **_fields: None)
+    )
 
 
 def test_an_observer_that_is_closed_counts_no_more(tmp_path: Path) -> None:

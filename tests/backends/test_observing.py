@@ -15,7 +15,7 @@ pytest.importorskip("torch_xla")
 from tests.backends.rehearsed import launched  # noqa: E402
 from tests.launch.launching import failed, of, run, said  # noqa: E402
 from tests.xla_flags import QUICK  # noqa: E402
-from tpu_magics.backends.torch_xla.observe import hooks, snapshot, told, vitals  # noqa: E402
+from tpu_magics.backends.torch_xla.observe import hooks, runtime_stats, snapshot, xla_dumps  # noqa: E402
 from tpu_magics.launch import session  # noqa: E402
 from tpu_magics.launch.results import TrainResult  # noqa: E402
 from tpu_magics.runs import events, files  # noqa: E402
@@ -57,7 +57,7 @@ def unobserved(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker as it is without any hook, and without what the runtime writes for us."""
     monkeypatch.setattr(hooks, "_HOOKS", ())
     monkeypatch.setattr(hooks, "_TENSOR_HOOKS", ())
-    monkeypatch.setattr(told.Files, "arrange", lambda _self, _environment: None)
+    monkeypatch.setattr(xla_dumps.XlaDumps, "arrange", lambda _self, _environment: None)
 
 
 # -- nothing changes --------------------------------------------------------------------------------------------------
@@ -144,13 +144,13 @@ def test_training_goes_on_when_observing_fails(
     def fails(*_: Any) -> Any:
         raise ZeroDivisionError("the observer is broken")
 
-    owner = {"take": snapshot, "blocks": told, "look": vitals.Vitals}[broken]
+    owner = {"take": snapshot, "blocks": xla_dumps, "look": runtime_stats.RuntimeStats}[broken]
     monkeypatch.setattr(owner, broken, fails)
     result = run(lengths)
     assert result.value == usual.value and result.steps == usual.steps == 12
     assert result.recompiles is None or broken == "look"
     (warned,) = [event for event in only(result.run.events(), Warned) if event.code == "observing-stopped"]
-    assert "ZeroDivisionError: the observer is broken" in warned.text and "training goes on" in warned.text
+    assert "ZeroDivisionError: the observer is broken" in warned.text and "Training continues" in warned.text
     assert warned.text in result.run.summary().warnings
 
 
@@ -255,7 +255,7 @@ def evaluates() -> None:
 def test_an_evaluation_with_another_batch_size_is_named() -> None:
     first, second = only(run(evaluates).run.events(), Compile)
     assert first.text == "" and not second.recompile
-    assert "batches of 32 (training: 8)" in second.text and "batch size of training" in second.fix
+    assert "batches of 32 (training: 8)" in second.text and "training batch size" in second.fix
 
 
 @pytest.mark.parametrize(("precision", "share"), [("fp32", 0.0), ("bf16", 1.0), ("bf16-downcast", 1.0)])
@@ -288,7 +288,7 @@ def test_what_the_user_lets_xla_write_stays_theirs(monkeypatch: pytest.MonkeyPat
     assert "Graph Hash" in (tmp_path / "mine.txt").read_text()
     assert "input-shape" in {event.cause for event in found}  # what Python knew is enough for that
     told_why = [event.text for event in only(result.run.events(), Warned) if event.code == "not-observed"]
-    assert len(told_why) == 2 and any("PT_XLA_DEBUG is yours" in text for text in told_why)
+    assert len(told_why) == 2 and any("you set PT_XLA_DEBUG" in text for text in told_why)
 
 
 def started_programs_see() -> list[str | None]:
@@ -322,7 +322,7 @@ def test_without_a_folder_to_write_into_training_goes_on(monkeypatch: pytest.Mon
     result = run(lengths)
     assert len(result.run.events("compile")) == result.compiles
     (text,) = [event.text for event in only(result.run.events(), Warned) if event.code == "not-observed"]
-    assert "graphs, hashes and sizes are not available" in text and "Not a directory" in text
+    assert "graphs, hashes and sizes are n/a" in text and "Not a directory" in text
 
 
 def test_the_cache_says_why_it_is_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -403,7 +403,7 @@ def eagerly(compiled: bool) -> None:
 def test_eager_mode_is_told_once_and_its_compiles_are_counted_only() -> None:
     result = run(eagerly, False, workers=1)
     (warned,) = [event.text for event in only(result.run.events(), Warned) if event.code == "eager-mode"]
-    assert warned.startswith("torch_xla's eager mode is on: every operation is compiled and run by itself")
+    assert warned.startswith("torch_xla's eager mode is on: every operation is compiled and run separately")
     assert "eager_mode(False)" in warned and "torch_xla.compile()" in warned
     assert (result.compiles or 0) > 5 and result.recompiles is None
     assert only(result.run.events(), Compile) == [] and result.run.summary().steps == 3

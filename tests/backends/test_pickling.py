@@ -99,13 +99,13 @@ def knotted() -> list[Any]:
 def test_what_cannot_be_pickled_is_named(value: Any, path: str, kind: str) -> None:
     with pytest.raises(TpuMagicsError) as caught:
         dumps(value)
-    assert caught.value.what.startswith(f"`{path}` cannot come back to the notebook: it is {kind}")
+    assert caught.value.what.startswith(f"`{path}` cannot be returned to the notebook: it is {kind}")
     assert "pickle" in caught.value.why
     assert "state_dict()" in caught.value.todo
 
 
 def test_the_name_that_the_person_knows() -> None:
-    with pytest.raises(TpuMagicsError, match=r"`outputs\[0\]` cannot come back"):
+    with pytest.raises(TpuMagicsError, match=r"`outputs\[0\]` cannot be returned"):
         dumps([threading.Lock()], "outputs")
 
 
@@ -248,7 +248,7 @@ def scenario_what_is_wrong_is_found_among_xla_tensors() -> None:
     def work() -> None:
         value = everything()
         value["item"].history.append(threading.Lock())
-        with pytest.raises(TpuMagicsError, match=r"`value\['item'\]\.history\[2\]` cannot come back"):
+        with pytest.raises(TpuMagicsError, match=r"`value\['item'\]\.history\[2\]` cannot be returned"):
             dumps(value)
 
     in_worker(work)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tpu_magics.backends.observing import hlo
-from tpu_magics.backends.torch_xla.observe.pieces import Pieces, joined
-from tpu_magics.backends.torch_xla.observe.told import Files, Told
+from tpu_magics.backends.torch_xla.observe.pieces import GraphPieces, joined
+from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport, XlaDumps
 
 # As torch_xla 2.9.0 writes them with PT_XLA_DEBUG_LEVEL=2 (debug_util.cpp) here, with fewer lines of frames.
 COMPILED = """
@@ -54,9 +54,9 @@ class FakeRuntime:
     """Writes what the runtime writes when graphs run: each is compiled at its first time."""
 
     def __init__(self, folder: Path) -> None:
-        self.files = Files(folder, rank=1)
+        self.files = XlaDumps(folder, rank=1)
         self.files.arrange({})
-        self.pieces = Pieces(self.files)
+        self.pieces = GraphPieces(self.files)
         self.compiled: set[str] = set()
 
     def runs(self, *hashes: str) -> tuple[int, int]:
@@ -68,7 +68,7 @@ class FakeRuntime:
                 self.compiled.add(one)
         return len(hashes), len(self.compiled) - before
 
-    def step(self, cut: str, rest: str = "") -> list[Told]:
+    def step(self, cut: str, rest: str = "") -> list[XlaCompileReport]:
         """A step that one collective cuts in two."""
         self.pieces.cut(*self.runs(cut))
         return self.pieces.synced(*self.runs(*([rest] if rest else [])))
@@ -122,7 +122,7 @@ def test_a_read_of_what_a_cut_has_run_counts_once_for_each_tensor_and_line(runti
 
 
 def test_graphs_that_nobody_named_are_told_apart_by_their_compiles(tmp_path: Path) -> None:
-    pieces = Pieces(Files(None))
+    pieces = GraphPieces(XlaDumps(None))
     assert len(pieces.synced(1, 1)) == 1 and len(pieces.synced(1, 1)) == 1
 
 
@@ -142,12 +142,12 @@ def test_seconds_count_once(runtime: FakeRuntime) -> None:
 
 
 def test_seconds_are_of_what_was_compiled_now() -> None:
-    first, second = Told("a", seconds=2.0), Told("b", seconds=0.5)
+    first, second = XlaCompileReport("a", seconds=2.0), XlaCompileReport("b", seconds=0.5)
     assert joined(("a", "b"), (first, second), {"a": first, "b": second}).seconds == 2.5
     assert joined(("a", "b"), (first, second), {"b": second}).seconds == 0.5
     assert joined(("a", "b"), (first, second), {}).seconds == 0.0
     assert joined(("a",), (first,), {"a": first}).seconds == 2.0 and joined(("a",), (first,), {}).seconds == 0.0
-    unknown = Told("c")
+    unknown = XlaCompileReport("c")
     assert joined(("a", "c"), (first, unknown), {"c": unknown}).seconds is None
 
 

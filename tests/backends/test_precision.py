@@ -12,8 +12,8 @@ import pytest
 
 from tests import forks
 from tpu_magics.backends.observing import hlo
-from tpu_magics.backends.torch_xla import precision, precision_asked
-from tpu_magics.backends.torch_xla.precision_asked import Asked, variables
+from tpu_magics.backends.torch_xla import precision, precision_request
+from tpu_magics.backends.torch_xla.precision_request import PrecisionRequest, variables
 from tpu_magics.runs import events
 from tpu_magics.runs.events import Precision, Warned
 
@@ -77,7 +77,7 @@ fully, unbuffered = 0, 2
 def main(folder, option, head, made):
     type_ = getattr(torch, os.environ.get("CASE_TYPE", "float32"))
     os.environ.update(precision.variables(option, os.environ))
-    watch = precision.PrecisionWatch(option, lambda kind, **fields: records.append([kind.kind, fields]))
+    watch = precision.TorchPrecisionWatch(option, lambda kind, **fields: records.append([kind.kind, fields]))
     watch.install()
     from accelerate import Accelerator
 
@@ -209,7 +209,7 @@ def test_the_graphs_types(ran: dict[str, Ran], name: str, share: float, paramete
     assert last.share == pytest.approx(share)
     assert {dtype for dtype in last.parameters if dtype[:2] != "s6"} == parameters
     assert last.agrees
-    assert "read from the graph before XLA optimises it" in last.text
+    assert "before XLA optimizes the graph" in last.text
 
 
 @pytest.mark.parametrize(
@@ -234,10 +234,10 @@ def test_who_asked(ran: dict[str, Ran], name: str, asked: str, source: str) -> N
 
 
 def test_the_sentence(ran: dict[str, Ran]) -> None:
-    rest = "read from the graph before XLA optimises it."
-    what = "matrix multiplications and convolutions are bf16"
-    assert ran["plain"].last.text == f"no precision asked: 0 of 3 {what} (2 f32, 1 f64), {rest}"
-    assert ran["bf16"].last.text == f"bf16 asked by --precision: 3 of 3 {what}, {rest}"
+    rest = "before XLA optimizes the graph."
+    what = "matmuls and convolutions in bf16"
+    assert ran["plain"].last.text == f"no precision requested: 0 of 3 {what} (2 f32, 1 f64), {rest}"
+    assert ran["bf16"].last.text == f"bf16 requested by --precision: 3 of 3 {what}, {rest}"
     assert ran["downcast"].last.text == f"bf16-downcast asked by --precision: 2 of 3 {what} (the others: 1 f32), {rest}"
 
 
@@ -254,11 +254,11 @@ def test_accelerate_alone_differs_here_from_a_tpu(ran: dict[str, Ran]) -> None:
 @pytest.mark.parametrize(
     ("name", "asked", "note"),
     [
-        ("accelerator no", "fp32", 'Accelerator(mixed_precision="no") wins over --precision bf16'),
-        ("accelerator wins", "bf16", 'Accelerator(mixed_precision="bf16") wins over --precision bf16-downcast'),
-        ("accelerator over fp32", "bf16", 'Accelerator(mixed_precision="bf16") wins over --precision fp32'),
-        ("trainer bf16", "bf16", "TrainingArguments(bf16=True) wins over --precision fp32"),
-        ("fp32 over environment", "fp32", "--precision fp32 wins over XLA_USE_BF16 in the environment"),
+        ("accelerator no", "fp32", 'Accelerator(mixed_precision="no") overrides --precision bf16'),
+        ("accelerator wins", "bf16", 'Accelerator(mixed_precision="bf16") overrides --precision bf16-downcast'),
+        ("accelerator over fp32", "bf16", 'Accelerator(mixed_precision="bf16") overrides --precision fp32'),
+        ("trainer bf16", "bf16", "TrainingArguments(bf16=True) overrides --precision fp32"),
+        ("fp32 over environment", "fp32", "--precision fp32 overrides XLA_USE_BF16 in the environment"),
     ],
 )
 def test_the_more_specific_wins(ran: dict[str, Ran], name: str, asked: str, note: str) -> None:
@@ -278,7 +278,7 @@ def test_our_option_wins_over_accelerates_variable(ran: dict[str, Ran]) -> None:
 def test_downcast_alone_asks_for_nothing(ran: dict[str, Ran]) -> None:
     last = ran["only downcast"].last
     assert (last.asked, last.share) == ("", 0)
-    assert 'downcast_bf16 does nothing without mixed_precision="bf16".' in last.notes
+    assert 'downcast_bf16 has no effect without mixed_precision="bf16".' in last.notes
 
 
 def test_other_errors_stay_accelerates_own(ran: dict[str, Ran]) -> None:
@@ -320,7 +320,7 @@ def test_bf16_that_nobody_asked_for_is_no_contradiction(ran: dict[str, Ran]) -> 
     last = ran["bfloat16"].last
     assert (last.asked, last.agrees) == ("", True)
     assert last.share == pytest.approx(2 / 3)
-    assert any("convert what goes into them with .float()" in note for note in last.notes)
+    assert any("Convert their inputs with .float()" in note for note in last.notes)
 
 
 @pytest.mark.parametrize(
@@ -335,8 +335,8 @@ def test_fp16_is_explained(ran: dict[str, Ran], name: str, who: str) -> None:
     told = ran[name].told
     assert told["error_type"] == "TpuMagicsError"
     what, why, todo = told["error"].splitlines()
-    assert what == f"{who} asks for fp16 mixed precision, which a TPU does not have."
-    assert why.startswith("Why: A TPU multiplies in bf16, and accelerate refuses fp16 there.")
+    assert what == f"{who} requests fp16 mixed precision, which TPUs do not support."
+    assert why.startswith("Why: TPUs compute in bf16, and accelerate rejects fp16 on them.")
     assert todo.startswith("What to do: Use bf16")
 
 
@@ -348,7 +348,7 @@ def test_deprecations_are_noted(ran: dict[str, Ran]) -> None:
         ("downcast", "XLA_DOWNCAST_BF16"),
     ):
         assert any(
-            note.startswith(f"{variable}, which makes this") and "deprecated" in note for note in ran[name].last.notes
+            note.startswith(f"{variable}, which sets ") and "deprecated" in note for note in ran[name].last.notes
         )
     assert not any("deprecated" in note for note in ran["fp32"].last.notes)
     assert not any("deprecated" in note for note in ran["bfloat16"].last.notes)
@@ -357,7 +357,7 @@ def test_deprecations_are_noted(ran: dict[str, Ran]) -> None:
 def test_parameters_that_are_not_what_torch_says(ran: dict[str, Ran]) -> None:
     assert ran["bf16"].told["loss_type"] == "torch.float32"
     count = ran["bf16"].last.parameters["bf16"]
-    assert f"{count} inputs of the compiled graph are bf16, though tensor.dtype says float32 or float64." in (
+    assert f"{count} inputs of the compiled graph are bf16, although tensor.dtype shows float32 or float64." in (
         ran["bf16"].last.notes
     )
 
@@ -365,7 +365,7 @@ def test_parameters_that_are_not_what_torch_says(ran: dict[str, Ran]) -> None:
 def test_downcast_is_advised_where_bf16_is_logged(ran: dict[str, Ran]) -> None:
     assert any("with --precision bf16-downcast" in note for note in ran["bf16"].last.notes)
     assert any("downcast_bf16=True" in note for note in ran["accelerator bf16"].last.notes)
-    assert any("compute them in torch.double" in note for note in ran["downcast"].last.notes)
+    assert any("Compute them in torch.double" in note for note in ran["downcast"].last.notes)
     assert not any("Logged" in note for note in ran["plain"].last.notes)
     assert not any("Logged" in note for note in ran["trainer"].last.notes)  # nothing of the device was logged
 
@@ -418,7 +418,7 @@ def test_variables(option: str, environment: dict[str, str], expected: dict[str,
     ],
 )
 def test_a_variable_is_read_as_torch_xla_reads_it(value: str | None, on: bool) -> None:
-    assert precision_asked.is_on(value) is on
+    assert precision_request.is_on(value) is on
 
 
 class Notes:
@@ -442,24 +442,24 @@ def test_the_graph_with_the_most_multiplications_speaks(monkeypatch: pytest.Monk
     for name in ("XLA_USE_BF16", "XLA_DOWNCAST_BF16"):
         monkeypatch.delenv(name, raising=False)
     written = Notes()
-    watch = precision.PrecisionWatch("", written)
+    watch = precision.TorchPrecisionWatch("", written)
     for number in (0, 2, 1, 2, 0, 5):
         watch.graph_compiled(module(number), f"graph{number}")
     assert [fields["ops"] for _, fields in written.written] == [0, 2, 5]
     assert [fields["graph"] for _, fields in written.written] == ["graph0", "graph2", "graph5"]
     first = written.written[0][1]
     assert first["share"] is None
-    assert first["text"] == "no precision asked: the graph has no matrix multiplication and no convolution."
+    assert first["text"] == "no precision requested: the graph has no matmuls and no convolutions."
     assert all(kind is Precision for kind, _ in written.written)
 
 
 def test_records_can_be_written() -> None:
-    facts = precision.judge(Asked("bf16", "--precision"), module(1, "f32"), "hash", in_use="bf16")
+    facts = precision.judge(PrecisionRequest("bf16", "--precision"), module(1, "f32"), "hash", in_use="bf16")
     record = Precision(1.0, 0, **facts)
     assert events.from_line(events.to_line(record)) == record
     assert not record.agrees
     assert record.text.startswith(
-        "bf16 asked by --precision: 0 of 1 matrix multiplication or convolution is bf16 (1 f32), read from"
+        "bf16 requested by --precision: 0 of 1 matmuls and convolutions in bf16 (1 f32), before"
     )
 
 
@@ -471,7 +471,7 @@ def test_a_failing_watch_stops_itself_and_says_so() -> None:
             raise OSError("the disk is full")
         told.append((kind, fields))
 
-    watch = precision.PrecisionWatch("", write)
+    watch = precision.TorchPrecisionWatch("", write)
     watch.graph_compiled(module(1), "a")
     watch.graph_compiled(module(2), "b")
     watch.logged("float32")

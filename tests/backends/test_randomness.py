@@ -17,7 +17,7 @@ import pytest
 
 from tpu_magics.backends.torch_xla import randomness
 from tpu_magics.backends.torch_xla.post_import import PostImport
-from tpu_magics.backends.torch_xla.quiet_arguments import quiet_arguments
+from tpu_magics.backends.torch_xla.training_arguments import patch_training_arguments
 
 from .forked_scenarios import in_worker, names, outcomes
 
@@ -211,15 +211,15 @@ def test_a_module_that_is_not_there(monkeypatch):
 # -- versions that differ -------------------------------------------------------------------------------------------
 def test_versions_without_what_is_changed_are_told():
     module = types.SimpleNamespace(TrainingArguments=type("TrainingArguments", (), {}))
-    assert quiet_arguments(module, lambda: True) == (
-        "TrainingArguments of this version of transformers has no `_setup_devices` as 5.23 has it, so that making one "
-        "may start the XLA runtime in the notebook: make it inside the training function."
+    assert patch_training_arguments(module, lambda: True) == (
+        "TrainingArguments in this version of transformers has no `_setup_devices` (5.23 has it), so creating one may "
+        "start the XLA runtime in the notebook. Create it inside the training function."
     )
-    state = randomness._Quiet(pid=os.getpid())
+    state = randomness._SeedGuard(pid=os.getpid())
     randomness._quiet_xla_seed(types.SimpleNamespace(), state, lambda: True)
     assert state.problems == [
-        "torch_xla.core.xla_model.set_rng_state is gone in this version of torch_xla, so `set_seed` of accelerate may "
-        "start the XLA runtime in the notebook: seed inside the training function."
+        "This version of torch_xla has no torch_xla.core.xla_model.set_rng_state, so accelerate's `set_seed` may start "
+        "the XLA runtime in the notebook. Set the seed inside the training function."
     ]
 
 

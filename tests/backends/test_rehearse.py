@@ -1,4 +1,4 @@
-"""Ranks on XLA:CPU: each collective, as a person calls it, gives what plain torch gives for the tensors of all ranks.
+"""Ranks on XLA:CPU: each collective, as a user calls it, gives what plain torch gives for the tensors of all ranks.
 Real forks, real gloo; one launch for each number of ranks runs a whole table of cases.
 
 Also here: that what is replaced exists in the installed torch_xla, and that torch_xla's own reductions, which run on

@@ -39,7 +39,7 @@ def test_a_sharding_that_is_not_known_is_told(monkeypatch: pytest.MonkeyPatch) -
     import torch_xla
 
     monkeypatch.setattr(torch_xla._XLAC, "_get_xla_sharding_spec", lambda _tensor: "{manual}")
-    assert spmd.spread([torch.nn.Parameter(torch.ones(2))]) == spmd.Spread(unknown="{manual}")
+    assert spmd.spread([torch.nn.Parameter(torch.ones(2))]) == spmd.ShardingSummary(unknown="{manual}")
 
 
 def test_torch_xla_has_what_is_called() -> None:

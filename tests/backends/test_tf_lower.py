@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests import overlay
-from tpu_magics.backends.lowered import Graph
+from tpu_magics.backends.lowered import LoweredGraph
 from tpu_magics.backends.tensorflow import is_step
 from tpu_magics.backends.tensorflow.lower import lower
 from tpu_magics.errors import TpuMagicsError
@@ -240,7 +240,7 @@ def test_a_tpus_compiler_takes_what_was_lowered_for_a_cpu(folder: Path) -> None:
     from tpu_magics.preflight.compiling import compile_graphs
     from tpu_magics.preflight.targets import parse
 
-    graphs: list[Graph] = [pickle.loads((folder / f"{name}.pickle").read_bytes()) for name in MODELS]
+    graphs: list[LoweredGraph] = [pickle.loads((folder / f"{name}.pickle").read_bytes()) for name in MODELS]
     results = compile_graphs(graphs, parse("v5e-1"), store=None, tell=lambda _: None)
     for name, graph, compiled in zip(MODELS, graphs, results, strict=True):
         assert compiled.status == "fits", f"{name}: {compiled.error}"
@@ -251,7 +251,7 @@ def test_a_tpus_compiler_takes_what_was_lowered_for_a_cpu(folder: Path) -> None:
 
 @pytest.mark.long
 def test_a_model_and_a_function_are_preflighted(folder: Path) -> None:
-    """All the way from Keras to the text that a person reads."""
+    """All the way from Keras to the text that a user reads."""
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu is not installed (the extra preflight, Python 3.11 or newer)")
     found = report("preflight", folder)

@@ -13,8 +13,8 @@ pytest.importorskip("torch_xla")
 pytest.importorskip("accelerate")
 
 from tests.backends.traced import same
-from tpu_magics.backends.lowered import Traced
-from tpu_magics.backends.torch_xla.trace.truth import ELEMENTS
+from tpu_magics.backends.lowered import TraceResult
+from tpu_magics.backends.torch_xla.trace.constness import ELEMENTS
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 STEPS = 6
@@ -34,7 +34,7 @@ def rows(count: int) -> Any:
     return torch.utils.data.TensorDataset(*batch(count))
 
 
-def steady(found: Traced) -> Any:
+def steady(found: TraceResult) -> Any:
     [last] = [one for one in found.graphs if one.steady]
     assert found.settled and last is found.graphs[-1] and found.notes == ()
     return last
@@ -247,7 +247,7 @@ def test_accelerate_and_a_branch_on_the_batch() -> None:
     found = same(accelerated, mlp(), reads=1)
     assert "f32[4,8] x" in steady(found).parameters and found.batch == 4
     [read] = found.reads
-    assert read.what == "a value: it follows from the inputs alone, and was computed"
+    assert read.what == "a value: computed, because it depends only on the inputs"
 
 
 def test_accelerates_own_precision() -> None:

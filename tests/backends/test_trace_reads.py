@@ -18,8 +18,8 @@ from torch.nn import functional
 pytest.importorskip("torch_xla")
 
 from tests.backends.traced import same, traced
-from tpu_magics.backends.lowered import Traced
-from tpu_magics.backends.torch_xla.trace.answers import CHOSEN, DISTINCT, FITTED, TENSOR, TRUE, VALUE
+from tpu_magics.backends.lowered import TraceResult
+from tpu_magics.backends.torch_xla.trace.placeholders import CHOSEN, DISTINCT, FITTED, TENSOR, TRUE, VALUE
 from tpu_magics.errors import TpuMagicsError
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
@@ -61,7 +61,7 @@ def asks(model: Any, ask: Ask, told: Path, steps: int = 4) -> None:
         torch_xla.sync()
 
 
-def asked(ask: Ask, **options: Any) -> tuple[Any, Traced]:
+def asked(ask: Ask, **options: Any) -> tuple[Any, TraceResult]:
     """What the host got in each of the steps (the same), and the trace. Nothing was compiled."""
     with tempfile.TemporaryDirectory() as folder:
         found = traced(asks, net(), ask, Path(folder) / "told", **options)
@@ -72,7 +72,7 @@ def asked(ask: Ask, **options: Any) -> tuple[Any, Traced]:
     return told[0][0], found
 
 
-def reads(found: Traced) -> list[tuple[str, int]]:
+def reads(found: TraceResult) -> list[tuple[str, int]]:
     """What was read in the lines of this file, and how often in each step."""
     assert all(one.place is not None and one.place.path == __file__ for one in found.reads)
     return [(one.what, one.count // found.syncs) for one in found.reads]
@@ -158,7 +158,7 @@ def assigned(values: Callable[[Any, Any], Any]) -> Ask:
         (
             lambda x, _: torch.repeat_interleave(x.detach(), x.argmax(1), dim=0),
             [8, 4],
-            ["the shape of repeat_interleave: each element was taken once"],
+            ["the shape of repeat_interleave: assumed that each element repeats once"],
         ),
         (assigned(lambda _x, _mask: 0.0), [8, 4], [f"{SHAPE}: {CHOSEN}"]),
         (assigned(lambda x, mask: x[mask] * 2), [8, 4], [f"{SHAPE}: {CHOSEN}"]),
@@ -209,7 +209,7 @@ def test_a_hook_of_the_backward_pass_is_the_persons_line() -> None:
 
 
 def test_values_that_autograd_asks_for_in_its_own_thread(tmp_path: Path) -> None:
-    """torch.linalg.eigvals is run by the host, and its backward pass too, where no line of the person's is."""
+    """torch.linalg.eigvals is run by the host, and its backward pass too, where no line of the user's is."""
 
     def ask(x: Any, _mask: Any) -> Any:
         return torch.linalg.eigvals(x[:4] @ x[:4].T + torch.eye(4, device=x.device)).real.sum()
@@ -339,7 +339,7 @@ def test_a_zero_that_leads_astray_is_named() -> None:
 def test_a_loop_that_waits_for_a_value_ends() -> None:
     error = failed(endless)
     assert "10,000 times without a sync" in error.what and "while x.mean().item() < 1:" in error.what
-    assert error.todo.startswith("Give the loop a fixed number of steps")
+    assert error.todo.startswith("Use a fixed number of steps")
 
 
 def test_memory_has_no_address() -> None:
@@ -348,7 +348,7 @@ def test_memory_has_no_address() -> None:
 
         torch_xla._XLAC._unsafe_buffer_pointer(x)
 
-    assert "the address of a tensor's memory cannot be traced" in failed(ask).what
+    assert "the memory address of a tensor cannot be traced" in failed(ask).what
 
 
 @pytest.fixture(autouse=True)

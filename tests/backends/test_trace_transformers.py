@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 from tests.backends.traced import compiled, same, taken, traced, trained
-from tpu_magics.backends.lowered import Traced
+from tpu_magics.backends.lowered import TraceResult
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 DEVICES = 8
@@ -51,7 +51,7 @@ def fully_sharded(model: Any, folder: Path) -> None:
     trains(model, folder, per_device_train_batch_size=8, fsdp="full_shard", fsdp_config=config)
 
 
-def assert_mask_is_told(found: Traced) -> None:
+def assert_mask_is_told(found: TraceResult) -> None:
     [read] = found.reads
     assert read.known and read.count == found.syncs - (found.rows[0] is None)
     assert read.place is not None and read.place.path == __file__ and read.place.code.endswith(".train()")

@@ -14,7 +14,7 @@ pytest.importorskip("torch_xla")
 pytest.importorskip("accelerate.accelerator")
 
 from tests.backends.traced import same, traced
-from tpu_magics.backends.lowered import Graph, Traced
+from tpu_magics.backends.lowered import LoweredGraph, TraceResult
 from tpu_magics.errors import TpuMagicsError
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session"), pytest.mark.timeout(120)]
@@ -30,12 +30,12 @@ def rows(count: int) -> Any:
     return torch.utils.data.TensorDataset(torch.randn(count, 8), torch.randint(0, 4, (count,)))
 
 
-def steady(found: Traced) -> Graph:
+def steady(found: TraceResult) -> LoweredGraph:
     assert found.settled and found.graphs[-1].steady
     return found.graphs[-1]
 
 
-def collectives(graph: Graph) -> int:
+def collectives(graph: LoweredGraph) -> int:
     """How many instructions have such an opcode (field 2 of HloInstructionProto)."""
     opcodes = (b"all-reduce", b"all-gather", b"reduce-scatter")
     return sum(graph.module.count(b"\x12" + bytes((len(one),)) + one) for one in opcodes)
@@ -189,7 +189,7 @@ def test_groups_that_are_not_of_xla_carry_nothing() -> None:
 def test_what_distributed_data_parallel_keeps_in_c_is_told() -> None:
     found = traced(distributed, net(), "xla", wrapped=True, world=RANKS)
     assert collectives(steady(found)) >= 1
-    assert "tensors that only C++ holds are not among the results of the graphs" in " ".join(found.notes)
+    assert "tensors that only C++ code holds are missing from the graph outputs" in " ".join(found.notes)
 
 
 # -- one rank ---------------------------------------------------------------------------------------------------------

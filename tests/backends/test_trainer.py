@@ -120,7 +120,7 @@ def test_a_report_becomes_a_file_and_a_record(writer: EventWriter) -> None:
     module = fake_trainer_module(printed)
     trainer._keep_reports(module)
     module.xm.master_print(module.met.metrics_report())
-    module.xm.master_print("Metric: mine")  # what the person prints is printed
+    module.xm.master_print("Metric: mine")  # what the user prints is printed
     assert printed == ["Metric: mine"]
     (record,) = records(writer)
     assert (record.file, record.number, record.rank) == ("rank-0-metrics-0.txt", 0, 0)

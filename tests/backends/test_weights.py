@@ -115,7 +115,7 @@ def test_different_values_for_one_memory_are_refused(tmp_path: Path) -> None:
     home = holding(whole=whole, tail=whole[4:])
     worker = holding(whole=torch.arange(10.0), tail=torch.zeros(6))
     before = content(home)
-    with pytest.raises(TpuMagicsError, match="came apart in the worker") as caught:
+    with pytest.raises(TpuMagicsError, match="are not tied in the worker") as caught:
         bring_home(home, worker, tmp_path)
     assert "`whole` and `tail`" in str(caught.value)
     assert content(home) == before
@@ -139,7 +139,7 @@ def test_ties_that_came_apart_are_named(tmp_path: Path) -> None:
     home[1].weight = home[0].weight
     worker = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5))
     before = content(home)
-    with pytest.raises(TpuMagicsError, match="tied in the notebook came apart") as caught:
+    with pytest.raises(TpuMagicsError, match="tied in the notebook are not tied") as caught:
         bring_home(home, worker, tmp_path)
     assert "`0.weight` and `1.weight`" in str(caught.value)
     assert "load_state_dict" in caught.value.todo
@@ -203,8 +203,9 @@ def test_a_cache_that_only_one_side_has_stays(tmp_path: Path) -> None:
     assert home.table.shape == (3,)
     assert torch.equal(home.weight, worker.weight)
     assert notes == (
-        "model: `table` is [3] at home and [6] in the worker; it is not saved with a model and stays as it was.",
-        "model: `angles` exists only in the worker; it is not saved with a model and stays as it was.",
+        "model: `table` is [3] in the notebook and [6] in the worker. It is not saved with the model, so it was not "
+        "updated.",
+        "model: `angles` exists only in the worker. It is not saved with the model, so it was not updated.",
     )
 
 
@@ -299,7 +300,9 @@ def test_an_exact_conversion_keeps_the_notebooks_dtype(trained: str, tmp_path: P
     notes = bring_home(home, worker, tmp_path)
     assert home.weight.dtype is torch.float32
     assert torch.equal(home.weight, worker.weight.float())
-    assert notes == (f"model: 2 tensors were {trained} in the worker and stay float32 here (no value changes).",)
+    assert notes == (
+        f"model: 2 tensors were {trained} in the worker and stay float32 in the notebook (no value changes).",
+    )
 
 
 def test_a_conversion_that_loses_takes_the_trained_dtype_over(tmp_path: Path) -> None:
@@ -311,7 +314,9 @@ def test_a_conversion_that_loses_takes_the_trained_dtype_over(tmp_path: Path) ->
     assert torch.equal(home.weight, worker.weight)
     assert home.weight.grad.dtype is torch.float32
     home(torch.ones(1, 3)).sum().backward()
-    assert notes == ("model: 2 tensors were float32 in the worker and are float32 here now, too (before: bfloat16).",)
+    assert notes == (
+        "model: 2 tensors were float32 in the worker and are now float32 in the notebook too (before: bfloat16).",
+    )
 
 
 @pytest.mark.parametrize(
@@ -354,7 +359,7 @@ def train_on_device(model: nn.Module) -> None:
     """Two steps; what follows the second is left pending, as at the end of a loop without a last sync."""
     import torch_xla
 
-    from tpu_magics.backends.torch_xla.ties import keep_ties
+    from tpu_magics.backends.torch_xla.tied_weights import keep_ties
 
     keep_ties()
     device = torch_xla.device()

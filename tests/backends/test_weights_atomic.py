@@ -74,7 +74,7 @@ def test_a_failure_half_way_puts_everything_back(
     for name, method in list(weights_load._METHODS.items()):
         monkeypatch.setitem(weights_load._METHODS, name, breaking(method, failing, calls))
     monkeypatch.setattr(Exchange, "prepare", breaking(Exchange.prepare, failing, calls))
-    with pytest.raises(TpuMagicsError, match="they are as they were") as caught:
+    with pytest.raises(TpuMagicsError, match="The models were not changed") as caught:
         load_weights(staged, free_bytes)
     assert "Injected: the disk was pulled out" in caught.value.why
     assert str(tmp_path) in caught.value.todo
@@ -148,9 +148,9 @@ def test_a_disk_that_takes_nothing_any_more_costs_the_file_not_the_model(
         return real(file, what, offset)
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(TpuMagicsError, match="they are as they were") as caught:
+    with pytest.raises(TpuMagicsError, match="The models were not changed") as caught:
         load_weights(staged)
-    assert "They are lost with it: train again." in caught.value.todo
+    assert "They are lost. Train again." in caught.value.todo
     assert content(home) == before
     assert [path.name for path in tmp_path.iterdir()] == [weights_files.MANIFEST]
 
@@ -170,11 +170,11 @@ def test_what_cannot_be_put_back_is_not_called_unchanged(tmp_path: Path, monkeyp
         return real(file, count, offset)
 
     monkeypatch.setattr(os, "pread", dying)
-    with pytest.raises(TpuMagicsError, match="the old ones not all put back") as caught:
+    with pytest.raises(TpuMagicsError, match="not all old weights could be restored") as caught:
         load_weights(staged)
-    assert "Input/output error; then `1.weight` could not be put back" in str(caught.value)
-    assert "run the cells that made them" in caught.value.todo
-    assert "They are lost with it: train again." in caught.value.todo
+    assert "Input/output error; then `1.weight` could not be restored" in str(caught.value)
+    assert "run the cells that create them" in caught.value.todo
+    assert "They are lost. Train again." in caught.value.todo
     assert not (tmp_path / weights_files.PLAIN).exists()
     assert describe(home[0].weight) == first
 
@@ -222,7 +222,7 @@ def test_no_room_for_the_old_values_is_said_before_anything_changes(
     monkeypatch.setattr(weights_load.os, "posix_fallocate", full)
     with pytest.raises(TpuMagicsError) as caught:
         load_weights(staged, free_bytes=1000)
-    assert "0.0 MB of memory are free, and the disk has no room either" in caught.value.why
+    assert "0.0 MB of memory are free, and the disk has no space either" in caught.value.why
     assert content(home) == before
 
 

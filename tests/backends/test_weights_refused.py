@@ -28,9 +28,9 @@ def test_another_shape_is_named_and_nothing_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(TpuMagicsError) as caught:
         bring_home(home, worker, tmp_path)
     assert caught.value.what == (
-        "The trained `model` has another structure than the one in the notebook, so nothing was loaded."
+        "The structure of the trained `model` differs from the model in the notebook, so nothing was loaded."
     )
-    assert "`classifier.weight` is [3, 8] at home and [5, 8] in the worker" in caught.value.why
+    assert "`classifier.weight` is [3, 8] in the notebook and [5, 8] in the worker" in caught.value.why
     assert content(home) == before
 
 
@@ -49,19 +49,35 @@ def test_the_way_out_that_the_error_names_works(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("home", "worker", "said"),
     [
-        (nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)), "`weight` exists only at home; `bias` exists only at home"),
+        (
+            nn.Linear(2, 2),
+            nn.Sequential(nn.Linear(2, 2)),
+            "`weight` exists only in the notebook; `bias` exists only in the notebook",
+        ),
         (nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)), "`0.weight` exists only in the worker"),
-        (nn.Linear(2, 2, bias=False), nn.Linear(2, 2), "`bias` is None at home and [2] in the worker"),
-        (nn.Linear(2, 2), nn.Linear(2, 2, bias=False), "`bias` is [2] at home and None in the worker"),
-        (nn.Linear(2, 2), nn.LazyLinear(2), "`weight` is [2, 2] at home and not initialised in the worker"),
-        (nn.Linear(2, 2), nn.Linear(2, 2, device="meta"), "`weight` is [2, 2] at home and without values (on meta) in"),
-        (nn.Linear(2, 3, device="meta"), nn.Linear(2, 2), "`weight` is without values (on meta) at home and [2, 2] in"),
+        (nn.Linear(2, 2, bias=False), nn.Linear(2, 2), "`bias` is None in the notebook and [2] in the worker"),
+        (nn.Linear(2, 2), nn.Linear(2, 2, bias=False), "`bias` is [2] in the notebook and None in the worker"),
+        (nn.Linear(2, 2), nn.LazyLinear(2), "`weight` is [2, 2] in the notebook and not initialised in the worker"),
+        (
+            nn.Linear(2, 2),
+            nn.Linear(2, 2, device="meta"),
+            "`weight` is [2, 2] in the notebook and without values (meta device) in",
+        ),
+        (
+            nn.Linear(2, 3, device="meta"),
+            nn.Linear(2, 2),
+            "`weight` is without values (meta device) in the notebook and [2, 2] in",
+        ),
         (
             holding(t=torch.ones(2)),
             holding(t=nn.Parameter(torch.ones(2))),
-            "`t` is a buffer at home and a parameter in",
+            "`t` is a buffer in the notebook and a parameter in",
         ),
-        (holding(t=torch.eye(2)), holding(t=torch.eye(2).to_sparse()), "`t` is [2, 2] at home and [2, 2] (sparse_coo)"),
+        (
+            holding(t=torch.eye(2)),
+            holding(t=torch.eye(2).to_sparse()),
+            "`t` is [2, 2] in the notebook and [2, 2] (sparse_coo)",
+        ),
         (nn.Sequential(), nn.Sequential(*(nn.Linear(1, 1) for _ in range(4))), "; and 3 more"),
     ],
 )
@@ -92,7 +108,7 @@ def test_a_shortened_file_is_recognised_before_it_is_mapped(tmp_path: Path) -> N
     path = tmp_path / weights_files.PLAIN
     size = path.stat().st_size
     os.truncate(path, size - 5000)
-    with pytest.raises(TpuMagicsError, match="did not arrive whole") as caught:
+    with pytest.raises(TpuMagicsError, match="weights are incomplete") as caught:
         check_weights({"model": model}, tmp_path)
     assert f"has {size - 5000} bytes instead of {size}" in caught.value.why
 
@@ -112,14 +128,14 @@ def test_missing_files_are_recognised(name: str, tmp_path: Path) -> None:
     model = holding(a=torch.ones(2), b=torch.ones(2, dtype=torch.complex128))
     collect_weights({"model": model}, tmp_path)
     (tmp_path / name).unlink()
-    with pytest.raises(TpuMagicsError, match="did not arrive whole"):
+    with pytest.raises(TpuMagicsError, match="weights are incomplete"):
         check_weights({"model": model}, tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 9}', '{"version": 1, "models": {}}'])
 def test_a_torn_manifest_is_recognised(text: str, tmp_path: Path) -> None:
     (tmp_path / weights_files.MANIFEST).write_text(text)
-    with pytest.raises(TpuMagicsError, match="did not arrive whole"):
+    with pytest.raises(TpuMagicsError, match="weights are incomplete"):
         check_weights({}, tmp_path)
 
 
@@ -146,7 +162,7 @@ def test_too_little_space_is_said_with_numbers(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(weights_files.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(TpuMagicsError, match="could not be written") as caught:
         collect_weights({"model": nn.Linear(2000, 2000)}, tmp_path)
-    assert "They take 16.0 MB" in caught.value.why
+    assert "They need 16.0 MB" in caught.value.why
     assert "12.3 MB are free there" in caught.value.why
     assert list(tmp_path.iterdir()) == []
 
@@ -172,5 +188,5 @@ except TpuMagicsError as error:
 def test_a_file_that_cannot_be_finished_leaves_nothing(dtype: str, tmp_path: Path) -> None:
     told = forks.run("torch_xla", LIMITED, tmp_path, dtype)
     assert "The trained weights could not be written." in told
-    assert "Nothing half-written was left" in told
+    assert "No incomplete files were left" in told
     assert list(tmp_path.iterdir()) == []

@@ -18,7 +18,7 @@ import torch
 from tests import forks
 from tests.launch.launching import digest, failed, in_forked_notebook, run
 from tpu_magics.backends.base import WorkerSpec
-from tpu_magics.backends.torch_xla import precision_asked, worker
+from tpu_magics.backends.torch_xla import precision_request, worker
 from tpu_magics.launch import plan, train
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
@@ -53,9 +53,9 @@ def test_the_environment_is_the_workers_own(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_every_precision_of_the_options_is_known() -> None:
     on = {"XLA_USE_BF16": "1", "XLA_DOWNCAST_BF16": "1"}
-    told = {name: tuple(sorted(precision_asked.variables(name, on).items())) for name in plan.PRECISION_NAMES}
+    told = {name: tuple(sorted(precision_request.variables(name, on).items())) for name in plan.PRECISION_NAMES}
     assert len(set(told.values())) == len(told), told  # each turns on and off what it means
-    assert precision_asked.variables("", on) == {}
+    assert precision_request.variables("", on) == {}
 
 
 def test_compiled_programs_are_kept_on_a_tpu_only(tmp_path: Path) -> None:

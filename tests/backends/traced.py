@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.xla_flags import QUICK
-from tpu_magics.backends.lowered import Traced
+from tpu_magics.backends.lowered import TraceResult
 from tpu_magics.backends.observing import hlo
 from tpu_magics.launch import train
 from tpu_magics.launch.plan import Options
@@ -34,7 +34,7 @@ def traced(
     steps: int = 5,
     precision: str | None = None,
     **kwargs: Any,
-) -> Traced:
+) -> TraceResult:
     """Trace `function(*args, **kwargs)`."""
     request = train.function_request(function, args, kwargs)
     return trace(request, Options(precision=precision), Asked(world, devices, steps))
@@ -59,11 +59,11 @@ def compiled(graphs: list[hlo.Graph]) -> list[Compiled]:
     return [(hlo.fingerprint(one), tuple(sorted(one.donated))) for one in graphs]
 
 
-def taken(found: Traced) -> list[Compiled]:
+def taken(found: TraceResult) -> list[Compiled]:
     return [(one.hash, one.donors) for one in found.graphs]
 
 
-def same(function: Function, *args: Any, reads: int = 0, **kwargs: Any) -> Traced:
+def same(function: Function, *args: Any, reads: int = 0, **kwargs: Any) -> TraceResult:
     """Trace and train it. The graphs must be the same, the same parameters donated; but for the graphs of `reads`,
     which a training compiles besides."""
     found = traced(function, *args, **kwargs)

@@ -39,12 +39,12 @@ def loop(width: int, depth: int, samples: int, rounds: int) -> dict[str, list[fl
     import torch
     import torch_xla
 
-    from tpu_magics.backends.base import Watching
+    from tpu_magics.backends.base import ObserverConfig
     from tpu_magics.backends.torch_xla import observe
     from tpu_magics.backends.torch_xla.observe import counters, hooks
-    from tpu_magics.backends.torch_xla.observe.observer import Observer
-    from tpu_magics.backends.torch_xla.observe.told import Files
-    from tpu_magics.backends.torch_xla.precision import PrecisionWatch
+    from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
+    from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
+    from tpu_magics.backends.torch_xla.precision import TorchPrecisionWatch
     from tpu_magics.runs.writer import EventWriter
 
     folder = Path(tempfile.mkdtemp())
@@ -59,7 +59,7 @@ def loop(width: int, depth: int, samples: int, rounds: int) -> dict[str, list[fl
         itertools.repeat(torch.utils.data.DataLoader(data, batch_size=samples, drop_last=True))
     )
     writer = EventWriter(folder / "rank-0.jsonl", 0)
-    observer = Observer(writer, Watching(), Files(None), PrecisionWatch("", lambda *_a, **_k: None))
+    observer = TorchObserver(writer, ObserverConfig(), XlaDumps(None), TorchPrecisionWatch("", lambda *_a, **_k: None))
 
     def step() -> float:
         started = time.perf_counter()

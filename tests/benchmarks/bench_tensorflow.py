@@ -41,7 +41,7 @@ def _tensorflow() -> tuple[Any, Any]:
 def steps(rounds: int, width: int = WIDTH, depth: int = DEPTH) -> dict[str, list[float]]:
     """In a fresh process: seconds of each step of Keras, on and off."""
     keras, tf = _tensorflow()
-    from tpu_magics.backends.base import Watching
+    from tpu_magics.backends.base import ObserverConfig as Watching
     from tpu_magics.backends.tensorflow.observe import observing
     from tpu_magics.runs.writer import EventWriter
 
@@ -79,7 +79,7 @@ def steps(rounds: int, width: int = WIDTH, depth: int = DEPTH) -> dict[str, list
 def texts(multiple: int, lengths: tuple[int, ...] = LENGTHS, epochs: int = EPOCHS) -> tuple[int, float]:
     """In a fresh process: compiles and seconds of a training with texts of these lengths, each padded to a multiple."""
     keras, tf = _tensorflow()
-    from tpu_magics.backends.base import Watching
+    from tpu_magics.backends.base import ObserverConfig as Watching
     from tpu_magics.backends.tensorflow.observe import observing
     from tpu_magics.runs.writer import EventWriter
 

@@ -481,7 +481,8 @@ def stack_of_traced_code() -> dict[str, Any]:
 
 def scopes() -> dict[str, Any]:
     """A model that was built outside the scope of a strategy that owns its variables."""
-    from tpu_magics.backends.base import TPU_LOCAL, Placed
+    from tpu_magics.backends.base import TPU_LOCAL
+    from tpu_magics.backends.base import Placement as Placed
 
     notebook()
     model = built()

@@ -1,4 +1,4 @@
-"""A run whose training never reached the XLA device: told with the model and the line that chose the device."""
+"""A run whose training never reached the XLA device: told with the model and the line that selects the device."""
 
 from __future__ import annotations
 
@@ -62,17 +62,15 @@ def test_a_trainer_that_picks_the_cpu_is_told_with_its_line_and_fails_with_stric
     before = digest(model)
     result = run(train, model, workers=1, plain=True)
     (text,) = told(result)
-    assert text.startswith("No step ran on the XLA device: `model` stayed on cpu, and the host trained it. Line 9 of ")
-    assert 'own_trainer.py chose the device: self.device = "cuda" if torch.cuda.is_available() else "cpu".' in text
-    assert text.endswith(
-        "Move model and batches to torch_xla.device(), or let accelerate do it (Accelerator().prepare)."
-    )
+    assert text.startswith("No step ran on the XLA device: `model` stayed on the CPU and was trained there. Line 9 of ")
+    assert 'own_trainer.py selects the device: self.device = "cuda" if torch.cuda.is_available() else "cpu".' in text
+    assert text.endswith("Move the model and the batches to torch_xla.device(), or use Accelerator().prepare().")
     assert f"tpu_magics: {text}\n" in notebook.printed
     trained = digest(model)
     assert trained != before  # the weights come home all the same
     error = failed(train, model, workers=1, strict=True)
-    assert error.what == "No step ran on the XLA device: `model` stayed on cpu, and the host trained it."
-    assert "--strict was given" in error.why and "own_trainer.py chose the device" in said(error)
+    assert error.what == "No step ran on the XLA device: `model` stayed on the CPU and was trained there."
+    assert "--strict was given" in error.why and "own_trainer.py selects the device" in said(error)
     assert digest(model) == trained
 
 

@@ -115,7 +115,7 @@ def test_one_device_is_a_mesh_too() -> None:
 def test_it_is_told_where_nothing_is_split() -> None:
     result = run(by_hand, net(), batches(), "", spmd=DEVICES)
     (warned,) = [event for event in only(result.run.events(), Warned) if event.code == "nothing-split"]
-    assert "Nothing was split over the 8 devices" in warned.text and "xs.mark_sharding" in warned.text
+    assert "Nothing was sharded over the 8 devices" in warned.text and "xs.mark_sharding" in warned.text
 
 
 def lengths(spmd: bool, read: bool = False) -> None:
@@ -409,7 +409,7 @@ def test_the_partitioners_warnings_stay_out_of_the_output(monkeypatch: pytest.Mo
 def test_spmd_that_the_notebook_left_behind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_USE_SPMD", "1")
     text = said(failed(environment))
-    assert "XLA_USE_SPMD is set in the notebook, and this run is not an SPMD one" in text
+    assert "XLA_USE_SPMD is set in the notebook, but this run does not use SPMD" in text
     assert "--spmd" in text and "os.environ.pop('XLA_USE_SPMD', None)" in text
     assert run(environment, spmd=2).value["CPU_NUM_DEVICES"] == "2"
 
@@ -419,7 +419,7 @@ def test_devices_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(xr, "global_runtime_device_count", lambda: 1)  # fake: as with TPU_VISIBLE_CHIPS=0
     text = said(failed(environment, spmd=DEVICES))
-    assert "--spmd 8 was asked for, and the runtime has 1 devices" in text and "%%tpu_train --spmd alone" in text
+    assert "--spmd 8 was requested, but the runtime has 1 devices" in text and "(%%tpu_train --spmd)" in text
 
 
 # -- meshes and batches that do not go together -----------------------------------------------------------------------

@@ -276,4 +276,4 @@ def test_an_optimizer_of_a_model_that_is_sharded_is_refused() -> None:
     model = torch.nn.Linear(4, 4)
     before = digest(model)
     error = failed(shards, model, torch.optim.SGD(model.parameters(), lr=0.1))
-    assert "The optimizer `optimizer` was made in the notebook" in said(error) and digest(model) == before
+    assert "The optimizer `optimizer` was created in the notebook" in said(error) and digest(model) == before

@@ -184,7 +184,7 @@ def test_the_default_optimizer_takes_plain_steps() -> None:
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
     assert not torch.equal(next(model.parameters()), next(Net().parameters()))
     told = [one.text for one in only(result.run.events("warning"), Warned) if one.code == "fused-optimizer"]
-    assert len(told) == 1 and "AdamW's fused form has no kernel for XLA" in told[0]
+    assert len(told) == 1 and "AdamW(fused=True) has no XLA kernel" in told[0]
 
 
 def test_a_fused_optimizer_of_an_earlier_cell_goes_on_and_stays_fused() -> None:
@@ -223,7 +223,7 @@ def test_a_fused_optimizer_of_an_earlier_cell_goes_on_and_stays_fused() -> None:
 
 def test_fp16_is_explained() -> None:
     error = failed(trained, Net(), kwargs={"fp16": True}, timeout=PATIENCE)
-    assert "TrainingArguments(fp16=True) asks for fp16 mixed precision, which a TPU does not have." in error.what
+    assert "TrainingArguments(fp16=True) requests fp16 mixed precision, which TPUs do not support." in error.what
     assert "TrainingArguments(bf16=True)" in error.todo
 
 

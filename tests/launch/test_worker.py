@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.launch.launching import failed, of, run, said
-from tpu_magics.backends.base import StepLimit, Watching, WorkerSpec
+from tpu_magics.backends.base import ObserverConfig as Watching
+from tpu_magics.backends.base import StepLimit, WorkerSpec
 from tpu_magics.launch import process, worker
 from tpu_magics.launch.work import FunctionWork
 from tpu_magics.runs.events import End, Phase, Start, only

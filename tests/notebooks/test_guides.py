@@ -41,7 +41,7 @@ SHOWS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "03_simple_cv": (
         ("notebook_launcher(training_loop, args, num_processes=2)", "OneCycleLR(", "requires_grad = False"),
-        ("fp16 mixed precision, which a TPU does not have", "120 pictures to test with, 256 counted", "last-batch"),
+        ("fp16 mixed precision, which TPUs do not support", "120 pictures to test with, 256 counted", "last-batch"),
     ),
     "04_transformers_tpu": (
         (

@@ -9,7 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tpu_magics.backends.lowered import Graph, Place, Read, Refused, Traced
+from tpu_magics.backends.lowered import HostRead as Read
+from tpu_magics.backends.lowered import LoweredGraph as Graph
+from tpu_magics.backends.lowered import SourceLine as Place
+from tpu_magics.backends.lowered import TraceResult as Traced
+from tpu_magics.backends.lowered import UnsupportedOp as Refused
 from tpu_magics.preflight.facts import Buffer, Compiled, Memory, Multiplications, PaddedDimension, Padding
 from tpu_magics.preflight.fit import FitPoint, FitResult
 from tpu_magics.preflight.report import Preflight, TargetResult

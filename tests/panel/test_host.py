@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, TPU_REMOTE, Placed, Problem
+from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, TPU_REMOTE
+from tpu_magics.backends.base import Placement as Placed
+from tpu_magics.backends.base import TrainingProblem as Problem
 from tpu_magics.host import Host, inspect_host
 from tpu_magics.panel.host import host_table
 from tpu_magics.panel.table import Table, to_html, to_text

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.panel import preflights
 from tests.panel.preflights import GIB, MIB, result, traced
-from tpu_magics.backends.lowered import Place, Read
+from tpu_magics.backends.lowered import HostRead as Read
+from tpu_magics.backends.lowered import SourceLine as Place
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel.preflight import to_html, to_text
 from tpu_magics.panel.preflight_plot import HIGH, WIDE, Line, Mark, plot

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.backends.lowered import Graph
+from tpu_magics.backends.lowered import LoweredGraph as Graph
 from tpu_magics.preflight.compiling import Progress, compile_graphs
 from tpu_magics.preflight.facts import Compiled
 from tpu_magics.preflight.store import Store

@@ -10,7 +10,7 @@ import pytest
 
 from tests.preflight import stablehlo_programs as programs
 from tests.preflight.stablehlo_programs import ROW, compile_some, graph
-from tpu_magics.backends.lowered import Place
+from tpu_magics.backends.lowered import SourceLine as Place
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.preflight.compile_environment import torch_xla_flags
 from tpu_magics.preflight.compiler import refusals

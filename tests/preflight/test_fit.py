@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_magics.backends.lowered import Graph
+from tpu_magics.backends.lowered import LoweredGraph as Graph
 from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.preflight.compiling import compile_graphs
 from tpu_magics.preflight.fit import EXACT_BELOW, HIGHEST, TOLERANCE, FitPoint, FitResult, search

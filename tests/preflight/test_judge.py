@@ -9,7 +9,10 @@ import pytest
 
 from tests.panel import preflights
 from tests.panel.preflights import GIB, MIB, result, traced
-from tpu_magics.backends.lowered import Place, Read, Refused, Traced
+from tpu_magics.backends.lowered import HostRead as Read
+from tpu_magics.backends.lowered import SourceLine as Place
+from tpu_magics.backends.lowered import TraceResult as Traced
+from tpu_magics.backends.lowered import UnsupportedOp as Refused
 from tpu_magics.preflight.facts import Compiled, Memory, Multiplications, PaddedDimension, Padding
 from tpu_magics.preflight.judge import AS_WELL, ELSEWHERE, MEND, SMALL, Reason, Verdict
 from tpu_magics.preflight.report import TargetResult

@@ -18,7 +18,8 @@ import pytest
 
 from tests import overlay
 from tests.launch.launching import said
-from tpu_magics.backends.lowered import Graph, Traced
+from tpu_magics.backends.lowered import LoweredGraph as Graph
+from tpu_magics.backends.lowered import TraceResult as Traced
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.panel.preflight import to_text

@@ -13,7 +13,7 @@ import pytest
 
 from tests.preflight import stablehlo_programs as programs
 from tests.preflight.stablehlo_programs import compile_some, graph
-from tpu_magics.backends.lowered import Place
+from tpu_magics.backends.lowered import SourceLine as Place
 from tpu_magics.preflight import compile_process, compiling
 from tpu_magics.preflight import store as store_module
 from tpu_magics.preflight.compiling import Progress

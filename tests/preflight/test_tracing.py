@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
-from tpu_magics.backends.lowered import TRACED, Graph, Place, Read
-from tpu_magics.backends.torch_xla.trace.written import write
+from tpu_magics.backends.lowered import TRACED
+from tpu_magics.backends.lowered import HostRead as Read
+from tpu_magics.backends.lowered import LoweredGraph as Graph
+from tpu_magics.backends.lowered import SourceLine as Place
+from tpu_magics.backends.torch_xla.trace.trace_file import write
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.tracing import Asked

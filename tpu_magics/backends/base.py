@@ -1,9 +1,5 @@
-"""The seam between the launcher and a framework.
-
-What lives here: the protocols that a framework's folder implements (`Backend`: trained in forked workers, torch_xla;
-`LocalBackend`: trained in the notebook's own process, tensorflow), and what travels over them.
-What does not: any import of a framework. launch/ knows models only through this protocol.
-"""
+"""The interface between the launcher and a framework: `Backend` trains in forked workers (torch_xla), `LocalBackend` in
+the notebook's process (tensorflow). Imports no framework."""
 
 from __future__ import annotations
 
@@ -17,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tpu_magics.errors import TpuMagicsError
 
 if TYPE_CHECKING:
-    from tpu_magics.backends.lowered import Traced
+    from tpu_magics.backends.lowered import TraceResult
     from tpu_magics.runs.writer import EventWriter
 
 
 COLLECTIVE_TIMEOUT = 60.0  # seconds
-STEPS = 5  # that are traced at most
+STEPS = 5  # the most steps to trace
 
 
 @dataclass(frozen=True)
@@ -60,13 +56,13 @@ class WorkerSpec:
     address: str = ""
     collective_timeout: float = COLLECTIVE_TIMEOUT
     spmd: int | None = None
-    tracing: Tracing | None = None
+    tracing: TraceSpec | None = None
     keep_partial: bool = False
     strict: bool = False
 
     @property
     def number(self) -> int:
-        """This worker among those of all hosts: its rank, until the runtime tells another."""
+        """The number of this worker among those of all hosts: its rank, until the runtime reports another."""
         return self.first + self.index
 
     @property
@@ -76,9 +72,9 @@ class WorkerSpec:
 
 
 @dataclass(frozen=True)
-class Tracing:
-    """What a worker does that traces its function instead of running it. `folder`: where it writes the graphs; `world`:
-    ranks that it is told of, with none of the others there; `devices`: of an SPMD worker; `steps`: at most so many."""
+class TraceSpec:
+    """How a worker traces its function instead of running it. `folder`: where it writes the graphs; `world`: the number
+    of ranks, although the others do not exist; `devices`: of an SPMD worker; `steps`: the most steps to trace."""
 
     folder: Path
     world: int = 1
@@ -91,15 +87,15 @@ class StepLimit(BaseException):
 
 
 class StopRequested(BaseException):
-    """Raised inside a worker at the end of a step when it was asked to stop (--keep-partial); as `StepLimit`."""
+    """Raised inside a worker at the end of a step after a stop request (--keep-partial); see `StepLimit`."""
 
 
-class HostTraining(Exception):
-    """Raised inside a worker at the end of a run with `--strict` that trained on the host alone."""
+class HostTrainingError(Exception):
+    """Raised inside a worker at the end of a run with `--strict` that trained only on the host."""
 
 
 class RecompileLimit(BaseException):
-    """Raised inside a worker at recompile number `limit` + 1; a BaseException as `StepLimit` is."""
+    """Raised inside a worker at recompile number `limit` + 1; a BaseException like `StepLimit`."""
 
     def __init__(self, recompiles: int, limit: int) -> None:
         super().__init__(f"recompile {recompiles}, where --max-recompiles allows {limit}")
@@ -108,11 +104,11 @@ class RecompileLimit(BaseException):
 
 
 @dataclass(frozen=True)
-class Watching:
-    """How a rank is watched. `device`: "CPU" or "TPU"; `ranks`: world size; `precision`, `cache`: as in WorkerSpec;
+class ObserverConfig:
+    """How a rank is observed. `device`: "CPU" or "TPU"; `ranks`: world size; `precision`, `cache`: as in WorkerSpec;
     `cell_names`: file names of cells -> "In [n]"; `cell_ids`: "In [n]" -> the front end's id of that cell; `rehearsed`:
-    collectives are carried by the host, and cut the graphs; `spmd`: one worker drives several devices; `tracing`: as in
-    WorkerSpec; `stop_requested`: whether the run is to end with this step."""
+    collectives run on the host and split the graphs; `spmd`: one worker drives several devices; `tracing`: as in
+    WorkerSpec; `stop_requested`: whether the run must end with this step."""
 
     device: str = "CPU"
     ranks: int = 1
@@ -124,75 +120,75 @@ class Watching:
     cell_ids: Mapping[str, str] = field(default_factory=dict)
     rehearsed: bool = False
     spmd: bool = False
-    tracing: Tracing | None = None
+    tracing: TraceSpec | None = None
     stop_requested: Callable[[], bool] = bool
 
 
 class CollectiveTimeout(BaseException):
-    """A rank of a rehearsal has waited too long for another one; a BaseException as `StepLimit` is."""
+    """A rank of a rehearsal waited too long for another one; a BaseException like `StepLimit`."""
 
 
 class CollectiveBroken(BaseException):
-    """A collective of a rehearsal has come to nothing: another rank has left, or does something else."""
+    """A collective of a rehearsal failed: another rank has left, or is in another collective."""
 
 
 class Backend(Protocol):
-    """What launch/ may ask of a framework. Nothing here initialises a runtime in the notebook's process."""
+    """What launch/ uses of a framework. Nothing here initializes a runtime in the notebook's process."""
 
     name: str
 
     # -- the notebook's process -----------------------------------------------------------------------------------
     def prepare(self) -> None:
-        """Import what the workers need, before the fork. Raises TpuMagicsError where it cannot be imported."""
+        """Import what the workers need, before the fork. Raises TpuMagicsError if it cannot be imported."""
 
     def rehearsal_problem(self) -> str:
-        """Why several ranks cannot be rehearsed on XLA:CPU with what is installed; "" where they can."""
+        """Why the installed packages cannot rehearse several ranks on XLA:CPU; "" if they can."""
 
     def runtime_initialized(self) -> bool:
-        """Whether the accelerator's runtime is up in this process. Never brings it up, imports nothing."""
+        """Whether the accelerator's runtime is running in this process. Never starts it, imports nothing."""
 
     def other_states(self) -> Sequence[str]:
-        """What else in this process forbids a fork: "accelerator" (one was built on an accelerator), "cuda"."""
+        """What else in this process prevents a fork: "accelerator" (one was created on an accelerator), "cuda"."""
 
     def device_holder(self) -> str:
-        """What that accelerator was built by ("A Trainer", "An Accelerator"), for a sentence. Imports nothing."""
+        """What created that accelerator ("A Trainer", "An Accelerator"), for a sentence. Imports nothing."""
 
     def quiet_seeds(self) -> None:
-        """Make calls that would initialise the runtime for no need harmless in this process (idempotent)."""
+        """Keep calls that would start the runtime without need from doing so in this process (idempotent)."""
 
     def quiet_problems(self) -> Sequence[str]:
-        """What of that could not be done with the installed versions, in sentences."""
+        """What `quiet_seeds` could not do with the installed versions, in sentences."""
 
     # -- models ---------------------------------------------------------------------------------------------------
     def is_model(self, value: object) -> bool:
-        """Whether `value` is a model. Imports nothing: what was never imported cannot be an instance."""
+        """Whether `value` is a model. Imports nothing: without the import, there can be no instance."""
 
     def builds_model(self, function: object) -> bool:
-        """Whether calling `function` (a class, a classmethod, an annotated function) yields a model."""
+        """Whether calling `function` (a class, a classmethod, an annotated function) returns a model."""
 
     def builds_weightless(self, function: object) -> bool:
-        """Whether calling `function` yields a module without parameters (a loss, an activation)."""
+        """Whether calling `function` returns a module without parameters (a loss, an activation)."""
 
     def builds_config(self, function: object) -> bool:
-        """Whether calling `function` yields a model's configuration: plain data, the same each time."""
+        """Whether calling `function` returns a model's configuration: plain data, the same each time."""
 
     def touches_device(self, value: object) -> bool:
-        """Whether `value` is, or gives, something that lives on an accelerator."""
+        """Whether `value` is, or returns, something on an accelerator."""
 
     def model_bytes(self, model: Any) -> int:
-        """Bytes of parameters and buffers, tied ones counted once."""
+        """Bytes of parameters and buffers; tied ones count once."""
 
     def model_device(self, model: Any) -> str:
-        """Device type of the first parameter or buffer that is not on "cpu"; "cpu" where all are."""
+        """Device type of the first parameter or buffer that is not on "cpu"; "cpu" if all are."""
 
     def shares_memory(self, model: Any, value: object) -> bool:
-        """Whether a tensor of `model` lies in the memory of `value`."""
+        """Whether a tensor of `model` shares memory with `value`."""
 
     def structure(self, model: Any) -> tuple[Any, ...]:
-        """Names and shapes of a model's parameters and buffers, for comparing."""
+        """Names and shapes of a model's parameters and buffers, for comparison."""
 
     def tensor_content(self, value: object) -> tuple[Any, ...] | None:
-        """What a tensor in host memory holds, for comparing; None for what is no such tensor."""
+        """The content of a tensor in host memory, for comparison; None for anything else."""
 
     def replace_reference(self, model: Any, old: object, new: object) -> None:
         """Make every module of `model` that refers to `old` (its config) refer to `new`."""
@@ -203,26 +199,26 @@ class Backend(Protocol):
         change a build (default dtype, default device, grad mode)."""
 
     def set_random_state(self, state: Any) -> None:
-        """Put back the random states (not the modes) taken by `random_state`."""
+        """Restore the random states (not the modes) that `random_state` returned."""
 
     def same_modes(self, left: Any, right: Any) -> bool:
         """Whether the modes of both are the same."""
 
     def drawn(self, before: Any, after: Any) -> tuple[Any, Any] | None:
-        """The states of those generators that were drawn from between two random states; None where none was."""
+        """The states of the generators that were used between two random states; None if none was."""
 
     def same_drawn(self, before: Any, now: Any) -> bool:
-        """Whether the generators that `before` names are now as they were there."""
+        """Whether the generators in `before` have the same state now."""
 
     def is_seed_call(self, function: object) -> bool:
         """Whether `function` is a library's seeding function (torch.manual_seed, accelerate's and transformers'
         set_seed, ...)."""
 
     def seeds_device_only(self, function: object) -> bool:
-        """Whether it is one that seeds nothing but the accelerator."""
+        """Whether it seeds only the accelerator."""
 
     def seeds_without_runtime(self) -> AbstractContextManager[None]:
-        """Within it seeding calls set Python, NumPy and torch but not the accelerator."""
+        """Within it, seeding calls seed Python, NumPy and torch, but not the accelerator."""
 
     # -- another host's process that stands for the notebook's ------------------------------------------------------
     def process_state(self) -> Any:
@@ -234,28 +230,27 @@ class Backend(Protocol):
     # -- results --------------------------------------------------------------------------------------------------
     def collect_weights(self, models: Mapping[str, Any], folder: Path, rank: int) -> None:
         """In every worker, after the function: rank 0 writes the weights of `models` into `folder`, complete or not at
-        all; other ranks give their shards, where there are any."""
+        all; other ranks write their shards, if any."""
 
     def splits_weights(self, models: Mapping[str, Any]) -> bool:
-        """In a worker: whether weights of `models` are split over the ranks, so that all must collect them."""
+        """In a worker: whether weights of `models` are sharded over the ranks, so that all ranks must collect them."""
 
     def digests(self, models: Mapping[str, Any]) -> Mapping[str, str]:
-        """In every worker of a rehearsal, after the function: a checksum of each model's trained parameters, for
-        comparing the ranks; without those that are split over the ranks."""
+        """In every worker of a rehearsal, after the function: a checksum of each model's trained parameters, to compare
+        the ranks; without models that are sharded over the ranks."""
 
     def check_weights(self, models: Mapping[str, Any], folder: Path) -> Any:
-        """In the notebook: read what `collect_weights` wrote and check that it fits. Returns what `load_weights`
-        takes."""
+        """In the notebook: read what `collect_weights` wrote and check that it matches. Returns the argument of
+        `load_weights`."""
 
     def load_weights(self, staged: Any) -> None:
-        """In the notebook: put the checked weights into the models, in place."""
+        """In the notebook: copy the checked weights into the models, in place."""
 
     def dumps(self, value: Any) -> bytes:
         """Pickle with device tensors turned into CPU tensors. Raises what pickle raises."""
 
     def object_state(self) -> Any:
-        """What the framework knows of its own objects, for comparing those of the notebook with those of a worker
-        (launch/state/walk.py, Adapter)."""
+        """The framework's part in comparing the notebook's objects with a worker's (launch/state/walk.py, Adapter)."""
 
     def follow_optimizers(self, items: Sequence[tuple[str, Any]]) -> None:
         """In every worker, before the function: the optimizers among `items` follow their parameters to a device."""
@@ -275,17 +270,17 @@ class Backend(Protocol):
 
     def renew(self, items: Sequence[tuple[str, Any]], replicas: int) -> None:
         """On the first rank's thread, before the function: objects of the notebook among `items` that belong to one
-        process (an Accelerator, a Trainer) become this rank's own. `replicas`: devices of this worker."""
+        process (an Accelerator, a Trainer) are rebuilt for this rank. `replicas`: devices of this worker."""
 
-    def observing(self, writer: EventWriter, watching: Watching) -> AbstractContextManager[WorkerWatcher]:
+    def observing(self, writer: EventWriter, watching: ObserverConfig) -> AbstractContextManager[WorkerWatcher]:
         """Record steps, compiles, reads and logged values of this process until the block ends."""
 
     def finish(self) -> bool:
-        """Run what is pending on the device and wait for it. Returns whether anything was."""
+        """Run pending operations on the device and wait for them. Returns whether there were any."""
 
 
 class Watcher(Protocol):
-    """What `Backend.observing` gives."""
+    """What `Backend.observing` yields."""
 
     @property
     def total_steps(self) -> int:
@@ -293,35 +288,35 @@ class Watcher(Protocol):
 
     @property
     def compiles(self) -> int | None:
-        """Compiles so far, of logical graphs in a rehearsal; None where that is not known."""
+        """Compiles so far (of logical graphs in a rehearsal); None if unknown."""
 
     @property
     def recompiles(self) -> int | None:
-        """Recompiles so far; None where that is not known."""
+        """Recompiles so far; None if unknown."""
 
     def ended(self) -> None:
-        """The user's function has ended: write what was counted."""
+        """The user's function has ended: write the counts."""
 
     def close(self, read: bool = True) -> None:
-        """Write what is left; `read`: also the logged tensors that wait on the device."""
+        """Write the rest; `read`: also logged tensors that are still on the device."""
 
 
 class WorkerWatcher(Watcher, Protocol):
-    """What it gives in a worker."""
+    """What it yields in a worker."""
 
     def trained_on_host(self) -> str:
-        """What there is to say of a run that trained, and ran nothing on the device; "" for any other."""
+        """The message for a run that trained, but ran nothing on the device; "" for any other."""
 
 
 # -- a framework that trains in the notebook's own process ------------------------------------------------------------
 
-DEFAULT, TPU_LOCAL, TPU_REMOTE = "default", "tpu-local", "tpu-remote"  # Placed.kind
+DEFAULT, TPU_LOCAL, TPU_REMOTE = "default", "tpu-local", "tpu-remote"  # Placement.kind
 
 
 @dataclass(frozen=True)
-class Problem:
-    """What is wrong with what is about to be trained. `what`, `why`, `todo`: as in TpuMagicsError; `refuses`: training
-    cannot work with it, else it is said and the run goes on."""
+class TrainingProblem:
+    """A problem with what is about to be trained. `what`, `why`, `todo`: as in TpuMagicsError; `refuses`: training
+    cannot work; otherwise it is a warning."""
 
     what: str
     why: str = ""
@@ -330,40 +325,39 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Placed:
+class Placement:
     """Where a LocalBackend trains. `kind`: "tpu-local" (chips of this host), "tpu-remote" (a TPU node, by name or
     address) or "default" (no TPU); `strategy`: the framework's own object, for the notebook; `replicas`: devices that
-    train in step; `topology`: in words, "" where there is nothing to say; `notes`: lines for the person; `problems`:
-    what will not work here."""
+    train in sync; `topology`: in words, or ""; `notes`: lines for the user; `problems`: what will not work here."""
 
     kind: str
     strategy: Any
     replicas: int = 1
     topology: str = ""
     notes: Sequence[str] = ()
-    problems: Sequence[Problem] = ()
+    problems: Sequence[TrainingProblem] = ()
 
     @property
     def device(self) -> str:
-        """ "CPU" or "TPU", as in Watching."""
+        """ "CPU" or "TPU", as in ObserverConfig."""
         return "CPU" if self.kind == DEFAULT else "TPU"
 
 
 class LocalBackend(Protocol):
-    """What launch/local.py may ask of a framework whose training goes on in the notebook's own process."""
+    """What launch/local.py uses of a framework that trains in the notebook's process."""
 
     name: str
 
     def prepare(self) -> None:
         """Import the framework. Raises TpuMagicsError where it cannot be imported."""
 
-    def initialise(self, asked: str = "", precision: str = "", host: Any = None) -> Placed:
-        """Connect to what there is (`asked`: a TPU's name or grpc address, "" for what is found), make the strategy,
-        set the precision of models built from now on ("", "fp32" or "bf16"). `host`: the Host as it was found. Again
-        it gives what it gave, unless other things are asked. Raises TpuMagicsError where it cannot be had."""
+    def initialise(self, asked: str = "", precision: str = "", host: Any = None) -> Placement:
+        """Connect to the TPU (`asked`: its name or grpc address, "" to find one), create the strategy, and set the
+        precision of models created from now on ("", "fp32" or "bf16"). `host`: the detected Host. A second call with
+        the same arguments returns the same. Raises TpuMagicsError if it cannot connect."""
 
     def scope(self) -> AbstractContextManager[None]:
-        """The strategy's scope, in which models, variables and metrics are made and trained."""
+        """The strategy's scope, in which models, variables and metrics are created and trained."""
 
     def is_model(self, value: object) -> bool:
         """Whether `value` is a model. Imports nothing: what was never imported cannot be an instance."""
@@ -371,68 +365,67 @@ class LocalBackend(Protocol):
     def state_bytes(self, items: Sequence[tuple[str, Any]]) -> int:
         """Bytes that `kept` will write for `items`."""
 
-    def kept(self, items: Sequence[tuple[str, Any]], folder: Path) -> Kept:
+    def kept(self, items: Sequence[tuple[str, Any]], folder: Path) -> SavedState:
         """Write what training can change of `items` (weights, optimizers, metrics, variables, random states) into
-        `folder`, which it makes. Nothing is left of it where it cannot be written (OSError)."""
+        `folder`, which it creates. On OSError nothing is left there."""
 
     def precision(self, asked: str) -> AbstractContextManager[None]:
-        """Within it models are built with this precision ("": with the session's)."""
+        """Within it, models are created with this precision ("": the session's)."""
 
     def precision_notes(self, models: Mapping[str, Any], asked: str) -> Sequence[str]:
-        """What is to be said of models that were built earlier, with another precision, a line each."""
+        """Notes about models that were created earlier with another precision, one per line."""
 
     def jit(self, how: str, cells: Mapping[str, str]) -> AbstractContextManager[Callable[[], Sequence[str]]]:
-        """Within it steps are compiled by XLA at home, and without `jit_compile` on a TPU ("auto"), or left as they
-        are ("keep"). Gives a function that tells what was changed so far, a line each. `cells`: file names of cells ->
-        "In [n]"."""
+        """Within it, XLA compiles steps locally, and without `jit_compile` on a TPU ("auto"), or they stay as they are
+        ("keep"). Yields a function that lists the changes so far, one per line. `cells`: file names of cells -> "In
+        [n]"."""
 
-    def placement_problems(self, items: Sequence[tuple[str, Any]]) -> Sequence[Problem]:
-        """Models and variables among `items` that were made outside the strategy's scope."""
+    def placement_problems(self, items: Sequence[tuple[str, Any]]) -> Sequence[TrainingProblem]:
+        """Models and variables among `items` that were created outside the strategy's scope."""
 
-    def data_problems(self, items: Sequence[tuple[str, Any]], cells: Mapping[str, str]) -> Sequence[Problem]:
-        """What of the input pipelines, and of the paths to write to, among `items` cannot work where the training goes
-        on. `cells`: file names of cells -> "In [n]"."""
+    def data_problems(self, items: Sequence[tuple[str, Any]], cells: Mapping[str, str]) -> Sequence[TrainingProblem]:
+        """Input pipelines and output paths among `items` that cannot work where the training runs. `cells`: file names
+        of cells -> "In [n]"."""
 
-    def saving_problems(self, tree: ast.AST, names: Mapping[str, Any]) -> Sequence[Problem]:
-        """What of the places that the code names in its own calls (`model.save("gs://...")`) cannot be saved to.
-        `tree`: of a cell, or a module with the function that is trained; `names`: the notebook's and the arguments."""
+    def saving_problems(self, tree: ast.AST, names: Mapping[str, Any]) -> Sequence[TrainingProblem]:
+        """Paths in the code's own calls (`model.save("gs://...")`) that cannot be saved to. `tree`: of a cell, or a
+        module with the trained function; `names`: the notebook's and the arguments."""
 
     def watching_data(
-        self, tell: Callable[[Problem], None], items: Sequence[tuple[str, Any]], cells: Mapping[str, str]
+        self, tell: Callable[[TrainingProblem], None], items: Sequence[tuple[str, Any]], cells: Mapping[str, str]
     ) -> AbstractContextManager[None]:
-        """Within it data that the code makes itself is looked at before the first step with it: TpuMagicsError for what
-        cannot work, `tell` for the rest. `items`: what `data_problems` has seen already."""
+        """Within it, data that the code creates itself is checked before its first step: TpuMagicsError for what cannot
+        work, `tell` for warnings. `items`: what `data_problems` already checked."""
 
     def before_first_step(
-        self, ask: Callable[[Traced], None], precision: str, cells: Mapping[str, str]
+        self, ask: Callable[[TraceResult], None], precision: str, cells: Mapping[str, str]
     ) -> AbstractContextManager[Callable[[], bool]]:
-        """Within it `ask` is given the program of the first training step before that is executed; what it raises ends
-        the run. Gives a function that tells whether there was such a step."""
+        """Within it, `ask` gets the program of the first training step before it runs; an exception it raises ends the
+        run. Yields a function that returns whether there was such a step."""
 
-    def observing(self, writer: EventWriter, watching: Watching) -> AbstractContextManager[Watcher]:
+    def observing(self, writer: EventWriter, watching: ObserverConfig) -> AbstractContextManager[Watcher]:
         """Record steps, compiles, reads and logged values of this process until the block ends."""
 
     def cancelling(self) -> AbstractContextManager[Callable[[], None]]:
-        """Within it what the framework executes can be given up: the function that it gives does that, from any
-        thread."""
+        """Within it, running operations can be cancelled: the yielded function does that, from any thread."""
 
     def explained(self, error: BaseException, cells: Mapping[str, str]) -> TpuMagicsError | None:
-        """The framework's error in words: the person's line, the rule, the rewrite; None for what it does not know.
-        `cells`: file names of cells -> "In [n]"."""
+        """The explanation of a framework's error: the user's line, the rule, the rewrite; None if unknown. `cells`:
+        file names of cells -> "In [n]"."""
 
 
-class Kept(Protocol):
-    """What `LocalBackend.kept` gives: the state before a run."""
+class SavedState(Protocol):
+    """The state before a run, as `LocalBackend.kept` returns it."""
 
     models: Mapping[str, Any]
     """The models among what was kept, outermost ones, by name."""
 
     def holds(self, value: object) -> bool:
-        """Whether the state of `value` was kept."""
+        """Whether the state of `value` was saved."""
 
     def put_back(self) -> Sequence[str]:
-        """Make all of it as it was; what has been made since is forgotten. Can be called again. Returns what could not
-        be put back, a line each."""
+        """Restore all of it; what was created since is forgotten. Can be called again. Returns what could not be
+        restored, one per line."""
 
     def drop(self) -> None:
-        """Remove what was written. Nothing can be put back then."""
+        """Remove what was written. Afterwards nothing can be restored."""

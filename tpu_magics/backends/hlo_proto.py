@@ -1,11 +1,8 @@
-"""A serialized HloModuleProto, its notes of source lines taken out.
+"""A serialized HloModuleProto, read and written without its source line metadata. Standard library only: neither
+torch_xla nor jaxlib has these messages in Python.
 
-What lives here: reading and writing protocol buffers as far as that needs (https://protobuf.dev/programming-guides/encoding),
-and the numbers of the fields. What does not: what a graph means. Standard library only: neither torch_xla nor jaxlib
-has these messages in Python.
-
-The fields were read in openxla's hlo.proto and xla_data.proto (2025-08, as in torch_xla 2.9.0 and jaxlib 0.7.2); they
-are part of a stable format, whose numbers are never given anew.
+Wire format: https://protobuf.dev/programming-guides/encoding. Field numbers: openxla's hlo.proto and xla_data.proto
+(2025-08, as in torch_xla 2.9.0 and jaxlib 0.7.2); they are stable.
 """
 
 from __future__ import annotations
@@ -23,11 +20,11 @@ _OP_TYPE, _OP_NAME, _SOURCE_FILE, _SOURCE_LINE, _STACK_FRAME_ID = 1, 2, 3, 4, 15
 _T = TypeVar("_T")
 _VARINT, _BYTES = 0, 2  # wire types
 _FIXED = {1: 8, 5: 4}  # wire type -> bytes
-_MORE = 128  # of a varint's byte: others follow
+_MORE = 128  # bit of a varint's byte: more bytes follow
 
 
-class Frame(NamedTuple):
-    """A line of Python that led to an instruction."""
+class HloFrame(NamedTuple):
+    """A line of Python that created an instruction."""
 
     function: str
     path: str
@@ -35,21 +32,21 @@ class Frame(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Numbered:
-    """`module`: each instruction's op name ends with "#" and a number, and nothing else in it tells of source lines;
-    `frames`: number -> the Python frames that led to it, innermost first; `names`: number -> the op's name before."""
+class NumberedModule:
+    """`module`: each instruction's op name ends with "#" and a number, and it has no other source line metadata;
+    `frames`: number -> the Python frames that created it, innermost first; `names`: number -> the op's name before."""
 
     module: bytes
-    frames: Mapping[int, tuple[Frame, ...]]
+    frames: Mapping[int, tuple[HloFrame, ...]]
     names: Mapping[int, str]
 
 
-_Ops = list[tuple[str, tuple[Frame, ...]]]  # by their numbers
+_Ops = list[tuple[str, tuple[HloFrame, ...]]]  # by their numbers
 
 
-def numbered(module: bytes, by_type: bool = False) -> Numbered:
-    """Take the source lines out of a module. `by_type`: ops are named by their type alone, where the names themselves
-    are counted anew in each step. Raises ValueError where it is no message."""
+def number_ops(module: bytes, by_type: bool = False) -> NumberedModule:
+    """Remove the source lines from a module, and number its instructions. `by_type`: name ops only by their type, for
+    frameworks whose op names are numbered differently in each step. Raises ValueError if it is not a message."""
     fields = _fields(module)
     index = _Index(next((module[at:end] for number, _, _, at, end in fields if number == _STACK_FRAME_INDEX), b""))
     ops: _Ops = []
@@ -59,7 +56,7 @@ def numbered(module: bytes, by_type: bool = False) -> Numbered:
             found.append(_field(number, _computation(module[at:end], index, ops, by_type)))
         elif number != _STACK_FRAME_INDEX:
             found.append(module[start:end])
-    return Numbered(
+    return NumberedModule(
         module=b"".join(found),
         frames={number: frames for number, (_, frames) in enumerate(ops)},
         names={number: name for number, (name, _) in enumerate(ops)},
@@ -101,24 +98,24 @@ class _Index:
         self.functions = [one.decode("utf-8", "replace") for one in parts[2]]
         self.locations = [_numbers(one) for one in parts[3]]  # 1: file, 2: function, 3: line
         self.stack = [_numbers(one) for one in parts[4]]  # 1: location, 2: parent
-        self.known: dict[int, tuple[Frame, ...]] = {0: ()}
+        self.known: dict[int, tuple[HloFrame, ...]] = {0: ()}
 
-    def frames(self, metadata: Mapping[int, bytes]) -> tuple[Frame, ...]:
+    def frames(self, metadata: Mapping[int, bytes]) -> tuple[HloFrame, ...]:
         """Of an instruction's metadata, innermost first."""
         number = _number(metadata.get(_STACK_FRAME_ID, b""))
         if number:
             return self._chain(number)
         path = metadata.get(_SOURCE_FILE, b"").decode("utf-8", "replace")
-        return (Frame("", path, _number(metadata.get(_SOURCE_LINE, b""))),) if path else ()
+        return (HloFrame("", path, _number(metadata.get(_SOURCE_LINE, b""))),) if path else ()
 
-    def _chain(self, number: int) -> tuple[Frame, ...]:
+    def _chain(self, number: int) -> tuple[HloFrame, ...]:
         if number not in self.known:
-            found: list[Frame] = []
+            found: list[HloFrame] = []
             left = number
             while 0 < left <= len(self.stack) and len(found) < len(self.stack):
                 location = _at(self.locations, self.stack[left - 1].get(1, 0), {})
                 names = _at(self.functions, location.get(2, 0), ""), _at(self.files, location.get(1, 0), "")
-                found.append(Frame(*names, location.get(3, 0)))
+                found.append(HloFrame(*names, location.get(3, 0)))
                 parent = self.stack[left - 1].get(2, 0)
                 left = 0 if parent == left else parent
             self.known[number] = tuple(found)
@@ -133,8 +130,8 @@ def _at(items: Sequence[_T], number: int, default: _T) -> _T:
 
 
 def _fields(data: bytes) -> list[tuple[int, int, int, int, int]]:
-    """(number, wire type, where its key begins, where its content begins and ends) of each field; a varint's content is
-    its own bytes. A graph has hundreds of thousands of them, nearly all with keys and sizes of one byte."""
+    """(number, wire type, start of its key, start and end of its content) of each field; a varint's content is its own
+    bytes. A graph has hundreds of thousands of fields, nearly all with one-byte keys and sizes."""
     found = []
     place, stop = 0, len(data)
     while place < stop:

@@ -17,7 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.base import Kept, LocalBackend, Placed, Problem, StepLimit, Watcher, Watching
+from tpu_magics.backends.base import LocalBackend, StepLimit, Watcher
+from tpu_magics.backends.base import ObserverConfig as Watching
+from tpu_magics.backends.base import Placement as Placed
+from tpu_magics.backends.base import SavedState as Kept
+from tpu_magics.backends.base import TrainingProblem as Problem
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import checking, failure, local_checks, local_ends, onlook, process, results, session, tee
 from tpu_magics.launch.local_records import Records

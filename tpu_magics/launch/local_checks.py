@@ -15,7 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.base import Kept, LocalBackend, Placed, Problem
+from tpu_magics.backends.base import LocalBackend
+from tpu_magics.backends.base import Placement as Placed
+from tpu_magics.backends.base import SavedState as Kept
+from tpu_magics.backends.base import TrainingProblem as Problem
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import free_disk
 from tpu_magics.launch import session
@@ -23,7 +26,7 @@ from tpu_magics.launch.plan import NO_SPMD, Options, Plan, mb
 from tpu_magics.runs.folder import RunFolder
 
 if TYPE_CHECKING:
-    from tpu_magics.backends.lowered import Traced
+    from tpu_magics.backends.lowered import TraceResult as Traced
     from tpu_magics.launch.train import Request
 
 _HERE = "TensorFlow does not survive a fork, so a TensorFlow cell is trained in the notebook's own process"

@@ -11,7 +11,8 @@ from itertools import zip_longest
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.base import Kept, LocalBackend, RecompileLimit
+from tpu_magics.backends.base import LocalBackend, RecompileLimit
+from tpu_magics.backends.base import SavedState as Kept
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import diagnose, frames
 from tpu_magics.launch.explain import base, recompiles

@@ -13,7 +13,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.base import Backend, LocalBackend, Placed
+from tpu_magics.backends.base import Backend, LocalBackend
+from tpu_magics.backends.base import Placement as Placed
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, inspect_host, notebook_environment
 from tpu_magics.launch import tee

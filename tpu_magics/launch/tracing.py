@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tpu_magics.backends.base import STEPS, Tracing, WorkerSpec
+from tpu_magics.backends.base import STEPS, WorkerSpec
+from tpu_magics.backends.base import TraceSpec as Tracing
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
 from tpu_magics.host.memory import host_memory

@@ -46,7 +46,7 @@ from tpu_magics.runs.private import make_scratch
 from tpu_magics.runs.reader import Run
 
 if TYPE_CHECKING:
-    from tpu_magics.backends.lowered import Traced
+    from tpu_magics.backends.lowered import TraceResult as Traced
 
 BUSY_PATIENCE = 30.0  # seconds: a device stays busy for so long after its holder was killed
 BUSY_PAUSE = 2.0  # seconds between attempts

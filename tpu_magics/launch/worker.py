@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpu_magics.backends.base import Backend, HostTraining, StepLimit, StopRequested, Watching, WorkerSpec
+from tpu_magics.backends.base import Backend, StepLimit, StopRequested, WorkerSpec
+from tpu_magics.backends.base import HostTrainingError as HostTraining
+from tpu_magics.backends.base import ObserverConfig as Watching
 from tpu_magics.launch import frames, limits, partial, process, strays, streams
 from tpu_magics.launch.state import collect
 from tpu_magics.launch.state.walk import Snapshot

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, TPU_REMOTE, Placed
-from tpu_magics.backends.base import Problem as Placing
+from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, TPU_REMOTE
+from tpu_magics.backends.base import Placement as Placed
+from tpu_magics.backends.base import TrainingProblem as Placing
 from tpu_magics.host import (
     BROKEN,
     ENVIRONMENT,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tpu_magics.backends.lowered import Read, Traced
+from tpu_magics.backends.lowered import HostRead as Read
+from tpu_magics.backends.lowered import TraceResult as Traced
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel.sections_words import Fact, count, cut, short, size
 from tpu_magics.preflight.kept import gradients_kept

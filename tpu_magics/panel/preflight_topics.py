@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from tpu_magics.backends.lowered import Read
+from tpu_magics.backends.lowered import HostRead as Read
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel.preflight_cost import cost
 from tpu_magics.panel.preflight_figures import compile_time

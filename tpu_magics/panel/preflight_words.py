@@ -6,7 +6,7 @@ What lives here: sizes, states, rates and places, as text. What does not: the fi
 
 from __future__ import annotations
 
-from tpu_magics.backends.lowered import Place
+from tpu_magics.backends.lowered import SourceLine as Place
 from tpu_magics.panel.sections_words import (
     AMBER,
     GREEN,

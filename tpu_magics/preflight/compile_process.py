@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.backends.lowered import Graph
+from tpu_magics.backends.lowered import LoweredGraph as Graph
 from tpu_magics.preflight.compile_environment import environment
 from tpu_magics.preflight.compiler.job import Job, Program
 from tpu_magics.preflight.targets import Target

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpu_magics.backends.lowered import Graph
+from tpu_magics.backends.lowered import LoweredGraph as Graph
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.preflight import installed
 from tpu_magics.preflight.compile_process import CompileProcess

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.backends.lowered import Graph, Place
+from tpu_magics.backends.lowered import LoweredGraph as Graph
+from tpu_magics.backends.lowered import SourceLine as Place
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch.process import interrupts_held

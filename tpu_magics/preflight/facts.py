@@ -14,7 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
-from tpu_magics.backends.lowered import Graph, Place, Read, Refused, Traced
+from tpu_magics.backends.lowered import HostRead as Read
+from tpu_magics.backends.lowered import LoweredGraph as Graph
+from tpu_magics.backends.lowered import SourceLine as Place
+from tpu_magics.backends.lowered import TraceResult as Traced
+from tpu_magics.backends.lowered import UnsupportedOp as Refused
 
 __all__ = [
     "Buffer",

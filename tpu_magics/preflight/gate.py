@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from tpu_magics.backends.lowered import Traced
+from tpu_magics.backends.lowered import TraceResult as Traced
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.minder import minded

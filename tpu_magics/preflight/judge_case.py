@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tpu_magics.backends.lowered import Place, Traced
+from tpu_magics.backends.lowered import SourceLine as Place
+from tpu_magics.backends.lowered import TraceResult as Traced
 from tpu_magics.preflight.facts import Compiled
 from tpu_magics.preflight.roofline import Roofline
 

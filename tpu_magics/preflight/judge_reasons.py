@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tpu_magics.backends.lowered import Read
+from tpu_magics.backends.lowered import HostRead as Read
 from tpu_magics.preflight.judge_case import MEND, Case, Reason, at, percent
 from tpu_magics.preflight.judge_work import WORK
 from tpu_magics.preflight.thresholds import SETTLES, THRESHOLDS

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tpu_magics.backends.lowered import Graph, Traced
+from tpu_magics.backends.lowered import LoweredGraph as Graph
+from tpu_magics.backends.lowered import TraceResult as Traced
 from tpu_magics.preflight.facts import Compiled
 from tpu_magics.preflight.judge import Case, Verdict, judge
 from tpu_magics.preflight.plain import plain

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tpu_magics.backends.lowered import Traced
+from tpu_magics.backends.lowered import TraceResult as Traced
 from tpu_magics.preflight.roofline import Roofline
 
 

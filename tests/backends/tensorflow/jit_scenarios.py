@@ -25,7 +25,8 @@ import numpy as np
 import tensorflow as tf
 
 from tests.backends.tensorflow import fake_tpu_resolver as fake
-from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, Placed
+from tpu_magics.backends.base import DEFAULT, TPU_LOCAL
+from tpu_magics.backends.base import Placement as Placed
 from tpu_magics.backends.tensorflow import compile_calls, jit
 
 DUMP = Path(os.environ["XLA_FLAGS"].partition("--xla_dump_to=")[2])

@@ -28,7 +28,7 @@ import tensorflow as tf
 from tests.backends.tensorflow import fake_tpu_resolver as fake
 from tests.backends.tensorflow import mistakes_guide
 from tests.backends.tensorflow.mistakes_texts import TEXTS
-from tpu_magics.backends.base import Watching
+from tpu_magics.backends.base import ObserverConfig as Watching
 from tpu_magics.backends.tensorflow import mistakes, observe, xla_ops
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs import origin

@@ -21,7 +21,9 @@ import numpy as np
 import tensorflow as tf
 
 import tpu_magics
-from tpu_magics.backends.base import Placed, RecompileLimit, StepLimit, Watching
+from tpu_magics.backends.base import ObserverConfig as Watching
+from tpu_magics.backends.base import Placement as Placed
+from tpu_magics.backends.base import RecompileLimit, StepLimit
 from tpu_magics.backends.tensorflow import jit
 from tpu_magics.backends.tensorflow.observe import observing
 from tpu_magics.runs.writer import EventWriter

@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from tests.backends.tensorflow import fake_tpu_resolver as fake
 from tests.host import fake_hosts
-from tpu_magics.backends.base import Placed
+from tpu_magics.backends.base import Placement as Placed
 from tpu_magics.backends.tensorflow import precision, remote, runtime
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import inspect_host

@@ -288,7 +288,7 @@ def test_the_batch_that_keras_trains_with(found: dict[str, Any]) -> None:
 def test_an_evaluation_with_another_batch_size_is_told_at_its_first_compile(found: dict[str, Any]) -> None:
     training, evaluation = of(found["evaluated_after"], "compile")
     assert training["text"] == "" and not evaluation["recompile"]
-    assert evaluation["text"] == "Evaluation with batches of 10 (training: 16) compiles a graph of its own."
+    assert evaluation["text"] == "Evaluation uses batches of 10 (training: 16), so it compiles its own graph."
 
 
 # -- the observer itself ----------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tpu_magics.backends.observing import hlo
-from tpu_magics.backends.observing.compiled import Told, Verdict
+from tpu_magics.backends.observing.compile_evidence import CompileCause as Verdict
+from tpu_magics.backends.observing.compile_evidence import CompileReport as Told
 from tpu_magics.backends.tensorflow.observe import causes
 from tpu_magics.backends.tensorflow.observe.compiled import Compiled, Facts
 from tpu_magics.backends.tensorflow.observe.dumps import Dumps

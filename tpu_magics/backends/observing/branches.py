@@ -1,8 +1,4 @@
-"""Whether a value that is read in a line decides where Python goes on.
-
-What lives here: looking at the source around the line: a condition on it, or a name that it sets and a condition
-asks. What does not: noticing reads (hooks.py).
-"""
+"""Whether a value that is read in a line decides which branch Python takes, found in the source code."""
 
 from __future__ import annotations
 
@@ -16,7 +12,8 @@ _DECIDING = (ast.If, ast.While, ast.IfExp, ast.Assert)
 
 @lru_cache(maxsize=256)
 def decides(path: str, line: int) -> bool:
-    """Whether the statement in `line` of the code at `path` is a condition, or sets a name that a condition asks."""
+    """Whether the statement in `line` of the code at `path` is a condition, or sets a name that a later condition
+    uses."""
     tree = parsed(path)
     if tree is None:
         return False
@@ -30,7 +27,7 @@ def decides(path: str, line: int) -> bool:
 
 @lru_cache(maxsize=32)
 def parsed(path: str) -> ast.Module | None:
-    """The source at `path`, a cell's too; None where there is none that is Python."""
+    """The source at `path` (also a cell's); None if there is no Python source."""
     try:
         return ast.parse("".join(linecache.getlines(path)))
     except (SyntaxError, ValueError, RecursionError):

@@ -1,8 +1,4 @@
-"""The compiles of one rank, by site; the nearest earlier one; and their records.
-
-What lives here: numbering, keeping what a compile is compared with, and writing the event. What does not: what is near
-and why it was compiled (the framework's own).
-"""
+"""The compiles of one rank by source line: numbering, the nearest earlier compile, and the records."""
 
 from __future__ import annotations
 
@@ -11,26 +7,26 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from tpu_magics.backends.observing.compiled import Compiled, Verdict
+from tpu_magics.backends.observing.compile_evidence import CompileCause, CompileEvidence
 from tpu_magics.runs import events
 
 KEPT = 32  # earlier compiles of a site that a new one is compared with
-FULL_RECORDS = 120  # later ones leave out what takes most room, so that a run's records stay small
+FULL_RECORDS = 120  # later ones leave out the largest fields, so that a run's records stay small
 _INPUTS, _DIFFERENCES, _LONGEST = 12, 6, 240
 
-C = TypeVar("C", bound=Compiled)
+C = TypeVar("C", bound=CompileEvidence)
 
 
 class History(Generic[C]):
-    """What has been compiled so far. `write` takes an event; `distance`: of a new compile from an earlier one, a tuple
-    to compare by; `explain`: why the new one was compiled although the earlier one had been."""
+    """The compiles so far. `write` takes an event; `distance`: of a new compile from an earlier one, a tuple to compare
+    by; `explain`: why the new one was compiled although the earlier one existed."""
 
     def __init__(
         self,
         write: Callable[[events.Event], object],
         rank: int,
         distance: Callable[[C, C], tuple[int, ...]],
-        explain: Callable[[C, C], Verdict],
+        explain: Callable[[C, C], CompileCause],
     ) -> None:
         self.write = write
         self.rank = rank
@@ -42,11 +38,11 @@ class History(Generic[C]):
         self.kept: defaultdict[int, deque[C]] = defaultdict(lambda: deque(maxlen=KEPT))
 
     def nth(self, site: events.Site) -> int:
-        """Which compile at this site the next one is."""
+        """The number of the next compile at this site."""
         return self.counts[site.id]
 
-    def add(self, new: C, first: Verdict | None = None) -> events.Compile:
-        """Take a compile in and write its record. `first`: what there is to say of a first compile."""
+    def add(self, new: C, first: CompileCause | None = None) -> events.Compile:
+        """Add a compile and write its record. `first`: a note for a first compile."""
         earlier = self.kept[new.site.id]
         nearest = min(earlier, key=lambda old: self.distance(new, old)) if earlier else None
         verdict = self.explain(new, nearest) if nearest is not None else first
@@ -58,14 +54,14 @@ class History(Generic[C]):
         self.write(event)
         return event
 
-    def _event(self, new: C, nearest: C | None, verdict: Verdict | None) -> events.Compile:
+    def _event(self, new: C, nearest: C | None, verdict: CompileCause | None) -> events.Compile:
         full = self.total < FULL_RECORDS
-        said = verdict or Verdict("", "", "")
+        said = verdict or CompileCause("", "", "")
         return events.Compile(
             round(time.time(), 3),
             self.rank,
-            seconds=None if new.told.seconds is None else round(new.told.seconds, 4),
-            graph=new.told.hash or (new.told.graph.digest[:32] if new.told.graph else ""),
+            seconds=None if new.report.seconds is None else round(new.report.seconds, 4),
+            graph=new.report.hash or (new.report.graph.digest[:32] if new.report.graph else ""),
             site=new.site,
             nth=new.nth,
             recompile=new.nth > 0,
@@ -75,10 +71,10 @@ class History(Generic[C]):
             cause=said.cause,
             text=said.text[:_LONGEST] if full else "",
             fix=said.fix[:_LONGEST] if full else "",
-            memory=new.told.memory if full else None,
+            memory=new.report.memory if full else None,
             trigger=new.trigger,
-            host_collective=new.told.pieces > 1,
-            pieces=new.told.pieces,
+            host_collective=new.report.pieces > 1,
+            pieces=new.report.pieces,
             by_rank=new.by_rank,
             part=new.part_text[:_LONGEST],
             step=new.step,

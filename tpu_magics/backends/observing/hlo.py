@@ -1,8 +1,4 @@
-"""What can be said of a graph that XLA compiles, from its text before XLA optimises it.
-
-What lives here: the door to reading (`parse`), comparing (`compare`, `distance`) and counting graphs. What does not:
-how they are read (hlo_text.py) and compared (hlo_compare.py), and where the text comes from. No framework here.
-"""
+"""HLO graphs before XLA optimizes them: parse, compare and count. Framework-independent."""
 
 from __future__ import annotations
 
@@ -29,21 +25,21 @@ __all__ = [
 
 
 def fingerprint(graph: Graph) -> str:
-    """Equal for equal graphs however they were written: XLA's dumps and torch_xla's own text number and name
-    differently. Counted are opcodes, types, constants, attributes, and where each operand comes from."""
+    """Equal for equal graphs, however they are written: XLA's dumps and torch_xla's text use other numbers and names.
+    It covers opcodes, types, constants, attributes, and where each operand comes from."""
     ops = "\n".join(f"{op.opcode} {op.results} {op.operands} {op.attributes} {op.value}" for op in graph.ops)
     return hashlib.sha256(ops.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def multiplications(graph: Graph) -> tuple[int, int]:
-    """How many matrix multiplications and convolutions of floating-point numbers there are, and how many of them
-    multiply in bf16: what counts are the operands, since sums may be kept wider."""
+    """How many matmuls and convolutions of floating-point numbers there are, and how many of them are in bf16. The
+    operands decide, because sums may be kept wider."""
     floating = [types for types in graph.multiplied if all(_is_floating(dtype) for dtype in types)]
     return len(floating), sum(all(dtype == "bf16" for dtype in types) for types in floating)
 
 
 def multiplied_types(graph: Graph) -> dict[str, int]:
-    """How many of those multiplications there are of each element type; of two types, the wider one's name."""
+    """How many of those matmuls and convolutions there are of each element type; of two types, the wider one's name."""
     floating = [types for types in graph.multiplied if all(_is_floating(dtype) for dtype in types)]
     return dict(Counter(next((dtype for dtype in types if dtype != "bf16"), "bf16") for types in floating))
 

@@ -1,8 +1,4 @@
-"""The difference of two graphs, as evidence for why one of them was compiled although the other had been.
-
-What lives here: `compare` and `distance`. What does not: reading the text (hlo_text.py), and what the difference means
-(that is a matter of the person's program, not of the graph alone).
-"""
+"""The difference of two HLO graphs, as evidence for a recompile."""
 
 from __future__ import annotations
 
@@ -15,9 +11,9 @@ from typing import TypeVar
 
 from tpu_magics.backends.observing.hlo_text import Graph, Op, Tensor
 
-AT_MOST = 32  # distinct differences of one kind that are kept
-RUN = 6  # instructions in a row that must be found once in both graphs to tie them to each other
-# Of different instructions in two graphs, the weight against one of different types.
+AT_MOST = 32  # distinct differences of one kind to keep
+RUN = 6  # consecutive instructions that must occur once in both graphs to match them
+# The weight of a different instruction, relative to a different type.
 OTHER_OP = 10_000
 
 # A number in an attribute; not the digits of dim_labels=bf01_oi01->bf01.
@@ -30,12 +26,12 @@ Parameter = tuple[int, "Tensor | None", "Tensor | None"]
 
 @dataclass(frozen=True)
 class GraphChange:
-    """What is different in a graph from an earlier one; pairs are (old, new), each different pair once.
+    """The difference of a graph from an earlier one; pairs are (old, new), each different pair once.
 
-    `same_ops`: the instructions are the same in the same order, and `same_wiring`: they work on each other's results as
-    before. `constants`: literals (also numbers with a fraction in attributes); `dims`: whole numbers in shapes and in
-    attributes (the limits of a slice, ...); `attributes`: others that changed; `parameters`: number, old, new (None:
-    there is none). `added` and `removed`: how many instructions more and fewer there are of each opcode.
+    `same_ops`: the same instructions in the same order, and `same_wiring`: with the same operands. `constants`:
+    literals (also numbers with a fraction in attributes); `dims`: integers in shapes and attributes (the limits of a
+    slice, ...); `attributes`: others that changed; `parameters`: number, old, new (None: does not exist). `added` and
+    `removed`: how many instructions more and fewer there are of each opcode.
     """
 
     same_ops: bool
@@ -51,7 +47,7 @@ class GraphChange:
 
     @property
     def numbers(self) -> tuple[Numbers, ...]:
-        """The constants whose change does not follow from that of a dimension (a mean divides by the count)."""
+        """The constants whose change does not follow from a changed dimension (a mean divides by the count)."""
         return tuple(pair for pair in self.constants if not _follows(pair, self.dims))
 
     def lines(self) -> tuple[str, ...]:
@@ -69,7 +65,7 @@ class GraphChange:
 
 
 def compare(new: Graph, old: Graph) -> GraphChange:
-    """What is different in `new`. Where the instructions differ, only the pieces that both have are held together."""
+    """The differences in `new`. If the instructions differ, only the parts that both graphs have are compared."""
     new_ops, old_ops = new.ops, old.ops
     same = len(new_ops) == len(old_ops) and all(a.opcode == b.opcode for a, b in zip(new_ops, old_ops, strict=False))
     pairs = list(zip(new_ops, old_ops, strict=False) if same else _aligned(new_ops, old_ops))
@@ -92,7 +88,7 @@ def compare(new: Graph, old: Graph) -> GraphChange:
 
 
 def distance(new: Graph, old: Graph) -> int:
-    """0 for the same graph, some for other shapes and constants, many for other instructions."""
+    """0 for the same graph, small for other shapes and constants, large for other instructions."""
     if new.digest == old.digest:
         return 0
     return 1 + min(_apart(new.signature, old.signature), OTHER_OP - 2) + OTHER_OP * _apart(new.counts, old.counts)
@@ -157,8 +153,8 @@ def _close(a: float, b: float) -> bool:
 
 # -- which instructions belong together -------------------------------------------------------------------------
 def _aligned(new: Sequence[Op], old: Sequence[Op]) -> Iterator[tuple[Op, Op]]:
-    """Instructions of both graphs that stand in the same surroundings, in time that grows with the length only: runs
-    that each graph has once tie them to each other, and what is equal around such a run belongs to it."""
+    """Matching instructions of both graphs, in time linear in their length: runs of opcodes that are unique in each
+    graph are matched, and extended in both directions while the opcodes are equal."""
     a, b = [op.opcode for op in new], [op.opcode for op in old]
     done_a = done_b = 0
     for at_a, at_b in _ties(a, b):
@@ -173,7 +169,7 @@ def _aligned(new: Sequence[Op], old: Sequence[Op]) -> Iterator[tuple[Op, Op]]:
 
 
 def _ties(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Places of runs that occur once in each, in growing order of both."""
+    """Positions of runs that occur once in each graph, in increasing order of both."""
     places_a, places_b = _lone_runs(a), _lone_runs(b)
     common = sorted((places_a[run], places_b[run]) for run in places_a.keys() & places_b.keys())
     return _growing(common)
@@ -182,7 +178,7 @@ def _ties(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int]]:
 def _lone_runs(opcodes: Sequence[str]) -> dict[tuple[str, ...], int]:
     places: dict[tuple[str, ...], int] = {}
     twice = set()
-    padded = ["", *opcodes, ""]  # the beginning and the end are surroundings too
+    padded = ["", *opcodes, ""]  # the start and the end count as context too
     for place, run in enumerate(zip(*(padded[shift:] for shift in range(RUN)), strict=False)):
         if run in places:
             twice.add(run)
@@ -209,7 +205,7 @@ def _growing(pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _parameters(new: Sequence[Tensor], old: Sequence[Tensor]) -> Iterator[Parameter]:
-    """The parameters that differ. Where their number does, those that the ends of both lists share are left out."""
+    """The parameters that differ. If their number differs, without the common ones at both ends of the lists."""
     if len(new) == len(old):
         yield from ((n, before, now) for n, (now, before) in enumerate(zip(new, old, strict=False)) if now != before)
         return
@@ -233,7 +229,7 @@ def _parameter_lines(parameters: Sequence[Parameter]) -> Iterator[str]:
         yield f"parameter {number} is now {now}, before {before}"
     if len(changed) > 2:
         yield f"{_count(len(changed) - 2, 'other parameter')} changed too"
-    for label, some, place in (("new", added, 2), ("gone", removed, 1)):
+    for label, some, place in (("new", added, 2), ("removed", removed, 1)):
         if some:
             which = _some([str(one[place]) for one in some])
             yield f"{_count(len(some), 'parameter')} {'is' if len(some) == 1 else 'are'} {label}: {which}"
@@ -268,9 +264,9 @@ def _op_lines(change: GraphChange) -> Iterator[str]:
     if change.added or change.removed:
         return
     if not change.same_ops:
-        yield "the same operations stand in another order"
+        yield "the same operations are in another order"
     elif not change.same_wiring:
-        yield "the same operations work on other values"
+        yield "the same operations have other operands"
 
 
 def _count(number: int, noun: str) -> str:

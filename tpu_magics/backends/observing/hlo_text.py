@@ -1,10 +1,7 @@
-"""An HLO module as XLA writes it, read.
+"""Parses the text of an unoptimized HLO module into a `Graph`. Standard library only.
 
-What lives here: the text of an unoptimised module -> a `Graph`. What does not: what is thought about a graph
-(hlo.py) and the difference of two (hlo_compare.py). Standard library only.
-
-Read in the dumps of torch_xla 2.9.0 (`XLA_FLAGS="--xla_dump_to=DIR --xla_dump_hlo_as_text"`): one instruction per line,
-`%name = type opcode(operands), attributes`; computations are set apart by lines that begin in the first column.
+Format as in the dumps of torch_xla 2.9.0 (`XLA_FLAGS="--xla_dump_to=DIR --xla_dump_hlo_as_text"`): one instruction per
+line, `%name = type opcode(operands), attributes`; computations are separated by lines that start in the first column.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ _NAME = re.compile(r"%([\w.\-]+)")
 _NUMBERED = re.compile(r"(%[A-Za-z_][\w\-]*)(?:\.\d+)+")
 _TENSOR = re.compile(r"([a-z]\w*)\[([^\]]*)\]")
 _DONATED = re.compile(r"\((\d+), \{")
-# Where the person's code stands is noted with XLA_HLO_DEBUG=1; it is no part of what is computed.
+# With XLA_HLO_DEBUG=1 the dump has source lines, which are not part of the computation.
 _METADATA = re.compile(r",? ?metadata=\{[^{}]*\}")
 _TABLES = re.compile(r"^(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d.*\n)*\n?", re.MULTILINE)
 
@@ -49,7 +46,7 @@ class Tensor(NamedTuple):
 
 class Op(NamedTuple):
     """One instruction. `results`: its tensors (more than one for a tuple); `operands`: how many instructions earlier
-    each was made (0: not in the text before it); `attributes`: what stands behind the operands, without the numbers of
+    each was made (0: not in the text before it); `attributes`: the text after the operands, without the numbers of
     computations; `value`: the literal of a constant, the number of a parameter, else ""."""
 
     opcode: str
@@ -66,12 +63,12 @@ class Op(NamedTuple):
 
 @dataclass(frozen=True)
 class Graph:
-    """What is known of one module. Two graphs are equal if their digests are.
+    """A parsed module. Two graphs are equal if their digests are.
 
-    `parameters`: of the entry computation, in the order of their numbers; `outputs`: what it returns; `donated`: the
-    numbers of parameters whose memory the results may take over; `digest`: of the text without the module's name.
-    `multiplied`: the element types of the operands of each matrix multiplication and convolution. `counts`: how many
-    instructions there are of each opcode; `signature`: of each opcode, result type and constant.
+    `parameters`: of the entry computation, in the order of their numbers; `outputs`: its results; `donated`: the
+    numbers of parameters whose memory results may reuse; `digest`: of the text without the module's name. `multiplied`:
+    the element types of the operands of each matmul and convolution. `counts`: the number of instructions of each
+    opcode; `signature`: of each opcode, result type and constant.
     """
 
     digest: str
@@ -85,12 +82,12 @@ class Graph:
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """All instructions of all computations. Read again from the packed text, so that many graphs can be kept."""
+        """All instructions of all computations. Parsed again from the packed text, so that many graphs can be kept."""
         return _ops(self.packed)
 
 
 def parse(text: str) -> Graph:
-    """Read one module. A text that is none gives a graph without instructions."""
+    """Parse one module. Any other text gives a graph without instructions."""
     header, _, body = _without_places(text).partition("\n")
     found = _INSTRUCTION.findall(body)
     types = {name: type_ for name, type_, *_ in found}
@@ -113,7 +110,7 @@ def parse(text: str) -> Graph:
 
 
 def join(graphs: Sequence[Graph]) -> Graph:
-    """Pieces of one graph, in the order in which they run, as one: all that they have, one after the other."""
+    """Concatenate the pieces of one graph, in the order in which they run."""
     starts = list(accumulate((len(one.parameters) for one in graphs), initial=0))
     return Graph(
         digest=hashlib.sha256(" ".join(one.digest for one in graphs).encode()).hexdigest(),
@@ -128,22 +125,22 @@ def join(graphs: Sequence[Graph]) -> Graph:
 
 
 def _without_places(text: str) -> str:
-    """Without the notes of source lines, which not every dump has."""
+    """Remove source line metadata, which not every dump has."""
     text = _METADATA.sub("", text) if "metadata={" in text else text
     return _TABLES.sub("", text) if "\nFileNames\n" in text else text
 
 
 def _without_name(header: str, body: str) -> tuple[str, str]:
-    """The text without the module's name, which stands in the first line and in that of the entry computation; and the
-    text of that computation."""
+    """The text without the module's name (it is in the first line and in that of the entry computation), and the text
+    of the entry computation."""
     before, _, entry = body.rpartition("\nENTRY ")
     entry = entry.partition("(")[2]
     return "\n".join((header.partition(",")[2], before, entry)), entry
 
 
 def _interface(entry: str) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Parameters and results of the entry computation, whose text begins here: "p0.1: s64[], ...) -> (f32[], ...) {". A
-    tuple counts as what is in it: with thousands of parameters torch_xla hands them over as one, on a TPU."""
+    """Parameters and results of the entry computation, whose text starts here: "p0.1: s64[], ...) -> (f32[], ...) {". A
+    tuple counts as its elements: on a TPU, torch_xla passes thousands of parameters as one tuple."""
     parameters, _, outputs = entry.partition("\n")[0].rpartition(" -> ")
     return _tensors(parameters), _tensors(outputs)
 
@@ -178,7 +175,7 @@ def _ops(packed: bytes) -> tuple[Op, ...]:
 
 def _read_ops(found: Iterable[tuple[str, ...]]) -> Iterable[Op]:
     places: dict[str, int] = {}
-    tensors = functools.lru_cache(maxsize=None)(_tensors)  # few types stand in many instructions
+    tensors = functools.lru_cache(maxsize=None)(_tensors)  # few types occur in many instructions
     for place, (name, type_, opcode, operands, attributes) in enumerate(found):
         literal = opcode in ("constant", "parameter", "iota")
         earlier = () if literal else tuple(place - places.get(one, place) for one in _NAME.findall(operands))

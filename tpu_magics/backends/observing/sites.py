@@ -1,8 +1,4 @@
-"""The user's line behind what a library did.
-
-What lives here: finding it on a stack, and numbering sites in the order of first sight. What does not: whose code a
-line is (runs/origin.py).
-"""
+"""Finds the user's line on a stack of library calls, and numbers these lines (sites)."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ def outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 class Sites:
     """The sites of one rank. `cell_names`: file names of cells -> "In [n]"; `cell_ids`: "In [n]" -> the front end's;
-    `libraries`: folders of libraries that are not installed where libraries usually are."""
+    `libraries`: folders of libraries outside the usual places."""
 
     def __init__(
         self, cell_names: Mapping[str, str], cell_ids: Mapping[str, str], libraries: tuple[str, ...] = ()
@@ -51,33 +47,33 @@ class Sites:
         return next((one for one in outwards(frame) if self.is_users(one.f_code.co_filename)), None)
 
     def of_frame(self, frame: FrameType | None) -> Site:
-        """The site of a running stack; the outermost line where none is the user's."""
+        """The site of a running stack; the outermost line if none is the user's."""
         found = self.users_frame(frame) or next(iter(list(outwards(frame))[-1:]), None)
         if found is None:
             return self._site("", "", 0)
         return self._site(found.f_code.co_name, found.f_code.co_filename, found.f_lineno)
 
     def of_places(self, places: Iterable[Place]) -> Site | None:
-        """The site of a stack that the runtime told, innermost first; None where no line of it is the user's."""
+        """The site of a stack that the runtime reports, innermost first; None if no line of it is the user's."""
         found = next((place for place in places if self.is_users(place[1])), None)
         return self._site(*found) if found else None
 
     def of_line(self, path: str, line: int) -> Site:
-        """The site of a line that need not be on a stack."""
+        """The site of a line that may not be on a stack."""
         return self._site("", path, line)
 
     def through(self, places: Iterable[Place]) -> tuple[tuple[str, str], ...]:
-        """What lies between what was triggered and the user's line: the functions of libraries, with their files. Ours
-        are left out: which of them are there depends on how it was noticed."""
+        """The library functions between the triggering call and the user's line, with their files. Ours are left out:
+        which of them are there depends on the hook."""
         inside = takewhile(lambda place: not self.is_users(place[1]), places)
         return tuple((path, function) for function, path, _line in inside if not under(path, OWN))
 
     def places(self, frame: FrameType | None) -> tuple[Place, ...]:
-        """A running stack in the form in which the runtime tells one, innermost first."""
+        """A running stack in the form in which the runtime reports one, innermost first."""
         return tuple((one.f_code.co_name, one.f_code.co_filename, one.f_lineno) for one in outwards(frame))
 
     def decides(self, site: Site) -> bool:
-        """Whether what is read there decides where Python goes on."""
+        """Whether a value read there decides which branch Python takes."""
         return decides(self._files.get(site.id, site.path), site.line)
 
     def _site(self, function: str, path: str, line: int) -> Site:

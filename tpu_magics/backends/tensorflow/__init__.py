@@ -16,11 +16,15 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.base import DEFAULT, Kept, Placed, Problem, Watcher, Watching
+from tpu_magics.backends.base import DEFAULT, Watcher
+from tpu_magics.backends.base import ObserverConfig as Watching
+from tpu_magics.backends.base import Placement as Placed
+from tpu_magics.backends.base import SavedState as Kept
+from tpu_magics.backends.base import TrainingProblem as Problem
 from tpu_magics.errors import TpuMagicsError
 
 if TYPE_CHECKING:
-    from tpu_magics.backends.lowered import Traced
+    from tpu_magics.backends.lowered import TraceResult as Traced
     from tpu_magics.runs.writer import EventWriter
 
 _NAMES = ("tensorflow", "keras")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tpu_magics.backends.base import Problem
+from tpu_magics.backends.base import TrainingProblem as Problem
 
 PATIENCE = 20.0  # seconds for a bucket to answer; TensorFlow itself tries again for minutes
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import keras
 
-from tpu_magics.backends.base import Placed, Problem
+from tpu_magics.backends.base import Placement as Placed
+from tpu_magics.backends.base import TrainingProblem as Problem
 from tpu_magics.backends.tensorflow.checkpoint_names import OLD, WEIGHTS, old_name
 from tpu_magics.backends.tensorflow.checkpoint_paths import existing, is_local, writable
 from tpu_magics.errors import TpuMagicsError

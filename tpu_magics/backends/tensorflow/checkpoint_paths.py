@@ -17,7 +17,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tpu_magics.backends.base import Placed, Problem
+from tpu_magics.backends.base import Placement as Placed
+from tpu_magics.backends.base import TrainingProblem as Problem
 from tpu_magics.backends.tensorflow.buckets import PATIENCE, bucket_problem
 from tpu_magics.backends.tensorflow.checkpoint_names import OLD, USE_SAVE, ending, old_name
 from tpu_magics.errors import TpuMagicsError

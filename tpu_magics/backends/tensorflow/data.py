@@ -13,8 +13,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tpu_magics.backends.base import Placed, Problem
-from tpu_magics.backends.lowered import Place
+from tpu_magics.backends.base import Placement as Placed
+from tpu_magics.backends.base import TrainingProblem as Problem
+from tpu_magics.backends.lowered import SourceLine as Place
 from tpu_magics.backends.tensorflow.batches import Batches
 from tpu_magics.backends.tensorflow.pipelines import Pipeline, pipeline_of
 

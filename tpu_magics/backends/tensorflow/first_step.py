@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tpu_magics.backends.lowered import Traced
+from tpu_magics.backends.lowered import TraceResult as Traced
 from tpu_magics.backends.tensorflow.lower import lower
 
 Ask = Callable[[Traced], None]

@@ -22,7 +22,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tpu_magics.backends.base import Placed, Problem
+from tpu_magics.backends.base import Placement as Placed
+from tpu_magics.backends.base import TrainingProblem as Problem
 from tpu_magics.backends.tensorflow.batches import INFINITE, Batches, size_of
 from tpu_magics.backends.tensorflow.checkpoint_paths import Destination, destinations, path_problems
 from tpu_magics.backends.tensorflow.data import (

@@ -23,7 +23,8 @@ from typing import Any
 
 import keras
 
-from tpu_magics.backends.base import DEFAULT, Placed
+from tpu_magics.backends.base import DEFAULT
+from tpu_magics.backends.base import Placement as Placed
 from tpu_magics.backends.tensorflow import compile_calls
 from tpu_magics.backends.tensorflow.jit_functions import PUT_ON, Functions
 from tpu_magics.backends.tensorflow.jit_run import Runs

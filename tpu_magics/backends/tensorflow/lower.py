@@ -19,7 +19,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.lowered import Graph, Traced
+from tpu_magics.backends.lowered import LoweredGraph as Graph
+from tpu_magics.backends.lowered import TraceResult as Traced
 from tpu_magics.backends.tensorflow.absent import require_alone
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tpu_magics.backends.lowered import Refused
+from tpu_magics.backends.lowered import UnsupportedOp as Refused
 from tpu_magics.backends.tensorflow import mistakes_devices, mistakes_rules, refusals, xla_ops
 from tpu_magics.backends.tensorflow.checkpoint_names import name_refused
 from tpu_magics.backends.tensorflow.mistakes_seen import Seen

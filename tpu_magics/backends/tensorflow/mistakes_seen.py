@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from traceback import walk_tb
 
-from tpu_magics.backends.lowered import Place
+from tpu_magics.backends.lowered import SourceLine as Place
 from tpu_magics.backends.tensorflow.places import Places
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs.origin import OWN, under

@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tpu_magics.backends.lowered import Place
+from tpu_magics.backends.lowered import SourceLine as Place
 from tpu_magics.backends.tensorflow.batches import Batches, short_batches, size_of, values_of
 from tpu_magics.backends.tensorflow.places import Places, ops
 

@@ -20,7 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tpu_magics.backends.lowered import Place
+from tpu_magics.backends.lowered import SourceLine as Place
 from tpu_magics.runs.origin import OWN, is_library, under
 
 _LIBRARIES = tuple(str(Path(one.__file__).parent) for one in (tf, keras))

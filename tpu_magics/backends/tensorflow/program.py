@@ -17,8 +17,8 @@ from typing import Any
 from tensorflow.compiler.xla import xla_data_pb2
 from tensorflow.compiler.xla.service import hlo_pb2
 
-from tpu_magics.backends.hlo_proto import numbered
-from tpu_magics.backends.lowered import Place
+from tpu_magics.backends.hlo_proto import number_ops as numbered
+from tpu_magics.backends.lowered import SourceLine as Place
 
 
 @dataclass(frozen=True)

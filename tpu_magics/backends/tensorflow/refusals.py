@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tpu_magics.backends.lowered import Place, Refused
+from tpu_magics.backends.lowered import SourceLine as Place
+from tpu_magics.backends.lowered import UnsupportedOp as Refused
 from tpu_magics.backends.tensorflow import xla_ops
 from tpu_magics.backends.tensorflow.places import Places, ops
 from tpu_magics.backends.tensorflow.step import GIVE_MODEL, Step, runs_many_steps

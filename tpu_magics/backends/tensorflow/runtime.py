@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, TPU_REMOTE, Placed, Problem
+from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, TPU_REMOTE
+from tpu_magics.backends.base import Placement as Placed
+from tpu_magics.backends.base import TrainingProblem as Problem
 from tpu_magics.backends.tensorflow import compile_calls
 from tpu_magics.backends.tensorflow import precision as precisions
 from tpu_magics.backends.tensorflow.absent import Host, no_tpu, not_importable, refuse_broken, require_alone

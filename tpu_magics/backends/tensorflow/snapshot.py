@@ -22,7 +22,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tpu_magics.backends.base import DEFAULT, Placed, Problem
+from tpu_magics.backends.base import DEFAULT
+from tpu_magics.backends.base import Placement as Placed
+from tpu_magics.backends.base import TrainingProblem as Problem
 from tpu_magics.backends.tensorflow import holders, randomness
 
 VALUES, INDEX = "values.bin", "values.json"

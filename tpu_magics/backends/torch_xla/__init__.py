@@ -1,7 +1,4 @@
-"""torch_xla behind the seam: see base.py for what each method means.
-
-What lives here: the methods' way to their files. Importing this imports no framework; each method does when it must.
-"""
+"""The PyTorch/XLA backend; base.py documents each method. Importing this module imports no framework."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from tpu_magics.errors import TpuMagicsError
 
 
 def _from(module: str, name: str) -> Any:
-    """A method that is a function of one of this folder's files, imported when it is first called."""
+    """A method that is a function of a module in this folder, imported at its first call."""
 
     def method(_self: object, *args: Any, **kwargs: Any) -> Any:
         return getattr(import_module(f"{__name__}.{module}"), name)(*args, **kwargs)
@@ -37,16 +34,16 @@ class TorchXla:
         for name in ("torch_xla.runtime", "torch_xla._internal.pjrt", "torch_xla.distributed.parallel_loader"):
             import_module(name)
         for name in (
-            "inherited",
+            "process_state",
             "observe.hooks",
             "observe.observer",
             "pickling",
             "randomness",
             "rehearse.join",
-            "renewal",
-            "sharded",
+            "rebuild",
+            "fsdp_shards",
             "state",
-            "ties",
+            "tied_weights",
             "trainer",
             "weights",
             "worker",
@@ -58,7 +55,7 @@ class TorchXla:
     rehearsal_problem = _from("rehearse", "problem")
 
     def runtime_initialized(self) -> bool:
-        # torch_xla 2.9: torch_xla/_internal/pjrt.py asks the same before it spawns.
+        # torch_xla 2.9: torch_xla/_internal/pjrt.py checks the same before it spawns.
         module = sys.modules.get("torch_xla")
         extension = getattr(module, "_XLAC", None)
         return bool(extension is not None and extension._xla_runtime_is_initialized())
@@ -74,7 +71,7 @@ class TorchXla:
             found.append("cuda")
         return found
 
-    device_holder = _from("without_xla", "device_holder")
+    device_holder = _from("cpu_only", "device_holder")
     quiet_seeds = _from("randomness", "quiet_seeds")
     quiet_problems = _from("randomness", "quiet_problems")
 
@@ -101,15 +98,15 @@ class TorchXla:
     seeds_device_only = _from("randomness", "seeds_device_only")
     seeds_without_runtime = _from("randomness", "seeds_without_runtime")
 
-    process_state = _from("inherited", "process_state")
-    set_process_state = _from("inherited", "set_process_state")
+    process_state = _from("process_state", "process_state")
+    set_process_state = _from("process_state", "set_process_state")
 
     # -- results --------------------------------------------------------------------------------------------------
     check_weights = _from("weights", "check_weights")
     load_weights = _from("weights", "load_weights")
     dumps = _from("pickling", "dumps")
     digests = _from("rehearse.digests", "digests")
-    splits_weights = _from("sharded", "spread")
+    splits_weights = _from("fsdp_shards", "spread")
 
     def object_state(self) -> Any:
         from tpu_magics.backends.torch_xla.state import TorchState
@@ -119,10 +116,10 @@ class TorchXla:
     follow_optimizers = _from("optimizers", "follow")
 
     def collect_weights(self, models: Mapping[str, Any], folder: Path, rank: int) -> None:
-        from tpu_magics.backends.torch_xla import sharded, weights
+        from tpu_magics.backends.torch_xla import fsdp_shards, weights
 
-        sharded.collect_shards(models, folder, rank)
-        if sharded.spread(models):
+        fsdp_shards.collect_shards(models, folder, rank)
+        if fsdp_shards.spread(models):
             import torch_xla.core.xla_model as xm
 
             xm.rendezvous("tpu_magics-shards")
@@ -131,7 +128,7 @@ class TorchXla:
 
     # -- the worker -----------------------------------------------------------------------------------------------
     run_worker = _from("worker", "run_worker")
-    renew = _from("renewal", "renew")
+    renew = _from("rebuild", "renew")
     observing = _from("observe", "observing")
     finish = _from("observe", "finish")
 
@@ -140,11 +137,11 @@ def _cannot_import(error: ImportError) -> TpuMagicsError:
     if isinstance(error, ModuleNotFoundError):
         return TpuMagicsError(
             f"{error.name} is not installed.",
-            "Training goes through PyTorch/XLA.",
+            "Training needs PyTorch/XLA.",
             "Install it: pip install 'tpu-magics[torch]'",
         )
     return TpuMagicsError(
         "torch_xla cannot be imported.",
         f"{error}",
-        "Install a pair of versions that fit, then restart the kernel: pip install torch==2.9.0 torch_xla==2.9.0",
+        "Install matching versions, then restart the kernel: pip install torch==2.9.0 torch_xla==2.9.0",
     )

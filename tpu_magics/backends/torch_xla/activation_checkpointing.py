@@ -1,12 +1,8 @@
-"""`torch.utils.checkpoint` (gradient checkpointing, activation checkpointing) on XLA devices, in a worker.
+"""`torch.utils.checkpoint` (gradient checkpointing) on XLA devices, in a worker.
 
-What lives here: what torch's own functions miss of torch_xla, so that `model.gradient_checkpointing_enable()`,
-`TrainingArguments(gradient_checkpointing=True)` and plain calls work, and recomputed values are recomputed. What does
-not: FSDP's checkpointing (trainer_fsdp.py).
-
-Read in torch 2.9.0 (utils/checkpoint.py): both forms ask `torch.xla`, which torch_xla 2.9.0 does not set, for the
-device's random state. XLA finds that a recomputed value equals the first one and keeps that instead: memory is saved
-only behind an optimization barrier, which torch_xla's own `torch_xla.utils.checkpoint` (reentrant) has.
+torch 2.9.0 (utils/checkpoint.py): both forms use `torch.xla`, which torch_xla 2.9.0 does not set, for the device's
+random state. XLA removes the recomputation as a common subexpression unless there is an optimization barrier before it,
+which only `torch_xla.utils.checkpoint` (reentrant) has.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from typing import Any
 
 
 def arrange() -> None:
-    """Only for workers, once torch_xla is imported."""
+    """Patch torch. Only for workers, after torch_xla is imported."""
     import torch
     import torch.utils.checkpoint as checkpoint
 
@@ -31,7 +27,7 @@ def arrange() -> None:
 
 
 def _device_module() -> ModuleType:
-    """What torch's functions ask of `torch.xla`, as they do of `torch.cuda`."""
+    """`torch.xla` for torch's functions, like `torch.cuda`."""
     module = ModuleType("torch.xla", "XLA's random state, for torch.utils.checkpoint and torch.random.fork_rng.")
     module.__dict__.update(
         _initialized=True,
@@ -60,7 +56,7 @@ def _name(device: Any) -> Any:
 
 
 def _recompute_behind_barriers(module: Any) -> None:
-    """The form without reentrance: what it is given is only ever called to recompute."""
+    """The non-reentrant form: its function is only called to recompute."""
     original = module._checkpoint_without_reentrant_generator
 
     @functools.wraps(original)
@@ -84,7 +80,7 @@ def _behind_barrier(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _use_torch_xlas(cls: Any) -> None:
-    """The reentrant form: torch_xla's own where a tensor lies on an XLA device."""
+    """The reentrant form: use torch_xla's own if a tensor is on an XLA device."""
     original = cls.apply.__func__
 
     def apply(kind: Any, function: Any, preserve: Any, *args: Any) -> Any:

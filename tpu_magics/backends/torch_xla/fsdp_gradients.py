@@ -1,13 +1,9 @@
-"""The gradients of XLA FSDP (v1) under accelerate: averaged over the ranks already, and another part on each of them.
+"""Gradients of XLA FSDP (v1) under accelerate: they are already averaged, and each rank has another part.
 
-What lives here: what accelerate must leave out, and a norm that counts all parts. What does not: shards on their way
-home (sharded.py), the Trainer (trainer.py).
-
-torch_xla's FSDP leaves on each rank the averaged gradients of its own shards. accelerate 1.15.0 averages the gradients
-of every optimizer over all ranks (optimizer.py, AcceleratedOptimizer.step; accelerator.py, clip_grad_norm_): gradients
-of different parts of a parameter would be mixed, on a TPU as well, and each rank would clip by the norm of its own
-part. transformers' Trainer (5.23.0) trains FSDP through both; seen here: another loss than without FSDP from the second
-step on. Models without such shards go accelerate's own way.
+accelerate 1.15.0 averages the gradients of every optimizer over all ranks (optimizer.py, AcceleratedOptimizer.step;
+accelerator.py, clip_grad_norm_). With FSDP that would mix gradients of different parts of a parameter, on a TPU as
+well, and each rank would clip by the norm of its own part. transformers' Trainer (5.23.0) trains FSDP through both;
+without this patch the loss differs from the second step on. Models without such shards are not affected.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ def arrange() -> None:
 
 
 def is_shard(parameter: Any) -> bool:
-    """Whether this is a rank's part of a parameter, by the mark of torch_xla 2.9.0 (torch_xla/distributed/fsdp)."""
+    """Whether this is a rank's shard of a parameter, by torch_xla's mark (2.9.0: torch_xla/distributed/fsdp)."""
     return bool(getattr(parameter, "_is_sharded", False))
 
 
@@ -65,8 +61,8 @@ def _change_clipping(Accelerator: Any) -> None:
 
 
 def average_whole(optimizer: Any) -> None:
-    """For one of accelerate's optimizers that holds shards: average the gradients of what is no shard, if anything, and
-    tell accelerate that it is done."""
+    """For an accelerate optimizer that holds shards: average the gradients of parameters that are not shards, and mark
+    the gradients as averaged for accelerate."""
     parameters = list(_parameters(optimizer))
     if optimizer.gradient_state.is_xla_gradients_synced or not any(map(is_shard, parameters)):
         return
@@ -85,8 +81,8 @@ def _parameters(optimizer: Any) -> Iterator[Any]:
 
 
 def clip(parameters: Sequence[Any], max_norm: float, norm_type: float) -> Any:
-    """Scale gradients so that the norm of all of them, shards of all ranks included, is at most `max_norm`. Returns
-    their norm before. As torch.nn.utils.clip_grad_norm_ and FSDP's own clip_grad_norm_ do."""
+    """Scale gradients so that their total norm, including the shards of all ranks, is at most `max_norm`. Returns the
+    norm before, as torch.nn.utils.clip_grad_norm_ and FSDP's own clip_grad_norm_ do."""
     import torch
 
     with torch.no_grad():

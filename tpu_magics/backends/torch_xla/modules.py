@@ -1,10 +1,7 @@
-"""What launch/ asks about torch modules: is this one, does that call build one, how large is it, where does it lie.
+"""What launch/ needs to know about torch modules: is it one, does a call create one, its size and its device.
 
-What lives here: questions about models, the calls that build them and the objects around them (configs, optimisers).
-What does not: weights that travel (weights.py) and random numbers (randomness.py).
-
-Nothing here imports a framework: all is looked up in `sys.modules`, since what was never imported can neither be an
-instance nor be called. Names were read in torch 2.9.0, transformers 5.23.0 and accelerate 1.15.0.
+Imports no framework, only looks in `sys.modules`: what was never imported can neither be an instance nor be called.
+Names as in torch 2.9.0, transformers 5.23.0 and accelerate 1.15.0.
 """
 
 from __future__ import annotations
@@ -18,13 +15,13 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tpu_magics.backends.torch_xla.weights_slots import plain_name
+from tpu_magics.backends.torch_xla.named_parameters import plain_name
 
-# classmethods of models that yield a model
+# classmethods of models that return a model
 BUILDERS = frozenset({"from_pretrained", "from_config", "_from_config", "load_from_checkpoint"})
-# classmethods of configs that yield a config
+# classmethods of configs that return a config
 CONFIG_BUILDERS = frozenset({"from_pretrained", "for_model", "from_dict", "from_json_file"})
-# Modules that torch or a library defines without parameters: callables, not models in the eyes of who writes them.
+# Modules of torch or a library without parameters: users see them as functions, not as models.
 WEIGHTLESS = (
     "torch.nn.modules.loss",
     "torch.nn.modules.dropout",
@@ -44,7 +41,7 @@ ACTIVATIONS = "torch.nn.modules.activation"
 ACTIVATIONS_WITH_WEIGHTS = frozenset({"PReLU", "MultiheadAttention"})
 # Modules around a model: they add no weights of their own.
 WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch_xla.distributed")
-# Packages whose calls may bring the XLA runtime up.
+# Packages whose calls may start the XLA runtime.
 DEVICE_PACKAGES = ("torch_xla", "accelerate", "torch.cuda")
 
 
@@ -55,7 +52,7 @@ def is_model(value: object) -> bool:
 
 
 def builds_model(function: object) -> bool:
-    """Whether calling `function` yields a model with weights of its own, as far as can be known without calling it."""
+    """Whether calling `function` returns a model with weights of its own, as far as known without calling it."""
     function = _without_partial(function)
     if isinstance(function, type):
         return _is_module_class(function) and not _from(function, WRAPPERS) and not _is_weightless_class(function)
@@ -72,7 +69,7 @@ def builds_weightless(function: object) -> bool:
 
 
 def builds_config(function: object) -> bool:
-    """Whether calling `function` yields plain settings: a transformers config, a dataclass, a namespace, a dict."""
+    """Whether calling `function` returns plain settings: a transformers config, a dataclass, a namespace, a dict."""
     function = _without_partial(function)
     if isinstance(function, type):
         return not _is_module_class(function) and _is_config_class(function)
@@ -82,9 +79,9 @@ def builds_config(function: object) -> bool:
 
 
 def touches_device(value: object) -> bool:
-    """Whether using `value` may bring the accelerator's runtime up: a name, a device string, a module, a function.
+    """Whether using `value` may start the accelerator's runtime: a name, a device string, a module, a function.
 
-    A string is taken as the name of a module or of a device.
+    A string is taken as the name of a module or a device.
     """
     if isinstance(value, str):
         return value == "xla" or value.startswith("xla:") or _in_packages(value, DEVICE_PACKAGES)
@@ -98,18 +95,18 @@ def touches_device(value: object) -> bool:
 
 
 def model_bytes(model: Any) -> int:
-    """Bytes of parameters and buffers. What is tied, or shares its storage, counts once; on "meta" it takes none."""
+    """Bytes of parameters and buffers. Tied tensors and shared storage count once; "meta" tensors count nothing."""
     seen: set[Any] = set()
     return sum(_tensor_bytes(tensor, seen) for tensor in _tensors(model))
 
 
 def model_device(model: Any) -> str:
-    """Device type of the first parameter or buffer that is not on "cpu"; "cpu" where all are."""
+    """Device type of the first parameter or buffer that is not on "cpu"; "cpu" if all are."""
     return next((tensor.device.type for tensor in _tensors(model) if tensor.device.type != "cpu"), "cpu")
 
 
 def shares_memory(model: Any, value: object) -> bool:
-    """Whether a parameter or buffer of `model` lies in the memory of the tensor or NumPy array `value`."""
+    """Whether a parameter or buffer of `model` shares memory with the tensor or NumPy array `value`."""
     address = _address(value)
     if address is None:
         return False
@@ -119,9 +116,9 @@ def shares_memory(model: Any, value: object) -> bool:
 
 
 def tensor_content(value: object) -> tuple[Any, ...] | None:
-    """All that makes a tensor in host memory equal to another; None where `value` is none.
+    """Everything that makes a tensor in host memory equal to another; None if `value` is not one.
 
-    Pickles of equal tensors differ (torch 2.9.0): they name the address of the storage.
+    Pickles of equal tensors differ (torch 2.9.0): they contain the address of the storage.
     """
     if _address(value) is None or not hasattr(value, "requires_grad"):
         return None
@@ -132,14 +129,14 @@ def tensor_content(value: object) -> tuple[Any, ...] | None:
 
 
 def structure(model: Any) -> tuple[Any, ...]:
-    """Names and shapes of a model's parameters and buffers, for comparing (None: not materialised yet); wrappers around
-    its parts, such as FSDP v2, change no name."""
+    """Names and shapes of a model's parameters and buffers, for comparison (None: not materialized yet). Wrappers
+    around its parts, such as FSDP v2, change no name."""
     tensors = (*model.named_parameters(), *model.named_buffers())
     return tuple((plain_name(name), None if _is_lazy(tensor) else tuple(tensor.shape)) for name, tensor in tensors)
 
 
 def replace_reference(model: Any, old: object, new: object) -> None:
-    """Make every module of `model` that keeps `old`, as an attribute or in a dict or list of one, keep `new`."""
+    """Replace `old` by `new` in every module of `model` that holds it, as an attribute or in a dict or list."""
     seen: set[int] = set()
     for module in model.modules():
         _replace_in(vars(module), old, new, seen)
@@ -175,7 +172,8 @@ def _is_weightless_class(cls: type) -> bool:
 
 
 def _loss_classes() -> tuple[type, ...]:
-    """torch's base class of losses (private, torch 2.9.0; without it a loss still drops out by having no bytes)."""
+    """torch's base class of losses (private, torch 2.9.0). Without it, a loss is still recognized because it has no
+    bytes."""
     found = getattr(sys.modules.get("torch.nn.modules.loss"), "_Loss", None)
     return (found,) if isinstance(found, type) else ()
 
@@ -185,7 +183,7 @@ def _is_model_source(cls: type) -> bool:
 
 
 def _is_auto_model(cls: type) -> bool:
-    """Whether `cls` is one of transformers' Auto*Model* classes: they are no modules, but hand modules out."""
+    """Whether `cls` is one of transformers' Auto*Model* classes: they are not modules, but return modules."""
     base = getattr(sys.modules.get("transformers.models.auto.auto_factory"), "_BaseAutoModelClass", None)
     return isinstance(base, type) and issubclass(cls, base)
 
@@ -213,7 +211,7 @@ def _is_bare_class(cls: type) -> bool:
 
 
 def _returned_class(function: object) -> type | None:
-    """The class that a function's return annotation names, written as an object or as text."""
+    """The class in a function's return annotation, as an object or as text."""
     if not isinstance(function, (types.FunctionType, types.MethodType)):
         return None
     plain = inspect.unwrap(getattr(function, "__func__", function))
@@ -224,7 +222,7 @@ def _returned_class(function: object) -> type | None:
 
 
 def _named(text: str, names: Mapping[str, Any]) -> object:
-    """The object that a dotted name stands for in a function's globals, or None. Quotes may stand around it."""
+    """The object of a dotted name in a function's globals, or None. It may be quoted."""
     first, *rest = text.strip(" '\"").split(".")
     return functools.reduce(lambda value, name: getattr(value, name, None), rest, names.get(first))
 
@@ -261,13 +259,13 @@ def _tensor_bytes(tensor: Any, seen: set[Any]) -> int:
 
 
 def _is_lazy(tensor: Any) -> bool:
-    """Whether a lazy module has yet to learn the shape of `tensor`."""
+    """Whether the shape of `tensor` in a lazy module is still unknown."""
     lazy = getattr(sys.modules.get("torch.nn.parameter"), "is_lazy", None)
     return bool(lazy(tensor)) if lazy is not None else False
 
 
 def _storage(tensor: Any) -> tuple[Any, int]:
-    """What the bytes of `tensor` are known by, and how many they are. A view counts with all that it keeps alive."""
+    """The identity of the bytes of `tensor`, and their number. A view counts with everything it keeps alive."""
     if tensor.is_sparse:
         parts = (tensor._indices(), tensor._values())
         return id(tensor), sum(part.numel() * part.element_size() for part in parts)
@@ -278,7 +276,7 @@ def _storage(tensor: Any) -> tuple[Any, int]:
 
 
 def _address(value: object) -> tuple[int, int] | None:
-    """Where the host memory of a tensor's storage or of an array begins and ends; None where it has none."""
+    """Start and end of the host memory of a tensor's storage or of an array; None if it has none."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         if value.device.type != "cpu" or value.layout is not torch.strided or _is_lazy(value):

@@ -1,10 +1,10 @@
-"""Optimizers in a worker: those of the notebook follow a model that moves to a device, and fused ones step.
+"""Optimizers in a worker: those of the notebook follow a model that moves to a device, and fused ones run without
+fusion.
 
-On XLA a module's move makes new Parameters (ties.py keeps the old objects where it can). What an optimizer holds must
-follow: its parameters where they could not stay the same objects, and its state always.
-
-PyTorch's fused optimizers (`fused=True`, and so Trainer's default, adamw_torch_fused) have no kernel for XLA: the first
-step raises. The plain form is the same algorithm, and XLA fuses it itself.
+Moving a module to XLA creates new Parameters (tied_weights.py keeps the old objects if possible). An optimizer must
+follow: always with its state, and with its parameters if they became new objects. PyTorch's fused optimizers
+(`fused=True`, and so Trainer's default, adamw_torch_fused) have no XLA kernel: the first step raises. The non-fused
+version is the same algorithm, and XLA fuses it itself.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from tpu_magics.backends.torch_xla import same_objects, trainer
+from tpu_magics.backends.torch_xla import tensor_swap, trainer
 from tpu_magics.backends.torch_xla.weights_fetch import on_device
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs import events
 
 _followed: list[tuple[str, Any]] = []
-_stepping: dict[int, list[dict[str, Any]]] = {}  # by optimizer, the groups that are fused but for this step
-_told: set[str] = set()
+_stepping: dict[int, list[dict[str, Any]]] = {}  # by optimizer: the groups that run without fusion in this step
+_noted: set[str] = set()
 
 
 def optimizers_in(items: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
@@ -32,26 +32,26 @@ def optimizers_in(items: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def _is_wrapper(optimizer: Any) -> bool:
-    """Whether it is accelerate's, around a plain one that is found as well."""
+    """Whether it is accelerate's wrapper around an optimizer that is found as well."""
     return isinstance(vars(optimizer).get("optimizer"), torch.optim.Optimizer)
 
 
 def living() -> list[Any]:
-    """All optimizers of this worker: those made here, and the notebook's, which the garbage collector does not have
-    (launch/process.py freezes it). Only those are asked for more: isinstance() runs code of other objects."""
+    """All optimizers of this worker: those created here, and the notebook's, which the garbage collector does not list
+    (launch/process.py freezes it)."""
     made = [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
     return list({id(one): one for one in (*made, *(one for _, one in _followed))}.values())
 
 
 def follow(items: Iterable[tuple[str, Any]]) -> None:
-    """In a worker, before the function: these optimizers follow the moves of their parameters."""
+    """In a worker, before the function: these optimizers follow when their parameters move."""
     for name, optimizer in optimizers_in(items):
         _followed.append((name, optimizer))
         optimizer.register_load_state_dict_post_hook(_place_state)
 
 
 def after_move(successors: Mapping[Any, Any]) -> None:
-    """After a module has moved. `successors`: what took the place of parameters that could not stay the same objects.
+    """After a module moved. `successors`: the replacements of parameters that could not stay the same objects.
     (Parameters are hashed by identity.)"""
     for _, optimizer in _followed:
         if successors:
@@ -61,7 +61,7 @@ def after_move(successors: Mapping[Any, Any]) -> None:
 
 # -- fused ones --------------------------------------------------------------------------------------------------------
 def arrange() -> None:
-    """Let fused optimizers take plain steps where their parameters are on an XLA device. Only for workers."""
+    """Run fused optimizers without fusion if their parameters are on an XLA device. Only for workers."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: _step_plainly(optimizer))
@@ -75,27 +75,27 @@ def _step_plainly(optimizer: Any) -> None:
             group["fused"] = False
             _stepping.setdefault(id(optimizer), []).append(group)
             _count_on_cpu(optimizer, group)
-            _tell(type(optimizer).__name__)
+            _note_plain_steps(type(optimizer).__name__)
 
 
 def _fuse_again(optimizer: Any) -> None:
-    """As the person wrote it: in a checkpoint, and at home."""
+    """Restore the user's setting, for checkpoints and for the notebook."""
     for group in _stepping.pop(id(optimizer), ()):
         group["fused"] = True
 
 
 def _count_on_cpu(optimizer: Any, group: Mapping[str, Any]) -> None:
-    """What counts the steps was loaded to the device, where the fused form has it."""
+    """Move the step counter to the CPU: the fused form loads it to the device."""
     for parameter in group["params"] if not group.get("capturable") else ():
         step = optimizer.state.get(parameter, {}).get("step")
         if isinstance(step, torch.Tensor) and on_device(step):
             optimizer.state[parameter]["step"] = step.cpu()
 
 
-def _tell(name: str) -> None:
-    if name not in _told:
-        _told.add(name)
-        text = f"{name}'s fused form has no kernel for XLA: its steps are those of the plain form, the same algorithm."
+def _note_plain_steps(name: str) -> None:
+    if name not in _noted:
+        _noted.add(name)
+        text = f"{name}(fused=True) has no XLA kernel. The non-fused version, the same algorithm, is used instead."
         trainer.write(events.Warned, code="fused-optimizer", text=text)
 
 
@@ -104,13 +104,13 @@ def _repoint(optimizer: Any, successors: Mapping[Any, Any]) -> None:
     for group in optimizer.param_groups:
         group["params"][:] = [successors.get(one, one) for one in group["params"]]
     kept = [(successors.get(one, one), state) for one, state in optimizer.state.items()]
-    optimizer.state.clear()  # and filled again in the same order
+    optimizer.state.clear()  # refilled in the same order
     optimizer.state.update(kept)
 
 
 def _place_state(optimizer: Any) -> None:
-    """Put the state where its parameters are, as `load_state_dict` does (torch 2.9.0); what counts the steps stays on
-    the CPU: reading it off the device would end each step with a transfer for each parameter."""
+    """Move the state to the device of its parameters, as `load_state_dict` does (torch 2.9.0). The step counter stays
+    on the CPU: reading it from the device would end each step with a transfer for each parameter."""
     for group in optimizer.param_groups:
         counts_there = group.get("capturable") or (group.get("fused") and not any(map(on_device, group["params"])))
         for parameter in group["params"]:
@@ -129,25 +129,25 @@ def _placed(value: Any, device: Any) -> Any:
 
 
 def _crosses(value: Any, device: Any) -> bool:
-    """Whether it is to leave the host, or to come back to it."""
+    """Whether it moves from the host to the device, or back."""
     return on_device(value) is not bool(device.type == "xla")
 
 
 def _moved(value: Any, device: Any) -> Any:
-    """The tensor on the device, as the same object where that can be."""
+    """The tensor on the device, as the same object if possible."""
     new = value.detach().to(device)
-    return value if same_objects.take(value, new) else new
+    return value if tensor_swap.take(value, new) else new
 
 
 def refuse_sharding(module: Any) -> None:
-    """FSDP keeps shards in place of the parameters: an optimizer of the whole ones would train nothing."""
+    """Raise for an optimizer whose parameters FSDP is about to replace by shards: it would train nothing."""
     parameters = {id(parameter) for parameter in module.parameters()}
     for name, optimizer in _followed:
         if any(id(one) in parameters for group in optimizer.param_groups for one in group["params"]):
             raise TpuMagicsError(
-                f"The optimizer `{name}` was made in the notebook, and {type(module).__name__} is sharded in the "
-                "worker.",
-                "FSDP puts shards in the place of the parameters that the optimizer holds, so it would train nothing, "
-                "without a word.",
-                "Make the optimizer inside the training function, after the model is wrapped.",
+                f"The optimizer `{name}` was created in the notebook, but {type(module).__name__} is wrapped with "
+                "FSDP in the worker.",
+                "FSDP replaces the parameters that the optimizer holds by shards, so the optimizer would train "
+                "nothing, without an error.",
+                "Create the optimizer inside the training function, after the model is wrapped.",
             )

@@ -1,9 +1,6 @@
-"""Results as bytes: pickles that a process without an XLA runtime can load.
+"""Pickles of results that a process without an XLA runtime can load: XLA tensors become CPU tensors.
 
-What lives here: turning XLA tensors into CPU tensors on the way into a pickle, and finding what in a value cannot be
-pickled. What does not: loading, which is plain `pickle.loads` in the notebook, and the notebook's models (weights.py).
-
-Loading a pickled XLA tensor would bring the runtime up in the notebook, and on a TPU take it away from the workers.
+Loading a pickled XLA tensor would start the runtime in the notebook, and on a TPU take the device from the workers.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from tpu_magics.backends.torch_xla.weights_fetch import on_device, settle, to_cp
 from tpu_magics.errors import TpuMagicsError
 
 _PROTOCOL = 5
-# How many objects are tried in search of what cannot be pickled, and how deep, before the search stops where it is.
+# Limits of the search for what cannot be pickled: tries and depth.
 _MOST_TRIES = 2000
 _DEEPEST = 50
 
@@ -28,11 +25,11 @@ _DEEPEST = 50
 def dumps(value: Any, name: str = "value") -> bytes:
     """`value` as a pickle in which every XLA tensor, however deep, is a CPU tensor.
 
-    What is pending on the device is run first, once. To be called on the thread that the training function ran on.
+    Pending operations on the device run first, once. Call it on the thread that the training function ran on.
 
     Args:
         value: anything that pickle takes.
-        name: what the person knows it by, for the error.
+        name: the user's name for it, for the error.
 
     Raises:
         TpuMagicsError: something in it cannot be pickled; it names the type and the path, such as `value['m'].hook`.
@@ -48,14 +45,14 @@ def dumps(value: Any, name: str = "value") -> bytes:
 
 
 class _Pickler(pickle.Pickler):
-    """Replaces XLA tensors. Parameters need no care: theirs is the pickle of the tensor inside."""
+    """Replaces XLA tensors. Parameters need nothing: their pickle contains the tensor inside."""
 
     def __init__(self, file: Any, protocol: int) -> None:
         super().__init__(file, protocol)
         self._settled = False
 
     def reducer_override(self, value: Any) -> Any:
-        """pickle's hook: what to write for `value`, or NotImplemented for the usual."""
+        """pickle's hook: what to write for `value`, or NotImplemented for the default."""
         if not isinstance(value, torch.Tensor) or not on_device(value) or type(value) is torch.nn.Parameter:
             return NotImplemented
         if not self._settled:
@@ -67,7 +64,7 @@ class _Pickler(pickle.Pickler):
 def _on_cpu(tensor: Any) -> Any:
     """A CPU tensor with the values, `requires_grad` and Python attributes of `tensor`."""
     copy = to_cpu([tensor])[0]
-    if isinstance(tensor, torch.nn.Parameter):  # of a subclass, which would be rebuilt as such on the device
+    if isinstance(tensor, torch.nn.Parameter):  # a subclass, which would be rebuilt on the device
         copy = torch.nn.Parameter(copy, tensor.requires_grad)
     elif tensor.requires_grad:
         copy.requires_grad_()
@@ -80,10 +77,10 @@ def _on_cpu(tensor: Any) -> Any:
 def _unpicklable(value: Any, name: str, error: Exception) -> TpuMagicsError:
     path, culprit = _Search().find(value, name)
     return TpuMagicsError(
-        f"`{path}` cannot come back to the notebook: it is {_kind(culprit)}, which cannot be pickled.",
+        f"`{path}` cannot be returned to the notebook: it is {_kind(culprit)}, which cannot be pickled.",
         f"{type(error).__name__}: {error}",
         "Return numbers, strings, lists, dicts, arrays, tensors or a state_dict() instead. Models passed as arguments "
-        "come home by themselves.",
+        "are updated in the notebook automatically.",
     )
 
 
@@ -101,7 +98,7 @@ def _kind(value: Any) -> str:
 
 
 class _Search:
-    """Walks down from a value that cannot be pickled to the smallest part that cannot."""
+    """Finds the smallest part of a value that cannot be pickled."""
 
     def __init__(self) -> None:
         self._tries = 0
@@ -124,28 +121,28 @@ class _Search:
         if self._tries > _MOST_TRIES:
             return False
         try:
-            _Probe(_Nowhere(), _PROTOCOL).dump(value)
+            _Probe(_NullWriter(), _PROTOCOL).dump(value)
         except Exception:
             return True
         return False
 
 
 class _Probe(pickle.Pickler):
-    """Pickles all but the values of tensors, which always can be."""
+    """Pickles everything except the values of tensors, which can always be pickled."""
 
     def reducer_override(self, value: Any) -> Any:
         """pickle's hook."""
         return (int, ()) if isinstance(value, torch.Tensor) else NotImplemented
 
 
-class _Nowhere(io.RawIOBase):
+class _NullWriter(io.RawIOBase):
     def write(self, data: Any) -> int:
         """Forget `data`."""
         return len(data)
 
 
 def _children(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """What a value consists of, with the path of each part as one would write it."""
+    """The parts of a value, each with its path as Python code."""
     if isinstance(value, Mapping):
         yield from ((f"{path}[{key!r}]", item) for key, item in value.items())
         yield from ((f"a key of {path}", key) for key in value)

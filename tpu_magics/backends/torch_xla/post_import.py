@@ -1,8 +1,4 @@
-"""Something to do to a module as soon as it has been imported, now or later.
-
-What lives here: a finder on `sys.meta_path` that calls back after the import of named modules. What does not: what is
-done to them (randomness.py, quiet_arguments.py).
-"""
+"""Callbacks that run when a module has been imported, now or later."""
 
 from __future__ import annotations
 
@@ -17,14 +13,14 @@ Callback = Callable[[ModuleType], None]
 
 
 class PostImport(MetaPathFinder):
-    """Calls back once for each named module: at once where it is imported already, else when it is."""
+    """Calls back once for each named module: now if it is imported already, else after its import."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, Callback] = {}
         self.asking: set[str] = set()
 
     def when_imported(self, name: str, callback: Callback) -> None:
-        """Call `callback(module)` when the module `name` is there."""
+        """Call `callback(module)` when the module `name` is imported."""
         module = sys.modules.get(name)
         if module is not None and not _is_initializing(module):
             callback(module)
@@ -34,7 +30,7 @@ class PostImport(MetaPathFinder):
             sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
-        """Wait for nothing any more."""
+        """Stop waiting."""
         self.waiting.clear()
         if self in sys.meta_path:
             sys.meta_path.remove(self)
@@ -45,7 +41,7 @@ class PostImport(MetaPathFinder):
         path: Sequence[str] | None = None,  # noqa: ARG002  (the protocol's)
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
-        """The spec that the other finders give, with a loader that calls back."""
+        """The spec of the other finders, with a loader that calls back."""
         if fullname not in self.waiting or fullname in self.asking:
             return None
         self.asking.add(fullname)
@@ -54,11 +50,11 @@ class PostImport(MetaPathFinder):
         finally:
             self.asking.discard(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _ThenCall(spec.loader, self)
+            spec.loader = _CallbackLoader(spec.loader, self)
         return spec
 
     def imported(self, module: ModuleType) -> None:
-        """A module that was waited for is there."""
+        """A module was imported."""
         callback = self.waiting.pop(module.__name__, None)
         if not self.waiting:
             self.remove()
@@ -66,8 +62,8 @@ class PostImport(MetaPathFinder):
             callback(module)
 
 
-class _ThenCall(Loader):
-    """The loader of one module, which steps aside when its work is done."""
+class _CallbackLoader(Loader):
+    """The loader of one module, which restores the original loader when it is done."""
 
     def __init__(self, loader: Loader, hook: PostImport) -> None:
         self.loader = loader
@@ -78,7 +74,7 @@ class _ThenCall(Loader):
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute the module, then tell the hook. What only looks for the module never comes here."""
+        """Execute the module, then call back. Code that only looks for the module does not get here."""
         module.__loader__ = self.loader
         if module.__spec__ is not None:
             module.__spec__.loader = self.loader

@@ -1,11 +1,7 @@
-"""Which precision was asked for, and which one the compiled graphs have.
+"""Compares the precision of the compiled graphs with the requested one, and records both.
 
-What lives here: the judgement of a graph against what was asked, and `PrecisionWatch`, which records it as it changes.
-What does not: who asks and whose word counts (precision_asked.py), how an Accelerator is made to follow
-(precision_accelerate.py), how a graph is read (hlo.py).
-
-torch_xla 2.9.0 reads XLA_USE_BF16 and XLA_DOWNCAST_BF16 once, when the first floating-point XLA tensor of the process
-is made (csrc/dtype.cpp). From then on its tensors are bf16 on the device, while `tensor.dtype` says float32.
+torch_xla 2.9.0 reads XLA_USE_BF16 and XLA_DOWNCAST_BF16 once, when the process creates its first floating-point XLA
+tensor (csrc/dtype.cpp). From then on its tensors are bf16 on the device, while `tensor.dtype` shows float32.
 """
 
 from __future__ import annotations
@@ -18,15 +14,15 @@ from dataclasses import replace
 from functools import update_wrapper
 from typing import Any, Concatenate, ParamSpec
 
-from tpu_magics.backends.observing import hlo, multiplied
+from tpu_magics.backends.observing import hlo, precision_text
 from tpu_magics.backends.torch_xla import precision_accelerate
-from tpu_magics.backends.torch_xla import precision_asked as asking
-from tpu_magics.backends.torch_xla.held_output import HeldOutput
+from tpu_magics.backends.torch_xla import precision_request as asking
+from tpu_magics.backends.torch_xla.output_filter import OutputFilter
 from tpu_magics.backends.torch_xla.post_import import PostImport
-from tpu_magics.backends.torch_xla.precision_asked import Asked, variables
+from tpu_magics.backends.torch_xla.precision_request import PrecisionRequest, variables
 from tpu_magics.runs import events
 
-__all__ = ["Asked", "PrecisionWatch", "judge", "variables"]
+__all__ = ["PrecisionRequest", "TorchPrecisionWatch", "judge", "variables"]
 
 # What torch_xla 2.9.0 prints about its variables (csrc/dtype.cpp).
 DEPRECATION = re.compile(rb"^XLA_(?:USE|DOWNCAST)_BF16 will be deprecated after [^\n]*\n", re.MULTILINE)
@@ -39,15 +35,20 @@ Facts = dict[str, Any]  # the fields of events.Precision, less `t` and `rank`
 
 
 def judge(
-    asked: Asked, graph: hlo.Graph, digest: str, in_use: str = "", late: str = "", logged: frozenset[str] = frozenset()
+    asked: PrecisionRequest,
+    graph: hlo.Graph,
+    digest: str,
+    in_use: str = "",
+    late: str = "",
+    logged: frozenset[str] = frozenset(),
 ) -> Facts:
-    """What is to be recorded of a graph.
+    """The fields of the record for a graph.
 
     Args:
-        digest: what the compile's record calls the graph.
-        in_use: the precision that torch_xla's variables make ("" for none), as they stand now.
-        late: why they may have come too late; "" where they did not.
-        logged: names of the torch dtypes of the device's tensors that were logged.
+        digest: the graph's name in the compile record.
+        in_use: the precision that torch_xla's variables set now ("" for none).
+        late: why they may have been set too late; "" if they were not.
+        logged: names of the torch dtypes of logged device tensors.
     """
     total, bf16 = hlo.multiplications(graph)
     types = hlo.multiplied_types(graph)
@@ -75,35 +76,35 @@ def _agrees(asked: str, bf16: int, types: Mapping[str, int]) -> bool:
     return asked != "fp32" or bf16 == 0
 
 
-def _text(asked: Asked, total: int, bf16: int, types: Mapping[str, int]) -> str:
-    request = f"{asked.asked} asked by {asked.source}" if asked.asked else "no precision asked"
-    return multiplied.sentence(request, total, bf16, types)
+def _text(asked: PrecisionRequest, total: int, bf16: int, types: Mapping[str, int]) -> str:
+    request = f"{asked.asked} requested by {asked.source}" if asked.asked else "no precision requested"
+    return precision_text.describe_matmuls(request, total, bf16, types)
 
 
-def _reason(asked: Asked, in_use: str, late: str) -> str:
-    """Why request and truth may differ, as a further sentence."""
+def _reason(asked: PrecisionRequest, in_use: str, late: str) -> str:
+    """A further sentence: why the request and the graph may differ."""
     if late:
         return f" {late}"
     if asked.asked == "fp32" and in_use:
         return f" {_VARIABLE[in_use]} is set in the worker."
     if asked.asked == "fp32":
-        return " The program itself uses bf16: autocast, or a model or tensors of torch.bfloat16."
+        return " The program itself uses bf16: autocast, or a torch.bfloat16 model or tensors."
     if asked.asked in _VARIABLE and in_use != asked.asked:
-        return f" {_VARIABLE[asked.asked]} is not in force: the program or a library changed the variables."
+        return f" {_VARIABLE[asked.asked]} is not set any more: the program or a library changed it."
     if asked.asked in _VARIABLE:
         return (
-            " torch_xla reads the variable once, at the first floating-point tensor of the process: one was made "
-            "before it was set, or the program asks for another type itself (half(), autocast)."
+            " torch_xla reads the variable once, when the process creates its first floating-point tensor. Either a "
+            "tensor was created before, or the program selects another dtype (half(), autocast)."
         )
     return ""
 
 
-def _notes(asked: Asked, graph: hlo.Graph, in_use: str, bf16: int, logged: frozenset[str]) -> Iterator[str]:
+def _notes(asked: PrecisionRequest, graph: hlo.Graph, in_use: str, bf16: int, logged: frozenset[str]) -> Iterator[str]:
     if in_use and (bf16 or not graph.multiplied):
         advice = "model.to(torch.bfloat16)" if in_use == "bf16" else "converting the model itself"
         yield (
-            f"{_VARIABLE[in_use]}, which makes this {in_use}, is deprecated since torch_xla 2.6 and works in 2.9; "
-            f"torch_xla advises {advice}."
+            f"{_VARIABLE[in_use]}, which sets {in_use}, is deprecated since torch_xla 2.6. It still works in 2.9, but "
+            f"torch_xla recommends {advice}."
         )
         yield from _hidden(hlo.dtype_counts(graph))
     if bf16:
@@ -114,36 +115,38 @@ def _hidden(parameters: Mapping[str, int]) -> Iterator[str]:
     count = parameters.get("bf16", 0)
     if count:
         inputs = "1 input of the compiled graph is" if count == 1 else f"{count} inputs of the compiled graph are"
-        yield f"{inputs} bf16, though tensor.dtype says float32 or float64."
+        yield f"{inputs} bf16, although tensor.dtype shows float32 or float64."
 
 
-def _logging_advice(asked: Asked, in_use: str, logged: frozenset[str]) -> Iterator[str]:
-    """bf16 keeps 8 bits of a number: about three decimal digits, too few for a metric."""
-    digits = "are bf16, about three decimal digits"
+def _logging_advice(asked: PrecisionRequest, in_use: str, logged: frozenset[str]) -> Iterator[str]:
+    """bf16 keeps 8 bits of a number, about three decimal digits: too few for a metric."""
+    digits = "are bf16 (about three decimal digits)"
     if in_use == "bf16" and logged & _FLOATS:
         downcast = (
             "--precision bf16-downcast"
             if asked.source == asking.OPTION
             else 'downcast (--precision bf16-downcast, or Accelerator(mixed_precision="bf16", downcast_bf16=True))'
         )
-        yield f"Logged values {digits}: with {downcast} those computed in torch.double stay float32."
+        yield f"Logged values {digits}. With {downcast}, values computed in torch.double stay float32."
     elif in_use == "bf16-downcast" and "float32" in logged:
-        yield f"Logged values of torch.float {digits}: compute them in torch.double, which stays float32."
+        yield f"Logged torch.float values {digits}. Compute them in torch.double, which stays float32."
     elif "bfloat16" in logged:
-        yield f"Logged values {digits}: convert what goes into them with .float()."
+        yield f"Logged values {digits}. Convert their inputs with .float()."
 
 
-def _guarded(method: Callable[Concatenate[PrecisionWatch, P], None]) -> Callable[Concatenate[PrecisionWatch, P], None]:
-    """Training goes on where watching fails; that is said once, and no more is recorded."""
+def _guarded(
+    method: Callable[Concatenate[TorchPrecisionWatch, P], None],
+) -> Callable[Concatenate[TorchPrecisionWatch, P], None]:
+    """Training continues if monitoring fails; the failure is recorded once, and nothing after it."""
 
-    def guarded(self: PrecisionWatch, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    def guarded(self: TorchPrecisionWatch, /, *args: P.args, **kwargs: P.kwargs) -> None:
         if self.stopped:
             return
         try:
             method(self, *args, **kwargs)
         except Exception as error:
             self.stopped = True
-            text = f"Precision is not watched any more: {type(error).__name__}: {error}"
+            text = f"Precision monitoring stopped: {type(error).__name__}: {error}"
             with suppress(Exception):
                 self.write(events.Warned, code="precision-stopped", text=text[:500])
 
@@ -151,27 +154,28 @@ def _guarded(method: Callable[Concatenate[PrecisionWatch, P], None]) -> Callable
     return guarded
 
 
-class PrecisionWatch:
-    """Records what was asked and what is true, in a worker; one for each rank, made before the user's code runs.
+class TorchPrecisionWatch:
+    """Records the requested and the actual precision, in a worker; one for each rank, created before the user's code
+    runs.
 
     Args:
-        spec_precision: the option's or the session's default, as in WorkerSpec; "" where there is none.
+        spec_precision: the option's or the session's default, as in WorkerSpec; "" if there is none.
         write: called as `write(events.Precision, **fields)` (or `events.Warned`), without the fields `t` and `rank`.
     """
 
     def __init__(self, spec_precision: str, write: Callable[..., None]) -> None:
         self.option = spec_precision
         self.write = write
-        self.asked: Asked | None = None  # by an Accelerator
+        self.asked: PrecisionRequest | None = None  # by an Accelerator
         self.late = ""
         self.types_logged: frozenset[str] = frozenset()
         self.best: tuple[hlo.Graph, str] | None = None
         self.last: Facts | None = None
-        self.output = HeldOutput()
+        self.output = OutputFilter()
         self.stopped = False
 
     def install(self) -> None:
-        """Put the changes in place. The worker's variables are set by then (see `variables`)."""
+        """Install the patches. The worker's variables are already set (see `variables`)."""
         if self.option.startswith("bf16"):
             self.output.hold()
         PostImport().when_imported("accelerate.accelerator", self._patch)
@@ -180,38 +184,38 @@ class PrecisionWatch:
         precision_accelerate.patch_accelerator(module.Accelerator, self.option, self.accelerator_made)
 
     @_guarded
-    def accelerator_made(self, asked: Asked, before: str) -> None:
-        """An Accelerator was made that decides; `before`: the precision in force until then."""
+    def accelerator_made(self, asked: PrecisionRequest, before: str) -> None:
+        """An Accelerator that decides was created; `before`: the precision until then."""
         self.asked = asked
         now = asking.in_force(os.environ)
         self.late = _too_late(_made(asked)) if now != before and _tensors_made() else ""
         if now and asked.source not in _VARIABLE.values():
             self.output.hold()
-        self._tell()
+        self._record()
 
     @_guarded
     def graph_compiled(self, graph: hlo.Graph, digest: str) -> None:
-        """A graph was compiled. The one with the most multiplications so far speaks for the run."""
-        if hlo.dtype_counts(graph).keys() & _XLA_FLOATS:  # torch_xla has printed by now what it has to print
+        """A graph was compiled. The one with the most matmuls and convolutions represents the run."""
+        if hlo.dtype_counts(graph).keys() & _XLA_FLOATS:  # torch_xla has printed its warning by now
             self.output.release(DEPRECATION)
         if self.best is None or hlo.multiplications(graph)[0] > hlo.multiplications(self.best[0])[0]:
             self.best = graph, digest
-            self._tell()
+            self._record()
 
     @_guarded
     def logged(self, dtype_name: str) -> None:
-        """A tensor of the device was logged; `dtype_name`: torch's name ("float32", "torch.float32")."""
+        """A device tensor was logged; `dtype_name`: torch's name ("float32", "torch.float32")."""
         name = dtype_name.removeprefix("torch.")
         if name not in self.types_logged:
             self.types_logged |= {name}
-            self._tell()
+            self._record()
 
     @_guarded
     def close(self) -> None:
-        """The user's function has ended: print what is still held back. Before C's buffers are emptied."""
+        """The user's function has ended: print what is still held back, before C's buffers are flushed."""
         self.output.release(DEPRECATION)
 
-    def _tell(self) -> None:
+    def _record(self) -> None:
         if self.best is None:
             return
         facts = judge(self._asked(), *self.best, asking.in_force(os.environ), self.late, self.types_logged)
@@ -219,9 +223,9 @@ class PrecisionWatch:
             self.last = facts
             self.write(events.Precision, **facts)
 
-    def _asked(self) -> Asked:
-        """Of the Accelerator; where it leaves that to others, what they say now."""
-        made = self.asked or Asked()
+    def _asked(self) -> PrecisionRequest:
+        """The Accelerator's request; if it leaves the precision open, the current request of the others."""
+        made = self.asked or PrecisionRequest()
         if made.asked:
             return made
         others = asking.without_accelerate(self.option, os.environ)
@@ -230,17 +234,17 @@ class PrecisionWatch:
 
 def _too_late(made: str) -> str:
     return (
-        f"Tensors were put on the device before {made} was made: torch_xla reads its variables once, at the first "
-        f"floating-point one. Make {made} first."
+        f"Tensors were created on the device before {made}. torch_xla reads its precision variables only once, at the "
+        f"first floating-point tensor. Create {made} first."
     )
 
 
-def _made(asked: Asked) -> str:
+def _made(asked: PrecisionRequest) -> str:
     return "the Trainer" if asked.source.startswith("TrainingArguments") else "the Accelerator"
 
 
 def _tensors_made() -> bool:
-    # torch_xla 2.9: the counter stands for every tensor of the process, whatever its type.
+    # torch_xla 2.9: the counter counts every tensor of the process, of any type.
     import torch_xla
 
     return bool(torch_xla._XLAC._xla_counter_value("CreateXlaTensor"))

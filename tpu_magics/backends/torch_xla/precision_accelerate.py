@@ -1,12 +1,9 @@
-"""Makes an Accelerator on XLA:CPU follow `mixed_precision` and `downcast_bf16` as one on a TPU does.
+"""Makes an Accelerator on XLA:CPU apply `mixed_precision` and `downcast_bf16` as on a TPU.
 
-What lives here: the change to `Accelerator.__init__` in a worker. What does not: whose word counts
-(precision_asked.py) and what is true of the graph (precision.py).
-
-Read in accelerate 1.15.0. state.py, AcceleratorState: with mixed_precision="bf16" it sets XLA_USE_BF16, or
-XLA_DOWNCAST_BF16 where ACCELERATE_DOWNCAST_BF16 is not empty, but on a TPU only. accelerator.py: on XLA:CPU, and only
-there, `native_amp` makes it run the model under autocast instead; fp16 raises ValueError on a TPU only.
-`downcast_bf16`, which its guide has, is no argument any more.
+accelerate 1.15.0. state.py, AcceleratorState: with mixed_precision="bf16" it sets XLA_USE_BF16, or XLA_DOWNCAST_BF16 if
+ACCELERATE_DOWNCAST_BF16 is not empty, but only on a TPU. accelerator.py: only on XLA:CPU, `native_amp` makes it use
+autocast instead; fp16 raises ValueError only on a TPU. `downcast_bf16`, which its guide shows, is no longer an
+argument.
 """
 
 from __future__ import annotations
@@ -19,38 +16,40 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from tpu_magics.backends.torch_xla import precision_asked as asking
-from tpu_magics.backends.torch_xla.precision_asked import Asked
+from tpu_magics.backends.torch_xla import precision_request as asking
+from tpu_magics.backends.torch_xla.precision_request import PrecisionRequest
 
-Told = Callable[[Asked, str], None]
+OnDecision = Callable[[PrecisionRequest, str], None]
 
 
-def patch_accelerator(Accelerator: Any, option: str, told: Told) -> None:
-    """From now on every Accelerator sets torch_xla's variables. For each that decides anew `told(asked, before)` is
-    called, where `before` is the precision that the variables made until then."""
+def patch_accelerator(Accelerator: Any, option: str, on_decision: OnDecision) -> None:
+    """From now on, every Accelerator sets torch_xla's variables. For each one that decides anew,
+    `on_decision(asked, before)` is called, where `before` is the precision that the variables set until then."""
     start = Accelerator.__init__
     signature = inspect.signature(start)
     if "mixed_precision" not in signature.parameters:
         return
 
     def with_precision(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = _Given(signature, args, kwargs)
+        given = _AcceleratorCall(signature, args, kwargs)
         if not given.decides() and _is_decided():
             given.start(start, self)
         else:
-            _start_first(start, self, given, option, told)
+            _start_first(start, self, given, option, on_decision)
         _as_on_a_tpu(self)
 
     Accelerator.__init__ = with_precision
 
 
-def _start_first(start: Callable[..., None], accelerator: Any, given: _Given, option: str, told: Told) -> None:
-    """Make the Accelerator that decides the precision for all of them."""
+def _start_first(
+    start: Callable[..., None], accelerator: Any, given: _AcceleratorCall, option: str, on_decision: OnDecision
+) -> None:
+    """Create the Accelerator that decides the precision for all of them."""
     asked = asking.with_accelerate(given.mixed, given.downcast, given.who(), option, os.environ)
     if asked.asked == "fp16" and not given.kwargs.get("cpu"):
         raise asking.no_fp16(asked.source)
     if given.mixed is None and option and os.environ.get(asking.MIXED_VARIABLE):
-        given.say("no" if option == "fp32" else "bf16")  # else accelerate would follow its variable
+        given.say("no" if option == "fp32" else "bf16")  # otherwise accelerate would use its variable
     before = asking.in_force(os.environ)
     wide = asked.asked == "bf16-downcast"
     with _variable(asking.DOWNCAST_VARIABLE, "1" if wide else ""):
@@ -60,10 +59,10 @@ def _start_first(start: Callable[..., None], accelerator: Any, given: _Given, op
     os.environ.update(asking.variables(asked.asked, os.environ))
     if asked.asked.startswith("bf16"):
         accelerator.state.downcast_bfloat = wide
-    told(asked, before)
+    on_decision(asked, before)
 
 
-class _Given:
+class _AcceleratorCall:
     """The arguments of one call of `Accelerator(...)`."""
 
     def __init__(self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -77,24 +76,24 @@ class _Given:
         self.mixed = self._explicit()
 
     def _explicit(self) -> str | None:
-        if self.trainer is not None:  # the Trainer always gives one: "no" where nobody asked
+        if self.trainer is not None:  # the Trainer always passes one: "no" if there is no request
             return next((name for name in ("fp16", "bf16") if getattr(self.trainer, name, False)), None)
         value = self.args[self.place] if len(self.args) > self.place else self.kwargs.get("mixed_precision")
         return None if value is None else str(value).lower()
 
     def decides(self) -> bool:
-        """Whether the call itself says which precision it wants."""
+        """Whether the call itself sets a precision."""
         return self.mixed is not None or self.downcast is not None
 
     def say(self, mixed: str) -> None:
-        """Give this value instead."""
+        """Pass this value instead."""
         if len(self.args) > self.place:
             self.args = (*self.args[: self.place], mixed, *self.args[self.place + 1 :])
         else:
             self.kwargs["mixed_precision"] = mixed
 
     def who(self) -> str:
-        """The call as the person wrote it, as far as precision goes."""
+        """The call as the user wrote it, only with its precision arguments."""
         if self.trainer is not None:
             return f"TrainingArguments({self.mixed}=True)"
         mixed = "" if self.mixed is None else f'mixed_precision="{self.mixed}"'
@@ -115,7 +114,7 @@ _renewed: list[Any] = []
 
 @contextmanager
 def for_trainer(arguments: Any) -> Iterator[None]:
-    """An Accelerator that is built within it is that of the Trainer with these TrainingArguments; None: of nobody."""
+    """An Accelerator created within it belongs to the Trainer with these TrainingArguments (None: to no Trainer)."""
     _renewed.append(arguments)
     try:
         yield
@@ -124,7 +123,7 @@ def for_trainer(arguments: Any) -> Iterator[None]:
 
 
 def _trainer_arguments() -> Any:
-    """The TrainingArguments, where transformers' Trainer makes the Accelerator."""
+    """The TrainingArguments, if transformers' Trainer creates the Accelerator."""
     if _renewed:
         return _renewed[-1]
     frame: FrameType | None = sys._getframe(1)
@@ -136,21 +135,21 @@ def _trainer_arguments() -> Any:
 
 
 def _is_decided() -> bool:
-    """Whether an earlier Accelerator has fixed the precision: they share their state."""
+    """Whether an earlier Accelerator has set the precision: they share their state."""
     from accelerate.state import AcceleratorState
 
     return bool(AcceleratorState._shared_state)
 
 
 def _as_on_a_tpu(accelerator: Any) -> None:
-    """No autocast beside the variables: a TPU's Accelerator has none either."""
+    """No autocast in addition to the variables: an Accelerator on a TPU has none either."""
     if accelerator.device.type == "xla" and accelerator.mixed_precision == "bf16":
         accelerator.native_amp = False
 
 
 @contextmanager
 def _variable(name: str, value: str) -> Iterator[None]:
-    """The variable with another value."""
+    """Within it, the variable has another value."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

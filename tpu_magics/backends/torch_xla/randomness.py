@@ -1,10 +1,6 @@
-"""Random numbers of a process: what a model's build can read, and seeding without starting the XLA runtime.
+"""Random states of a process, and seeding without starting the XLA runtime.
 
-What lives here: taking, comparing and putting back random states; which functions seed; and `quiet_seeds`, which keeps
-seeding (and, with quiet_arguments.py and without_xla.py, Trainers and Accelerators) from starting the runtime in the
-notebook's process. What does not: which calls of a training function are replayed (launch/read.py).
-
-Everything is looked up in `sys.modules`; nothing here imports a framework.
+Imports no framework, only looks in `sys.modules`.
 """
 
 from __future__ import annotations
@@ -17,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tpu_magics.backends.torch_xla.cpu_only import choose_cpu, hide_xla, remember_accelerators
 from tpu_magics.backends.torch_xla.post_import import PostImport
-from tpu_magics.backends.torch_xla.quiet_arguments import quiet_arguments, set_up_before_trainer
-from tpu_magics.backends.torch_xla.without_xla import choose_cpu, hide_xla, remember_accelerators
+from tpu_magics.backends.torch_xla.training_arguments import patch_training_arguments, set_up_before_trainer
 
-# Functions that seed, as (module, name). Read in torch 2.9.0, torch_xla 2.9.0, accelerate 1.15.0, transformers 5.23.0.
+# Functions that seed, as (module, name): torch 2.9.0, torch_xla 2.9.0, accelerate 1.15.0, transformers 5.23.0.
 DEVICE_SEEDS = (
     ("torch.cuda", "manual_seed"),
     ("torch.cuda", "manual_seed_all"),
@@ -42,14 +38,14 @@ SEEDS = (
 )
 XLA_MODEL = "torch_xla.core.xla_model"
 
-# What is changed so that nothing of accelerate and transformers starts the runtime in the notebook: module -> by whom.
+# Patches that keep accelerate and transformers from starting the runtime in the notebook: module -> patch.
 Change = Callable[[Any, Callable[[], bool]], "Callable[[], None] | str"]
 QUIETED: tuple[tuple[str, Change], ...] = (
     ("accelerate.utils.imports", hide_xla),
     ("accelerate.state", choose_cpu),
     ("accelerate.accelerator", remember_accelerators),
     ("transformers.utils.import_utils", hide_xla),
-    ("transformers.training_args", quiet_arguments),
+    ("transformers.training_args", patch_training_arguments),
     ("transformers.trainer", set_up_before_trainer),
 )
 
@@ -57,11 +53,11 @@ QUIETED: tuple[tuple[str, Change], ...] = (
 # -- states ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class RandomState:
-    """Random states of one process. `numpy` and `torch` are None where the package was not imported; what a build did
-    not draw from is None after `drawn`.
+    """Random states of one process. `numpy` and `torch` are None if the package was not imported; after `drawn`,
+    generators that a build did not use are None.
 
-    `modes`: what changes a build besides its numbers, each as text: default dtype, default device, grad mode, and
-    whether something has replaced the way in which modules register their parameters.
+    `modes`: what affects a build besides random numbers, each as text: default dtype, default device, grad mode, and
+    whether something replaced the way in which modules register their parameters.
     """
 
     python: Any
@@ -82,7 +78,7 @@ def random_state() -> RandomState:
 
 
 def set_random_state(state: RandomState) -> None:
-    """Put back the random states (not the modes) taken by `random_state`."""
+    """Restore the random states (not the modes) that `random_state` returned."""
     if state.python is not None:
         random.setstate(state.python)
     if state.numpy is not None:
@@ -92,7 +88,7 @@ def set_random_state(state: RandomState) -> None:
 
 
 def same_random_state(left: RandomState, right: RandomState) -> bool:
-    """Whether both would lead a build to the same numbers, and the modes are the same."""
+    """Whether a build would get the same random numbers with both, and the modes are the same."""
     return same_modes(left, right) and same_numbers(left, right)
 
 
@@ -107,9 +103,9 @@ def same_numbers(left: RandomState, right: RandomState) -> bool:
 
 
 def drawn(before: RandomState, after: RandomState) -> tuple[RandomState, RandomState] | None:
-    """Both states with only those generators that differ, which a build in between has drawn from; None for none.
+    """Both states with only those generators that differ, which a build in between used; None if there are none.
 
-    Python reseeds `random` in each forked process: there the state of a generator that is not drawn from says nothing.
+    Python reseeds `random` in each forked process: there, the state of an unused generator says nothing.
     """
     names = _different(before, after)
     if not names:
@@ -119,7 +115,7 @@ def drawn(before: RandomState, after: RandomState) -> tuple[RandomState, RandomS
 
 
 def same_drawn(before: RandomState, now: RandomState) -> bool:
-    """Whether the generators in `before`, as `drawn` gave it, are in the same state now."""
+    """Whether the generators in `before`, as returned by `drawn`, have the same state now."""
     names = [name for name in GENERATORS if getattr(before, name) is not None]
     return not set(names) & set(_different(before, now))
 
@@ -162,8 +158,8 @@ def _modes(torch: Any) -> tuple[str, ...]:
 
 
 def _default_device(torch: Any) -> str:
-    """The default device, read without `torch.get_default_device`: that makes a tensor on it, which on XLA would start
-    the runtime. The stack of modes is private (torch 2.9.0, torch/overrides.py)."""
+    """The default device, read without `torch.get_default_device`: that creates a tensor on it, which on XLA would
+    start the runtime. The stack of modes is private (torch 2.9.0, torch/overrides.py)."""
     modes = torch.overrides._get_current_function_mode_stack()
     devices = [str(mode.device) for mode in modes if isinstance(getattr(mode, "device", None), torch.device)]
     return devices[-1] if devices else "cpu"
@@ -171,12 +167,12 @@ def _default_device(torch: Any) -> str:
 
 # -- seeding --------------------------------------------------------------------------------------------------------
 def is_seed_call(function: object) -> bool:
-    """Whether `function` seeds random numbers: a library's seeding function, of the host's numbers or a device's."""
+    """Whether `function` is a library's seeding function, for the host or a device."""
     return _is_one_of(function, SEEDS + DEVICE_SEEDS)
 
 
 def seeds_device_only(function: object) -> bool:
-    """Whether `function` seeds an accelerator's random numbers and leaves those of Python, NumPy and torch alone."""
+    """Whether `function` seeds an accelerator, but not Python, NumPy and torch."""
     return _is_one_of(function, DEVICE_SEEDS)
 
 
@@ -191,7 +187,7 @@ def _is_one_of(function: object, known: tuple[tuple[str, str], ...]) -> bool:
 
 @contextmanager
 def seeds_without_runtime() -> Iterator[None]:
-    """Within it, seeding calls set Python, NumPy and torch but not the accelerator; what they switch on is put back."""
+    """Within it, seeding calls seed Python, NumPy and torch, but not the accelerator; flags they set are restored."""
     xm, torch = sys.modules.get(XLA_MODEL), sys.modules.get("torch")
     found = getattr(xm, "set_rng_state", None)
     restore = _deterministic_flags(torch) if torch is not None else lambda: None
@@ -210,7 +206,7 @@ def _seed_nothing(seed: int, device: str | None = None) -> None:
 
 
 def _deterministic_flags(torch: Any) -> Callable[[], None]:
-    """How to put back what `set_seed(deterministic=True)` switches on."""
+    """How to restore the flags that `set_seed(deterministic=True)` sets."""
     enabled = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn = torch.backends.cudnn
@@ -225,8 +221,8 @@ def _deterministic_flags(torch: Any) -> Callable[[], None]:
 
 # -- the notebook's process -----------------------------------------------------------------------------------------
 @dataclass
-class _Quiet:
-    """What `quiet_seeds` has done in this process."""
+class _SeedGuard:
+    """What `quiet_seeds` has changed in this process."""
 
     pid: int
     seed: int | None = None
@@ -234,19 +230,19 @@ class _Quiet:
     undo: list[Callable[[], None]] = field(default_factory=list)
 
 
-_quiet: list[_Quiet] = []
+_quiet: list[_SeedGuard] = []
 
 
 def quiet_seeds() -> None:
     """Keep `set_seed`, Trainers and Accelerators from starting the XLA runtime in this process (idempotent).
 
-    Works for modules that are imported already and for those that come later. Forked workers are not affected: there
-    the originals run. What could not be done is told by `quiet_problems`.
+    Works for modules that are imported already and for later ones. Forked workers are not affected: there the originals
+    run. `quiet_problems` returns what could not be done.
     """
     if _quiet and _quiet[0].pid == os.getpid():
         return
     undo_quiet_seeds()
-    state = _Quiet(pid=os.getpid())
+    state = _SeedGuard(pid=os.getpid())
     _quiet.append(state)
 
     def in_notebook() -> bool:
@@ -260,47 +256,47 @@ def quiet_seeds() -> None:
 
 
 def undo_quiet_seeds() -> None:
-    """Put the originals back."""
+    """Restore the originals."""
     while _quiet:
         for undo in reversed(_quiet.pop().undo):
             undo()
 
 
 def quiet_problems() -> list[str]:
-    """What `quiet_seeds` could not make harmless, and why; one sentence each."""
+    """What `quiet_seeds` could not change, and why; one sentence each."""
     return list(_quiet[0].problems) if _quiet else []
 
 
 def recorded_seed() -> int | None:
-    """The last seed that the notebook gave to XLA since `quiet_seeds`; None where it gave none."""
+    """The last seed that the notebook set for XLA since `quiet_seeds`; None if there was none."""
     return _quiet[0].seed if _quiet else None
 
 
 def adopt_seed(seed: int | None) -> None:
-    """After `quiet_seeds`: workers are to begin with this seed, as a notebook's on another host does, or where the run
-    before has ended."""
+    """After `quiet_seeds`: the seed that workers start with, as set in a notebook on another host, or where the
+    previous run ended."""
     if _quiet:
         _quiet[0].seed = seed
 
 
 def running_seed() -> int | None:
-    """In a worker: where XLA's random numbers have come to on this device; None where its runtime is not up."""
+    """In a worker: the current state of XLA's random numbers on this device; None if its runtime is not running."""
     return int(sys.modules[XLA_MODEL].get_rng_state()) if _runtime_up() else None
 
 
 def replay_seed() -> None:
-    """In a worker, on each of its devices' threads: seed XLA as the notebook asked before the fork."""
+    """In a worker, on each device's thread: set the XLA seed that the notebook set before the fork."""
     seed = recorded_seed()
     if seed is not None:
         sys.modules[XLA_MODEL].set_rng_state(seed)
 
 
-def _quiet_xla_seed(xm: Any, state: _Quiet, in_notebook: Callable[[], bool]) -> None:
+def _quiet_xla_seed(xm: Any, state: _SeedGuard, in_notebook: Callable[[], bool]) -> None:
     original = getattr(xm, "set_rng_state", None)
     if original is None:
         state.problems.append(
-            "torch_xla.core.xla_model.set_rng_state is gone in this version of torch_xla, so `set_seed` of accelerate "
-            "may start the XLA runtime in the notebook: seed inside the training function."
+            "This version of torch_xla has no torch_xla.core.xla_model.set_rng_state, so accelerate's `set_seed` may "
+            "start the XLA runtime in the notebook. Set the seed inside the training function."
         )
         return
 
@@ -315,11 +311,11 @@ def _quiet_xla_seed(xm: Any, state: _Quiet, in_notebook: Callable[[], bool]) -> 
     state.undo.append(lambda: setattr(xm, "set_rng_state", original))
 
 
-def _changing(change: Change, state: _Quiet, in_notebook: Callable[[], bool]) -> Callable[[Any], None]:
+def _changing(change: Change, state: _SeedGuard, in_notebook: Callable[[], bool]) -> Callable[[Any], None]:
     return lambda module: _keep(state, change(module, in_notebook))
 
 
-def _keep(state: _Quiet, outcome: Callable[[], None] | str) -> None:
+def _keep(state: _SeedGuard, outcome: Callable[[], None] | str) -> None:
     if isinstance(outcome, str):
         state.problems.append(outcome)
     else:
@@ -327,6 +323,6 @@ def _keep(state: _Quiet, outcome: Callable[[], None] | str) -> None:
 
 
 def _runtime_up() -> bool:
-    """Whether the XLA runtime is up in this process (private, torch_xla 2.9.0)."""
+    """Whether the XLA runtime is running in this process (private, torch_xla 2.9.0)."""
     extension = getattr(sys.modules.get("torch_xla"), "_XLAC", None)
     return extension is not None and bool(extension._xla_runtime_is_initialized())

@@ -1,10 +1,6 @@
-"""One worker that drives many devices as a mesh (SPMD).
+"""A worker that drives many devices as a mesh (SPMD): its start, the global mesh, and how parameters are sharded.
 
-What lives here: the worker's start as an SPMD process, the global mesh that it begins with, and what lies on the
-devices, for the record. What does not: how tensors are split, which is the person's or a library's business
-(`xs.mark_sharding`, FSDP v2), and transformers' Trainer (trainer_fsdp.py).
-
-On XLA:CPU the devices are parts of one host's CPU. The collectives between them are in the graph, as on a TPU.
+On XLA:CPU the devices are parts of the host's CPU. The collectives between them are in the graph, as on a TPU.
 """
 
 from __future__ import annotations
@@ -30,15 +26,15 @@ _QUIET, _TORCH_XLAS_OWN = "2", "1"
 
 # -- the start ---------------------------------------------------------------------------------------------------------
 def refuse_leftover(spec: WorkerSpec) -> None:
-    """Raise TpuMagicsError where a worker that is to be no SPMD one has inherited the variable that makes it one."""
+    """Raise TpuMagicsError if a worker that is not an SPMD worker inherited the variable that makes it one."""
     import torch_xla.runtime as xr
 
     if spec.spmd is None and xr.is_spmd():
         raise TpuMagicsError(
-            f"{_VARIABLE} is set in the notebook, and this run is not an SPMD one.",
-            "xr.use_spmd() sets it, and workers inherit it: torch_xla would take each of them for an SPMD process with "
-            "all devices.",
-            f"Train with --spmd, or take it out of the notebook: os.environ.pop({_VARIABLE!r}, None)",
+            f"{_VARIABLE} is set in the notebook, but this run does not use SPMD.",
+            "xr.use_spmd() sets it, and workers inherit it. torch_xla would treat each worker as an SPMD process "
+            "with all devices.",
+            f"Train with --spmd, or unset it in the notebook: os.environ.pop({_VARIABLE!r}, None)",
         )
 
 
@@ -49,7 +45,7 @@ def arrange(spec: WorkerSpec) -> None:
     if spec.device == "CPU":
         os.environ["CPU_NUM_DEVICES"] = str(spec.spmd)
     # The partitioner warns at each compile that it will be replaced one day. torch_xla sets this variable as it is
-    # imported; another value is the person's own.
+    # imported; another value is the user's own.
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == _TORCH_XLAS_OWN:
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = _QUIET
     os.environ.pop(_VARIABLE, None)  # else use_spmd(), which sets it, warns that the notebook has set it
@@ -57,10 +53,10 @@ def arrange(spec: WorkerSpec) -> None:
 
 
 def start(local_rank: int, local_world_size: int) -> None:
-    """The start of the runtime for `_run_thread_per_device`: all devices stay visible to this one process.
+    """How the runtime starts for `_run_thread_per_device`: all devices stay visible to this one process.
 
-    torch_xla 2.9.0 has it for its own threads (pjrt.spawn_threads). Its other two starts would leave one chip of a TPU
-    to each process.
+    torch_xla 2.9.0 uses it for its own threads (pjrt.spawn_threads). Its two other ways to start give each process one
+    chip of a TPU.
     """
     from torch_xla._internal import pjrt
 
@@ -68,10 +64,10 @@ def start(local_rank: int, local_world_size: int) -> None:
 
 
 def make_mesh(spec: WorkerSpec) -> None:
-    """Put a mesh (devices, 1) named ("data", "model") where `xs.get_global_mesh()` finds it, once the runtime is up.
+    """Set a mesh (devices, 1) named ("data", "model") as `xs.get_global_mesh()`, once the runtime is running.
 
     Raises:
-        TpuMagicsError: the runtime has not the devices that were asked for.
+        TpuMagicsError: the runtime does not have the requested devices.
     """
     import torch_xla.distributed.spmd as xs
     import torch_xla.runtime as xr
@@ -79,19 +75,19 @@ def make_mesh(spec: WorkerSpec) -> None:
     found = xr.global_runtime_device_count()
     if spec.spmd and spec.spmd != found:
         raise TpuMagicsError(
-            f"--spmd {spec.spmd} was asked for, and the runtime has {found} devices.",
-            "An SPMD worker drives all devices that it sees; a variable such as TPU_VISIBLE_CHIPS hides some.",
-            "Take that variable out of the notebook's environment; or give no number (%%tpu_train --spmd alone): all "
-            "devices that are seen are then driven.",
+            f"--spmd {spec.spmd} was requested, but the runtime has {found} devices.",
+            "An SPMD worker uses all devices that it sees. A variable such as TPU_VISIBLE_CHIPS hides some of them.",
+            "Unset that variable in the notebook, or give no number (%%tpu_train --spmd): then all visible devices are "
+            "used.",
         )
     xs.set_global_mesh(xs.Mesh(list(range(found)), (found, 1), AXES))
 
 
 # -- what lies on the devices ------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Spread:
-    """How parameters lie on the devices: how many are split and how many lie whole on each, with their bytes as whole
-    tensors; `unknown`: a sharding that could not be read, or ""."""
+class ShardingSummary:
+    """How parameters are sharded: how many are sharded and how many are replicated, with their bytes as whole tensors;
+    `unknown`: a sharding that could not be read, or ""."""
 
     sharded: int = 0
     replicated: int = 0
@@ -101,7 +97,7 @@ class Spread:
 
 
 def mesh_fields(device: str) -> dict[str, Any]:
-    """The fields of events.Mesh as they are now, between two steps; `device`: "CPU" or "TPU"."""
+    """The current fields of events.Mesh, between two steps; `device`: "CPU" or "TPU"."""
     import torch_xla.distributed.spmd as xs
     import torch_xla.runtime as xr
 
@@ -116,44 +112,44 @@ def mesh_fields(device: str) -> dict[str, Any]:
         "virtual": device == "CPU",
         **counts,
         **sizes,
-        "text": f"a parameter's sharding could not be read: {found.unknown}" if found.unknown else "",
+        "text": f"the sharding of a parameter could not be read: {found.unknown}" if found.unknown else "",
     }
 
 
 def parameters_on_device() -> Iterator[Any]:
-    """Every parameter that lies on the devices.
+    """Every parameter on the devices.
 
-    They are found among all that lives in this process: the function may have built its models itself, frozen parts
-    included, and no optimizer and no argument knows of those. What was there before the fork is not looked through
-    (process.py freezes it): of that only parameters that moved, and stayed the same objects, are there.
+    They are found among all live objects: the function may have created its models itself, including frozen parts that
+    no optimizer and no argument has. Objects from before the fork are not listed (process.py freezes them): of those,
+    only parameters that moved, and stayed the same objects, are on the device.
     """
     import torch
 
-    from tpu_magics.backends.torch_xla import same_objects
+    from tpu_magics.backends.torch_xla import tensor_swap
 
-    for thing in (*gc.get_objects(), *same_objects.tensors()):
-        # Only tensors are asked for more: isinstance() runs code of other objects, e.g. of proxies.
+    for thing in (*gc.get_objects(), *tensor_swap.tensors()):
+        # type() first: isinstance() may run code of other objects, e.g. of proxies.
         if issubclass(type(thing), torch.Tensor) and isinstance(thing, torch.nn.Parameter) and thing.is_xla:
             yield thing
 
 
-def spread(parameters: Iterable[Any]) -> Spread:
-    """How these parameters lie on the devices."""
+def spread(parameters: Iterable[Any]) -> ShardingSummary:
+    """The sharding of these parameters."""
     import torch_xla
 
     counts, sizes = {True: 0, False: 0}, {True: 0, False: 0}
     for parameter in parameters:
-        text = torch_xla._XLAC._get_xla_sharding_spec(parameter)  # 2.9.0; "" where nothing was said
+        text = torch_xla._XLAC._get_xla_sharding_spec(parameter)  # 2.9.0; "" without an annotation
         split = is_split(text)
         if split is None:
-            return Spread(unknown=text)
+            return ShardingSummary(unknown=text)
         counts[split] += 1
         sizes[split] += parameter.numel() * parameter.element_size()
-    return Spread(counts[True], counts[False], sizes[True], sizes[False])
+    return ShardingSummary(counts[True], counts[False], sizes[True], sizes[False])
 
 
 def is_split(sharding: str) -> bool | None:
-    """Whether a tensor with this sharding is split over devices; None where the text is not known."""
+    """Whether a tensor with this sharding is sharded over devices; None if the text is unknown."""
     if _WHOLE.fullmatch(sharding):
         return False
     found = _TILES.match(sharding)
@@ -166,7 +162,7 @@ def is_split(sharding: str) -> bool | None:
 
 
 def nothing_split() -> str:
-    """What it means that nobody asked for a sharding in this process; "" where somebody did, or there is one device."""
+    """The warning that nothing in this process has a sharding; "" if something has, or there is one device."""
     import torch_xla.runtime as xr
 
     from tpu_magics.backends.torch_xla.observe import counters
@@ -175,6 +171,6 @@ def nothing_split() -> str:
     if devices == 1 or counters.counter("CreateOpSharding"):
         return ""
     return (
-        f"Nothing was split over the {devices} devices: each of them has done all of the work. Say what to split, e.g. "
-        'xs.mark_sharding(batch, xs.get_global_mesh(), ("data", None)), or give the loader an input_sharding.'
+        f"Nothing was sharded over the {devices} devices: each device did all of the work. Add a sharding, e.g. "
+        'xs.mark_sharding(batch, xs.get_global_mesh(), ("data", None)), or an input_sharding for the loader.'
     )

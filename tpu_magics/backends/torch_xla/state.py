@@ -1,7 +1,5 @@
-"""What the comparison of a notebook's objects (launch/state/) needs to know of torch's and NumPy's.
-
-Rules for their types, tensors and arrays compared by checksums, and tensors as bytes beside a pickle.
-"""
+"""How torch and NumPy objects are compared and copied when the notebook's state is brought up to date
+(launch/state/)."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ import numpy as np
 import torch
 
 from tpu_magics.backends.torch_xla import randomness
+from tpu_magics.backends.torch_xla.named_parameters import named_modules, slots
 from tpu_magics.backends.torch_xla.weights_fetch import has_own_memory, on_device, settle, to_cpu
-from tpu_magics.backends.torch_xla.weights_slots import named_modules, slots
 
 Label = tuple[str, Any]
 Undo = Callable[[], None]
@@ -38,10 +36,10 @@ _OPTIMIZER_SKIPS = frozenset(
         *("_optimizer_load_state_dict_post_hooks", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured"),
     }
 )
-# What TrainingArguments keep of a process (transformers 5.23.0; quiet_arguments.py).
+# Attributes of TrainingArguments that belong to a process (transformers 5.23.0; training_arguments.py).
 _ARGUMENTS_SKIPS = frozenset({"_setup_devices", "distributed_state", "_n_gpu", "_tpu_magics_process"})
-_HANDLER_SKIPS = frozenset({"train_dataloader", "eval_dataloader"})  # for callbacks, of the run that goes on
-# What an Accelerator gathers as it is used; all else of it belongs to a process (accelerate 1.15.0; renewal.py).
+_HANDLER_SKIPS = frozenset({"train_dataloader", "eval_dataloader"})  # for callbacks of the current run
+# What an Accelerator gathers while it is used; the rest belongs to a process (accelerate 1.15.0; rebuild.py).
 _GATHERED = frozenset({"trackers", "step", "project_configuration", "_custom_objects"})
 _LOADER = frozenset({"dataset", "sampler", "batch_sampler", "generator", "collate_fn"})
 RULES: Mapping[str, Mapping[str, Any]] = {
@@ -63,13 +61,13 @@ RULES: Mapping[str, Mapping[str, Any]] = {
 
 
 # -- checksums ---------------------------------------------------------------------------------------------------------
-_LARGE = 2**26  # bytes from which sums are taken, which are quicker than crc32
+_LARGE = 2**26  # bytes from which sums are used, which are faster than crc32
 _ROW = 1000  # numbers of a row
 
 
 def checksum(data: Any) -> tuple[int, ...]:
-    """A checksum of contiguous bytes. Of large ones, of the sums of their rows and of their columns: that shows any
-    change of a number and any change of order, at the speed of memory."""
+    """A checksum of contiguous bytes. For large ones, of the sums of their rows and columns: that detects any changed
+    number and any changed order, at memory speed."""
     if data.nbytes < _LARGE:
         return data.nbytes, zlib.crc32(data)
     view = memoryview(data).cast("B")
@@ -88,7 +86,7 @@ def _bytes_of(tensor: Any) -> Any:
 
 
 def _is_simple(tensor: Any) -> bool:
-    """Whether NumPy takes it as it is."""
+    """Whether NumPy accepts it as it is."""
     return tensor.dtype in _NUMPYS and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
@@ -96,7 +94,7 @@ _NUMPYS = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, tor
 
 
 def _plain(tensor: Any) -> bool:
-    """Whether the values of `tensor` lie in host memory of its own, one after the other."""
+    """Whether the values of `tensor` are contiguous in host memory of its own."""
     return (
         tensor.device.type == "cpu"
         and tensor.layout is torch.strided
@@ -119,7 +117,7 @@ class _Kind:
 
 
 class TensorKind(_Kind):
-    """A tensor that is no weight of a model that comes home."""
+    """A tensor that is not a weight of a returned model."""
 
     def mark(self, value: Any) -> Any:
         return _form(value), self._sum(value)
@@ -157,7 +155,7 @@ def _form(tensor: Any) -> tuple[Any, ...]:
 
 
 class WeightKind(_Kind):
-    """A weight of a model that comes home: here only whether it is trained."""
+    """A weight of a returned model: here only whether it is trained."""
 
     def mark(self, value: Any) -> Any:
         return value.requires_grad
@@ -198,7 +196,8 @@ class ArrayKind(_Kind):
         return back
 
     def _reform(self, value: Any, content: Any) -> Undo:
-        """What `arr.resize` does, which nothing else may refer to; the names of the notebook do."""
+        """As `arr.resize` does; that needs an array without other references, but the notebook's names are
+        references."""
         old = np.array(value)
 
         def write(data: Any) -> None:
@@ -210,7 +209,7 @@ class ArrayKind(_Kind):
 
     def _sum(self, value: Any) -> Any:
         if not value.flags.writeable or _is_mapped(value):
-            return None  # nobody changes it, or the file that it is
+            return None  # read-only, or a mapped file
         if value.dtype.hasobject:
             return zlib.crc32(repr([id(item) for item in value.flat]).encode())
         return checksum(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
@@ -271,19 +270,19 @@ _KINDS: tuple[tuple[type, Any], ...] = (
 
 
 class TorchState:
-    """What launch/state/ asks: the `Adapter` of walk.py, and tensors on their way."""
+    """The `Adapter` of launch/state/walk.py for torch and NumPy objects."""
 
     rules = RULES
 
     # -- the notebook's process, before the fork -------------------------------------------------------------------
     def kind(self, kind: type, rule: Any) -> Any:  # noqa: ARG002
-        """The kind of tensors, arrays and generators; None for all else. Modules are objects with more parts."""
+        """The kind of tensors, arrays and generators; None for everything else. Modules are objects with more parts."""
         if issubclass(kind, torch.nn.Module):
             return None
         return next((found for base, found in _KINDS if issubclass(kind, base)), None)
 
     def weight(self, value: Any) -> Any:
-        """The kind of a weight; None for a module, which is compared as other objects are."""
+        """The kind of a weight; None for a module, which is compared like other objects."""
         return _WEIGHT if isinstance(value, torch.Tensor) else None
 
     def named(self, models: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
@@ -300,13 +299,13 @@ class TorchState:
         return {(name, inner): module for name, model in models.items() for inner, module in named_modules(model)}
 
     def more_parts(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """What a module holds outside its attributes."""
+        """The parts of a module outside its attributes."""
         if isinstance(value, torch.nn.Module):
             for table in (value._modules, value._parameters, value._buffers):
                 yield from table.items()
 
     def extra_state(self, kind: type) -> tuple[str, str] | None:
-        """The methods of a module's own extra state; None where it has none."""
+        """The methods of a module's own extra state; None if it has none."""
         if not issubclass(kind, torch.nn.Module):
             return None
         first = next(base for base in kind.__mro__ if "get_extra_state" in vars(base))
@@ -330,7 +329,7 @@ class TorchState:
         return int(value.numel() * value.element_size())
 
     def fetch(self, tensors: Sequence[Any]) -> list[Any]:
-        """The tensors on the CPU, each with the flags of the one on the device."""
+        """The tensors on the CPU, with the flags of those on the device."""
         found = []
         for tensor, value in zip(tensors, to_cpu(tensors), strict=True):
             copy = torch.nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else value
@@ -338,12 +337,12 @@ class TorchState:
         return found
 
     def describe(self, value: Any) -> Any:
-        """What a tensor is compared by among the ranks, without fetching it."""
+        """What the ranks compare of a tensor, without fetching it."""
         form = str(value.device.type), str(value.dtype), tuple(value.shape), bool(value.requires_grad)
         return form, checksum(_bytes_of(value)) if _plain(value) else None
 
     def compact(self, value: Any) -> Any:
-        """A tensor in memory of its own, where it is a small part of what it would take along."""
+        """A tensor in its own memory, if it is a small part of a larger storage."""
         if not _plain(value) or value.untyped_storage().nbytes() <= 2 * self.tensor_bytes(value) + 2**10:
             return None
         copy = value.detach().clone()
@@ -352,10 +351,10 @@ class TorchState:
         return copy.requires_grad_(value.requires_grad)
 
     def storage(self, value: Any) -> tuple[Any, str, int] | None:
-        """The bytes of a storage in host memory, what makes it again, and its address; None for anything else."""
+        """The bytes of a storage in host memory, how to recreate it, and its address; None for anything else."""
         if not isinstance(value, (torch.storage.TypedStorage, torch.UntypedStorage)):
             return None
-        # torch 2.9, storage.py: what a TypedStorage holds; asking it in public warns that it is deprecated
+        # torch 2.9, storage.py: the content of a TypedStorage; its public methods warn that it is deprecated
         whole = value if isinstance(value, torch.UntypedStorage) else value._untyped_storage
         if whole.device.type != "cpu":
             return None
@@ -363,7 +362,7 @@ class TorchState:
         return memoryview(torch.empty(0, dtype=torch.uint8).set_(whole).numpy()), dtype, int(whole.data_ptr())
 
     def is_unchanged_on_device(self, value: Any, mark: Any, content: Any, fetched: Mapping[int, Any]) -> bool:
-        """Whether a tensor that was moved to the device holds what it held."""
+        """Whether a tensor that moved to the device has the same values."""
         if not isinstance(value, torch.Tensor) or not on_device(value) or not isinstance(content, tuple):
             return False
         now = fetched.get(id(content[1]))
@@ -372,14 +371,14 @@ class TorchState:
         return bool(checksum(_bytes_of(now)) == mark[1])
 
     def random_changes(self, before: Any) -> Any:
-        """The states of the generators that were drawn from or seeded since `before`, and XLA's seed; None for none."""
+        """The states of the generators that were used or seeded since `before`, and XLA's seed; None if none."""
         found = randomness.drawn(before, randomness.random_state())
         seed = randomness.running_seed()
         return None if found is None and seed is None else (found[1] if found is not None else None, seed)
 
     # -- the notebook again ----------------------------------------------------------------------------------------
     def set_random_state(self, state: Any) -> Callable[[], None]:
-        """Go on where `random_changes` was; returns what puts back the states of before."""
+        """Continue with the states of `random_changes`; returns how to restore the previous ones."""
         numbers, seed = state
         before, seed_before = randomness.random_state(), randomness.recorded_seed()
 
@@ -393,7 +392,7 @@ class TorchState:
         return lambda: put(before, seed_before)
 
     def make_storage(self, content: Any, dtype: str) -> Any:
-        """A storage of these bytes, which it may write to."""
+        """A writable storage of these bytes."""
         whole = (
             torch.frombuffer(content, dtype=torch.uint8).untyped_storage() if len(content) else torch.UntypedStorage(0)
         )

@@ -1,4 +1,4 @@
-"""accelerate's tracker for a run's records. Imported in workers only, after accelerate."""
+"""An accelerate tracker that writes to the run's records. Import only in workers, after accelerate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from accelerate.tracking import GeneralTracker
 
 
 class RunTracker(GeneralTracker):
-    """Passes what `accelerator.log(...)` is given on to the run's records."""
+    """Passes the values of `accelerator.log(...)` to the run's records."""
 
     name = "tpu_magics"
     requires_logging_directory = False
@@ -20,7 +20,7 @@ class RunTracker(GeneralTracker):
 
     @property
     def tracker(self) -> None:
-        """accelerate asks for the wrapped tracker; there is none."""
+        """accelerate reads the wrapped tracker; there is none."""
         return None
 
     def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:  # noqa: ARG002

@@ -1,10 +1,6 @@
-"""transformers' Trainer in a worker: its values and metrics reports recorded, its search for a batch size made to work.
+"""transformers' Trainer in a worker: records its values and metrics reports, and makes auto_find_batch_size work.
 
-What lives here: what is changed in transformers and accelerate, in a worker only and once they are imported. What does
-not: TrainingArguments made in the notebook (quiet_arguments.py), precision (precision_accelerate.py), the way of a
-value into the records (runs/live.py, observe/).
-
-Read in transformers 5.23.0 (trainer.py) and accelerate 1.15.0 (utils/memory.py).
+transformers 5.23.0 (trainer.py) and accelerate 1.15.0 (utils/memory.py).
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from tpu_magics.runs import events, live
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.writer import EventWriter
 
-REPORTS_KEPT = 16  # the newest; each holds what the earlier ones counted
+REPORTS_KEPT = 16  # the newest; each includes the counts of the earlier ones
 REPORT_BYTES = 256 << 10
 _SUMMED = (
     ("CompileTime", "compiles", "compile_seconds"),
@@ -35,7 +31,7 @@ _SUMMED = (
     ("ExecuteReplicatedTime", "executions", "execute_seconds"),  # under SPMD, instead of the one before
 )
 
-# What XLA says when memory does not suffice: a TPU's compiler and runtime (texts in tests/launch/test_diagnose.py), and
+# XLA's out-of-memory messages: a TPU's compiler and runtime (texts in tests/launch/test_diagnose.py), and
 # XLA:CPU ("Out of memory allocating 70368744177664 bytes.", seen in torch_xla 2.9.0). A kernel's own memory (vmem,
 # smem) depends on its tiles, not on the batch.
 _OUT_OF_MEMORY = re.compile(
@@ -48,7 +44,7 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def arrange() -> None:
-    """Change transformers and accelerate in this process as they are imported. Only for workers."""
+    """Patch transformers and accelerate in this process as they are imported. Only for workers."""
     hook = PostImport()
     hook.when_imported("accelerate.utils.memory", _know_out_of_memory)
     hook.when_imported("accelerate.accelerator", _save_loaders)
@@ -59,7 +55,7 @@ def arrange() -> None:
 
 def _change_trainer(module: ModuleType) -> None:
     for change in (_know_out_of_memory, _record_values, _keep_reports, _start_again_whole, _load_random_states):
-        with suppress(AttributeError):  # another version, which has not this piece: the others are changed all the same
+        with suppress(AttributeError):  # another version without this; the others still apply
             change(module)
 
 
@@ -80,7 +76,7 @@ def _with_inner_loaders(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _load_models(module: Any) -> None:
-    """`load_state` reads weights by safetensors' load_model, which cannot look at the memory of XLA tensors (0.6:
+    """`load_state` reads weights with safetensors' load_model, which cannot read the memory of XLA tensors (0.6:
     "Attempted to access the data pointer on an invalid python storage")."""
     original = module.load_model
 
@@ -102,7 +98,7 @@ def _load_models(module: Any) -> None:
 
 
 def _inner(value: Any) -> Any:
-    """The loaders inside, where `value` is a list of loaders."""
+    """The loaders inside, if `value` is a list of loaders."""
     from torch_xla.distributed.parallel_loader import MpDeviceLoader
 
     if not isinstance(value, list):
@@ -116,7 +112,7 @@ _writers: list[EventWriter] = []
 
 @contextmanager
 def recording(writer: EventWriter) -> Iterator[None]:
-    """Until the block ends, what is told here goes to this writer and into the run folder around it."""
+    """Until the block ends, `write` uses this writer and the run folder around it."""
     _writers[:] = [writer]
     try:
         yield
@@ -125,14 +121,15 @@ def recording(writer: EventWriter) -> Iterator[None]:
 
 
 def write(kind: type[events.Event], **fields: Any) -> None:
-    """Write an event into this rank's records, where there are any."""
+    """Write an event into this rank's records, if there are any."""
     for writer in _writers:
         writer.write(kind(t=time.time(), rank=writer.rank, **fields))
 
 
 def _record_values(module: Any) -> None:
-    """What any Trainer logs (loss, learning_rate, eval_loss, ...) reaches the records, on the process that logs. It is
-    numbers by then: nothing is read from the device for it. No callback: it would go home with a Trainer that does."""
+    """What any Trainer logs (loss, learning_rate, eval_loss, ...) goes to the records, on the process that logs. It is
+    numbers by then, so nothing is read from the device. Not a callback: a returned Trainer would bring it to the
+    notebook."""
     handler = module.CallbackHandler
     original = handler.on_log
 
@@ -146,7 +143,7 @@ def _record_values(module: Any) -> None:
 
 
 def _load_random_states(module: Any) -> None:
-    """A checkpoint that the notebook's CPU has saved has no random state of XLA. The original reads it last."""
+    """A checkpoint that was saved on the notebook's CPU has no XLA random state. The original reads it last."""
     cls = module.Trainer
     original = cls._load_rng_state
 
@@ -162,12 +159,12 @@ def _load_random_states(module: Any) -> None:
 
 
 # -- metrics reports (debug="tpu_metrics_debug") -----------------------------------------------------------------------
-class Report(str):
-    """A metrics report on its way from where the Trainer makes it to where it prints it."""
+class MetricsReport(str):
+    """A metrics report, between where the Trainer creates it and where it prints it."""
 
 
 def _keep_reports(module: Any) -> None:
-    """The Trainer's `xm.master_print(met.metrics_report())` writes a file of the run; other prints print."""
+    """The Trainer's `xm.master_print(met.metrics_report())` writes a file of the run; other calls print."""
     xm, met = module.xm, module.met
     original = xm.master_print
     reported = functools.partial(_report, met.metrics_report)
@@ -175,7 +172,7 @@ def _keep_reports(module: Any) -> None:
 
     @functools.wraps(original)
     def master_print(*args: Any, **kwargs: Any) -> None:
-        if not (_writers and args and isinstance(args[0], Report)):
+        if not (_writers and args and isinstance(args[0], MetricsReport)):
             original(*args, **kwargs)
         elif xm.is_master_ordinal(local=bool(kwargs.get("local", False))):
             keep_report(args[0])
@@ -183,12 +180,12 @@ def _keep_reports(module: Any) -> None:
     xm.master_print = master_print
 
 
-def _report(original: Callable[[], str]) -> Report:
-    return Report(original())
+def _report(original: Callable[[], str]) -> MetricsReport:
+    return MetricsReport(original())
 
 
 def keep_report(text: str) -> None:
-    """Write a metrics report beside this rank's records, and a record that names it."""
+    """Write a metrics report next to this rank's records, and a record with its name."""
     writer = _writers[0]
     number = _reports.get(writer.path, 0)
     _reports[writer.path] = number + 1
@@ -199,7 +196,7 @@ def keep_report(text: str) -> None:
             file.write(text.encode("utf-8", "replace")[:REPORT_BYTES])
         files.metrics_path(writer.rank, number - REPORTS_KEPT).unlink(missing_ok=True)
         name = path.name
-    except OSError:  # a full disk ends no training
+    except OSError:  # a full disk must not end the training
         name = ""
     write(events.Metrics, file=name, number=number, **_summary())
 
@@ -219,12 +216,12 @@ def _summary() -> dict[str, Any]:
 
 # -- the search for a batch size (auto_find_batch_size, find_executable_batch_size) ------------------------------------
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this is XLA saying that memory does not suffice, when it compiled or when it ran."""
+    """Whether this is an out-of-memory error of XLA, while compiling or running."""
     return _OUT_OF_MEMORY.search(" ".join(map(str, error.args))) is not None
 
 
 def _know_out_of_memory(module: Any) -> None:
-    """Wherever accelerate's judgement stands under its name: accelerate knows CUDA's texts, not XLA's."""
+    """Patch accelerate's check wherever it is imported: accelerate knows CUDA's messages, not XLA's."""
     original = module.should_reduce_batch_size
     if getattr(original, "knows_xla", False):
         return
@@ -238,8 +235,8 @@ def _know_out_of_memory(module: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """What a Trainer began with: its tensors by name, in host memory, and XLA's seed."""
+class InitialState:
+    """The initial state of a Trainer: its tensors by name, in host memory, and XLA's seed."""
 
     tensors: Mapping[str, Any]
     seed: int
@@ -248,9 +245,9 @@ class Beginning:
 def _start_again_whole(module: Any) -> None:
     """Each new batch size starts from the weights that the first one started from.
 
-    After a step for which memory did not suffice, XLA has lost every tensor that this step was to write, weights and
-    the optimizer's state among them ("Trying to access XLA data for tensor ... while an async operation is in flight").
-    So a copy is kept in host memory while a batch size is searched for: only then, and once.
+    After a step that ran out of memory, XLA has lost every tensor that this step would have written, including weights
+    and optimizer state ("Trying to access XLA data for tensor ... while an async operation is in flight"). So a copy is
+    kept in host memory, only while a batch size is searched for.
     """
     cls = module.Trainer
     original = cls._inner_training_loop
@@ -272,28 +269,28 @@ def _prepare_attempt(trainer: Any, batch_size: int) -> None:
         trainer._tpu_magics_beginning = _beginning(trainer.model)
         return
     write(events.Warned, code="smaller-batch", text=_smaller(before, batch_size))
-    gc.collect()  # what is left of the failed attempt would be run with the next one
+    gc.collect()  # pending operations of the failed attempt would run with the next one
     _begin_again(trainer, trainer._tpu_magics_beginning)
 
 
 def _smaller(before: int, now: int) -> str:
     return (
-        f"Memory did not suffice for a batch size of {before}: training starts again with {now}, from the weights it "
-        "began with. Each batch size compiles its own graphs."
+        f"Out of memory with a batch size of {before}. Training starts again with {now}, from the initial weights. "
+        "Each batch size compiles its own graphs."
     )
 
 
-def _beginning(model: Any) -> Beginning:
+def _beginning(model: Any) -> InitialState:
     import torch_xla.core.xla_model as xm
 
     from tpu_magics.backends.torch_xla.weights_fetch import settle, to_cpu
 
     settle()
     named = dict(_named_tensors(model))
-    return Beginning(dict(zip(named, to_cpu(list(named.values())), strict=True)), xm.get_rng_state())
+    return InitialState(dict(zip(named, to_cpu(list(named.values())), strict=True)), xm.get_rng_state())
 
 
-def _begin_again(trainer: Any, beginning: Beginning) -> None:
+def _begin_again(trainer: Any, beginning: InitialState) -> None:
     import torch_xla.core.xla_model as xm
 
     lost = {name: tensor for name, tensor in _named_tensors(trainer.model) if tensor.device.type == "xla"}
@@ -311,10 +308,10 @@ def _begin_again(trainer: Any, beginning: Beginning) -> None:
 def _cannot_begin_again() -> TpuMagicsError:
     return TpuMagicsError(
         "The device ran out of memory, and a smaller batch size cannot be tried.",
-        "XLA lost the weights in the step that failed, and this model was wrapped (FSDP) or changed after training had "
-        "begun, so they cannot be put back.",
-        "Leave auto_find_batch_size away and set a smaller per_device_train_batch_size (raise "
-        "gradient_accumulation_steps to keep the product).",
+        "XLA lost the weights in the failed step. They cannot be restored, because the model was wrapped (FSDP) or "
+        "changed after training started.",
+        "Remove auto_find_batch_size and set a smaller per_device_train_batch_size (increase "
+        "gradient_accumulation_steps to keep the same effective batch size).",
     )
 
 

@@ -1,14 +1,10 @@
-"""transformers' Trainer with XLA FSDP (`fsdp_config={"xla": True, ...}`), made whole in a worker.
+"""Fixes for transformers' Trainer with XLA FSDP (`fsdp_config={"xla": True, ...}`) in a worker.
 
-What lives here: two gaps of transformers 5.23.0, closed where they are. What does not: other changes of the Trainer
-(trainer.py), FSDP's shards on their way home (sharded.py), and SPMD itself (spmd.py).
-
-Both gaps stop the training with an error before its first step, on a TPU as well:
-- No optimizer is made. trainer.py puts its making off until the model is wrapped (`_prepare_for_training`), and then
-  makes one only for models that accelerate wraps: "'NoneType' object has no attribute 'param_groups'".
-- FSDP v2 knows the outputs of few models. integrations/tpu.py splits the output of each wrapped part by its first
-  dimension, but takes tensors of three dimensions, tuples that begin with one, and CausalLMOutputWithPast only: "the
-  output of the model shouldn't be `None`".
+Two problems of transformers 5.23.0 stop the training before its first step, on a TPU as well. (1) No optimizer is
+created: trainer.py delays it until the model is wrapped (`_prepare_for_training`), and then creates one only for models
+that accelerate wraps: "'NoneType' object has no attribute 'param_groups'". (2) FSDP v2 supports the outputs of few
+models: integrations/tpu.py splits the output of each wrapped part by its first dimension, but accepts only tensors of
+three dimensions, tuples that begin with one, and CausalLMOutputWithPast: "the output of the model shouldn't be `None`".
 """
 
 from __future__ import annotations
@@ -24,7 +20,7 @@ _PREFERRED = ("logits", "last_hidden_state")
 
 
 def arrange() -> None:
-    """Close the gaps in this process, once the modules are imported. Only for workers."""
+    """Patch the modules in this process, once they are imported. Only for workers."""
     hook = PostImport()
     hook.when_imported("transformers.trainer", lambda module: _make_optimizer(module.Trainer))
     hook.when_imported(_FSDP_V2, lambda module: _know_outputs(module.SpmdFullyShardedDataParallel))
@@ -65,7 +61,7 @@ def _know_outputs(Fsdp: Any) -> None:
 
 
 def split_output(output: Any, mesh: Any) -> None:
-    """Split what a wrapped part gives by its first dimension over the mesh's axis "fsdp", as transformers does."""
+    """Shard the output of a wrapped part by its first dimension over the mesh axis "fsdp", as transformers does."""
     import torch_xla.distributed.spmd as xs
 
     tensor = main_tensor(output)
@@ -74,8 +70,8 @@ def split_output(output: Any, mesh: Any) -> None:
 
 
 def main_tensor(output: Any) -> Any | None:
-    """The tensor of an output that holds a row for each sample: logits, else hidden states, else the first that is no
-    scalar. None where there is none."""
+    """The tensor of an output that has a row for each sample: logits, else hidden states, else the first that is not a
+    scalar. None if there is none."""
     import torch
 
     if isinstance(output, torch.Tensor):

@@ -1,13 +1,9 @@
-"""Trained weights on their way from a worker to the notebook, in three steps.
+"""Trained weights from a worker to the notebook, in three steps.
 
-What lives here: the steps as the launcher calls them, and the first of them, collecting. What does not: the comparison
-(weights_check.py), the change in place (weights_load.py), files (weights_files.py), and transfers off the device
-(weights_fetch.py).
-
-    worker, every rank:  collect_shards(models, folder, rank)   runs what is pending (sharded.py)
-    worker, rank 0:      collect_weights(models, folder)        complete or not at all
-    notebook:            staged = check_weights(models, folder) changes nothing
-                         load_weights(staged)                   all or nothing
+worker, every rank:  collect_shards(models, folder, rank)   runs pending operations (fsdp_shards.py)
+worker, rank 0:      collect_weights(models, folder)        complete or not at all
+notebook:            staged = check_weights(models, folder) changes nothing
+                     load_weights(staged)                   all or nothing
 """
 
 from __future__ import annotations
@@ -17,67 +13,68 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends.torch_xla import weights_check, weights_files, weights_load
-from tpu_magics.backends.torch_xla.sharded import full_weights
-from tpu_magics.backends.torch_xla.weights_check import Staged
+from tpu_magics.backends.torch_xla.fsdp_shards import full_weights
+from tpu_magics.backends.torch_xla.named_parameters import slots
+from tpu_magics.backends.torch_xla.weights_check import StagedWeights
 from tpu_magics.backends.torch_xla.weights_fetch import settle, unwrap
-from tpu_magics.backends.torch_xla.weights_files import Entry
+from tpu_magics.backends.torch_xla.weights_files import ManifestEntry
 from tpu_magics.backends.torch_xla.weights_match import layout_of, state_of
-from tpu_magics.backends.torch_xla.weights_slots import slots
 
-__all__ = ["Staged", "check_weights", "collect_weights", "load_weights"]
+__all__ = ["StagedWeights", "check_weights", "collect_weights", "load_weights"]
 
 
 def collect_weights(models: Mapping[str, Any], folder: Path) -> None:
     """In the worker, rank 0, after training: write all parameters and buffers of `models` into `folder`.
 
-    To be called on the thread that the training function ran on, with nothing watching the runtime any more, after
-    every rank has returned from `collect_shards`.
+    Call it on the thread that the training function ran on, when nothing observes the runtime any more, and after every
+    rank has returned from `collect_shards`.
 
     Raises:
         TpuMagicsError: the disk is full, or shards of another rank are missing. Nothing is left in the folder then.
     """
     settle()
-    found = _Found(tuple(models))
+    found = _TensorCollector(tuple(models))
     entries = {name: found.entries(name, model, full_weights(name, model, folder)) for name, model in models.items()}
     weights_files.write_weights(folder, entries, found.tensors)
 
 
-def check_weights(models: Mapping[str, Any], folder: Path) -> Staged:
+def check_weights(models: Mapping[str, Any], folder: Path) -> StagedWeights:
     """In the notebook: read what `collect_weights` wrote and compare it with the notebook's models. Changes nothing.
 
-    Names and shapes must be the same, and weights tied here must have come home equal. Where only the dtype differs,
-    the notebook's is kept if it holds every value exactly (bfloat16 in float32), else the trained one is taken over;
-    `Staged.notes` says so.
+    Names and shapes must be the same, and weights tied here must be equal. If only the dtype differs, the notebook's is
+    kept if it holds every value exactly (bfloat16 in float32); otherwise the trained one is used. `StagedWeights.notes`
+    says so.
 
     Raises:
-        TpuMagicsError: the files are not whole, or do not fit; it names what differs and how to load them by hand.
+        TpuMagicsError: the files are incomplete, or do not match; it names the differences and how to load them
+            yourself.
     """
     return weights_check.check(models, folder)
 
 
-def load_weights(staged: Staged, free_bytes: int | None = None) -> None:
-    """In the notebook: put the checked weights into the models, in place. After any failure they are as before.
+def load_weights(staged: StagedWeights, free_bytes: int | None = None) -> None:
+    """In the notebook: copy the checked weights into the models, in place. After a failure they are as before.
 
-    Tensors keep their identity, strides and `requires_grad`. The old values change places with the new ones in the
-    file, which is removed at the end; `free_bytes`: host memory that may be used for those that cannot, since they
-    have another form in it (None: what the machine has available).
+    Tensors keep their identity, strides and `requires_grad`. The old values are swapped with the new ones in the file,
+    which is removed at the end; `free_bytes`: host memory for the old values of tensors that have another form in the
+    file (None: what the machine has available).
 
     Raises:
-        TpuMagicsError: something failed half-way, and all was put back.
+        TpuMagicsError: something failed, and everything was restored.
     """
     weights_load.load(staged, free_bytes)
 
 
-class _Found:
-    """The tensors to be written, each once, and the key of each."""
+class _TensorCollector:
+    """The tensors to write, each once, and the key of each."""
 
     def __init__(self, models: tuple[str, ...]) -> None:
         self._models = models
         self._keys: dict[Hashable, str] = {}
         self.tensors: dict[str, Any] = {}
 
-    def entries(self, model: str, module: Any, whole: Mapping[str, Any]) -> dict[str, Entry]:
-        """The manifest's entries of one model; `whole`: parameters that were sharded, put together."""
+    def entries(self, model: str, module: Any, whole: Mapping[str, Any]) -> dict[str, ManifestEntry]:
+        """The manifest's entries of one model; `whole`: parameters that were sharded, joined."""
         prefix = weights_files.key_prefix(model, self._models)
         entries = {
             slot.name: self._entry(prefix, slot.name, slot.kind, slot.persistent, slot.tensor) for slot in slots(module)
@@ -86,14 +83,14 @@ class _Found:
             entries[name] = self._entry(prefix, name, "parameter", True, tensor)
         return entries
 
-    def _entry(self, prefix: str, name: str, kind: str, persistent: bool, tensor: Any) -> Entry:
+    def _entry(self, prefix: str, name: str, kind: str, persistent: bool, tensor: Any) -> ManifestEntry:
         state = state_of(tensor)
         if state != "data":
-            return Entry(kind, state, persistent)
+            return ManifestEntry(kind, state, persistent)
         plain = unwrap(tensor)
         key = self._keys.setdefault(_identity(tensor), prefix + name)
         self.tensors.setdefault(key, plain)
-        return Entry(
+        return ManifestEntry(
             kind,
             state,
             persistent,
@@ -106,7 +103,7 @@ class _Found:
 
 
 def _identity(tensor: Any) -> Hashable:
-    """Equal for names that are one tensor, or the same view of the same memory."""
+    """Equal for names of one tensor, or of the same view of the same memory."""
     if tensor.device.type != "cpu" or layout_of(tensor) != "strided" or not tensor.numel():
         return id(tensor)
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride())

@@ -1,8 +1,4 @@
-"""Do the weights that came home fit the notebook's models?
-
-What lives here: the comparison of a manifest with models, name by name, and the plan of what goes where. What does not:
-reading files (weights_files.py) and changing models (weights_load.py). Nothing here changes anything.
-"""
+"""Checks that trained weights match the notebook's models, and plans the updates. Changes nothing."""
 
 from __future__ import annotations
 
@@ -15,11 +11,11 @@ from typing import Any
 import torch
 
 from tpu_magics.backends.torch_xla import weights_files
-from tpu_magics.backends.torch_xla.ties import record_ties, same_bits, unequal
+from tpu_magics.backends.torch_xla.named_parameters import Slot
+from tpu_magics.backends.torch_xla.tied_weights import record_ties, same_bits, unequal
 from tpu_magics.backends.torch_xla.weights_fetch import has_own_memory
-from tpu_magics.backends.torch_xla.weights_files import Entry
+from tpu_magics.backends.torch_xla.weights_files import ManifestEntry
 from tpu_magics.backends.torch_xla.weights_match import layout_of, match, state_of
-from tpu_magics.backends.torch_xla.weights_slots import Slot
 from tpu_magics.errors import TpuMagicsError
 
 _SHOWN = 5  # differences that an error names
@@ -41,12 +37,12 @@ _EXACT_IN: Mapping[Any, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
-class Put:
+class WeightUpdate:
     """One change to a model: `value` (None: the place becomes None) goes to `slot`.
 
-    `how`: "copy" into the tensor there; "rebind" it to new memory (another dtype); "materialise" a lazy one; "swap" its
-    inside, where it has no values ("meta") or wraps other tensors; "replace" what is registered (None, or by None).
-    `key`: what the value has in the files.
+    `how`: "copy" into the tensor; "rebind" it to new memory (another dtype); "materialise" a lazy one; "swap" its
+    inside, if it has no values ("meta") or wraps other tensors; "replace" what is registered (None, or by None). `key`:
+    of the value in the files.
     """
 
     how: str
@@ -56,39 +52,41 @@ class Put:
 
     @property
     def target(self) -> Any:
-        """The tensor at home, or None."""
+        """The notebook's tensor, or None."""
         return self.slot.tensor
 
 
 @dataclass(frozen=True)
-class Staged:
-    """Weights that were read and fit: what `load_weights` takes. `notes`: sentences that the person should read;
-    `not_finite`: one about weights with NaN or Inf."""
+class StagedWeights:
+    """Weights that were read and match: the argument of `load_weights`. `notes`: sentences for the user; `not_finite`:
+    one about weights with NaN or Inf."""
 
     folder: Path
-    puts: tuple[Put, ...]
+    puts: tuple[WeightUpdate, ...]
     models: tuple[str, ...]
     notes: tuple[str, ...] = ()
     not_finite: str = ""
 
 
-def check(models: Mapping[str, Any], folder: Path) -> Staged:
+def check(models: Mapping[str, Any], folder: Path) -> StagedWeights:
     """Read what `collect_weights` wrote and compare it with the notebook's `models`.
 
     Raises:
-        TpuMagicsError: the files are not whole; the structure differs; or weights tied here differ there.
+        TpuMagicsError: the files are incomplete; the structure differs; or weights tied here differ there.
     """
     manifest = weights_files.read_manifest(folder)
     notes: list[str] = []
-    pairs: dict[tuple[str, str], tuple[Slot, Entry]] = {}
+    pairs: dict[tuple[str, str], tuple[Slot, ManifestEntry]] = {}
     for model, module in models.items():
         there = manifest.models.get(model)
         if there is None:
-            raise TpuMagicsError(f"The worker brought no weights for `{model}`.", f"{folder} has none.", "Train again.")
+            raise TpuMagicsError(
+                f"The worker returned no weights for `{model}`.", f"{folder} has none.", "Train again."
+            )
         matched, different = match(module, there)
         if serious := [text for text, matters in different.items() if matters]:
             raise _other_structure(model, serious, tuple(manifest.models), folder)
-        notes.extend(f"{model}: {text}; it is not saved with a model and stays as it was." for text in different)
+        notes.extend(f"{model}: {text}. It is not saved with the model, so it was not updated." for text in different)
         pairs.update({(model, slot.name): (slot, entry) for slot, entry in matched})
     tensors = weights_files.map_tensors(folder, manifest)
     values = {name: tensors[entry.key] for name, (_, entry) in pairs.items() if entry.state == "data"}
@@ -96,11 +94,11 @@ def check(models: Mapping[str, Any], folder: Path) -> Staged:
     if broken := [*_broken_ties(models, values), *_broken_views(puts)]:
         raise _came_apart(broken, tuple(manifest.models), folder)
     notes.extend(_dtype_notes(pairs))
-    return Staged(folder, tuple(puts), tuple(models), tuple(notes), _not_finite(pairs, manifest.not_finite))
+    return StagedWeights(folder, tuple(puts), tuple(models), tuple(notes), _not_finite(pairs, manifest.not_finite))
 
 
-def _not_finite(pairs: Mapping[tuple[str, str], tuple[Slot, Entry]], found: Mapping[str, str]) -> str:
-    """Of parameters that were trained, and buffers with NaN: a mask may hold -inf."""
+def _not_finite(pairs: Mapping[tuple[str, str], tuple[Slot, ManifestEntry]], found: Mapping[str, str]) -> str:
+    """About trained parameters, and buffers with NaN: a mask may hold -inf."""
     bad = [
         (model, name, entry, found[entry.key])
         for (model, name), (_, entry) in pairs.items()
@@ -109,18 +107,19 @@ def _not_finite(pairs: Mapping[tuple[str, str], tuple[Slot, Entry]], found: Mapp
     if not bad:
         return ""
     model, name, entry, what = next((one for one in bad if one[2].kind == "parameter"), bad[0])
-    more = f", and {len(bad) - 1} more have such values" if len(bad) > 1 else ""
-    return f"The weights that came home are not finite: {entry.kind} `{name}` of `{model}` holds {what}{more}."
+    more = f", and {len(bad) - 1} more contain such values" if len(bad) > 1 else ""
+    return f"The trained weights are not finite: {entry.kind} `{name}` of `{model}` contains {what}{more}."
 
 
 def _other_structure(model: str, different: Sequence[str], models: Sequence[str], folder: Path) -> TpuMagicsError:
     more = f"; and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
     return TpuMagicsError(
-        f"The trained `{model}` has another structure than the one in the notebook, so nothing was loaded.",
+        f"The structure of the trained `{model}` differs from the model in the notebook, so nothing was loaded.",
         f"{'; '.join(different[:_SHOWN])}{more}. The function changed the model (LoRA, resize_token_embeddings and "
         "some wrappers do).",
-        f"The trained weights are kept in {folder}. Make the same change to `{model}` here, then: "
-        f"{weights_files.recipe(folder, models, model)}. Or change the model before training and pass it in.",
+        f"The trained weights are kept in {folder}. Make the same change to `{model}` in the notebook, then: "
+        f"{weights_files.recipe(folder, models, model)}. Or change the model before training and pass it as an "
+        "argument.",
     )
 
 
@@ -132,18 +131,17 @@ def _broken_ties(models: Mapping[str, Any], values: Mapping[tuple[str, str], Any
 
 def _came_apart(broken: Sequence[str], models: Sequence[str], folder: Path) -> TpuMagicsError:
     return TpuMagicsError(
-        "Weights that are tied in the notebook came apart in the worker, so nothing was loaded.",
+        "Weights that are tied in the notebook are not tied in the worker, so nothing was loaded.",
         f"They have different values: {'; '.join(broken[:_SHOWN])}. Moving a model to an XLA device unties its "
-        "weights, and the optimiser then trains each of them apart.",
-        "Tie them again in the function after the model was moved and before the optimiser is made "
+        "weights, and the optimizer then trains them separately.",
+        "Tie them again in the function, after the model is moved and before the optimizer is created "
         f"(model.tie_weights() in transformers). The trained weights are kept: {weights_files.recipe(folder, models)}",
     )
 
 
-def _broken_views(puts: Sequence[Put]) -> list[str]:
-    """Different tensors that overlap in memory here (one is a view of the other) and that cannot have their values at
-    the same time."""
-    groups: dict[int, list[Put]] = defaultdict(list)
+def _broken_views(puts: Sequence[WeightUpdate]) -> list[str]:
+    """Different tensors that share memory here (one is a view of the other) and whose values contradict each other."""
+    groups: dict[int, list[WeightUpdate]] = defaultdict(list)
     for put in puts:
         if put.how in ("copy", "rebind") and layout_of(put.target) == "strided":
             groups[put.target.untyped_storage().data_ptr()].append(put)
@@ -161,8 +159,8 @@ def _overlap(tensors: Sequence[Any]) -> bool:
     return False
 
 
-def _all_fit(group: Sequence[Put]) -> bool:
-    """Tried on a copy of the memory that they share."""
+def _all_fit(group: Sequence[WeightUpdate]) -> bool:
+    """Tried on a copy of their shared memory."""
     if any(put.how == "rebind" for put in group):
         return False
     memory = group[0].target.untyped_storage().clone()
@@ -174,19 +172,21 @@ def _all_fit(group: Sequence[Put]) -> bool:
 
 
 def _view(like: Any, memory: Any) -> Any:
-    """A tensor that is in `memory` what `like` is in its own."""
+    """A view of `memory` with the form that `like` has in its own."""
     return torch.empty(0, dtype=like.dtype).set_(memory, like.storage_offset(), like.shape, like.stride())
 
 
 # -- the plan ----------------------------------------------------------------------------------------------------------
-def _plan(pairs: Mapping[tuple[str, str], tuple[Slot, Entry]], values: Mapping[tuple[str, str], Any]) -> Iterator[Put]:
-    """What to do, once for each tensor at home."""
+def _plan(
+    pairs: Mapping[tuple[str, str], tuple[Slot, ManifestEntry]], values: Mapping[tuple[str, str], Any]
+) -> Iterator[WeightUpdate]:
+    """What to do, once for each tensor of the notebook."""
     seen: set[int] = set()
     for name, (slot, entry) in pairs.items():
         home = state_of(slot.tensor)
         if home == entry.state != "data":
             continue
-        put = Put(_how(home, slot.tensor, values.get(name)), slot, values.get(name), entry.key)
+        put = WeightUpdate(_how(home, slot.tensor, values.get(name)), slot, values.get(name), entry.key)
         if put.how == "replace" or id(put.target) not in seen:
             yield put
         seen.add(id(put.target))
@@ -201,12 +201,12 @@ def _how(home: str, target: Any, value: Any) -> str:
         return "swap"
     dense = layout_of(target) == "strided"
     exact = target.dtype == value.dtype or target.dtype in _EXACT_IN.get(value.dtype, ())
-    # Several indices of an expanded tensor are the same memory, which copy_ refuses.
+    # Several indices of an expanded tensor share memory, which copy_ rejects.
     expanded = dense and any(step == 0 and size > 1 for step, size in zip(target.stride(), target.shape, strict=True))
     return "copy" if dense and exact and not expanded else "rebind"
 
 
-def _dtype_notes(pairs: Mapping[tuple[str, str], tuple[Slot, Entry]]) -> Iterator[str]:
+def _dtype_notes(pairs: Mapping[tuple[str, str], tuple[Slot, ManifestEntry]]) -> Iterator[str]:
     changed: Counter[tuple[str, str, str, bool]] = Counter()
     for (model, _), (slot, entry) in pairs.items():
         home = state_of(slot.tensor)
@@ -216,5 +216,9 @@ def _dtype_notes(pairs: Mapping[tuple[str, str], tuple[Slot, Entry]]) -> Iterato
             changed[(model, str(slot.tensor.dtype).removeprefix("torch."), entry.dtype, kept)] += 1
     for (model, here, trained, kept), count in changed.items():
         tensors = "1 tensor was" if count == 1 else f"{count} tensors were"
-        end = f"stay {here} here (no value changes)" if kept else f"are {trained} here now, too (before: {here})"
+        end = (
+            f"stay {here} in the notebook (no value changes)"
+            if kept
+            else f"are now {trained} in the notebook too (before: {here})"
+        )
         yield f"{model}: {tensors} {trained} in the worker and {end}."

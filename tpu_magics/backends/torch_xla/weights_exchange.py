@@ -1,11 +1,8 @@
-"""Tensors that change places with their new values in the file: the old values need no memory of their own.
+"""Swaps tensors with their new values in the safetensors file, block by block, so that the old values need no extra
+memory.
 
-What lives here: the exchange with the safetensors file, block by block, and its way back. What does not: tensors that
-have another form in the file than here, and the order of things (weights_load.py).
-
-Keeping the old values in fresh memory until all is loaded takes another model's worth of it, and getting that from the
-system took up to twenty times as long as the copy itself. The file's pages are there already. After a failure the same
-exchange, done again, brings both back.
+Keeping the old values in fresh memory needs as much memory again as the model, and allocating that took up to twenty
+times as long as the copy itself. The pages of the file exist already. After a failure, the same exchange restores both.
 """
 
 from __future__ import annotations
@@ -20,23 +17,23 @@ from typing import Any
 
 import torch
 
-from tpu_magics.backends.torch_xla.weights_check import Put
+from tpu_magics.backends.torch_xla.weights_check import WeightUpdate
 from tpu_magics.backends.torch_xla.weights_fetch import has_own_memory
 from tpu_magics.backends.torch_xla.weights_files import PLAIN
 from tpu_magics.backends.torch_xla.weights_format import Region, memory_of, regions
 
-_BLOCK = 2**18  # what stays in a processor's cache between reading, writing and copying
-# The file's name while it holds old and new values: nobody may take it for the trained weights.
+_BLOCK = 2**18  # stays in the CPU cache between reading, writing and copying
+# The file's name while it has old and new values, so that it is not used as trained weights.
 _MIXED = "result-mixed.tmp"
 
 
 class Exchange:
-    """The open file. Use it in a `with` block: afterwards the file is gone, or, after a failure, as it was.
+    """The open file. Use it in a `with` block: afterwards the file is removed, or, after a failure, restored.
 
     `kept`: whether the file has the trained weights (False: they could not be written back, and it was removed).
     """
 
-    def __init__(self, folder: Path, puts: Sequence[Put]) -> None:
+    def __init__(self, folder: Path, puts: Sequence[WeightUpdate]) -> None:
         self._path = folder / PLAIN
         self._mixed = folder / _MIXED
         self._uses = Counter(put.key for put in puts)
@@ -48,7 +45,7 @@ class Exchange:
         try:
             self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
-            return self  # no such file, or not ours to write: then nothing is taken
+            return self  # no such file, or not writable: nothing is exchanged
         try:
             self._regions = regions(self._file)
             self._path.rename(self._mixed)
@@ -62,21 +59,21 @@ class Exchange:
             return
         os.close(self._file)
         if kind is None or not self.kept:
-            with contextlib.suppress(OSError):  # its name says that it is of no use
+            with contextlib.suppress(OSError):  # its name says that it cannot be used
                 self._mixed.unlink()
         else:
             self._mixed.rename(self._path)
 
-    def takes(self, put: Put) -> bool:
-        """Whether the tensor's bytes are in the file as they will be in memory, and for no other tensor."""
+    def takes(self, put: WeightUpdate) -> bool:
+        """Whether the tensor has the same bytes in the file and in memory, and is the only one that uses them."""
         target = put.target
         if put.how != "copy" or put.key not in self._regions or self._uses[put.key] > 1:
             return False
         same = target.dtype == put.value.dtype and target.is_contiguous() and has_own_memory(target)
         return bool(same) and self._regions[put.key].size == target.numel() * target.element_size()
 
-    def prepare(self, put: Put) -> tuple[Callable[[], None], Callable[[], None]]:
-        """The change, and what undoes it, also half-way."""
+    def prepare(self, put: WeightUpdate) -> tuple[Callable[[], None], Callable[[], None]]:
+        """The change, and how to undo it, even half-way."""
         assert self._file is not None
         swap = _Swap(self._file, self._regions[put.key].offset, put.target, self)
         return swap.change, swap.back
@@ -107,11 +104,11 @@ class _Swap:
             torch.autograd.graph.increment_version(self._target)
 
     def back(self) -> None:
-        """Put every old block back into memory, and the new ones into the file if that can be."""
+        """Restore every old block in memory, and the new ones in the file if possible."""
         start, new = self._pending
         if start == self._done:
             here = self._memory[start : start + len(new)]
-            if here == new:  # it was the last thing to change: its old values are in the file
+            if here == new:  # it was just changed: its old values are in the file
                 here[:] = self._read(start, len(here))
             self._restore(start, new)
         for start in range(0, self._done, _BLOCK):

@@ -1,9 +1,7 @@
-"""Tensors off the device: one sync, then transfers in batches.
+"""Tensors from the device to the host: one sync, then transfers in batches.
 
-What lives here: how values of XLA tensors reach the CPU. What does not: which tensors, and where they go afterwards.
-
-Fetching a tensor while a step is pending compiles a graph of its own for it: twenty parameters, twenty compiles. So
-everything pending is run first.
+Fetching a tensor while a step is pending compiles a separate graph for it (twenty parameters, twenty compiles), so
+pending operations run first.
 """
 
 from __future__ import annotations
@@ -13,20 +11,20 @@ from typing import Any
 
 import torch
 
-# What is fetched at once. A transfer needs its tensors twice for a moment; and memory that is soon used again comes
-# quicker than fresh memory.
+# Fetched at once. A transfer needs its tensors twice for a moment, and memory that is soon reused is
+# faster than new memory.
 BATCH_BYTES = 16 * 2**20
 
 
 def settle() -> None:
-    """Run what is pending on this rank's device and wait for it. Does nothing where the runtime was never used.
+    """Run pending operations on this rank's device and wait for them. Does nothing if the runtime was never used.
 
-    Every rank must do this before rank 0 fetches: a pending step may hold a collective, which waits for all ranks. To
-    be called on the thread that the rank's function ran on (torch_xla's default device belongs to the thread).
+    Every rank must do this before rank 0 fetches: a pending step may contain a collective, which waits for all ranks.
+    Call it on the thread that the rank's function ran on (torch_xla's default device belongs to the thread).
     """
     import torch_xla
 
-    if not torch_xla._XLAC._xla_runtime_is_initialized():  # torch_xla 2.9.0: torch_xla/runtime.py asks the same
+    if not torch_xla._XLAC._xla_runtime_is_initialized():  # torch_xla 2.9.0: torch_xla/runtime.py checks the same
         return
     import torch_xla.core.xla_model as xm
 
@@ -40,19 +38,19 @@ def on_device(tensor: Any) -> bool:
 
 
 def to_cpu(tensors: Sequence[Any]) -> list[Any]:
-    """The tensors on the CPU, detached, in order. Those that are on the CPU keep their memory; shards are gathered."""
+    """The tensors on the CPU, detached, in order. Those on the CPU keep their memory; shards are gathered."""
     return list(one_by_one(tensors))
 
 
 def one_by_one(tensors: Sequence[Any]) -> Iterator[Any]:
-    """The same as `to_cpu`, with no more than a batch of them fetched ahead."""
+    """Like `to_cpu`, but fetches at most one batch ahead."""
     for batch in _batches([unwrap(tensor) for tensor in tensors]):
         yield from _fetch(batch)
 
 
 def unwrap(tensor: Any) -> Any:
-    """`tensor` detached; the tensor inside, where it is an XLAShardedTensor; a plain tensor, where a subclass only adds
-    Python attributes."""
+    """`tensor` detached; the tensor inside an XLAShardedTensor; a plain tensor if a subclass only adds Python
+    attributes."""
     inner = getattr(tensor, "global_tensor", None)  # XLAShardedTensor, torch_xla 2.9.0
     detached = (tensor if inner is None else inner).detach()
     if type(detached) is not torch.Tensor and has_own_memory(detached):
@@ -81,7 +79,8 @@ def _fetch(batch: list[Any]) -> list[Any]:
 
 
 def _batches(tensors: Sequence[Any]) -> Iterator[list[Any]]:
-    """`tensors` in order, in groups that are all on the device or all not, of at most BATCH_BYTES (or of one)."""
+    """`tensors` in order, in groups that are all on the device or all not, of at most BATCH_BYTES (or of one
+    tensor)."""
     batch: list[Any] = []
     size = 0
     for tensor in tensors:

@@ -1,10 +1,8 @@
-"""The files in which weights travel: a safetensors file, one for what safetensors refuses, and a manifest.
+"""The files with trained weights: a safetensors file, a second file for tensors that safetensors does not support, and
+a manifest.
 
-What lives here: writing them complete or not at all, reading them back, recognising a torn one. What does not: models;
-here are only names, records and tensors.
-
-The manifest is written last, so what has no manifest was never finished. It has the sizes and checksums of the others:
-mapping a file that is shorter than its header says would kill the process that reads it (SIGBUS).
+The manifest is written last, so files without one are incomplete. It has the sizes and checksums of the others: mapping
+a file that is shorter than its header says would kill the reading process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -33,12 +31,12 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What the manifest says of one name in a model.
+class ManifestEntry:
+    """The manifest's entry for one name in a model.
 
-    `kind`: "parameter" or "buffer"; `state`: "data", "none" (registered, but None), "lazy" (never initialised) or
-    "meta" (no values anywhere); `key`: under which the values stand in the files, the same for names that were one
-    tensor; `layout`: torch's name of it, "quantized" where it is.
+    `kind`: "parameter" or "buffer"; `state`: "data", "none" (registered, but None), "lazy" (not initialized) or "meta"
+    (no values); `key`: of the values in the files, the same for names that were one tensor; `layout`: torch's name of
+    it, or "quantized".
     """
 
     kind: str
@@ -53,19 +51,19 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All entries by model and name; the bytes of each file with values; and checksums: of every tensor in the
-    safetensors file by key, of the whole second file by its name. `not_finite`: "NaN" or "Inf", by the key of a tensor
-    that holds one."""
+    """All entries by model and name; the size of each file with values; checksums: of every tensor in the safetensors
+    file by key, of the whole second file by its name. `not_finite`: "NaN" or "Inf", by the key of a tensor that
+    contains one."""
 
-    models: Mapping[str, Mapping[str, Entry]]
+    models: Mapping[str, Mapping[str, ManifestEntry]]
     files: Mapping[str, int]
     sums: Mapping[str, int]
     not_finite: Mapping[str, str] = field(default_factory=dict)
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
-def write_weights(folder: Path, models: Mapping[str, Mapping[str, Entry]], tensors: Mapping[str, Any]) -> None:
-    """Write tensors by key, from wherever they are, and what the names of the models mean: all, or nothing is left.
+def write_weights(folder: Path, models: Mapping[str, Mapping[str, ManifestEntry]], tensors: Mapping[str, Any]) -> None:
+    """Write tensors by key, from any device, and the entries of the models: everything, or nothing is left.
 
     Raises:
         TpuMagicsError: the disk is full, or the folder cannot be written.
@@ -87,7 +85,7 @@ def is_plain(tensor: Any) -> bool:
     return strided and tensor.dtype in weights_format.DTYPES and has_own_memory(tensor)
 
 
-def _write(folder: Path, models: Mapping[str, Mapping[str, Entry]], tensors: Mapping[str, Any]) -> None:
+def _write(folder: Path, models: Mapping[str, Mapping[str, ManifestEntry]], tensors: Mapping[str, Any]) -> None:
     plain = {key: tensor for key, tensor in tensors.items() if is_plain(tensor)}
     odd = {key: tensor for key, tensor in tensors.items() if key not in plain}
     sums: dict[str, int] = {}
@@ -114,7 +112,7 @@ def _write(folder: Path, models: Mapping[str, Mapping[str, Entry]], tensors: Map
 
 
 def _looked_at(values: Iterable[tuple[str, Any]], found: dict[str, str]) -> Iterator[tuple[str, Any]]:
-    """The values as they pass; `found`: those that are not finite."""
+    """The values, passed on; `found`: those that are not finite."""
     for key, value in values:
         if what := not_finite(value):
             found[key] = what
@@ -122,8 +120,8 @@ def _looked_at(values: Iterable[tuple[str, Any]], found: dict[str, str]) -> Iter
 
 
 def not_finite(tensor: Any) -> str:
-    """ "NaN" or "Inf" where a CPU tensor holds one, else "". The sum is quicker than a look at each value; it may be
-    infinite where no value is."""
+    """ "NaN" or "Inf" if a CPU tensor contains one, else "". The sum is faster than checking each value, but may be
+    infinite although no value is."""
     if not tensor.is_floating_point() or math.isfinite(float(tensor.sum())):
         return ""
     counts = {"NaN": int(tensor.isnan().sum()), "Inf": int(tensor.isinf().sum())}
@@ -133,7 +131,7 @@ def not_finite(tensor: Any) -> str:
 def _save(tensors: Mapping[str, Any], path: Path) -> None:
     try:
         torch.save(tensors, path)
-    except RuntimeError as error:  # torch 2.9.0 has no OSError for a disk that is full
+    except RuntimeError as error:  # torch 2.9.0 raises no OSError for a full disk
         raise OSError(str(error)) from error
 
 
@@ -151,10 +149,10 @@ def _not_written(folder: Path, needed: int, reason: str) -> TpuMagicsError:
     try:
         free = f"{shutil.disk_usage(folder).free / 1e6:.1f} MB are free there"
     except OSError as error:
-        free = f"its free space is not available ({error})"
+        free = f"the free space there is unknown ({error})"
     return TpuMagicsError(
         "The trained weights could not be written.",
-        f"{reason}. They take {needed / 1e6:.1f} MB in {folder}; {free}. Nothing half-written was left.",
+        f"{reason}. They need {needed / 1e6:.1f} MB in {folder}; {free}. No incomplete files were left.",
         "Free some space, or set TPU_MAGICS_RUNS to a folder on another disk, and train again.",
     )
 
@@ -165,7 +163,7 @@ def _remove(folder: Path) -> None:
             try:
                 path.unlink(missing_ok=True)
             except OSError:
-                pass  # what cannot be removed has no manifest, so nobody reads it
+                pass  # without a manifest, nothing reads it
 
 
 def _temporary(folder: Path, name: str) -> Path:
@@ -174,7 +172,7 @@ def _temporary(folder: Path, name: str) -> Path:
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest, after the files it names were found whole.
+    """The manifest, after checking that the files it names are complete.
 
     Raises:
         TpuMagicsError: there is none, or a file is missing, shorter, longer or changed.
@@ -184,7 +182,7 @@ def read_manifest(folder: Path) -> Manifest:
         if record["version"] != VERSION:
             raise ValueError(f"its version is {record['version']}, not {VERSION}")
         models = {
-            model: {name: Entry(**{**entry, "shape": tuple(entry["shape"])}) for name, entry in entries.items()}
+            model: {name: ManifestEntry(**{**entry, "shape": tuple(entry["shape"])}) for name, entry in entries.items()}
             for model, entries in record["models"].items()
         }
         manifest = Manifest(models, dict(record["files"]), dict(record["sums"]), dict(record["not_finite"]))
@@ -203,22 +201,22 @@ def _check_whole(path: Path, size: int, manifest: Manifest) -> None:
         regions = {ODD: Region(0, size)} if path.name == ODD else weights_format.regions(file.fileno())
         for key, region in regions.items():
             if weights_format.checksum(file.fileno(), region) != manifest.sums[key]:
-                raise _torn(f"The bytes of {path} are not those that were written (the checksum of {key} differs).")
+                raise _torn(f"{path} changed after it was written (the checksum of {key} differs).")
 
 
 def _torn(why: str) -> TpuMagicsError:
     return TpuMagicsError(
-        "The trained weights did not arrive whole, so the notebook's models are as they were.",
+        "The trained weights are incomplete, so the notebook's models were not changed.",
         why,
         "Train again. If it happens again, set TPU_MAGICS_RUNS to a folder on a local disk.",
     )
 
 
 def map_tensors(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """The values by key. Those of the safetensors file are mapped, not read: their pages come in when they are copied.
+    """The values by key. Those of the safetensors file are memory-mapped.
 
-    To be called after `read_manifest` found the files whole. The second file is a pickle by torch: only ever loaded
-    from the folder of a run that this process itself started.
+    Call it after `read_manifest`, which checks the files. The second file is a torch pickle: only ever loaded from the
+    folder of a run that this process itself started.
     """
     from safetensors.torch import load_file
 
@@ -231,7 +229,7 @@ def map_tensors(folder: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def recipe(folder: Path, models: Sequence[str], wanted: str | None = None) -> str:
-    """How a person loads the kept files of `models` by hand (only those of the model `wanted`), as instructions."""
+    """Code with which the user can load the kept files of `models` (only those of the model `wanted`)."""
     readers = {PLAIN: "safetensors.torch.load_file({!r})", ODD: "torch.load({!r})"}
     reads = [text.format(str(folder / name)) for name, text in readers.items() if (folder / name).exists()]
     names = models if wanted is None else [wanted]
@@ -246,5 +244,5 @@ def _part(read: str, model: str, models: Sequence[str]) -> str:
 
 
 def key_prefix(model: str, models: Sequence[str]) -> str:
-    """What the keys of `model` begin with in files that hold `models`: nothing, if it is the only one."""
+    """The start of the keys of `model` in files that hold `models`: nothing if it is the only one."""
     return f"{model}/" if len(models) > 1 else ""

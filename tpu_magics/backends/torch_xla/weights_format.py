@@ -1,11 +1,8 @@
-"""The safetensors format, tensor by tensor.
+"""Writes the safetensors format tensor by tensor, with checksums.
 
-What lives here: writing a file from tensors that come one after the other, where its regions lie, and checksums of
-them. What does not: reading tensors, which safetensors itself does.
-
-`safetensors.torch.save_file` wants all tensors on the CPU at once. Written as they come off the device, a model needs
-no second copy of itself in host memory. The format (as safetensors 0.8.0 reads it): 8 bytes with the header's
-length, a header in JSON, the tensors' bytes without gaps; wide types first, so that all are aligned.
+`safetensors.torch.save_file` needs all tensors on the CPU at once. Written as they come off the device, a model needs
+no second copy in host memory. The format (safetensors 0.8.0): 8 bytes with the length of the header, a JSON header, the
+tensors' bytes without gaps; wide types first, so that all are aligned.
 """
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ class Region:
 
 
 def in_order(tensors: Mapping[str, Any]) -> list[str]:
-    """The keys in the order in which the file has them."""
+    """The keys in file order."""
     return sorted(tensors, key=lambda key: (-tensors[key].element_size(), key))
 
 
@@ -56,7 +53,7 @@ def write(path: Path, tensors: Mapping[str, Any], values: Iterable[tuple[str, An
 
     Args:
         path: the file.
-        tensors: by key; only dtypes and shapes are looked at.
+        tensors: by key; only their dtypes and shapes are used.
         values: (key, CPU tensor) in the order of `in_order`.
     """
     sums: dict[str, int] = {}
@@ -71,12 +68,12 @@ def write(path: Path, tensors: Mapping[str, Any], values: Iterable[tuple[str, An
 
 
 def memory_of(tensor: Any) -> memoryview:
-    """The bytes of a contiguous CPU tensor, to read and to write."""
+    """The bytes of a contiguous CPU tensor, readable and writable."""
     return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy())
 
 
 def regions(file: int) -> dict[str, Region]:
-    """The regions of an open file, by key. Raises ValueError where its header is none."""
+    """The regions of an open file, by key. Raises ValueError if its header is invalid."""
     length = int.from_bytes(os.pread(file, 8, 0), "little")
     header = json.loads(os.pread(file, length, 8))
     header.pop("__metadata__", None)
@@ -85,9 +82,8 @@ def regions(file: int) -> dict[str, Region]:
 
 
 def checksum(file: int, region: Region) -> int:
-    """A number that tells a region's bytes from others: the 64-bit words of each block are added up, and the sums go
-    through CRC-32. As quick as reading; a changed, missing or zeroed part shows, words that changed places within a
-    block do not."""
+    """A checksum of a region: the 64-bit words of each block are summed, and the sums go through CRC-32. As fast as
+    reading; it detects a changed, missing or zeroed part, but not words that swapped places within a block."""
     return _checksum(_read(file, region))
 
 

@@ -1,8 +1,4 @@
-"""Putting checked weights into the notebook's models: all of them, or none.
-
-What lives here: the changes in place, how each is undone, and where old values are kept meanwhile. What does not:
-whether the weights fit (weights_check.py), and the way of most of them (weights_exchange.py).
-"""
+"""Loads checked weights into the notebook's models: all of them, or none."""
 
 from __future__ import annotations
 
@@ -16,9 +12,9 @@ from typing import Any
 import torch
 
 from tpu_magics.backends.torch_xla import weights_files
-from tpu_magics.backends.torch_xla.ties import same_bits
-from tpu_magics.backends.torch_xla.weights_calm import deferred_interrupts, one_thread
-from tpu_magics.backends.torch_xla.weights_check import Put, Staged
+from tpu_magics.backends.torch_xla.signals import deferred_interrupts, one_thread
+from tpu_magics.backends.torch_xla.tied_weights import same_bits
+from tpu_magics.backends.torch_xla.weights_check import StagedWeights, WeightUpdate
 from tpu_magics.backends.torch_xla.weights_exchange import Exchange
 from tpu_magics.backends.torch_xla.weights_fetch import tensor_bytes
 from tpu_magics.backends.torch_xla.weights_match import layout_of
@@ -26,20 +22,20 @@ from tpu_magics.errors import TpuMagicsError
 
 _UNDO = "result-undo.tmp"
 _ALIGNED = 64
-# Memory that must stay free beside the old values; with less, they are kept on disk.
+# Memory that must stay free besides the old values; otherwise they are kept on disk.
 _SPARE_BYTES = 256 * 2**20
 
 
-def load(staged: Staged, free_bytes: int | None = None) -> None:
-    """Change the models in place. After any failure they are byte for byte as before.
+def load(staged: StagedWeights, free_bytes: int | None = None) -> None:
+    """Change the models in place. After a failure they are byte for byte as before.
 
     Args:
         staged: what `check` returned.
-        free_bytes: host memory that may be used for the old values of tensors that have another form in the file
-            (None: what the machine has available). Where it does not suffice they are kept in the run folder.
+        free_bytes: host memory for the old values of tensors that have another form in the file (None: what the machine
+            has available). If it is too small, they are kept in the run folder.
 
     Raises:
-        TpuMagicsError: something failed half-way, and all was put back; or there is no room for the old values.
+        TpuMagicsError: something failed, and everything was restored; or there is no room for the old values.
     """
     with deferred_interrupts(), one_thread(), torch.no_grad():
         exchange = Exchange(staged.folder, staged.puts)
@@ -57,8 +53,8 @@ class _Damaged(Exception):
     """A change could not be undone."""
 
 
-def _put_all(puts: Sequence[Put], exchange: Exchange, keep: Callable[[Any], Any]) -> None:
-    undo: list[tuple[Put, Callable[[], None]]] = []
+def _put_all(puts: Sequence[WeightUpdate], exchange: Exchange, keep: Callable[[Any], Any]) -> None:
+    undo: list[tuple[WeightUpdate, Callable[[], None]]] = []
     try:
         for put in puts:
             change, back = exchange.prepare(put) if exchange.takes(put) else _METHODS[put.how](put, keep)
@@ -68,13 +64,13 @@ def _put_all(puts: Sequence[Put], exchange: Exchange, keep: Callable[[Any], Any]
         if damaged := [put.slot.name for put, back in reversed(undo) if not _undone(back)]:
             exchange.kept = False
             raise _Damaged(
-                f"{error}; then {', '.join(f'`{name}`' for name in damaged)} could not be put back"
+                f"{error}; then {', '.join(f'`{name}`' for name in damaged)} could not be restored"
             ) from error
         raise
 
 
 def _undone(back: Callable[[], None]) -> bool:
-    """Undo one change; the others must be undone, too, if this fails."""
+    """Undo one change; if this fails, the others must still be undone."""
     try:
         back()
     except Exception:
@@ -82,40 +78,41 @@ def _undone(back: Callable[[], None]) -> bool:
     return True
 
 
-def _not_loaded(staged: Staged, error: Exception, kept: bool) -> TpuMagicsError:
+def _not_loaded(staged: StagedWeights, error: Exception, kept: bool) -> TpuMagicsError:
     recipe = weights_files.recipe(staged.folder, staged.models)
-    kept_text = f"They are kept. To load them by hand: {recipe}" if kept else "They are lost with it: train again."
+    kept_text = f"They are kept. To load them yourself: {recipe}" if kept else "They are lost. Train again."
     if isinstance(error, _Damaged):
         return TpuMagicsError(
-            "The trained weights could not be put into the notebook's models, and the old ones not all put back.",
+            "The trained weights could not be loaded into the notebook's models, and not all old weights could be "
+            "restored.",
             str(error),
-            f"Build the models again: run the cells that made them. The trained weights: {kept_text}",
+            f"Create the models again: run the cells that create them. The trained weights: {kept_text}",
         )
     return TpuMagicsError(
-        "The trained weights could not be put into the notebook's models; they are as they were.",
+        "The trained weights could not be loaded into the notebook's models. The models were not changed.",
         f"{type(error).__name__}: {error}",
         f"The trained weights: {kept_text}",
     )
 
 
-def _changes(put: Put) -> bool:
-    """False where the values are there already, as those of frozen layers are; nothing need be kept for them."""
+def _changes(put: WeightUpdate) -> bool:
+    """False if the values are the same, as in frozen layers; then nothing must be kept for them."""
     return (
         put.how not in ("copy", "rebind") or put.target.dtype != put.value.dtype or not same_bits(put.target, put.value)
     )
 
 
-def _owned(put: Put) -> Put:
-    """The same with values in memory of their own, where the model keeps them: not those of the mapped file."""
+def _owned(put: WeightUpdate) -> WeightUpdate:
+    """The same with values in their own memory if the model keeps them: not those of the mapped file."""
     if put.how in ("copy", "materialise") or put.value is None:
         return put
-    if put.how == "rebind" and layout_of(put.target) == "strided":  # with the strides that it has here
-        return Put(put.how, put.slot, torch.empty_like(put.target, dtype=put.value.dtype).copy_(put.value))
-    return Put(put.how, put.slot, put.value.clone())
+    if put.how == "rebind" and layout_of(put.target) == "strided":  # with the notebook's strides
+        return WeightUpdate(put.how, put.slot, torch.empty_like(put.target, dtype=put.value.dtype).copy_(put.value))
+    return WeightUpdate(put.how, put.slot, put.value.clone())
 
 
 # -- ways to change a model. Each returns the change and what undoes it, also half-way ---------------------------------
-def _copy(put: Put, keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
+def _copy(put: WeightUpdate, keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
     target, old = put.target, keep(put.target)
     # An inference tensor may be written in inference mode only.
     mode = torch.inference_mode if target.is_inference() else contextlib.nullcontext
@@ -127,7 +124,7 @@ def _copy(put: Put, keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Cal
     return lambda: write(put.value), lambda: write(old)
 
 
-def _rebind(put: Put, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
+def _rebind(put: WeightUpdate, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
     target, old, grad = put.target, put.target.data, put.target.grad
 
     def point(data: Any, new_grad: Any) -> None:
@@ -139,7 +136,7 @@ def _rebind(put: Put, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], 
     return lambda: point(put.value, fitting), lambda: point(old, grad)
 
 
-def _materialise(put: Put, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
+def _materialise(put: WeightUpdate, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
     target, lazy = put.target, type(put.target)
     empty = target.data
 
@@ -154,7 +151,7 @@ def _materialise(put: Put, _keep: Callable[[Any], Any]) -> tuple[Callable[[], No
     return change, back
 
 
-def _swap(put: Put, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
+def _swap(put: WeightUpdate, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
     target, fresh = put.target, put.value
     if put.slot.kind == "parameter":
         fresh = torch.nn.Parameter(fresh, requires_grad=target.requires_grad)
@@ -171,7 +168,7 @@ def _swap(put: Put, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Ca
     return change, back
 
 
-def _replace(put: Put, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
+def _replace(put: WeightUpdate, _keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
     table, key, old = put.slot.table, put.slot.key, put.target
     return lambda: table.update({key: put.value}), lambda: table.update({key: old})
 
@@ -181,8 +178,9 @@ _METHODS = {"copy": _copy, "rebind": _rebind, "materialise": _materialise, "swap
 
 # -- where the old values are kept meanwhile ---------------------------------------------------------------------------
 @contextlib.contextmanager
-def _old_values(puts: Sequence[Put], folder: Path, free_bytes: int | None) -> Iterator[Callable[[Any], Any]]:
-    """Room for a copy of all that is copied over, found before the first copy; yields what makes a copy there."""
+def _old_values(puts: Sequence[WeightUpdate], folder: Path, free_bytes: int | None) -> Iterator[Callable[[Any], Any]]:
+    """Reserve room for a copy of everything that is overwritten, before the first copy; yields a function that copies
+    there."""
     needed = sum(_room(put.target) for put in puts)
     free = _free_memory() if free_bytes is None else free_bytes
     if needed + _SPARE_BYTES <= free:
@@ -197,7 +195,7 @@ def _old_values(puts: Sequence[Put], folder: Path, free_bytes: int | None) -> It
 
 
 def _memory(size: int) -> mmap.mmap:
-    """Fresh memory, in large pages where the kernel gives them: getting small ones takes longer than the copy."""
+    """New memory, in huge pages if the kernel has them: allocating small ones takes longer than the copy."""
     memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -205,19 +203,19 @@ def _memory(size: int) -> mmap.mmap:
 
 
 def _reserve(path: Path, size: int, free: int) -> None:
-    """Make a file of `size` bytes that the disk really has: a full disk must show now, not as a SIGBUS later."""
+    """Create a file of `size` bytes with real disk blocks: a full disk must fail now, not as a SIGBUS later."""
     try:
         with open(path, "wb") as file:
             os.posix_fallocate(file.fileno(), 0, max(size, 1))
     except OSError as error:
         raise OSError(
-            f"the old values take {size / 1e6:.1f} MB while the new ones are copied; {free / 1e6:.1f} MB of memory are "
-            f"free, and the disk has no room either ({error})"
+            f"the old values need {size / 1e6:.1f} MB while the new ones are copied, but {free / 1e6:.1f} MB of "
+            f"memory are free, and the disk has no space either ({error})"
         ) from error
 
 
 class _Arena:
-    """One block of memory from which copies are cut."""
+    """A block of memory for copies."""
 
     def __init__(self, memory: Any) -> None:
         self._memory = memory

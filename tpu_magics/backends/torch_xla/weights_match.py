@@ -1,8 +1,4 @@
-"""Names, shapes and kinds: do a model here and what the manifest says of it have the same structure?
-
-What lives here: the comparison of one place with one entry, and its words. What does not: values, and what follows from
-a difference (weights_check.py).
-"""
+"""Compares the names, shapes and kinds of a model's parameters and buffers with the manifest."""
 
 from __future__ import annotations
 
@@ -11,21 +7,21 @@ from typing import Any
 
 import torch
 
+from tpu_magics.backends.torch_xla.named_parameters import Slot, slots
 from tpu_magics.backends.torch_xla.weights_fetch import has_own_memory
-from tpu_magics.backends.torch_xla.weights_files import Entry
-from tpu_magics.backends.torch_xla.weights_slots import Slot, slots
+from tpu_magics.backends.torch_xla.weights_files import ManifestEntry
 
-_STATES = {"none": "None", "lazy": "not initialised", "meta": "without values (on meta)"}
+_STATES = {"none": "None", "lazy": "not initialised", "meta": "without values (meta device)"}
 
 
-def match(module: Any, there: Mapping[str, Entry]) -> tuple[list[tuple[Slot, Entry]], dict[str, bool]]:
-    """Slots with their entries, and {difference: whether it matters} of those that do not fit.
+def match(module: Any, there: Mapping[str, ManifestEntry]) -> tuple[list[tuple[Slot, ManifestEntry]], dict[str, bool]]:
+    """Slots with their entries, and {difference: whether it matters} of those that do not match.
 
-    A buffer that no side saves with the model does not matter: a cache, made from what the model is, such as a table of
-    angles.
+    A buffer that neither side saves with the model does not matter: it is a cache derived from the model, such as a
+    table of angles.
     """
     here = {slot.name: slot for slot in slots(module)}
-    matched: list[tuple[Slot, Entry]] = []
+    matched: list[tuple[Slot, ManifestEntry]] = []
     different: dict[str, bool] = {}
     for name in dict.fromkeys((*here, *there)):
         slot, entry = here.get(name), there.get(name)
@@ -37,30 +33,30 @@ def match(module: Any, there: Mapping[str, Entry]) -> tuple[list[tuple[Slot, Ent
     return matched, different
 
 
-def _is_saved(side: Slot | Entry) -> bool:
+def _is_saved(side: Slot | ManifestEntry) -> bool:
     return side.kind == "parameter" or side.persistent
 
 
-def _difference(name: str, slot: Slot | None, entry: Entry | None) -> str | None:
-    """What keeps `entry` from going to `slot`, as a part of a sentence; None where it fits."""
+def _difference(name: str, slot: Slot | None, entry: ManifestEntry | None) -> str | None:
+    """Why `entry` cannot go to `slot`, as a part of a sentence; None if it matches."""
     if slot is None:
         return f"`{name}` exists only in the worker"
     if entry is None:
-        return f"`{name}` exists only at home"
+        return f"`{name}` exists only in the notebook"
     home = state_of(slot.tensor)
     if slot.kind != entry.kind:
-        return f"`{name}` is a {slot.kind} at home and a {entry.kind} in the worker"
+        return f"`{name}` is a {slot.kind} in the notebook and a {entry.kind} in the worker"
     if home == entry.state != "data" or (slot.kind == "buffer" and "none" in (home, entry.state)):
         return None
     left, right = _form(slot.tensor), _entry_form(entry)
     unknown = entry.state == "data" and (home == "meta" or home == "lazy")
     if left == right or (unknown and (home == "lazy" or list(slot.tensor.shape) == list(entry.shape))):
         return None
-    return f"`{name}` is {left} at home and {right} in the worker"
+    return f"`{name}` is {left} in the notebook and {right} in the worker"
 
 
 def state_of(tensor: Any) -> str:
-    """What a place holds: "none", "lazy", "meta" or "data" (see `Entry`)."""
+    """What a place holds: "none", "lazy", "meta" or "data" (see `ManifestEntry`)."""
     if tensor is None:
         return "none"
     if torch.nn.parameter.is_lazy(tensor):
@@ -69,7 +65,7 @@ def state_of(tensor: Any) -> str:
 
 
 def layout_of(tensor: Any) -> str:
-    """torch's name of a tensor's layout; "quantized"; or the name of the class, where that wraps other tensors."""
+    """torch's name of a tensor's layout; "quantized"; or the name of a class that wraps other tensors."""
     if not has_own_memory(tensor):
         return str(type(tensor).__qualname__)
     return "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
@@ -80,7 +76,7 @@ def _form(tensor: Any) -> str:
     return _STATES[state] if state != "data" else _shape_text(tensor.shape, layout_of(tensor))
 
 
-def _entry_form(entry: Entry) -> str:
+def _entry_form(entry: ManifestEntry) -> str:
     return _STATES[entry.state] if entry.state != "data" else _shape_text(entry.shape, entry.layout)
 
 

@@ -1,9 +1,6 @@
-"""How a forked process becomes a rank of torch_xla.
+"""Turns a forked process into a torch_xla rank: starts the runtime and calls the user's function on each device.
 
-What lives here: the start of the runtime in a worker and the call of the user's function on each of its devices, by
-torch_xla's own pieces. What does not: forking and watching (launch/), models and weights (modules.py, weights.py).
-
-Everything runs in new threads: GNU OpenMP's pool does not survive a fork, and a new thread gets a new pool.
+Everything runs in new threads: GNU OpenMP's thread pool does not survive a fork, and a new thread gets a new pool.
 """
 
 from __future__ import annotations
@@ -18,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends.base import WorkerSpec
-from tpu_magics.backends.torch_xla import observe, renewal, spmd
-from tpu_magics.backends.torch_xla.precision_asked import variables
+from tpu_magics.backends.torch_xla import observe, rebuild, spmd
+from tpu_magics.backends.torch_xla.precision_request import variables
 from tpu_magics.errors import TpuMagicsError
 
 # Read in torch 2.9.0: torch/csrc/autograd/engine.h
@@ -30,7 +27,7 @@ _START_DEVICE_THREADS = "_ZN5torch8autograd6Engine20start_device_threadsEv"
 def apply_environment(spec: WorkerSpec) -> None:
     """Set the worker's environment, before the runtime reads it. Precision must be set before the first XLA tensor.
 
-    Without LOCAL_RANK, accelerate (1.15) takes -1 for the local rank where XLA has no TPU, and nobody prints.
+    Without LOCAL_RANK, accelerate (1.15) uses local rank -1 if XLA has no TPU, and no rank prints.
     """
     changes: dict[str, str | None] = {
         "PJRT_DEVICE": spec.device,
@@ -65,7 +62,7 @@ def run_worker(
         spmd.arrange(spec)
     outcome: dict[str, Any] = {}
     enter = _thread_modes()
-    renewal.remember_state()
+    rebuild.remember_state()
 
     def body() -> None:
         try:
@@ -83,7 +80,7 @@ def run_worker(
 
 
 def _use_cache(spec: WorkerSpec) -> None:
-    """Keep compiled programs from run to run. On XLA:CPU every load fails (torch_xla 2.9: counter
+    """Use the persistent compile cache. On XLA:CPU every load fails (torch_xla 2.9: counter
     PersistentCacheDeserializeFailure), so there it stays off."""
     if spec.cache and spec.device != "CPU":
         import torch_xla.runtime as xr
@@ -104,7 +101,7 @@ def _on_each_device(
     from tpu_magics.backends.torch_xla import randomness
 
     use_up_autograds_start()
-    first = _First(spec, on_ready)
+    first = _FirstDevice(spec, on_ready)
 
     def on_device() -> tuple[int, Any]:
         replica = torch_xla.device().index or 0
@@ -119,8 +116,8 @@ def _on_each_device(
 
 
 def _start(spec: WorkerSpec) -> Callable[[int, int], None]:
-    """How the runtime starts: over all chips for SPMD, on one chip for a single worker of several, else as torch_xla's
-    launcher does."""
+    """How the runtime starts: on all chips for SPMD, on one chip for a single worker of several, otherwise as
+    torch_xla's launcher does."""
     from torch_xla._internal import pjrt
 
     if spec.spmd is not None:
@@ -129,14 +126,14 @@ def _start(spec: WorkerSpec) -> Callable[[int, int], None]:
 
 
 def _ordinal(spec: WorkerSpec, replica: int) -> int:
-    """The rank of this thread's device. Processes on XLA:CPU do not know of each other."""
+    """The rank of this thread's device. Processes on XLA:CPU do not know each other."""
     import torch_xla.runtime as xr
 
     return xr.global_ordinal() if spec.device == "TPU" else spec.first + spec.index * spec.replicas + replica
 
 
-class _First:
-    """What the first device's thread does for all of them, before any of them runs the user's code."""
+class _FirstDevice:
+    """The setup by the first device's thread, before any thread runs the user's code."""
 
     def __init__(self, spec: WorkerSpec, on_ready: Callable[[int, int, str], None]) -> None:
         self.spec = spec
@@ -145,7 +142,7 @@ class _First:
         self.good = False
 
     def prepared(self, ordinal: int, replica: int) -> bool:
-        """Prepare on the first device's thread, wait on the others; False where it failed."""
+        """Set up on the first device's thread, wait on the others; False if it failed."""
         if replica:
             self.done.wait()
             return self.good
@@ -162,32 +159,30 @@ class _First:
 
         from tpu_magics.backends.torch_xla import (
             activation_checkpointing,
-            autocast,
+            fsdp_shards,
+            library_fixes,
             optimizers,
-            pinned,
-            sharded,
-            ties,
+            tied_weights,
             trainer,
             trainer_fsdp,
-            without_jax,
         )
 
-        ties.keep_ties()
-        sharded.watch_wrappers()
+        tied_weights.keep_ties()
+        fsdp_shards.watch_wrappers()
         trainer.arrange()
         trainer_fsdp.arrange()
         optimizers.arrange()
-        pinned.arrange()
-        without_jax.arrange()
+        library_fixes.hide_torchax()
+        library_fixes.skip_jax()
         activation_checkpointing.arrange()
         if self.spec.device == "CPU":
-            autocast.arrange()
+            library_fixes.fix_autocast()
         start_autograd_threads()
-        renewal.adopt_state()
+        rebuild.adopt_state()
         if self.spec.spmd is not None:
             spmd.make_mesh(self.spec)
         if self.spec.tracing is not None and self.spec.tracing.world > 1:
-            from tpu_magics.backends.torch_xla.trace.alone import enter
+            from tpu_magics.backends.torch_xla.trace.fake_world import enter
 
             enter(self.spec.tracing.world)
         if self.spec.meeting is not None:
@@ -199,7 +194,7 @@ class _First:
 
 
 def _launched(function: Callable[[int, int], Any]) -> Callable[[int, int, int], Any]:
-    """The function as accelerate's own launcher calls it, the index first; accelerate is not imported for it."""
+    """The function as accelerate's own launcher calls it, with the index first; does not import accelerate."""
     if "accelerate" not in sys.modules:
         return lambda _index, ordinal, replica: function(ordinal, replica)
     from accelerate.utils import PrepareForLaunch
@@ -215,7 +210,7 @@ def _launched(function: Callable[[int, int], Any]) -> Callable[[int, int, int], 
 
 
 def _start_one_chip(_local_rank: int, _local_world_size: int) -> None:
-    """One worker on one chip. torch_xla's multi-process start multiplies the bounds variables, which on Colab say 2,2,1
+    """One worker on one chip. torch_xla's multi-process start multiplies the bounds variables, which on Colab are 2,2,1
     for a single chip ("Expected 4 worker addresses, got 1")."""
     from torch_xla._internal import pjrt
 
@@ -223,8 +218,8 @@ def _start_one_chip(_local_rank: int, _local_world_size: int) -> None:
 
 
 def _thread_modes() -> Callable[..., Any]:
-    """What belongs to the notebook's main thread (torch's grad mode and default device, context variables), as a way to
-    call a function with it in another thread."""
+    """A function that calls another function with the modes of the notebook's main thread (torch's grad mode and
+    default device, context variables)."""
     import torch
 
     grad = torch.is_grad_enabled()
@@ -241,17 +236,17 @@ def _thread_modes() -> Callable[..., Any]:
 
 
 def use_up_autograds_start() -> None:
-    """A small backward on the CPU, before the runtime is up.
+    """A small backward on the CPU, before the runtime starts.
 
     Autograd starts its device threads once, at a process's first backward, for the devices known then (none, here). So
-    the state is the same whether the notebook did a backward or not: the threads are not started, and never will be by
-    themselves. Starting them twice would be no better than not at all: autograd then waits until exactly one thread for
-    each device has come up, which with two of them may never be so.
+    the state is the same whether the notebook ran a backward or not: the threads are not started, and will not start by
+    themselves. Starting them twice would not work either: autograd then waits until exactly one thread for each device
+    has come up, which may never happen with two of them.
     """
     import torch
 
-    # After torch.set_num_threads() in the notebook, the first thread that asks makes a forked process's pool anew; two
-    # at once abort ("Invalid thread pool!", torch 2.9.0), and autograd's threads ask as they start.
+    # After torch.set_num_threads() in the notebook, the first thread that calls this recreates a forked process's
+    # pool; two at once abort ("Invalid thread pool!", torch 2.9.0), and autograd's threads call it as they start.
     torch.get_num_threads()
     torch.ones(1, requires_grad=True).sum().backward()
 
@@ -259,10 +254,10 @@ def use_up_autograds_start() -> None:
 def start_autograd_threads() -> None:
     """Start autograd's device threads for the devices known now (pytorch/xla#4174), after `use_up_autograds_start`.
 
-    Without it every XLA backward fails in a worker whose notebook did a backward on the CPU.
+    Without it, every XLA backward fails in a worker whose notebook ran a backward on the CPU.
 
     Raises:
-        TpuMagicsError: torch lacks the functions that this needs (they are internal; seen in torch 2.8 and 2.9).
+        TpuMagicsError: torch does not have the internal functions that this needs (torch 2.8 and 2.9 have them).
     """
     import torch
 
@@ -273,8 +268,8 @@ def start_autograd_threads() -> None:
     except AttributeError as missing:
         raise TpuMagicsError(
             "Autograd's device threads cannot be started in this worker.",
-            f"torch {torch.__version__} has no {missing}; a backward() on the CPU in the notebook then breaks every "
-            "backward() on an XLA device (pytorch/xla#4174).",
+            f"torch {torch.__version__} has no {missing}. Without it, a backward() on the CPU in the notebook breaks "
+            "every backward() on an XLA device (pytorch/xla#4174).",
             "Use torch 2.9.0 with torch_xla 2.9.0: pip install 'tpu-magics[torch]'",
         ) from missing
     engine.restype = ctypes.c_void_p

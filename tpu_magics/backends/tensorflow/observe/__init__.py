@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tpu_magics.runs import events
 
 if TYPE_CHECKING:
-    from tpu_magics.backends.base import Watching
+    from tpu_magics.backends.base import ObserverConfig as Watching
     from tpu_magics.backends.tensorflow.observe.observer import Observer
     from tpu_magics.runs.writer import EventWriter
 

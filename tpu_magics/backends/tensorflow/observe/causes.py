@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tpu_magics.backends.observing import hlo
-from tpu_magics.backends.observing.compiled import Verdict
+from tpu_magics.backends.observing.compile_evidence import CompileCause as Verdict
 from tpu_magics.backends.tensorflow.observe.compiled import Compiled
 from tpu_magics.backends.tensorflow.observe.programs import Literal
 from tpu_magics.runs.events import Input
@@ -41,7 +41,7 @@ class Pair:
     literals: dict[str, tuple[Literal, Literal]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        new, old = self.new.told.graph, self.old.told.graph
+        new, old = self.new.report.graph, self.old.report.graph
         if new is not None and old is not None:
             self.change = hlo.compare(new, old)
         before = {one.name: one for one in self.old.inputs}
@@ -75,7 +75,7 @@ def explain(new: Compiled, old: Compiled) -> Verdict:
 
 def distance(new: Compiled, old: Compiled) -> tuple[int, ...]:
     """Near: the same function in the same mode, the same operations, the latest."""
-    graphs = hlo.distance(new.told.graph, old.told.graph) if new.told.graph and old.told.graph else 0
+    graphs = hlo.distance(new.report.graph, old.report.graph) if new.report.graph and old.report.graph else 0
     a, b = new.facts, old.facts
     return a.function != b.function or a.code != b.code, a.mode != b.mode, a.made != b.made, graphs, -old.nth
 

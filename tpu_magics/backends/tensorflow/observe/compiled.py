@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tpu_magics.backends.observing import compiled
+from tpu_magics.backends.observing import compile_evidence as compiled
 from tpu_magics.backends.tensorflow.observe.programs import Literal
 
 TRAINING, EVALUATION, PREDICTION = "training", "evaluation", "prediction"
@@ -36,7 +36,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Compiled(compiled.Compiled):
+class Compiled(compiled.CompileEvidence):
     """One compile at a site."""
 
     facts: Facts = field(default_factory=Facts)

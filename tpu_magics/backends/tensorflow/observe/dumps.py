@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpu_magics.backends.observing import hlo
-from tpu_magics.backends.observing.compiled import Told
+from tpu_magics.backends.observing.compile_evidence import CompileReport as Told
 from tpu_magics.backends.tensorflow.observe.armed import NAMED
 
 _MODULE = re.compile(r"module_(\d+)\.(.*)$")

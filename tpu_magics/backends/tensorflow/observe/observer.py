@@ -19,9 +19,12 @@ from weakref import WeakKeyDictionary
 
 from tensorflow.python.framework import ops
 
-from tpu_magics.backends.base import RecompileLimit, StepLimit, Watching
-from tpu_magics.backends.observing.compiled import Verdict, of_evaluation
-from tpu_magics.backends.observing.guarded import Guarded, guarded
+from tpu_magics.backends.base import ObserverConfig as Watching
+from tpu_magics.backends.base import RecompileLimit, StepLimit
+from tpu_magics.backends.observing.compile_evidence import CompileCause as Verdict
+from tpu_magics.backends.observing.compile_evidence import evaluation_batch as of_evaluation
+from tpu_magics.backends.observing.guard import GuardedObserver as Guarded
+from tpu_magics.backends.observing.guard import guarded
 from tpu_magics.backends.observing.history import History
 from tpu_magics.backends.observing.sites import Sites
 from tpu_magics.backends.tensorflow.observe import keras_calls, programs

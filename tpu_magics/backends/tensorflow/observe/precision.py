@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tpu_magics.backends.observing import hlo, multiplied
+from tpu_magics.backends.observing import hlo
+from tpu_magics.backends.observing import precision_text as multiplied
 from tpu_magics.runs import events
 
 _POLICIES = {"mixed_bfloat16": "bf16", "bfloat16": "bf16", "float32": "fp32"}
@@ -69,7 +70,7 @@ def judge(asked: str, source: str, graph: hlo.Graph, digest: str, variables: Map
         "parameters": hlo.dtype_counts(graph),
         "graph": digest,
         "agrees": agrees,
-        "text": multiplied.sentence(request, total, bf16, types) + reason,
+        "text": multiplied.describe_matmuls(request, total, bf16, types) + reason,
         "notes": _notes(variables),
     }
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tpu_magics.backends.observing import values
-from tpu_magics.backends.observing.values import plain
+from tpu_magics.backends.observing import logged_values as values
+from tpu_magics.backends.observing.logged_values import plain
 
 
-class Values(values.Values):
+class Values(values.LoggedValues):
     """The logged values of one rank."""
 
     def waits(self, value: Any) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from tpu_magics.backends.observing.vitals import NowAndThen
+from tpu_magics.backends.observing.sampling import PeriodicSampler as NowAndThen
 from tpu_magics.runs import events
 
 

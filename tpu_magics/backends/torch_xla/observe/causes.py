@@ -1,11 +1,7 @@
-"""Why a site compiled again: the difference of two compiles, put into words.
+"""The cause of a recompile, from the difference between two compiles.
 
-What lives here: one small rule per cause, asked in the order of RULES; each looks at the evidence and answers, or
-passes on. What does not: collecting the evidence (snapshot.py, steps.py, told.py), and choosing the earlier compile
-(history.py).
-
-A rule answers only where its evidence explains why the graph is another one; the last ones say what is seen and
-that the cause is not certain.
+One function per cause, in the order of RULES. Each answers only if its evidence explains the new graph, and returns
+None otherwise; the last ones say that the cause is unknown.
 """
 
 from __future__ import annotations
@@ -16,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from tpu_magics.backends.observing import hlo
-from tpu_magics.backends.observing.compiled import Verdict
-from tpu_magics.backends.torch_xla.observe.compiled import Compiled, Number, short_path
+from tpu_magics.backends.observing.compile_evidence import CompileCause
+from tpu_magics.backends.torch_xla.observe.compile_evidence import Number, TorchCompileEvidence, short_path
 from tpu_magics.runs.events import Input, Site
 
 T = TypeVar("T")
@@ -26,28 +22,29 @@ _SHOWN = 6
 # Files whose functions wrap others.
 _DECORATORS = ("/typing_extensions.py", "/functools.py", "/contextlib.py", "/_contextlib.py")
 _STATE = {
-    False: "the optimizer's state is an input now, before it was made in the step",
-    True: "the optimizer's state is made in this step, before it was an input",
+    False: "the optimizer state is now an input; before, the step created it",
+    True: "this step creates the optimizer state; before, it was an input",
 }
 _NO_ACTION = "Expected once. No action needed."
-_TRAINERS = " (of Trainer: dataloader_drop_last=True)"
-# torch_xla writes a Python number into the graph as data, except these, which become constants (special scalars).
+_TRAINERS = " (with Trainer: dataloader_drop_last=True)"
+# A Python number becomes an input of torch_xla's graph, except these, which become constants (special scalars).
 _BAKED = (0, 1)
+_BRANCHES = "Look for a Python branch or loop that depends on the step"
 _PLAIN_OPS = frozenset({"constant", "parameter", "broadcast", "multiply", "add", "subtract", "convert", "reshape"})
 
 
 @dataclass
-class Pair:
-    """A compile and the nearest earlier one of its site. `change`: of their graphs, None where one is not known."""
+class CompilePair:
+    """A compile and the nearest earlier one of its site. `change`: of their graphs, None if one is unknown."""
 
-    new: Compiled
-    old: Compiled
+    new: TorchCompileEvidence
+    old: TorchCompileEvidence
     change: hlo.GraphChange | None = None
     dims: tuple[tuple[int, int], ...] = ()
     inputs: list[tuple[str, Input, Input]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        new, old = self.new.told.graph, self.old.told.graph
+        new, old = self.new.report.graph, self.old.report.graph
         if new is not None and old is not None:
             self.change = hlo.compare(new, old)
             self.dims = self.change.dims
@@ -55,7 +52,7 @@ class Pair:
 
     @property
     def other_ops(self) -> bool:
-        """The graphs have other operations (True also where they are not known)."""
+        """The graphs have other operations (True also if they are unknown)."""
         return self.change is None or not self.change.same_ops
 
     @property
@@ -63,20 +60,20 @@ class Pair:
         return self.change.lines() if self.change is not None else ()
 
     def numbers(self) -> dict[str, tuple[Number, Number]]:
-        """Numbers that both knew under the same name and that changed: name -> (old, new)."""
+        """Numbers with the same name in both that changed: name -> (old, new)."""
         return _changed(self.new.snapshot.numbers, self.old.snapshot.numbers)
 
 
-def explain(new: Compiled, old: Compiled) -> Verdict:
+def explain(new: TorchCompileEvidence, old: TorchCompileEvidence) -> CompileCause:
     """The cause of `new`, compared with `old`."""
-    pair = Pair(new, old)
+    pair = CompilePair(new, old)
     return next(verdict for rule in RULES if (verdict := rule(pair)) is not None)
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
-def _other_part(pair: Pair) -> Verdict | None:
+def _other_part(pair: CompilePair) -> CompileCause | None:
     """The first graph of a part of what a library does in this line."""
     new, old = pair.new.part, pair.old.part
     if not new.first or new.place is None:
@@ -85,122 +82,120 @@ def _other_part(pair: Pair) -> Verdict | None:
         return _library_read(pair)
     if new.weights and (new.place, new.weights) == (old.place, old.weights):
         return None
-    return _part(pair, f"This line runs several graphs; this one for the first time: {new.text}")
+    return _part(pair, f"This line runs several graphs. This is the first run of: {new.text}")
 
 
-def _part(pair: Pair, what: str) -> Verdict:
-    return Verdict("new-part", f"{what}.", _NO_ACTION, pair.evidence)
+def _part(pair: CompilePair, what: str) -> CompileCause:
+    return CompileCause("new-part", f"{what}.", _NO_ACTION, pair.evidence)
 
 
-def _library_read(pair: Pair) -> Verdict:
+def _library_read(pair: CompilePair) -> CompileCause:
     part = pair.new.part
     within = f"{part.work}, " if part.work else ""
-    return Verdict(
+    return CompileCause(
         "early-read",
-        f"A library reads a value in the middle of a step: {within}{part.line}. What leads to it is run by itself.",
-        "Each place of a read costs one compile, and the step waits for it. Use a setting that avoids it (of Trainer: "
-        "a larger logging_steps; of a transformers model: no attention_mask where nothing is padded).",
+        f"A library reads a value in the middle of a step: {within}{part.line}. This splits the step's graph.",
+        "Each line that reads costs one compile, and the step waits for the value. Use a setting that avoids the read "
+        "(Trainer: a larger logging_steps; transformers models: no attention_mask if nothing is padded).",
         pair.evidence,
     )
 
 
-def _results_joined(pair: Pair) -> Verdict | None:
-    """Results of batches that are joined on the device, longer with each."""
+def _results_joined(pair: CompilePair) -> CompileCause | None:
+    """Batch results that are concatenated on the device and grow."""
     new, change = pair.new, pair.change
-    joins = new.told.graph is not None and new.told.graph.counts["concatenate"] > 0
+    joins = new.report.graph is not None and new.report.graph.counts["concatenate"] > 0
     if change is None or not joins or new.part.activity != "evaluation" or new.part.weights:
         return None
     if not dict(change.added).get("concatenate") and not any(now > before for before, now in change.dims):
         return None
-    return Verdict(
+    return CompileCause(
         "live-tensors",
-        "The results of evaluation are joined on the device, and with each batch they are longer, so each batch "
-        f"compiles (run at {new.part.line}).",
-        "Let them go to the host after each batch: TrainingArguments(eval_accumulation_steps=1).",
+        "The evaluation results are concatenated on the device. They grow with each batch, so each batch compiles "
+        f"(at {new.part.line}).",
+        "Move the results to the host after each batch: TrainingArguments(eval_accumulation_steps=1).",
         pair.evidence,
     )
 
 
-def _between_steps(pair: Pair) -> Verdict | None:
-    """What a library leaves to the loader's sync, besides the steps: a sum of losses set back to 0."""
+def _between_steps(pair: CompilePair) -> CompileCause | None:
+    """Small graphs that a library leaves to the loader's sync, besides the steps: a sum of losses reset to 0."""
     new, facts = pair.new.part, pair.new.facts
     if new.place is None or new.weights or facts.backward or facts.stepped or pair.new.inputs or not pair.other_ops:
         return None
     if pair.new.trigger not in ("loader", "sync"):
         return None
-    return _part(pair, f"This line runs several graphs; this is a small one of its own, without a model: {new.text}")
+    return _part(pair, f"This line runs several graphs. This is a small one without a model: {new.text}")
 
 
-def _other_place(pair: Pair) -> Verdict | None:
-    """The user's line is the same, but a library runs the graph from another place of it, for the first time."""
+def _other_place(pair: CompilePair) -> CompileCause | None:
+    """The same user's line, but a library runs the graph from another function, for the first time."""
     if pair.new.through == pair.old.through or not pair.other_ops:
         return None
     path, function = next(iter(_outer(pair.new.through, pair.old.through)), ("", ""))
-    by = f"`{function}` of {short_path(path)}" if function else "another function"
+    by = f"`{function}` in {short_path(path)}" if function else "another function"
     if pair.new.trigger == "read" and not function:
-        return Verdict(
+        return CompileCause(
             "early-read",
-            "This line itself reads a value in the middle of a step, besides the graph that a library runs in it.",
-            "Read it after the step's sync, or every N steps: each place of a read costs one compile.",
+            "This line reads a value in the middle of a step, in addition to the graph that a library runs in it.",
+            "Read the value after the step's sync, or every N steps: each line that reads costs one compile.",
             pair.evidence,
         )
     if pair.new.trigger == "read":
-        return Verdict(
+        return CompileCause(
             "early-read",
-            f"Inside this line {by} reads a value in the middle of a step: what leads to it is run by itself.",
-            "Let the library log less often (logging_steps), or not read in the step: each place costs one compile.",
+            f"In this line, {by} reads a value in the middle of a step. This splits the step's graph.",
+            "Log less often (logging_steps), or do not read in the step: each line that reads costs one compile.",
             pair.evidence,
         )
-    return _new_code(
-        pair, f"This line runs more than one graph; this one is run by {by}", "Expected once for each of them"
-    )
+    return _new_code(pair, f"This line runs several graphs. This one is run by {by}", "Expected once for each graph")
 
 
 def _outer(new: Places, old: Places) -> Places:
-    """The places of the new one that the old one does not have, the one nearest to the user's line first; but what
-    decorates functions last: `wrapper` says nothing."""
+    """The functions that only the new one has, nearest to the user's line first; decorators last: `wrapper` says
+    nothing."""
     return sorted(
         (place for place in reversed(new) if place not in old), key=lambda place: place[0].endswith(_DECORATORS)
     )
 
 
-def _collective_alone(pair: Pair) -> Verdict | None:
-    """In a rehearsal: a line with several collectives, one of which gathers what was there already."""
-    if pair.new.told.pieces and pair.old.told.pieces:
+def _collective_alone(pair: CompilePair) -> CompileCause | None:
+    """In a rehearsal: a line with several collectives, one of which gathers values that existed already."""
+    if pair.new.report.pieces and pair.old.report.pieces:
         return None
-    return Verdict(
+    return CompileCause(
         "new-code",
-        "This line runs several graphs, one of which is a collective alone, with no computation before it.",
-        "Nothing to change: each is compiled once. Gathering all that is wanted in one call makes one graph of them.",
+        "This line runs several graphs. One of them is only a collective, with no computation before it.",
+        "No action needed: each graph compiles once. One call that gathers all values would need only one graph.",
     )
 
 
-def _mode_switch(pair: Pair) -> Verdict | None:
+def _mode_switch(pair: CompilePair) -> CompileCause | None:
     differences = list(_modes(pair))
     if not differences:
         return None
     batch = "".join(f"; {_input_change(*one)}" for one in pair.inputs[:1])
-    return Verdict(
+    return CompileCause(
         "mode-switch",
         f"This line runs the step in two modes: {differences[0]}{batch}.",
-        "Expected once for each mode; give evaluation a loop of its own, with the batch size of training.",
+        "Expected once for each mode. Use a separate loop for evaluation, with the batch size of training.",
         (*differences, *(_input_change(*one) for one in pair.inputs)),
     )
 
 
-def _modes(pair: Pair) -> Iterator[str]:
-    """Modes that changed, where the graph shows that it matters."""
+def _modes(pair: CompilePair) -> Iterator[str]:
+    """Modes that changed, if the graph shows that it matters."""
     new, old = pair.new.facts, pair.old.facts
     if not pair.other_ops:
         return
     for name, (before, now) in _changed(pair.new.snapshot.training, pair.old.snapshot.training).items():
-        yield f"{name} is now in {_mode(now)} mode, before in {_mode(before)} mode"
+        yield f"{name} is now in {_mode(now)} mode (before: {_mode(before)} mode)"
     if new.autocast != old.autocast:
-        yield f"autocast is now {_kinds(new.autocast)}, before {_kinds(old.autocast)}"
+        yield f"autocast is now {_kinds(new.autocast)} (before: {_kinds(old.autocast)})"
     if new.grad != old.grad or (new.backward != old.backward and new.stepped == old.stepped == False):  # noqa: E712
-        yield f"gradients are now {_on(new.grad and new.backward)}, before {_on(old.grad and old.backward)}"
+        yield f"gradients are now {_on(new.grad and new.backward)} (before: {_on(old.grad and old.backward)})"
     elif new.backward != old.backward and new.stepped != old.stepped and pair.new.inputs and pair.old.inputs:
-        yield f"this step {_trains(new.backward)}, the one before {_trains(old.backward)}"
+        yield f"this step {_trains(new.backward)}, the earlier one {_trains(old.backward)}"
 
 
 def _mode(training: bool) -> str:
@@ -216,40 +211,40 @@ def _on(value: bool) -> str:
 
 
 def _trains(backward: bool) -> str:
-    return "has a backward pass and an optimizer step" if backward else "has neither backward pass nor optimizer step"
+    return "has a backward pass and an optimizer step" if backward else "has no backward pass and no optimizer step"
 
 
-def _input(pair: Pair) -> Verdict | None:
+def _input(pair: CompilePair) -> CompileCause | None:
     if not pair.inputs or not _in_graph(pair):
         return None
     lines = tuple(_input_change(*one) for one in pair.inputs)
     short = _short(pair)
     if short is not None:
         full, last = short
-        return Verdict(
+        return CompileCause(
             "last-batch",
-            f"The loader's last batch has {last} samples instead of {full}: {lines[0]}.",
-            f"Give the DataLoader drop_last=True{_TRAINERS if pair.new.part.place else ''}, or a batch size that "
+            f"The last batch of the loader has {last} samples instead of {full}: {lines[0]}.",
+            f"Use drop_last=True in the DataLoader{_TRAINERS if pair.new.part.place else ''}, or a batch size that "
             "divides the number of samples.",
             lines,
         )
     if all(new.shape == old.shape for _name, new, old in pair.inputs):
-        return Verdict(
+        return CompileCause(
             "input-dtype",
-            f"An input has another dtype: {lines[0]}.",
-            "Convert it once, in the dataset or collator, so that every batch has the same dtype.",
+            f"The dtype of an input changed: {lines[0]}.",
+            "Convert it in the dataset or the collator, so that every batch has the same dtype.",
             lines,
         )
-    return Verdict("input-shape", f"An input has another shape: {lines[0]}.", _shape_fix(pair), lines)
+    return CompileCause("input-shape", f"The shape of an input changed: {lines[0]}.", _shape_fix(pair), lines)
 
 
-def _in_graph(pair: Pair) -> bool:
+def _in_graph(pair: CompilePair) -> bool:
     """Whether the graph's parameters changed with the inputs: an input that the graph does not use explains nothing."""
     return pair.change is None or bool(pair.change.parameters)
 
 
-def _short(pair: Pair) -> tuple[int, int] | None:
-    """(full, last) where an input's first dimension became the size of a loader's short last batch, or back."""
+def _short(pair: CompilePair) -> tuple[int, int] | None:
+    """(full, last) if an input's first dimension became the size of a loader's short last batch, or back."""
     for _name, new, old in pair.inputs:
         if new.shape[1:] == old.shape[1:] and new.shape and old.shape:
             sizes = (old.shape[0], new.shape[0])
@@ -259,41 +254,41 @@ def _short(pair: Pair) -> tuple[int, int] | None:
     return None
 
 
-def _shape_fix(pair: Pair) -> str:
+def _shape_fix(pair: CompilePair) -> str:
     batch_only = all(n.shape[1:] == o.shape[1:] and n.shape[:1] != o.shape[:1] for _name, n, o in pair.inputs)
     if batch_only:
-        return "Keep the batch size the same in every step: drop_last=True, and evaluate with the training batch size."
+        return "Keep the same batch size in every step: use drop_last=True, and evaluate with the training batch size."
     return (
-        "Pad to a multiple: pad_to_multiple_of=64 in the tokenizer or collator, or to one max_length, with a mask for "
-        "what was added."
+        "Pad to a multiple (pad_to_multiple_of=64 in the tokenizer or collator) or to one max_length, and mask the "
+        "padding."
     )
 
 
-def _optimizer_state(pair: Pair) -> Verdict | None:
+def _optimizer_state(pair: CompilePair) -> CompileCause | None:
     new, old = pair.new.facts, pair.old.facts
     if new.state_made == old.state_made or new.stepped != old.stepped or not pair.other_ops:
         return None
-    return Verdict(
+    return CompileCause(
         "optimizer-state",
-        "The optimizer made its state in the first step; now it reads and updates it, which is another graph.",
+        "Optimizer state is created in the first step. Later steps read and update it, which is another graph.",
         _NO_ACTION,
         (_STATE[new.state_made], *pair.evidence),
     )
 
 
-def _before_training(pair: Pair) -> Verdict | None:
-    """The earlier graph was no step at all: what a library sets up before the first one."""
+def _before_training(pair: CompilePair) -> CompileCause | None:
+    """The earlier graph was not a step: a library's setup before the first one."""
     new, old = pair.new.facts, pair.old.facts
     if not pair.other_ops or not new.backward or old.backward or old.stepped or pair.old.inputs:
         return None
-    return _part(pair, f"The earlier graph of this line was made before the first step; this is {_step(pair)}")
+    return _part(pair, f"The earlier graph of this line ran before the first step. This one is {_step(pair)}")
 
 
-def _step(pair: Pair) -> str:
+def _step(pair: CompilePair) -> str:
     return pair.new.part.work or "the first step"
 
 
-def _cut_elsewhere(pair: Pair) -> Verdict | None:
+def _cut_elsewhere(pair: CompilePair) -> CompileCause | None:
     new, old = _by_id(pair.new.facts.cuts), _by_id(pair.old.facts.cuts)
     only_new = [site for key, site in new.items() if key not in old]
     only_old = [site for key, site in old.items() if key not in new]
@@ -305,36 +300,36 @@ def _cut_elsewhere(pair: Pair) -> Verdict | None:
     if pair.inputs and _in_graph(pair):
         return None
     when = "in this step" if only_new else "in an earlier step but not in this one"
-    return Verdict(
+    return CompileCause(
         "early-read",
-        f"{_where(site)} read a value {when}: what is run by itself before it has changed.",
-        "Read values after the step's sync, or every N steps: each new place of a read is one more compile.",
+        f"{_where(site)} read a value {when}. This splits the step's graph at another place.",
+        "Read values after the step's sync, or every N steps: each new line that reads costs one more compile.",
         (f"{_where(site)}: {site.code}", *pair.evidence),
     )
 
 
-def _read_again(pair: Pair) -> Verdict | None:
+def _read_again(pair: CompilePair) -> CompileCause | None:
     again = pair.new.trigger == "read" and pair.new.site.id in _by_id(pair.new.facts.cuts)
     if not again or pair.new.facts.deciding or not pair.other_ops or pair.new.inputs != pair.old.inputs:
         return None
-    return Verdict(
+    return CompileCause(
         "early-read",
-        "This line reads more than one value in a step, and each has a graph of its own.",
+        "This line reads several values in a step, and each read compiles its own graph.",
         "Collect the tensors, and read them together after the step's sync.",
         pair.evidence,
     )
 
 
-def _branch(pair: Pair, site: Site) -> Verdict:
-    return Verdict(
+def _branch(pair: CompilePair, site: Site) -> CompileCause:
+    return CompileCause(
         "data-branch",
-        f"Python took another way because of a tensor's value, read in {_where(site)}.",
-        "Compute both ways and choose with torch.where, or decide every N steps.",
+        f"Python took another branch because of a tensor's value, read in {_where(site)}.",
+        "Compute both branches and select with torch.where, or decide only every N steps.",
         (f"{_where(site)}: {site.code}", *pair.evidence),
     )
 
 
-def _data_shape(pair: Pair) -> Verdict | None:
+def _data_shape(pair: CompilePair) -> CompileCause | None:
     ops = pair.new.facts.data_ops or pair.old.facts.data_ops
     shapes_changed = bool(pair.dims) or bool(pair.change and pair.change.parameters)
     if ops and (shapes_changed or pair.change is None):
@@ -347,33 +342,33 @@ def _data_shape(pair: Pair) -> Verdict | None:
     return None
 
 
-def _data_shaped(pair: Pair, what: str) -> Verdict:
-    return Verdict(
+def _data_shaped(pair: CompilePair, what: str) -> CompileCause:
+    return CompileCause(
         "data-shape",
-        f"{what}, so that other data need another graph.",
-        "Keep the full shape: multiply by the mask and divide by its sum, instead of selecting.",
+        f"{what}, so different data need a different graph.",
+        "Keep the full shape: multiply by the mask and divide by its sum, instead of selecting elements.",
         (what, *pair.evidence),
     )
 
 
-def _live_tensors(pair: Pair) -> Verdict | None:
+def _live_tensors(pair: CompilePair) -> CompileCause | None:
     grown = _changed(pair.new.snapshot.lengths, pair.old.snapshot.lengths)
     change = pair.change
     if change is None:
-        moved = (pair.new.told.inputs, pair.new.told.outputs) != (pair.old.told.inputs, pair.old.told.outputs)
+        moved = (pair.new.report.inputs, pair.new.report.outputs) != (pair.old.report.inputs, pair.old.report.outputs)
     else:
         moved = change.outputs_after != change.outputs_before or any(None in one[1:] for one in change.parameters)
     if grown and moved:
         name, (old, new) = next(iter(grown.items()))
-        return _alive(pair, f"`{name}` now holds {new} tensors, before {old}")
+        return _alive(pair, f"`{name}` now holds {new} tensors (before: {old})")
     if change is None or change.outputs_after == change.outputs_before:
         return None
     names = _alive_names(pair)
     if not change.same_ops and (not names or _alien_ops(change)):
         return None
     more, fewer = change.outputs_after, change.outputs_before
-    kept = f" ({', '.join(f'`{name}`' for name in names)})" if names else ""
-    return _alive(pair, f"{more} tensors are alive at the end of the step, before {fewer}{kept}")
+    kept = f": {', '.join(f'`{name}`' for name in names)}" if names else ""
+    return _alive(pair, f"{more} tensors are alive at the end of the step (before: {fewer}){kept}")
 
 
 def _alien_ops(change: hlo.GraphChange) -> bool:
@@ -383,30 +378,30 @@ def _alien_ops(change: hlo.GraphChange) -> bool:
     return bool(added and removed)
 
 
-def _alive_names(pair: Pair) -> list[str]:
-    def alive(one: Compiled) -> set[str]:
+def _alive_names(pair: CompilePair) -> list[str]:
+    def alive(one: TorchCompileEvidence) -> set[str]:
         return {name for name, seen in one.snapshot.tensors.items() if seen.where == "xla"}
 
     return sorted(alive(pair.new) ^ alive(pair.old))[:_SHOWN]
 
 
-def _alive(pair: Pair, what: str) -> Verdict:
-    return Verdict(
+def _alive(pair: CompilePair, what: str) -> CompileCause:
+    return CompileCause(
         "live-tensors",
-        f"{what}: the graph has another set of results.",
-        "Keep numbers instead of tensors: read them after the sync, or .detach() and drop what is not needed.",
+        f"{what}, so the graph has other outputs.",
+        "Keep numbers instead of tensors (read them after the sync), or .detach() and drop tensors you do not need.",
         (what, *pair.evidence),
     )
 
 
-def _python_number(pair: Pair) -> Verdict | None:
+def _python_number(pair: CompilePair) -> CompileCause | None:
     change = pair.change
     if change is None:
         return None
     numbers = pair.numbers()
     named = [(name, old, new) for name, (old, new) in numbers.items() if _in_change(change, old, new)]
     changed_ops = {op for op, _ in (*change.added, *change.removed)}
-    if not change.same_ops:  # a loop's counter changes in every step: it is believed only where little else did
+    if not change.same_ops:  # a loop counter changes in every step: it is only a cause if little else changed
         plain = changed_ops <= _PLAIN_OPS and not pair.new.facts.cuts
         named = [one for one in named if plain or "[" in one[0] or "." in one[0]]
     if named:
@@ -420,7 +415,7 @@ def _python_number(pair: Pair) -> Verdict | None:
 
 
 def _baked_now(change: hlo.GraphChange, old: Number, new: Number) -> bool:
-    """Whether the number went from a constant of the graph to its data, or back, as the graph did."""
+    """Whether the number changed from a constant of the graph to an input, or back, as the graph did."""
     if isinstance(new, bool) or _is_baked(old) == _is_baked(new):
         return False
     more, fewer = dict(change.added).get("parameter", 0), dict(change.removed).get("parameter", 0)
@@ -438,11 +433,11 @@ def _in_change(change: hlo.GraphChange, old: Number, new: Number) -> bool:
     dims = (old, new) in change.dims or any(b - a == new - old and _derived(a, old) for a, b in change.dims)
     return dims or any(
         (_same(a, old) and _same(b, new)) or (_same(a, 1 - old) and _same(b, 1 - new)) for a, b in change.numbers
-    )  # a dropout writes 1 - p
+    )  # dropout uses 1 - p
 
 
 def _derived(size: int, number: Number) -> bool:
-    """A size that is the number, or one more or less (a slice's end, a padding)."""
+    """A size that equals the number, or differs by one (a slice's end, a padding)."""
     return abs(size - number) <= 1
 
 
@@ -460,90 +455,94 @@ def _is_baked(number: Number) -> bool:
 
 
 def _likeliest(named: list[tuple[str, Number, Number]]) -> tuple[str, Number, Number]:
-    """An optimizer's or a module's number, or one with a fraction, before a loop's counter, which changes in every step
-    anyway."""
+    """A number of an optimizer or module, or one with a fraction, before a loop counter, which changes in every
+    step."""
     return min(named, key=lambda one: ("[" not in one[0]) + ("." not in one[0]) + (not isinstance(one[2], float)))
 
 
-def _number(pair: Pair, name: str, old: Number, new: Number) -> Verdict:
-    baked = " (torch_xla writes 0 and 1 into the graph, other numbers not)" if _is_baked(old) != _is_baked(new) else ""
-    return Verdict(
+def _number(pair: CompilePair, name: str, old: Number, new: Number) -> CompileCause:
+    baked = (
+        " (torch_xla makes 0 and 1 constants of the graph, other numbers are inputs)"
+        if _is_baked(old) != _is_baked(new)
+        else ""
+    )
+    return CompileCause(
         "python-number",
-        f"A Python number is part of the graph: {name} is now {new:g}, before {old:g}{baked}.",
-        "Make it a tensor on the device, or keep it the same in every step.",
+        f"A Python number is a constant in the graph: {name} is now {new:g}, before {old:g}{baked}.",
+        "Make it a tensor on the device, or use the same value in every step.",
         (f"{name} now {new:g}, before {old:g}", *pair.evidence),
     )
 
 
-def _number_without_name(pair: Pair, change: hlo.GraphChange) -> Verdict | None:
+def _number_without_name(pair: CompilePair, change: hlo.GraphChange) -> CompileCause | None:
     pairs: list[tuple[object, object]] = [*change.numbers, *change.dims, *change.attributes]
     old, new = pairs[0]
     if pair.new.facts.cuts:
         return None
-    return Verdict(
+    return CompileCause(
         "python-number",
-        f"A number that is part of the graph changed: now {new}, before {old}; its name in your code was not found.",
-        "Look for a Python number that this step uses; make it a tensor, or keep it the same in every step.",
+        f"A number in the graph changed: now {new}, before {old}. Its name in your code was not found.",
+        "Look for a Python number that this step uses. Make it a tensor, or use the same value in every step.",
         pair.evidence,
     )
 
 
-def _new_function(pair: Pair) -> Verdict | None:
+def _new_function(pair: CompilePair) -> CompileCause | None:
     functions = _changed(pair.new.snapshot.functions, pair.old.snapshot.functions)
     if not functions or not pair.other_ops:
         return None
     name, (old, new) = next(iter(functions.items()))
-    return _new_code(pair, f"`{name}` is now {new}, before {old}", "Give each function a loop of its own")
+    return _new_code(pair, f"`{name}` is now {new}, before {old}", "Use a separate loop for each function")
 
 
-def _accumulation(pair: Pair) -> Verdict | None:
+def _accumulation(pair: CompilePair) -> CompileCause | None:
     new, old = pair.new.facts, pair.old.facts
     if new.stepped == old.stepped or not (new.backward and old.backward) or not pair.other_ops:
         return None
     if new.deciding:
         return _branch(pair, new.deciding[0])
     which = ("runs", "did not") if new.stepped else ("does not run", "did")
-    what = f"The optimizer {which[0]} in this step and {which[1]} in the one compared with"
+    what = f"The optimizer {which[0]} in this step and {which[1]} in the earlier one"
     return _new_code(pair, what, "Expected with gradient accumulation: one graph for each kind of micro-step")
 
 
-def _data_branch(pair: Pair) -> Verdict | None:
+def _data_branch(pair: CompilePair) -> CompileCause | None:
     if not pair.new.facts.deciding or not pair.other_ops:
         return None
     return _branch(pair, pair.new.facts.deciding[0])
 
 
-def _other_operations(pair: Pair) -> Verdict | None:
+def _other_operations(pair: CompilePair) -> CompileCause | None:
     if pair.change is None or (pair.change.same_ops and pair.change.same_wiring):
         return None
     changed = ", ".join(f"{n} now {new}, before {old}" for n, (old, new) in list(_texts(pair).items())[:2])
     why = f" ({changed})" if changed else ""
-    return _new_code(pair, f"The step has other operations than before{why}", "Look at the difference of the graphs")
+    return _new_code(pair, f"The operations changed between steps{why}", _BRANCHES)
 
 
-def _texts(pair: Pair) -> Mapping[str, tuple[object, object]]:
-    """Texts and flags of the user's that changed: a way to go on that Python chose."""
+def _texts(pair: CompilePair) -> Mapping[str, tuple[object, object]]:
+    """The user's strings and flags that changed: a branch that Python took."""
     flags = {name: pairs for name, pairs in pair.numbers().items() if isinstance(pairs[1], bool)}
     return {**flags, **_changed(pair.new.snapshot.texts, pair.old.snapshot.texts)}
 
 
-def _new_code(pair: Pair, what: str, fix: str) -> Verdict:
-    return Verdict("new-code", f"{what}.", f"{fix}; Python may take another way only a few times.", pair.evidence)
+def _new_code(pair: CompilePair, what: str, fix: str) -> CompileCause:
+    return CompileCause("new-code", f"{what}.", f"{fix}.", pair.evidence)
 
 
-def _unknown(pair: Pair) -> Verdict:
+def _unknown(pair: CompilePair) -> CompileCause:
     seen = [*pair.evidence, *(_input_change(*one) for one in pair.inputs)]
     seen += [f"{name} now {new:g}, before {old:g}" for name, (old, new) in list(pair.numbers().items())[:_SHOWN]]
-    why = "the graphs could not be compared" if pair.change is None else "none of the known causes fits"
-    return Verdict(
+    why = "the graphs could not be compared" if pair.change is None else "no known cause matches"
+    return CompileCause(
         "unknown",
-        f"The cause is not certain: {why}.",
-        "Compare the evidence with your code; if it is no cause of yours, please report it.",
+        f"The cause is unknown: {why}.",
+        "Compare the evidence with your code. If your code does not explain it, please report it.",
         tuple(seen[:_SHOWN]),
     )
 
 
-RULES: tuple[Callable[[Pair], Verdict | None], ...] = (
+RULES: tuple[Callable[[CompilePair], CompileCause | None], ...] = (
     _collective_alone,
     _optimizer_state,
     _results_joined,
@@ -569,7 +568,7 @@ RULES: tuple[Callable[[Pair], Verdict | None], ...] = (
 
 
 def _changed(new: Mapping[str, T], old: Mapping[str, T]) -> dict[str, tuple[T, T]]:
-    """What both have under the same name and is not the same: name -> (old, new)."""
+    """What both have under the same name and differs: name -> (old, new)."""
     return {name: (old[name], value) for name, value in new.items() if name in old and _differs(old[name], value)}
 
 
@@ -578,7 +577,7 @@ def _differs(old: object, new: object) -> bool:
 
 
 def _changed_inputs(new: tuple[Input, ...], old: tuple[Input, ...]) -> Iterator[tuple[str, Input, Input]]:
-    """Inputs of the same name (the same place where they have none) that differ: (name, new, old)."""
+    """Inputs with the same name (the same position if they have none) that differ: (name, new, old)."""
     before = {one.name: one for one in old}
     for one in new:
         other = before.get(one.name)

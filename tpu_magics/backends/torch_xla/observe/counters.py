@@ -1,9 +1,7 @@
-"""torch_xla's own counters and metrics, as numbers.
+"""torch_xla's counters and metrics as numbers; a read takes less than a microsecond.
 
-What lives here: reading them; a read costs less than a microsecond. What does not: what they are used for.
-
-Read in torch_xla 2.9.0 (metrics.py): a counter appears with its first increment, until then the answer is None; a
-metric is (count, total, samples), times in nanoseconds.
+torch_xla 2.9.0 (metrics.py): a counter appears with its first increment, before that it is None; a metric is (count,
+total, samples), times in nanoseconds.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-# Operations whose result's shape depends on values: torch_xla runs the graph up to there to learn it.
+# Operations whose output shape depends on values: torch_xla runs the graph up to them to get it.
 DATA_OPS = (
     "aten::nonzero",
     "aten::masked_select",
@@ -22,7 +20,7 @@ DATA_OPS = (
     "aten::bincount",
     "aten::repeat_interleave",
 )
-# Counted among the fallbacks, but it is the host reading a value.
+# Counted as a fallback, but it is a device-to-host read.
 _READS = ("aten::_local_scalar_dense",)
 
 
@@ -46,20 +44,20 @@ def compiles() -> int:
 
 
 def graphs_executed() -> int:
-    """Graphs run so far in this process, compiled anew or found in the cache."""
+    """Graphs run so far in this process, compiled or from the cache."""
     return counter("UncachedCompile") + counter("CachedCompile")
 
 
 def eager() -> bool:
-    """Whether torch_xla runs each operation by itself (torch_xla.experimental.eager_mode, read in 2.9.0)."""
+    """Whether torch_xla runs each operation separately (torch_xla.experimental.eager_mode, 2.9.0)."""
     import torch_xla
 
     return bool(torch_xla._XLAC._get_use_eager_mode())
 
 
 def tensor_id(tensor: Any) -> int:
-    """torch_xla's number of a tensor on the device: younger ones have higher numbers. 0 for one that a loader put
-    there: it has none for Python ("Expected XLA tensor. Got: XLAFloatType"), and nothing leads to it."""
+    """torch_xla's number of a tensor on the device: newer ones have higher numbers. 0 for a tensor from a loader: it
+    has none in Python ("Expected XLA tensor. Got: XLAFloatType"), and no graph leads to it."""
     import torch_xla
 
     try:
@@ -69,7 +67,7 @@ def tensor_id(tensor: Any) -> int:
 
 
 def newest_tensor() -> int:
-    """The highest number so far: that of a tensor made now, which is gone before anything could run it."""
+    """The highest number so far: that of a new tensor, which is gone before anything could run it."""
     import torch
     import torch_xla
 
@@ -82,7 +80,7 @@ def data_ops() -> tuple[int, ...]:
 
 
 def fallbacks() -> dict[str, int]:
-    """Operations that XLA does not have and the host ran, with their counts."""
+    """Operations without an XLA kernel that ran on the host, with their counts."""
     import torch_xla
 
     names = [name for name in torch_xla._XLAC._xla_counter_names() if name.startswith("aten::")]
@@ -90,13 +88,13 @@ def fallbacks() -> dict[str, int]:
 
 
 def seconds(metric: str) -> float | None:
-    """Total of a metric that is a time; None where it has not been measured."""
+    """Total of a time metric; None if not measured."""
     found = _metric(metric)
     return found[1] / 1e9 if found else None
 
 
 def newest_seconds(metric: str, count: int) -> list[float | None]:
-    """The last `count` samples of a metric that is a time, oldest first; None for those that are not kept."""
+    """The last `count` samples of a time metric, oldest first; None for samples that are not kept."""
     found = _metric(metric)
     samples: list[float | None] = [sample[1] / 1e9 for sample in found[2][-count:]] if found and count else []
     return [None] * (count - len(samples)) + samples

@@ -1,11 +1,8 @@
-"""Where the observer listens: functions of torch, torch_xla and accelerate that are wrapped in the worker.
+"""Wraps functions of torch, torch_xla and accelerate in the worker, so that the observer sees them.
 
-What lives here: the wrapping, and taking it off again. What does not: what is noted (observer.py). A wrapper calls the
-original first or last and returns what it returned; whatever the observer does cannot reach the user's code
-(observer.py guards it).
-
-All of torch_xla's ways to end a step (torch_xla.sync, xm.mark_step, xm.optimizer_step(barrier=True), the loaders',
-torch_xla.step, torch_xla.compile) meet in one function of its C++ module, `_xla_step_marker` (read in 2.9.0).
+A wrapper calls the original and returns its result; errors of the observer cannot reach the user's code
+(observing/guard.py). All ways to end a step (torch_xla.sync, xm.mark_step, xm.optimizer_step(barrier=True), the
+loaders, torch_xla.step, torch_xla.compile) call one function of torch_xla's C++ module, `_xla_step_marker` (2.9.0).
 """
 
 from __future__ import annotations
@@ -17,14 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.torch_xla.observe import told
+from tpu_magics.backends.torch_xla.observe import xla_dumps
 from tpu_magics.backends.torch_xla.post_import import PostImport
 from tpu_magics.backends.torch_xla.rehearse import graph
 
 if TYPE_CHECKING:
-    from tpu_magics.backends.torch_xla.observe.observer import Observer
+    from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
 
-# Methods of a tensor with which the host reads it.
+# Methods of a tensor that read it on the host.
 READS = (
     *("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__", "__array__"),
     *("__repr__", "__format__"),
@@ -32,8 +29,8 @@ READS = (
 
 
 @contextmanager
-def installed(observer: Observer) -> Iterator[None]:
-    """Listen until the block ends. Only for workers."""
+def installed(observer: TorchObserver) -> Iterator[None]:
+    """Install the hooks until the block ends. Only for workers."""
     undo = [install(observer) for install in _HOOKS]
     tensors = [_once(install(observer)) for install in _TENSOR_HOOKS]
     undo += [*tensors, _before_dynamo(_all(tensors))]
@@ -50,8 +47,8 @@ def _once(undo: Callable[[], None]) -> Callable[[], None]:
 
 
 def _before_dynamo(take_off: Callable[[], None]) -> Callable[[], None]:
-    """torch.compile traces through a tensor's methods, ours too: they come off for good before it begins (torch 2.9:
-    torch/_dynamo/callback.py). Reads are then known by what they run only."""
+    """torch.compile traces through a tensor's methods, and our wrappers: they are removed before it begins (torch 2.9:
+    torch/_dynamo/callback.py). Afterwards reads are only known by the graphs they run."""
     registered: list[Callable[[], None]] = []
 
     def imported(module: Any) -> None:
@@ -67,7 +64,7 @@ def _before_dynamo(take_off: Callable[[], None]) -> Callable[[], None]:
 
 
 def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
-    """Replace an attribute by what `make` makes of it. Returns how to put it back."""
+    """Replace an attribute by `make(attribute)`. Returns how to undo that."""
     original = getattr(owner, name)
     own = name in vars(owner)
     setattr(owner, name, make(original))
@@ -92,14 +89,14 @@ def _all(undo: list[Callable[[], None]]) -> Callable[[], None]:
 # -- steps ----------------------------------------------------------------------------------------------------------
 
 
-def _syncs(observer: Observer) -> Callable[[], None]:
+def _syncs(observer: TorchObserver) -> Callable[[], None]:
     import torch_xla
 
     def marker(original: Any) -> Any:
         @functools.wraps(original)
         def step_marker(*args: Any, **kwargs: Any) -> Any:
             observer.before_sync(sys._getframe(1))
-            result = told.run(original, *args, **kwargs)
+            result = xla_dumps.run(original, *args, **kwargs)
             observer.after_sync(sys._getframe(1))
             return result
 
@@ -111,7 +108,7 @@ def _syncs(observer: Observer) -> Callable[[], None]:
             cut = graph.cutting()
             if cut:
                 observer.ran(sys._getframe(1), "library", "before a collective")
-            result = told.run(original, *args, **kwargs)
+            result = xla_dumps.run(original, *args, **kwargs)
             if not cut:
                 observer.ran(sys._getframe(1), "library")
             return result
@@ -121,7 +118,7 @@ def _syncs(observer: Observer) -> Callable[[], None]:
     def switch(original: Any) -> Any:
         @functools.wraps(original)
         def set_eager(*args: Any, **kwargs: Any) -> Any:
-            observer.ran(sys._getframe(1), "library")  # what ran until now, ran in the mode that was on
+            observer.ran(sys._getframe(1), "library")  # what ran so far ran in the previous mode
             return original(*args, **kwargs)
 
         return set_eager
@@ -133,7 +130,7 @@ def _syncs(observer: Observer) -> Callable[[], None]:
     return _all([_replace(extension, "_xla_step_marker", marker), *undo, graph.listen(observer.cut, observer.made)])
 
 
-def _xla_loaders(observer: Observer) -> Callable[[], None]:
+def _xla_loaders(observer: TorchObserver) -> Callable[[], None]:
     from torch_xla.distributed import parallel_loader
 
     def make(original: Any) -> Any:
@@ -155,7 +152,7 @@ def _xla_loaders(observer: Observer) -> Callable[[], None]:
 # -- what a step does -----------------------------------------------------------------------------------------------
 
 
-def _reads(observer: Observer) -> Callable[[], None]:
+def _reads(observer: TorchObserver) -> Callable[[], None]:
     import torch
 
     def make(original: Any) -> Any:
@@ -166,7 +163,7 @@ def _reads(observer: Observer) -> Callable[[], None]:
             observer.reading = True
             started = time.perf_counter()
             try:
-                value = told.run(original, tensor, *args, **kwargs)
+                value = xla_dumps.run(original, tensor, *args, **kwargs)
             finally:
                 observer.reading = False
             observer.was_read(sys._getframe(1), tensor, value, time.perf_counter() - started)
@@ -177,8 +174,8 @@ def _reads(observer: Observer) -> Callable[[], None]:
     return _all([_replace(torch.Tensor, name, make) for name in READS])
 
 
-def _moves(observer: Observer) -> Callable[[], None]:
-    """`tensor.to(device)`, both ways; a module's own move is not what a step receives."""
+def _moves(observer: TorchObserver) -> Callable[[], None]:
+    """`tensor.to(device)`, in both directions; moving a module is not an input of a step."""
     import torch
 
     def make(original: Any) -> Any:
@@ -209,7 +206,7 @@ def _moves(observer: Observer) -> Callable[[], None]:
     return _all([_replace(torch.Tensor, "to", make), _replace(torch.nn.Module, "_apply", module_make)])
 
 
-def _training(observer: Observer) -> Callable[[], None]:
+def _training(observer: TorchObserver) -> Callable[[], None]:
     """Backward passes, optimizer steps, autocast."""
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -244,7 +241,7 @@ def _training(observer: Observer) -> Callable[[], None]:
     )
 
 
-def _host_loaders(observer: Observer) -> Callable[[], None]:
+def _host_loaders(observer: TorchObserver) -> Callable[[], None]:
     from torch.utils.data import dataloader
 
     def make(original: Any) -> Any:
@@ -259,14 +256,14 @@ def _host_loaders(observer: Observer) -> Callable[[], None]:
     return _replace(dataloader._BaseDataLoaderIter, "__next__", make)
 
 
-def _gathers(observer: Observer) -> Callable[[], None]:
+def _gathers(observer: TorchObserver) -> Callable[[], None]:
     """xm.all_gather with a pinned layout pads by the rank (torch_xla 2.9): another graph for each rank."""
     from torch_xla.core import xla_model
 
     def make(original: Any) -> Any:
         @functools.wraps(original)
         def gather(*args: Any, **kwargs: Any) -> Any:
-            observer.doing.by_rank = observer.watching.ranks > 1 and not observer.watching.rehearsed
+            observer.events.by_rank = observer.config.ranks > 1 and not observer.config.rehearsed
             return original(*args, **kwargs)
 
         return gather
@@ -274,8 +271,8 @@ def _gathers(observer: Observer) -> Callable[[], None]:
     return _replace(xla_model, "_all_gather_using_all_reduce", make)
 
 
-def _tracker(observer: Observer) -> Callable[[], None]:
-    """Make `accelerator.log(...)` reach the run's records through a tracker of accelerate's own kind (read in 1.15)."""
+def _tracker(observer: TorchObserver) -> Callable[[], None]:
+    """Send `accelerator.log(...)` to the run's records through an accelerate tracker (1.15)."""
     undo: list[Callable[[], None]] = []
     wanted = [True]
 
@@ -291,7 +288,7 @@ def _tracker(observer: Observer) -> Callable[[], None]:
     return stop
 
 
-def _track(accelerator: Any, observer: Observer) -> Callable[[], None]:
+def _track(accelerator: Any, observer: TorchObserver) -> Callable[[], None]:
     from tpu_magics.backends.torch_xla.tracker import RunTracker
 
     def start(original: Any) -> Any:

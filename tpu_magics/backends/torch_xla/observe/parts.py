@@ -1,5 +1,5 @@
-"""Which part of a training a graph belongs to, where a library stands between it and the person's line: the forward
-pass of a model, the training step, evaluation, logging; and the library's own line."""
+"""Which part of the training a graph belongs to, if a library runs it: a forward pass, the training step, evaluation,
+logging."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 from tpu_magics.backends.observing import hlo
 from tpu_magics.backends.observing.sites import Place, Sites, outwards
-from tpu_magics.backends.torch_xla.observe.compiled import Facts, Part
-from tpu_magics.backends.torch_xla.observe.snapshot import Snapshot, locals_of
+from tpu_magics.backends.torch_xla.observe.compile_evidence import StepFacts, TrainingPart
+from tpu_magics.backends.torch_xla.observe.snapshot import FrameSnapshot, locals_of
 from tpu_magics.runs.origin import OWN, package_of, under
 
-# Packages that run what others tell them to run: their lines say nothing of the part.
+# Packages that run code for others: their lines do not show the part.
 _BENEATH = frozenset({"torch", "torch_xla", "typing_extensions", "Python", "tpu_magics"})
-# Functions of trainers, and what they do (read in transformers 5.23 and accelerate 1.15).
+# Functions of trainers, and what they do (transformers 5.23 and accelerate 1.15).
 _ACTIVITIES = {
     "evaluate": "evaluation",
     "evaluation_loop": "evaluation",
@@ -36,30 +36,35 @@ _ACTIVITIES = {
     "clip_grad_norm_": "gradient clipping",
 }
 _BETWEEN = "between two steps"
-_ENOUGH = 0.5  # of a model's parameters are inputs of a graph that runs its forward pass
+_ENOUGH = 0.5  # share of a model's parameters that are inputs of a graph with its forward pass
 
 
 def find(
-    places: Sequence[Place], frame: FrameType, sites: Sites, facts: Facts, seen: Snapshot, graph: hlo.Graph | None
-) -> Part:
+    places: Sequence[Place],
+    frame: FrameType,
+    sites: Sites,
+    facts: StepFacts,
+    seen: FrameSnapshot,
+    graph: hlo.Graph | None,
+) -> TrainingPart:
     """The part that a graph belongs to. `places`: the stack that ran it, innermost first; `frame`: the running one."""
     inside = list(takewhile(lambda place: not sites.is_users(place[1]), places))
     inside = [place for place in inside if not under(place[1], OWN)]
     named = [place for place in inside if package_of(place[1]) not in _BENEATH]
     if not named:
-        return Part()
+        return TrainingPart()
     activity = _activity(inside)
     forward = _forward(frame, sites)
-    if forward:  # the graph ran in the middle of a forward pass: a value was read there
+    if forward:  # the graph ran in the middle of a forward pass, because a value was read there
         work = f"forward of {forward}"
-        return Part(_joined(activity, work), named[0], ("inside", work, named[0]), activity=activity)
+        return TrainingPart(_joined(activity, work), named[0], ("inside", work, named[0]), activity=activity)
     place = _called(named)
     kind = _taken_in(graph, seen.models.values())
     work = _work(kind, facts)
     if not work:
-        return Part(activity or _BETWEEN, place, (activity, *inside), activity=activity)
+        return TrainingPart(activity or _BETWEEN, place, (activity, *inside), activity=activity)
     trains = facts.backward or facts.stepped
-    return Part(work if trains else _joined(activity, work), place, (kind, trains, activity), True, activity)
+    return TrainingPart(work if trains else _joined(activity, work), place, (kind, trains, activity), True, activity)
 
 
 def _joined(activity: str, work: str) -> str:
@@ -67,7 +72,7 @@ def _joined(activity: str, work: str) -> str:
 
 
 def _forward(frame: FrameType, sites: Sites) -> str:
-    """The class of the module whose forward pass is running, the outermost below the person's line; "" for none."""
+    """The class of the module whose forward pass is running, the outermost one below the user's line; "" if none."""
     import torch
 
     found = ""
@@ -81,7 +86,7 @@ def _forward(frame: FrameType, sites: Sites) -> str:
 
 
 def _called(named: Sequence[Place]) -> Place:
-    """The innermost line of the library that the person called: it says what is done there, in that library's words."""
+    """The innermost line of the library that the user called: it shows what is done there, in that library's terms."""
     outermost = package_of(named[-1][1])
     return list(takewhile(lambda place: package_of(place[1]) == outermost, reversed(named)))[-1]
 
@@ -90,7 +95,7 @@ def _activity(inside: Iterable[Place]) -> str:
     return next((_ACTIVITIES[function] for function, _path, _line in inside if function in _ACTIVITIES), "")
 
 
-def _work(kind: str, facts: Facts) -> str:
+def _work(kind: str, facts: StepFacts) -> str:
     if not kind:
         return ""
     if not (facts.backward or facts.stepped):
@@ -101,7 +106,7 @@ def _work(kind: str, facts: Facts) -> str:
 
 
 def _taken_in(graph: hlo.Graph | None, models: Iterable[tuple[str, Counter[Any]]]) -> str:
-    """The class of the model whose parameters the graph takes in and multiplies by; "" for none."""
+    """The class of the model whose parameters the graph takes and multiplies by; "" if none."""
     if graph is None or not graph.multiplied:
         return ""
     shapes = Counter(parameter.shape for parameter in graph.parameters)

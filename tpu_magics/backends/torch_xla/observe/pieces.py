@@ -1,12 +1,8 @@
-"""The graphs of a rank whose collectives are carried by the host.
+"""The logical graphs of a rehearsal, in which collectives on the host split a step's graph into pieces.
 
-What lives here: which pieces make one logical graph, and whether it is new. What does not: cutting (rehearse/), and
-what a compile means (causes.py).
-
-A collective on the host cuts the graph that a TPU would compile as one. The pieces between two
-syncs of the user's are one logical graph, known by the tuple of their hashes. It is compiled when the tuple is new:
-also where each piece had been compiled before, in another company. A value that is read in the middle of a step has a
-graph of its own, as it has without cuts.
+On a TPU the pieces between two syncs are one graph, so they count as one here, identified by the tuple of their hashes.
+It is compiled if the tuple is new, even if each piece was compiled before in another combination. A value that is read
+in the middle of a step has its own graph, as it has without a split.
 """
 
 from __future__ import annotations
@@ -16,123 +12,125 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tpu_magics.backends.observing import hlo
-from tpu_magics.backends.torch_xla.observe.told import Files, Told
+from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport, XlaDumps
 
-KEPT = 512  # pieces whose graphs are kept for comparing
+KEPT = 512  # pieces whose graphs are kept for comparison
 LONGEST = 4096  # pieces of a step
-COMPARED = 64  # pieces of which each counts where two graphs are compared
+COMPARED = 64  # pieces that are compared one by one
 _READ = "read at "
 _MADE = "made by a collective"
 
 
 @dataclass
-class Pieces:
-    """The pieces of the step that is going on, and all logical graphs so far."""
+class GraphPieces:
+    """The pieces of the current step, and all logical graphs so far."""
 
-    files: Files
+    files: XlaDumps
     going: list[str] = field(default_factory=list)
     _read: set[int] = field(default_factory=set)
-    _fresh: dict[str, Told] = field(default_factory=dict)
+    _fresh: dict[str, XlaCompileReport] = field(default_factory=dict)
     _known: set[tuple[str, ...]] = field(default_factory=set)
-    _told: dict[str, Told] = field(default_factory=dict)
+    _reports: dict[str, XlaCompileReport] = field(default_factory=dict)
     _unnamed: int = 0
 
     def cut(self, executed: int, compiled: int) -> None:
-        """A collective ran what was pending: a piece of the step's graph."""
+        """A collective ran the pending operations: a piece of the step's graph."""
         self.going += self._names(executed, compiled)
         if len(self.going) > LONGEST:  # no sync for very long
             self.going = list(dict.fromkeys(self.going))
 
     def made(self) -> None:
-        """A collective gave a tensor. Without the host it would be a part of the graph, also where no other is."""
+        """A collective returned a tensor. Without the host it would be part of the graph, even if nothing else is."""
         self.going.append(_MADE)
 
-    def synced(self, executed: int, compiled: int) -> list[Told]:
-        """The step's graph has run to its end, in so many last pieces (0: the collective was the end of it). Returns
-        the logical graphs that are new."""
+    def synced(self, executed: int, compiled: int) -> list[XlaCompileReport]:
+        """The step's graph has run to its end, in `executed` last pieces (0: the collective was its end). Returns the
+        new logical graphs."""
         going = self.going
         if executed:
-            told = self._new([(*going, name) for name in self._names(executed, compiled)])
-            told = told if compiled else _elsewhere(told)
+            reports = self._new([(*going, name) for name in self._names(executed, compiled)])
+            reports = reports if compiled else _elsewhere(reports)
         else:
-            told = _elsewhere(self._new([tuple(going)] if going else []))
+            reports = _elsewhere(self._new([tuple(going)] if going else []))
         self.going = []
         self._fresh.clear()
         self._read.clear()
-        return told
+        return reports
 
-    def run(self, executed: int, compiled: int, grows: bool = False) -> list[Told]:
-        """Something else ran what it needed of the step, which goes on: without the cuts it would have been one graph
-        with all that leads to it, and the step's graph none the less whole. `grows`: what is read depends on all that
-        went before without a sync (weights that were updated); else a loop of reads repeats itself."""
+    def run(self, executed: int, compiled: int, grows: bool = False) -> list[XlaCompileReport]:
+        """Something else ran a part of the step, which continues: without the splits it would have been one graph with
+        everything that leads to it, and the step's graph would still be whole. `grows`: what is read depends on
+        everything before it without a sync (weights that were updated); otherwise a loop of reads repeats."""
         before = self._before(grows)
-        told = self._new([(*before, name) for name in self._names(executed, compiled)])
-        return told if compiled else _elsewhere(told)
+        reports = self._new([(*before, name) for name in self._names(executed, compiled)])
+        return reports if compiled else _elsewhere(reports)
 
     def _before(self, grows: bool) -> tuple[str, ...]:
         return tuple(self.going if grows else dict.fromkeys(self.going))
 
-    def read(self, tensor: int, site: int, grows: bool = False) -> list[Told]:
-        """A tensor that this step made was read, and a cut had run what leads to it already. Without the cut this read
+    def read(self, tensor: int, site: int, grows: bool = False) -> list[XlaCompileReport]:
+        """A tensor of this step was read, and a split had already run what leads to it. Without the split, this read
         would have run a graph, once for each tensor."""
         if not self.going or tensor in self._read:
             return []
         self._read.add(tensor)
-        told = _elsewhere(self._new([(*self._before(grows), f"{_READ}{site}")]))
+        reports = _elsewhere(self._new([(*self._before(grows), f"{_READ}{site}")]))
         if all(name == _MADE for name in self.going):
-            self.going = []  # the read has run all that there was
-        return told
+            self.going = []  # the read has run everything
+        return reports
 
-    def _new(self, keys: Sequence[tuple[str, ...]]) -> list[Told]:
+    def _new(self, keys: Sequence[tuple[str, ...]]) -> list[XlaCompileReport]:
         new = [key for key in dict.fromkeys(keys) if key not in self._known]
         self._known.update(new)
-        told = [self._joined([name for name in key if not name.startswith((_READ, _MADE))]) for key in new]
+        reports = [self._joined([name for name in key if not name.startswith((_READ, _MADE))]) for key in new]
         self._fresh = {name: one for name, one in self._fresh.items() if name in self.going}
-        return told
+        return reports
 
-    def _joined(self, names: Sequence[str]) -> Told:
+    def _joined(self, names: Sequence[str]) -> XlaCompileReport:
         names = names if len(names) <= COMPARED else list(dict.fromkeys(names))
-        return joined(names, [self._told.get(name, Told(name)) for name in names], self._fresh)
+        return joined(names, [self._reports.get(name, XlaCompileReport(name)) for name in names], self._fresh)
 
     def _names(self, executed: int, compiled: int) -> list[str]:
-        hashes, told = self.files.read_executions(executed, compiled)
-        told = [one if one.hash else replace(one, hash=self._name(one)) for one in told]
-        for one in told:
+        hashes, reports = self.files.read_executions(executed, compiled)
+        reports = [one if one.hash else replace(one, hash=self._name(one)) for one in reports]
+        for one in reports:
             self._keep(one)
         if all(hashes):
             return hashes
-        return [one.hash for one in told]  # what came from the cache without a name is nothing new
+        return [one.hash for one in reports]  # a graph from the cache without a hash is not new
 
-    def _keep(self, told: Told) -> None:
-        self._fresh[told.hash] = told
-        self._told[told.hash] = told
-        if len(self._told) > KEPT:
-            self._told.pop(next(iter(self._told)))
+    def _keep(self, report: XlaCompileReport) -> None:
+        self._fresh[report.hash] = report
+        self._reports[report.hash] = report
+        if len(self._reports) > KEPT:
+            self._reports.pop(next(iter(self._reports)))
 
-    def _name(self, told: Told) -> str:
-        """A name for a graph whose hash was not told: that of its text, else a number."""
-        if told.graph is not None:
-            return told.graph.digest[:32]
+    def _name(self, report: XlaCompileReport) -> str:
+        """A name for a graph without a reported hash: that of its text, else a number."""
+        if report.graph is not None:
+            return report.graph.digest[:32]
         self._unnamed += 1
-        return f"not-told-{self._unnamed}"
+        return f"not-reported-{self._unnamed}"
 
 
-def _elsewhere(told: list[Told]) -> list[Told]:
-    """Of pieces that were compiled earlier, or by a collective: their frames are not those of what ran the whole."""
-    return [replace(one, frames=()) for one in told]
+def _elsewhere(reports: list[XlaCompileReport]) -> list[XlaCompileReport]:
+    """Of pieces that were compiled earlier, or by a collective: their frames are not those that ran the whole."""
+    return [replace(one, frames=()) for one in reports]
 
 
-def joined(key: Sequence[str], parts: Sequence[Told], fresh: dict[str, Told]) -> Told:
-    """The pieces of a logical graph as one; `fresh`: those that were compiled now, whose seconds count (0 where all had
-    been compiled before)."""
+def joined(
+    key: Sequence[str], parts: Sequence[XlaCompileReport], fresh: dict[str, XlaCompileReport]
+) -> XlaCompileReport:
+    """The pieces of a logical graph as one report; `fresh`: those that were compiled now, whose seconds count (0 if all
+    had been compiled before)."""
     if not parts:
-        return Told(hash=hashlib.sha256(_MADE.encode()).hexdigest()[:32], seconds=0.0, pieces=0)
+        return XlaCompileReport(hash=hashlib.sha256(_MADE.encode()).hexdigest()[:32], seconds=0.0, pieces=0)
     if len(parts) == 1:
         return parts[0] if key[0] in fresh else replace(parts[0], seconds=0.0)
     now = [fresh[name] for name in key if name in fresh]
     seconds = [one.seconds for one in now if one.seconds is not None]
     graphs = [one.graph for one in parts if one.graph is not None]
-    return Told(
+    return XlaCompileReport(
         hash=hashlib.sha256(" ".join(key).encode()).hexdigest()[:32],
         inputs=_sum([one.inputs for one in parts]),
         outputs=_sum([one.outputs for one in parts]),
@@ -150,6 +148,6 @@ def _sum(numbers: Sequence[int | None]) -> int | None:
 
 
 def _largest(memories: Sequence[dict[str, int]]) -> dict[str, int] | None:
-    """Of each use the most that a piece needs: they do not run at the same time."""
+    """The maximum of each use over the pieces: they do not run at the same time."""
     uses = {use for memory in memories for use in memory}
     return {use: max(memory.get(use, 0) for memory in memories) for use in sorted(uses)} or None

@@ -1,7 +1,6 @@
-"""What the user's Python knew when a graph was compiled: tensors, numbers, modes, lengths, functions, by their names.
+"""Tensors, numbers, modes, lengths and functions in the user's frames when a graph is compiled, by name.
 
-What lives here: reading them from the frames that are on the stack. Compiles are rare, so nothing of this is recorded
-per step, and nothing is kept alive. What does not: what a change of them means (causes.py).
+Compiles are rare, so nothing is recorded per step, and nothing is kept alive.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from typing import Any
 
 from tpu_magics.backends.observing.sites import Sites, outwards
 
-_FRAMES = 16  # looked into, from the innermost outwards
-_NAMES = 400  # looked at in one frame
+_FRAMES = 16  # read, from the innermost outwards
+_NAMES = 400  # read in one frame
 _ITEMS = 32  # of a container
 _ATTRIBUTES = 4000  # numbers of modules and objects, in all
 _LONGEST = 60
-_OURS = 3  # references to a frame's dict that only we have asked for: the frame's, ours, and getrefcount's
+_OURS = 3  # references to the locals dict if nothing else holds it: the frame's, ours, and getrefcount's
 
 Number = int | float | bool
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A tensor under a name. `where`: "xla" or "cpu"; `key`: its id while it lives; `leaf`: not made by autograd."""
+class TensorInfo:
+    """A named tensor. `where`: "xla" or "cpu"; `key`: its id while it lives; `leaf`: not made by autograd."""
 
     name: str
     dtype: str
@@ -41,12 +40,12 @@ class Seen:
 
 
 @dataclass
-class Snapshot:
-    """By name; the innermost frame that knows a name counts. `numbers` holds ints, floats and bools of frames, of
-    objects' and modules' attributes and of optimizers' groups; `training`: the mode of each model; `lengths`: how many
-    tensors a list holds; `functions`: qualified names; `models`: by identity, class and shapes of parameters."""
+class FrameSnapshot:
+    """Values by name; the innermost frame with a name counts. `numbers`: ints, floats and bools of frames, of
+    attributes of objects and modules, and of optimizer groups; `training`: the mode of each model; `lengths`: the
+    number of tensors in a list; `functions`: qualified names; `models`: by identity, class and shapes of parameters."""
 
-    tensors: dict[str, Seen] = field(default_factory=dict)
+    tensors: dict[str, TensorInfo] = field(default_factory=dict)
     numbers: dict[str, Number] = field(default_factory=dict)
     training: dict[str, bool] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
@@ -55,20 +54,21 @@ class Snapshot:
     models: dict[int, tuple[str, Counter[tuple[int, ...]]]] = field(default_factory=dict)
 
     def name_of(self, key: int, dtype: str, shape: tuple[int, ...]) -> str:
-        """The name of a tensor: by identity, else of a tensor in host memory that looks the same; "" for none."""
+        """The name of a tensor: by identity, else of a tensor in host memory with the same dtype and shape; "" if
+        none."""
         same = [one.name for one in self.tensors.values() if one.key == key]
         alike = [one for one in self.tensors.values() if (one.dtype, one.shape) == (dtype, shape)]
         return _plainest(same) or _plainest([one.name for one in alike if one.where == "cpu"])
 
 
 def _plainest(names: list[str]) -> str:
-    """`ids` before `batches[3][0]`: the place of a batch in a list is another one in every step."""
+    """`ids` before `batches[3][0]`: the index of a batch in a list changes in every step."""
     return min(names, key=lambda name: "[" in name, default="")
 
 
-def take(frame: FrameType | None, sites: Sites) -> Snapshot:
-    """Look into the frames from `frame` outwards: all inside the user's innermost, and the user's own behind it."""
-    snapshot = Snapshot()
+def take(frame: FrameType | None, sites: Sites) -> FrameSnapshot:
+    """Read the frames from `frame` outwards: all inside the user's innermost frame, and the user's own outside it."""
+    snapshot = FrameSnapshot()
     users = sites.users_frame(frame)
     inside = True
     looked = 0
@@ -78,14 +78,14 @@ def take(frame: FrameType | None, sites: Sites) -> Snapshot:
             continue
         inside = inside and one is not users
         looked += 1
-        _Look(snapshot).frame(one, own)
+        _FrameReader(snapshot).frame(one, own)
     return snapshot
 
 
-class _Look:
-    """Puts what it finds into a snapshot. Values are only looked at in ways that run no code of the user's."""
+class _FrameReader:
+    """Adds what it finds to a snapshot. It only looks at values in ways that run no user code."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: FrameSnapshot) -> None:
         self.snapshot = snapshot
 
     def frame(self, frame: FrameType, own: bool) -> None:
@@ -129,7 +129,7 @@ class _Look:
     def tensor(self, name: str, value: Any) -> None:
         if not (value.is_leaf and value.requires_grad):
             where = "xla" if value.is_xla else "cpu"
-            seen = Seen(name, dtype_name(value), tuple(value.shape), where, id(value), value.is_leaf)
+            seen = TensorInfo(name, dtype_name(value), tuple(value.shape), where, id(value), value.is_leaf)
             self.snapshot.tensors.setdefault(name, seen)
 
     def container(self, name: str, value: Any, own: bool) -> None:
@@ -166,7 +166,7 @@ class _Look:
                 self.snapshot.lengths.setdefault(f"{name}.{key}", len(value))
 
     def optimizer(self, name: str, optimizer: Any) -> None:
-        inner = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper keeps the real one there
+        inner = getattr(optimizer, "optimizer", optimizer)  # inside accelerate's wrapper
         for number, group in enumerate(getattr(inner, "param_groups", ())):
             for key, value in group.items():
                 if isinstance(value, (bool, int, float)):
@@ -174,8 +174,8 @@ class _Look:
 
 
 def locals_of(frame: FrameType) -> dict[str, Any]:
-    """The local names of a frame. Until Python 3.12 a function's frame keeps the dict that is asked for, and with it
-    every tensor in it alive, which would change the next graph: so it is emptied, unless somebody else holds it."""
+    """The local variables of a frame. Before Python 3.13, a function's frame keeps the dict of its locals, and with it
+    every tensor in it alive, which would change the next graph. So it is emptied, unless something else holds it."""
     found = frame.f_locals
     names = dict(found)
     if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(found) is dict and sys.getrefcount(found) <= _OURS:
@@ -184,7 +184,7 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
 
 
 def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The items of a container under the names that people know them by: a batch's keys, else `name[i]`."""
+    """The items of a container by name: a batch's keys, else `name[i]`."""
     if isinstance(value, Mapping):
         for key, item in islice(value.items(), 4 * _ITEMS):
             yield (key if isinstance(key, str) else f"{name}[{key!r}]"), item

@@ -1,10 +1,8 @@
-"""torch_xla's collectives, carried by the host.
+"""torch_xla's collectives, run on the host: one function for each in its C++ module, with the same arguments and
+results.
 
-What lives here: one function for each of those that torch_xla's C++ module has, with the same arguments and results.
-What does not: what they are made of (graph.py, group.py, reduction.py).
-
-Signatures were read in torch_xla 2.9.0 (init_python_bindings.cpp, and core/xla_model.py, which calls them). The
-`token` orders collectives within a graph; here they run in the order of the calls, and it is handed back as it came.
+Signatures as in torch_xla 2.9.0 (init_python_bindings.cpp, and core/xla_model.py, which calls them). The `token` orders
+collectives within a graph; here they run in call order, and it is returned unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _library: list[Any] = []  # torch.library forgets what it registered when the li
 
 
 def install(group: Group) -> None:
-    """Put them in the places of torch_xla's own. For good: the process ends with its rank."""
+    """Replace torch_xla's collectives, until the process ends."""
     import torch
     import torch_xla
     from torch_xla.core import xla_model
@@ -39,11 +37,11 @@ def install(group: Group) -> None:
     xla_model._all_gather_using_all_reduce = ours.gather_padded
     library = torch.library.Library("_c10d_functional", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "Overriding a previously registered kernel": that is the intention
+        warnings.simplefilter("ignore")  # "Overriding a previously registered kernel": that is intended
         for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"):
             library.impl(name, getattr(ours, f"functional_{name}"), "XLA", allow_override=True)
     _library.append(library)
-    # torch_xla's own does nothing; a person who calls it means to wait.
+    # torch_xla's own does nothing, but a user who calls it wants to wait.
     xla_backend.ProcessGroupXla.barrier = lambda group, opts: ours.barrier(group)  # noqa: ARG005 (its name is given)
 
 
@@ -62,8 +60,10 @@ class Collectives:
     def all_reduce_inplace(
         self, kind: str, tensors: Sequence[Tensor], scale: float, groups: Groups, _pin: bool
     ) -> None:
-        """The same for many, in their own places."""
-        tensors = list({id(tensor): tensor for tensor in tensors}.values())  # one that is there twice is reduced once
+        """The same for many tensors, in place."""
+        tensors = list(
+            {id(tensor): tensor for tensor in tensors}.values()
+        )  # a tensor that occurs twice is reduced once
         for places, reduced in self._reduced("all_reduce", kind, tensors, scale, groups):
             graph.put_into(reduced, [tensors[place] for place in places])
 
@@ -147,9 +147,9 @@ class Collectives:
     def gather_padded(
         self, value: Tensor, dim: int = 0, groups: Groups | None = None, pin_layout: bool = True
     ) -> Tensor:
-        """What torch_xla makes of an all_gather with a pinned layout: each rank pads its tensor with zeros, and all add
-        them up. Here they are gathered as they are: ranks that pad differently have different graphs, as if they ran
-        different programs."""
+        """Replaces torch_xla's all_gather with a pinned layout: there, each rank pads its tensor with zeros, and all
+        are summed. Here they are gathered without padding: ranks that pad differently would have different graphs, as
+        if they ran different programs."""
         members = self._members(groups or [])
         place = dim + value.dim() if dim < 0 else dim
         gathered = self.all_gather(value, place, len(members), groups or [], pin_layout)
@@ -185,7 +185,8 @@ class Collectives:
     def all_to_all(
         self, tensor: Tensor, token: Any, split: int, concat: int, count: int, groups: Groups, _pin: bool
     ) -> tuple[Tensor, Any]:
-        """Part i along dimension `split` goes to member i; what comes is put together along dimension `concat`."""
+        """Part i along dimension `split` goes to member i; the received parts are concatenated along dimension
+        `concat`."""
         import torch
 
         members = self._members(groups)
@@ -200,7 +201,7 @@ class Collectives:
         return _put_one(torch.cat(received, concat), tensor), token
 
     def collective_permute(self, tensor: Tensor, token: Any, pairs: Groups) -> tuple[Tensor, Any]:
-        """What the rank that has this one as its target gives; zeros where there is none."""
+        """The tensor of the rank that has this one as its target; zeros if there is none."""
         import torch
 
         members = tuple(sorted({int(rank) for pair in pairs for rank in pair}))
@@ -215,10 +216,10 @@ class Collectives:
         return _put_one(result, tensor), token
 
     def send(self, *_args: Any) -> Any:
-        """Not rehearsed: a channel of XLA's joins two programs, and here each rank compiles its own."""
+        """Not supported: an XLA channel connects two programs, and here each rank compiles its own."""
         raise RuntimeError(
-            "xm.send and xm.recv cannot be rehearsed on XLA:CPU: their channels join the programs of two TPU cores. "
-            "xm.collective_permute with the pairs of ranks does the same, here and on a TPU."
+            "xm.send and xm.recv cannot be rehearsed on XLA:CPU: their channels connect the programs of two TPU cores. "
+            "Use xm.collective_permute with the pairs of ranks: it does the same, here and on a TPU."
         )
 
     recv = send
@@ -251,7 +252,7 @@ class Collectives:
     def _reduced(
         self, name: str, kind: str, tensors: Sequence[Tensor], scale: float, groups: Groups
     ) -> Iterator[tuple[list[int], list[Tensor]]]:
-        """The results in host memory with their places, bucket by bucket: a model's gradients at once would take
+        """The results in host memory with their indices, bucket by bucket: all gradients of a model at once would need
         several times its memory."""
         members = self._members(groups)
         for tensor in tensors:
@@ -265,7 +266,7 @@ class Collectives:
                 yield places, [reduction.scaled(one, scale) for one in host]
 
     def _reduce(self, members: tuple[int, ...], host: Sequence[Tensor], kind: str, doing: str) -> list[Tensor]:
-        """Tensors of one type, which travel as one."""
+        """Tensors of one type, reduced as one."""
         import torch
 
         dtype = host[0].dtype
@@ -311,13 +312,13 @@ class Collectives:
             if self.group.rank in members:
                 return members
         raise RuntimeError(
-            f"Rank {self.group.rank} is in none of the groups {[list(group) for group in groups]}, and has entered the "
-            "collective. XLA wants every rank of the world in exactly one group."
+            f"Rank {self.group.rank} called a collective, but is in none of its groups "
+            f"{[list(group) for group in groups]}. XLA needs every rank in exactly one group."
         )
 
     def _named(self, name: str) -> Groups:
-        """The groups for a process group of torch.distributed, which must be the world: torch_xla's functional
-        collectives do not look at it (cross_replica_reduces.cpp)."""
+        """The groups for a torch.distributed process group, which must be the world: torch_xla's functional collectives
+        ignore it (cross_replica_reduces.cpp)."""
         if not name:
             return []
         from torch.distributed import distributed_c10d
@@ -325,18 +326,18 @@ class Collectives:
         ranks = distributed_c10d.get_process_group_ranks(distributed_c10d._resolve_process_group(name))
         if sorted(ranks) != list(self.group.everyone):
             raise RuntimeError(
-                f"A functional collective over the ranks {ranks} would be one over all ranks on a TPU: "
-                "torch_xla 2.9 does not look at its process group. Use xm's with groups=[...]."
+                f"On a TPU, a functional collective over the ranks {ranks} would run over all ranks: torch_xla 2.9 "
+                "ignores its process group. Use the xm function with groups=[...]."
             )
         return []
 
-    def _carrying(self, members: tuple[int, ...], doing: str) -> _Carrying:
+    def _carrying(self, members: tuple[int, ...], doing: str) -> _HostCollective:
         some = "" if members == self.group.everyone else f" among the ranks {', '.join(map(str, members))}"
-        return _Carrying(self.group, members, f"{doing}{some}")
+        return _HostCollective(self.group, members, f"{doing}{some}")
 
 
-class _Carrying:
-    """A collective that is carried: its ranks agree on it first, and its time is counted."""
+class _HostCollective:
+    """A collective on the host: its ranks agree on it first, and its time is measured."""
 
     def __init__(self, group: Group, members: tuple[int, ...], doing: str) -> None:
         self.group = group
@@ -355,7 +356,7 @@ class _Carrying:
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Places of tensors that travel together: neighbours of one type, up to BUCKET bytes; a larger one by itself."""
+    """Indices of tensors that are reduced together: neighbours of one type, up to BUCKET bytes; a larger one alone."""
     places: list[int] = []
     size = 0
     for place, tensor in enumerate(tensors):
@@ -369,13 +370,13 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
 
 
 def _put_one(result: Tensor, like: Tensor) -> Tensor:
-    """Needs a gradient where `like` does, as torch_xla's own result; none flows through it."""
+    """Needs a gradient if `like` does, as torch_xla's own result; no gradient flows through it."""
     return graph.put([result.detach()], [like])[0].requires_grad_(like.requires_grad)
 
 
 def _doing(name: str, tensors: Sequence[Tensor], *more: object) -> str:
-    """What a rank is about to do, so that two that do not do the same have different texts: the first tensor in words,
-    the others and the arguments as a checksum."""
+    """A text for what a rank is about to do, different for different collectives: the first tensor in words, the others
+    and the arguments as a checksum."""
     said = [f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}".replace(" ", "") for one in tensors]
     first = f" of {said[0]}" if said else " of nothing"
     others = f" and {len(said) - 1} more" if len(said) > 1 else ""
@@ -385,12 +386,14 @@ def _doing(name: str, tensors: Sequence[Tensor], *more: object) -> str:
 
 def _require_members(name: str, argument: str, count: int, members: Sequence[int]) -> None:
     if count != len(members):
-        raise RuntimeError(f"{name} was given {argument}={count}, and its group has {len(members)} ranks.")
+        raise RuntimeError(f"{name} got {argument}={count}, but its group has {len(members)} ranks.")
 
 
 def _require_dimension(name: str, tensor: Tensor, dim: int) -> None:
     if not 0 <= dim < tensor.dim():
-        raise RuntimeError(f"{name} of {list(tensor.shape)} has no dimension {dim}: XLA counts them from 0.")
+        raise RuntimeError(
+            f"{name}: a tensor of shape {list(tensor.shape)} has no dimension {dim}. XLA counts dimensions from 0."
+        )
 
 
 def _require_even(name: str, tensor: Tensor, dim: int, count: int) -> None:
@@ -398,8 +401,8 @@ def _require_even(name: str, tensor: Tensor, dim: int, count: int) -> None:
     size = tensor.shape[dim]
     if size % count:
         raise RuntimeError(
-            f"{name} splits dimension {dim} of {list(tensor.shape)} over {count} ranks, and {size} is no multiple of "
-            f"{count}. Pad that dimension to {-(-size // count) * count}."
+            f"{name} splits dimension {dim} of {list(tensor.shape)} over {count} ranks, but {size} is not a multiple "
+            f"of {count}. Pad this dimension to {-(-size // count) * count}."
         )
 
 

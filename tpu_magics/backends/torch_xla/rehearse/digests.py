@@ -1,7 +1,6 @@
-"""Whether the ranks have the same weights at the end.
+"""A checksum of a model's trained parameters on one rank, to compare the ranks (launch/divergence.py).
 
-What lives here: a checksum of a model's trained parameters on one rank. What does not: comparing the ranks
-(launch/divergence.py). Buffers are left aside: the statistics of a BatchNorm are each rank's own, on a TPU as well.
+Without buffers: BatchNorm statistics differ between ranks, on a TPU as well.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ from typing import Any
 
 
 def digests(models: Mapping[str, Any]) -> dict[str, str]:
-    """Of each model whose parameters lie whole on every rank. One tensor at a time comes to the host."""
-    from tpu_magics.backends.torch_xla import sharded
+    """The checksum of each model that is not sharded over the ranks. One tensor at a time is fetched."""
+    from tpu_magics.backends.torch_xla import fsdp_shards
 
-    whole = {name: model for name, model in models.items() if not sharded.spread({name: model})}
+    whole = {name: model for name, model in models.items() if not fsdp_shards.spread({name: model})}
     return {name: found for name, model in whole.items() if (found := _digest(model))}
 
 
 def _digest(model: Any) -> str:
-    """ "" for a model with parameters that hold no numbers (of a lazy layer, or on "meta")."""
+    """ "" for a model with parameters without values (lazy, or on "meta")."""
     import torch
 
     found = 0

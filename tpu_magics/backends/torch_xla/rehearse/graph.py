@@ -1,8 +1,4 @@
-"""Between the graph and the host: a graph cut in two, tensors fetched and put back.
-
-What lives here: that way, and the note that it is being gone, for the observer. What does not: what is done with the
-tensors on the host (group.py, collectives.py).
-"""
+"""Splits the pending graph for a collective on the host, and moves tensors to the host and back."""
 
 from __future__ import annotations
 
@@ -23,8 +19,8 @@ _listeners: list[tuple[Callable[[], None], Callable[[], None]]] = []
 
 
 def listen(cut: Callable[[], None], made: Callable[[], None]) -> Callable[[], None]:
-    """Have `cut` called when a collective may have run a graph, and `made` when it has given a tensor, in the
-    collective's thread. Returns how to end that."""
+    """Call `cut` when a collective may have run a graph, and `made` when it has returned a tensor, in the collective's
+    thread. Returns how to stop that."""
     listener = cut, made
     _listeners.append(listener)
     return lambda: _listeners.remove(listener)
@@ -36,19 +32,20 @@ def _may_have_run() -> None:
 
 
 _VIEW = (
-    "A collective changes a view of a tensor (a slice) in its place. Here the whole tensor changes with it; on a TPU "
-    "torch_xla 2.9 changes the view only. Reduce the whole tensor, or assign what xm.all_reduce(tensor) returns."
+    "An in-place collective got a view of a tensor (a slice). In a rehearsal the whole tensor changes with it; on a "
+    "TPU, torch_xla 2.9 changes only the view. Reduce the whole tensor, or assign the result of "
+    "xm.all_reduce(tensor)."
 )
 _CAPTURED = (
-    'A collective inside a function of torch.compile(backend="openxla") cannot be rehearsed on XLA:CPU: the function '
-    "becomes one graph, and its collective, which the host would have to carry, would be left out of it. Take the "
-    "collective out of the function (e.g. xm.optimizer_step after it), or use torch_xla.compile(step)."
+    'A collective inside a torch.compile(backend="openxla") function cannot be rehearsed on XLA:CPU: the function '
+    "becomes one graph, and a rehearsal runs collectives on the host, outside of graphs. Move the collective out of "
+    "the function (e.g. call xm.optimizer_step after it), or use torch_xla.compile(step)."
 )
 
 
 def refuse_captured() -> None:
-    """In this process, have collectives refused while torch.compile makes a graph of the function around them
-    (torch_xla 2.9.0: _dynamo/dynamo_bridge.py runs it once with XLA tensors): the graph would keep the first values."""
+    """In this process, raise for collectives while torch.compile captures the function around them (torch_xla 2.9.0:
+    _dynamo/dynamo_bridge.py runs it once with XLA tensors): the graph would keep the first values."""
     PostImport().when_imported("torch_xla._dynamo.dynamo_bridge", _mark_capture)
 
 
@@ -72,8 +69,8 @@ def cutting() -> bool:
 
 
 def cut() -> None:
-    """Run all that is pending, and wait for it. Everything alive becomes a result of the piece that is run: were it the
-    collective's tensors alone, the rest of the step would compute again what leads to them."""
+    """Run all pending operations, and wait for them. All live tensors become results of this piece: if only the
+    collective's tensors were, the rest of the step would compute again what leads to them."""
     import torch_xla
 
     if getattr(_here, "captured", False):
@@ -90,7 +87,7 @@ def cut() -> None:
 
 @contextmanager
 def _execution_allowed() -> Iterator[None]:
-    """torch_xla.compile(full_graph=True) forbids to run graphs in its function: those that the person would run."""
+    """torch_xla.compile(full_graph=True) forbids running graphs in its function; that is meant for the user's code."""
     import torch_xla
 
     extension: Any = torch_xla._XLAC
@@ -103,7 +100,7 @@ def _execution_allowed() -> Iterator[None]:
 
 
 def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies in host memory of what is on the device, after a cut. A view runs a small graph of its own for it."""
+    """Copies in host memory of tensors on the device, after a split. A view runs a small graph for it."""
     import torch_xla
 
     extension: Any = torch_xla._XLAC
@@ -114,7 +111,7 @@ def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def put(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
-    """What a collective gives: copies of `tensors` on the devices where `like` are."""
+    """Results of a collective: copies of `tensors` on the devices of `like`."""
     for _cut, made in list(_listeners):
         made()
     return _on_device(tensors, like)
@@ -128,13 +125,14 @@ def _on_device(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor
 
 
 def put_into(tensors: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    """Give `targets`, on the device, the values of `tensors`; in the graph they become data, no operation is added."""
+    """Give `targets`, on the device, the values of `tensors`; in the graph they become inputs, no operation is
+    added."""
     import torch
 
     for target, new in zip(targets, _on_device(tensors, targets), strict=True):
         if target._is_view():
             warnings.warn(_VIEW, stacklevel=2)
-        # As torch_xla does it: what autograd has saved of the tensor is not thought to have changed.
+        # As torch_xla does: autograd must not treat its saved tensors as changed.
         saved = nullcontext() if target.is_inference() else torch.autograd._unsafe_preserve_version_counter(target)
         with torch.no_grad(), saved:
             target.copy_(new)

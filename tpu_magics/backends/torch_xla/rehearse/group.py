@@ -1,10 +1,7 @@
 """The ranks of a rehearsal, connected by torch.distributed's gloo.
 
-What lives here: process groups for all ranks and for some, and what they carry: tensors in host memory. What does not:
-XLA (graph.py), torch_xla's collectives (collectives.py).
-
-Before it moves anything, a collective's ranks tell each other what they are about to do: ranks that do different things
-would hang on a TPU, and give nonsense here.
+Before a collective, its ranks compare what they are about to do: different collectives would hang on a TPU, and give
+wrong values here.
 """
 
 from __future__ import annotations
@@ -24,12 +21,12 @@ if TYPE_CHECKING:
 
 _START = 60.0  # seconds
 LOOPBACK = "127.0.0.1"
-TOLD = 240  # bytes that a rank tells of what it is about to do
-_SHOWN = 3  # different doings that an error lists
+MESSAGE_BYTES = 240  # that a rank sends about its next collective
+_SHOWN = 3  # different collectives that an error lists
 
 
 class Group:
-    """All ranks, as one of them sees it. `store`: where they find each other; `timeout`: seconds to wait in a
+    """All ranks, as one of them sees them. `store`: where they find each other; `timeout`: seconds to wait in a
     collective; `address`: where the others reach this one."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float, address: str = LOOPBACK) -> None:
@@ -47,33 +44,34 @@ class Group:
         return tuple(range(self.size))
 
     def meet(self) -> None:
-        """Connect all ranks. They start at different times: for that there is time enough, whatever the time-out."""
+        """Connect all ranks. They start at different times, so this waits long enough, whatever the timeout."""
         import torch
 
         group = self._connect(self.everyone, max(self.timeout, _START))
         group._set_default_timeout(datetime.timedelta(seconds=self.timeout))
         self._groups[self.everyone] = group
         self.agree(self.everyone, "the start")
-        if self.timeout < _START and torch.__version__ < "2.9":  # there gloo keeps the time-out that it was made with
+        if self.timeout < _START and torch.__version__ < "2.9":  # there gloo keeps its first timeout
             self._groups[self.everyone] = self._connect(self.everyone, self.timeout, "again-")
 
     # -- what is carried ------------------------------------------------------------------------------------------
     def agree(self, members: Sequence[int], doing: str) -> None:
-        """Wait for the members, and see that all do the same.
+        """Wait for the members, and check that all are in the same collective.
 
-        Raises CollectiveTimeout where one does not come, CollectiveBroken where one does something else or has left.
+        Raises CollectiveTimeout if one does not come, CollectiveBroken if one does something else or has left.
         """
         import torch
 
-        told = torch.zeros(TOLD, dtype=torch.uint8, device="cpu")  # a default device may be set
-        text = doing.encode("utf-8", "replace")[:TOLD]
-        told[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else told[:0]
-        texts = [bytes(one.tolist()).rstrip(b"\0") for one in self._gather(members, told, doing)]
+        message = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8, device="cpu")  # a default device may be set
+        text = doing.encode("utf-8", "replace")[:MESSAGE_BYTES]
+        message[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else message[:0]
+        texts = [bytes(one.tolist()).rstrip(b"\0") for one in self._gather(members, message, doing)]
         if any(one != text for one in texts):
             raise CollectiveBroken(_differ(members, [one.decode("utf-8", "replace") for one in texts]))
 
     def reduce(self, members: Sequence[int], flat: Tensor, kind: str, doing: str) -> None:
-        """Reduce in place: `kind` is "sum", "mul", "min", "max", "and" or "or"; of a type that gloo knows."""
+        """Reduce in place: `kind` is "sum", "mul", "min", "max", "and" or "or"; the type must be one that gloo
+        supports."""
         import torch.distributed as dist
 
         kinds = {"sum": "SUM", "mul": "PRODUCT", "min": "MIN", "max": "MAX", "and": "BAND", "or": "BOR"}
@@ -98,7 +96,7 @@ class Group:
         return self.gather(self.everyone, tensor, doing)[0]
 
     def exchange(self, members: Sequence[int], parts: Sequence[Tensor], doing: str) -> list[Tensor]:
-        """Give each member its part, and get one from each; all parts have the same shape and type."""
+        """Send each member its part, and receive one from each; all parts have the same shape and type."""
         import torch
         import torch.distributed as dist
 
@@ -136,8 +134,8 @@ class Group:
         return self._groups[members]
 
     def _connect(self, members: tuple[int, ...], timeout: float, name: str = "") -> Any:
-        """A group of gloo's own, over the loopback interface where there is one host: its name need not lead to an
-        address. `name`: tells it from another of the same members."""
+        """A gloo group, over the loopback interface if there is one host: its name may not resolve to an address.
+        `name`: distinguishes it from another group of the same members."""
         import torch.distributed as dist
 
         options = dist.ProcessGroupGloo._Options()
@@ -151,8 +149,8 @@ class Group:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without gloo's greeting ("[Gloo] Rank 0 is connected to 1 peer ranks"), which has no switch and goes to one of
-    the process's descriptors."""
+    """Suppress gloo's message ("[Gloo] Rank 0 is connected to 1 peer ranks"), which cannot be turned off and goes to
+    one of the process's descriptors."""
     saved, nowhere = [os.dup(number) for number in (1, 2)], os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
@@ -166,7 +164,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """A tensor as bytes, which any type is."""
+    """A tensor as bytes, which works for any type."""
     import torch
 
     return tensor.contiguous().reshape(-1).view(torch.uint8)
@@ -176,7 +174,7 @@ _BROKEN = re.compile(r"Connection|Socket|socket|peer|Broken pipe|pair\.cc|[Ss]to
 
 
 def _said(error: RuntimeError, doing: str, waited: float, timeout: float) -> BaseException | None:
-    """What a failed collective means; None for what gloo refuses. Gloo's texts were read in torch 2.9.0."""
+    """What a failed collective means; None for what gloo rejects. Gloo's messages as in torch 2.9.0."""
     text = str(error).strip()
     if waited >= timeout * 0.9 or "imed out" in text or "imeout" in text:
         return CollectiveTimeout(f"waited {timeout:g} s in {doing}, which not every rank entered")
@@ -184,7 +182,7 @@ def _said(error: RuntimeError, doing: str, waited: float, timeout: float) -> Bas
 
 
 def _differ(members: Sequence[int], texts: Sequence[str]) -> str:
-    """Who does what, the commonest first."""
+    """Which ranks are in which collective, the most frequent first."""
     groups: dict[str, list[int]] = {}
     for rank, text in zip(members, texts, strict=True):
         groups.setdefault(text, []).append(rank)

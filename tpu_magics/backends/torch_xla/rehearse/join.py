@@ -1,24 +1,26 @@
-"""How a worker joins a rehearsal.
-
-What lives here: the order of it. What does not: its parts (world.py, group.py, collectives.py).
-"""
+"""How a worker joins a rehearsal, and the store in which the ranks find each other: a folder for one host, a port of
+the first host for several."""
 
 from __future__ import annotations
 
 import ctypes
+import datetime
+import socket
+from typing import Any
 
-from tpu_magics.backends.base import WorkerSpec
+from tpu_magics.backends.base import CollectiveBroken, WorkerSpec
 from tpu_magics.backends.torch_xla.rehearse import collectives, graph, random_states, world
 from tpu_magics.backends.torch_xla.rehearse.group import LOOPBACK, Group
-from tpu_magics.backends.torch_xla.rehearse.store import meeting_store
 
 _M_MMAP_THRESHOLD = -3  # malloc.h of glibc
 _LARGE = 1 << 20  # bytes
+FILE = "ranks"
+_ANSWERS = 60.0  # seconds: the hosts start at different times
 _joined: list[Group] = []
 
 
 def join(spec: WorkerSpec, rank: int) -> None:
-    """Make this process a rank of the world that `spec` tells of, once its runtime is up; waits for the others."""
+    """Make this process a rank of the world in `spec`, once its runtime is running; waits for the others."""
     assert spec.meeting is not None
     _return_freed_memory()
     world.enter(rank, spec.ranks, spec.index)
@@ -31,14 +33,46 @@ def join(spec: WorkerSpec, rank: int) -> None:
 
 
 def _return_freed_memory() -> None:
-    """Large pieces of memory go back to the system as soon as they are free. glibc keeps them by default, once it has
-    seen that they come again: with a piece for each graph and copy, a rank then holds about twice what it needs (seen
-    with a model of 200 MB), and N of them share one machine."""
+    """Large blocks of memory return to the system when they are freed. By default, glibc keeps them once they recur:
+    with a block for each graph and copy, a rank then holds about twice what it needs (measured with a model of 200 MB),
+    and N ranks share one machine."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGE)
 
 
 def carried() -> tuple[int, float]:
-    """How many collectives the host has carried for this rank, and their seconds (waiting for others included)."""
+    """How many collectives the host has run for this rank, and their seconds (including waiting for others)."""
     return (_joined[0].count, _joined[0].seconds) if _joined else (0, 0.0)
+
+
+# -- the store --------------------------------------------------------------------------------------------------------
+
+
+def meeting_store(spec: WorkerSpec, rank: int) -> Any:
+    """torch.distributed's store for this rank. Raises CollectiveBroken if the first host does not answer."""
+    import torch.distributed as dist
+
+    assert spec.meeting is not None
+    if spec.store is None:
+        spec.meeting.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return dist.FileStore(str(spec.meeting / FILE), spec.ranks)
+    host, port = spec.store
+    options: dict[str, Any] = {"timeout": datetime.timedelta(seconds=max(spec.collective_timeout, _ANSWERS))}
+    try:
+        if rank == 0:
+            options |= {"is_master": True, "master_listen_fd": _listening(host, port)}
+        return dist.TCPStore(host, port, spec.ranks, wait_for_workers=False, **options)
+    except RuntimeError as error:  # DistNetworkError and DistStoreError are ones (torch 2.9)
+        text = str(error).strip().splitlines()[0]
+        raise CollectiveBroken(f"rank 0's store at {host}:{port} cannot be reached: {text}") from None
+
+
+def _listening(host: str, port: int) -> int | None:
+    """A socket on this address only, for torch's store, which takes it over: by default it listens on all addresses of
+    this machine. None if the address is not its own (behind a NAT)."""
+    try:
+        family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(place[:2], family=family).detach()
+    except OSError:
+        return None

@@ -1,11 +1,8 @@
-"""accelerate's random states, made the same on all ranks without a graph.
+"""accelerate's `synchronize_rng_state` in a rehearsal: the host broadcasts the random state, without a graph.
 
-What lives here: what stands in the place of accelerate's `synchronize_rng_state` in a rehearsal. What does not: other
-collectives.
-
-At the beginning of each epoch accelerate (read in 1.15, utils/random.py) moves a generator's state to the device,
-broadcasts it there and ends a step for it. It does so only where there are several ranks: these steps and compiles are
-none of the program's, and would be counted as if they were. Here the host carries the state.
+At the start of each epoch, accelerate (1.15, utils/random.py) moves a generator's state to the device, broadcasts it
+and ends a step. It does so only with several ranks; these steps and compiles are not the program's and must not be
+counted.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def install(group: Group) -> None:
-    """From the moment when accelerate is imported; for good, as the process ends with its rank."""
+    """Patch accelerate when it is imported, until the process ends."""
     PostImport().when_imported("accelerate.utils.random", lambda module: _replace(module, group))
 
 
@@ -29,7 +26,7 @@ def _replace(module: Any, group: Group) -> None:
     original: Callable[..., None] = module.synchronize_rng_state
 
     def synchronize_rng_state(rng_type: Any = None, generator: Any = None) -> None:
-        places: dict[str, _Place] = {"torch": _Torch(), "xla": _Xla(), "generator": _Generator(generator)}
+        places: dict[str, _RandomSource] = {"torch": _Torch(), "xla": _Xla(), "generator": _Generator(generator)}
         place = places.get(str(getattr(rng_type, "value", rng_type)))
         if place is None:
             original(rng_type, generator)
@@ -39,7 +36,7 @@ def _replace(module: Any, group: Group) -> None:
     module.synchronize_rng_state = synchronize_rng_state
 
 
-class _Place(Protocol):
+class _RandomSource(Protocol):
     def get(self) -> Tensor: ...
 
     def put(self, state: Tensor) -> None: ...

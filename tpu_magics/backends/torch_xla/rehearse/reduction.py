@@ -1,11 +1,8 @@
-"""What a reduction over ranks gives for each element type, as XLA defines it.
+"""Reductions over ranks for each element type, as XLA defines them.
 
-What lives here: which type a tensor travels as, which operation that is there, and how a result is scaled. What does
-not: the travelling (group.py).
-
-XLA adds truth values as "or" and multiplies them as "and"; a scale is converted to the element type first, so that
-0.125 is 0 for integers, and 1/3 has a float32's digits also for float64 (read in torch_xla 2.9.0,
-cross_replica_reduces.cpp: ScalarValue(scale, type)).
+XLA adds bools as "or" and multiplies them as "and". A scale is converted to the element type first, so 0.125 is 0 for
+integers, and 1/3 has float32 digits also for float64 (torch_xla 2.9.0, cross_replica_reduces.cpp: ScalarValue(scale,
+type)).
 """
 
 from __future__ import annotations
@@ -21,19 +18,19 @@ _OF_TRUTH = {"sum": "max", "or": "max", "max": "max", "mul": "min", "and": "min"
 
 
 def check(kind: str, dtype: torch.dtype) -> None:
-    """Raise RuntimeError for what XLA refuses."""
+    """Raise RuntimeError for what XLA does not support."""
     if kind not in KINDS:
         raise RuntimeError(
-            f'{kind!r} is no reduction of XLA\'s: it has {", ".join(KINDS)}. For an average reduce with "sum" and '
+            f'{kind!r} is not an XLA reduction. XLA has {", ".join(KINDS)}. For an average, reduce with "sum" and '
             "divide by the number of ranks."
         )
     if kind in ("and", "or") and (dtype.is_floating_point or dtype.is_complex):
         raise RuntimeError(
-            f"XLA has no {kind!r} for {str(dtype).removeprefix('torch.')}: it takes bool and whole numbers. "
-            "Convert the tensor, or reduce with xm.REDUCE_MIN or xm.REDUCE_MAX."
+            f"XLA has no {kind!r} reduction for {str(dtype).removeprefix('torch.')}, only for bool and integers. "
+            "Convert the tensor, or use xm.REDUCE_MIN or xm.REDUCE_MAX."
         )
     if dtype.is_complex and kind != "sum":
-        raise RuntimeError(f"XLA has no {kind!r} of complex numbers over ranks: only their sum.")
+        raise RuntimeError(f"XLA has no {kind!r} reduction for complex numbers, only the sum.")
 
 
 def travelling(dtype: torch.dtype) -> torch.dtype:

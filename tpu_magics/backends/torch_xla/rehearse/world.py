@@ -1,7 +1,4 @@
-"""What torch_xla tells of the world in a rehearsal: N processes with one device each.
-
-What lives here: the places where torch_xla 2.9.0 keeps or asks for rank and size. What does not: collectives.
-"""
+"""Sets rank and world size in torch_xla 2.9.0 for a rehearsal: N processes with one device each."""
 
 from __future__ import annotations
 
@@ -9,19 +6,19 @@ from typing import Any
 
 
 def enter(rank: int, size: int, local: int) -> None:
-    """Make this worker rank `rank` of `size` for torch_xla.runtime, and for all that asks it (xm, torch.distributed's
-    backend "xla", accelerate, transformers); `local`: its number on its host. For good: the process ends with its
-    rank."""
+    """Make this worker rank `rank` of `size` for torch_xla.runtime, and for everything that uses it (xm,
+    torch.distributed's "xla" backend, accelerate, transformers), until the process ends; `local`: its number on its
+    host."""
     import torch_xla
     import torch_xla.runtime as xr
 
     xr._WORLD_SIZE = size
     xr._ORDINAL = rank
-    # local_ordinal() would ask a variable that says 0 until the first compile (observe/told.py).
-    told = {"global_device_count": size, "global_runtime_device_count": size, "local_ordinal": local}
-    for name, value in told.items():
+    # local_ordinal() would read a variable that is 0 until the first compile (observe/xla_dumps.py).
+    values = {"global_device_count": size, "global_runtime_device_count": size, "local_ordinal": local}
+    for name, value in values.items():
         setattr(xr, name, _always(value))
-    # The C++ module knows of this process only: xr.process_index() and process_count() ask it.
+    # The C++ module only knows this process: xr.process_index() and process_count() call it.
     counted = {
         "_xla_get_process_index": rank,
         "_xla_get_num_processes": size,

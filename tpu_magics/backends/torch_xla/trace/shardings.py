@@ -1,14 +1,10 @@
-"""How the results of an SPMD step lie on the devices, where nobody has said it.
+"""Shardings for the results of a traced SPMD step that have no annotation.
 
-What lives here: the shardings that placeholders get. What does not: what lies where in training (../spmd.py).
-
-In training XLA's partitioner decides it when it compiles the step, and torch_xla gives its decision to the tensors that
-the step made: from the second step on they are as good as annotated. Here no step is compiled before the next one is
-traced. What an optimizer keeps for a parameter, and its gradient, lie as the parameter lies: so does XLA decide, for
-they are made of it element by element. Everything else without an annotation is taken to lie whole on each device. XLA
-may split that too (a bias beside a split weight): then a device needs less memory than the preflight says, not more.
-
-Functions of torch_xla's C++ module were read in 2.9.0.
+In training, XLA's partitioner decides them when it compiles the step, and torch_xla assigns them to the step's results:
+from the second step on they count as annotated. Here no step is compiled before the next one is traced. Optimizer state
+and gradients get the sharding of their parameter, as XLA decides too, because they are made from it element by element.
+Everything else without an annotation is replicated. XLA may shard that too (a bias beside a sharded weight); then a
+device needs less memory than the preflight says, not more. C++ functions as in torch_xla 2.9.0.
 """
 
 from __future__ import annotations
@@ -17,11 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tpu_magics.backends.torch_xla import optimizers
-from tpu_magics.backends.torch_xla.trace.live import inner, number
+from tpu_magics.backends.torch_xla.trace.live_tensors import inner, number
 
 
 def settle(pending: Sequence[Any]) -> None:
-    """Give each of these inner tensors a sharding that has none. They must be pending: then it is noted and no more."""
+    """Give a sharding to each of these inner tensors that has none. They must be pending: then it is only noted."""
     import torch_xla
     from torch_xla.distributed.spmd import ShardingType
 
@@ -41,7 +37,7 @@ def settle(pending: Sequence[Any]) -> None:
 
 
 def _like_parameters() -> Iterator[tuple[Any, Any]]:
-    """(tensor, the parameter that it belongs to)."""
+    """(tensor, the parameter it belongs to)."""
     for parameter, state in (item for optimizer in optimizers.living() for item in optimizer.state.items()):
         kept = state.values() if isinstance(state, dict) else ()
         yield from ((one, parameter) for one in _on_device((*kept, parameter.grad)))

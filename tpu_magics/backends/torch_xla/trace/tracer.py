@@ -1,12 +1,8 @@
-"""What is done at each sync of a function that is traced.
+"""What happens at each sync of a traced function.
 
-What lives here: when the pending graph is taken, placeholders in its place, and the way of what was taken to the
-notebook. What does not: what is pending (live.py), what is taken (taken.py), when that is enough (settling.py), and the
-reads in between (reads.py).
-
-The functions of torch_xla's C++ module that run a graph were read in 2.9.0: `_xla_step_marker` ends a step,
-`_xla_sync_multi` and `_xla_sync_live_tensors` run a graph within one; `_xla_warm_up_cache` and `_run_cached_graph`
-belong to torch.compile; with `_set_use_eager_mode` each operation is a graph.
+C++ functions of torch_xla 2.9.0 that run a graph: `_xla_step_marker` ends a step, `_xla_sync_multi` and
+`_xla_sync_live_tensors` run a graph within one; `_xla_warm_up_cache` and `_run_cached_graph` belong to torch.compile;
+with `_set_use_eager_mode` each operation is a graph.
 """
 
 from __future__ import annotations
@@ -18,79 +14,81 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.base import StepLimit, Tracing
-from tpu_magics.backends.torch_xla.observe.told import Files
-from tpu_magics.backends.torch_xla.trace import alone, live, shardings
-from tpu_magics.backends.torch_xla.trace.asked import Asked
-from tpu_magics.backends.torch_xla.trace.doings import Doings
-from tpu_magics.backends.torch_xla.trace.lines import Lines
-from tpu_magics.backends.torch_xla.trace.names import Names
-from tpu_magics.backends.torch_xla.trace.reads import Reads
-from tpu_magics.backends.torch_xla.trace.settling import Settling
-from tpu_magics.backends.torch_xla.trace.taken import Taken, TakenFiles
+from tpu_magics.backends.base import StepLimit, TraceSpec
+from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
+from tpu_magics.backends.torch_xla.trace import fake_world, live_tensors, shardings
+from tpu_magics.backends.torch_xla.trace.captured_graphs import CapturedDumps, CapturedGraphs
+from tpu_magics.backends.torch_xla.trace.host_reads import HostReadLog
+from tpu_magics.backends.torch_xla.trace.parameter_names import ParameterNames
+from tpu_magics.backends.torch_xla.trace.read_kernels import ReadKernels
+from tpu_magics.backends.torch_xla.trace.source_lines import SourceLineFinder
+from tpu_magics.backends.torch_xla.trace.steady_state import SteadyStateDetector
+from tpu_magics.backends.torch_xla.trace.step_events import TraceStepEvents
+from tpu_magics.backends.torch_xla.trace.trace_file import write, write_reads
 from tpu_magics.backends.torch_xla.trace.uploads import Uploads
-from tpu_magics.backends.torch_xla.trace.written import write, write_reads
 from tpu_magics.errors import TpuMagicsError
 
 if TYPE_CHECKING:
-    from tpu_magics.backends.torch_xla.observe.observer import Observer
+    from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
 
-_EAGER = "Eager mode was left off: each operation would be a graph of its own. They are part of the next graph here."
-_ASTRAY = (
-    "It read values, which were zero while it was traced: where one decides how long it goes on, it may end early."
+_EAGER = "Eager mode was ignored: it would compile each operation separately. Here they are part of the next graph."
+_READ_ZEROS = (
+    "The function read values, which are zero in a preflight. If one of them decides when it ends, it may end too "
+    "early."
 )
-_HIDDEN = "Up to {} tensors that only C++ holds are not among the results of the graphs; in training they are."
+_HIDDEN = "Up to {} tensors that only C++ code holds are missing from the graph outputs. In training they are outputs."
 
 
 class Tracer:
-    """The tracer of one worker; made and used in the thread that runs the person's function."""
+    """The tracer of one worker; created and used in the thread that runs the user's function."""
 
-    def __init__(self, tracing: Tracing) -> None:
+    def __init__(self, tracing: TraceSpec) -> None:
         self.tracing = tracing
         self.started = time.monotonic()
-        self.lines = Lines()
-        self.names = Names()
-        self.taken = Taken(tracing, self.names, self.lines)
-        self.asked = Asked(self.lines)
-        self.asked.changed = lambda: write_reads(tracing.folder, self.asked.zeros())
-        # Under SPMD what is there is split then, placeholders cannot be.
+        self.lines = SourceLineFinder()
+        self.names = ParameterNames()
+        self.captured = CapturedGraphs(tracing, self.names, self.lines)
+        self.host_reads = HostReadLog(self.lines)
+        self.host_reads.changed = lambda: write_reads(tracing.folder, self.host_reads.zeros())
+        # Under SPMD uploads are sharded, which placeholders cannot be.
         self.uploads = Uploads(self.names.moving) if tracing.devices == 1 else None
-        self.reads = Reads(self.asked, tracing.world, self.uploads)
-        self.doings = Doings()
-        self.settling = Settling(tracing.steps)
+        self.reads = ReadKernels(self.host_reads, tracing.world, self.uploads)
+        self.events = TraceStepEvents()
+        self.steady_state = SteadyStateDetector(tracing.steps)
         self.notes: list[str] = []
         self.hidden: list[int] = []  # at each sync: tensors that were not found
-        self._observer: Observer | None = None
+        self._observer: TorchObserver | None = None
 
     # -- what the observer asks instead of the runtime's counters ---------------------------------------------------
     def value(self, name: str) -> int:
-        """Graphs so far, as torch_xla counts them: "UncachedCompile" for new ones, "CachedCompile" for known ones."""
-        return self.taken.counts[name]
+        """Number of graphs so far, as torch_xla counts them: "UncachedCompile" for new ones, "CachedCompile" for known
+        ones."""
+        return self.captured.counts[name]
 
     @property
-    def files(self) -> Files:
-        """What the runtime would have written of each graph."""
-        return TakenFiles(self.taken)
+    def files(self) -> XlaDumps:
+        """What the runtime would have written for each graph."""
+        return CapturedDumps(self.captured)
 
     @property
-    def observer(self) -> Observer | None:
-        """Who looks on, as in training."""
+    def observer(self) -> TorchObserver | None:
+        """The observer, as in training."""
         return self._observer
 
     @observer.setter
-    def observer(self, observer: Observer) -> None:
-        self._observer = self.taken.observer = observer
+    def observer(self, observer: TorchObserver) -> None:
+        self._observer = self.captured.observer = observer
         self.lines.sites = observer.sites
         read = observer.values.read
 
         def quiet() -> None:  # what was logged is read by the observer, after the step
-            with self.asked.off():
+            with self.host_reads.off():
                 read()
 
         observer.values.read = quiet  # type: ignore[method-assign]
 
     def install(self) -> None:
-        """Listen to all that runs a graph; from here on nothing is computed."""
+        """Intercept everything that runs a graph; from here on nothing is computed."""
         import torch_xla
 
         extension = torch_xla._XLAC
@@ -101,9 +99,9 @@ class Tracer:
         self._replace(extension, "_set_use_eager_mode", self._stay_lazy)
         for name in ("_xla_warm_up_cache", "_run_cached_graph"):
             self._replace(extension, name, _no_dynamo)
-        alone.meet_nobody(self.tracing.world)
+        fake_world.skip_rendezvous(self.tracing.world)
         self.names.install()
-        self.doings.install()
+        self.events.install()
         self.reads.install()
         if self.uploads is not None:
             self.uploads.install()
@@ -116,29 +114,29 @@ class Tracer:
     # -- what runs a graph ------------------------------------------------------------------------------------------
     def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The end of a step."""
-        taken = self._take_all(sys._getframe(1))
-        self.asked.synced()
+        captured = self._capture_all(sys._getframe(1))
+        self.host_reads.synced()
         result = original(*args, **kwargs)
-        if taken is not None and self.settling.add(self.doings.since_last(taken)):
-            if self._observer is not None:  # why this graph is another one is told, too
+        if captured is not None and self.steady_state.add(self.events.since_last(captured)):
+            if self._observer is not None:  # records why the graph changed
                 self._observer.after_sync(sys._getframe(1))
             raise StepLimit
         return result
 
     def _all_live(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A cut within a step."""
-        self._take_all(sys._getframe(1))
+        """A split within a step."""
+        self._capture_all(sys._getframe(1))
         return original(*args, **kwargs)
 
     def _part(self, original: Callable[..., Any], tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        """A graph that leads to these tensors alone; the rest of the step stays whole."""
-        found = live.pending(live.ordered(tensors))
+        """A graph of these tensors alone; the rest of the step stays whole."""
+        found = live_tensors.pending(live_tensors.ordered(tensors))
         if not found:
             return None
         frame = sys._getframe(1)
-        self._take(found, frame, step=False)
-        self.asked.part(frame)
-        live.give_zeros(found)
+        self._capture(found, frame, step=False)
+        self.host_reads.part(frame)
+        live_tensors.give_zeros(found)
         return original(found, *args, **kwargs)
 
     def _stay_lazy(self, _original: Callable[..., Any], eager: bool) -> None:
@@ -146,63 +144,63 @@ class Tracer:
             self.notes.append(_EAGER)
 
     # -- taking a graph ---------------------------------------------------------------------------------------------
-    def _take_all(self, frame: FrameType) -> str | None:
-        """The graph of all that is pending, which has placeholders for values afterwards; None where nothing is."""
-        found = live.tensors()
-        pending = live.pending(found)
-        taken = self._take(pending, frame)
+    def _capture_all(self, frame: FrameType) -> str | None:
+        """Capture the graph of all pending tensors, which become placeholders; None if nothing is pending."""
+        found = live_tensors.tensors()
+        pending = live_tensors.pending(found)
+        captured = self._capture(pending, frame)
         if self.tracing.devices > 1:
             shardings.settle(pending)
         elif pending:
-            self.hidden.append(live.alive() - len(found))
-        live.give_placeholders()
-        return taken
+            self.hidden.append(live_tensors.alive() - len(found))
+        live_tensors.give_placeholders()
+        return captured
 
-    def _take(self, pending: Sequence[Any], frame: FrameType, step: bool = True) -> str | None:
-        """The graph of these tensors. None where there are none."""
+    def _capture(self, pending: Sequence[Any], frame: FrameType, step: bool = True) -> str | None:
+        """Capture the graph of these tensors. None if there are none."""
         if not pending:
             return None
-        return self.taken.add(pending, frame, len(self.settling.syncs), step)
+        return self.captured.add(pending, frame, len(self.steady_state.syncs), step)
 
     # -- the end ----------------------------------------------------------------------------------------------------
     def finish(self) -> bool:
-        """The function has ended: what it left pending is a graph as well. Returns whether anything was."""
-        syncs = len(self.settling.syncs)
-        taken = None if self.settling.settled else self._take_all(sys._getframe(1))
-        if taken is not None:
-            self.settling.add(self.doings.since_last(taken))
-        self.settling.at_end()
-        if self.settling.notes and self.asked.zeros():
-            self.notes.append(_ASTRAY)
-        hidden = min(self.hidden, default=0)  # a loader's thread may have had some in its hands
+        """The function has ended: capture what is still pending. Returns whether anything was."""
+        syncs = len(self.steady_state.syncs)
+        captured = None if self.steady_state.settled else self._capture_all(sys._getframe(1))
+        if captured is not None:
+            self.steady_state.add(self.events.since_last(captured))
+        self.steady_state.at_end()
+        if self.steady_state.notes and self.host_reads.zeros():
+            self.notes.append(_READ_ZEROS)
+        hidden = min(self.hidden, default=0)  # a loader's thread may hold some
         if hidden > 0:
             self.notes.append(_HIDDEN.format(hidden))
         self._write(syncs)
-        return taken is not None
+        return captured is not None
 
     def _write(self, syncs: int) -> None:
-        steady = self.settling.steady
-        order = sorted(self.taken.graphs, key=lambda one: steady.index(one) if one in steady else -1)
+        steady = self.steady_state.steady
+        order = sorted(self.captured.graphs, key=lambda one: steady.index(one) if one in steady else -1)
         write(
             self.tracing.folder,
-            [(self.taken.graphs[one], one in steady) for one in order],
+            [(self.captured.graphs[one], one in steady) for one in order],
             syncs=syncs,
-            sequence=[order.index(sync.graph) for sync in self.settling.syncs[:syncs]],
-            settled=self.settling.settled,
-            ended=self.settling.ended,
-            differences=[] if self.settling.settled else self.taken.differences(),
-            reads=self.asked.reads(),
-            refused=self.asked.refused(),
+            sequence=[order.index(sync.graph) for sync in self.steady_state.syncs[:syncs]],
+            settled=self.steady_state.settled,
+            ended=self.steady_state.ended,
+            differences=[] if self.steady_state.settled else self.captured.differences(),
+            reads=self.host_reads.reads(),
+            refused=self.host_reads.refused(),
             seconds=time.monotonic() - self.started,
-            batch=self.taken.batch(steady),
-            rows=[self.taken.rows[one] for one in order],
-            notes=[*self.notes, *self.settling.notes],
+            batch=self.captured.batch(steady),
+            rows=[self.captured.rows[one] for one in order],
+            notes=[*self.notes, *self.steady_state.notes],
         )
 
 
 def _no_dynamo(*_args: Any, **_kwargs: Any) -> Any:
     raise TpuMagicsError(
         "A function that uses torch.compile cannot be traced.",
-        "torch.compile(backend='openxla') compiles its graphs by itself, and has to run them for that.",
-        "Take torch.compile out for the preflight: torch_xla compiles the same step as a whole.",
+        "torch.compile(backend='openxla') compiles its own graphs and must run them to do so.",
+        "Remove torch.compile for the preflight: torch_xla compiles the same step as one graph.",
     )

@@ -1,8 +1,6 @@
-"""What is large, on its way to the device.
+"""Placeholders for large tensors on their way to the device, whose copies would take memory and time.
 
-What lives here: a placeholder in place of a model's large parameters, which nobody looks at while a function is traced,
-and of batches that are too large to compute anything of (truth.py): a copy would take memory and time. What does not:
-all else that comes from the host, which a step may decide by.
+Large parameters of models, and batches too large to compute anything from (constness.py).
 """
 
 from __future__ import annotations
@@ -12,20 +10,20 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tpu_magics.backends.torch_xla.trace.truth import ELEMENTS
+from tpu_magics.backends.torch_xla.trace.constness import ELEMENTS
 
 LARGE = 1 << 20  # bytes of a parameter
 _TYPE = re.compile(r"^XLA Shape: (\w+)\[", re.MULTILINE)
 
 
 class Uploads:
-    """Those of one process. `moving`: whether a model is on its way now."""
+    """The uploads of one process. `moving`: whether a model is being moved now."""
 
     def __init__(self, moving: Callable[[], bool]) -> None:
         self.moving = moving
 
     def install(self) -> None:
-        """Catch the way of torch_xla's loaders, too, which is no operation. For good."""
+        """Also intercept torch_xla's loaders, which use no operation; until the process ends."""
         import torch_xla
 
         extension = torch_xla._XLAC
@@ -42,8 +40,8 @@ class Uploads:
         return [one if one is not None else original([old], [device], *rest, **kwargs)[0] for old, one, device in pairs]
 
     def placeholder(self, tensor: Any, dtype: Any) -> Any:
-        """A tensor on the device as a tensor of the host would become there, without memory; None where it is small, or
-        no such placeholder can be made."""
+        """A tensor on the device without memory, as the host tensor would become there; None if it is small, or no such
+        placeholder can be made."""
         if tensor.is_xla or not self._is_large(tensor, dtype):
             return None
         import torch_xla
@@ -64,7 +62,7 @@ class Uploads:
 
 @functools.lru_cache(maxsize=16)
 def _on_device(dtype: Any) -> str:
-    """How the device holds torch's type: with XLA_USE_BF16 a float32 is a "bf16" there."""
+    """How the device holds torch's type: with XLA_USE_BF16, a float32 is a "bf16"."""
     import torch
     import torch_xla
 

@@ -1,0 +1,251 @@
+"""What torch_xla and XLA write about each compile, as one report per compile.
+
+Two sources (2.9.0), both written only when something compiles. (1) `PT_XLA_DEBUG_LEVEL=1` with `PT_XLA_DEBUG_FILE`
+(debug_util.cpp): graph hash, number of inputs and outputs, Python frames (innermost first), sizes of the compiled
+program in GiB with six decimals. The process whose PJRT_LOCAL_PROCESS_RANK is 0 at its first compile writes it; `run`
+sets that. In a rehearsal, level 2 adds each execution, so that pieces found in the cache have hashes too. (2)
+`XLA_FLAGS=--xla_dump_to=DIR --xla_dump_hlo_as_text`: the graph before optimization, among many files that are removed
+at once. torch_xla leaves these flags out of the key of its persistent cache (env_hash.cpp).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tpu_magics.backends.observing import compile_evidence, hlo
+from tpu_magics.backends.torch_xla.observe import counters
+
+_DEBUG = ("PT_XLA_DEBUG", "PT_XLA_DEBUG_LEVEL", "PT_XLA_DEBUG_FILE")
+_OURS = (*_DEBUG, "PT_XLA_DEBUG_MAX_FRAME", "XLA_FLAGS")
+_RANK = "PJRT_LOCAL_PROCESS_RANK"
+_MODULE = re.compile(r"module_(\d+)\..*before_optimizations\.txt$")
+_FRAME = re.compile(r"^Compilation Analysis:   (.*) \((.*):(\d+)\)$")
+_SIZES = {
+    "Graph input size": "arguments",
+    "Graph output size": "outputs",
+    "Aliased Input size": "aliased",
+    "Intermediate tensor size": "temporaries",
+    "Compiled program size": "code",
+}
+_FIELD = re.compile(r"^(?:Post )?Compilation Analysis:\s+([A-Za-z ]+): ([^:]+)$")
+_EXECUTED = re.compile(
+    r"^Execution Analysis: Execution Cause\n((?:Execution Analysis:   .*\n)+)Execution Analysis: Graph Info: ?\n"
+    r"(?:Execution Analysis:   Graph Name: .*\n)?Execution Analysis:   Graph Hash: (\w+)$",
+    re.MULTILINE,
+)
+_DYNAMO = "dynamo"  # its graphs are compiled before, and change no counter
+_LARGE = 1 << 20  # bytes
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class XlaCompileReport(compile_evidence.CompileReport):
+    """What the runtime reports of one compile. `frames`: (function, path, line), innermost first."""
+
+    inputs: int | None = None
+    outputs: int | None = None
+    frames: tuple[tuple[str, str, int], ...] = ()
+
+
+@dataclass
+class XlaDumps:
+    """The files of one worker (`folder` None: none). `rank`: of a rehearsal, which also reports graphs found in the
+    cache; otherwise None. `notes`: what is not reported, and why."""
+
+    folder: Path | None
+    rank: int | None = None
+    offset: int = 0
+    debugging: bool = False
+    dumping: bool = False
+    notes: list[str] = field(default_factory=list)
+    _set: dict[str, tuple[str | None, str]] = field(default_factory=dict)
+
+    @property
+    def debug_file(self) -> Path:
+        return (self.folder or Path()) / "compiles.txt"
+
+    @property
+    def graphs(self) -> Path:
+        return (self.folder or Path()) / "graphs"
+
+    def arrange(self, environment: MutableMapping[str, str]) -> None:
+        """Set the variables, before the runtime reads them. The user's settings are kept."""
+        try:
+            self.graphs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            self.notes.append(
+                f"graphs, hashes and sizes are n/a, because {self.graphs} cannot be made: {error.strerror or error}"
+            )
+            return
+        before = {name: environment.get(name) for name in _OURS}
+        if any(environment.get(name) for name in _DEBUG):
+            self.notes.append("graph hashes and sizes are n/a, because you set PT_XLA_DEBUG")
+        else:
+            level = "1" if self.rank is None else "2"
+            if self.rank is not None:  # the first compile may not go through `run`; rehearse/world.py sets the rank
+                self._set[_RANK] = (environment.get(_RANK, str(self.rank)), "0")
+                environment[_RANK] = "0"
+            names = {"PT_XLA_DEBUG_LEVEL": level, "PT_XLA_DEBUG_FILE": str(self.debug_file)}
+            environment.update(names, PT_XLA_DEBUG_MAX_FRAME="60")
+            self.debugging = True
+        flags = environment.get("XLA_FLAGS", "")
+        if "xla_dump_to" in flags:
+            self.notes.append("graphs are not compared, because your XLA_FLAGS set xla_dump_to")
+        else:
+            environment["XLA_FLAGS"] = f'{flags} --xla_dump_to="{self.graphs}" --xla_dump_hlo_as_text'.strip()
+            self.dumping = True
+        self._set |= {name: (old, environment[name]) for name, old in before.items() if environment.get(name) != old}
+
+    def put_back(self, environment: MutableMapping[str, str]) -> None:
+        """Restore the variables after they were read: programs that the user's code starts must not inherit them. Both
+        libraries read them at their first compile, and never again."""
+        for name, (before, ours) in self._set.items():
+            if environment.get(name) == ours:
+                environment.pop(name)
+                environment.update({name: before} if before is not None else {})
+        self._set = {}
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+    def read(self, count: int) -> list[XlaCompileReport]:
+        """The last `count` compiles, oldest first."""
+        return self._compiles(count, self._new_text())
+
+    def read_executions(self, count: int, compiled: int) -> tuple[list[str], list[XlaCompileReport]]:
+        """The hashes of the last `count` graphs that ran, oldest first ("": not reported), and the `compiled` compiles
+        among them."""
+        text = self._new_text()
+        reports = self._compiles(compiled, text) if compiled else []
+        hashes = [found for cause, found in _EXECUTED.findall(text) if _DYNAMO not in cause]
+        return (hashes if len(hashes) == count else [""] * count), reports
+
+    def drop(self) -> None:
+        """Keep the file small when nothing reads it any more."""
+        with contextlib.suppress(OSError):
+            os.truncate(self.debug_file, 0)
+            self.offset = 0
+
+    def skip(self) -> None:
+        """Ignore what was compiled since the last read."""
+        self.put_back(os.environ)
+        self.drop()
+        self.empty()
+
+    def _compiles(self, count: int, text: str) -> list[XlaCompileReport]:
+        self.put_back(os.environ)
+        found = list(blocks(text))
+        reports = found if len(found) == count else [XlaCompileReport() for _ in range(count)]
+        seconds = counters.newest_seconds("CompileTime", count)
+        graphs = self._dumped(count)
+        return [replace(one, seconds=s, graph=g) for one, s, g in zip(reports, seconds, graphs, strict=True)]
+
+    def _new_text(self) -> str:
+        """The text since the last read; the file is emptied when it is large, because it is only appended to."""
+        if not self.debugging:
+            return ""
+        try:
+            with self.debug_file.open("rb") as file:
+                file.seek(self.offset)
+                text = file.read()
+        except OSError:
+            return ""
+        self.offset += len(text)
+        if self.offset > _LARGE:
+            os.truncate(self.debug_file, 0)
+            self.offset = 0
+        return text.decode("utf-8", "replace")
+
+    def _dumped(self, count: int) -> list[hlo.Graph | None]:
+        if not self.dumping:
+            return [None] * count
+        written = sorted((int(match[1]), path) for path in self._written() if (match := _MODULE.match(path.name)))
+        graphs: list[hlo.Graph | None] = [None] * count
+        if len(written) == count:
+            graphs = [_graph(path) for _number, path in written]
+        self.empty()
+        return graphs
+
+    def _written(self) -> list[Path]:
+        try:
+            return list(self.graphs.iterdir())
+        except OSError:
+            return []
+
+    def empty(self) -> None:
+        """Remove what XLA wrote: hundreds of files for each compile."""
+        for path in self._written():
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def remove(self) -> None:
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _graph(path: Path) -> hlo.Graph | None:
+    try:
+        return hlo.parse(path.read_text("utf-8", "replace"))
+    except (OSError, ValueError, LookupError):  # an unknown format: the compile is reported without a graph
+        return None
+
+
+def blocks(text: str) -> Iterator[XlaCompileReport]:
+    """The compiles of a debug file: first the cause, then "Computation hash", then the sizes."""
+    parts = re.split(r"^Computation hash: .*$", text, flags=re.MULTILINE)
+    for before, after in pairwise(parts):
+        own = "\n".join(line for line in before.splitlines() if line.startswith("Compilation"))
+        yield replace(_report(own), memory=_memory(after))
+
+
+def _report(text: str) -> XlaCompileReport:
+    fields = _fields(text)
+    frames = [match.groups() for line in text.splitlines() if (match := _FRAME.match(line))]
+    return XlaCompileReport(
+        hash=fields.get("Graph Hash", ""),
+        inputs=_number(fields.get("Number of Graph Inputs")),
+        outputs=_number(fields.get("Number of Graph Outputs")),
+        frames=tuple((function, path, int(line)) for function, path, line in frames),
+    )
+
+
+def _memory(text: str) -> dict[str, int] | None:
+    fields = _fields(text)
+    sizes = {_SIZES[name]: round(float(fields[name].split()[0]) * GIB) for name in _SIZES if name in fields}
+    return sizes or None
+
+
+def _fields(text: str) -> dict[str, str]:
+    return {match[1].strip(): match[2].strip() for line in text.splitlines() if (match := _FIELD.match(line))}
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() else None
+
+
+def run(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call something that may compile. The rank is read once, at the first compile: until then it is set to 0."""
+    if _settled or _compiled_or_first():
+        return original(*args, **kwargs)
+    rank = os.environ[_RANK]
+    os.environ[_RANK] = "0"
+    try:
+        return original(*args, **kwargs)
+    finally:
+        os.environ[_RANK] = rank
+
+
+_settled: list[bool] = []  # not empty after the first compile
+
+
+def _compiled_or_first() -> bool:
+    compiled = bool(counters.compiles())
+    if compiled:
+        _settled.append(True)
+    return compiled or os.environ.get(_RANK) in (None, "0")

@@ -1,0 +1,214 @@
+"""The live tensors on the device, and those that are not computed yet.
+
+torch_xla's tensors are functional (torch's "Note [Functionalization Pass]"): the Python object wraps an inner tensor,
+and an in-place assignment gives the wrapper another one. These functions look at the inner tensors: asking torch_xla
+about a wrapper would update a view, which adds an operation to the step's graph. C++ functions as in torch_xla 2.9.0
+and torch 2.9.0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tpu_magics.backends.torch_xla import tensor_swap
+
+
+def tensors() -> list[Any]:
+    """The inner tensors of this process, each once, in the order of their creation: torch_xla orders the results of a
+    step like that.
+
+    They are found among all live objects, except those from before the fork (launch/process.py freezes them): of those,
+    only tensors that moved, and stayed the same objects, are on the device.
+    """
+    outer = outer_tensors()
+    outer += _gradients(outer)
+    found = _by_id(map(inner, outer))
+    if len(found) != alive():
+        found |= _by_id(_in_storages(outer))
+    if len(found) != alive():
+        saved = list(_saved(outer))
+        found |= _by_id([*map(inner, saved), *_in_storages(saved)])
+    return [found[number] for number in sorted(found)]
+
+
+def outer_tensors() -> list[Any]:
+    """All tensors on the device that Python knows of."""
+    import torch
+
+    kind = torch.Tensor
+    # type() first: isinstance() may run code of other objects, e.g. of proxies.
+    made = [one for one in gc.get_objects() if issubclass(type(one), kind)]
+    return [one for one in (*made, *tensor_swap.tensors()) if one.is_xla]
+
+
+def inner(tensor: Any) -> Any:
+    """The tensor on the device that a tensor currently wraps."""
+    import torch
+
+    return torch._from_functional_tensor(tensor) if torch._is_functional_tensor(tensor) else tensor
+
+
+def number(tensor: Any) -> int | None:
+    """torch_xla's id of an inner tensor."""
+    import torch_xla
+
+    try:
+        return int(torch_xla._XLAC._xla_get_tensor_id(tensor))
+    except RuntimeError:  # "Expected XLA tensor. Got: ...": a wrapper of torch's own without a tensor in it
+        return None
+
+
+def alive() -> int:
+    """The number of inner tensors as torch_xla counts them, including those that Python does not know of. Wrong if its
+    counters were reset, and under SPMD."""
+    import torch_xla
+
+    count = torch_xla._XLAC._xla_counter_value
+    return (count("CreateXlaTensor") or 0) - (count("DestroyXlaTensor") or 0)
+
+
+def ordered(found: Iterable[Any]) -> list[Any]:
+    """The inner tensors of these, each once, in the order of their creation."""
+    by_id = _by_id(map(inner, found))
+    return [by_id[one] for one in sorted(by_id)]
+
+
+def pending(found: Iterable[Any]) -> list[Any]:
+    """The inner tensors whose values are not computed yet."""
+    import torch_xla
+
+    found = list(found)
+    needs = torch_xla._XLAC._check_tensor_need_materialization(found)
+    return [one for one, needed in zip(found, needs, strict=True) if needed]
+
+
+def is_pending(tensor: Any) -> bool:
+    import torch_xla
+
+    return bool(torch_xla._XLAC._check_tensor_need_materialization([tensor])[0])
+
+
+def is_placeholder(tensor: Any) -> bool:
+    """Whether a tensor that is not pending has no values, because the step that computes them was not run."""
+    import torch_xla
+
+    return bool(torch_xla._XLAC._is_placecholder(tensor))
+
+
+def give_placeholders() -> None:
+    """Treat everything pending as computed. The values have no memory and do not exist."""
+    import torch_xla
+
+    torch_xla._XLAC._clear_pending_irs(str(torch_xla.device()))
+
+
+def give_zeros(found: Iterable[Any]) -> None:
+    """Set these inner tensors to zero, on the device."""
+    import torch
+
+    with torch.no_grad():
+        for one in found:
+            one.zero_()
+
+
+# -- where they are -------------------------------------------------------------------------------------------------
+
+
+def _by_id(found: Iterable[Any]) -> dict[int, Any]:
+    numbered = ((number(one), one) for one in found)
+    return {key: one for key, one in numbered if key is not None}
+
+
+def _gradients(found: Iterable[Any]) -> Iterator[Any]:
+    """Python may not know of a gradient that C++ holds."""
+    return (one.grad for one in found if one.requires_grad and (one.is_leaf or one.retains_grad) and _has_grad(one))
+
+
+def _has_grad(tensor: Any) -> bool:
+    return tensor.grad is not None and tensor.grad.is_xla
+
+
+def _in_storages(found: Iterable[Any]) -> Iterator[Any]:
+    """The base tensors of views."""
+    import torch
+
+    bases = (_base(one) for one in found if torch._is_functional_tensor(one))
+    return (one for one in bases if one is not None)
+
+
+def _saved(found: Iterable[Any]) -> Iterator[Any]:
+    """What autograd saved for a backward pass that has not run: the graph of a loss that is still referenced."""
+    nodes = [one.grad_fn for one in found if one.grad_fn is not None]
+    seen: set[Any] = set()
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield from _saved_by(node)
+            nodes += [following for following, _ in node.next_functions]
+
+
+def _saved_by(node: Any) -> Iterator[Any]:
+    import torch
+
+    names = [name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors"]
+    for name in names:
+        try:
+            value = getattr(node, name)
+        except RuntimeError:  # it has been used up, or changed in place since
+            continue
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            if issubclass(type(one), torch.Tensor) and one.is_xla:
+                yield one
+
+
+# -- the base tensor of a view ----------------------------------------------------------------------------------------
+# A view and its base share a storage, and the Python object of the base may be gone: a weight's gradient is the
+# transpose of a product that only the storage holds. torch_xla still computes it, as a separate result.
+# `FunctionalStorageImpl` (aten/src/ATen/FunctionalStorageImpl.h, torch 2.9.0) has it as `base_`; torch has no Python
+# function for it, so its offset is found with a new tensor whose `base_` is known.
+_WRAP = "_Z16THPVariable_WrapRKN2at10TensorBaseE"  # torch/csrc/autograd/python_variable.h, 2.9.0
+_WORDS = 24  # of the object, which has 200 bytes in 2.9.0
+_WORD = ctypes.sizeof(ctypes.c_void_p)
+
+
+def _base(tensor: Any) -> Any:
+    """The inner tensor in the storage of a functional tensor; None if there is none, or it cannot be fetched."""
+    offset = _base_offset()
+    if offset is None:
+        return None
+    address = tensor.untyped_storage()._cdata + offset
+    return _wrap()(ctypes.c_void_p(address)) if ctypes.c_void_p.from_address(address).value else None
+
+
+@functools.lru_cache(maxsize=1)
+def _base_offset() -> int | None:
+    """The offset of `base_` in a storage, in bytes."""
+    import torch
+    import torch_xla
+
+    tensor = torch.empty((), device=torch_xla.device())
+    if not torch._is_functional_tensor(tensor) or _wrap() is None:
+        return None
+    inner = torch._from_functional_tensor(tensor)
+    words = (ctypes.c_size_t * _WORDS).from_address(tensor.untyped_storage()._cdata)
+    found = [number * _WORD for number, word in enumerate(words) if word == inner._cdata]
+    return found[0] if len(found) == 1 else None
+
+
+@functools.lru_cache(maxsize=1)
+def _wrap() -> Any:
+    """A function that wraps a C++ tensor as a Python object; None if torch does not have it."""
+    import torch
+
+    library = ctypes.PyDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_python.so"))
+    function = getattr(library, _WRAP, None)
+    if function is not None:
+        function.restype = ctypes.py_object
+        function.argtypes = [ctypes.c_void_p]
+    return function
