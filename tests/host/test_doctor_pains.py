@@ -19,8 +19,8 @@ import pytest
 from tpu_magics.check.rules import RULES
 from tpu_magics.host.chips import find_device_files
 
-from . import doctoring, fake_hosts
-from .doctoring import GIB, Build, examined, ill, one
+from . import doctor_host, fake_hosts
+from .doctor_host import GIB, Build, examined, ill, one
 from .test_chips import as_nobody
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/doctor.md"
@@ -163,7 +163,7 @@ PAINS = (
         "Failed to get 'tpu-env' from instance metadata",
         "Metadata server",
         "tpu-env",
-        make=lambda _: {"ask_metadata": lambda: doctoring.MISSING},
+        make=lambda _: {"ask_metadata": lambda: doctor_host.MISSING},
         says="Failed to get 'tpu-env' from instance metadata",
     ),
     Pain(

@@ -38,7 +38,7 @@ def inspect(host: fake_hosts.FakeHost) -> Host:
 )
 def test_recorded_hosts(tmp_path, build, place, tpu, device, workers, replicas, cpus):
     host = inspect(build(tmp_path))
-    assert (host.place.key, host.tpu, host.device) == (place, tpu, device)
+    assert (host.environment.key, host.tpu, host.device) == (place, tpu, device)
     assert (host.workers, host.replicas, host.cpus) == (workers, replicas, cpus)
     assert len(host.chips) == len(host.devices) == (workers if device == "TPU" else 0)
     assert host.problems == ()
@@ -72,14 +72,14 @@ def test_vfio_files_of_a_host_without_tpu_are_not_its_devices(tmp_path):
     fake_hosts.add_vfio(fake.root, 2)
     fake_hosts.add_process(fake.root, 7, ("qemu-system-x86_64",), ("dev/vfio/0",))
     host = inspect(fake)
-    assert (host.devices, host.holders, host.problems) == ((), (), ())
+    assert (host.devices, host.owners, host.problems) == ((), (), ())
 
 
 def test_a_holder_is_found_and_stops_training(tmp_path):
     fake = fake_hosts.tpu_vm_v4(tmp_path)
     fake_hosts.add_process(fake.root, 999_999, ("python3", "other.py"), ("dev/accel3",))
     host = inspect(fake)
-    assert [(holder.pid, holder.command) for holder in host.holders] == [(999_999, "python3 other.py")]
+    assert [(holder.pid, holder.command) for holder in host.owners] == [(999_999, "python3 other.py")]
     assert [problem.about for problem in host.problems] == ["holder"]
 
 
@@ -134,7 +134,7 @@ def test_a_left_over_lock_of_our_own_is_a_note(tmp_path):
 
 def test_a_root_with_nothing_in_it(tmp_path):
     host = inspect_host({}, tmp_path / "nowhere", (), {})
-    assert (host.place.key, host.chips, host.cpus) == ("plain", (), None)
+    assert (host.environment.key, host.chips, host.cpus) == ("plain", (), None)
     assert host.memory.reason == "/proc/meminfo could not be read"
 
 
@@ -188,7 +188,7 @@ def inspect_tensorflow(host: fake_hosts.FakeHost, **versions: str | None) -> Hos
 def test_tensorflow_on_a_tpu_has_no_workers_and_changes_no_environment(tmp_path, build):
     host = inspect_tensorflow(build(tmp_path))
     assert (host.framework, host.device, host.workers, host.replicas) == ("tensorflow", "TPU", 1, 1)
-    assert (host.repairs, notebook_environment(host), host.problems) == ((), {}, ())
+    assert (host.variable_changes, notebook_environment(host), host.problems) == ((), {}, ())
 
 
 def test_torch_is_what_a_host_is_looked_at_for_without_a_word(tmp_path):

@@ -77,8 +77,8 @@ def test_nothing_is_wrong_there(host: Host) -> None:
 
 def test_the_plan(host: Host) -> None:
     made = plan.make_plan(host, plan.Options(), "bf16", plan.count_workers(host, None))
-    workers = {"colab": 1, "kaggle": 8}[host.place.key]
-    unset = {"colab": {}, "kaggle": {"TPU_PROCESS_ADDRESSES": None, "CLOUD_TPU_TASK_ID": None}}[host.place.key]
+    workers = {"colab": 1, "kaggle": 8}[host.environment.key]
+    unset = {"colab": {}, "kaggle": {"TPU_PROCESS_ADDRESSES": None, "CLOUD_TPU_TASK_ID": None}}[host.environment.key]
     assert (made.device, made.workers, made.replicas, made.ranks) == ("TPU", workers, 1, workers)
     assert not made.rehearsed
     assert [made.spec(index).environment for index in range(workers)] == [unset] * workers
@@ -87,12 +87,12 @@ def test_the_plan(host: Host) -> None:
 
 def test_the_table(host: Host) -> None:
     shown = to_text(host_table(host))
-    chips = {"colab": "v5e, 1 chip (v5litepod-1)", "kaggle": "v5e, 8 chips (v5litepod-8)"}[host.place.key]
-    assert host.place.name in shown and f"{chips}, 16 GiB of memory per chip" in shown
+    chips = {"colab": "v5e, 1 chip (v5litepod-1)", "kaggle": "v5e, 8 chips (v5litepod-8)"}[host.environment.key]
+    assert host.environment.name in shown and f"{chips}, 16 GiB of memory per chip" in shown
     assert f"torch {host.versions['torch']}, torch_xla {host.versions['torch_xla']}" in shown
     assert f"libtpu {host.versions['libtpu']}" in shown
     repaired = " ".join(shown.split()).count(KAGGLE_REASON)
-    assert repaired == {"colab": 0, "kaggle": 2}[host.place.key]
+    assert repaired == {"colab": 0, "kaggle": 2}[host.environment.key]
 
 
 CELL = """\

@@ -21,8 +21,8 @@ from tests.backends.traced import traced
 from tests.launch.launching import digest, interrupt_when, run
 from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.launch import session
-from tpu_magics.preflight.tracing import HostTooSmall
-from tpu_magics.runs import locked
+from tpu_magics.preflight.function_trace import HostTooSmall
+from tpu_magics.runs import locked_folders
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 shared: list[Any] = []  # models that a function finds in its module
@@ -140,26 +140,26 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_as_the_folder_is_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    make = locked.make
+    make = locked_folders.make
 
-    def interrupted() -> locked.LockedFolder:
+    def interrupted() -> locked_folders.LockedFolder:
         folder = make()
         signal.raise_signal(signal.SIGINT)
         return folder
 
-    monkeypatch.setattr(locked, "make", interrupted)
+    monkeypatch.setattr(locked_folders, "make", interrupted)
     with pytest.raises(KeyboardInterrupt):
         traced(trains, net())
 
 
 def test_an_interrupt_as_the_folder_is_removed_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    remove = locked.LockedFolder.remove
+    remove = locked_folders.LockedFolder.remove
 
-    def interrupted(folder: locked.LockedFolder) -> None:
+    def interrupted(folder: locked_folders.LockedFolder) -> None:
         signal.raise_signal(signal.SIGINT)
         remove(folder)
 
-    monkeypatch.setattr(locked.LockedFolder, "remove", interrupted)
+    monkeypatch.setattr(locked_folders.LockedFolder, "remove", interrupted)
     with pytest.raises(KeyboardInterrupt):
         traced(trains, net())
 

@@ -10,9 +10,16 @@ from dataclasses import replace
 from typing import Any
 
 from tpu_magics.backends.lowered import Graph, Place, Read, Refused, Traced
-from tpu_magics.preflight.facts import Buffer, Compiled, Memory, Multiplications, PaddedDimension, Padding
-from tpu_magics.preflight.fit import FitPoint, FitResult
+from tpu_magics.preflight.compile_result import (
+    Buffer,
+    CompileResult,
+    HbmUsage,
+    Multiplications,
+    PaddedDimension,
+    TilePadding,
+)
 from tpu_magics.preflight.report import Preflight, TargetResult
+from tpu_magics.preflight.search import FitPoint, FitResult
 from tpu_magics.preflight.targets import parse
 
 GIB, MIB = 2**30, 2**20
@@ -40,7 +47,7 @@ def buffers() -> tuple[Buffer, ...]:
     return tuple(found)
 
 
-def compiled(name: str = "v5litepod-8", nth: int = 1, needed: float = 4.3 * GIB, **others: Any) -> Compiled:
+def compiled(name: str = "v5litepod-8", nth: int = 1, needed: float = 4.3 * GIB, **others: Any) -> CompileResult:
     """A step of BERT-base with AdamW, batch 32 x 128, in bf16."""
     code, arguments, outputs = 90 * MIB, int(1.24 * GIB), int(1.22 * GIB)
     aliased = outputs - 20 * MIB if nth else 0
@@ -50,17 +57,17 @@ def compiled(name: str = "v5litepod-8", nth: int = 1, needed: float = 4.3 * GIB,
         "graph": f"hash{nth}",
         "status": "fits",
         "seconds": 31.4,
-        "memory": Memory(int(needed), parse(name).chip.available, arguments, outputs, aliased, rest, code),
+        "memory": HbmUsage(int(needed), parse(name).chip.available, arguments, outputs, aliased, rest, code),
         "flops": 2.16e12,
         "bytes_accessed": 5.2e10,
         "hbm_bytes": 2.1e10,
         "multiplications": Multiplications({"bf16": 2.09e12, "f32": 2e10}, {"bf16": 98, "f32": 4}),
-        "padding": Padding(int(4.2 * GIB), int(4.1 * GIB), (PaddedDimension(2, 128, 90 * MIB, 6, "f32[768,2]"),)),
+        "padding": TilePadding(int(4.2 * GIB), int(4.1 * GIB), (PaddedDimension(2, 128, 90 * MIB, 6, "f32[768,2]"),)),
         "buffers": buffers(),
         "versions": VERSIONS,
         "peak": int(2.4 * GIB),
     }
-    return Compiled(**{**known, **others})
+    return CompileResult(**{**known, **others})
 
 
 def result(name: str = "v5e-8", trace: Traced | None = None, **others: Any) -> TargetResult:
@@ -86,7 +93,7 @@ def too_large() -> Preflight:
     found = []
     for name in ("v5e-8", "v6e-8"):
         target = parse(name)
-        memory = Memory(int(184.1 * GIB), target.chip.available)
+        memory = HbmUsage(int(184.1 * GIB), target.chip.available)
         nothing = {"flops": None, "bytes_accessed": None, "hbm_bytes": None, "multiplications": None, "padding": None}
         found.append(
             result(
@@ -106,9 +113,9 @@ def too_large() -> Preflight:
 def tiny() -> Preflight:
     """A small MLP on batch 8."""
     small = Multiplications({"f32": 2.4e6}, {"f32": 6})
-    memory = Memory(3 * MIB, parse("v5e-8").chip.available, MIB, MIB, MIB, MIB, MIB)
+    memory = HbmUsage(3 * MIB, parse("v5e-8").chip.available, MIB, MIB, MIB, MIB, MIB)
     facts = {"flops": 2.8e6, "bytes_accessed": 4e6, "hbm_bytes": 1.9e6, "multiplications": small, "memory": memory}
-    lost = Padding(3 * MIB, 2 * MIB, (PaddedDimension(100, 128, MIB, 8, "f32[64,100]", "hidden.weight"),))
+    lost = TilePadding(3 * MIB, 2 * MIB, (PaddedDimension(100, 128, MIB, 8, "f32[64,100]", "hidden.weight"),))
     one = result("v5e-8", traced(batch=8, precision="fp32"), **facts, padding=lost)
     return Preflight("train", (replace(one, compiled=tuple(replace(each, memory=memory) for each in one.compiled)),))
 

@@ -1,6 +1,6 @@
 """Programs written by hand whose sizes are known, as StableHLO, and a short way to compile them.
 
-What lives here: texts. What does not: what the compiler makes of them (test_compiling.py).
+What lives here: texts. What does not: what the compiler makes of them (test_compilation.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends.lowered import Graph
-from tpu_magics.preflight.compiling import Progress, compile_graphs
-from tpu_magics.preflight.facts import Compiled
+from tpu_magics.preflight.compilation import Progress, compile_graphs
+from tpu_magics.preflight.compile_result import CompileResult
 from tpu_magics.preflight.store import Store
 from tpu_magics.preflight.targets import Target, parse
 
@@ -208,7 +208,7 @@ def compile_some(
     tell: Callable[[Progress], None] = lambda _: None,
     store: Store | None = None,
     **more: Any,
-) -> list[Compiled]:
+) -> list[CompileResult]:
     """`compile_graphs`, in the tests' own words."""
     chosen = parse(target) if isinstance(target, str) else target
     return compile_graphs(graphs, chosen, store=store, tell=tell, **more)

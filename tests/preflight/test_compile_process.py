@@ -23,9 +23,9 @@ from tests.conftest import leaving_nothing
 from tests.preflight import stablehlo_programs as programs
 from tests.preflight.stablehlo_programs import compile_some, graph
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.preflight import compile_process, compiling, installed
+from tpu_magics.preflight import compilation, compile_process, compiler_versions
+from tpu_magics.preflight.compilation import Progress, default_limit
 from tpu_magics.preflight.compile_environment import environment
-from tpu_magics.preflight.compiling import Progress, default_limit
 from tpu_magics.preflight.targets import parse
 
 pytestmark = pytest.mark.process
@@ -93,7 +93,7 @@ def test_it_holds_no_framework(tpu_compiler: tuple[str, ...], tmp_path: Path) ->
         os._exit(code)
     """
     (tmp_path / "job").mkdir()
-    job = compile_process._job(tmp_path / "job", {0: SMALL}, parse("v5e-4"), installed.versions())
+    job = compile_process._job(tmp_path / "job", {0: SMALL}, parse("v5e-4"), compiler_versions.versions())
     job.write(tmp_path / "job.json")
     ended = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "job.json")],
@@ -241,7 +241,7 @@ def test_a_compile_that_ends_leaves_nothing(tpu_compiler: tuple[str, ...], tempo
 def test_it_is_stopped_at_its_bound_of_memory(
     tpu_compiler: tuple[str, ...], temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiling, "FLOOR", 0)
+    monkeypatch.setattr(compilation, "FLOOR", 0)
     with leaving_nothing():
         found = compile_some([SLOW], memory_limit=120 * MIB, packages=tpu_compiler)[0]
     assert found.status == "failed"
@@ -261,7 +261,7 @@ def test_the_bound_is_what_the_host_can_spare() -> None:
 def test_too_little_memory_for_any_compile_is_said_at_once(
     tpu_compiler: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, asked: int | None
 ) -> None:
-    monkeypatch.setattr(compiling, "default_limit", lambda: 10 * MIB)
+    monkeypatch.setattr(compilation, "default_limit", lambda: 10 * MIB)
     monkeypatch.setattr(compile_process, "start", lambda *_: pytest.fail("a process was started"))
     with pytest.raises(TpuMagicsError, match=r"too little host memory for a compile: 0\.0[01] GiB") as error:
         compile_some([SMALL], memory_limit=asked, packages=tpu_compiler)
@@ -313,16 +313,16 @@ def test_it_dies_with_its_parent(tpu_compiler: tuple[str, ...], temporary: Path)
 
 
 def test_without_the_compiler_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed, "_version", lambda *_: "")
-    monkeypatch.setattr(installed.sys, "version_info", (3, 12, 1, "final", 0))
+    monkeypatch.setattr(compiler_versions, "_version", lambda *_: "")
+    monkeypatch.setattr(compiler_versions.sys, "version_info", (3, 12, 1, "final", 0))
     with pytest.raises(TpuMagicsError, match="jaxlib and libtpu are not installed") as error:
         compile_some([SMALL])
     assert error.value.todo == "Install them with: pip install 'tpu-magics[preflight]'"
 
 
 def test_on_python_3_10_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed, "_version", lambda *_: "")
-    monkeypatch.setattr(installed.sys, "version_info", (3, 10, 1, "final", 0))
+    monkeypatch.setattr(compiler_versions, "_version", lambda *_: "")
+    monkeypatch.setattr(compiler_versions.sys, "version_info", (3, 10, 1, "final", 0))
     with pytest.raises(TpuMagicsError, match=r"cannot be had for this Python \(3\.10\)") as error:
         compile_some([SMALL])
     assert "Python 3.11" in error.value.todo

@@ -22,13 +22,13 @@ from tpu_magics.backends.lowered import Graph, Traced
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.panel.preflight import to_text
-from tpu_magics.preflight.compiling import Progress
-from tpu_magics.preflight.fit import FitResult
-from tpu_magics.preflight.probing import require_change, require_steps
+from tpu_magics.preflight.compilation import Progress
+from tpu_magics.preflight.pipeline import FunctionCall
 from tpu_magics.preflight.report import Preflight
-from tpu_magics.preflight.run import SearchInterrupted, Telling, preflight
+from tpu_magics.preflight.run import Callbacks, SearchInterrupted, preflight
+from tpu_magics.preflight.search import FitResult
+from tpu_magics.preflight.search_probe import require_change, require_steps
 from tpu_magics.preflight.sizes import Size
-from tpu_magics.preflight.way import Call
 from tpu_magics.runs import preflights
 
 pytestmark = pytest.mark.process
@@ -92,8 +92,8 @@ class Heard:
         self.kept += [now] * (now.state == "kept")
 
     @property
-    def telling(self) -> Telling:
-        return Telling(self.progress, self.lines.append)
+    def telling(self) -> Callbacks:
+        return Callbacks(self.progress, self.lines.append)
 
 
 # -- one size ---------------------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def test_a_search_that_is_interrupted_gives_what_it_found(come: Callable[[], obj
             time.sleep(0.5)
 
     with pytest.raises(SearchInterrupted) as caught:
-        telling = Telling(progress, heard.lines.append)
+        telling = Callbacks(progress, heard.lines.append)
         preflight(small, 12, target="v5e-1", fit="batch", telling=telling)
     assert isinstance(caught.value, KeyboardInterrupt) and isinstance(caught.value, TpuMagicsError)
     found = caught.value.found
@@ -316,7 +316,7 @@ def test_an_interrupt_before_the_search_is_a_plain_one() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        preflight(small, target="v5e-1", fit="batch", kept=False, telling=Telling(progress))
+        preflight(small, target="v5e-1", fit="batch", kept=False, telling=Callbacks(progress))
     assert not isinstance(caught.value, SearchInterrupted)
 
 
@@ -326,11 +326,11 @@ def test_a_name_that_a_step_with_given_arrays_does_not_read(monkeypatch: pytest.
     def of(batch: int) -> Traced:
         return Traced((Graph(b"", "hlo", f"graph of {batch}"),), 1, True, batch=32)
 
-    call = Call(reads_a_name, (), {})
+    call = FunctionCall(reads_a_name, (), {})
     size = Size.of("SIZE", reads_a_name, (), {}, {})
     tried: list[int] = []
 
-    def reads(_call: Call) -> Traced:
+    def reads(_call: FunctionCall) -> Traced:
         tried.append(SIZE)
         return of(SIZE)
 
@@ -343,7 +343,7 @@ def test_a_name_that_a_step_with_given_arrays_does_not_read(monkeypatch: pytest.
     monkeypatch.setitem(globals(), "SIZE", 3)
     with pytest.raises(TpuMagicsError, match="3 and 24 give the same graph"):
         require_change(Size.of("SIZE", reads_a_name, (), {}, {}), call, of(32), lambda _call: of(32))
-    require_change(Size.of("batch", wide, (4,), {}, {}), Call(wide, (4,), {}), of(4), lambda _call: of(4))
+    require_change(Size.of("batch", wide, (4,), {}, {}), FunctionCall(wide, (4,), {}), of(4), lambda _call: of(4))
 
 
 def test_too_few_steps_with_the_size_that_there_is() -> None:

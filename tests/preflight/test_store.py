@@ -14,27 +14,35 @@ import pytest
 from tests.preflight import stablehlo_programs as programs
 from tests.preflight.stablehlo_programs import compile_some, graph
 from tpu_magics.backends.lowered import Place
-from tpu_magics.preflight import compile_process, compiling
+from tpu_magics.preflight import compilation, compile_process
 from tpu_magics.preflight import store as store_module
-from tpu_magics.preflight.compiling import Progress
-from tpu_magics.preflight.facts import Buffer, Compiled, Memory, Multiplications, PaddedDimension, Padding, Refused
+from tpu_magics.preflight.compilation import Progress
+from tpu_magics.preflight.compile_result import (
+    Buffer,
+    CompileResult,
+    HbmUsage,
+    Multiplications,
+    PaddedDimension,
+    Refused,
+    TilePadding,
+)
 from tpu_magics.preflight.store import Store, default_folder, key
 from tpu_magics.preflight.targets import parse
 
 V5E = parse("v5e-4")
 VERSIONS = {"jaxlib": "0.10.2", "libtpu": "0.0.52"}
 GRAPH = graph(programs.TRAINING, donors=(0,))
-FULL = Compiled(
+FULL = CompileResult(
     target="v5litepod-4",
     graph="training",
     status="fits",
     seconds=1.5,
-    memory=Memory(needed=10, available=20, arguments=5),
+    memory=HbmUsage(needed=10, available=20, arguments=5),
     flops=1e9,
     bytes_accessed=2e6,
     hbm_bytes=1e6,
     multiplications=Multiplications({"f32": 1e9}, {"f32": 2}),
-    padding=Padding(20, 10, (PaddedDimension(100, 128, 7, 1, "f32[30522,100]", "hidden"),)),
+    padding=TilePadding(20, 10, (PaddedDimension(100, 128, 7, 1, "f32[30522,100]", "hidden"),)),
     buffers=(Buffer(8, 4, "f32[2]", "{0:T(128)}", "argument", "fc.weight", Place("In [3]", 4, "loss.backward()")),),
     refused=(Refused("my_own_kernel", "not known", "custom", Place("train.py", 12)),),
     versions=VERSIONS,
@@ -87,7 +95,7 @@ def test_a_kept_result_has_the_lines_of_the_graph_that_asks(tpu_compiler: tuple[
 def test_what_failed_is_tried_again(
     tpu_compiler: tuple[str, ...], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiling, "FLOOR", 0)
+    monkeypatch.setattr(compilation, "FLOOR", 0)
     assert compile_some([GRAPH], store=store, memory_limit=2**20, packages=tpu_compiler)[0].status == "failed"
     again = compile_some([GRAPH], store=store, packages=tpu_compiler)[0]
     assert (again.status, again.kept) == ("fits", False)

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpu_magics.host.files import read
+from tpu_magics.host.system_files import read
 
 
 @dataclass(frozen=True)
-class Memory:
+class HostMemory:
     """Bytes of host memory. `total`: what may be used at most; `available`: what can be had now without swapping;
     `limited_by`: "machine" or "control group"; None and a `reason` where it could not be read."""
 
@@ -41,14 +41,14 @@ _V2 = _Controller("sys/fs/cgroup", "memory.max", "memory.current", "inactive_fil
 _V1 = _Controller("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
-def host_memory(root: Path) -> Memory:
+def host_memory(root: Path) -> HostMemory:
     """What this process may use: the machine's memory, or less where a control group (a container) allows less."""
     info = dict(re.findall(r"^(\w+):\s+(\d+) kB", read(root / "proc/meminfo") or "", re.MULTILINE))
     if "MemTotal" not in info or "MemAvailable" not in info:
-        return Memory(None, None, reason="/proc/meminfo could not be read")
+        return HostMemory(None, None, reason="/proc/meminfo could not be read")
     total, available = int(info["MemTotal"]) * 1024, int(info["MemAvailable"]) * 1024
     groups = [limit for limit in _group_limits(root) if limit[0] < total]
-    return Memory(
+    return HostMemory(
         total=min([total, *(most for most, _ in groups)]),
         available=max(0, min([available, *(most - used for most, used in groups)])),
         limited_by="control group" if groups else "machine",

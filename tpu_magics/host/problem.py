@@ -13,7 +13,7 @@ WARNING = "warning"
 
 VERSIONS = "versions"
 TPU = "tpu"
-HOLDER = "holder"
+IN_USE = "holder"
 ENVIRONMENT = "environment"
 
 

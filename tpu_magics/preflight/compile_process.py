@@ -22,10 +22,10 @@ from typing import Any
 
 from tpu_magics.backends.lowered import Graph
 from tpu_magics.preflight.compile_environment import environment
-from tpu_magics.preflight.compiler.job import Job, Program
+from tpu_magics.preflight.compiler.job import Job, JobProgram
 from tpu_magics.preflight.targets import Target
-from tpu_magics.runs import locked
-from tpu_magics.runs.locked import LockedFolder
+from tpu_magics.runs import locked_folders
+from tpu_magics.runs.locked_folders import LockedFolder
 
 TERM_PATIENCE, KILL_PATIENCE = 2.0, 10.0  # seconds that the process group has to end
 CHILDREN_EVERY = 2.0  # seconds between looks for processes that the compile process started (it starts none)
@@ -132,7 +132,7 @@ def start(
     flags: Sequence[str] = (),
 ) -> CompileProcess:
     """A process that compiles these graphs, by number. Call it with interrupts held. `flags`: libtpu's."""
-    folder = locked.make()
+    folder = locked_folders.make()
     try:
         _job(folder.path, graphs, target, versions).write(folder.path / "job.json")
         return _started(folder, environment(os.environ, folder.path, packages, flags))
@@ -177,10 +177,10 @@ def _job(folder: Path, graphs: Mapping[int, Graph], target: Target, versions: Ma
     )
 
 
-def _program(folder: Path, number: int, graph: Graph) -> Program:
+def _program(folder: Path, number: int, graph: Graph) -> JobProgram:
     file = folder / f"{number}.module"
     file.write_bytes(graph.module)
-    return Program(
+    return JobProgram(
         number=number,
         file=str(file),
         form=graph.form,

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.preflight.facts import Compiled
-from tpu_magics.preflight.fit import FitResult
-from tpu_magics.preflight.plain import plain
+from tpu_magics.preflight.compile_result import CompileResult
+from tpu_magics.preflight.json_data import json_data
+from tpu_magics.preflight.search import FitResult
 from tpu_magics.preflight.target_result import Rate, TargetResult
 from tpu_magics.preflight.targets import parse
 
@@ -59,7 +59,7 @@ class Preflight:
     def __getitem__(self, name: str) -> TargetResult:
         return self.target(name)
 
-    def steady(self, name: str) -> Compiled:
+    def steady(self, name: str) -> CompileResult:
         """What the compiler of that target said of the graph that all later steps run."""
         return self.target(name).steady
 
@@ -82,7 +82,7 @@ class Preflight:
             "function": self.function,
             "fits": self.fits,
             "results": [one.to_dict() for one in self.results],
-            "fit": [plain(one) for one in self.fit],
+            "fit": [json_data(one) for one in self.fit],
         }
 
     def __repr__(self) -> str:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tpu_magics.preflight.facts import Compiled, Multiplications
+from tpu_magics.preflight.compile_result import CompileResult, Multiplications
 from tpu_magics.preflight.thresholds import THRESHOLDS
 
 COMPUTE, MEMORY = "compute", "memory"
@@ -103,7 +103,7 @@ class Roofline:
         return self.compute / self.seconds if self.compute is not None and self.bound and self.seconds else None
 
 
-def roofline(compiled: Compiled, peak: float | None, bandwidth: float | None) -> Roofline:
+def roofline(compiled: CompileResult, peak: float | None, bandwidth: float | None) -> Roofline:
     """The roofline of a program on one device. `peak`: FLOP/s in bf16; `bandwidth`: bytes/s of HBM. Where the compiler
     made no program there is nothing to reckon with."""
     if not is_made(compiled):
@@ -132,7 +132,7 @@ def roofline(compiled: Compiled, peak: float | None, bandwidth: float | None) ->
     )
 
 
-def is_made(compiled: Compiled) -> bool:
+def is_made(compiled: CompileResult) -> bool:
     """Whether the compiler made the program: one that is too large it gives up, and what it dumped on the way is what
     it tried last (it computes more and more again, to save memory). Colab's makes some that are too large (programs.py
     of compiler/)."""
@@ -144,20 +144,20 @@ def matmul_flops(found: Multiplications | None) -> float | None:
     return None if found is None else float(sum(found.flops.values()))
 
 
-def bf16_share(compiled: Compiled) -> float | None:
+def bf16_share(compiled: CompileResult) -> float | None:
     """The part of the FLOPs of multiplications whose operands are bf16, 0 to 1. None: not read, or there are none."""
     found = compiled.multiplications
     every = matmul_flops(found)
     return found.flops.get(BF16, 0.0) / every if found is not None and every else None
 
 
-def waste(compiled: Compiled) -> float | None:
+def waste(compiled: CompileResult) -> float | None:
     """The part of the HBM in use that is padding of tiles, 0 to 1. None: not known, or no program was made."""
     found = compiled.padding if is_made(compiled) else None
     return None if found is None or found.padded <= 0 else max(0.0, 1 - found.plain / found.padded)
 
 
-def _flops(compiled: Compiled, multiplied: float | None) -> float | None:
+def _flops(compiled: CompileResult, multiplied: float | None) -> float | None:
     """The compiler's count with what it leaves out; where that is less than the multiplications alone (it counts the
     body of a loop once, they count as often as it runs), these."""
     found = compiled.multiplications
@@ -166,14 +166,14 @@ def _flops(compiled: Compiled, multiplied: float | None) -> float | None:
     return max((one for one in (whole, multiplied) if one is not None and one >= 0), default=None)
 
 
-def _share(compiled: Compiled, flops: float | None, multiplied: float | None) -> float | None:
+def _share(compiled: CompileResult, flops: float | None, multiplied: float | None) -> float | None:
     """Of a program whose loops multiply it is not known: of what else they do each round is not counted."""
     if not flops or multiplied is None or compiled.loops or compiled.flops is None:
         return None
     return min(1.0, multiplied / flops)
 
 
-def _no_share(compiled: Compiled, flops: float | None) -> str:
+def _no_share(compiled: CompileResult, flops: float | None) -> str:
     if flops is None or compiled.flops is None:
         return NO_FLOPS
     if compiled.multiplications is None:
@@ -181,7 +181,7 @@ def _no_share(compiled: Compiled, flops: float | None) -> str:
     return NO_SHARE if compiled.loops else "it has no FLOPs"
 
 
-def _bytes(compiled: Compiled) -> tuple[float, str] | None:
+def _bytes(compiled: CompileResult) -> tuple[float, str] | None:
     if compiled.hbm_bytes is not None:
         return compiled.hbm_bytes, "program"
     memory = compiled.memory

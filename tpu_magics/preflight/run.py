@@ -16,17 +16,17 @@ from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.launch import session
 from tpu_magics.launch.minder import minded
 from tpu_magics.launch.plan import ALL_DEVICES, Options
-from tpu_magics.preflight import installed
-from tpu_magics.preflight.fit import search
-from tpu_magics.preflight.probing import Probing, Ranked, require_change, require_steps
+from tpu_magics.preflight import compiler_versions
+from tpu_magics.preflight.pipeline import Callbacks, FunctionCall, PreflightPipeline, trace_request
 from tpu_magics.preflight.report import Preflight, TargetResult
+from tpu_magics.preflight.search import search
+from tpu_magics.preflight.search_probe import SearchProbe, SearchTarget, require_change, require_steps
 from tpu_magics.preflight.sizes import Size
 from tpu_magics.preflight.store import Store, default_folder
 from tpu_magics.preflight.targets import Target, parse_all
-from tpu_magics.preflight.way import Call, Telling, Way, trace_request
 from tpu_magics.runs import preflights
 
-__all__ = ["SearchInterrupted", "Telling", "Way", "note", "preflight", "trace_request"]
+__all__ = ["Callbacks", "PreflightPipeline", "SearchInterrupted", "note", "preflight", "trace_request"]
 
 
 class SearchInterrupted(TrainingInterrupted):
@@ -55,7 +55,7 @@ def preflight(
     force: bool = False,
     kept: bool = True,
     packages: Sequence[str] = (),
-    telling: Telling | None = None,
+    telling: Callbacks | None = None,
 ) -> Preflight:
     """Compile `function(*args, **kwargs)` for TPUs that are not here; see `tpu_magics.preflight`.
 
@@ -65,35 +65,37 @@ def preflight(
     options = Options(processes, precision, steps=steps, force=force, spmd=ALL_DEVICES if spmd else None)
     options.check()
     _require_ranks(targets, processes)
-    installed.versions(packages)
+    compiler_versions.versions(packages)
     store = Store(default_folder()) if kept else None
-    going = _Going(options, _is_spmd(spmd, processes), store, packages, telling or Telling())
-    call = Call(function, args, dict(kwargs or {}))
+    going = _Settings(options, _is_spmd(spmd, processes), store, packages, telling or Callbacks())
+    call = FunctionCall(function, args, dict(kwargs or {}))
     with minded():
         return _compiled(call, targets, going) if fit is None else _searched(call, targets, going, fit)
 
 
 @dataclass(frozen=True)
-class _Going:
+class _Settings:
     """What all sizes of a search have in common."""
 
     options: Options
     spmd: bool
     store: Store | None
     packages: Sequence[str]
-    tell: Telling
+    tell: Callbacks
 
-    def way(self, call: Call) -> Way:
+    def way(self, call: FunctionCall) -> PreflightPipeline:
         lower, own = call.lowering(self.options), not call.is_tensorflows
-        return Way(call.name, lower, self.spmd, self.options.processes, self.store, self.packages, self.tell, own)
+        return PreflightPipeline(
+            call.name, lower, self.spmd, self.options.processes, self.store, self.packages, self.tell, own
+        )
 
 
-def _compiled(call: Call, targets: Sequence[Target], going: _Going) -> Preflight:
+def _compiled(call: FunctionCall, targets: Sequence[Target], going: _Settings) -> Preflight:
     way = going.way(call)
     return _noted(Preflight(call.name, tuple(way.result(one) for one in targets)))
 
 
-def _searched(call: Call, targets: Sequence[Target], going: _Going, name: str) -> Preflight:
+def _searched(call: FunctionCall, targets: Sequence[Target], going: _Settings, name: str) -> Preflight:
     """The largest size for each target, and what the compiler said of the one to take."""
     way = going.way(call)
     size = Size.of(name, call.function, call.args, call.kwargs, session.current.notebook.namespace)
@@ -102,8 +104,8 @@ def _searched(call: Call, targets: Sequence[Target], going: _Going, name: str) -
     if not way.torch_xla:
         require_change(size, call, first, lambda other: going.way(other).traced(targets[0]))
     start = _noted(Preflight(call.name, tuple(way.result(one) for one in targets)))
-    probing = Probing(size, call, start, going.way)
-    ranked = [Ranked.of(one) for one in start.results]
+    probing = SearchProbe(size, call, start, going.way)
+    ranked = [SearchTarget.of(one) for one in start.results]
     fit = search(size.name, size.now, ranked, probing.probe, tell=going.tell.line)
     found = Preflight(call.name, tuple(probing.recommended(one) for one in fit), fit)
     if any(one.interrupted for one in fit):

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tpu_magics.preflight.chips import CHIPS, Chip
+from tpu_magics.preflight.chip_specs import CHIPS, ChipSpec
 
 __all__ = ["SLICES", "Target", "of_topology"]
 
@@ -47,7 +47,7 @@ class Target:
     """
 
     name: str
-    chip: Chip
+    chip: ChipSpec
     chips: int
     bounds: Bounds
     accelerator_type: str
@@ -89,7 +89,7 @@ class Target:
         return {"chips_per_host_bounds": list(self.host_bounds), **dict(self.chip.options)}
 
 
-def of_topology(chip: Chip, bounds: Bounds) -> Target | None:
+def of_topology(chip: ChipSpec, bounds: Bounds) -> Target | None:
     """The slice of so many chips in each direction; None where no such thing can be.
 
     A slice that Google does not offer is one all the same: libtpu has the last word on it.
@@ -103,7 +103,7 @@ def of_topology(chip: Chip, bounds: Bounds) -> Target | None:
     return _target(chip, bounds, _topology(chip, bounds)) if possible else None
 
 
-def _target(chip: Chip, bounds: Bounds, name: str = "") -> Target:
+def _target(chip: ChipSpec, bounds: Bounds, name: str = "") -> Target:
     host, chips = _host_bounds(chip, bounds), math.prod(bounds)
     google = chip.kind.type_string(chips)
     return Target(
@@ -117,17 +117,17 @@ def _target(chip: Chip, bounds: Bounds, name: str = "") -> Target:
     )
 
 
-def _topology(chip: Chip, bounds: Bounds) -> str:
+def _topology(chip: ChipSpec, bounds: Bounds) -> str:
     return f"{chip.topology}:{'x'.join(map(str, bounds))}"
 
 
-def _host_bounds(chip: Chip, bounds: Bounds) -> tuple[int, int, int]:
+def _host_bounds(chip: ChipSpec, bounds: Bounds) -> tuple[int, int, int]:
     if (chip.generation, bounds) in _EIGHT_ON_ONE_HOST:
         return (2, 4, 1)
     return (math.gcd(bounds[0], 2), math.gcd(bounds[1], 2), 1)
 
 
-def _slices(chip: Chip) -> dict[int, Target]:
+def _slices(chip: ChipSpec) -> dict[int, Target]:
     shapes = (tuple(map(int, one.split("x"))) for one in _TOPOLOGIES[chip.generation].split())
     return {target.number: target for target in (_target(chip, shape) for shape in shapes)}
 

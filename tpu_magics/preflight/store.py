@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics import __version__
-from tpu_magics.preflight.facts import Compiled, Graph, from_json, to_json
+from tpu_magics.preflight.compile_result import CompileResult, Graph, from_json, to_json
 from tpu_magics.preflight.targets import Target
 
 __all__ = ["KEPT", "Store", "default_folder", "key"]
@@ -33,7 +33,7 @@ KEPT = ("fits", "too-large", "refused")  # the compiler's answers; "failed" is n
 RESULT, PACE = ".result.json", ".pace.json"
 SIMILAR = 4  # times smaller or larger: beyond, one compile says nothing of how long another takes
 PACES = 50  # compiles that a TPU's file remembers
-_READERS = tuple(Path(__file__).with_name(name) for name in ("compiler", "optimised"))
+_READERS = tuple(Path(__file__).with_name(name) for name in ("compiler", "analysis"))
 
 
 def default_folder() -> Path:
@@ -81,16 +81,16 @@ class Store:
     entries: int = 1000
     size: int = 100 * 2**20
 
-    def get(self, name: str) -> Compiled | None:
+    def get(self, name: str) -> CompileResult | None:
         """The result of that key, `kept`."""
         data = _read(self.folder / f"{name}{RESULT}")
         try:
-            found = from_json(Compiled, {**data["compiled"], "kept": True})
+            found = from_json(CompileResult, {**data["compiled"], "kept": True})
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
         return found if data.get("key") == name and found.status in KEPT else None
 
-    def put(self, name: str, compiled: Compiled) -> None:
+    def put(self, name: str, compiled: CompileResult) -> None:
         """Keep it, if it is an answer of the compiler's."""
         if compiled.status in KEPT:
             _write(self.folder / f"{name}{RESULT}", {"key": name, "compiled": to_json(compiled)})

@@ -11,12 +11,12 @@ from functools import cached_property
 from typing import Any
 
 from tpu_magics.backends.lowered import Graph, Traced
-from tpu_magics.preflight.facts import Compiled
-from tpu_magics.preflight.judge import Case, Verdict, judge
-from tpu_magics.preflight.plain import plain
+from tpu_magics.preflight.compile_result import CompileResult
+from tpu_magics.preflight.json_data import json_data
 from tpu_magics.preflight.roofline import Roofline, bf16_share, is_made, roofline, waste
 from tpu_magics.preflight.targets import Target
 from tpu_magics.preflight.turns import Cost, turn
+from tpu_magics.preflight.verdict import Case, TpuVerdict, judge
 
 FITS, TOO_LARGE, REFUSED, FAILED = "fits", "too-large", "refused", "failed"
 NO_RATE = "graphs take turns, and the rows that they are given are not known"
@@ -39,7 +39,7 @@ class TargetResult:
 
     target: Target
     traced: Traced
-    compiled: tuple[Compiled, ...]
+    compiled: tuple[CompileResult, ...]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.name}: {self.status}>"
@@ -61,12 +61,12 @@ class TargetResult:
         return next((one for one in reversed(self.traced.graphs) if one.steady), self.traced.graphs[-1])
 
     @property
-    def steady(self) -> Compiled:
+    def steady(self) -> CompileResult:
         """What the compiler said of that graph."""
         return self.compiled[self.traced.graphs.index(self.graph)]
 
     @property
-    def worst(self) -> Compiled:
+    def worst(self) -> CompileResult:
         """The graph that decides: one that is refused or too large, else one without an answer; else the one that needs
         most HBM, the steady one where several need as much."""
         return max(self.compiled, key=lambda one: (-_WORST.index(one.status), _needed(one), one is self.steady))
@@ -105,7 +105,7 @@ class TargetResult:
         """Of the steady graph on one device: an estimate, and where `roofline.least` a lower bound of the time."""
         return self.roofline_of(self.steady)
 
-    def roofline_of(self, compiled: Compiled) -> Roofline:
+    def roofline_of(self, compiled: CompileResult) -> Roofline:
         """Of any of its graphs."""
         return roofline(compiled, self.target.chip.device_peak_flops, self.target.chip.device_bandwidth)
 
@@ -174,14 +174,14 @@ class TargetResult:
         return NO_RATE if len(self.turn) > 1 else "the batch is not known"
 
     @cached_property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> TpuVerdict:
         """Whether the step suits a TPU, with the reasons."""
         return judge(Case(self.device, self.traced, self.steady, self.worst, self.roofline, self.devices))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
         return {
-            "target": plain(self.target),
+            "target": json_data(self.target),
             "status": self.status,
             "fits": self.fits,
             "headroom": self.headroom,
@@ -190,18 +190,18 @@ class TargetResult:
             "bf16_share": self.bf16_share,
             "padding_waste": self.padding_waste,
             "roofline": _roofline(self.roofline),
-            "turn": {"graphs": list(self.turn), **plain(self.cost)},
-            "samples_per_second": plain(self.rate),
-            "verdict": plain(self.verdict),
-            "trace": plain(self.traced),
+            "turn": {"graphs": list(self.turn), **json_data(self.cost)},
+            "samples_per_second": json_data(self.rate),
+            "verdict": json_data(self.verdict),
+            "trace": json_data(self.traced),
             "graphs": [
-                {"steady": graph is self.graph, **plain(one)}
+                {"steady": graph is self.graph, **json_data(one)}
                 for graph, one in zip(self.traced.graphs, self.compiled, strict=True)
             ],
         }
 
 
-def _needed(one: Compiled) -> int:
+def _needed(one: CompileResult) -> int:
     return one.memory.needed if one.memory is not None else 0
 
 
@@ -211,6 +211,6 @@ def _roofline(found: Roofline) -> dict[str, Any]:
         "seconds": found.seconds,
         "steps_per_second": found.steps_per_second,
         "bound": found.bound or None,
-        **{name: value for name, value in plain(found).items() if name != "reasons"},
+        **{name: value for name, value in json_data(found).items() if name != "reasons"},
         "not_known": found.reasons,
     }

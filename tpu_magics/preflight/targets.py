@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.preflight.chips import CHIPS, Chip
+from tpu_magics.preflight.chip_specs import CHIPS, ChipSpec
 from tpu_magics.preflight.slices import SLICES, Target, of_topology
 
-__all__ = ["Chip", "Target", "known", "known_lines", "parse", "parse_all"]
+__all__ = ["ChipSpec", "Target", "known", "known_lines", "parse", "parse_all"]
 
 # How people write generations, besides Google's prefix and the plain name; a "tpu" before any of them is forgiven.
 _ALIASES = {"v5lite": "v5e", "v7x": "7x", "trillium": "v6e", "ironwood": "7x"}
@@ -72,14 +72,14 @@ def parse_all(text: str | Iterable[str]) -> tuple[Target, ...]:
     return tuple(dict.fromkeys(parse(name, _SEVERAL) for name in names))
 
 
-def _by_topology(text: str, chip: Chip, bounds: str) -> Target:
+def _by_topology(text: str, chip: ChipSpec, bounds: str) -> Target:
     target = of_topology(chip, tuple(map(int, bounds.split("x"))))
     if target is None:
         raise _no_such_topology(text, chip)
     return target
 
 
-def _by_number(text: str, chip: Chip, number: int) -> Target:
+def _by_number(text: str, chip: ChipSpec, number: int) -> Target:
     target = SLICES[chip.generation].get(number)
     if target is None:
         raise _no_such_size(text, chip, number)
@@ -102,7 +102,7 @@ def _not_a_tpu(text: str, todo: str) -> TpuMagicsError:
     return TpuMagicsError(f'No TPU is called "{text.strip()}".', why, todo, known_lines())
 
 
-def _no_number(text: str, chip: Chip) -> TpuMagicsError:
+def _no_number(text: str, chip: ChipSpec) -> TpuMagicsError:
     first = [_plain(chip, number) for number in list(SLICES[chip.generation])[:3]]
     return TpuMagicsError(
         f'"{text.strip()}" names a generation of TPU, and no slice of it.',
@@ -112,7 +112,7 @@ def _no_number(text: str, chip: Chip) -> TpuMagicsError:
     )
 
 
-def _no_such_size(text: str, chip: Chip, number: int) -> TpuMagicsError:
+def _no_such_size(text: str, chip: ChipSpec, number: int) -> TpuMagicsError:
     near = sorted(SLICES[chip.generation], key=lambda one: abs(one - number))[:2]
     return TpuMagicsError(
         f'There is no slice "{text.strip()}".',
@@ -122,7 +122,7 @@ def _no_such_size(text: str, chip: Chip, number: int) -> TpuMagicsError:
     )
 
 
-def _no_such_topology(text: str, chip: Chip) -> TpuMagicsError:
+def _no_such_topology(text: str, chip: ChipSpec) -> TpuMagicsError:
     topologies = [target.topology for target in SLICES[chip.generation].values()]
     return TpuMagicsError(
         f'A TPU {chip.generation} cannot have the topology "{text.strip()}".',
@@ -142,17 +142,17 @@ def _near(text: str) -> list[str]:
     return difflib.get_close_matches(text.strip().lower(), dict.fromkeys([*known(), *plain]), n=3)
 
 
-def _plain(chip: Chip, number: int) -> str:
+def _plain(chip: ChipSpec, number: int) -> str:
     """ "v5e-8", where Google writes "v5litepod-8"."""
     return f"{chip.topology}-{number}"
 
 
-def _counts(chip: Chip) -> str:
+def _counts(chip: ChipSpec) -> str:
     each = f", {chip.cores} in each chip" if chip.kind.counts == "cores" else ""
     return f"The number in {chip.topology}-N counts {_COUNTED[chip.kind.counts]}{each}."
 
 
-def _line(chip: Chip) -> str:
+def _line(chip: ChipSpec) -> str:
     names = dict.fromkeys(f"{one}-N" for one in (chip.prefix, chip.generation))
     numbers = ", ".join(str(number) for number in SLICES[chip.generation])
     return f"{' or '.join(names)}: N = {numbers} {_COUNTED[chip.kind.counts]}"

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from tpu_magics.runs.files import fallback_root, read_info, read_record
 from tpu_magics.runs.owner import Owner, owner_of
-from tpu_magics.runs.private import make_private
+from tpu_magics.runs.private_folders import make_private
 from tpu_magics.runs.summary import ID_PATTERN, run_created, run_name
 
 VERSION = 1

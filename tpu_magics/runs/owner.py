@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tpu_magics.runs.alive import process_started
+from tpu_magics.runs.process_identity import process_started
 
 
 class Owner(NamedTuple):

@@ -109,7 +109,7 @@ def recorded(build: Callable[[Path], fake_hosts.FakeHost], slice_: fake.FakeSlic
         fresh()
         known |= {"tensorflow": None, "tensorflow-cpu": None, "tensorflow-tpu": "2.20.0"}
         mended = inspect_host(there.environ, there.root, there.modules, known, "tensorflow")
-        return {**told(runtime.initialise("", "", mended)), "refused": refused, "place": mended.place.key}
+        return {**told(runtime.initialise("", "", mended)), "refused": refused, "place": mended.environment.key}
 
 
 def initialised_before() -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tpu_magics.host.doctor.mending import Mending
+from tpu_magics.host.doctor.fixes import Fix
 from tpu_magics.host.problem import BROKEN, WARNING, Problem
 
 __all__ = ["BROKEN", "NOT_AVAILABLE", "OK", "STATES", "WARNING", "Check", "from_problem", "from_problems"]
@@ -25,7 +25,7 @@ class Check:
 
     `group`, `name`: what; `state`: one of STATES; `what`: what was found, in a sentence; `why`: why that matters (of
     what is not available: why it is not); `command`: the one command that mends it, as it is typed in a notebook ("":
-    none does); `then`: what to do after it, or instead of it; `mending`: what `--fix` does about it (None: nothing,
+    none does); `then`: what to do after it, or instead of it; `fix`: what `--fix` does about it (None: nothing,
     because it is not safe or not in its reach).
     """
 
@@ -36,7 +36,7 @@ class Check:
     why: str = ""
     command: str = ""
     then: str = ""
-    mending: Mending | None = None
+    fix: Fix | None = None
 
     def __post_init__(self) -> None:
         if self.state not in STATES:
@@ -48,9 +48,9 @@ class Check:
         return ", then ".join(part for part in (self.command, self.then) if part)
 
 
-def from_problem(group: str, name: str, problem: Problem, mending: Mending | None = None) -> Check:
+def from_problem(group: str, name: str, problem: Problem, fix: Fix | None = None) -> Check:
     """The check that found this problem."""
-    return Check(group, name, problem.state, problem.what, problem.why, problem.command, problem.then, mending)
+    return Check(group, name, problem.state, problem.what, problem.why, problem.command, problem.then, fix)
 
 
 def from_problems(group: str, name: str, problems: Sequence[Problem], fine: str) -> Iterator[Check]:

@@ -9,18 +9,18 @@ from collections.abc import Iterator
 
 from tpu_magics.host.chips import judge_chip_kinds, judge_files
 from tpu_magics.host.doctor.check import NOT_AVAILABLE, WARNING, Check, from_problem, from_problems
-from tpu_magics.host.doctor.seen import Seen
+from tpu_magics.host.doctor.facts import HostFacts
 from tpu_magics.host.problem import TPU, plural
 
 GROUP = "Devices and permissions"
 CONTAINERS = "a container's device rules show only when the device is opened, and that is not done here"
 
 
-def checks(seen: Seen) -> Iterator[Check]:
+def checks(facts: HostFacts) -> Iterator[Check]:
     """Chips first; without one there is nothing to open."""
-    host = seen.host
+    host = facts.host
     if not host.chips:
-        yield _no_chips(seen)
+        yield _no_chips(facts)
         return
     yield from from_problems(
         GROUP, "Chips", judge_chip_kinds(host.chips), f"{plural(len(host.chips), 'chip')} of {host.tpu}"
@@ -30,12 +30,12 @@ def checks(seen: Seen) -> Iterator[Check]:
         GROUP, "Device files", judge_files(host.chips, host.devices), f"{files}: readable and writable ({CONTAINERS})"
     )
     if 0 < len(host.devices) < len(host.chips):
-        yield _fewer(seen)
+        yield _fewer(facts)
 
 
-def _no_chips(seen: Seen) -> Check:
-    place = seen.host.place
-    promised = next((one for one in seen.host.problems if one.about == TPU and one.state == WARNING), None)
+def _no_chips(facts: HostFacts) -> Check:
+    place = facts.host.environment
+    promised = next((one for one in facts.host.problems if one.about == TPU and one.state == WARNING), None)
     if promised is not None:
         return from_problem(GROUP, "Chips", promised)
     menu = f" On {place.name} an accelerator is chosen in {place.menu}." if place.menu else ""
@@ -48,8 +48,8 @@ def _no_chips(seen: Seen) -> Check:
     )
 
 
-def _fewer(seen: Seen) -> Check:
-    host = seen.host
+def _fewer(facts: HostFacts) -> Check:
+    host = facts.host
     return Check(
         GROUP,
         "Files of all chips",

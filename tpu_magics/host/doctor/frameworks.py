@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tpu_magics.host.doctor.check import NOT_AVAILABLE, OK, WARNING, Check, from_problems
-from tpu_magics.host.doctor.seen import Seen
+from tpu_magics.host.doctor.facts import HostFacts
 from tpu_magics.host.versions import TENSORFLOWS, judge_framework, release
 
 GROUP = "Framework versions"
@@ -16,22 +16,22 @@ _TORCH = ("torch", "torch_xla")
 _OLDEST_ACCELERATE = (1, 10)
 
 
-def checks(seen: Seen) -> Iterator[Check]:
+def checks(facts: HostFacts) -> Iterator[Check]:
     """The framework that cells are trained with, and what is trained with it."""
-    torch = seen.host.framework == "torch"
-    tpu = bool(seen.host.chips) if torch else seen.host.device == "TPU"
+    torch = facts.host.framework == "torch"
+    tpu = bool(facts.host.chips) if torch else facts.host.device == "TPU"
     names = _TORCH if torch else (*TENSORFLOWS, "keras")
-    found = [f"{name} {seen.versions[name]}" for name in names if seen.versions.get(name)]
+    found = [f"{name} {facts.versions[name]}" for name in names if facts.versions.get(name)]
     fine = f"{', '.join(found)}: they fit together"
-    problems = judge_framework(seen.versions, tpu, seen.host.framework, seen.host.place.key)
+    problems = judge_framework(facts.versions, tpu, facts.host.framework, facts.host.environment.key)
     yield from from_problems(GROUP, "Framework", problems, fine)
     if torch:
-        yield _accelerate(seen)
-    yield _together(seen)
+        yield _accelerate(facts)
+    yield _together(facts)
 
 
-def _accelerate(seen: Seen) -> Check:
-    version = seen.versions.get("accelerate")
+def _accelerate(facts: HostFacts) -> Check:
+    version = facts.versions.get("accelerate")
     if not version:
         return Check(
             GROUP,
@@ -54,8 +54,8 @@ def _accelerate(seen: Seen) -> Check:
     return Check(GROUP, "accelerate", OK, f"accelerate {version}")
 
 
-def _together(seen: Seen) -> Check:
-    both = "tensorflow" in seen.loaded and "torch_xla" in seen.loaded
+def _together(facts: HostFacts) -> Check:
+    both = "tensorflow" in facts.loaded and "torch_xla" in facts.loaded
     if both:
         return Check(
             GROUP,

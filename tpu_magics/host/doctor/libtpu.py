@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from tpu_magics.host.chips import TPU7X
 from tpu_magics.host.doctor.check import BROKEN, NOT_AVAILABLE, OK, WARNING, Check, from_problems
 from tpu_magics.host.doctor.commands import change
-from tpu_magics.host.doctor.mending import SetVariables
-from tpu_magics.host.doctor.seen import Seen
+from tpu_magics.host.doctor.facts import HostFacts
+from tpu_magics.host.doctor.fixes import VariableFix
 from tpu_magics.host.versions import has_other_libtpu, judge_libtpu, release
 
 GROUP = "libtpu"
@@ -20,31 +20,31 @@ PATH = "TPU_LIBRARY_PATH"
 _KNOWS_7X = (0, 0, 22)  # 0.0.21.1 does not know tpu7x, 0.0.51 does; between them it is not known which is the first
 
 
-def checks(seen: Seen) -> Iterator[Check]:
+def checks(facts: HostFacts) -> Iterator[Check]:
     """The package, the file, and the generation that it must know."""
-    yield from _installed(seen)
-    if seen.versions.get("libtpu-nightly") and seen.versions.get("libtpu"):
-        yield _twice(seen)
-    if PATH in seen.environ:
-        yield _path(seen)
-    if TPU7X in {chip.generation for chip in seen.host.chips} and seen.versions.get("libtpu"):
-        yield _knows(seen)
+    yield from _installed(facts)
+    if facts.versions.get("libtpu-nightly") and facts.versions.get("libtpu"):
+        yield _twice(facts)
+    if PATH in facts.environ:
+        yield _path(facts)
+    if TPU7X in {chip.generation for chip in facts.host.chips} and facts.versions.get("libtpu"):
+        yield _knows(facts)
 
 
-def _installed(seen: Seen) -> Iterator[Check]:
-    version, other = seen.versions.get("libtpu"), has_other_libtpu(seen.environ)
-    problems = judge_libtpu(seen.versions, bool(seen.host.chips), other) if seen.host.framework == "torch" else []
+def _installed(facts: HostFacts) -> Iterator[Check]:
+    version, other = facts.versions.get("libtpu"), has_other_libtpu(facts.environ)
+    problems = judge_libtpu(facts.versions, bool(facts.host.chips), other) if facts.host.framework == "torch" else []
     if problems or version:
         yield from from_problems(GROUP, "Package", problems, f"libtpu {version}")
     elif other:
         yield Check(GROUP, "Package", OK, f"Not the package: torch_xla's own, or the one that {PATH} names")
     else:
-        why = "pip installs what tensorflow-tpu needs with it." if seen.host.chips else "Only preflights need it here."
+        why = "pip installs what tensorflow-tpu needs with it." if facts.host.chips else "Only preflights need it here."
         yield Check(GROUP, "Package", NOT_AVAILABLE, "libtpu is not installed.", why)
 
 
-def _twice(seen: Seen) -> Check:
-    same, nightly = seen.versions["libtpu"], seen.versions["libtpu-nightly"]
+def _twice(facts: HostFacts) -> Check:
+    same, nightly = facts.versions["libtpu"], facts.versions["libtpu-nightly"]
     return Check(
         GROUP,
         "One libtpu",
@@ -56,25 +56,25 @@ def _twice(seen: Seen) -> Check:
     )
 
 
-def _path(seen: Seen) -> Check:
-    path = seen.environ[PATH]
+def _path(facts: HostFacts) -> Check:
+    path = facts.environ[PATH]
     if os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises for a name that is too long
         return Check(GROUP, PATH, OK, f"{PATH} names a file that is there: {path}")
-    mending = {PATH: None}
+    values = {PATH: None}
     return Check(
         GROUP,
         PATH,
-        BROKEN if seen.host.chips else WARNING,
+        BROKEN if facts.host.chips else WARNING,
         f"{PATH}={path} names no file.",
         "torch_xla takes the libtpu that it names, and looks for no other.",
-        change(mending),
+        change(values),
         "go on; where torch_xla is imported already, restart the kernel and do it first",
-        SetVariables(mending),
+        VariableFix(values),
     )
 
 
-def _knows(seen: Seen) -> Check:
-    version = str(seen.versions["libtpu"])
+def _knows(facts: HostFacts) -> Check:
+    version = str(facts.versions["libtpu"])
     if release(version) >= _KNOWS_7X:
         return Check(GROUP, "Generation", OK, f"libtpu {version} is newer than the last that is known not to know 7x")
     return Check(

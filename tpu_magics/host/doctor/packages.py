@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from tpu_magics.host import versions
 from tpu_magics.host.doctor.check import OK, WARNING, Check, from_problems
-from tpu_magics.host.doctor.seen import Seen
+from tpu_magics.host.doctor.facts import HostFacts
 from tpu_magics.host.problem import BROKEN
 
 GROUP = "Python and packages"
@@ -21,21 +21,21 @@ _NEEDED = ("psutil", "safetensors")
 _LARGE = 8  # bytes of a pointer
 
 
-def checks(seen: Seen) -> Iterator[Check]:
+def checks(facts: HostFacts) -> Iterator[Check]:
     """Python, IPython, and what is missing or was changed under this process's feet."""
-    yield _python(seen)
+    yield _python(facts)
     yield from from_problems(
         GROUP,
         "IPython",
-        versions.judge_ipython(seen.versions),
-        f"IPython {seen.versions.get('ipython') or 'not installed (needed in notebooks only)'}",
+        versions.judge_ipython(facts.versions),
+        f"IPython {facts.versions.get('ipython') or 'not installed (needed in notebooks only)'}",
     )
-    yield _needed(seen)
-    yield _changed(seen)
+    yield _needed(facts)
+    yield _changed(facts)
 
 
-def _python(seen: Seen) -> Check:
-    version = str(seen.versions["python"])
+def _python(facts: HostFacts) -> Check:
+    version = str(facts.versions["python"])
     numbers = tuple(int(part) for part in version.split(".")[:2])
     if numbers < OLDEST:
         return Check(
@@ -58,8 +58,8 @@ def _python(seen: Seen) -> Check:
     return Check(GROUP, "Python", OK, f"Python {version}")
 
 
-def _needed(seen: Seen) -> Check:
-    missing = [name for name in _NEEDED if not seen.versions.get(name)]
+def _needed(facts: HostFacts) -> Check:
+    missing = [name for name in _NEEDED if not facts.versions.get(name)]
     if missing:
         return Check(
             GROUP,
@@ -70,21 +70,21 @@ def _needed(seen: Seen) -> Check:
             f"%pip install {' '.join(missing)}",
             "run the cell again",
         )
-    return Check(GROUP, "Requirements", OK, ", ".join(f"{name} {seen.versions[name]}" for name in _NEEDED))
+    return Check(GROUP, "Requirements", OK, ", ".join(f"{name} {facts.versions[name]}" for name in _NEEDED))
 
 
-def _installed(seen: Seen, module: str) -> str | None:
+def _installed(facts: HostFacts, module: str) -> str | None:
     """The version of the package that brings the module: tensorflow's has three names."""
     packages = versions.TENSORFLOWS if module == "tensorflow" else (module,)
-    return next((found for name in packages if (found := seen.versions.get(name))), None)
+    return next((found for name in packages if (found := facts.versions.get(name))), None)
 
 
-def _changed(seen: Seen) -> Check:
+def _changed(facts: HostFacts) -> Check:
     """pip has changed a package that this process had imported: the old one goes on until a restart."""
     changed = [
         f"{name} {loaded} (installed: {installed})"
-        for name, loaded in seen.loaded.items()
-        if (installed := _installed(seen, name)) and versions.release(loaded) != versions.release(installed)
+        for name, loaded in facts.loaded.items()
+        if (installed := _installed(facts, name)) and versions.release(loaded) != versions.release(installed)
     ]
     if changed:
         return Check(
@@ -96,5 +96,5 @@ def _changed(seen: Seen) -> Check:
             "one, and what it imports later is of the new one.",
             then="restart the kernel",
         )
-    what = ", ".join(f"{name} {version}" for name, version in seen.loaded.items()) or "none of the known ones yet"
+    what = ", ".join(f"{name} {version}" for name, version in facts.loaded.items()) or "none of the known ones yet"
     return Check(GROUP, "Imported packages", OK, f"As installed: {what}")

@@ -16,10 +16,10 @@ from importlib import metadata
 from pathlib import Path
 
 from tpu_magics.launch.process import die_with_parent
+from tpu_magics.preflight.compile_result import to_json
+from tpu_magics.preflight.compiler import jaxlib_private, programs
 from tpu_magics.preflight.compiler import job as events
-from tpu_magics.preflight.compiler import private, programs
 from tpu_magics.preflight.compiler.job import Job
-from tpu_magics.preflight.facts import to_json
 
 FIRST_TO_GO = 1000  # for the kernel, when memory runs out: before the notebook's own process (proc(5), oom_score_adj)
 
@@ -47,8 +47,8 @@ def compile_all(job: Job, tell: Callable[..., None]) -> int:
         tell(event=events.UNUSABLE, text=others)
         return 1
     try:
-        devices = private.devices(job.topology, job.options)
-    except private.TopologyRefused as error:
+        devices = jaxlib_private.devices(job.topology, job.options)
+    except jaxlib_private.TopologyRefused as error:
         tell(event=events.NO_TOPOLOGY, text=str(error))
         return 1
     except Exception as error:  # libtpu does not load, or jaxlib is not what it was read as

@@ -20,7 +20,7 @@ NO_TOPOLOGY = "no-topology"  # libtpu does not take the topology: `text`
 
 
 @dataclass(frozen=True)
-class Program:
+class JobProgram:
     """A graph of the job. `number`: by which the events name it; `file`: where its module lies; else as in `Graph`."""
 
     number: int
@@ -45,7 +45,7 @@ class Job:
     available: int | None
     folder: str
     versions: Mapping[str, str]
-    programs: tuple[Program, ...] = field(default_factory=tuple)
+    programs: tuple[JobProgram, ...] = field(default_factory=tuple)
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -54,7 +54,7 @@ class Job:
     def read(cls, path: Path) -> Job:
         data = json.loads(path.read_text(encoding="utf-8"))
         programs = [_tuples(one) for one in data.pop("programs")]
-        return cls(**data, programs=tuple(Program(**one) for one in programs))
+        return cls(**data, programs=tuple(JobProgram(**one) for one in programs))
 
 
 def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """One program through the TPU's compiler.
 
-What lives here: what the compiler says of it -> `Compiled`. What does not: the parts of jaxlib that ask it
+What lives here: what the compiler says of it -> `CompileResult`. What does not: the parts of jaxlib that ask it
 (private.py), its refusals (refusals.py), and the programs that it dumps (optimised/).
 
 Measured on programs at the limit of what v5e lets them have (16 GiB - 258 MiB): libtpu 0.0.52 takes those whose
@@ -19,10 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.preflight.compiler import private, refusals
-from tpu_magics.preflight.compiler.job import Job, Program
-from tpu_magics.preflight.facts import Compiled, Memory, Refused
-from tpu_magics.preflight.optimised import ProgramFacts, read
+from tpu_magics.preflight.analysis import ProgramFacts, read
+from tpu_magics.preflight.compile_result import CompileResult, HbmUsage, Refused
+from tpu_magics.preflight.compiler import jaxlib_private, refusals
+from tpu_magics.preflight.compiler.job import Job, JobProgram
 
 LOOPS = "XLA's FLOPs count the body of a loop once, however often it runs"
 OUTPUTS_NOT_COUNTED = (
@@ -38,21 +38,21 @@ class TooFewDevices(Exception):
     """The topology is smaller than the program wants; the sentence."""
 
 
-def compiled(job: Job, program: Program, devices: Sequence[Any]) -> Compiled:
+def compiled(job: Job, program: JobProgram, devices: Sequence[Any]) -> CompileResult:
     """What the compiler says of the program."""
     dump = Path(job.folder) / "dump"
-    result = Compiled(target=job.target, graph=program.hash, status="failed", versions=job.versions)
+    result = CompileResult(target=job.target, graph=program.hash, status="failed", versions=job.versions)
     try:
-        with private.context() as made:
-            module = private.parse(made, Path(program.file).read_bytes(), program.form)
-            private.donate(module, program.donors)
-            unknown = [one for one in private.signature(module) if _dynamic(one)]
+        with jaxlib_private.context() as made:
+            module = jaxlib_private.parse(made, Path(program.file).read_bytes(), program.form)
+            jaxlib_private.donate(module, program.donors)
+            unknown = [one for one in jaxlib_private.signature(module) if _dynamic(one)]
             if unknown:  # libtpu 0.0.52 ends its process at these
                 return replace(
                     result, status="refused", refused=_dynamic_refused(unknown), error=_dynamic_text(unknown)
                 )
             return _asked(result, job, program, module, _chosen(devices, program), dump)
-    except private.NotAProgram as error:
+    except jaxlib_private.NotAProgram as error:
         return replace(result, status="refused", refused=(refusals.refused(str(error)),), error=str(error))
     except TooFewDevices as error:
         return replace(result, error=str(error))
@@ -66,10 +66,12 @@ def peak_memory() -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
-def _asked(result: Compiled, job: Job, program: Program, module: Any, chosen: Sequence[Any], dump: Path) -> Compiled:
+def _asked(
+    result: CompileResult, job: Job, program: JobProgram, module: Any, chosen: Sequence[Any], dump: Path
+) -> CompileResult:
     began = time.monotonic()
     try:
-        executable = private.compile_module(module, chosen, program.replicas, program.partitions, dump)
+        executable = jaxlib_private.compile_module(module, chosen, program.replicas, program.partitions, dump)
     except RuntimeError as error:  # XlaRuntimeError and JaxRuntimeError are such
         timed = replace(result, seconds=time.monotonic() - began)
         return _refused(timed, str(error), job.available, _dumped(dump, program.parameters))
@@ -85,7 +87,7 @@ def _dumped(dump: Path, parameters: Sequence[str]) -> ProgramFacts:
         return ProgramFacts(notes=(f"the compiler's dump could not be read: {type(error).__name__}: {error}",))
 
 
-def _with(result: Compiled, facts: ProgramFacts) -> Compiled:
+def _with(result: CompileResult, facts: ProgramFacts) -> CompileResult:
     return replace(
         result,
         hbm_bytes=facts.hbm_bytes,
@@ -102,10 +104,10 @@ def _with(result: Compiled, facts: ProgramFacts) -> Compiled:
 # -- programs that the compiler takes ----------------------------------------------------------------------------------
 
 
-def _taken(result: Compiled, executable: Any, available: int | None, facts: ProgramFacts) -> Compiled:
+def _taken(result: CompileResult, executable: Any, available: int | None, facts: ProgramFacts) -> CompileResult:
     memory = _memory(executable.get_compiled_memory_stats(), available)
     fits = memory.available is None or memory.needed <= memory.available
-    flops, moved = (_known(private.cost(executable).get(name)) for name in ("flops", "bytes accessed"))
+    flops, moved = (_known(jaxlib_private.cost(executable).get(name)) for name in ("flops", "bytes accessed"))
     notes = (*(() if fits else (OUTPUTS_NOT_COUNTED,)), *((NOT_COUNTED,) if flops is None or moved is None else ()))
     return _with(
         replace(
@@ -120,13 +122,13 @@ def _taken(result: Compiled, executable: Any, available: int | None, facts: Prog
     )
 
 
-def _memory(stats: Any, available: int | None) -> Memory:
+def _memory(stats: Any, available: int | None) -> HbmUsage:
     """`available` is never below what the compiler has just let this program have besides its outputs."""
     arguments, outputs = stats.argument_size_in_bytes, stats.output_size_in_bytes
     aliased, temporaries = stats.alias_size_in_bytes, stats.temp_size_in_bytes
     code = stats.generated_code_size_in_bytes
     granted = arguments + temporaries + code
-    return Memory(
+    return HbmUsage(
         needed=granted + outputs - aliased,
         available=None if available is None else max(available, granted),
         arguments=arguments,
@@ -145,7 +147,7 @@ def _known(value: float | None) -> float | None:
 # -- programs that it does not take ------------------------------------------------------------------------------------
 
 
-def _refused(result: Compiled, text: str, available: int | None, facts: ProgramFacts) -> Compiled:
+def _refused(result: CompileResult, text: str, available: int | None, facts: ProgramFacts) -> CompileResult:
     told = replace(result, error=refusals.cleaned(text))
     if refusals.too_large(text):
         memory, listed = refusals.memory(text, available), refusals.buffers(text)
@@ -190,7 +192,7 @@ def _dynamic_refused(kinds: Sequence[str]) -> tuple[Refused, ...]:
 # -- devices -----------------------------------------------------------------------------------------------------------
 
 
-def _chosen(devices: Sequence[Any], program: Program) -> Sequence[Any]:
+def _chosen(devices: Sequence[Any], program: JobProgram) -> Sequence[Any]:
     """One device of each chip where that suffices: replicas are one to a chip where the launcher starts them so."""
     wanted = program.replicas * program.partitions
     chips = [one for one in devices if one.core_on_chip == 0]

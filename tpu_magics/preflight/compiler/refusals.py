@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tpu_magics.preflight.facts import Buffer, Memory, Place, Refused
+from tpu_magics.preflight.compile_result import Buffer, HbmUsage, Place, Refused
 
 _TOO_LARGE = re.compile(
     r"CompileTimeHbmOom|RESOURCE_EXHAUSTED.*(?:memory space hbm|would exceed.*space=hbm)", re.DOTALL
@@ -49,7 +49,7 @@ def too_large(text: str) -> bool:
     return _TOO_LARGE.search(text) is not None
 
 
-def memory(text: str, available: int | None) -> Memory | None:
+def memory(text: str, available: int | None) -> HbmUsage | None:
     """Of a refusal for want of HBM; None where the text is of no known form.
 
     `available`: what a program may have, where it is known better than from the text, which rounds to two decimals.
@@ -65,16 +65,16 @@ def memory(text: str, available: int | None) -> Memory | None:
     return None
 
 
-def _at_least(needed: int, available: int) -> Memory:
-    return Memory(needed=max(needed, available + 1), available=available)
+def _at_least(needed: int, available: int) -> HbmUsage:
+    return HbmUsage(needed=max(needed, available + 1), available=available)
 
 
-def _of_table(text: str, available: int, used: int) -> Memory:
+def _of_table(text: str, available: int, used: int) -> HbmUsage:
     arguments, program, temporaries = (_row(text, name) for name in ("arguments", "program", "HLO temp"))
     found = _OUTPUTS.search(text)
     outputs, aliased = (_size(*found.group(1, 2)), _size(*found.group(3, 4))) if found else (None, None)
     total = (arguments or 0) + (program or 0) + (outputs or 0) - (aliased or 0)
-    return Memory(
+    return HbmUsage(
         needed=max(used, total, available + 1),
         available=available,
         arguments=arguments,

@@ -52,7 +52,7 @@ def observing(writer: EventWriter, watching: Watching) -> Iterator[Observer]:
     from tpu_magics.backends.torch_xla.observe.observer import Observer
     from tpu_magics.backends.torch_xla.observe.told import Files
     from tpu_magics.backends.torch_xla.precision import PrecisionWatch
-    from tpu_magics.runs import live
+    from tpu_magics.runs import value_log
 
     def write(kind: type[events.Event], **fields: Any) -> None:
         writer.write(kind(t=time.time(), rank=writer.rank, **fields))
@@ -71,7 +71,7 @@ def observing(writer: EventWriter, watching: Watching) -> Iterator[Observer]:
         write(events.Warned, code="not-observed", text=f"Of compiles, {note}.")
     with hooks.installed(observer), trainer.recording(writer):
         try:
-            with live.recorded_by(observer.log):
+            with value_log.recorded_by(observer.log):
                 yield observer
         finally:
             observer.closed = True

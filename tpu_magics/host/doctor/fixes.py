@@ -1,0 +1,85 @@
+"""What `--fix` may do: variables of this session, and a lock file that nobody uses.
+
+What lives here: the two things that can be done without asking, each with its own proof that it is still right. What
+does not: when they are called for (the checks), and anything that installs, kills or needs another account.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tpu_magics.host.device_owners import find_owners
+
+
+class FixError(Exception):
+    """What was to be done is not safe, or not possible, any more; its text says why."""
+
+
+class Fix(Protocol):
+    """One thing that `--fix` does. `of_session`: it changes this process, and is no use from a shell's command."""
+
+    @property
+    def of_session(self) -> bool: ...
+
+    def apply(self, environ: MutableMapping[str, str], root: Path) -> str:
+        """Do it; gives a sentence that says what was done. Raises NotMended where it was left."""
+
+
+@dataclass(frozen=True)
+class VariableFix:
+    """Variables of this session: a value, or None to unset it."""
+
+    values: Mapping[str, str | None]
+    of_session: bool = True
+
+    def apply(self, environ: MutableMapping[str, str], root: Path) -> str:  # noqa: ARG002
+        done = [_set(environ, name, value) for name, value in self.values.items()]
+        return f"{', '.join(done)}, in this session."
+
+
+def _set(environ: MutableMapping[str, str], name: str, value: str | None) -> str:
+    before = environ.pop(name, None)
+    if value is None:
+        return f"{name} was unset (it was {before!r})"
+    environ[name] = value
+    return f"{name}={value} was set (it was {before!r})" if before is not None else f"{name}={value} was set"
+
+
+@dataclass(frozen=True)
+class LockFileFix:
+    """libtpu's lock file, left over by a process of this account that is gone."""
+
+    path: Path
+    of_session: bool = False
+
+    def apply(self, environ: MutableMapping[str, str], root: Path) -> str:  # noqa: ARG002
+        lock = find_owners(root).lock  # again: somebody may have started since
+        if lock.state == "absent":
+            raise FixError(f"{self.path} is gone already.")
+        if lock.state != "stale" or not lock.ours:
+            raise FixError(f"{self.path} is in use by now, or is another account's.")
+        _remove_unlocked(self.path)
+        return f"{self.path} was removed: its process is gone."
+
+
+def _remove_unlocked(path: Path) -> None:
+    """Remove the file while we have it locked ourselves: a process that is not seen here (another container with this
+    /tmp, another account) may have it."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise FixError(f"{path} could not be opened ({error.strerror}).") from error
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the other kind: the two do not see each other
+        if os.path.samestat(os.fstat(file), path.lstat()):
+            path.unlink()
+    except OSError as error:
+        raise FixError(f"{path} is locked by a process that is not seen here ({error.strerror}).") from error
+    finally:
+        os.close(file)

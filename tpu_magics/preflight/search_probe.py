@@ -1,0 +1,146 @@
+"""One size of a search: trace the function with it, and ask the compilers.
+
+What lives here: which graphs of a size are compiled, in which order, and what that says of the size; what a function
+must do for a search to make sense. What does not: which sizes are tried (fit/), and the name that has them (sizes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.preflight.compile_result import CompileResult, Graph, Traced
+from tpu_magics.preflight.pipeline import FunctionCall, PreflightPipeline
+from tpu_magics.preflight.report import Preflight, TargetResult
+from tpu_magics.preflight.search import APART, FitPoint, FitResult
+from tpu_magics.preflight.sizes import Size
+from tpu_magics.preflight.thresholds import SETTLES
+
+__all__ = ["SearchProbe", "SearchTarget", "require_change", "require_steps"]
+
+LONGEST = 300  # characters of an error
+_ANSWERS = ("fits", "failed", "refused", "too-large")  # what one graph proves decides, whatever is unknown of another
+
+
+@dataclass(frozen=True)
+class SearchTarget:
+    """A target as the search knows it: the ranks that run together there, and the devices that share the batch of
+    one (1 without SPMD)."""
+
+    name: str
+    ranks: int
+    devices: int = 1
+
+    @classmethod
+    def of(cls, found: TargetResult) -> SearchTarget:
+        return cls(found.name, found.ranks or 1, found.devices)
+
+
+@dataclass(frozen=True)
+class SearchProbe:
+    """`call`: the function with the size that there is now; `start`: what was found with it; `way`: a call -> what
+    traces and compiles it; `fits`: what was found with other sizes that fit, by size and target."""
+
+    size: Size
+    call: FunctionCall
+    start: Preflight
+    way: Callable[[FunctionCall], PreflightPipeline]
+    fits: dict[tuple[int, str], TargetResult] = field(default_factory=dict)
+
+    def probe(self, value: int, names: Sequence[str]) -> Mapping[str, FitPoint]:
+        """What the compilers of these targets say of that size. Raises TpuMagicsError where the function does not run
+        with it, or does not make steps enough."""
+        if value == self.size.now:
+            start = map(self.start.target, names)
+            return {one.name: _point(value, one.graph, one.compiled) for one in start}
+        with self.size.at(value, self.call.args, self.call.kwargs) as (args, kwargs):
+            way = self.way(replace(self.call, args=args, kwargs=kwargs))
+            return {name: self._ask(way, value, self.start.target(name)) for name in names}
+
+    def _ask(self, way: PreflightPipeline, value: int, start: TargetResult) -> FitPoint:
+        """The graph that needed most comes first: where it is too large, the others need no compile."""
+        traced = way.traced(start.target)
+        require_steps(f"{self.size.name} = {value}", traced)
+        compiled: dict[int, CompileResult] = {}
+        for number in _decider_first(traced.graphs, start):
+            [compiled[number]] = way.compiled([traced.graphs[number]], start.target)
+            if compiled[number].status != "fits":
+                break
+        else:
+            in_order = tuple(compiled[number] for number in sorted(compiled))
+            self.fits[value, start.name] = TargetResult(start.target, traced, in_order)
+        return _point(value, traced.graphs[-1], tuple(compiled.values()))
+
+    def recommended(self, found: FitResult) -> TargetResult:
+        """What was found with the size to take; with the one that the search started from, where none fits."""
+        start = self.start.target(found.target)
+        return start if found.best is None else self.fits.get((found.best, found.target), start)
+
+
+def _decider_first(graphs: Sequence[Graph], start: TargetResult) -> list[int]:
+    first = min(start.compiled.index(start.worst), len(graphs) - 1)
+    return [first, *(number for number in range(len(graphs)) if number != first)]
+
+
+def _point(value: int, steady: Graph, compiled: Sequence[CompileResult]) -> FitPoint:
+    worst = max(compiled, key=lambda one: (_ANSWERS.index(one.status), one.memory.needed if one.memory else 0))
+    known = [one.seconds for one in compiled if one.seconds is not None]
+    return FitPoint(
+        size=value,
+        status=worst.status,
+        needed=worst.memory.needed if worst.memory is not None else None,
+        available=worst.memory.available if worst.memory is not None else None,
+        seconds=sum(known) if known else None,
+        error=_first_line(worst.error),
+        graph=steady.hash,
+    )
+
+
+def _first_line(text: str) -> str:
+    """A compiler's refusal goes on for pages."""
+    return next(iter(text.splitlines()), "")[:LONGEST]
+
+
+# -- what a search needs ----------------------------------------------------------------------------------------------
+
+
+def require_steps(what: str, traced: Traced, steps: int = SETTLES) -> None:
+    """The graph of the first step has no optimiser state among its arguments: what fits then says too little."""
+    if steps < SETTLES:
+        raise TpuMagicsError(
+            f"A search cannot do with --steps {steps}.",
+            "The first step of a training makes the optimiser's state, the second is the first that has it, and the "
+            "third tells whether later ones are alike.",
+            f"Leave --steps away, or give it {SETTLES} or more.",
+        )
+    if traced.settled or traced.syncs >= SETTLES:
+        return
+    made = "1 step" if traced.syncs == 1 else f"{traced.syncs} steps"
+    raise TpuMagicsError(
+        f"With {what} the function makes only {made}, and what later steps need is not known.",
+        "The first steps of a training make the optimiser's state, so their graphs need less memory than later ones.",
+        "Let the function make at least three steps with the largest batch that is to be tried: give it more data (a "
+        "repeated or made-up batch will do, for no step is executed).",
+    )
+
+
+def require_change(size: Size, call: FunctionCall, traced: Traced, trace: Callable[[FunctionCall], Traced]) -> None:
+    """Raise TpuMagicsError where a name of the notebook does not reach a TensorFlow step: its batch is that of its
+    arguments, and these were made before. `traced`: with the size that there is now."""
+    if size.is_argument:
+        return
+    other = size.now // APART or size.now * APART
+    with size.at(other, call.args, call.kwargs) as (args, kwargs):
+        changed = trace(replace(call, args=args, kwargs=kwargs))
+    if changed.graphs[-1].hash != traced.graphs[-1].hash:
+        return
+    rows = f", with {traced.batch:,} rows" if traced.batch is not None else ""
+    raise TpuMagicsError(
+        f"{size.name} changes nothing: {size.now} and {other} give the same graph.",
+        f"The batch of {call.name} is that of its arguments. They were made before{rows}, and another value of "
+        f"{size.name} does not make them anew.",
+        f"Make the batch inside of a function: def step({size.name}), which makes tensors with {size.name} rows "
+        "(tf.random.uniform; the compiler would leave out work on zeros) and trains on them, as in "
+        f"model.train_step((x, y)). Then preflight that function, with {size.name}={size.now} and --fit {size.name}.",
+    )
