@@ -43,7 +43,8 @@ def jupyter(folder: Path, *, manager: str = "5.0.15", ours: str = __version__, d
 
 
 def facts(host: fake_hosts.FakeHost, **changes: Any) -> HostFacts:
-    """The facts of a recorded host. `changes`: arguments of `collect_facts`; `modules`: names, or names with versions."""
+    """The facts of a recorded host. `changes`: arguments of `collect_facts`; `modules`: names, or names with
+    versions."""
     names = changes.pop("modules", host.modules)
     versions = names if isinstance(names, Mapping) else dict.fromkeys(names, None)
     (host.root / "dev/shm").mkdir(parents=True, exist_ok=True)

@@ -156,7 +156,7 @@ def test_a_file_that_this_account_may_not_open():
         shutil.rmtree(root)
     assert [file.usable for file in files] == [False, True, False]
     (problem,) = judge_chips((Chip("a", "0x005e", "", V5E),), files)
-    assert problem.what == f"This account may not open {root}/dev/accel0, {root}/dev/accel2."
+    assert problem.what == f"This account has no permission to open {root}/dev/accel0, {root}/dev/accel2."
     assert "Operation not permitted" in problem.why
     assert problem.command == f"!sudo chmod a+rw {root}/dev/accel0 {root}/dev/accel2"
     assert (problem.state, problem.about) == ("broken", "tpu")

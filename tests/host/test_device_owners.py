@@ -1,4 +1,4 @@
-"""Who holds the TPU: with a written /proc, and with real processes that hold real files and locks."""
+"""TPU in use by: with a written /proc, and with real processes that hold real files and locks."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_a_lock_file_of_another_account_that_was_left_over(root, monkeypatch):
     assert (found.lock.state, found.lock.ours) == ("stale", False)
     (problem,) = judge_owners(found)
     owner = found.lock.owner
-    assert problem.what == f"{path} belongs to {owner} and was left over: nobody was seen that holds the TPU."
+    assert problem.what == f"{path} belongs to {owner}, and no process was found that uses the TPU."
     assert "Internal error when accessing libtpu multi-process lockfile" in problem.why
     assert (problem.command, problem.state) == (f"!sudo rm {path}", "warning")
 
@@ -262,7 +262,7 @@ def test_looking_takes_no_lock(root):
 def test_a_stranger_is_named_with_the_way_to_stop_it(root):
     fake_hosts.add_process(root, 4321, ("python3", "train.py"), ("dev/accel0",))
     (problem,) = judge_owners(find_owners(root))
-    assert problem.what == "The TPU is held by process 4321 (accel0): python3 train.py"
+    assert problem.what == "The TPU is in use by process 4321 (accel0): python3 train.py"
     assert problem.command == "!kill 4321"
     assert (problem.about, problem.state) == ("holder", "broken")
 
@@ -270,7 +270,7 @@ def test_a_stranger_is_named_with_the_way_to_stop_it(root):
 def test_our_own_kernel_is_told_to_restart(root):
     fake_hosts.add_process(root, 60, ("ipykernel",), ("dev/accel0",))
     (problem,) = judge_owners(find_owners(root, pid=60))
-    assert problem.what == "This notebook's own kernel (process 60) holds the TPU."
+    assert problem.what == "This notebook's own kernel (process 60) uses the TPU."
     assert problem.command == ""
     assert problem.todo.startswith("restart the kernel")
 
@@ -297,7 +297,7 @@ def test_a_process_of_another_account_is_ended_by_sudo() -> None:
         fake_hosts.write(root / "proc/locks", line)
         [taken] = as_nobody(lambda: judge_owners(find_owners(root)))
         assert (taken.what, taken.command) == (
-            "The TPU is held by process 77 of root: python3 train.py",
+            "The TPU is in use by process 77 of root: python3 train.py",
             "!sudo kill 77",
         )
         assert judge_owners(find_owners(root))[0].command == "!kill 77"

@@ -31,7 +31,7 @@ TITLES = [
     "Framework versions",
     "libtpu",
     "Devices and permissions",
-    "Who holds the TPU",
+    "TPU in use by",
     "Lock file",
     "Environment variables",
     "HostMemory",
@@ -70,7 +70,7 @@ def test_the_groups_are_those_of_the_issue_in_its_order(tmp_path):
         (
             fake_hosts.gke,
             {
-                ("Environment variables", "What describes the TPU"): "broken",
+                ("Environment variables", "TPU description"): "broken",
                 ("Environment variables", "Hosts of the slice"): "warning",
             },
         ),
@@ -208,13 +208,13 @@ def test_a_tpu_that_was_promised(tmp_path):
     [
         ({"PJRT_DEVICE": "CUDA"}, "PJRT_DEVICE", "broken", True),
         ({"PJRT_DEVICE": "CPU"}, "PJRT_DEVICE", "warning", False),
-        ({"TPU_VISIBLE_CHIPS": "0"}, "Chosen chips", "warning", False),
-        ({"TPU_PROCESS_BOUNDS": "1,1,1"}, "Chosen chips", "warning", False),
+        ({"TPU_VISIBLE_CHIPS": "0"}, "Selected chips", "warning", False),
+        ({"TPU_PROCESS_BOUNDS": "1,1,1"}, "Selected chips", "warning", False),
         ({"XLA_USE_BF16": "1"}, "XLA_USE_BF16", "warning", False),
         ({"XLA_DOWNCAST_BF16": "1"}, "XLA_DOWNCAST_BF16", "warning", False),
         ({"XLA_FLAGS": "--xla_dump_to=/tmp/x"}, "XLA_FLAGS", "warning", False),
         ({"XRT_TPU_CONFIG": "localservice;0;localhost:51011"}, "XRT_TPU_CONFIG", "warning", False),
-        ({"TPU_SKIP_MDS_QUERY": "1"}, "What describes the TPU", "broken", False),
+        ({"TPU_SKIP_MDS_QUERY": "1"}, "TPU description", "broken", False),
     ],
 )
 def test_variables_on_a_tpu_host(tmp_path, set_, name, state, fixable):
@@ -245,8 +245,7 @@ def test_virtual_cpu_devices_deadlock(tmp_path):
 def test_the_runtime_of_the_notebook(tmp_path):
     host = fake_hosts.plain(tmp_path)
     states = [
-        one(examined(host, runtime=up), "Who holds the TPU", "This notebook's runtime").state
-        for up in (True, False, None)
+        one(examined(host, runtime=up), "TPU in use by", "This notebook's runtime").state for up in (True, False, None)
     ]
     assert states == ["broken", "ok", "not available"]
 
@@ -289,7 +288,7 @@ def test_fix_unsets_what_kaggles_image_bakes_in_and_all_is_well(tmp_path):
     host = fake_hosts.kaggle_v5e_8(tmp_path)
     mended = apply_fixes(examined(host), host.environ, host.root)
     assert mended.done == (
-        "TPU_PROCESS_ADDRESSES was unset (it was 'local'), CLOUD_TPU_TASK_ID was unset (it was '0'), in this session.",
+        "TPU_PROCESS_ADDRESSES was unset (before: 'local'), CLOUD_TPU_TASK_ID was unset (before: '0'), in this session.",
     )
     assert mended.left == () and ill(examined(host)) == {}
 
@@ -299,7 +298,7 @@ def test_fix_sets_a_pjrt_device_that_cannot_start(tmp_path, build, device):
     host = build(tmp_path)
     host.environ["PJRT_DEVICE"] = "CUDA"
     assert apply_fixes(examined(host), host.environ, host.root).done == (
-        f"PJRT_DEVICE={device} was set (it was 'CUDA'), in this session.",
+        f"PJRT_DEVICE={device} was set (before: 'CUDA'), in this session.",
     )
     assert ill(examined(host)) == {}
 
@@ -316,7 +315,7 @@ def test_a_shells_environment_is_left_to_the_shell(tmp_path):
     before = dict(host.environ)
     mended = apply_fixes(examined(host), host.environ, host.root, in_session=False)
     [(check, reason)] = mended.left
-    assert check.name == "Worker addresses" and "environment of the shell" in reason
+    assert check.name == "Worker addresses" and "variables of the shell" in reason
     assert (mended.done, host.environ) == ((), before)
 
 
@@ -330,7 +329,7 @@ def test_fix_removes_a_lock_file_whose_holder_is_gone(left_over):
     host, path = left_over
     checks = examined(host)
     assert ill(checks) == {("Lock file", "/tmp/libtpu_lockfile"): "warning"}
-    assert apply_fixes(checks, {}, host.root).done == (f"{path} was removed: its process is gone.",)
+    assert apply_fixes(checks, {}, host.root).done == (f"{path} was removed. Its process is gone.",)
     assert not path.exists() and ill(examined(host)) == {}
 
 
@@ -342,7 +341,7 @@ def test_a_lock_file_that_somebody_has_locked_meanwhile_stays(left_over):
     with running(LOCK, path):
         mended = apply_fixes(checks, {}, host.root)
     assert mended.done == () and path.exists()
-    assert "is locked by a process that is not seen here" in mended.left[0][1]
+    assert "is locked by a process that is not visible here" in mended.left[0][1]
 
 
 def test_a_lock_file_that_is_held_by_now_stays(left_over):
@@ -350,14 +349,14 @@ def test_a_lock_file_that_is_held_by_now_stays(left_over):
     checks = examined(host)
     fake_hosts.add_process(host.root, 77, ("python3", "train.py"), ("dev/accel0",))
     mended = apply_fixes(checks, {}, host.root)
-    assert mended.done == () and path.exists() and "in use by now" in mended.left[0][1]
+    assert mended.done == () and path.exists() and "in use now" in mended.left[0][1]
 
 
 def test_a_lock_file_that_is_gone_by_now_is_no_error(left_over):
     host, path = left_over
     checks = examined(host)
     path.unlink()
-    assert apply_fixes(checks, {}, host.root).left[0][1] == f"{path} is gone already."
+    assert apply_fixes(checks, {}, host.root).left[0][1] == f"{path} is already gone."
 
 
 def test_a_link_in_the_place_of_the_lock_file_is_not_followed(left_over, tmp_path):
@@ -462,7 +461,7 @@ def test_every_ill_check_of_this_file_has_something_to_do(tmp_path):
     [
         ({"TPU_PROCESS_ADDRESSES": "local"}, "TPU_PROCESS_ADDRESSES=local is", "Expected 4 worker addresses, got 1"),
         ({"TPU_PROCESS_ADDRESSES": ""}, "TPU_PROCESS_ADDRESSES= is set.", "Expected 4 worker addresses, got 1"),
-        ({"CLOUD_TPU_TASK_ID": "0"}, "CLOUD_TPU_TASK_ID=0 is set.", "each would take the same number"),
+        ({"CLOUD_TPU_TASK_ID": "0"}, "CLOUD_TPU_TASK_ID=0 is set.", "each worker would get the same number"),
     ],
 )
 def test_worker_addresses_outside_kaggle(tmp_path, set_, what, why):
@@ -501,7 +500,7 @@ def test_other_variables_that_torch_xla_reads_as_well_describe_the_tpu(tmp_path,
     host.environ.update(set_, TPU_SKIP_MDS_QUERY="1")
     assert ill(examined(host)) == {}
     del host.environ["TPU_WORKER_ID"]
-    check = one(examined(host), "Environment variables", "What describes the TPU")
+    check = one(examined(host), "Environment variables", "TPU description")
     assert check.what == "TPU_SKIP_MDS_QUERY is set, and TPU_WORKER_ID is not."
 
 
@@ -566,7 +565,7 @@ def test_a_run_folder_that_this_account_may_not_reach():
         closed.mkdir(mode=0o700)
         os.chmod(folder, 0o755)
         assert as_nobody(lambda: _closed(closed / "runs/x")) == f"{closed}/runs/x cannot be written: Permission denied."
-        assert as_nobody(lambda: _closed(closed)) == f"This account may not write in {closed}."
+        assert as_nobody(lambda: _closed(closed)) == f"This account has no permission to write in {closed}."
         assert _closed(closed / "runs/x") == ""
 
 
@@ -613,7 +612,7 @@ def test_variables_that_matter_on_other_hosts_only(tmp_path):
 def test_the_bounds_that_are_told_to_be_set_are_the_hosts(tmp_path):
     host = fake_hosts.kaggle_v5e_8(tmp_path)
     host.environ["TPU_SKIP_MDS_QUERY"] = "1"
-    check = one(examined(host), "Environment variables", "What describes the TPU")
+    check = one(examined(host), "Environment variables", "TPU description")
     assert 'TPU_CHIPS_PER_HOST_BOUNDS="2,4,1"' in check.command
 
 

@@ -98,7 +98,7 @@ def test_what_is_asked_for_is_tpu_env_with_googles_header() -> None:
 def test_a_server_without_a_tpu_and_one_that_is_none() -> None:
     assert asked(_refuses).status == 404
     assert asked(_refuses).accelerator == ""
-    assert asked(_is_another) == Answer(0, "what answers there is no metadata server", pytest.approx(0, abs=GENEROUS))
+    assert asked(_is_another) == Answer(0, "another server answered", pytest.approx(0, abs=GENEROUS))
 
 
 @pytest.mark.parametrize("answer", [None, _drips])
@@ -133,14 +133,14 @@ def forbidden() -> Answer:
 @pytest.mark.parametrize(
     ("build", "why"),
     [
-        (fake_hosts.plain, "There is no sign that this host is in Google's cloud."),
+        (fake_hosts.plain, "This host does not seem to be in Google Cloud."),
         (fake_hosts.gke, "TPU_SKIP_MDS_QUERY=true is set: torch_xla and libtpu do not ask it either."),
         (fake_hosts.colab_v5e_1, "TPU_SKIP_MDS_QUERY=1 is set: torch_xla and libtpu do not ask it either."),
     ],
 )
 def test_it_is_not_asked_without_need(tmp_path, build, why) -> None:
     check = one(examined(build(tmp_path), ask_metadata=forbidden), GROUP, "tpu-env")
-    assert (check.state, check.what, check.why) == ("not available", "It was not asked.", why)
+    assert (check.state, check.what, check.why) == ("not available", "It was not queried.", why)
 
 
 def test_the_machines_name_is_a_sign_too(tmp_path) -> None:
@@ -166,7 +166,7 @@ def test_it_is_asked_once_and_what_it_says_is_shown(tmp_path) -> None:
             "does not describe this host's TPU (status 404)",
             "Failed to get 'tpu-env' from instance",
         ),
-        (doctor_host.SILENT, "could not be reached (no answer)", "waits without a limit of time"),
+        (doctor_host.SILENT, "could not be reached (no answer)", "waits without a timeout"),
     ],
 )
 def test_a_tpu_that_nobody_describes_is_broken(tmp_path, answer, what, why) -> None:

@@ -12,8 +12,8 @@ from . import fake_hosts
 @pytest.mark.parametrize(
     ("build", "key", "name", "menu", "promise"),
     [
-        (fake_hosts.plain, "plain", "plain machine", "", ""),
-        (fake_hosts.cloud_machine, "plain", "plain machine", "", ""),
+        (fake_hosts.plain, "plain", "local machine", "", ""),
+        (fake_hosts.cloud_machine, "plain", "local machine", "", ""),
         (fake_hosts.colab_cpu, "colab", "Colab", "Runtime > Change runtime type", ""),
         (fake_hosts.colab_gpu, "colab", "Colab", "Runtime > Change runtime type", ""),
         (fake_hosts.colab_v5e_1, "colab", "Colab", "Runtime > Change runtime type", "COLAB_TPU_1VM=1"),

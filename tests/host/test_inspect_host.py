@@ -88,17 +88,17 @@ def test_a_holder_is_found_and_stops_training(tmp_path):
     [
         (
             fake_hosts.colab_v5e_1,
-            "Colab says that this host has a TPU (COLAB_TPU_1VM=1), but no TPU chip is in /sys.",
+            "Colab says that this host has a TPU (COLAB_TPU_1VM=1), but /sys shows no TPU chip.",
             "Runtime > Disconnect and delete runtime, and connect again",
         ),
         (
             fake_hosts.kaggle_v5e_8,
-            "Kaggle says that this host has a TPU (ISTPUVM=1), but no TPU chip is in /sys.",
+            "Kaggle says that this host has a TPU (ISTPUVM=1), but /sys shows no TPU chip.",
             "stop the session and start it again",
         ),
         (
             fake_hosts.gke,
-            "Google Kubernetes Engine says that this host has a TPU (TPU_TOPOLOGY=2x4), but no TPU chip is in /sys.",
+            "Google Kubernetes Engine says that this host has a TPU (TPU_TOPOLOGY=2x4), but /sys shows no TPU chip.",
             "give the pod the resource google.com/tpu and a node pool that has TPUs",
         ),
     ],
@@ -129,7 +129,7 @@ def test_a_left_over_lock_of_our_own_is_a_note(tmp_path):
     path = fake_hosts.write(fake.root / "tmp/libtpu_lockfile", "")
     host = inspect(fake)
     assert host.problems == ()
-    assert host.notes == (f"{path} was left over by an earlier process of this account; it does no harm.",)
+    assert host.notes == (f"{path} was left by an earlier process of this account. It does no harm.",)
 
 
 def test_a_root_with_nothing_in_it(tmp_path):

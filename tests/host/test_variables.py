@@ -97,10 +97,22 @@ def test_a_pjrt_device_that_fits(value, chips):
 @pytest.mark.parametrize(
     ("value", "chips", "what", "command", "state"),
     [
-        ("TPU", 0, "PJRT_DEVICE=TPU does not fit this host, which has no TPU. It was kept.", "CPU", "broken"),
-        ("CUDA", 0, "PJRT_DEVICE=CUDA does not fit this host, which has no TPU. It was kept.", "CPU", "broken"),
-        ("CPU", 1, "PJRT_DEVICE=CPU does not fit this host, which has 1 TPU chip. It was kept.", "TPU", "warning"),
-        ("CUDA", 8, "PJRT_DEVICE=CUDA does not fit this host, which has 8 TPU chips. It was kept.", "TPU", "broken"),
+        ("TPU", 0, "PJRT_DEVICE=TPU is wrong for this host, which has no TPU. It was not changed.", "CPU", "broken"),
+        ("CUDA", 0, "PJRT_DEVICE=CUDA is wrong for this host, which has no TPU. It was not changed.", "CPU", "broken"),
+        (
+            "CPU",
+            1,
+            "PJRT_DEVICE=CPU is wrong for this host, which has 1 TPU chip. It was not changed.",
+            "TPU",
+            "warning",
+        ),
+        (
+            "CUDA",
+            8,
+            "PJRT_DEVICE=CUDA is wrong for this host, which has 8 TPU chips. It was not changed.",
+            "TPU",
+            "broken",
+        ),
     ],
 )
 def test_a_pjrt_device_that_does_not_fit(value, chips, what, command, state):

@@ -40,19 +40,19 @@ PAIR = '%pip install "torch==2.9.0" "torch_xla==2.9.0" "accelerate>=1.10"'
         ),
         (
             {"torch": "2.10.0+cu128"},
-            "torch 2.10.0+cu128 and torch_xla 2.9.0 do not fit together.",
+            "torch 2.10.0+cu128 and torch_xla 2.9.0 are not compatible.",
             '%pip install "torch==2.9.0"',
             "broken",
         ),
         (
             {"torch": "2.9.1"},
-            "torch 2.9.1 and torch_xla 2.9.0 do not fit together.",
+            "torch 2.9.1 and torch_xla 2.9.0 are not compatible.",
             '%pip install "torch==2.9.0"',
             "broken",
         ),
         (
             {"torch_xla": "2.8.0"},
-            "torch 2.9.0 and torch_xla 2.8.0 do not fit together.",
+            "torch 2.9.0 and torch_xla 2.8.0 are not compatible.",
             '%pip install "torch==2.8.0"',
             "broken",
         ),

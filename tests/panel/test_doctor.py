@@ -29,7 +29,7 @@ def test_what_is_broken_stands_first_with_its_command(ill):
     first, rest = to_text(ill).split("\n\ntpu_magics: ")
     heads = [line for line in first.split("\n") if line.startswith(("✗", "!"))]
     assert heads == [
-        "✗ broken: Who holds the TPU, This notebook's runtime",
+        "✗ broken: TPU in use by, This notebook's runtime",
         "✗ broken: Environment variables, PJRT_DEVICE",
         "! warning: Environment variables, Worker addresses",
     ]
@@ -90,8 +90,8 @@ def test_what_fix_did_and_left(host, ill):
     mended = apply_fixes(ill.checks, host.environ, host.root)
     again = Diagnosis(examine(doctor_host.facts(host, runtime=True)), mended.done, mended.left, fixed=True)
     text = " ".join(to_text(again).split())
-    assert text.startswith("Done by --fix PJRT_DEVICE=TPU was set (it was 'CUDA'), in this session. TPU_PROCESS_ADD")
-    assert "Left to you ✗ broken: Who holds the TPU, This notebook's runtime" in text
+    assert text.startswith("Done by --fix PJRT_DEVICE=TPU was set (before: 'CUDA'), in this session. TPU_PROCESS_ADD")
+    assert "Left to you ✗ broken: TPU in use by, This notebook's runtime" in text
     assert [check.name for check in again.broken] == ["This notebook's runtime"]
 
 
@@ -133,7 +133,7 @@ def test_json(ill):
         "group": "Environment variables",
         "name": "PJRT_DEVICE",
         "state": "broken",
-        "what": "PJRT_DEVICE=CUDA does not fit this host, which has 8 TPU chips. It was kept.",
+        "what": "PJRT_DEVICE=CUDA is wrong for this host, which has 8 TPU chips. It was not changed.",
         "why": "Somebody has set it, in this notebook or before it was started. The XLA runtime would fail to start.",
         "command": "%env PJRT_DEVICE=TPU",
         "then": "run %tpu_init again",

@@ -1,8 +1,7 @@
-"""Where are we? The host that the notebook runs on: environment, TPU, versions, memory, who holds the TPU, repairs.
+"""The host that the notebook runs on: environment, TPU, versions, memory, processes that use the TPU.
 
-What lives here: reading files, package metadata and the environment. What does not: a runtime, a framework, the
-network, or a change to anything; all functions take the environment and the root of the file system, so that recorded
-hosts can be looked at too.
+Reads files, package metadata and environment variables only; starts no runtime and changes nothing. All functions take
+the environment variables and the root of the file system, so that recorded hosts can be inspected too.
 """
 
 from __future__ import annotations
@@ -63,14 +62,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Host:
-    """All that is known of the host before anything runs on it.
+    """The host, before anything runs on it.
 
-    `generation`: None where there is no TPU or it is not known; then `tpu` says what is known ("" without a TPU);
-    `chips`: as PCI shows them; `devices`: their device files; `device`: what cells train on, "TPU" or "CPU";
+    `generation`: None without a TPU or where it is unknown; then `tpu` names what is known ("" without a TPU);
+    `chips`: as PCI shows them; `devices`: their device files; `device`: "TPU" or "CPU", what cells train on;
     `workers`: processes to start; `replicas`: devices in each; `pjrt_device`: PJRT_DEVICE as it was found;
-    `unseen`: processes of other accounts that could not be looked into for holders; `cpus`: None: not available;
+    `unseen`: processes of other accounts that could not be inspected; `cpus`: None: not available;
     `framework`: what cells are trained with, "torch" or "tensorflow", which has one process and no workers;
-    `problems`: those that stop training first; `notes`: sentences that are good to know and need no action.
+    `problems`: those that stop training first; `notes`: sentences that need no action.
     """
 
     environment: Environment
@@ -95,7 +94,7 @@ class Host:
 
     @property
     def worker_environment(self) -> dict[str, str | None]:
-        """The repairs as WorkerSpec.environment takes them: None unsets."""
+        """The variable changes as WorkerSpec.environment takes them: None unsets."""
         return {change.name: change.value for change in self.variable_changes}
 
 
@@ -106,7 +105,7 @@ def inspect_host(
     versions: Versions | None = None,
     framework: str = "torch",
 ) -> Host:
-    """Look at the host. Reads files only; initialises nothing, changes nothing.
+    """Inspect the host. Reads files only; initialises nothing, changes nothing.
 
     Args:
         environ: the notebook's environment variables.
@@ -163,8 +162,8 @@ def _judge_promise(environment: Environment, chips: tuple[Chip, ...]) -> list[Pr
     return [
         Problem(
             about=TPU,
-            what=f"{environment.name} says that this host has a TPU ({environment.promise}), but no TPU chip is in /sys.",
-            why="Without a chip cells train on the CPU.",
+            what=f"{environment.name} reports a TPU on this host ({environment.promise}), but /sys shows no TPU chip.",
+            why="Without a chip, cells train on the CPU.",
             then=environment.restart,
             state=WARNING,
         )
@@ -176,19 +175,19 @@ def _named(environ: Mapping[str, str]) -> tuple[str, ...]:
     if named is None or named.name == "local":
         return ()
     return (
-        f"{named.variable}={environ[named.variable]} names a TPU that is not in this host: "
-        f"%tpu_init --framework tensorflow --tpu {named.name} connects to it. (TPU nodes ended in April 2025.)",
+        f"{named.variable}={environ[named.variable]} names a TPU that is not in this host. "
+        f"To connect to it: %tpu_init --framework tensorflow --tpu {named.name} (TPU nodes ended in April 2025).",
     )
 
 
 def _notes(environment: Environment, lock: LockFile, torch: bool) -> tuple[str, ...]:
     notes = []
     if len(environment.hosts) > 1:
-        here = "workers are started on this host only" if torch else "TensorFlow runs in this notebook's process only"
+        here = "workers start on this host only" if torch else "TensorFlow runs in this notebook's process only"
         notes.append(
-            f"This is one of {len(environment.hosts)} hosts of a slice; {here}, and a TPU slice answers only when all of its "
-            "hosts take part."
+            f"This is one of {len(environment.hosts)} hosts of a slice: {here}, but a TPU slice works only when all "
+            "of its hosts take part."
         )
     if lock.state == "stale" and lock.ours:
-        notes.append(f"{lock.path} was left over by an earlier process of this account; it does no harm.")
+        notes.append(f"{lock.path} was left by an earlier process of this account. It does no harm.")
     return tuple(notes)

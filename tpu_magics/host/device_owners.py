@@ -1,7 +1,6 @@
-"""Who holds the TPU: open device files in /proc, and libtpu's lock file.
+"""The processes that use the TPU (open device files in /proc) and libtpu's lock file.
 
-What lives here: finding the processes, and what the lock file says. What does not: stopping a process. Processes of
-other accounts cannot be looked into; they are counted, so that "nobody" is never said of what was not seen.
+Processes of other accounts cannot be inspected; they are counted, so that nothing is claimed about them.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class DeviceOwner:
 
 @dataclass(frozen=True)
 class LockFile:
-    """`/tmp/libtpu_lockfile`. `state`: "absent", "held" (a holder was seen) or "stale" (none was seen);
+    """`/tmp/libtpu_lockfile`. `state`: "absent", "held" (a process uses the TPU) or "stale" (none was found);
     `owner`: its account; `ours`: whether that is this account; `locked_by`: the process that has it locked, if any."""
 
     path: str
@@ -50,7 +49,7 @@ class LockFile:
 
 @dataclass(frozen=True)
 class DeviceOwners:
-    """All that was seen. `unseen`: processes of other accounts that could not be looked into."""
+    """The processes that use the TPU. `unseen`: how many processes of other accounts could not be inspected."""
 
     owners: tuple[DeviceOwner, ...]
     unseen: int
@@ -58,7 +57,7 @@ class DeviceOwners:
 
 
 def find_owners(root: Path, proc: Path | None = None, pid: int | None = None) -> DeviceOwners:
-    """Who holds the TPU of the host under `root`.
+    """The processes that use the TPU of the host under `root`.
 
     Args:
         root: where /dev and /tmp are.
@@ -75,7 +74,7 @@ def find_owners(root: Path, proc: Path | None = None, pid: int | None = None) ->
 
 
 def _scan(proc: Path, device: re.Pattern[str]) -> tuple[dict[int, tuple[str, ...]], int]:
-    """The device files that each process has open, and how many processes could not be looked into."""
+    """The device files that each process has open, and how many processes could not be inspected."""
     open_files: dict[int, tuple[str, ...]] = {}
     unseen = 0
     for pid in _pids(proc):
@@ -110,7 +109,7 @@ def _links(folder: Path, device: re.Pattern[str]) -> Iterator[str]:
 
 
 def _has_command(proc: Path, pid: int) -> bool:
-    # Threads of the kernel have no command line, and hold no device file.
+    # Kernel threads have no command line, and open no device file.
     return bool(read(proc / str(pid) / "cmdline"))
 
 
@@ -175,15 +174,15 @@ def _account(uid: int) -> str:
 
 
 def judge_owners(found: DeviceOwners, in_workers: bool = True) -> list[Problem]:
-    """What is wrong: the TPU is taken, or a lock file was left over that this account cannot use.
+    """Problems: the TPU is in use, or a stale lock file that this account cannot use.
 
-    `in_workers`: cells are trained in processes of their own, so that this one must not hold it.
+    `in_workers`: cells train in their own processes, so this one must not use the TPU.
     """
     return [*judge_in_use(found, in_workers), *judge_lock(found.lock)]
 
 
 def judge_in_use(found: DeviceOwners, in_workers: bool = True) -> list[Problem]:
-    """Who holds the TPU that must not (see `judge_owners`)."""
+    """A problem for each process that must not use the TPU (see `judge_owners`)."""
     return [_in_use(one) for one in found.owners if not one.child and (in_workers or not one.own)]
 
 
@@ -191,30 +190,30 @@ def _in_use(owner: DeviceOwner) -> Problem:
     if owner.own:
         return Problem(
             about=IN_USE,
-            what=f"This notebook's own kernel (process {owner.pid}) holds the TPU.",
-            why="A chip is used by one process at a time, and workers need it.",
-            then="restart the kernel, and do not use the XLA device outside of %%tpu_train",
+            what=f"This notebook's own kernel (process {owner.pid}) uses the TPU.",
+            why="Only one process at a time can use a chip, and the workers need it.",
+            then="restart the kernel, and use the XLA device in %%tpu_train cells only",
         )
     devices = ", ".join(Path(device).name for device in owner.devices)
     return Problem(
         about=IN_USE,
-        what=f"The TPU is held by process {owner.pid}{f' ({devices})' if devices else ''}"
+        what=f"The TPU is in use by process {owner.pid}{f' ({devices})' if devices else ''}"
         f"{f' of {owner.account}' if owner.account else ''}: {owner.command}",
-        why="A chip is used by one process at a time.",
+        why="Only one process at a time can use a chip.",
         command=f"!{'sudo ' if owner.account else ''}kill {owner.pid}",
-        then="run %tpu_init again; or wait until it has ended. In another notebook: shut its kernel down",
+        then="run %tpu_init again; or wait until the process ends. If it is another notebook, shut down its kernel",
     )
 
 
 def judge_lock(lock: LockFile) -> list[Problem]:
-    """A lock file that was left over, and that this account cannot use."""
+    """The problem of a stale lock file that this account cannot use."""
     if lock.state != "stale" or lock.ours:
         return []
     return [
         Problem(
             about=IN_USE,
-            what=f"{lock.path} belongs to {lock.owner} and was left over: nobody was seen that holds the TPU.",
-            why="libtpu opens it for writing, and another account's file may stop it with "
+            what=f"{lock.path} belongs to {lock.owner}, and no process was found that uses the TPU.",
+            why="libtpu opens it for writing. With a file of another account it can stop with "
             '"Internal error when accessing libtpu multi-process lockfile".',
             command=f"!sudo rm {lock.path}",
             then="run the cell again",

@@ -1,9 +1,4 @@
-"""Which kind of place a notebook runs in: Kaggle, Colab, GKE, a TPU VM, or a plain machine.
-
-What lives here: the signs of each place, the name of the menu in which its accelerator is chosen, and a remote TPU that
-the environment names. What does not: counting chips (chips.py); the environment may promise a TPU, but only /sys can
-show one.
-"""
+"""The kind of environment that a notebook runs in: Kaggle, Colab, GKE, a TPU VM or a local machine."""
 
 from __future__ import annotations
 
@@ -15,11 +10,12 @@ Environ = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Environment:
-    """Where the notebook runs.
+    """The environment of a notebook.
 
-    `key`: "kaggle", "colab", "gke", "tpu-vm" or "plain"; `name`: as people say it; `menu`: where the accelerator is
-    chosen ("" where there is no such menu); `promise`: the sign by which the environment says that this host has a TPU
-    ("" where it says nothing); `restart`: how to get a fresh host; `hosts`: the names of all hosts of the slice.
+    `key`: "kaggle", "colab", "gke", "tpu-vm" or "plain"; `name`: for display; `menu`: where the user selects the
+    accelerator ("" where there is no such menu); `promise`: the variable that says that this host has a TPU ("" where
+    none does; only /sys can prove it); `restart`: how to get a fresh host; `hosts`: the names of all hosts of the
+    slice.
     """
 
     key: str
@@ -52,7 +48,7 @@ def named_tpu(environ: Environ) -> NamedTpu | None:
     return NamedTpu(f"grpc://{named.name}", named.variable)
 
 
-LOCAL = Environment(key="plain", name="plain machine")
+LOCAL = Environment(key="plain", name="local machine")
 
 
 @dataclass(frozen=True)
@@ -63,9 +59,9 @@ class _Signs:
 
 
 def find_environment(environ: Environ, modules: Collection[str] = (), chips: int = 0) -> Environment:
-    """The place that `environ`, the names of imported `modules` and the number of TPU `chips` show."""
+    """The environment, from the variables, the names of imported `modules` and the number of TPU `chips`."""
     signs = _Signs(environ, modules, chips)
-    return next((place for place in (find(signs) for find in _FINDERS) if place is not None), LOCAL)
+    return next((found for found in (find(signs) for find in _FINDERS) if found is not None), LOCAL)
 
 
 def _kaggle(signs: _Signs) -> Environment | None:

@@ -1,8 +1,4 @@
-"""Host memory, processors and disk space that this process may use.
-
-What lives here: reading /proc and the control groups (versions 1 and 2, and both at once). What does not: the memory of
-single processes (launch/ watches its workers), and the memory of the TPU.
-"""
+"""Host memory, processors and disk space that this process may use, from /proc and the control groups (v1 and v2)."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from tpu_magics.host.system_files import read
 
 @dataclass(frozen=True)
 class HostMemory:
-    """Bytes of host memory. `total`: what may be used at most; `available`: what can be had now without swapping;
+    """Bytes of host memory. `total`: what may be used at most; `available`: what is free now without swapping;
     `limited_by`: "machine" or "control group"; None and a `reason` where it could not be read."""
 
     total: int | None
@@ -101,7 +97,7 @@ def _span(part: str) -> int:
 
 
 def free_disk(path: Path) -> int | None:
-    """Bytes that this account may still write where `path` is or would be made; None where that cannot be known."""
+    """Bytes that this account may still write where `path` is or would be made; None where that is unknown."""
     for folder in (path, *path.absolute().parents):
         try:
             return shutil.disk_usage(folder).free

@@ -1,7 +1,4 @@
-"""Reading small files of /sys, /proc and /dev that may be missing, unreadable or gone in the next moment.
-
-What lives here: the tolerant read that the rest of this folder uses. What does not: any knowledge of what is read.
-"""
+"""Read small files of /sys, /proc and /dev that may be missing, unreadable or gone a moment later."""
 
 from __future__ import annotations
 

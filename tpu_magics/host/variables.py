@@ -1,8 +1,4 @@
-"""What is changed in the environment, and why: in the workers, and in the notebook itself.
-
-What lives here: the repairs that are known to be needed, and PJRT_DEVICE. What does not: making them. Nothing here
-writes to os.environ; whoever starts workers, and %tpu_init, apply what is returned.
-"""
+"""Environment variables that the workers and the notebook need changed, and why. Nothing here writes to os.environ."""
 
 from __future__ import annotations
 
@@ -21,8 +17,8 @@ PJRT = "PJRT_DEVICE"
 
 @dataclass(frozen=True)
 class VariableChange:
-    """One variable that the workers get: `value` (None: they do not get it at all), and the `reason`; `before`: what it
-    is in the notebook."""
+    """A variable that the workers get with another `value` (None: unset), and the `reason`; `before`: its value in the
+    notebook."""
 
     name: str
     value: str | None
@@ -31,14 +27,14 @@ class VariableChange:
 
 
 _KAGGLE_REASON = (
-    "Kaggle's image sets it for one process; with one worker per chip libtpu stops with "
+    "Kaggle's image sets it for one process. With one worker per chip, libtpu stops with "
     '"Expected {chips} worker addresses, got 1"'
 )
 _KAGGLE_UNSET = ("TPU_PROCESS_ADDRESSES", "CLOUD_TPU_TASK_ID")
 
 
 def worker_changes(environ: Mapping[str, str], place: Environment, chips: int) -> tuple[VariableChange, ...]:
-    """What the workers' environment needs that differs from the notebook's; nothing outside Kaggle's TPU machines."""
+    """The variables that differ between workers and notebook; none outside Kaggle's TPU machines."""
     if place.key != "kaggle" or not (chips or place.promise):
         return ()
     reason = _KAGGLE_REASON.format(chips=chips or "several")
@@ -46,19 +42,19 @@ def worker_changes(environ: Mapping[str, str], place: Environment, chips: int) -
 
 
 def notebook_environment(host: Host) -> dict[str, str]:
-    """What %tpu_init sets in the notebook: PJRT_DEVICE where it is not set, and torch_xla will read it. What a person
-    has set is kept."""
+    """The variables that %tpu_init sets in the notebook: PJRT_DEVICE, where it is not set and torch_xla will read
+    it."""
     return {} if host.pjrt_device or host.framework != "torch" else {PJRT: host.device}
 
 
 def choose_device(pjrt_device: str, chips: int) -> str:
-    """What cells train on: "TPU" or "CPU". A person who has set PJRT_DEVICE=CPU on a TPU host rehearses there."""
+    """ "TPU" or "CPU", what cells train on. PJRT_DEVICE=CPU on a TPU host means a rehearsal there."""
     return "TPU" if chips and _family(pjrt_device) != "CPU" else "CPU"
 
 
 def judge_pjrt(pjrt_device: str, chips: int, torch: bool = True) -> list[Problem]:
-    """A PJRT_DEVICE that does not fit what the host has. TensorFlow does not read it; where it is CPU on a TPU host, we
-    follow it there (not `torch`) too."""
+    """The problem of a PJRT_DEVICE that is wrong for this host. TensorFlow does not read it, but CPU on a TPU host
+    means a rehearsal with TensorFlow (not `torch`) too."""
     fitting = "TPU" if chips else "CPU"
     if not pjrt_device or _family(pjrt_device) == fitting:
         return []
@@ -66,12 +62,12 @@ def judge_pjrt(pjrt_device: str, chips: int, torch: bool = True) -> list[Problem
     if not torch and not rehearsal:
         return []
     has = f"{plural(chips, 'TPU chip')}" if chips else "no TPU"
-    effect = "Cells train on the CPU and leave the TPU alone." if rehearsal else "The XLA runtime would fail to start."
+    effect = "Cells train on the CPU and do not use the TPU." if rehearsal else "The XLA runtime would fail to start."
     return [
         Problem(
             about=ENVIRONMENT,
-            what=f"{PJRT}={pjrt_device} does not fit this host, which has {has}. It was kept.",
-            why=f"Somebody has set it, in this notebook or before it was started. {effect}",
+            what=f"{PJRT}={pjrt_device} is wrong for this host, which has {has}. It was not changed.",
+            why=f"It was set in this notebook or before the notebook started. {effect}",
             command=f"%env {PJRT}={fitting}",
             then="run %tpu_init again",
             state="warning" if rehearsal else "broken",

@@ -1,8 +1,4 @@
-"""Which versions are installed, and whether they fit together.
-
-What lives here: looking versions up in package metadata (nothing is imported) and judging them. What does not: whether
-a package works; only using it shows that.
-"""
+"""Installed versions, read from package metadata, and whether they are compatible."""
 
 from __future__ import annotations
 
@@ -61,7 +57,7 @@ def has_other_libtpu(environ: Mapping[str, str]) -> bool:
 def judge(
     versions: Versions, tpu: bool = False, other_libtpu: bool = False, framework: str = "torch", environment: str = ""
 ) -> list[Problem]:
-    """What does not fit together.
+    """Problems of the versions.
 
     Args:
         versions: as `installed()` gives them.
@@ -116,7 +112,7 @@ def _no_framework(facts: _Facts) -> Problem | None:
     return Problem(
         about=VERSIONS,
         what=f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed.",
-        why="Cells are trained with torch on XLA devices, on a TPU and in a rehearsal on the CPU alike.",
+        why="Cells train with torch on XLA devices, on a TPU and in a rehearsal on the CPU.",
         command=_install(facts.versions.get("torch"), facts.tpu),
         then=RESTART,
     )
@@ -136,8 +132,8 @@ def _different_pair(facts: _Facts) -> Problem | None:
         return None
     return Problem(
         about=VERSIONS,
-        what=f"torch {facts.versions['torch']} and torch_xla {facts.versions['torch_xla']} do not fit together.",
-        why="torch_xla is built for one version of torch; with another it fails at import, often with "
+        what=f"torch {facts.versions['torch']} and torch_xla {facts.versions['torch_xla']} are not compatible.",
+        why="Each torch_xla is built for one version of torch. With another one its import fails, often with "
         '"undefined symbol" in _XLAC.',
         command=f'%pip install "torch=={xla[0]}.{xla[1]}.0"',
         then=RESTART,
@@ -151,7 +147,7 @@ def _no_libtpu(facts: _Facts) -> Problem | None:
     return Problem(
         about=VERSIONS,
         what="libtpu is not installed.",
-        why="This host has a TPU, and torch_xla reaches it only through libtpu.",
+        why="This host has a TPU, and torch_xla needs libtpu to use it.",
         command=f'%pip install "torch_xla[tpu]=={xla}"',
         then=RESTART,
     )
@@ -163,8 +159,8 @@ def _plain_tensorflow(facts: _Facts) -> Problem | None:
     same = ".".join(map(str, release(facts.versions["tensorflow"])))
     return Problem(
         about=VERSIONS,
-        what=f"tensorflow {facts.versions['tensorflow']} is installed beside torch_xla.",
-        why="The two conflict in one process (torch_xla warns of it at import); tensorflow-cpu does not.",
+        what=f"tensorflow {facts.versions['tensorflow']} is installed together with torch_xla.",
+        why="They conflict in one process (torch_xla warns about it at import); tensorflow-cpu does not.",
         # Both packages own the same files, so what uninstalling one removes is put back, at the same version.
         command=f"!pip uninstall -y tensorflow && pip install --force-reinstall --no-deps tensorflow-cpu=={same}",
         then=RESTART,
@@ -178,16 +174,16 @@ def _plain_tensorflow(facts: _Facts) -> Problem | None:
 # googlecolab/backend-info and Kaggle/docker-python, 2026-08; users' reports: issues of googlecolab/colabtools.
 _HOSTED = {
     "colab": "Colab's TPU image has no TensorFlow since March 2025, and users report that installing it does not help.",
-    "kaggle": "Kaggle's TPU image has tensorflow-cpu, which cannot use the TPU.",
+    "kaggle": "Kaggle's TPU image has tensorflow-cpu, which cannot use a TPU.",
 }
 _ELSEWHERE = (
-    "train with TensorFlow on a TPU VM (tensorflow-tpu), or on this TPU with PyTorch/XLA, or with Keras on JAX without "
-    "these magics; %env PJRT_DEVICE=CPU before %tpu_init trains on this host's CPU"
+    "use TensorFlow on a TPU VM (tensorflow-tpu), or use this TPU with PyTorch/XLA, or with Keras on JAX without these "
+    "magics. To train on this host's CPU: %env PJRT_DEVICE=CPU before %tpu_init"
 )
 
 
 def _no_tpu_for_tensorflow(facts: _Facts) -> Problem | None:
-    """Told before anything is installed: on these hosts it is for nothing, or nobody has seen it work."""
+    """Before any other problem, because installing a package does not help on these hosts."""
     if not facts.tpu or facts.environment not in _HOSTED or facts.versions.get("tensorflow-tpu"):
         return None
     return Problem(
@@ -205,7 +201,7 @@ def _no_tensorflow(facts: _Facts) -> Problem | None:
     return Problem(
         about=VERSIONS,
         what="TensorFlow is not installed.",
-        why=f"Cells are trained with TensorFlow here{', on a TPU with tensorflow-tpu' if facts.tpu else ''}.",
+        why=f"Cells train with TensorFlow here{', on a TPU with tensorflow-tpu' if facts.tpu else ''}.",
         command=f'%pip install "tpu-magics[{extra}]"',
         then=RESTART,
     )
@@ -219,7 +215,7 @@ def _tensorflow_without_tpu(facts: _Facts) -> Problem | None:
         about=VERSIONS,
         what=f"{' and '.join(f'{name} {facts.versions[name]}' for name in plain)} cannot use this host's TPU.",
         # tensorflow/tensorflow#96203; the versions: the package index.
-        why="Only the package tensorflow-tpu (2.16.1 to 2.20.0) has TensorFlow's kernels for a TPU; any other one "
+        why="Only the package tensorflow-tpu (2.16.1 to 2.20.0) has TensorFlow's TPU kernels. Any other one "
         "stops with \"No OpKernel was registered to support Op 'ConfigureDistributedTPU'\".",
         command=f'!pip uninstall -y {" ".join(plain)} && pip install "tpu-magics[tf-tpu]"',
         then=RESTART,
@@ -233,8 +229,8 @@ def _two_tensorflows(facts: _Facts) -> Problem | None:
     return Problem(
         about=VERSIONS,
         what=f"{' and '.join(plain)} and tensorflow-tpu are both installed.",
-        why="They own the same files, so the one that was installed last is the one that is imported; it may not be "
-        "the one that knows the TPU.",
+        why="They own the same files, so Python imports the one that was installed last. That may not be the one with "
+        "TPU support.",
         command=f"!pip uninstall -y {' '.join(plain)} && "
         f"pip install --force-reinstall --no-deps tensorflow-tpu=={facts.versions['tensorflow-tpu']}",
         then=RESTART,
@@ -248,19 +244,19 @@ def _plain(facts: _Facts) -> list[str]:
 
 def _old_tensorflow(facts: _Facts) -> Problem | None:
     name = next((name for name in TENSORFLOWS if facts.versions.get(name)), "tensorflow")
-    return _too_old(facts.versions, name, (2, 16), "Keras 3 comes with TensorFlow since 2.16.", "broken")
+    return _too_old(facts.versions, name, (2, 16), "TensorFlow comes with Keras 3 since 2.16.", "broken")
 
 
 def _old_keras(facts: _Facts) -> Problem | None:
-    return _too_old(facts.versions, "keras", (3, 0), "Models of Keras 2 are not known here.", "broken")
+    return _too_old(facts.versions, "keras", (3, 0), "Models of Keras 2 are not supported.", "broken")
 
 
 def _old_ipython(facts: _Facts) -> Problem | None:
-    return _too_old(facts.versions, "ipython", (7, 34), "The magics need what IPython has since 7.34.", "broken")
+    return _too_old(facts.versions, "ipython", (7, 34), "The magics need IPython 7.34 or newer.", "broken")
 
 
 def _old_ipywidgets(facts: _Facts) -> Problem | None:
-    return _too_old(facts.versions, "ipywidgets", (7, 7), "The live panel needs 7.7 or newer.", "warning")
+    return _too_old(facts.versions, "ipywidgets", (7, 7), "The live panel needs ipywidgets 7.7 or newer.", "warning")
 
 
 def _no_ipywidgets(facts: _Facts) -> Problem | None:
@@ -269,7 +265,7 @@ def _no_ipywidgets(facts: _Facts) -> Problem | None:
     return Problem(
         about=VERSIONS,
         what="ipywidgets is not installed.",
-        why="The live panel is made of its widgets.",
+        why="The live panel needs its widgets.",
         command='%pip install "ipywidgets>=7.7"',
         then=f"{RESTART} and reload the page",
         state="warning",

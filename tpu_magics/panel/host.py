@@ -71,7 +71,7 @@ def host_table(
 def _rows(
     host: Host, processes: int | None, spmd: int | None, placed: Placed | None, pod: Pod | None = None
 ) -> Iterator[Row]:
-    yield Row(("Place", host.environment.name))
+    yield Row(("Environment", host.environment.name))
     yield Row(("TPU", _tpu(host)), _state(host, TPU) if host.chips or host.environment.promise else "")
     if pod is not None:
         yield Row(("Cells train on", _on_pod(pod)), "ok")
@@ -82,7 +82,7 @@ def _rows(
     yield Row(("Notebook", _versions(host, NOTEBOOK)))
     yield Row(("Framework", _framework(host)), _state(host, VERSIONS))
     yield Row(("Host memory", _memory(host)))
-    yield Row(("Holder of the TPU", _holders(host)), _state(host, IN_USE) if host.chips else "")
+    yield Row(("TPU in use by", _holders(host)), _state(host, IN_USE) if host.chips else "")
     for name, value in notebook_environment(host).items():
         yield Row(("Set in the notebook", f"{name}={value}: it was not set, and this is what cells train on."))
     for repair in host.variable_changes:
@@ -201,7 +201,7 @@ def _versions(host: Host, names: tuple[str, ...]) -> str:
 def _framework(host: Host) -> str:
     fits = _state(host, VERSIONS) == "ok"
     names = FRAMEWORK if host.framework == "torch" else TENSORFLOW
-    return f"{_versions(host, names)}\n{'They fit together.' if fits else 'See the problems below.'}"
+    return f"{_versions(host, names)}\n{'Versions are compatible.' if fits else 'See the problems below.'}"
 
 
 def _memory(host: Host) -> str:

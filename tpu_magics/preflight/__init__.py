@@ -1,8 +1,7 @@
-"""Ahead-of-time compiles for a TPU that is not here: does a training step fit, is it bf16, what will it cost?
+"""Ahead-of-time compiles for a TPU that is not here: does a training step fit, is it bf16, what does it cost?
 
-What lives here: a module that can be called, since this room and what it does have one name:
-`tpu_magics.preflight(...)` is `tpu_magics.magics.preflight.preflight`, and shows that one's help and signature. What
-does not: any of the work; run.py is the road through the room.
+This package is callable, because the function and the package share a name: `tpu_magics.preflight(...)` is
+`tpu_magics.magics.preflight.preflight`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""What a chip of each TPU generation can do, as the compiler and Google have it, each figure with its source.
-
-What lives here: the figures that memory and roofline are judged by. What does not: how a chip shows on a host, its type
-string, its TensorCores, HBM and peak (host/chips.py has these, and they are taken from there), and which slices there
-are (targets.py).
+"""What a chip of each TPU generation can do, according to the compiler and to Google, each figure with its source.
 
 "Google" in a source is the page of that generation in the Cloud TPU documentation ("TPU v5e", ...); "jax" is the table
-in jax 0.10.2, jax/_src/pallas/mosaic/tpu_info.py. They differ by up to 14 %: the page is taken where it has a figure.
+in jax 0.10.2, jax/_src/pallas/mosaic/tpu_info.py. They differ by up to 14 %: the page is used where it has a figure.
 """
 
 from __future__ import annotations

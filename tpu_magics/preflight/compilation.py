@@ -1,9 +1,4 @@
-"""Graphs through the TPU's compiler, as the rest of a preflight asks for it.
-
-What lives here: which graphs need a compile and how much memory it may take, what is kept of the results, and the
-person's lines and flags in them. What does not: the process that compiles (compile_process.py, compile_watch.py,
-compiler/), kept results (store.py), and what is thought of the results (judge.py).
-"""
+"""Compile graphs with the TPU's compiler: cached results first, then one compile process after another."""
 
 from __future__ import annotations
 

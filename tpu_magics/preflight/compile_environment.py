@@ -1,8 +1,4 @@
-"""The environment variables of a compile process.
-
-What lives here: which it gets, which it does not, and what is said of those. What does not: the process
-(compile_process.py).
-"""
+"""The environment variables of a compile process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""One compile process while it works: its progress, its bound on memory, its death.
-
-What lives here: what happens to the graphs of one process, and the sentences about it. What does not: the process
-itself (compile_process.py), and which graphs it is given (compiling.py).
-"""
+"""Monitors one compile process: progress, memory limit, unexpected end."""
 
 from __future__ import annotations
 

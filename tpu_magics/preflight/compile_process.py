@@ -1,9 +1,6 @@
-"""One compile process, as its parent sees it.
+"""One compile process, as its parent sees it: start, events, memory, end.
 
-What lives here: its start, its events, its memory, its end. What does not: its environment (compile_environment.py),
-what it does (compiler/), and what is made of its events (compile_watch.py).
-
-It leads a session of its own, so that Jupyter's interrupt reaches the parent alone, which then ends it.
+It leads a session of its own, so that Jupyter's interrupt reaches the parent only, which then ends it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a preflight knows: the graph that goes to the compiler, and what the compiler said of it.
-
-What lives here: frozen dataclasses that travel (to the compile process, into kept results, to the panel), and their way
-to JSON and back. What does not: how they are found (tracing.py, compiler/), and what is made of them (judge.py).
+"""The result of compiling one graph for one target, and its way to JSON and back.
 
 All sizes are bytes, all times seconds, all rates per second. What is not known is None, and `notes` says why.
 """

@@ -1,8 +1,4 @@
-"""jaxlib and libtpu, as far as that can be known without importing them.
-
-What lives here: their versions, and whether they will do. What does not: using them (compiler/). jax itself is not
-used; the package's extra names it because it brings jaxlib.
-"""
+"""The versions of jaxlib and libtpu, read without importing them, and whether they suffice."""
 
 from __future__ import annotations
 

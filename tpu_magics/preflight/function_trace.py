@@ -1,8 +1,4 @@
-"""A training function -> its graphs.
-
-What lives here: asking launch/ for them, and reading what the worker wrote. What does not: how it is traced
-(backends/).
-"""
+"""Trace a training function in a forked worker and read the graphs that it wrote."""
 
 from __future__ import annotations
 

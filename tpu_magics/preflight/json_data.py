@@ -1,7 +1,4 @@
-"""Dataclasses of a preflight as plain JSON data.
-
-What lives here: the way there. What does not: which data a report has (report.py).
-"""
+"""Dataclasses of a preflight as plain JSON data."""
 
 from __future__ import annotations
 

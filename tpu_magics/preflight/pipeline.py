@@ -1,8 +1,4 @@
-"""How a preflight traces a function, and compiles what it traced.
-
-What lives here: a call and its ways to graphs and to what the compilers say of them. What does not: the order of things
-(run.py), tracing and compiling themselves (tracing.py, compiling.py).
-"""
+"""The pipeline of a preflight: trace a function, then compile its graphs for a target."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What `%%tpu_train --preflight TARGET` asks before it trains.
-
-What lives here: compiling the request that is about to be trained, and refusing it where it cannot fit. What does not:
-the preflight itself (run.py).
-"""
+"""The check that `%%tpu_train --preflight TARGET` runs before it trains."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What a preflight found: the object that `tpu_magics.preflight` gives.
-
-What lives here: the results by target. What does not: the result of one (target_result.py), how they are found
-(preflight/), and how they look (panel/preflight.py).
-"""
+"""The result of a preflight: the object that `tpu_magics.preflight` returns."""
 
 from __future__ import annotations
 

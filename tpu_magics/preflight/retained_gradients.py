@@ -1,10 +1,8 @@
-"""Gradients that live until the next step.
+"""Gradients that stay alive until the next step, seen in a program's outputs.
 
-What lives here: seeing them in a program's outputs. What does not: advice (panel/preflight_problems.py).
-
-A training step that ends with `optimizer.step()` and begins with `zero_grad()` hands its gradients out: they are alive
-at its sync. Measured with libtpu 0.0.52 for v5e, three linear layers with AdamW: 131 MiB, and 70 MiB with
-`zero_grad()` after the step; torch_xla 2.9 hands each gradient out twice.
+A training step that ends with `optimizer.step()` and begins with `zero_grad()` returns its gradients: they are alive at
+its sync. Measured with libtpu 0.0.52 for v5e, three linear layers with AdamW: 131 MiB, and 70 MiB with `zero_grad()`
+after the step; torch_xla 2.9 returns each gradient twice.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """How fast one device can run a program at best, by its FLOPs and by its bytes: the roofline.
 
-What lives here: arithmetic on what the compiler counted. What does not: what a chip can do (targets.py), and what
-follows for the person (judge.py).
-
 The model: S. Williams, A. Waterman, D. Patterson, "Roofline: an insightful visual performance model for multicore
 architectures", CACM 52(4), 2009. A step takes at least its FLOPs over the peak rate, and at least its bytes over the
 bandwidth of the memory. It is an estimate, and a lower bound of the time: no program keeps either at its peak, and
 transfers between chips and work of the host are not in it. Only of a program with branches, or with a loop that may end
-early, it is no bound: what such a program does, it decides when it runs.
+early, it is no bound: how much such a program does is decided when it runs.
 
 Three things that libtpu counts in its own way, measured with libtpu 0.0.52 for v5e:
 - The body of a loop counts once, however often it runs, whether the count is known or not (a scan of ten

@@ -1,8 +1,4 @@
-"""A function -> what the compilers of the TPUs say of it: the road of a preflight.
-
-What lives here: the order of things: trace, compile, search. What does not: the things themselves (way.py, probing.py,
-fit/), and how the result looks (panel/preflight.py).
-"""
+"""Run a preflight: trace, compile, search."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""One size of a search: trace the function with it, and ask the compilers.
-
-What lives here: which graphs of a size are compiled, in which order, and what that says of the size; what a function
-must do for a search to make sense. What does not: which sizes are tried (fit/), and the name that has them (sizes.py).
-"""
+"""One size of a search: trace the function with it and compile the graphs."""
 
 from __future__ import annotations
 

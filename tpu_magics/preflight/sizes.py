@@ -1,7 +1,4 @@
-"""The name whose largest value is searched: an argument of the function, or a name of the notebook.
-
-What lives here: what it is now, and putting another value in its place for one trace. What does not: the search (fit/).
-"""
+"""The name whose largest value is searched: an argument of the function, or a variable of the notebook."""
 
 from __future__ import annotations
 

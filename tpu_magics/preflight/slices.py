@@ -1,11 +1,8 @@
-"""Which slices of TPUs there are, and what libtpu must be told of one.
-
-What lives here: topologies, hosts, ranks. What does not: what a chip can do (chips.py), names as people write them
-(targets.py), and asking libtpu for the topology (compiler/).
+"""The slices of TPUs, and what libtpu needs to know of one.
 
 Sources: the pages of v4, v5e, v5p and v6e in the Cloud TPU documentation, and MaxText's map of accelerator types, for
 slices and topologies. The pages of v2 and v3 name slices and no topologies: these are the rectangles that double in
-turn. 7x has v5p's shapes, up to 4096 chips; its own page was not compared. libtpu 0.0.52 takes them all, 0.0.21.1 all
+turn. 7x has v5p's shapes, up to 4096 chips; its own page was not compared. libtpu 0.0.52 accepts them all, 0.0.21.1 all
 but 7x's.
 """
 

@@ -1,12 +1,9 @@
-"""Results of compiles that are kept on disk, and how long those compiles took.
-
-What lives here: `Store`, its keys, its files. What does not: what a result says (facts.py), and the lines of the
-person's, which are not kept (compiling.py).
+"""Compile results that are cached on disk, and how long those compiles took.
 
 A key is the hash of all that a result depends on: the graph's module as it goes to the compiler, its donors, replicas,
 partitions and parameters, the TPU, the flags, the versions of jaxlib, libtpu and of this package, the sources of the
-code that asks the compiler and reads its answers, and the form of the files here. The modules have no source lines in
-them (`Graph.places`), so a result outlives edits around the training function.
+code that calls the compiler and reads its answers, and the file format. The modules have no source lines in them
+(`Graph.places`), so a result outlives edits around the training function.
 """
 
 from __future__ import annotations

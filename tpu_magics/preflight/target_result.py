@@ -1,8 +1,4 @@
-"""What the compiler of one target said of a function, and what follows.
-
-What lives here: the result of one target. What does not: the object that holds all of them (report.py), and how it
-looks (panel/).
-"""
+"""The result of a preflight for one target."""
 
 from __future__ import annotations
 

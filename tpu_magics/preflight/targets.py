@@ -1,8 +1,4 @@
-"""Names of TPUs: Google's ("v5litepod-8"), plain ones ("v5e-8"), topologies ("v5e:2x4").
-
-What lives here: reading names, and saying which there are. What does not: the slices themselves (slices.py), and what a
-chip can do (chips.py).
-"""
+"""Names of TPUs: Google's ("v5litepod-8"), short ones ("v5e-8"), topologies ("v5e:2x4")."""
 
 from __future__ import annotations
 

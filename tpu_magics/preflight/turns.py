@@ -1,8 +1,4 @@
-"""Graphs that take turns: gradient accumulation, two optimizers, a small graph between two steps.
-
-What lives here: which graphs make one full turn, and its time. What does not: how syncs are told apart (backends/), and
-what one graph costs (roofline.py).
-"""
+"""Graphs that alternate: gradient accumulation, two optimizers, a small graph between two steps."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Does this training step suit a TPU?
-
-What lives here: the verdict that the reasons come to. What does not: the reasons (judge_reasons.py, judge_case.py), the
-roofline's arithmetic (roofline.py), and how a verdict looks (panel/).
-"""
+"""The verdict: does this training step suit a TPU?"""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What is judged, and what a reason is.
-
-What lives here: two dataclasses, and how reasons word places, shares and times. What does not: the reasons
-(judge_reasons.py, judge_work.py), and what they come to (judge.py).
-"""
+"""The input of a verdict, and one reason of it."""
 
 from __future__ import annotations
 

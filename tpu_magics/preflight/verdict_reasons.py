@@ -1,12 +1,8 @@
-"""What speaks for a TPU, and what against it.
+"""Reasons of the verdict about whether the step runs at all, and the list of all reasons.
 
-What lives here: one small function for each reason of whether it runs at all, and the list of all reasons. What does
-not: reasons of what it does (judge_work.py), what they come to (judge.py), what a reason is (judge_case.py), and from
-where on (thresholds.py).
-
-The list is Google's own ("When to use TPUs", https://cloud.google.com/tpu/docs/intro-to-tpu): models dominated by
+The list follows Google's "When to use TPUs" (https://cloud.google.com/tpu/docs/intro-to-tpu): models dominated by
 matrix computations, without custom operations inside the main training loop, that train for weeks or months, with large
-effective batch sizes. How long a person trains is not in a program.
+effective batch sizes. How long the user trains is not in a program.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What a step does that speaks for a TPU, or against it: its FLOPs, its bytes, its batch.
-
-What lives here: one small function for each reason. What does not: whether it runs at all (judge_reasons.py, with the
-source of the list), and from where on (thresholds.py).
-"""
+"""Reasons of the verdict about the work of a step: its FLOPs, its bytes, its batch."""
 
 from __future__ import annotations
 

@@ -1,11 +1,7 @@
-"""The records of a run: what may stand in `rank-<r>.jsonl`, and what each field means.
-
-What lives here: one frozen dataclass per kind of event, and their way to and from one JSON line. What does not:
-files (see writer.py and reader.py), and any thought about where an event came from. The field names are a contract:
-both front ends and other tools read them.
+"""The events of a run: the records in `rank-<r>.jsonl`, and what each field means.
 
 Every line is a JSON object with `v` (schema version), `kind`, `t` (unix seconds), `rank`, and the fields of its kind.
-Readers skip kinds and versions that they do not know.
+Readers skip kinds and versions that they do not know. Field names are a contract with both front ends and other tools.
 """
 
 from __future__ import annotations

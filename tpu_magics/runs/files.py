@@ -1,8 +1,4 @@
-"""Where runs are kept and what the files of a run are called.
-
-What lives here: the names, as the writers and the readers of a run share them, and how a record is opened. What does
-not: making a folder or writing into it (see folder.py), and events (see writer.py and reader.py).
-"""
+"""Where runs are stored, the names of a run's files, and how a record file is opened."""
 
 from __future__ import annotations
 

@@ -1,14 +1,11 @@
-"""The run folder as the launcher makes and keeps it, and `run.json`.
-
-What lives here: making the folder, and `run.json` (the plan, the host, the status; replaced whole). What does not: the
-names of its files (see files.py), events (see writer.py) and everything that is read (see reader.py).
+"""The run folder as the launcher makes it, and `run.json`, which is replaced atomically.
 
 Fields of `run.json`: `v` schema version, `id` name of the folder, `name`, `created` unix seconds, `status`, `pid` and
 `pid_started` of the kernel, `kernel` its id and `notebook` its path ("" where they are not known), `plan`, `host`,
 `versions`, `workers` (one object per rank: `rank`, `pid`, `exit`, `signal`, `peak_rss`, `peak_pss`), `ended` unix
-seconds, `seconds`, `failure` (`what`, `why`, `todo`, `details`, or null), `models` (names that came home), `warnings`
-(texts). Of a run on several hosts also `hosts` (`index`, `name`, `address`, `ranks`), `host` in each worker (its
-index), and `sent` (bytes that went into the object store).
+seconds, `seconds`, `failure` (`what`, `why`, `todo`, `details`, or null), `models` (names updated in the notebook),
+`warnings` (texts). Of a run on several hosts also `hosts` (`index`, `name`, `address`, `ranks`), `host` in each worker
+(its index), and `sent` (bytes that went into the object store).
 """
 
 from __future__ import annotations

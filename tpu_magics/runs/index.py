@@ -1,9 +1,7 @@
-"""The index of a folder of runs: what finding a run needs of each, so that ten thousand need not be read.
+"""The index of a folder of runs: what finding a run needs of each, so that not every run.json is read.
 
-What lives here: reading, checking and writing it. What does not: choosing among the runs (see reader.py).
-
-The index is a cache, never the truth: an entry counts only while its `run.json` is the file that was read for it, and a
-folder without an entry is read. So it may be missing, torn, or written by another kernel at any moment.
+The index is a cache: an entry counts only while its `run.json` is the same file, and a folder without an entry is read.
+So it may be missing, torn, or written by another kernel at any moment.
 """
 
 from __future__ import annotations

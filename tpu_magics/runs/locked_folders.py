@@ -1,8 +1,6 @@
-"""Temporary folders that are removed by others when their process is gone.
+"""Temporary folders that another process removes when their own process is gone.
 
-What lives here: making one, removing it, finding those that a killed process left. What does not: what lies in them.
-
-Each has a file that is locked (flock(2)) as long as the process that made it lives, or a fork of it.
+Each has a file that is locked (flock(2)) as long as the process that made it, or a fork of it, lives.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Counting without filling the disk: steps, logged values and memory, aggregated as they come.
+"""Steps, logged values and memory, aggregated so that records stay small: 100,000 steps with three logged values each
+give less than 1 MB per rank.
 
-What lives here: when a record is written. Its size over a run is bounded whatever the step time: 100,000 steps with
-three logged values each give less than 1 MB per rank. What does not: the file (see writer.py), and any idea of what
-a step is (see backends/).
-
-Call `flush` when the training has ended: until then the newest part of a long run is held back (half a second or a
-five-hundredth of the run for steps, about a hundredth for values), and a SIGKILL loses that part. In a child of the
-process that made the writer nothing is counted.
+Call `flush` when the training has ended: the newest part of a long run is buffered (half a second or a five-hundredth
+of the run for steps, about a hundredth for values), and a SIGKILL loses that part. In a child of the process that made
+the writer nothing is counted.
 """
 
 from __future__ import annotations

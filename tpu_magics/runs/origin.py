@@ -1,8 +1,4 @@
-"""Whose code a line is: the user's, or a library's.
-
-What lives here: telling the two apart by the path of the code. What does not: stacks (launch/frames.py,
-backends/torch_xla/observe/).
-"""
+"""Whether a line of code is the user's or a library's, by its path."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Which notebook made a run: by its path, its kernel or its process.
-
-What lives here: what `run.json` keeps of it, and telling this notebook's runs from others'. What does not: which run is
-meant (see reader.py).
-"""
+"""Which notebook made a run: by its path, its kernel or its process."""
 
 from __future__ import annotations
 

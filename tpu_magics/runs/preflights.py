@@ -1,7 +1,4 @@
-"""The newest preflights of this folder, for the checklist before a TPU is asked for.
-
-What lives here: one small file beside the runs: what fitted which TPU. What does not: preflights themselves.
-"""
+"""The newest preflight results of this folder, for `%tpu_check --ready`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Folders in the temporary one that only this account can use, although everybody can write there.
-
-What lives here: making them, and removing those that a dead process left. What does not: what lies in them.
-"""
+"""Folders in the shared temporary folder that only this account can use; those of dead processes are removed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Whether a process is still the one that was noted down.
-
-What lives here: recognising a process again by its pid and its start time, because pids are given out again. What
-does not: anything that signals or waits for a process.
-"""
+"""Recognise a process by its pid and start time: the system reuses pids."""
 
 from __future__ import annotations
 

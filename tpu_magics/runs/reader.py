@@ -1,9 +1,7 @@
-"""Reading runs back: one run, the new lines of a record file, all runs of a folder.
+"""Read runs back: one run, the new lines of a record file, all runs of a folder.
 
-What lives here: everything that is read from a run folder. What does not: what the records say of a run (see
-summary.py) and how it is shown (see panel/).
-Reading never raises because of what a file holds: a torn last line, garbage, a kind or version that is not known and
-a missing or half `run.json` are skipped.
+Reading never raises because of a file's content: a torn last line, garbage, an unknown kind or version, and a missing
+or partial `run.json` are skipped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The values logged under one name, between two records.
-
-What lives here: what a value becomes in a record, and the range of the values that one record stands for. What does
-not: when a record is written (see meter.py).
-"""
+"""The values logged under one name between two records."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What the records of a run say of it.
-
-What lives here: the step from `run.json` and events to the few facts that tables show. What does not: reading files
-(see reader.py) and showing (see panel/). Nothing is taken for granted of a `run.json`: it may be from another version.
-"""
+"""The summary of a run from `run.json` and its events. `run.json` may be from another version: no field is trusted."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""`tpu_magics.log(...)`: values from inside the training function.
-
-What lives here: the function that people call, and the one place a worker plugs its recorder into. What does not: how
-values are recorded (meter.py) and when a device's tensor may be read (backends/).
-"""
+"""`tpu_magics.log(...)`: log values from inside the training function."""
 
 from __future__ import annotations
 

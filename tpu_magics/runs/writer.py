@@ -1,9 +1,4 @@
-"""Appending events to a record file, from inside a worker (or, for supervisor.jsonl, from its parent).
-
-What lives here: one line, one write. What does not: deciding what is worth a line (see meter.py), and reading.
-
-Nothing here raises into the training: a full disk must not end a run of ten hours.
-"""
+"""Append events to a record file. Nothing here raises into the training: a full disk must not end a ten-hour run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The doctor: what is wrong with this environment, and the one command that mends it.
+"""The doctor: checks of this environment, each with the one command that fixes it, and `--fix`.
 
-What lives here: the groups of checks in their order, and what `--fix` does and leaves. What does not: the checks (one
-file per group), how they look (panel/doctor.py), a runtime, and any import of a framework.
+Starts no runtime and imports no framework. A group of checks is one file of this folder.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ GROUPS: tuple[tuple[str, Group], ...] = (
     (frameworks.GROUP, frameworks.checks),
     (libtpu.GROUP, libtpu.checks),
     (devices.GROUP, devices.checks),
-    (tpu_owners.HOLDERS, tpu_owners.holder_checks),
+    (tpu_owners.IN_USE_BY, tpu_owners.owner_checks),
     (tpu_owners.LOCK_FILE, tpu_owners.lock_checks),
     (variables.GROUP, variables.checks),
     (capacity.MEMORY, capacity.memory_checks),
@@ -57,40 +56,40 @@ GROUPS: tuple[tuple[str, Group], ...] = (
 
 
 def examine(facts: HostFacts) -> tuple[Check, ...]:
-    """All checks, group by group. A check that fails itself is said, and does not hide the others."""
+    """All checks, group by group. A check that raises is reported, and does not hide the others."""
     return tuple(check for name, group in GROUPS for check in _of_group(name, group, facts))
 
 
 def _of_group(name: str, group: Group, facts: HostFacts) -> Iterator[Check]:
     try:
         yield from group(facts)
-    except Exception as fault:  # a doctor that dies of what it finds is of no use
-        said = f"{type(fault).__name__}: {fault}"
-        yield Check(name, "This check", NOT_AVAILABLE, f"It broke off with {said}", "That is a fault of tpu_magics.")
+    except Exception as error:  # one broken check must not hide the others
+        what = f"This check failed with {type(error).__name__}: {error}"
+        yield Check(name, "This check", NOT_AVAILABLE, what, "This is a bug in tpu_magics.")
 
 
 @dataclass(frozen=True)
 class FixReport:
-    """What `--fix` did: a sentence for each thing. `left`: (check, why it was left) for what was not safe any more."""
+    """What `--fix` did, one sentence each. `left`: (check, reason) for what was no longer safe."""
 
     done: tuple[str, ...]
     left: tuple[tuple[Check, str], ...]
 
 
-_OF_THE_SHELL = "A command cannot change the environment of the shell that started it."
+_SHELL = "A command cannot change the variables of the shell that started it."
 
 
 def apply_fixes(
     checks: tuple[Check, ...], environ: MutableMapping[str, str], root: Path = Path("/"), *, in_session: bool = True
 ) -> FixReport:
-    """Do what is safe: this session's environment (`in_session`: there is one), and a lock file that nobody uses."""
+    """Apply the safe fixes: variables of this session (`in_session`: there is one), and an unused lock file."""
     done: list[str] = []
     left: list[tuple[Check, str]] = []
     for check in checks:
         if check.fix is None or check.state == OK:
             continue
         if check.fix.of_session and not in_session:
-            left.append((check, _OF_THE_SHELL))
+            left.append((check, _SHELL))
             continue
         try:
             done.append(check.fix.apply(environ, root))

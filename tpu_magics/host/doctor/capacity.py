@@ -1,8 +1,4 @@
-"""Memory and disk: whether there is room for a run.
-
-What lives here: host memory for the workers, and the folders that a run writes to. What does not: the forecast for one
-cell, which knows its models (launch/), and the memory of the TPU (%tpu_preflight).
-"""
+"""Checks of host memory and disk space for a run."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from tpu_magics.host.problem import plural
 MEMORY = "Memory"
 DISK = "Disk"
 GIB = 2**30
-# Thresholds, chosen and not measured: they only decide what is worth a look.
+# Thresholds, chosen and not measured: they only decide what is shown as a warning.
 FOR_A_WORKER, LITTLE = GIB, 2 * GIB
 FULL, SCARCE = 64 * 2**20, GIB  # free bytes of a folder: broken, warning
 SHARED_FULL = 2**20  # Docker gives /dev/shm 64 MiB, and with that only DataLoader workers fail
@@ -28,7 +24,7 @@ SHARED = "dev/shm"
 
 
 def memory_checks(facts: HostFacts) -> Iterator[Check]:
-    """What is free, and what is free for each of the workers that a TPU's chips ask for."""
+    """Free memory, in all and for each worker."""
     memory, workers = facts.host.memory, facts.host.workers
     if memory.available is None or memory.total is None:
         yield Check(MEMORY, "Host memory", NOT_AVAILABLE, "It could not be read.", memory.reason)
@@ -41,8 +37,8 @@ def memory_checks(facts: HostFacts) -> Iterator[Check]:
             "Host memory",
             WARNING,
             f"Only {said}{limit}.",
-            "When it runs out, the kernel ends a worker with SIGKILL, or the notebook itself.",
-            then="shut other notebooks' kernels down, or delete what you do not need (`del name`), and look again",
+            "When it runs out, Linux kills a worker or the notebook itself (SIGKILL).",
+            then="shut down other notebooks' kernels, or delete what you do not need (`del name`), and run this again",
         )
     else:
         yield Check(MEMORY, "Host memory", OK, f"{said}{limit}")
@@ -56,11 +52,11 @@ def _for_workers(available: int, workers: int) -> Check:
             MEMORY,
             "For each worker",
             WARNING,
-            f"{plural(workers, 'worker')}, one for each chip, have {_gib(each)} each.",
-            "A model that every worker builds for itself takes its memory so many times: they die of SIGSEGV or "
+            f"Each of {plural(workers, 'worker')} (one for each chip) has {_gib(each)}.",
+            "If each worker builds the model, it takes that many times its memory, and workers die with SIGSEGV or "
             "SIGKILL.",
-            then="build the model in an earlier cell and hand it over: %%tpu_train model. Workers share it until they "
-            "change it",
+            then="build the model in an earlier cell and pass it: %%tpu_train model. Workers share its memory until "
+            "they change it",
         )
     return Check(MEMORY, "For each worker", OK, f"{_gib(each)} for {plural(workers, 'worker')}")
 
@@ -80,7 +76,7 @@ def disk_checks(facts: HostFacts) -> Iterator[Check]:
             facts,
             "TMPDIR",
             Path(facts.environ["TMPDIR"]),
-            "TMPDIR names it: Python writes temporary files there.",
+            "TMPDIR is set to it: Python writes temporary files there.",
             "free some space there",
             change({"TMPDIR": None}),
         )
@@ -103,7 +99,7 @@ def _run_folder(facts: HostFacts) -> Check:
 
 def _shared(facts: HostFacts) -> Check:
     name, path = f"/{SHARED}", facts.root / SHARED
-    use = "DataLoader workers hand tensors over there; a worker dies of SIGBUS when it is full."
+    use = "DataLoader workers pass tensors through it. When it is full, a worker dies with SIGBUS."
     todo = "use DataLoader(num_workers=0), or start the container with --shm-size=8g"
     if not path.is_dir():
         return Check(DISK, name, WARNING, f"There is no {path}.", use, then=todo)
@@ -117,7 +113,7 @@ def _folder(facts: HostFacts, name: str, path: Path, use: str, todo: str, comman
     space = facts.disk(path)
     if space is None:
         return Check(
-            DISK, name, NOT_AVAILABLE, f"The room in {path} could not be found out.", "The system does not tell it."
+            DISK, name, NOT_AVAILABLE, f"The free space in {path} is not available.", "The system does not report it."
         )
     total, free = space
     said = f"{_gib(free)} free of {_gib(total)} in {path}"
@@ -127,7 +123,7 @@ def _folder(facts: HostFacts, name: str, path: Path, use: str, todo: str, comman
 
 
 def _closed(path: Path) -> str:
-    """Why the folder, or the nearest above it that is there, cannot be written; "" where it can."""
+    """Why the folder, or its nearest existing parent, cannot be written; "" where it can."""
     for each in (path, *path.absolute().parents):
         try:
             mode = each.stat().st_mode
@@ -137,7 +133,7 @@ def _closed(path: Path) -> str:
             return f"{path} cannot be written: {error.strerror}."
         if not stat.S_ISDIR(mode):
             return f"{path} cannot be written: {each} is a file, not a folder."
-        return "" if os.access(each, os.W_OK | os.X_OK) else f"This account may not write in {each}."
+        return "" if os.access(each, os.W_OK | os.X_OK) else f"This account has no permission to write in {each}."
     return f"There is no {path}."
 
 

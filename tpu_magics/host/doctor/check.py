@@ -1,8 +1,4 @@
-"""One check of the doctor: what was looked at, how it stands, and the one command that mends it.
-
-What lives here: the record, and how a host's Problem becomes one. What does not: any check (one file per group), and
-what `--fix` may do (mending.py).
-"""
+"""One check of the doctor: what was checked, its state, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -21,12 +17,12 @@ STATES = (BROKEN, WARNING, NOT_AVAILABLE, OK)
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """One check and its result.
 
-    `group`, `name`: what; `state`: one of STATES; `what`: what was found, in a sentence; `why`: why that matters (of
-    what is not available: why it is not); `command`: the one command that mends it, as it is typed in a notebook ("":
-    none does); `then`: what to do after it, or instead of it; `fix`: what `--fix` does about it (None: nothing,
-    because it is not safe or not in its reach).
+    `group`, `name`: what was checked; `state`: one of STATES; `what`: the result, in a sentence; `why`: why that
+    matters (where it is not available: the reason); `command`: the one command that fixes it, as it is typed in a
+    notebook ("": none does); `then`: what to do after it, or instead of it; `fix`: what `--fix` does about it (None:
+    nothing, because it is not safe or not possible).
     """
 
     group: str
@@ -49,12 +45,12 @@ class Check:
 
 
 def from_problem(group: str, name: str, problem: Problem, fix: Fix | None = None) -> Check:
-    """The check that found this problem."""
+    """The check of this problem."""
     return Check(group, name, problem.state, problem.what, problem.why, problem.command, problem.then, fix)
 
 
 def from_problems(group: str, name: str, problems: Sequence[Problem], fine: str) -> Iterator[Check]:
-    """A check for each problem, or one that says what is `fine`."""
+    """A check for each problem, or one with the text `fine`."""
     if not problems:
         yield Check(group, name, OK, fine)
     for problem in problems:

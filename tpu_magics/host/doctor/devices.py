@@ -1,7 +1,4 @@
-"""The TPU's chips, their device files, and whether this account may open them.
-
-What lives here: that, as far as names and modes tell. What does not: opening a device, which would take the TPU.
-"""
+"""Checks of the TPU's chips and device files, by names and modes. Opens no device: an open would take the TPU."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ from tpu_magics.host.doctor.facts import HostFacts
 from tpu_magics.host.problem import TPU, plural
 
 GROUP = "Devices and permissions"
-CONTAINERS = "a container's device rules show only when the device is opened, and that is not done here"
+CONTAINERS = "a container's device rules show only when a device is opened, which this check does not do"
 
 
 def checks(facts: HostFacts) -> Iterator[Check]:
-    """Chips first; without one there is nothing to open."""
+    """The chips, then their device files."""
     host = facts.host
     if not host.chips:
         yield _no_chips(facts)
@@ -38,13 +35,13 @@ def _no_chips(facts: HostFacts) -> Check:
     promised = next((one for one in facts.host.problems if one.about == TPU and one.state == WARNING), None)
     if promised is not None:
         return from_problem(GROUP, "Chips", promised)
-    menu = f" On {place.name} an accelerator is chosen in {place.menu}." if place.menu else ""
+    menu = f" On {place.name} select an accelerator in {place.menu}." if place.menu else ""
     return Check(
         GROUP,
         "Chips",
         NOT_AVAILABLE,
-        "This host has no TPU: cells rehearse on XLA:CPU.",
-        f"No chip in /sys.{menu}",
+        "This host has no TPU. Cells run as a rehearsal on XLA:CPU.",
+        f"No TPU chip in /sys.{menu}",
     )
 
 
@@ -55,6 +52,6 @@ def _fewer(facts: HostFacts) -> Check:
         "Files of all chips",
         WARNING,
         f"{plural(len(host.chips), 'chip')} but {plural(len(host.devices), 'device file')}.",
-        "One worker is started for each chip, and each opens a device file of its own.",
-        then="give the container all device files of the TPU (--privileged), or restart the host",
+        "One worker starts for each chip, and each opens its own device file.",
+        then="start the container with all device files of the TPU (--privileged), or restart the host",
     )

@@ -1,8 +1,4 @@
-"""All that the checks look at, gathered once.
-
-What lives here: the record, and how it is made of this process, or of a recorded root folder. What does not: any
-judgement, a runtime, or an import of a framework: of a package only metadata is read, of an imported one its version.
-"""
+"""The facts that the checks read, collected once from this process or from a recorded root folder."""
 
 from __future__ import annotations
 
@@ -36,12 +32,11 @@ class Jupyter:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What the checks look at.
+    """The facts that the checks read.
 
     `loaded`: versions of the packages that this process has imported; `runs`: where run folders are made, or why that
-    cannot be told; `disk`:
-    (total, free) bytes of a folder, None where that cannot be known; `ask_metadata`: asks the metadata server once;
-    `runtime`: whether an accelerator's runtime is up in this process (None: not known).
+    is unknown; `disk`: (total, free) bytes of a folder, None where unknown; `ask_metadata`: queries the metadata server
+    once; `runtime`: whether an accelerator's runtime is initialised in this process (None: unknown).
     """
 
     host: Host
@@ -74,7 +69,8 @@ def collect_facts(
     prefix: Path = Path(sys.prefix),
     runtime: bool | None = None,
 ) -> HostFacts:
-    """Look at this host, or at one that is recorded under `root`. Arguments: see `inspect_host`, and `HostFacts`."""
+    """The facts of this host, or of one that is recorded under `root`. Arguments: see `inspect_host` and
+    `HostFacts`."""
     versions = found_versions() if versions is None else versions
     return HostFacts(
         host=inspect_host(environ, root, modules, versions, framework),
@@ -100,7 +96,7 @@ def _runs() -> Path | TpuMagicsError:
 
 
 def found_versions() -> dict[str, str | None]:
-    """Of Python and of all packages that a check looks at; None where one is not installed."""
+    """Versions of Python and of all packages that a check reads; None where one is not installed."""
     return {"python": sys.version.split()[0], **{name: version_of(name) for name in (*PACKAGES, *OTHERS)}}
 
 

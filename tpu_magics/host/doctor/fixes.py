@@ -1,7 +1,6 @@
-"""What `--fix` may do: variables of this session, and a lock file that nobody uses.
+"""What `--fix` may change: variables of this session, and a lock file that no process uses.
 
-What lives here: the two things that can be done without asking, each with its own proof that it is still right. What
-does not: when they are called for (the checks), and anything that installs, kills or needs another account.
+Each fix checks again, right before it acts, that it is still safe.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from tpu_magics.host.device_owners import find_owners
 
 
 class FixError(Exception):
-    """What was to be done is not safe, or not possible, any more; its text says why."""
+    """The fix is no longer safe or possible; the text says why."""
 
 
 class Fix(Protocol):
-    """One thing that `--fix` does. `of_session`: it changes this process, and is no use from a shell's command."""
+    """One change that `--fix` makes. `of_session`: it changes this process, and is of no use from a shell."""
 
     @property
     def of_session(self) -> bool: ...
 
     def apply(self, environ: MutableMapping[str, str], root: Path) -> str:
-        """Do it; gives a sentence that says what was done. Raises NotMended where it was left."""
+        """Apply it; returns a sentence about what was done. Raises FixError where it was left."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,9 @@ class VariableFix:
 def _set(environ: MutableMapping[str, str], name: str, value: str | None) -> str:
     before = environ.pop(name, None)
     if value is None:
-        return f"{name} was unset (it was {before!r})"
+        return f"{name} was unset (before: {before!r})"
     environ[name] = value
-    return f"{name}={value} was set (it was {before!r})" if before is not None else f"{name}={value} was set"
+    return f"{name}={value} was set (before: {before!r})" if before is not None else f"{name}={value} was set"
 
 
 @dataclass(frozen=True)
@@ -58,18 +57,18 @@ class LockFileFix:
     of_session: bool = False
 
     def apply(self, environ: MutableMapping[str, str], root: Path) -> str:  # noqa: ARG002
-        lock = find_owners(root).lock  # again: somebody may have started since
+        lock = find_owners(root).lock  # again: a process may have started since
         if lock.state == "absent":
-            raise FixError(f"{self.path} is gone already.")
+            raise FixError(f"{self.path} is already gone.")
         if lock.state != "stale" or not lock.ours:
-            raise FixError(f"{self.path} is in use by now, or is another account's.")
+            raise FixError(f"{self.path} is in use now, or belongs to another account.")
         _remove_unlocked(self.path)
-        return f"{self.path} was removed: its process is gone."
+        return f"{self.path} was removed. Its process is gone."
 
 
 def _remove_unlocked(path: Path) -> None:
-    """Remove the file while we have it locked ourselves: a process that is not seen here (another container with this
-    /tmp, another account) may have it."""
+    """Remove the file while we have it locked ourselves: a process that is not visible here (another container with
+    this /tmp, another account) may use it."""
     try:
         file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -80,6 +79,6 @@ def _remove_unlocked(path: Path) -> None:
         if os.path.samestat(os.fstat(file), path.lstat()):
             path.unlink()
     except OSError as error:
-        raise FixError(f"{path} is locked by a process that is not seen here ({error.strerror}).") from error
+        raise FixError(f"{path} is locked by a process that is not visible here ({error.strerror}).") from error
     finally:
         os.close(file)

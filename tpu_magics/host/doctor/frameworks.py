@@ -1,7 +1,4 @@
-"""Whether the frameworks' versions fit together.
-
-What lives here: the judgements of host/versions.py, as checks, and accelerate. What does not: libtpu (libtpu.py).
-"""
+"""Checks of the frameworks' versions."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ _OLDEST_ACCELERATE = (1, 10)
 
 
 def checks(facts: HostFacts) -> Iterator[Check]:
-    """The framework that cells are trained with, and what is trained with it."""
+    """The framework that cells use, accelerate, and two frameworks in one process."""
     torch = facts.host.framework == "torch"
     tpu = bool(facts.host.chips) if torch else facts.host.device == "TPU"
     names = _TORCH if torch else (*TENSORFLOWS, "keras")
     found = [f"{name} {facts.versions[name]}" for name in names if facts.versions.get(name)]
-    fine = f"{', '.join(found)}: they fit together"
+    fine = f"{', '.join(found)}: versions are compatible"
     problems = judge_framework(facts.versions, tpu, facts.host.framework, facts.host.environment.key)
     yield from from_problems(GROUP, "Framework", problems, fine)
     if torch:
@@ -38,7 +35,7 @@ def _accelerate(facts: HostFacts) -> Check:
             "accelerate",
             NOT_AVAILABLE,
             "accelerate is not installed.",
-            "Only cells that use Accelerator or transformers' Trainer need it.",
+            "Only cells that use Accelerator or the Trainer of transformers need it.",
             '%pip install "accelerate>=1.10"',
         )
     if release(version) < _OLDEST_ACCELERATE:
@@ -47,7 +44,7 @@ def _accelerate(facts: HostFacts) -> Check:
             "accelerate",
             WARNING,
             f"accelerate {version} is older than 1.10.",
-            "Runs are tested with 1.10 and newer.",
+            "tpu_magics is tested with 1.10 and newer.",
             '%pip install "accelerate>=1.10"',
             "restart the kernel",
         )
@@ -62,7 +59,7 @@ def _together(facts: HostFacts) -> Check:
             "One framework in a process",
             WARNING,
             "This process has imported both TensorFlow and torch_xla.",
-            "Each brings its own XLA; which of the two works afterwards rests on the order of the imports.",
-            then="restart the kernel, and use one of the two in a notebook",
+            "Each has its own XLA. Which of the two still works depends on the order of the imports.",
+            then="restart the kernel, and use only one of them in a notebook",
         )
-    return Check(GROUP, "One framework in a process", OK, "No two frameworks are imported that disturb each other")
+    return Check(GROUP, "One framework in a process", OK, "No conflicting frameworks are imported")

@@ -1,7 +1,4 @@
-"""libtpu: whether it is there, is the only one, and is the file that a variable names.
-
-What lives here: that, by package metadata and file names. What does not: loading it, which would take the TPU.
-"""
+"""Checks of libtpu by package metadata and file names. Does not load it: that would take the TPU."""
 
 from __future__ import annotations
 
@@ -17,18 +14,18 @@ from tpu_magics.host.versions import has_other_libtpu, judge_libtpu, release
 
 GROUP = "libtpu"
 PATH = "TPU_LIBRARY_PATH"
-_KNOWS_7X = (0, 0, 22)  # 0.0.21.1 does not know tpu7x, 0.0.51 does; between them it is not known which is the first
+_KNOWS_7X = (0, 0, 22)  # 0.0.21.1 does not support tpu7x, 0.0.51 does; which one was the first is unknown
 
 
 def checks(facts: HostFacts) -> Iterator[Check]:
-    """The package, the file, and the generation that it must know."""
+    """The package, the file, and whether it supports the TPU's generation."""
     yield from _installed(facts)
     if facts.versions.get("libtpu-nightly") and facts.versions.get("libtpu"):
         yield _twice(facts)
     if PATH in facts.environ:
         yield _path(facts)
     if TPU7X in {chip.generation for chip in facts.host.chips} and facts.versions.get("libtpu"):
-        yield _knows(facts)
+        yield _supports(facts)
 
 
 def _installed(facts: HostFacts) -> Iterator[Check]:
@@ -37,9 +34,13 @@ def _installed(facts: HostFacts) -> Iterator[Check]:
     if problems or version:
         yield from from_problems(GROUP, "Package", problems, f"libtpu {version}")
     elif other:
-        yield Check(GROUP, "Package", OK, f"Not the package: torch_xla's own, or the one that {PATH} names")
+        yield Check(GROUP, "Package", OK, f"Not the package: torch_xla's own libtpu, or the one that {PATH} names")
     else:
-        why = "pip installs what tensorflow-tpu needs with it." if facts.host.chips else "Only preflights need it here."
+        why = (
+            "pip installs it together with tensorflow-tpu."
+            if facts.host.chips
+            else "On this host only preflights need it."
+        )
         yield Check(GROUP, "Package", NOT_AVAILABLE, "libtpu is not installed.", why)
 
 
@@ -50,7 +51,7 @@ def _twice(facts: HostFacts) -> Check:
         "One libtpu",
         WARNING,
         f"libtpu {same} and libtpu-nightly {nightly} are both installed.",
-        "They own the same files, so the one that was installed last is the one that is loaded.",
+        "They own the same files, so the one that was installed last is loaded.",
         f"!pip uninstall -y libtpu-nightly && pip install --force-reinstall --no-deps libtpu=={same}",
         "restart the kernel",
     )
@@ -59,30 +60,32 @@ def _twice(facts: HostFacts) -> Check:
 def _path(facts: HostFacts) -> Check:
     path = facts.environ[PATH]
     if os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises for a name that is too long
-        return Check(GROUP, PATH, OK, f"{PATH} names a file that is there: {path}")
+        return Check(GROUP, PATH, OK, f"{PATH} names an existing file: {path}")
     values = {PATH: None}
     return Check(
         GROUP,
         PATH,
         BROKEN if facts.host.chips else WARNING,
-        f"{PATH}={path} names no file.",
-        "torch_xla takes the libtpu that it names, and looks for no other.",
+        f"{PATH}={path}: there is no such file.",
+        "torch_xla loads only the libtpu that it names.",
         change(values),
-        "go on; where torch_xla is imported already, restart the kernel and do it first",
+        "continue; if torch_xla is already imported, restart the kernel and run this first",
         VariableFix(values),
     )
 
 
-def _knows(facts: HostFacts) -> Check:
+def _supports(facts: HostFacts) -> Check:
     version = str(facts.versions["libtpu"])
     if release(version) >= _KNOWS_7X:
-        return Check(GROUP, "Generation", OK, f"libtpu {version} is newer than the last that is known not to know 7x")
+        return Check(
+            GROUP, "Generation", OK, f"libtpu {version} is newer than the last version known not to support 7x"
+        )
     return Check(
         GROUP,
         "Generation",
         BROKEN,
-        f"libtpu {version} does not know a TPU of generation 7x.",
-        "0.0.21.1 and older ones refuse its name.",
+        f"libtpu {version} does not support a TPU of generation 7x.",
+        "Version 0.0.21.1 and older do not know its name.",
         "%pip install -U libtpu",
         "restart the kernel",
     )

@@ -1,8 +1,4 @@
-"""Python and the packages that the magics themselves need.
-
-What lives here: Python, our requirements, and packages that were changed after they were imported. What does not:
-the frameworks (frameworks.py), and ipywidgets' other half in the browser (widgets.py).
-"""
+"""Checks of Python, of our requirements, and of packages that pip changed after they were imported."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ _LARGE = 8  # bytes of a pointer
 
 
 def checks(facts: HostFacts) -> Iterator[Check]:
-    """Python, IPython, and what is missing or was changed under this process's feet."""
+    """Python, IPython, missing requirements, and packages that changed after their import."""
     yield _python(facts)
     yield from from_problems(
         GROUP,
@@ -43,7 +39,7 @@ def _python(facts: HostFacts) -> Check:
             "Python",
             BROKEN,
             f"Python {version} is older than 3.10.",
-            "tpu_magics and the releases of torch_xla that it knows need 3.10 or newer.",
+            "tpu_magics and the torch_xla releases that it supports need 3.10 or newer.",
             then="start the notebook with a newer Python",
         )
     if struct.calcsize("P") < _LARGE or sys.platform != "linux":
@@ -66,7 +62,7 @@ def _needed(facts: HostFacts) -> Check:
             "Requirements",
             BROKEN,
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed.",
-            "A run measures memory with psutil and brings weights home with safetensors.",
+            "A run measures memory with psutil and transfers trained weights with safetensors.",
             f"%pip install {' '.join(missing)}",
             "run the cell again",
         )
@@ -80,7 +76,7 @@ def _installed(facts: HostFacts, module: str) -> str | None:
 
 
 def _changed(facts: HostFacts) -> Check:
-    """pip has changed a package that this process had imported: the old one goes on until a restart."""
+    """pip changed a package after this process imported it: the old version stays in use until a restart."""
     changed = [
         f"{name} {loaded} (installed: {installed})"
         for name, loaded in facts.loaded.items()
@@ -92,9 +88,9 @@ def _changed(facts: HostFacts) -> Check:
             "Imported packages",
             WARNING,
             f"This process still uses {', '.join(changed)}.",
-            "The package was changed after it was imported; workers, which are forked from this process, use the old "
-            "one, and what it imports later is of the new one.",
+            "The package changed after its import. This process and its workers keep the old version, but later imports "
+            "from it get the new one.",
             then="restart the kernel",
         )
-    what = ", ".join(f"{name} {version}" for name, version in facts.loaded.items()) or "none of the known ones yet"
+    what = ", ".join(f"{name} {version}" for name, version in facts.loaded.items()) or "no known package yet"
     return Check(GROUP, "Imported packages", OK, f"As installed: {what}")

@@ -1,8 +1,4 @@
-"""Environment variables that a TPU or torch_xla reads, and that do not fit this host.
-
-What lives here: one small function for each kind of them. What does not: what the workers get (host/repairs.py), whose
-judgement is asked.
-"""
+"""Checks of environment variables that libtpu or torch_xla reads and that are wrong for this host."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from tpu_magics.host.variables import PJRT, judge_pjrt
 GROUP = "Environment variables"
 SKIPS = "TPU_SKIP_MDS_QUERY"
 TYPE = "TPU_ACCELERATOR_TYPE"
-ONE_HOST = "look whether they are right: they are for a slice of one host, and are read when torch_xla is imported"
+ONE_HOST = "check the values: they are for a slice of one host, and torch_xla reads them when it is imported"
 _CHOOSING = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_PROCESS_BOUNDS")
 _ADDRESSES, _NUMBER = "TPU_PROCESS_ADDRESSES", "CLOUD_TPU_TASK_ID"
 # torch_xla 2.9 reads the right one first (_internal/tpu.py: build_tpu_env_from_vars).
@@ -34,18 +30,18 @@ _BOUNDS = {1: "1,1,1", 4: "2,2,1", 8: "2,4,1"}  # the chips of a host as a grid
 
 
 def checks(facts: HostFacts) -> Iterator[Check]:
-    """What is wrong, or one line that says what is set."""
+    """The problems, or one line with the variables that are set."""
     found = [check for judge in _JUDGES for check in judge(facts)]
     if found:
         yield from found
         return
     known = [name for name in sorted(facts.environ) if name == PJRT or name.startswith(("TPU_", "XLA_", "CLOUD_TPU_"))]
-    yield Check(GROUP, "TPU and XLA", OK, f"Nothing disturbs ({', '.join(known) or 'none of them is set'})")
+    yield Check(GROUP, "TPU and XLA", OK, f"No problems ({', '.join(known) or 'none is set'})")
 
 
 def _pjrt(facts: HostFacts) -> Iterator[Check]:
     for problem in judge_pjrt(facts.host.pjrt_device, len(facts.host.chips), facts.host.framework == "torch"):
-        # CPU on a TPU host is a rehearsal that somebody has asked for; what cannot start is nobody's wish.
+        # CPU on a TPU host can be a rehearsal on purpose; a value with which nothing can start cannot.
         fitting = VariableFix({PJRT: "TPU" if facts.host.chips else "CPU"})
         yield from_problem(GROUP, PJRT, problem, fitting if problem.state == BROKEN else None)
 
@@ -61,14 +57,14 @@ def _kaggle(facts: HostFacts) -> Iterator[Check]:
         "Worker addresses",
         WARNING,
         f"{values} {'is' if len(changes) == 1 else 'are'} set.",
-        f"{changes[0].reason}. The workers of %%tpu_train do not get them; notebook_launcher and xmp.spawn do.",
+        f"{changes[0].reason}. Workers of %%tpu_train do not get them; those of notebook_launcher and xmp.spawn do.",
         change(names),
         fix=VariableFix(names),
     )
 
 
 def _addresses(facts: HostFacts) -> Iterator[Check]:
-    """The same on any other host: left by a shell's profile, or by a cell that was copied."""
+    """The same on any other host, set by a shell's profile or a copied cell."""
     workers = facts.host.workers
     if facts.host.variable_changes or workers == 1:
         return
@@ -84,8 +80,8 @@ def _addresses(facts: HostFacts) -> Iterator[Check]:
         "Worker addresses",
         BROKEN,
         f"{', '.join(f'{name}={facts.environ[name]}' for name in wrong)} {'is' if len(wrong) == 1 else 'are'} set.",
-        f"torch_xla keeps what is set, for all {workers} workers alike: "
-        f"{stops if _ADDRESSES in wrong else 'each would take the same number.'}",
+        f"torch_xla uses these values for all {workers} workers: "
+        f"{stops if _ADDRESSES in wrong else 'each worker would get the same number.'}",
         change(dict.fromkeys(wrong)),
     )
 
@@ -100,8 +96,8 @@ def _virtual_devices(facts: HostFacts) -> Iterator[Check]:
         "CPU_NUM_DEVICES",
         WARNING,
         f"CPU_NUM_DEVICES={devices} is set.",
-        "Several CPU devices in one process wait for each other for ever in their first collective, and abort after "
-        "10 s; --spmd and -n of %%tpu_train set what they need themselves.",
+        "Several CPU devices in one process deadlock in their first collective and abort after 10 s. --spmd and -n of "
+        "%%tpu_train set what they need.",
         change(values),
         fix=VariableFix(values),
     )
@@ -115,9 +111,9 @@ def _precision(facts: HostFacts) -> Iterator[Check]:
                 name,
                 WARNING,
                 f"{name}={facts.environ[name]} is set.",
-                "It turns float32 into bfloat16 in every run, while tensor.dtype still says float32.",
+                "It turns float32 into bfloat16 in every run, but tensor.dtype still says float32.",
                 change({name: None}),
-                "say --precision bf16 where you want it",
+                "use --precision bf16 where you want it",
             )
 
 
@@ -128,7 +124,7 @@ def _dumps(facts: HostFacts) -> Iterator[Check]:
             "XLA_FLAGS",
             WARNING,
             f"XLA_FLAGS={facts.environ['XLA_FLAGS']} writes every compiled program to disk.",
-            "Each compile writes many files, which takes time and room.",
+            "Each compile writes many files, which takes time and disk space.",
             change({"XLA_FLAGS": None}),
         )
 
@@ -141,13 +137,13 @@ def _old_runtime(facts: HostFacts) -> Iterator[Check]:
                 name,
                 WARNING,
                 f"{name} is set.",
-                "It belongs to TPU nodes and the XRT runtime, which torch_xla has no more since 2.1; nothing reads it.",
+                "It is for TPU nodes and the XRT runtime, which torch_xla removed in 2.1. Nothing reads it.",
                 change({name: None}),
             )
 
 
 def _chosen_chips(facts: HostFacts) -> Iterator[Check]:
-    """Chips that a shell or an earlier cell has chosen: all workers would ask for the same ones."""
+    """Chips that a shell or an earlier cell selected: all workers would use the same ones."""
     if not facts.host.chips or facts.host.framework != "torch" or facts.host.device != "TPU":
         return
     names = [name for name in _CHOOSING if name in facts.environ]
@@ -156,17 +152,17 @@ def _chosen_chips(facts: HostFacts) -> Iterator[Check]:
     values: Mapping[str, str | None] = dict.fromkeys(names)
     yield Check(
         GROUP,
-        "Chosen chips",
+        "Selected chips",
         WARNING,
         f"{', '.join(f'{name}={facts.environ[name]}' for name in names)} {'is' if len(names) == 1 else 'are'} set.",
-        f"torch_xla keeps what is set, so that all {facts.host.workers} workers would ask for the same chips: "
+        f"torch_xla uses these values, so all {facts.host.workers} workers would open the same chips: "
         '"The TPU is already in use by process with pid ...".',
         change(values),
     )
 
 
 def _described(facts: HostFacts) -> Iterator[Check]:
-    """With TPU_SKIP_MDS_QUERY torch_xla reads variables in place of the metadata server (torch_xla 2.9,
+    """With TPU_SKIP_MDS_QUERY torch_xla reads variables instead of the metadata server (torch_xla 2.9,
     _internal/tpu.py: get_tpu_env)."""
     if not facts.host.chips or not facts.environ.get(SKIPS) or facts.host.framework != "torch":
         return
@@ -177,18 +173,17 @@ def _described(facts: HostFacts) -> Iterator[Check]:
     values = {name: value for name, value in describing(facts).items() if name in missing}
     yield Check(
         GROUP,
-        "What describes the TPU",
+        "TPU description",
         BROKEN,
         f"{SKIPS} is set, and {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not.",
-        "torch_xla does not ask the metadata server then, and reads these variables in its place, already when it is "
-        "imported.",
+        "torch_xla then reads these variables instead of the metadata server, when it is imported.",
         change(values),
         ONE_HOST,
     )
 
 
 def _missing(facts: HostFacts) -> list[str]:
-    """What torch_xla looks for and does not find."""
+    """The variables that torch_xla needs and that are not set."""
     kept = {one.name for one in facts.host.variable_changes}  # the workers do not get these
     given = {name for name, value in facts.environ.items() if value and name not in kept}
     known = {name for name, other in _INSTEAD.items() if other in given}
@@ -204,7 +199,7 @@ def _type(facts: HostFacts) -> Iterator[Check]:
         GROUP,
         "Type of the TPU",
         BROKEN,
-        f"{TYPE}={facts.environ[TYPE]} is no type that torch_xla can read.",
+        f"{TYPE}={facts.environ[TYPE]} is not a type that torch_xla can read.",
         'It stops with "Failed to parse TPU version from metadata".',
         change({TYPE: describing(facts)[TYPE]}),
         ONE_HOST,
@@ -228,7 +223,7 @@ def _several_hosts(facts: HostFacts) -> Iterator[Check]:
             "Hosts of the slice",
             WARNING,
             f"TPU_WORKER_HOSTNAMES names {plural(len(hosts), 'host')}: {', '.join(hosts)}.",
-            "A TPU slice answers only when all of its hosts take part; %%tpu_train alone starts workers on this one "
+            "A TPU slice works only when all of its hosts take part. %%tpu_train alone starts workers on this host "
             "and would wait for the others.",
             "%tpu_init --hosts ray",
             "%tpu_pod shows what would run where",

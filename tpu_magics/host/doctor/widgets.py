@@ -1,8 +1,4 @@
-"""The live panel's two halves: ipywidgets in this kernel and its manager in the page; and our JupyterLab extension.
-
-What lives here: what the files of this environment tell. What does not: a server of another environment, whose files
-are not seen here; that is said, not guessed.
-"""
+"""Checks of ipywidgets, JupyterLab's widget manager and our JupyterLab extension, by the files of this environment."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ _MANAGERS: Mapping[int, tuple[int, str]] = {7: (3, "jupyterlab_widgets<2"), 8: (
 
 
 def checks(facts: HostFacts) -> Iterator[Check]:
-    """This kernel's half, then the page's."""
+    """This kernel's side, then the page's."""
     yield from from_problems(
         GROUP,
         "ipywidgets",
@@ -36,23 +32,23 @@ def checks(facts: HostFacts) -> Iterator[Check]:
     )
     reason = _unseen(facts)
     for name, judge in (("Widget manager", _manager), ("JupyterLab extension", _ours)):
-        yield judge(facts) if not reason else Check(GROUP, name, NOT_AVAILABLE, "Not looked at.", reason)
+        yield judge(facts) if not reason else Check(GROUP, name, NOT_AVAILABLE, "Not checked.", reason)
 
 
 def _unseen(facts: HostFacts) -> str:
-    """Why the page's half cannot be seen here; "" where it can."""
+    """Why the page's extensions are not visible here; "" where they are."""
     if facts.host.environment.key in _OWN_PAGE:
-        return f"{facts.host.environment.name}'s page is no JupyterLab; it brings its own widget manager."
+        return f"{facts.host.environment.name}'s page is not JupyterLab and has its own widget manager."
     server = _server_prefix(facts)
     if server is not None and server.resolve() != facts.prefix.resolve():
-        return f"The Jupyter server runs in another environment ({server}), whose extensions are not seen here."
+        return f"The Jupyter server runs in another environment ({server}), whose extensions are not visible here."
     if server is None and not facts.versions.get("jupyterlab"):
-        return "JupyterLab is not installed in this environment; the page that shows this may be of another one."
+        return "JupyterLab is not installed in this environment; this page may come from another one."
     return ""
 
 
 def _server_prefix(facts: HostFacts) -> Path | None:
-    """The environment of the server that started this kernel (jupyter_client tells kernels its pid), by its command."""
+    """The environment of the server that started this kernel (jupyter_client sets JPY_PARENT_PID), by its command."""
     pid = facts.environ.get("JPY_PARENT_PID", "")
     words = (read(facts.root / "proc" / pid / "cmdline") or "").split("\0") if pid.isdigit() else []
     python = Path(words[0]) if words and words[0] else None
@@ -76,24 +72,24 @@ def _manager(facts: HostFacts) -> Check:
             name,
             WARNING,
             f"JupyterLab has no widget manager ({MANAGER}).",
-            "The page shows the text of a widget, not the live panel.",
+            "The page shows a widget's text instead of the live panel.",
             command,
             _RELOAD,
         )
     if _disabled(facts, MANAGER):
-        return _is_disabled(name, MANAGER, "The page shows the text of a widget, not the live panel.")
+        return _is_disabled(name, MANAGER, "The page shows a widget's text instead of the live panel.")
     if release(version)[:1] != (wanted,):
         return Check(
             GROUP,
             name,
             WARNING,
-            f"JupyterLab's widget manager is {version}, which is not made for this kernel's ipywidgets {whole}.",
-            f"ipywidgets {whole[:1]} is shown by version {wanted} of {MANAGER}; with another one, widgets may not "
+            f"JupyterLab's widget manager {version} does not support this kernel's ipywidgets {whole}.",
+            f"ipywidgets {whole[:1]} needs version {wanted} of {MANAGER}. With another version, widgets may not "
             "appear.",
             command,
             _RELOAD,
         )
-    return Check(GROUP, name, OK, f"{MANAGER} {version}, which fits")
+    return Check(GROUP, name, OK, f"{MANAGER} {version}, compatible")
 
 
 # -- our extension --------------------------------------------------------------------------------------------------
@@ -102,13 +98,13 @@ def _manager(facts: HostFacts) -> Check:
 def _ours(facts: HostFacts) -> Check:
     package, path = _package(facts, OURS)
     version, name = str(package.get("version", "")), "JupyterLab extension"
-    why = "Without it the panel below a cell is shown all the same; the status bar, side panel and badges are not."
+    why = "Without it, the panel below a cell still works, but the status bar, side panel and badges are missing."
     if not version:
         return Check(
             GROUP,
             name,
             WARNING,
-            "tpu_magics' extension is not installed in this JupyterLab.",
+            "The tpu_magics extension is not installed in this JupyterLab.",
             why,
             "%pip install --force-reinstall --no-deps tpu-magics",
             _RELOAD,
@@ -120,12 +116,12 @@ def _ours(facts: HostFacts) -> Check:
             GROUP,
             name,
             WARNING,
-            f"The extension in {path} is {version}, and tpu_magics here is {__version__}.",
-            "What the one says the other may not understand.",
+            f"The extension in {path} has version {version}, but tpu_magics here has {__version__}.",
+            "Different versions may not understand each other's messages.",
             f"%pip install --force-reinstall --no-deps tpu-magics=={__version__}",
             _RELOAD,
         )
-    return Check(GROUP, name, OK, f"{version}, enabled, of the same version as this package")
+    return Check(GROUP, name, OK, f"{version}, enabled, same version as this package")
 
 
 def _is_disabled(name: str, extension: str, why: str) -> Check:
@@ -141,7 +137,7 @@ def _is_disabled(name: str, extension: str, why: str) -> Check:
 
 
 def _package(facts: HostFacts, name: str) -> tuple[Mapping[str, Any], Path | None]:
-    """The extension's package.json and its folder, of the folder that counts."""
+    """The extension's package.json and its folder, from the first folder that has it."""
     for folder in facts.jupyter.data:
         found = _json(folder / "labextensions" / name / "package.json")
         if found:

@@ -1,10 +1,8 @@
-"""What XLA's TPU compiler says of a program in the files that it dumps.
+"""Analysis of the files that XLA's TPU compiler dumps for a program.
 
-What lives here: `read`, from a folder made with `XLA_FLAGS="--xla_dump_to=FOLDER --xla_dump_hlo_as_text"` to what a
-preflight reports. What does not: the compile itself (compiler/), and what is thought of its result (judge.py). Standard
-library only. Read in the dumps of libtpu 0.0.21.1 (jaxlib 0.7.2) and 0.0.52 (jaxlib 0.10.2).
-
-What is not there, or not of a known form, gives a note and is None or empty; a partly written dump raises nothing.
+A dump is a folder made with `XLA_FLAGS="--xla_dump_to=FOLDER --xla_dump_hlo_as_text"`; the formats are those of libtpu
+0.0.21.1 (jaxlib 0.7.2) and 0.0.52 (jaxlib 0.10.2). What is missing, or of an unknown form, gives a note and is None or
+empty; a partly written dump raises nothing. Standard library only.
 """
 
 from __future__ import annotations

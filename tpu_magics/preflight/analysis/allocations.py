@@ -1,10 +1,8 @@
-"""What the compiler laid where in HBM.
+"""The buffer assignment and the live ranges of a dump -> pieces of HBM.
 
-What lives here: the buffer assignment and the live ranges -> pieces of HBM. What does not: what is made of them
-(buffers.py). Read in the dumps of libtpu 0.0.21.1, which writes the live ranges at the end of the buffer assignment,
-and of 0.0.52, which has a file for them; both write them for programs that are refused for their size, too.
-
-Colour 0, which is not written, is HBM; the others (vmem, smem, cmem, host) are left out.
+libtpu 0.0.21.1 writes the live ranges at the end of the buffer assignment, 0.0.52 has a file for them; both write them
+for programs that are refused for their size, too. Colour 0, which is not written, is HBM; the others (vmem, smem, cmem,
+host) are left out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The largest buffers, and what the tiled layouts waste.
-
-What lives here: pieces of HBM -> `Buffer`, `TilePadding`. What does not: which pieces there are (allocations.py), and the
-arithmetic of layouts (shapes.py).
-"""
+"""The largest buffers, and what the tiled layouts waste."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Which files of a dump belong to one program.
 
-What lives here: names of files. What does not: what is in them. libtpu names them
-`module_0001.jit_step.cl_799122805.after_optimizations.txt`; files of what it outlines are named
+libtpu names them `module_0001.jit_step.cl_799122805.after_optimizations.txt`; files of what it outlines are named
 `module_0001.extracted...` and are no programs; those of other back ends have words before `after_optimizations`.
 """
 

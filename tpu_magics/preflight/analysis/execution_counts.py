@@ -1,9 +1,7 @@
-"""How often each computation of a program runs.
+"""How often each computation of a program runs, from the entry through calls, loops and branches.
 
-What lives here: the counts, from the entry through calls, loops and branches. What does not: what is counted in each
-computation (multiplications.py, traffic.py). Fusions are calls. Of a conditional the branch that weighs most counts,
-the others do not (so does XLA's own count). A loop whose number of rounds the program does not tell counts once. Both
-are guesses: an execution may do less than that.
+Fusions are calls. Of a conditional the branch that weighs most counts, the others do not (so does XLA's own count). A
+loop whose number of rounds the program does not give counts once. Both are guesses: an execution may do less.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """FLOPs of one matrix multiplication or convolution, as XLA counts them.
 
-What lives here: arithmetic on one instruction. What does not: which instructions run, and how often
-(multiplications.py). Follows HloCostAnalysis (xla/service/hlo_cost_analysis.cc, GetConvolutionFlops and GetDotFlops):
-two per multiply-add; a position of the window that falls on padding or on a hole of a dilated input is not counted. A
-TPU program has its batched matrix multiplications as convolutions whose window has one valid position per batch; they
-come out as 2 * batch * m * k * n.
+Follows HloCostAnalysis (xla/service/hlo_cost_analysis.cc, GetConvolutionFlops and GetDotFlops): two per multiply-add; a
+position of the window that falls on padding or on a hole of a dilated input is not counted. A TPU program has its
+batched matrix multiplications as convolutions whose window has one valid position per batch; they come out as
+2 * batch * m * k * n.
 """
 
 from __future__ import annotations

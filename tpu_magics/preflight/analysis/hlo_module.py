@@ -1,9 +1,8 @@
 """The text of an HLO module: computations and their instructions.
 
-What lives here: text -> `HloModule`, line by line. What does not: what a type, an attribute or a place means (shapes.py,
-flops.py, places.py). Read in the dumps of libtpu 0.0.21.1 and 0.0.52: one instruction per line,
-`%name = type opcode(operands), attributes`; a computation begins and ends in the first column; the tables of source
-places, where there are any, stand between the first line and the first computation.
+The format is that of libtpu 0.0.21.1 and 0.0.52: one instruction per line, `%name = type opcode(operands), attributes`;
+a computation begins and ends in the first column; the tables of source locations, where there are any, stand between
+the first line and the first computation.
 """
 
 from __future__ import annotations

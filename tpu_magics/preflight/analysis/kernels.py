@@ -1,9 +1,8 @@
-"""Matrix multiplications inside kernels that the compiler puts in place of a part of the program.
+"""Matrix multiplications inside kernels (`tpu_custom_call`) that the compiler puts in place of a part of the program.
 
-What lives here: the body of a `tpu_custom_call` -> its multiplications. What does not: those of the program itself
-(multiplications.py). Seen with libtpu 0.0.52 on v5e: softmax(q k) v becomes a kernel named "online-softmax", whose body
-stands in the text as MLIR, in base64; XLA's own FLOPs leave it out. A kernel that the person wrote (Pallas) has a body
-in MLIR's binary form, which is not read here.
+Seen with libtpu 0.0.52 on v5e: softmax(q k) v becomes a kernel named "online-softmax", whose body stands in the text as
+MLIR, in base64; XLA's own FLOPs leave it out. A kernel that the user wrote (Pallas) has a body in MLIR's binary form,
+which is not read here.
 """
 
 from __future__ import annotations

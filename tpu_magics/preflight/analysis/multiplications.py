@@ -1,18 +1,15 @@
 """FLOPs of the matrix multiplications and convolutions of the optimised program, by element type.
 
-What lives here: which multiplications there are, how often they run, and which element type each counts for. What does
-not: FLOPs of one of them (flops.py), how often a computation runs (runs.py).
-
-The element type is that of the operands in the text of the optimised program, of two types the wider one; it is not
-the precision that the hardware multiplies in: an f32 multiplication at default precision is one bf16 pass of the matrix
+The element type is that of the operands in the text of the optimised program, of two types the wider one; it is not the
+precision that the hardware multiplies in: an f32 multiplication at default precision is one bf16 pass of the matrix
 unit.
 
-With one exception. Where an f32 operand has to be copied anyway, the compiler stores the copy as bf16, because the
+There is one exception. Where an f32 operand has to be copied anyway, the compiler stores the copy as bf16, because the
 matrix unit would drop those bits (seen with libtpu 0.0.21.1 and 0.0.52 on v3 to v6e: both operands of grouped
 convolutions and of convolutions with few channels, one operand of matrix multiplications in loops). Such a
-multiplication has the memory traffic of f32 everywhere else, and no one asked for bf16; it counts as f32. Whether bf16
-was asked for is read in the program before optimisation: from the multiplication of the same op name, else from those
-of the same FLOPs, else from all. Where these do not agree, the optimised text decides.
+multiplication has the memory traffic of f32 everywhere else, and the program did not request bf16; it counts as f32.
+Whether bf16 was requested is read in the program before optimisation: from the multiplication of the same op name, else
+from those of the same FLOPs, else from all. Where these do not agree, the optimised text decides.
 """
 
 from __future__ import annotations

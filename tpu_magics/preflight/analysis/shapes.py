@@ -1,9 +1,7 @@
-"""Types with TPU layouts: what a tensor takes in memory, and which dimensions a tiled layout makes larger.
+"""Array shapes with TPU layouts, "bf16[100,768]{1,0:T(8,128)(2,1)}": their bytes, and the dimensions that tiles pad.
 
-What lives here: pure arithmetic on types as HLO writes them, "bf16[100,768]{1,0:T(8,128)(2,1)}". What does not: which
-tensors there are (allocations.py). Tiles are read as XLA documents them (openxla.org/xla/tiled_layout): the dimensions,
-from major to minor, are cut by the first tile at their minor end, what comes out by the next one, and so on; each cut
-rounds up.
+Tiles are read as XLA documents them (openxla.org/xla/tiled_layout): the dimensions, from major to minor, are cut by the
+first tile at their minor end, the result by the next one, and so on; each cut rounds up.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""What an instruction is called, and the line of the person's that it comes from.
+"""The op name of an instruction and the user's source line that it comes from.
 
-What lives here: metadata of instructions, and the tables of stack frames. What does not: names of notebook cells (paths
-stay as the framework has them), and places that a framework keeps beside the module.
-
-libtpu 0.0.21.1 writes one place into each instruction (`source_file="..." source_line=11`); 0.0.52 a number of the
-table `StackFrames`, each with its parent.
+libtpu 0.0.21.1 writes one location into each instruction (`source_file="..." source_line=11`); 0.0.52 a number of the
+table `StackFrames`, each with its parent. Paths stay as the framework has them.
 """
 
 from __future__ import annotations

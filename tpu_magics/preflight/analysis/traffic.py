@@ -1,11 +1,9 @@
 """Bytes that the optimised program reads from and writes to HBM.
 
-What lives here: the sum over the instructions that run, of operands and results whose layout has no memory space. What
-does not: XLA's own `bytes accessed`, which counts copies into on-chip memory as well.
-
-A lower bound on what really moves: each operand of an instruction is read once, as laid out; an operand of which only
-slices are taken counts with the slices; a result that overwrites a part of an operand counts with that part, read and
-written. Bodies of loops count as often as they run, where the program tells it, like multiplications.
+A lower bound: each operand of an instruction is read once, as laid out; an operand of which only slices are read counts
+with the slices; a result that overwrites a part of an operand counts with that part, read and written. Bodies of loops
+count as often as they run, where the program gives it, like multiplications. XLA's own `bytes accessed` counts copies
+into on-chip memory as well.
 """
 
 from __future__ import annotations

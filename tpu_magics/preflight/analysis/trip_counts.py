@@ -1,9 +1,9 @@
-"""How often the body of a loop runs, where the program says so.
+"""How often the body of a loop runs, where the program gives it.
 
-What lives here: the known trip count that the compiler notes, or the count that follows from a loop's counter: where it
-begins, what the body adds to it, and what the condition compares it with. What does not: what runs in the body
-(multiplications.py, traffic.py). Seen with libtpu 0.0.21.1 and 0.0.52: a scan's loop has no note; its condition is
-`compare(get-tuple-element, constant), direction=LT`, sometimes with copies between them, sometimes in a fusion.
+Either the compiler notes a known trip count, or it follows from the loop's counter: its start, what the body adds to
+it, and what the condition compares it with. Seen with libtpu 0.0.21.1 and 0.0.52: a scan's loop has no note; its
+condition is `compare(get-tuple-element, constant), direction=LT`, sometimes with copies between them, sometimes in a
+fusion.
 """
 
 from __future__ import annotations

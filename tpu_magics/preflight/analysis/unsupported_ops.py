@@ -1,8 +1,5 @@
-"""What does not belong in a training step on a TPU: transfers between host and device, custom calls that XLA does not
-make itself.
-
-What lives here: instructions of the optimised program -> `Refused`. What does not: ops that a framework runs on the
-host outside of the program (tracing.py), and what the compiler refuses (compiler/).
+"""Instructions that do not belong in a training step on a TPU: transfers between host and device in the middle of the
+step, and custom calls that are not XLA's own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The compile process's own main: `python -m tpu_magics.preflight.compiler JOB.json DESCRIPTOR`.
+"""The main of the compile process: `python -m tpu_magics.preflight.compiler JOB.json DESCRIPTOR`.
 
-What lives here: what the process must be before libtpu is loaded, and the loop over the programs of its job. Events go
-to the open file DESCRIPTOR as JSON lines (job.py). What does not: compiling one program (programs.py).
+Events go to the open file DESCRIPTOR as JSON lines (job.py).
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""The parts of jaxlib that are not public.
-
-What lives here: every use of them. What does not: what is made of their results (programs.py), the texts of refusals
-(refusals.py).
+"""Every use of jaxlib's private API.
 
 Read in jaxlib 0.7.2 and 0.10.2, with libtpu 0.0.21.1 and 0.0.52; all four pairs compile, and so does jaxlib 0.6.2 with
-libtpu 0.0.17, as Kaggle's TPU image has them. jax itself is not imported:
-its public `jax.experimental.topologies.get_topology_desc` does no more than `devices` does, and its import takes 2 s,
-where these parts take 0.4 s (measured). Its public way to a compile, `jax.jit(...).lower(...).compile()`, ends with
-SIGSEGV for libtpu 0.0.21.1, in its question for a default layout.
+libtpu 0.0.17, as Kaggle's TPU image has them. jax itself is not imported: its public
+`jax.experimental.topologies.get_topology_desc` does no more than `devices` does, and its import takes 2 s, where these
+parts take 0.4 s (measured). Its public `jax.jit(...).lower(...).compile()` ends with SIGSEGV for libtpu 0.0.21.1, when
+it queries a default layout.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What the two sides of the compile process tell each other.
+"""What both sides of the compile process exchange: the job, a JSON file, and the events, JSON lines.
 
-What lives here: the job, a JSON file, and the events, JSON lines. What does not: who reads and writes them
-(compile_process.py, __main__.py). Standard library only.
+Standard library only.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""One program through the TPU's compiler.
+"""Compile one program with the TPU's compiler.
 
-What lives here: what the compiler says of it -> `CompileResult`. What does not: the parts of jaxlib that ask it
-(private.py), its refusals (refusals.py), and the programs that it dumps (optimised/).
-
-Measured on programs at the limit of what v5e lets them have (16 GiB - 258 MiB): libtpu 0.0.52 takes those whose
+Measured on programs at the limit of what v5e lets them have (16 GiB - 258 MiB): libtpu 0.0.52 compiles those whose
 arguments + outputs - aliased + temporaries + code is below it, but for the last 32 KiB, and refuses those above.
-0.0.21.1 does so without the outputs: it takes programs whose outputs have no room beside the rest. These are
+0.0.21.1 does so without the outputs: it compiles programs whose outputs have no room beside the rest. These are
 "too-large" here, with a note.
 """
 

@@ -1,12 +1,9 @@
-"""What the compiler says when it does not take a program.
+"""The compiler's error texts -> sizes, buffers, ops, source lines. Standard library only.
 
-What lives here: its texts -> sizes, buffers, ops, lines. What does not: asking it (private.py), and what it says of
-programs that it takes (programs.py, optimised/). Standard library only.
-
-The texts are those of libtpu 0.0.21.1 and 0.0.52. Of HBM that does not suffice there are three: a short one ("the total
-memory required for HLO temporaries (16.00G) exceeds available HBM (15.75G)", 0.0.52; its "temporaries" include
-arguments and outputs), a long one, with a table ("Used 16.00G of 15.75G hbm. Exceeded hbm capacity by 258.00M."), and
-one of a single buffer ("Allocation (size=30198988800) would exceed memory (size=17179869184)", 0.0.21.1).
+The texts are those of libtpu 0.0.21.1 and 0.0.52. For too little HBM there are three: a short one ("the total memory
+required for HLO temporaries (16.00G) exceeds available HBM (15.75G)", 0.0.52; its "temporaries" include arguments and
+outputs), a long one, with a table ("Used 16.00G of 15.75G hbm. Exceeded hbm capacity by 258.00M."), and one of a single
+buffer ("Allocation (size=30198988800) would exceed memory (size=17179869184)", 0.0.21.1).
 """
 
 from __future__ import annotations

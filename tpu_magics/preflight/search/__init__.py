@@ -1,7 +1,4 @@
-"""The largest batch that fits a TPU, found by bisection on real compiles.
-
-What lives here: the names that others use. What does not: tracing and compiling, and how the result looks (panel/).
-"""
+"""The largest batch that fits a TPU, found by bisection on real compiles."""
 
 from __future__ import annotations
 

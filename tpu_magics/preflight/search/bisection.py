@@ -1,11 +1,8 @@
-"""The search for the largest batch that fits.
-
-What lives here: asking, for several targets at once. What does not: which size is worth trying next (choice.py), what
-the points say in the end (result.py), tracing and compiling (`probe`, which the caller gives), how it looks (panel/).
+"""The search for the largest batch that fits, for several targets at once.
 
 A trace takes a second or two, a compile up to a minute; a program that needs far too much HBM is refused within
-seconds. So sizes that several targets want are traced once, no target compiles a size twice, and the sizes are chosen
-for few compiles. What was compiled lies in the kept results: a search that was interrupted goes on quickly.
+seconds. So sizes that several targets need are traced once, no target compiles a size twice, and the sizes are chosen
+for few compiles. Compiled results are cached, so an interrupted search continues quickly.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""Which size to try next, from what the compiler said of the sizes before.
+"""Which size to try next, from the compiler's answers for the sizes before.
 
-What lives here: arithmetic on points, for one target. What does not: asking the compiler (search.py), and what is told
-(result.py).
-
-The search keeps a bracket: the largest size that fits, and the smallest size above it that does not (or that the
-function does not take). HBM of a training step is close to a + b * size, so a line through two points names the next
-try. The line is a guess only: layouts are padded to tiles, and near the limit the compiler computes values again
-instead of keeping them, so that more fits than the line says. Where lines do not help, the bracket is halved. Of large
-sizes the bracket needs not close (Range.gap): a guess near one of its ends is moved away from it, so that the answer
-ends the search.
+The search keeps a bracket: the largest size that fits, and the smallest size above it that does not (or with which the
+function fails). HBM of a training step is close to a + b * size, so a line through two points names the next try. The
+line is a guess only: layouts are padded to tiles, and near the limit the compiler recomputes values instead of keeping
+them, so that more fits than the line says. Where lines do not help, the bracket is halved. For large sizes the bracket
+need not close (Range.gap): a guess near one of its ends is moved away from it, so that the answer ends the search.
 """
 
 from __future__ import annotations

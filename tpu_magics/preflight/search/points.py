@@ -1,8 +1,4 @@
-"""What a search knows by now.
-
-What lives here: points, the sizes that may be tried, the bracket that points make. What does not: which size to try
-next (choice.py), asking (search.py), what is told in the end (result.py).
-"""
+"""The points of a search, the sizes that may be tried, and the bracket that points make."""
 
 from __future__ import annotations
 

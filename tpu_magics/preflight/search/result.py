@@ -1,7 +1,4 @@
-"""What a search found, and what of it is proved.
-
-What lives here: the result and its notes. What does not: the search (search.py), tables and plots (panel/).
-"""
+"""The result of a search, with notes about what is proved."""
 
 from __future__ import annotations
 
