@@ -288,7 +288,8 @@ def test_fix_unsets_what_kaggles_image_bakes_in_and_all_is_well(tmp_path):
     host = fake_hosts.kaggle_v5e_8(tmp_path)
     mended = apply_fixes(examined(host), host.environ, host.root)
     assert mended.done == (
-        "TPU_PROCESS_ADDRESSES was unset (before: 'local'), CLOUD_TPU_TASK_ID was unset (before: '0'), in this session.",
+        "TPU_PROCESS_ADDRESSES was unset (before: 'local'), "
+        "CLOUD_TPU_TASK_ID was unset (before: '0'), in this session.",
     )
     assert mended.left == () and ill(examined(host)) == {}
 

@@ -33,7 +33,7 @@ WRONG = {
     "Why: The functions there are: train, needs.\n",
     f"nothing_like_it {TARGET}": "The notebook has no `nothing_like_it`.\n",
     f"train modle {TARGET}": "The ARG 'modle' cannot be evaluated: NameError",
-    "train model --target v9-8": 'No TPU is called "v9-8".\nWhy: The nearest names: v4-8',
+    "train model --target v9-8": 'There is no TPU named "v9-8".\nWhy: The nearest names: v4-8',
     "train model --target A100": '"A100" is a GPU.\nWhy: A target is a TPU, or a slice of them',
     f"model {TARGET}": "is not a function.",
     f"needs {TARGET}": "needs(model, batch, *, rate) does not take these arguments: missing a required argument: "

@@ -256,7 +256,7 @@ def test_cost_says_where_its_numbers_are_from() -> None:
     assert rows["bytes by XLA's own count"] == ("52 GB", "52 GB") and "time of a full turn" not in rows
     assert "one bf16 pass" not in " ".join(topic(preflights.bert(), "Cost of a step").table.notes)
     looped = topic(Preflight("f", (result("v5e-8", loops=True),)), "Cost of a step").table
-    assert any(one.startswith("In loops multiplications count in each round") for one in looped.notes)
+    assert any(one.startswith("In loops, multiplications count once per iteration") for one in looped.notes)
     assert "not available (multiplications in loops" in looped.rows[1].cells[1]
     floor = Preflight("f", (result("v5e-8", hbm_bytes=None),))
     assert "each argument and output moved once" in " ".join(topic(floor, "Cost of a step").table.notes)
@@ -436,9 +436,9 @@ def test_targets_with_one_verdict_share_it() -> None:
     assert text.count("✓ suits a TPU") == 1
     large = page(preflights.too_large())
     assert "It does not fit into the HBM: 11.7 times what there is (v5litepod-8), 5.89 times what there is" in large
-    assert large.count("✗ not as it is") == 1
+    assert large.count("✗ needs changes") == 1
     assert "at most 43 % (v5litepod-8), at most 18 % (v6e-8)" in text
-    assert "v5litepod-8 ✗ not as it is" in page(preflights.refused())
+    assert "v5litepod-8 ✗ needs changes" in page(preflights.refused())
 
 
 def test_sides_are_words_and_symbols() -> None:

@@ -169,7 +169,7 @@ def test_without_the_program_before_optimisation_the_optimised_text_decides(dump
 
 def test_loops_are_told(dump: Dump) -> None:
     assert dump.facts("scan_v5e").loops and not dump.facts("step_v5e").loops
-    assert any("how often a loop" in note for note in dump.facts("unbounded_v5e").notes)
+    assert any("number of iterations of a loop" in note for note in dump.facts("unbounded_v5e").notes)
     assert dump.facts("scan_v5e").notes == dump.facts("nested_v5e").notes == ()
 
 

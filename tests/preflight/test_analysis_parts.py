@@ -395,7 +395,7 @@ def test_what_is_computed_again_is_told() -> None:
     written = _products("one")
     (again,) = multiplications(_products("one", "one.remat"), written).notes
     assert "have 100 % more FLOPs than in the program as written, 1024 FLOP" in again
-    assert again.endswith("the compiler computes values again instead of keeping them, to save memory")
+    assert again.endswith("the compiler recomputes values instead of keeping them, to save memory")
     (other,) = multiplications(_products("one", "two"), written).notes
     assert other.endswith("1024 FLOP")
     assert multiplications(written, written).notes == () == multiplications(_products("one", "two"), None).notes

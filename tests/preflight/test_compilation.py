@@ -176,7 +176,7 @@ def test_outputs_count(answers: Answers) -> None:
     assert found.status == "too-large"
     assert found.memory is not None
     assert 16 * GIB <= found.memory.needed < 16 * GIB + NEAR
-    assert bool(found.error) != any("does not count its outputs" in note for note in found.notes)
+    assert bool(found.error) != any("does not count the outputs" in note for note in found.notes)
     assert answers["donated outputs"].status == "fits"
 
 
@@ -237,7 +237,7 @@ def test_custom_calls_that_do_not_exist_are_refused_with_their_line(answers: Ans
         ("type", "the program", r"c128|C128"),
         ("wide call", "lapack_sgetrf", "rewriting is not implemented"),
         ("no op", "the program", "stablehlo.no_such_op"),
-        ("dynamic", "tensor<?xf32>", "not known when the program is compiled"),
+        ("dynamic", "tensor<?xf32>", "unknown at compile time"),
         ("no donor", "the program", "parameter 2 is to be donated"),
     ],
 )

@@ -341,7 +341,7 @@ def test_other_versions_in_the_process_are_no_answer(
     """As where the notebook has its jax from a folder that it put on sys.path itself."""
     _pretend(tmp_path, "libtpu", "9.0.1")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    with pytest.raises(TpuMagicsError, match="The compiler for TPUs cannot be used here") as error:
+    with pytest.raises(TpuMagicsError, match="The TPU compiler cannot be used here") as error:
         compile_some([SMALL], packages=tpu_compiler)
     assert "The compile process finds other versions: libtpu 0.0." in error.value.why
 
@@ -356,7 +356,7 @@ def test_a_libtpu_that_does_not_load(tpu_compiler: tuple[str, ...], tmp_path: Pa
     _pretend(tmp_path, "libtpu", "9.0.1")
     (tmp_path / "libtpu").mkdir()
     (tmp_path / "libtpu" / "__init__.py").write_text("def get_library_path():\n    return __file__\n")
-    with pytest.raises(TpuMagicsError, match="The compiler for TPUs cannot be used here") as error:
+    with pytest.raises(TpuMagicsError, match="The TPU compiler cannot be used here") as error:
         compile_some([SMALL], packages=(str(tmp_path), *tpu_compiler))
     assert "libtpu 9.0.1" in error.value.why
     assert "Failed to open" in error.value.why
@@ -366,7 +366,7 @@ def test_a_jaxlib_that_is_laid_out_otherwise(tpu_compiler: tuple[str, ...], tmp_
     _pretend(tmp_path, "jaxlib", "9.0.1")
     (tmp_path / "jaxlib").mkdir()
     (tmp_path / "jaxlib" / "__init__.py").write_text("")
-    with pytest.raises(TpuMagicsError, match="The compiler for TPUs cannot be used here") as error:
+    with pytest.raises(TpuMagicsError, match="The TPU compiler cannot be used here") as error:
         compile_some([SMALL], packages=(str(tmp_path), *tpu_compiler))
     assert "ImportError" in error.value.why and "jaxlib 9.0.1" in error.value.why
 

@@ -23,9 +23,9 @@ def refused(monkeypatch: pytest.MonkeyPatch, root: Path, found: dict[str, str], 
 
 def test_a_host_that_trains_keeps_its_libtpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     said = refused(monkeypatch, fake_hosts.kaggle_v5e_8(tmp_path).root, OLD)
-    assert "torch_xla trains on this host's TPU with the libtpu that is here" in said
+    assert "torch_xla uses the installed libtpu on this host's TPU" in said
     assert said.endswith(
-        "Run the preflight on another machine (it needs no TPU), and there: pip install -U 'tpu-magics[preflight]'"
+        "on another machine (it needs no TPU), and install there: pip install -U 'tpu-magics[preflight]'"
     )
 
 

@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_made() -> None:
         r"`rows` is not trained: on v5litepod-1 it needs \d\d\.\d\d GiB of HBM, and a program has 15\.75 ", text
     )
     assert "%tpu_preflight rows ... --target v5litepod-1 --fit NAME finds the largest batch." in text
-    assert "Without --preflight it is trained all the same." in text
+    assert "To train anyway, leave out --preflight." in text
     assert [one.status for one in heard.found[0].results] == ["fits", "too-large"], "v6e has twice as much"
     assert heard.lines == ["rows: tracing, for one rank"] and not heard.open
     assert list_runs() == [] and session.current.going is None and session.current.last is None
@@ -102,7 +102,7 @@ def test_it_is_asked_anew_for_each_training() -> None:
 
 
 def test_what_cannot_be_asked_is_told_at_once() -> None:
-    with pytest.raises(TpuMagicsError, match='No TPU is called "v9-8"'):
+    with pytest.raises(TpuMagicsError, match='There is no TPU named "v9-8"'):
         preflight_check("v9-8", Heard().telling)
 
 
@@ -136,6 +136,6 @@ def refusal(**changes: Any) -> str:
 def test_other_answers_of_a_compiler() -> None:
     refused = refusal(status="refused", error="UNIMPLEMENTED: fft\nand pages more")
     assert "`rows` is not trained: the compiler refuses it for v5litepod-1: UNIMPLEMENTED: fft." in refused
-    assert "Look at what the table above names." in refused and "--fit" not in refused
+    assert "See the table above." in refused and "--fit" not in refused
     assert "it could not be compiled for v5litepod-1: stopped." in refusal(status="failed", error="stopped")
     assert "it does not fit into the HBM of v5litepod-1." in refusal(status="too-large", memory=None)

@@ -153,7 +153,7 @@ def test_it_is_short_as_an_expression() -> None:
 def test_the_search_of_a_target() -> None:
     found = preflights.fitted()
     assert found.largest("v6e-8") is found.fit[1]
-    with pytest.raises(TpuMagicsError, match="No largest size was searched"):
+    with pytest.raises(TpuMagicsError, match="There was no search for the largest size"):
         preflights.bert().largest("v6e-8")
 
 

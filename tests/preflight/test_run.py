@@ -166,7 +166,7 @@ def test_a_graph_that_changes_at_each_step_is_told_with_its_causes() -> None:
         preflight(grows, target="v5e-1")
     assert caught.value.what == "The graph of grows changes at every step: 5 steps gave 5 graphs."
     assert any("input-shape: " in line for line in caught.value.details), caught.value.details
-    assert "%tpu_check finds such places" in caught.value.todo
+    assert "%tpu_check finds such code" in caught.value.todo
     assert preflights.newest() == []
 
 
@@ -188,7 +188,7 @@ def test_a_loop_that_ends_too_early_is_told_to_be_too_short() -> None:
         preflight(short, target="v5e-1")
     error = caught.value
     assert error.what == "short made only 3 steps, no two successive ones of which had the same graph."
-    assert "a loop this short does not show the graph that later steps run" in error.why
+    assert "such a short loop does not show the graph of later steps" in error.why
     assert error.todo.startswith("Let it make at least 6 steps (more data, or a longer loop)")
     assert not any("import" in line for line in error.details), error.details
 
@@ -305,7 +305,7 @@ def test_a_search_that_is_interrupted_gives_what_it_found(come: Callable[[], obj
     assert said(caught.value).splitlines() == [
         "The search for the largest batch was interrupted.",
         "Why: v5litepod-1: 12 fits.",
-        "What to do: What was found by then is shown. Run it again to go on: what was compiled is kept.",
+        "What to do: What was found by then is shown. Run it again to continue: what was compiled is kept.",
     ]
     assert children() <= before, "no compile process is left"
     assert "The search was interrupted" in to_text(found) and "at least 12" in to_text(found)
@@ -338,7 +338,7 @@ def test_a_name_that_a_step_with_given_arrays_does_not_read(monkeypatch: pytest.
     assert tried == [125] and SIZE == 1000
     with pytest.raises(TpuMagicsError) as caught:
         require_change(size, call, of(32), lambda _call: of(32))
-    assert caught.value.what == "SIZE changes nothing: 1000 and 125 give the same graph."
+    assert caught.value.what == "Changing SIZE has no effect: 1000 and 125 give the same graph."
     assert "They were made before, with 32 rows" in caught.value.why and "def step(SIZE)" in caught.value.todo
     monkeypatch.setitem(globals(), "SIZE", 3)
     with pytest.raises(TpuMagicsError, match="3 and 24 give the same graph"):

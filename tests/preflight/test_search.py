@@ -443,8 +443,8 @@ def test_a_name_that_changes_nothing() -> None:
     compiler = FakeCompiler({"v5e-8": lambda size: 2 * GIB}, graph=lambda size: "the same")
     with pytest.raises(TpuMagicsError) as caught:
         find(compiler)
-    assert caught.value.what == "batch changes nothing: 32 and 496 give the same graph."
-    assert "made in an earlier cell" in caught.value.why and "inside the function" in caught.value.todo
+    assert caught.value.what == "Changing batch has no effect: 32 and 496 give the same graph."
+    assert "created in an earlier cell" in caught.value.why and "inside the function" in caught.value.todo
     assert compiler.compiles() <= 4
 
 

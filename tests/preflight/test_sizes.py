@@ -212,4 +212,4 @@ def test_a_name_that_is_not_there(function: Any, parameters: str) -> None:
     with pytest.raises(TpuMagicsError) as caught:
         size_of("nowhere", function, ())
     assert caught.value.what == "--fit nowhere: there is no such name."
-    assert f"no parameter of the function ({parameters})" in caught.value.why
+    assert f"neither a parameter of the function ({parameters})" in caught.value.why

@@ -14,7 +14,7 @@ from tpu_magics.preflight.compile_result import CompileResult, HbmUsage, Multipl
 from tpu_magics.preflight.report import TargetResult
 from tpu_magics.preflight.roofline import COMPUTE, MEMORY, bf16_share, roofline, waste
 from tpu_magics.preflight.thresholds import THRESHOLDS
-from tpu_magics.preflight.verdict import AS_WELL, ELSEWHERE, MEND, SMALL, Reason, TpuVerdict
+from tpu_magics.preflight.verdict import AS_WELL, ELSEWHERE, FIX, SMALL, Reason, TpuVerdict
 
 
 def verdict(trace: Traced | None = None, **facts: Any) -> TpuVerdict:
@@ -80,7 +80,7 @@ def test_of_a_program_with_loops_the_share_of_multiplications_is_not_known() -> 
         found = roofline(looped, 1e14, 1e12)
         assert found.matmul_share is None and "in each round" in found.reasons["matmul_share"]
     told = verdict(flops=1e12, multiplications=Multiplications({"bf16": 2e12}), loops=True)
-    assert (told.suits, told.because) == (None, "How much of it is matrix multiplication is not known.")
+    assert (told.suits, told.because) == (None, "share of matrix multiplications is not known.")
     assert "in each round" in reason(told, "matmul").sentence
 
 
@@ -138,7 +138,7 @@ def test_a_tiny_step_is_too_little_work() -> None:
     found = preflights.tiny().results[0].verdict
     assert (found.suits, found.word, found.reasons[0].decides) == (False, "too little work", SMALL)
     step = reason(found, "step")
-    assert step.decides == SMALL and "hardly any work" in step.text and step.todo
+    assert step.decides == SMALL and "very little work" in step.text and step.todo
 
 
 @pytest.mark.parametrize("name", ["v3-8", "v4-8", "v5e-8", "v5p-8", "v6e-8"])
@@ -169,14 +169,14 @@ def test_a_tiny_step_is_not_called_so_where_only_one_bound_is_known() -> None:
 
 def test_little_matmul_is_better_off_elsewhere() -> None:
     found = verdict(multiplications=Multiplications({"bf16": 4e11}))
-    assert found.suits is False and found.word == "a GPU serves better"
+    assert found.suits is False and found.word == "better on a GPU"
     assert (reason(found, "matmul").number, found.reasons[0].decides) == ("19 %", ELSEWHERE)
 
 
 def test_idle_matrix_units_alone_send_nobody_to_a_gpu() -> None:
     """The parameters are 1.24 GiB: they take less than the FLOPs, so what is moved is something else."""
     found = verdict(hbm_bytes=1e12)
-    assert (reason(found, "busy").decides, found.suits, found.word) == (AS_WELL, False, "a GPU serves as well")
+    assert (reason(found, "busy").decides, found.suits, found.word) == (AS_WELL, False, "a GPU is as good")
     unknown = reason(verdict(hbm_bytes=1e12, memory=HbmUsage(GIB, 16 * GIB)), "busy")
     assert (unknown.good, unknown.decides) == (False, "")
     assert reason(verdict(hbm_bytes=3e10), "busy").good is None
@@ -187,9 +187,9 @@ def test_idle_matrix_units_alone_send_nobody_to_a_gpu() -> None:
 def test_an_op_outside_of_the_program_has_to_be_mended(kind: str) -> None:
     op = Refused("aten::nonzero", "", kind, preflights.READ)
     found = verdict(traced(refused=(op,)))
-    assert found.suits is False and found.word == "not as it is"
+    assert found.suits is False and found.word == "needs changes"
     assert "aten::nonzero (In [3]:27)" in found.because
-    assert reason(found, "ops").decides == MEND
+    assert reason(found, "ops").decides == FIX
 
 
 def test_what_does_not_fit_has_to_be_mended() -> None:
@@ -201,12 +201,12 @@ def test_what_does_not_fit_has_to_be_mended() -> None:
 def test_a_refused_program_has_to_be_mended_and_no_answer_is_no_verdict() -> None:
     refused, failed = (one.verdict for one in preflights.refused().results)
     assert refused.suits is False and "my_kernel" in reason(refused, "memory").number
-    assert failed.suits is None and failed.word == "it cannot be said"
+    assert failed.suits is None and failed.word == "unknown"
 
 
 def test_a_changing_graph_has_to_be_mended_once_it_is_known_to_change() -> None:
     each = traced(settled=False, syncs=5, graphs=tuple(preflights.graph(nth) for nth in range(5)))
-    assert reason(verdict(each), "graphs").decides == MEND
+    assert reason(verdict(each), "graphs").decides == FIX
     for syncs in (1, 2):
         early = reason(verdict(traced(settled=False, syncs=syncs)), "graphs")
         assert (early.good, early.decides) == (None, "") and "not known" in early.text
@@ -221,7 +221,7 @@ def test_graphs_that_come_again_compile_once_each() -> None:
 
 def test_what_decides_nothing_is_not_why_it_cannot_be_said() -> None:
     found = verdict(traced(settled=False, syncs=1), flops=None, multiplications=None)
-    assert found.suits is None and found.because.startswith("How much of it is matrix multiplication")
+    assert found.suits is None and found.because.startswith("share of matrix multiplications")
 
 
 def test_only_a_read_in_each_step_counts() -> None:
@@ -232,7 +232,7 @@ def test_only_a_read_in_each_step_counts() -> None:
     found = verdict(traced(reads=(Read(preflights.READ, "a value", 2),)))
     one = reason(found, "reads")
     assert "the host reads a value (In [3]:27), and waits" in one.text and one.good is False and one.todo
-    assert found.because.endswith("It would gain from mending: reads by the host.")
+    assert found.because.endswith("To improve: device-to-host reads.")
 
 
 def test_a_read_inside_of_a_library_is_not_the_persons_to_change() -> None:
@@ -287,7 +287,7 @@ def test_padding(plain: int, good: bool | None) -> None:
 
 def test_what_would_be_gained_is_named() -> None:
     found = verdict(traced(batch=4), padding=TilePadding(100 * MIB, 60 * MIB))
-    assert found.suits is True and found.because.endswith("It would gain from mending: the batch, padding.")
+    assert found.suits is True and found.because.endswith("To improve: the batch, padding.")
 
 
 def test_room_is_told_only_where_there_is_much() -> None:

@@ -31,7 +31,7 @@ RESERVE = 0.05  # of the host's memory, and at least 1 GiB of it: left to the no
 class Progress:
     """Where the compiles for a TPU are.
 
-    `target`: its name; `graph`: number of the graph, from 0, of `count`; `state`: "kept" (known from an earlier
+    `target`: its name; `graph`: number of the graph, from 0, of `count`; `state`: "kept" (cached from an earlier
     compile), "starting" (the process starts), "compiling" or "done"; `elapsed`: seconds in this state, of "done" those
     of the compile; `expected`: seconds that the compile may take by earlier ones of similar size, None where there were
     none; `resident`: bytes of host memory that the compile process holds, None where there is none.
@@ -96,9 +96,9 @@ def _enough(limit: int | None) -> int | None:
     if limit is None or limit >= FLOOR:
         return limit
     raise TpuMagicsError(
-        f"There is too little host memory for a compile: {limit / GIB:.2f} GiB.",
-        f"The compiler for TPUs needs {FLOOR / GIB:g} GiB at least, besides what is left to the notebook.",
-        "End other programs and notebooks of this machine, or run the preflight on one with more memory.",
+        f"There is too little free host memory for a compile: {limit / GIB:.2f} GiB.",
+        f"The TPU compiler needs at least {FLOOR / GIB:g} GiB, besides a reserve for the notebook.",
+        "Close other programs and notebooks on this machine, or run the preflight on one with more memory.",
     )
 
 

@@ -25,7 +25,7 @@ ENVIRONMENT = {
     # has libtpu loaded, be it to compile (seen with 0.0.21.1 and 0.0.52). torch_xla sets it too.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-# Beginnings of names that a host, a framework or the person set for other processes: flags change programs, and the
+# Prefixes of names that a host, a framework or the user set for other processes: flags change programs, and the
 # variables of a real TPU would make libtpu look for it.
 NOT_INHERITED = (
     *("ALLOW_MULTIPLE_LIBTPU_LOAD", "CLOUD_TPU_", "ENABLE_PJRT", "ENABLE_RUNTIME_", "ENABLE_TFRT_", "ENABLE_TPU"),
@@ -44,7 +44,7 @@ _TORCH_XLA_ON_TPU = (
     "--xla_tpu_enable_flash_attention=false",
 )
 _TORCH_XLA_ON_V5 = ("--xla_enable_async_all_gather=true", "--xla_enable_async_collective_permute=true")
-_FRAMEWORKS_OWN = frozenset((*_TORCH_XLA, *_TORCH_XLA_ON_TPU, *_TORCH_XLA_ON_V5))
+_SET_BY_TORCH_XLA = frozenset((*_TORCH_XLA, *_TORCH_XLA_ON_TPU, *_TORCH_XLA_ON_V5))
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -81,10 +81,10 @@ def environment(
 
 
 def flags_left_out(given: Mapping[str, str]) -> tuple[str, ...]:
-    """Sentences about the compiler flags of the person's, which the process does not get."""
-    found = ((name, [one for one in given.get(name, "").split() if one not in _FRAMEWORKS_OWN]) for name in FLAGS)
+    """Notes about the user's compiler flags, which the process does not get."""
+    found = ((name, [one for one in given.get(name, "").split() if one not in _SET_BY_TORCH_XLA]) for name in FLAGS)
     return tuple(
-        f"{name} ({' '.join(flags)}) was left out of this compile; a run with it may be another program"
+        f"{name} ({' '.join(flags)}) was ignored in this compile; a run with it may compile a different program"
         for name, flags in found
         if flags
     )

@@ -104,7 +104,7 @@ class CompileMonitor:
 
     def _over_limit(self, resident: int, limit: int) -> str:
         return (
-            f"The compile process was stopped at its bound of {limit / GIB:.2f} GiB of host memory: it held "
+            f"The compile process was stopped at its limit of {limit / GIB:.2f} GiB of host memory: it used "
             f"{resident / GIB:.2f} GiB, {self._where()}."
         )
 
@@ -116,16 +116,16 @@ class CompileMonitor:
     def _no_topology(self, text: str) -> TpuMagicsError:
         libtpu, target = self.versions["libtpu"], self.target
         return TpuMagicsError(
-            f"libtpu {libtpu} does not make the topology {target.topology} of {target.name}.",
+            f"libtpu {libtpu} does not support the topology {target.topology} of {target.name}.",
             text,
-            "Name another TPU, or install a newer libtpu: pip install -U 'tpu-magics[preflight]'",
+            "Choose another TPU, or install a newer libtpu: pip install -U 'tpu-magics[preflight]'",
         )
 
     def _unusable(self, text: str) -> TpuMagicsError:
         return TpuMagicsError(
-            "The compiler for TPUs cannot be used here.",
+            "The TPU compiler cannot be used here.",
             f"{text} Found: {compiler_versions.listed(self.versions)}.",
-            "Install versions that go together: pip install -U 'tpu-magics[preflight]'",
+            "Install compatible versions: pip install -U 'tpu-magics[preflight]'",
             details=self.process.last_lines(),
         )
 
@@ -134,5 +134,5 @@ def _ending(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     known = {one.value: one.name for one in signal.Signals}
-    killed = " (so Linux ends processes when memory runs out)" if -code == signal.SIGKILL else ""
+    killed = " (Linux sends it when memory runs out)" if -code == signal.SIGKILL else ""
     return f"signal {known.get(-code, -code)}{killed}"

@@ -15,7 +15,9 @@ NEEDED = {"jaxlib": (0, 6, 2), "libtpu": (0, 0, 17)}  # the oldest that this was
 NEWER_PYTHON = (3, 11)  # of the oldest jaxlib above
 INSTALL = "Install them with: pip install 'tpu-magics[preflight]'"
 UPGRADE = "Install newer ones with: pip install -U 'tpu-magics[preflight]'"
-ELSEWHERE = "Run the preflight on another machine (it needs no TPU), and there: pip install -U 'tpu-magics[preflight]'"
+ELSEWHERE = (
+    "Run the preflight on another machine (it needs no TPU), and install there: pip install -U 'tpu-magics[preflight]'"
+)
 ROOT = Path("/")  # where this host's TPU is looked for
 
 
@@ -51,14 +53,14 @@ def _numbers(version: str) -> tuple[int, ...]:
 def _missing(names: Sequence[str]) -> TpuMagicsError:
     if sys.version_info < NEWER_PYTHON:
         return TpuMagicsError(
-            f"{' and '.join(names)} cannot be had for this Python ({sys.version_info[0]}.{sys.version_info[1]}).",
-            "The compiler for TPUs comes with libtpu, and is called through jaxlib. Both need Python 3.11.",
-            "Run the preflight with Python 3.11 or newer, and there: pip install -U 'tpu-magics[preflight]'",
+            f"{' and '.join(names)} are not available for this Python ({sys.version_info[0]}.{sys.version_info[1]}).",
+            "The TPU compiler is part of libtpu and is called through jaxlib. Both need Python 3.11 or newer.",
+            "Run the preflight with Python 3.11 or newer, and install there: pip install -U 'tpu-magics[preflight]'",
         )
     are = "is" if len(names) == 1 else "are"
     return TpuMagicsError(
         f"{' and '.join(names)} {are} not installed.",
-        "The compiler for TPUs comes with libtpu, and is called through jaxlib. No TPU is needed for it.",
+        "The TPU compiler is part of libtpu and is called through jaxlib. It needs no TPU.",
         INSTALL,
     )
 
@@ -75,7 +77,7 @@ def _old(names: Sequence[str], found: Mapping[str, str], packages: Sequence[str]
 def _needed_here(packages: Sequence[str]) -> str:
     if not _trains_here(packages):
         return ""
-    return " torch_xla trains on this host's TPU with the libtpu that is here, and may not with a newer one."
+    return " torch_xla uses the installed libtpu on this host's TPU, and may not work with a newer one."
 
 
 def _trains_here(packages: Sequence[str]) -> bool:

@@ -19,12 +19,12 @@ from tpu_magics.runs.events import Compile, Warned
 from tpu_magics.runs.reader import Run
 
 _FIRST = ("new-line", "A step ends here for the first time.")
-_UNKNOWN = ("unknown", "Why this graph is another one is not known.")
+_UNKNOWN = ("unknown", "The reason why this graph differs is unknown.")
 _LOGS = re.compile(r"(?<=[.!?]) [^.!?]*%tpu_logs.*$")  # a trace leaves no run folder
 
 
 class HostTooSmall(TpuMagicsError):
-    """The memory of this machine is the limit of the trace. It says nothing of the TPU's."""
+    """This machine has too little memory for the trace; that says nothing about the TPU."""
 
 
 def trace(request: Request, options: Options, asked: road.Asked) -> Traced:
@@ -48,14 +48,14 @@ def trace(request: Request, options: Options, asked: road.Asked) -> Traced:
 
 def _failed(name: str, error: TrainingFailed) -> TpuMagicsError:
     if "host memory" not in error.what:
-        what = f"{name} failed while it was traced: {error.what}"
+        what = f"{name} failed during tracing: {error.what}"
         return TpuMagicsError(what, error.why, _LOGS.sub("", error.todo), error.details)
     return HostTooSmall(
         f"This machine has too little memory to trace {name}: {error.what}",
-        "No step is run, but what the function makes on the host, its batches above all, is made as in training. It "
-        f"is this machine's memory that is short, not the TPU's. {error.why}",
-        "Make large batches on the device (torch.randn(..., device=device)), where they take no memory while they are "
-        "traced. Or trace with a smaller batch, or on a machine with more memory.",
+        "Tracing executes no step, but the function still creates its data on the host, mainly the batches. This "
+        f"machine's memory is too small, not the TPU's. {error.why}",
+        "Create large batches on the device (torch.randn(..., device=device)), where they take no memory during "
+        "tracing. Or trace with a smaller batch, or on a machine with more memory.",
         error.details,
     )
 
@@ -65,15 +65,15 @@ def _require_sync(name: str, found: Traced, world: int) -> None:
         return
     pending = "Everything it did is one graph at its end" if found.graphs else "It did nothing on the XLA device"
     ranks = (
-        f" It was traced as one of {world} ranks, each of which gets 1/{world} of the data: with too little of it, a "
-        "loader hands out nothing."
+        f" It was traced as one of {world} ranks, and each gets 1/{world} of the data: with too little data, a "
+        "loader gives no batch."
         if world > 1
         else ""
     )
     raise TpuMagicsError(
-        f"{name} never syncs, so it has no step that could be compiled.",
-        f"{pending}; a step ends with torch_xla.sync(), or when a loader that accelerator.prepare has wrapped hands "
-        f"out the next batch.{ranks}",
+        f"{name} never syncs, so it has no step to compile.",
+        f"{pending}. A step ends with torch_xla.sync(), or when a loader from accelerator.prepare gives the next "
+        f"batch.{ranks}",
         "End each step with torch_xla.sync(), and let the function make at least three steps"
         + (" on each rank: give it more data." if ranks else "."),
     )
@@ -84,9 +84,9 @@ def _understood(name: str, folder: Path, run: Run) -> Traced:
         return _read(folder, run)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TpuMagicsError(
-            f"What was traced of {name} cannot be read.",
-            f"{TRACED} or a file beside it is broken, or was removed: {type(error).__name__}: {error}",
-            "Run the preflight again; see that the folder for temporary files has room.",
+            f"The trace of {name} cannot be read.",
+            f"{TRACED} or a file next to it is damaged or was removed: {type(error).__name__}: {error}",
+            "Run the preflight again, and check that the folder for temporary files has free space.",
         ) from error
 
 

@@ -26,15 +26,14 @@ if TYPE_CHECKING:
     from tpu_magics.preflight.report import Preflight
 
 # Causes that a loop that is too short has as well.
-_SAYING_NOTHING = frozenset({"new-line", "unknown", "new-code", *EXPECTED_CAUSES})
+_UNSPECIFIC = frozenset({"new-line", "unknown", "new-code", *EXPECTED_CAUSES})
 
 __all__ = ["Callbacks", "FunctionCall", "PreflightPipeline", "trace_request"]
 
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Who hears how it goes. `progress`: of each compile, at least once a second; `line`: of each trace; `found`: of
-    the result."""
+    """Called with the progress of each compile at least once a second, a `line` for each trace, and the result."""
 
     progress: Callable[[Progress], None] = lambda _now: None
     line: Callable[[str], None] = lambda _line: None
@@ -43,8 +42,8 @@ class Callbacks:
 
 @dataclass(frozen=True)
 class PreflightPipeline:
-    """How this preflight traces and compiles. `lower`: (ranks, devices of an SPMD worker) -> Traced; `torch_xla`: its
-    graphs are torch_xla's."""
+    """Traces a function and compiles its graphs. `lower`: (ranks, devices of an SPMD worker) -> Traced; `torch_xla`:
+    whether torch_xla makes the graphs."""
 
     name: str
     lower: Callable[[int, int | None], Traced]
@@ -57,14 +56,14 @@ class PreflightPipeline:
     traces: dict[tuple[int, int | None], Traced] = field(default_factory=dict)
 
     def traced(self, target: Target) -> Traced:
-        """The trace for that target; targets with as many ranks have one in common."""
+        """The trace for that target; targets with the same number of ranks share one."""
         key: tuple[int, int | None] = (self.processes or target.ranks, None)
         if not self.torch_xla:
             key = (1, None)  # TensorFlow's program is that of one replica
         elif self.spmd:
             key = (1, target.devices)
         if key not in self.traces:
-            self.tell.line(f"{self.name}: tracing, for {_ranks(*key)}")
+            self.tell.line(f"{self.name}: tracing for {_ranks(*key)}")
             self.traces[key] = self.lower(*key)
         return self.traces[key]
 
@@ -83,7 +82,7 @@ class PreflightPipeline:
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """What is to be lowered."""
+    """The function to lower, with its arguments."""
 
     function: Any
     args: tuple[Any, ...]
@@ -119,23 +118,22 @@ def trace_request(request: Request, options: Options, asked: Asked) -> Traced:
             raise _too_short(request.name, found)
         raise TpuMagicsError(
             f"The graph of {request.name} changes at every step: {found.syncs} steps gave {found.syncs} graphs.",
-            "A program that is compiled for one of them says nothing of the next, and on a TPU each step would wait "
-            "for a compile.",
-            "Mend what is named below, then run the preflight again; %tpu_check finds such places without a run.",
+            "A compile of one graph says nothing about the next one, and on a TPU each step would wait for a compile.",
+            "Fix the causes below, then run the preflight again. %tpu_check finds such code without a run.",
             [f"{cause}: {text}" for cause, text in dict.fromkeys(found.changes)],
         )
     return replace(found, precision=precision)
 
 
 def _too_short(name: str, found: Traced) -> TpuMagicsError:
-    """The function ended before two successive steps had one graph: nothing need be wrong with it."""
-    known = [f"{cause}: {text}" for cause, text in dict.fromkeys(found.changes) if cause not in _SAYING_NOTHING]
+    """The function ended before two successive steps had one graph; it may still be correct."""
+    known = [f"{cause}: {text}" for cause, text in dict.fromkeys(found.changes) if cause not in _UNSPECIFIC]
     return TpuMagicsError(
-        f"{name} made only {found.syncs} steps, no two successive ones of which had the same graph.",
-        "The first steps of a training differ from the later ones (the optimizer makes its state in the first), so a "
-        "loop this short does not show the graph that later steps run.",
+        f"{name} made only {found.syncs} steps, and no two successive steps had the same graph.",
+        "The first steps of a training differ from the later ones (the optimizer creates its state in the first), so "
+        "such a short loop does not show the graph of later steps.",
         f"Let it make at least {found.syncs + 3} steps (more data, or a longer loop), and run the preflight again"
-        + (". If the graphs still change, look at what is named below." if known else "."),
+        + (". If the graphs still change, see the causes below." if known else "."),
         known,
     )
 

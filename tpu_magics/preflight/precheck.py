@@ -68,15 +68,15 @@ def _require(found: Preflight, is_function: bool) -> None:
         return
     what = f"`{found.function}`" if is_function else "This"
     raise TpuMagicsError(
-        f"{what} is not trained: {_says(bad)}.",
-        "--preflight lets a training start only where its program compiles for that TPU and fits.",
-        f"{_todo(found.function if is_function else 'FUNCTION', bad)} Without --preflight it is trained all the same.",
+        f"{what} was not trained: {_says(bad)}.",
+        "--preflight starts a training only if its program compiles for that TPU and fits.",
+        f"{_todo(found.function if is_function else 'FUNCTION', bad)} To train anyway, leave out --preflight.",
     )
 
 
 def _todo(function: str, bad: TargetResult) -> str:
     if bad.status != "too-large":
-        return "Look at what the table above names."
+        return "See the table above."
     search = f"%tpu_preflight {function} ... --target {bad.name} --fit NAME finds the largest batch"
     return f"Use a smaller batch, bf16 or gradient checkpointing; {search}."
 
@@ -85,7 +85,7 @@ def _says(one: TargetResult) -> str:
     memory = one.worst.memory
     if one.status == "too-large" and memory is not None and memory.available:
         needed, available = memory.needed / GIB, memory.available / GIB
-        return f"on {one.name} it needs {needed:,.2f} GiB of HBM, and a program has {available:,.2f} GiB there"
+        return f"on {one.name} it needs {needed:,.2f} GiB of HBM, but only {available:,.2f} GiB are available"
     said = {"too-large": "it does not fit into the HBM of", "refused": "the compiler refuses it for"}
     text = next(iter(one.worst.error.splitlines()), "")[:HINT]
     return f"{said.get(one.status, 'it could not be compiled for')} {one.name}{': ' if text else ''}{text}"

@@ -48,7 +48,7 @@ class Preflight:
         if found is None:
             known = ", ".join(one.name for one in self.results)
             raise TpuMagicsError(
-                f"There is no result for {name!r}.", f"This preflight was for {known}.", "Name one of these."
+                f"There is no result for {name!r}.", f"This preflight was for {known}.", "Use one of these names."
             )
         return found
 
@@ -66,9 +66,9 @@ class Preflight:
             if one.target == wanted:
                 return one
         raise TpuMagicsError(
-            "No largest size was searched.",
-            "This preflight was of one size: it was asked for without --fit.",
-            'Search it: %tpu_preflight ... --fit NAME, or preflight(..., fit="NAME").',
+            "There was no search for the largest size.",
+            "This preflight compiled one size, because it ran without --fit.",
+            'Run one: %tpu_preflight ... --fit NAME, or preflight(..., fit="NAME").',
         )
 
     def to_dict(self) -> dict[str, Any]:

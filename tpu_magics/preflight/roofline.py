@@ -25,18 +25,18 @@ from tpu_magics.preflight.thresholds import THRESHOLDS
 COMPUTE, MEMORY = "compute", "memory"
 BF16 = "bf16"
 
-NO_PROGRAM = "no program was made"
-NO_FLOPS = "the compiler gave no count of FLOPs"
-NO_BYTES = "neither the program nor its memory could be read for the bytes that it moves"
-NO_FIGURE = "this chip's figure is not known"
-NO_SHARE = "multiplications in loops are counted in each round, and all else in them once"
-NO_MULTIPLICATIONS = "the program could not be read for its multiplications"
+NO_PROGRAM = "no program was compiled"
+NO_FLOPS = "the compiler reported no FLOPs"
+NO_BYTES = "the bytes that it moves could not be read from the program or its memory"
+NO_FIGURE = "this chip's figure is unknown"
+NO_SHARE = "in loops, multiplications count once per iteration, but all other FLOPs only once"
+NO_MULTIPLICATIONS = "the multiplications could not be read from the program"
 LOOPS = (
-    "In loops multiplications count in each round, where the program tells how many there are; all other FLOPs once."
+    "In loops, multiplications count once per iteration, if the program gives the number; all other FLOPs count once."
 )
 ONE_PASS = (
-    "The peak is bf16's. A TPU multiplies f32 operands in one bf16 pass, unless a higher precision is asked for: so it "
-    "bounds f32 as well, which costs memory and its traffic."
+    "The peak is that of bf16. A TPU multiplies f32 operands in one bf16 pass, unless a higher precision is requested, "
+    "so the bound holds for f32 too. But f32 needs more memory and memory traffic."
 )
 
 

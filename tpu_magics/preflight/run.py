@@ -26,14 +26,14 @@ __all__ = ["Callbacks", "PreflightPipeline", "SearchInterrupted", "note", "prefl
 
 
 class SearchInterrupted(TrainingInterrupted):
-    """The person stopped a search. `found`: what it had found by then."""
+    """The user interrupted a search. `found`: the results so far."""
 
     def __init__(self, found: Preflight, kept: bool) -> None:
-        goes_on = "Run it again to go on: what was compiled is kept." if kept else ""
+        goes_on = "Run it again to continue: compiled results are cached." if kept else ""
         super().__init__(
             f"The search for the largest {found.fit[0].name} was interrupted.",
             " ".join(f"{one.target}: {_known(found, one.target)}." for one in found.fit),
-            f"What was found by then is shown. {goes_on}".strip(),
+            f"The results so far are shown. {goes_on}".strip(),
         )
         self.found = found
 
@@ -112,7 +112,7 @@ def _searched(call: FunctionCall, targets: Sequence[Target], going: _Settings, n
 def _known(found: Preflight, target: str) -> str:
     """ "104 fits, 128 does not"."""
     one = next(each for each in found.fit if each.target == target)
-    fits = "no size that fits is known" if one.largest is None else f"{one.largest:,} fits"
+    fits = "no size is known to fit" if one.largest is None else f"{one.largest:,} fits"
     return f"{fits}, {one.beyond:,} does not" if one.beyond is not None else fits
 
 
@@ -125,8 +125,8 @@ def _require_ranks(targets: Sequence[Target], processes: int | None) -> None:
     if few is not None:
         raise TpuMagicsError(
             f"-n {processes} is not possible on {few.name}.",
-            f"A training has {few.ranks} {'rank' if few.ranks == 1 else 'ranks'} there, one for each device.",
-            f"Leave -n away for {few.ranks}, or name a larger target.",
+            f"A training there has {few.ranks} {'rank' if few.ranks == 1 else 'ranks'}, one for each device.",
+            f"Leave out -n for {few.ranks}, or choose a larger target.",
         )
 
 

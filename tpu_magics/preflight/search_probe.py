@@ -102,22 +102,23 @@ def _first_line(text: str) -> str:
 
 
 def require_steps(what: str, traced: Traced, steps: int = SETTLES) -> None:
-    """The graph of the first step has no optimiser state among its arguments: what fits then says too little."""
+    """Raise TpuMagicsError with too few steps: the graph of the first step has no optimizer state among its
+    arguments."""
     if steps < SETTLES:
         raise TpuMagicsError(
-            f"A search cannot do with --steps {steps}.",
-            "The first step of a training makes the optimiser's state, the second is the first that has it, and the "
-            "third tells whether later ones are alike.",
-            f"Leave --steps away, or give it {SETTLES} or more.",
+            f"--fit does not work with --steps {steps}.",
+            "The first step of a training creates the optimizer state, the second is the first that has it, and the "
+            "third shows whether later steps are alike.",
+            f"Leave out --steps, or set it to {SETTLES} or more.",
         )
     if traced.settled or traced.syncs >= SETTLES:
         return
     made = "1 step" if traced.syncs == 1 else f"{traced.syncs} steps"
     raise TpuMagicsError(
-        f"With {what} the function makes only {made}, and what later steps need is not known.",
-        "The first steps of a training make the optimiser's state, so their graphs need less memory than later ones.",
-        "Let the function make at least three steps with the largest batch that is to be tried: give it more data (a "
-        "repeated or made-up batch will do, for no step is executed).",
+        f"With {what} the function makes only {made}, so the memory of later steps is unknown.",
+        "The first steps of a training create the optimizer state, so their graphs need less memory than later ones.",
+        "Let the function make at least three steps with the largest batch to try: give it more data (repeated or "
+        "made-up batches are fine, because no step is executed).",
     )
 
 
@@ -133,10 +134,10 @@ def require_change(size: Size, call: FunctionCall, traced: Traced, trace: Callab
         return
     rows = f", with {traced.batch:,} rows" if traced.batch is not None else ""
     raise TpuMagicsError(
-        f"{size.name} changes nothing: {size.now} and {other} give the same graph.",
-        f"The batch of {call.name} is that of its arguments. They were made before{rows}, and another value of "
-        f"{size.name} does not make them anew.",
-        f"Make the batch inside of a function: def step({size.name}), which makes tensors with {size.name} rows "
-        "(tf.random.uniform; the compiler would leave out work on zeros) and trains on them, as in "
+        f"Changing {size.name} has no effect: {size.now} and {other} give the same graph.",
+        f"{call.name} gets its batch from its arguments. They were created before{rows}, and another value of "
+        f"{size.name} does not create new ones.",
+        f"Create the batch inside a function: def step({size.name}), which creates tensors with {size.name} rows "
+        "(tf.random.uniform; the compiler would remove work on zeros) and trains on them, as in "
         f"model.train_step((x, y)). Then preflight that function, with {size.name}={size.now} and --fit {size.name}.",
     )

@@ -92,7 +92,7 @@ def _argument(
         raise TpuMagicsError(
             f"{_named(function)}{signature} does not take these arguments: {error}.",
             f"Given: {len(args)} positional{''.join(f', {one}' for one in kwargs)}.",
-            f"Give a value for each parameter, {name} too: the search starts at its value.",
+            f"Give a value for each parameter, including {name}: the search starts at its value.",
         ) from None
     bound.apply_defaults()
     return kwargs[name] if name in kwargs else bound.arguments[name]
@@ -117,11 +117,15 @@ def _put(
 
 def _absent(name: str, signature: inspect.Signature | None) -> TpuMagicsError:
     parameters = ", ".join(signature.parameters) if signature is not None else ""
-    passed = f" {name}=8 among the ARGs passes it on." if signature is not None and _takes_any(signature) else ""
+    passed = (
+        f" To pass it through **kwargs, add {name}=8 to the ARGs."
+        if signature is not None and _takes_any(signature)
+        else ""
+    )
     return TpuMagicsError(
         f"--fit {name}: there is no such name.",
-        f"It is no parameter of the function ({parameters or 'it has none'}), and no name of the notebook.",
-        f"Name the argument or the notebook's name that holds the batch size.{passed}",
+        f"It is neither a parameter of the function ({parameters or 'it has none'}) nor a variable of the notebook.",
+        f"Give the argument or the notebook variable that holds the batch size.{passed}",
     )
 
 
@@ -130,8 +134,8 @@ def _whole(name: str, value: Any) -> int:
         return int(value)
     raise TpuMagicsError(
         f"--fit {name}: its value is {_brief(value)}.",
-        "The search goes through whole numbers above 0, and starts at the value that the name has.",
-        f"Give {name} a batch size that works, for example 8, or name what holds the batch size.",
+        "The search tries whole numbers above 0 and starts at the current value.",
+        f"Set {name} to a batch size that works, for example 8, or give the name that holds the batch size.",
     )
 
 

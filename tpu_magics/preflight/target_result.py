@@ -15,7 +15,7 @@ from tpu_magics.preflight.turns import Cost, turn
 from tpu_magics.preflight.verdict import Case, TpuVerdict, judge
 
 FITS, TOO_LARGE, REFUSED, FAILED = "fits", "too-large", "refused", "failed"
-NO_RATE = "graphs take turns, and the rows that they are given are not known"
+NO_RATE = "graphs take turns, and their numbers of rows are unknown"
 _WORST = (REFUSED, TOO_LARGE, FAILED, FITS)  # what is proved decides before what has no answer
 
 
@@ -164,10 +164,10 @@ class TargetResult:
         if self.roofline.seconds is None:
             return next(iter(self.roofline.reasons.values()), "")
         if not self.turn:
-            return "what later steps run is not known"
+            return "the graph of later steps is unknown"
         if self.cost.seconds is None:
             return "one of the graphs that take turns has no estimate"
-        return NO_RATE if len(self.turn) > 1 else "the batch is not known"
+        return NO_RATE if len(self.turn) > 1 else "the batch size is unknown"
 
     @cached_property
     def verdict(self) -> TpuVerdict:

@@ -12,7 +12,7 @@ from tpu_magics.preflight.slices import SLICES, Target, of_topology
 
 __all__ = ["ChipSpec", "Target", "known", "known_lines", "parse", "parse_all"]
 
-# How people write generations, besides Google's prefix and the plain name; a "tpu" before any of them is forgiven.
+# Other common names of generations; a "tpu" before any of them is accepted.
 _ALIASES = {"v5lite": "v5e", "v7x": "7x", "trillium": "v6e", "ironwood": "7x"}
 _CHIPS = {chip.generation: chip for chip in CHIPS}
 _GENERATIONS = {**_ALIASES, **{chip.prefix: chip.generation for chip in CHIPS}, **{name: name for name in _CHIPS}}
@@ -26,8 +26,8 @@ _GPUS = (
     *("mi210", "mi250", "mi250x", "mi300", "mi300x", "mi325x", "mi350x"),
 )
 _COUNTED = {"chips": "chips", "cores": "TensorCores"}
-_ONE = "Name one of these, e.g. --target v5e-8"
-_SEVERAL = "Name one of these, or several with commas between them, e.g. --target v5e-8,v6e-8"
+_ONE = "Use one of these, e.g. --target v5e-8"
+_SEVERAL = "Use one or more of these, separated by commas, e.g. --target v5e-8,v6e-8"
 
 
 def known() -> tuple[str, ...]:
@@ -64,7 +64,7 @@ def parse_all(text: str | Iterable[str]) -> tuple[Target, ...]:
     texts = [text] if isinstance(text, str) else list(text)
     names = [name for one in texts for name in one.split(",") if name.strip()]
     if not names:
-        raise TpuMagicsError("No TPU is named to compile for.", todo=_SEVERAL, details=known_lines())
+        raise TpuMagicsError("No target TPU was given.", todo=_SEVERAL, details=known_lines())
     return tuple(dict.fromkeys(parse(name, _SEVERAL) for name in names))
 
 
@@ -89,21 +89,21 @@ def _not_a_tpu(text: str, todo: str) -> TpuMagicsError:
     if _is_gpu(text):
         return TpuMagicsError(
             f'"{text.strip()}" is a GPU.',
-            "A target is a TPU, or a slice of them: the TPU's own compiler makes programs for nothing else.",
+            "A target is a TPU or a slice of TPUs: the TPU compiler compiles for nothing else.",
             todo,
             known_lines(),
         )
     near = _near(text)
-    why = f"The nearest names: {', '.join(near)}." if near else ""
-    return TpuMagicsError(f'No TPU is called "{text.strip()}".', why, todo, known_lines())
+    why = f"Similar names: {', '.join(near)}." if near else ""
+    return TpuMagicsError(f'There is no TPU named "{text.strip()}".', why, todo, known_lines())
 
 
 def _no_number(text: str, chip: ChipSpec) -> TpuMagicsError:
     first = [_plain(chip, number) for number in list(SLICES[chip.generation])[:3]]
     return TpuMagicsError(
-        f'"{text.strip()}" names a generation of TPU, and no slice of it.',
-        f"How many chips there are decides what is compiled in between them. {_counts(chip)}",
-        f"Say how many: {', '.join(first)}, ...",
+        f'"{text.strip()}" is a TPU generation without a size.',
+        f"The number of chips decides which collectives are compiled. {_counts(chip)}",
+        f"Add the size: {', '.join(first)}, ...",
         [_line(chip)],
     )
 
@@ -113,7 +113,7 @@ def _no_such_size(text: str, chip: ChipSpec, number: int) -> TpuMagicsError:
     return TpuMagicsError(
         f'There is no slice "{text.strip()}".',
         f"{_counts(chip)} The nearest: {' and '.join(_plain(chip, one) for one in sorted(near))}.",
-        "Name one of these.",
+        "Use one of these.",
         [_line(chip)],
     )
 
@@ -123,7 +123,7 @@ def _no_such_topology(text: str, chip: ChipSpec) -> TpuMagicsError:
     return TpuMagicsError(
         f'A TPU {chip.generation} cannot have the topology "{text.strip()}".',
         f"The numbers are chips in each direction, and the largest slice is {topologies[-1]}.",
-        "Name one of these, or one of their kind.",
+        "Use one of these, or a similar one.",
         [", ".join(topologies)],
     )
 

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tpu_magics.preflight.verdict_case import AS_WELL, ELSEWHERE, MEND, SMALL, SPEAKS, Case, Reason
+from tpu_magics.preflight.verdict_case import AS_WELL, ELSEWHERE, FIX, SMALL, SPEAKS, Case, Reason
 from tpu_magics.preflight.verdict_reasons import REASONS
 
-__all__ = ["AS_WELL", "ELSEWHERE", "MEND", "SMALL", "SPEAKS", "UNKNOWN", "Case", "Reason", "TpuVerdict", "judge"]
+__all__ = ["AS_WELL", "ELSEWHERE", "FIX", "SMALL", "SPEAKS", "UNKNOWN", "Case", "Reason", "TpuVerdict", "judge"]
 
 UNKNOWN = (
-    "how long you train (a TPU pays for long training, where minutes of compiling do not count)",
-    "whether the host keeps up (reading data, tracing and starting each step are not in the program)",
-    "what an hour of either costs you",
+    "how long you train (a TPU is worth it for long trainings, where minutes of compiling do not matter)",
+    "whether the host is fast enough (reading data, tracing and starting each step are not in the program)",
+    "what an hour of either costs",
 )
 _NAMES = {
-    "busy": "few FLOPs for the bytes moved",
+    "busy": "few FLOPs per byte",
     "batch": "the batch",
     "padding": "padding",
-    "reads": "reads by the host",
+    "reads": "device-to-host reads",
 }
 _WORDS = {
-    ELSEWHERE: "a GPU serves better",
-    MEND: "not as it is",
+    ELSEWHERE: "better on a GPU",
+    FIX: "needs changes",
     SMALL: "too little work",
-    AS_WELL: "a GPU serves as well",
+    AS_WELL: "a GPU is as good",
 }
 _ORDER = {name: place for place, name in enumerate((*_WORDS, SPEAKS))}
 _WORTH = {False: 0, None: 1, True: 2}
@@ -33,9 +33,9 @@ _WORTH = {False: 0, None: 1, True: 2}
 
 @dataclass(frozen=True)
 class TpuVerdict:
-    """`suits`: True, False, or None where too little is known. `word`: "suits a TPU", "not as it is", "too little
-    work", "a GPU serves better", ...; `because`: a sentence or two; `reasons`: all of them, what decides first, then
-    against, neither, for; `unknown`: what no program tells."""
+    """`suits`: True, False, or None where too little is known. `word`: "suits a TPU", "needs changes", "too little
+    work", "better on a GPU", ...; `because`: a sentence or two; `reasons`: all of them, what decides first, then
+    against, neither, for; `unknown`: what a program does not show."""
 
     suits: bool | None
     word: str
@@ -67,7 +67,7 @@ def _conclusion(reasons: Sequence[Reason]) -> tuple[bool | None, str, str]:
     if not any(one.about == "matmul" and one.good for one in reasons):
         open_ = [one for one in reasons if one.good is None]
         missing = next((one for one in open_ if one.about in ("memory", "matmul")), open_[0])
-        return None, "it cannot be said", f"{missing.text}."
+        return None, "unknown", f"{missing.text}."
     against = dict.fromkeys(_NAMES[one.about] for one in reasons if one.good is False)
-    but = f" It would gain from mending: {', '.join(against)}." if against else ""
+    but = f" To improve: {', '.join(against)}." if against else ""
     return True, "suits a TPU", f"Most of its work is matrix multiplication.{but}"

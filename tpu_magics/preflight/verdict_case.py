@@ -8,15 +8,15 @@ from tpu_magics.backends.lowered import Place, Traced
 from tpu_magics.preflight.compile_result import CompileResult
 from tpu_magics.preflight.roofline import Roofline
 
-SPEAKS, MEND, ELSEWHERE, SMALL, AS_WELL = "", "mend", "elsewhere", "small", "as well"
+SPEAKS, FIX, ELSEWHERE, SMALL, AS_WELL = "", "fix", "elsewhere", "small", "as well"
 
 
 @dataclass(frozen=True)
 class Reason:
     """One finding. `about`: "memory", "ops", "graphs", "matmul", "step", "busy", "batch", "bf16", "padding" or "reads";
     `good`: it speaks for a TPU (True), against it (False), or for neither (None); `text`: without a full stop, and
-    without `number`, which is of one target; `todo`: what would change it; `decides`: ELSEWHERE (a GPU serves better),
-    MEND (this must be mended first), SMALL (there is too little to do), AS_WELL (a GPU serves as well) or SPEAKS (alone
+    without `number`, which is of one target; `todo`: what would change it; `decides`: ELSEWHERE (better on a GPU),
+    FIX (this must be fixed first), SMALL (there is too little to do), AS_WELL (a GPU is as good) or SPEAKS (alone
     it decides nothing)."""
 
     about: str

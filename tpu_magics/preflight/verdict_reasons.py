@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from tpu_magics.backends.lowered import Read
 from tpu_magics.preflight.thresholds import SETTLES, THRESHOLDS
 from tpu_magics.preflight.turns import turn
-from tpu_magics.preflight.verdict_case import MEND, Case, Reason, at, percent
+from tpu_magics.preflight.verdict_case import FIX, Case, Reason, at, percent
 from tpu_magics.preflight.verdict_work import WORK
 
-_SAME = "Shapes, Python numbers and branches have to stay the same."
+_SAME = "Keep shapes, Python numbers and branches the same."
 
 
 # -- whether it runs at all ------------------------------------------------------------------------------------------
@@ -26,19 +26,19 @@ def memory(case: Case) -> Iterator[Reason]:
     if case.worst.status in told:
         yield told[case.worst.status](case)
     else:
-        yield Reason("memory", None, "The compiler gave no answer, so neither memory nor cost is known")
+        yield Reason("memory", None, "The compiler gave no answer, so memory and cost are unknown")
 
 
 def _refused(case: Case) -> Reason:
     which = ", ".join(f"{one.op}{at(one.place)}" for one in case.worst.refused[:1])
-    return Reason("memory", False, "The compiler refuses the program", which, "Write it with other ops.", MEND)
+    return Reason("memory", False, "The compiler refuses the program", which, "Use other ops.", FIX)
 
 
 def _too_large(case: Case) -> Reason:
     found = case.worst.memory
     times = f"{found.needed / found.available:.3g} times" if found is not None and found.available else "more than"
-    todo = "--fit NAME finds the largest batch that fits; bf16 and gradient checkpointing need less."
-    return Reason("memory", False, "It does not fit into the HBM", f"{times} what there is", todo, MEND)
+    todo = "--fit NAME finds the largest batch that fits; bf16 and gradient checkpointing need less memory."
+    return Reason("memory", False, "It does not fit into the HBM", f"{times} what is available", todo, FIX)
 
 
 def _room(case: Case) -> Reason:
@@ -51,15 +51,15 @@ def _room(case: Case) -> Reason:
 
 
 def ops(case: Case) -> Iterator[Reason]:
-    kinds = {"host": "runs on the host", "custom": "is a custom op that a TPU does not know"}
+    kinds = {"host": "runs on the host", "custom": "is a custom op that a TPU does not support"}
     refused = (*case.traced.refused, *case.steady.refused)
     found = {(one.op, one.kind): one for one in refused if one.kind in kinds}
     for one in found.values():
         text = f"{one.op}{at(one.place)} {kinds[one.kind]}, so each step stops there"
-        todo = "Write it with ops that XLA has, or move it out of the step."
-        yield Reason("ops", False, text, todo=todo, decides=MEND)
+        todo = "Use ops that XLA supports, or move it out of the step."
+        yield Reason("ops", False, text, todo=todo, decides=FIX)
     if not found:
-        yield Reason("ops", True, "The TPU knows all ops of the step, and none was seen to run on the host")
+        yield Reason("ops", True, "The TPU supports all ops of the step, and none ran on the host")
 
 
 def graphs(case: Case) -> Iterator[Reason]:
@@ -68,11 +68,11 @@ def graphs(case: Case) -> Iterator[Reason]:
         yield Reason("graphs", True, _settled(case))
     elif syncs < SETTLES:
         seen = "1 step was" if syncs == 1 else f"{syncs} steps were"
-        text = f"Only {seen} seen, so whether later ones have the same graph is not known"
-        yield Reason("graphs", None, text, todo=f"Let the function take {SETTLES} steps or more.")
+        text = f"Only {seen} seen, so it is unknown whether later ones have the same graph"
+        yield Reason("graphs", None, text, todo=f"Let the function make {SETTLES} steps or more.")
     elif many >= syncs:
-        text = f"Each of the {syncs} steps that were seen has a graph of its own, so each compiles"
-        yield Reason("graphs", False, text, todo=_SAME, decides=MEND)
+        text = f"Each of the {syncs} steps that were seen has a new graph, so each compiles"
+        yield Reason("graphs", False, text, todo=_SAME, decides=FIX)
     else:
         text = f"{many} graphs in {syncs} syncs, and no two successive steps have the same; each compiles once"
         yield Reason("graphs", None, text, todo=_SAME)
@@ -85,7 +85,7 @@ def _settled(case: Case) -> str:
         return "Successive steps have one graph: it compiles once for all of them"
     if different:
         return f"{different} graphs take turns, over {len(turns)} syncs: each compiles once"
-    return "The graphs of later steps came again: each compiles once"
+    return "The graphs of later steps repeat: each compiles once"
 
 
 def reads(case: Case) -> Iterator[Reason]:
@@ -98,10 +98,10 @@ def reads(case: Case) -> Iterator[Reason]:
 def _read(read: Read) -> Reason:
     what = f"{read.what.partition(':')[0]}{at(read.place)}"
     if read.inside is None:
-        text = f"In each step that was seen the host reads {what}, and waits for the device"
+        text = f"In each step that was seen, the host reads {what} and waits for the device"
         return Reason("reads", False, text, todo="Keep it on the device, and read it every 50 steps or so.")
     library = read.inside.path.partition("/")[0]
-    text = f"In each step that was seen {library} itself reads {what} on the host ({read.inside}), and waits for it"
+    text = f"In each step that was seen, {library} itself reads {what} on the host ({read.inside}) and waits for it"
     return Reason("reads", False, text)
 
 

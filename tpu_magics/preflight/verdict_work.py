@@ -15,7 +15,7 @@ _LITTLE = 0.01
 def matmul(case: Case) -> Iterator[Reason]:
     share = case.roofline.matmul_share
     if share is None:
-        text = "How much of it is matrix multiplication is not known"
+        text = "The share of matrix multiplications is unknown"
         yield Reason("matmul", None, text, case.roofline.reasons.get("matmul_share", ""))
     elif share >= THRESHOLDS["matmul"].good:
         yield Reason("matmul", True, "Most of its FLOPs are matrix multiplications and convolutions", percent(share))
@@ -25,12 +25,12 @@ def matmul(case: Case) -> Iterator[Reason]:
 
 
 def busy(case: Case) -> Iterator[Reason]:
-    """A GPU waits for its memory as well, so that this alone sends nobody there."""
+    """A GPU waits for its memory too, so this alone is no reason to use one."""
     share = case.roofline.busy
     if share is None:
         return
     if case.roofline.bound == COMPUTE:
-        yield Reason("busy", True, "By the estimate the matrix units bind, not the memory")
+        yield Reason("busy", True, "Bound by the matrix units, not by memory (estimate)")
         return
     low = share < THRESHOLDS["busy"].bad
     if low and _is_small(case):
@@ -38,15 +38,15 @@ def busy(case: Case) -> Iterator[Reason]:
     elif low and 0 < _weight(case, _moved) <= 1:
         yield _bound(share)
     else:
-        text = "By the estimate the memory binds, so the matrix units can work only a part of the time"
+        text = "Bound by memory, so the matrix units are busy only a part of the time (estimate)"
         good = False if low else True if share >= THRESHOLDS["busy"].good else None
         yield Reason("busy", good, text, _at_most(share), _larger(case))
 
 
 def _bound(share: float) -> Reason:
     text = (
-        "By the estimate the memory binds, and not for its parameters: a GPU whose memory is as fast does as well. "
-        "Part of the time in which the matrix units work"
+        "Bound by memory, and not because of its parameters: a GPU with equally fast memory is as good. Part of the "
+        "time that the matrix units are busy (estimate)"
     )
     return Reason("busy", False, text, _at_most(share), "Fewer, larger operations.", AS_WELL)
 
@@ -55,13 +55,13 @@ def _small(case: Case, share: float) -> Reason:
     rows, todo = case.traced.batch, _larger(case)
     if rows is None:
         text = (
-            "A step has few FLOPs for the parameters and the state that it moves. Part of the time in which the matrix "
-            "units work"
+            "A step has few FLOPs for the parameters and the state that it moves. Part of the time that the matrix "
+            "units are busy"
         )
         return Reason("busy", False, text, _at_most(share), todo, SMALL)
     text = (
-        f"The batch is too small for a TPU: {rows:,} rows {_split(rows, case)}. Rows from which the matrix units bind, "
-        "an estimate and at the earliest"
+        f"The batch is too small for a TPU: {rows:,} rows {_split(rows, case)}. The matrix units become the bound at "
+        "the earliest from this number of rows (estimate)"
     )
     return Reason("busy", False, text, f"about {float(f'{rows * _weight(case, _state):.2g}'):,.0f}", todo, SMALL)
 
@@ -113,7 +113,7 @@ def step(case: Case) -> Iterator[Reason]:
     elif seconds >= THRESHOLDS["step"].bad or not case.roofline.bound:
         yield Reason("step", None, "A step may take no longer than starting it from Python, about 1 ms", least)
     else:
-        text = "A step is hardly any work for a device, and starting it from Python takes longer"
+        text = "A step is very little work for a device, and starting it from Python takes longer"
         todo = "A larger model or batch, or many steps in one program."
         yield Reason("step", False, text, f"{time(seconds)} at its peak", todo, SMALL)
 
@@ -122,18 +122,18 @@ def batch(case: Case) -> Iterator[Reason]:
     """Under SPMD the batch is that of all devices, and each has its part of it if they all split it."""
     rows, unit = case.traced.batch, ROWS * case.devices
     if rows is None:
-        yield Reason("batch", None, "The batch is not known: no input has rows that could be counted")
+        yield Reason("batch", None, "The batch size is unknown: no input has rows that can be counted")
         return
     what = f"The batch of {rows:,} {_split(rows, case)}"
     share = case.roofline.busy
     if rows % unit == 0 and share is not None and share < THRESHOLDS["busy"].bad and _is_small(case):
         return
     if rows < THRESHOLDS["batch"].good * case.devices:
-        text = f"{what} is small: a tile alone has {ROWS} rows"
+        text = f"{what} is small: one tile has {ROWS} rows"
         yield Reason("batch", False, text, todo="The largest batch that fits: --fit NAME.")
     elif rows % unit:
         low = rows // unit * unit
-        yield Reason("batch", None, f"{what} is no multiple of {_rows(case)}", todo=f"{low:,} or {low + unit:,}.")
+        yield Reason("batch", None, f"{what} is not a multiple of {_rows(case)}", todo=f"{low:,} or {low + unit:,}.")
     else:
         yield Reason("batch", True, f"{what} is a multiple of {_rows(case)}")
 
@@ -157,13 +157,13 @@ def padding(case: Case) -> Iterator[Reason]:
     lost, found = waste(case.steady), case.steady.padding
     if lost is None or found is None:
         return
-    number = f"{percent(lost)} of what is in use"
+    number = f"{percent(lost)} of the HBM in use"
     if lost < THRESHOLDS["padding"].good:
-        yield Reason("padding", True, "Hardly any HBM is padding of tiles", number)
+        yield Reason("padding", True, "Little HBM is lost to tile padding", number)
         return
     good = False if lost > THRESHOLDS["padding"].bad else None
-    todo = "Sizes that are multiples of 128, or of 8 at the least."
-    yield Reason("padding", good, f"Padding of tiles takes HBM{_largest(found)}", number, todo)
+    todo = "Use sizes that are multiples of 128, or at least of 8."
+    yield Reason("padding", good, f"Tile padding takes HBM{_largest(found)}", number, todo)
 
 
 def _largest(found: TilePadding) -> str:
@@ -176,11 +176,9 @@ def bf16(case: Case) -> Iterator[Reason]:
     if share is None:
         return
     if share >= THRESHOLDS["bf16"].good:
-        yield Reason("bf16", True, "Multiplications have bf16 operands", f"{percent(share)} of their FLOPs")
+        yield Reason("bf16", True, "The multiplications have bf16 operands", f"{percent(share)} of their FLOPs")
     else:
-        text = (
-            "Only a part of the multiplications has bf16 operands" if share else "No multiplication has bf16 operands"
-        )
+        text = "Only some multiplications have bf16 operands" if share else "No multiplication has bf16 operands"
         number = f"{percent(share)} of their FLOPs" if share else ""
         yield Reason("bf16", None, text, number, "--precision bf16 needs less memory.")
 

@@ -88,8 +88,8 @@ def _changed(facts: HostFacts) -> Check:
             "Imported packages",
             WARNING,
             f"This process still uses {', '.join(changed)}.",
-            "The package changed after its import. This process and its workers keep the old version, but later imports "
-            "from it get the new one.",
+            "The package changed after its import. This process and its workers keep the old version, but later "
+            "imports from it get the new one.",
             then="restart the kernel",
         )
     what = ", ".join(f"{name} {version}" for name, version in facts.loaded.items()) or "no known package yet"

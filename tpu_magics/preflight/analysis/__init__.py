@@ -70,7 +70,7 @@ def _read(module: ProgramFiles, parameters: Sequence[str]) -> ProgramFacts:
     asked = _program(module.asked)
     assignment = _assignment(module)
     if program is None or not program.entry:
-        return ProgramFacts(notes=("the text of the optimised program is not of a known form, or not complete",))
+        return ProgramFacts(notes=("the text of the optimised program is incomplete or has an unknown format",))
     counted = multiplications(program, asked)
     pieces, names = hbm_pieces(assignment), BufferNames(program, parameters)
     return ProgramFacts(
@@ -88,11 +88,11 @@ def _read(module: ProgramFiles, parameters: Sequence[str]) -> ProgramFacts:
 def _missing(asked: HloModule | None, assignment: Assignment) -> tuple[str, ...]:
     """Notes on what the compiler did not dump."""
     missing = (
-        (asked is None, "no program before optimisation: what the compiler itself made bf16 is not told apart"),
-        (not assignment.allocations, "no buffer assignment: padding and the largest buffers are not known"),
+        (asked is None, "no program before optimisation: f32 that the compiler itself turned into bf16 counts as bf16"),
+        (not assignment.allocations, "no buffer assignment: padding and the largest buffers are unknown"),
         (
             bool(assignment.allocations) and not assignment.ranges,
-            "no live ranges: padding and the largest buffers are of the whole program, not of its fullest point",
+            "no live ranges: padding and the largest buffers are for the whole program, not for its memory peak",
         ),
     )
     return tuple(note for there, note in missing if there)

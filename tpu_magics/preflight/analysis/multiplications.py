@@ -159,21 +159,21 @@ class _RequestedTypes:
 def _unread(unread: list[str]) -> Iterator[str]:
     if unread:
         what = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in Counter(unread).most_common(5))
-        yield f"multiplications whose FLOPs the compiler's text does not tell are not counted: {what}"
+        yield f"multiplications without FLOPs in the compiler's text are not counted: {what}"
 
 
 def _rounds(bodies: set[str]) -> Iterator[str]:
     if bodies:
-        yield "the program does not tell how often a loop with multiplications runs: its body is counted once"
+        yield "the program does not give the number of iterations of a loop with multiplications: its body counts once"
 
 
 def _again(program: HloModule, whole: float, written: float) -> Iterator[str]:
     """What the compiler adds. It marks the instructions that it repeats to save memory with "remat" in their names."""
     if written and whole > _MORE * written:
         saves = any(".remat" in one.name for one in program.instructions())
-        why = ": the compiler computes values again instead of keeping them, to save memory" if saves else ""
+        why = ": the compiler recomputes values instead of keeping them, to save memory" if saves else ""
         more, told = 100 * (whole / written - 1), f"{written / 1e12:.4g} T" if written >= 1e12 else f"{written:.4g} "
-        yield f"multiplications have {more:.3g} % more FLOPs than in the program as written, {told}FLOP{why}"
+        yield f"multiplications have {more:.3g} % more FLOPs than in the program as written ({told}FLOP){why}"
 
 
 def _narrowed(narrowed: float, whole: float) -> Iterator[str]:

@@ -27,8 +27,8 @@ _KNOWN = frozenset(
 )
 _NUMBERED = re.compile(r"#\d+$")
 _TRANSFERS = {
-    "infeed": "it waits for data that the host feeds in the middle of the step",
-    "outfeed": "it hands data to the host in the middle of the step",
+    "infeed": "it waits for data from the host in the middle of the step",
+    "outfeed": "it sends data to the host in the middle of the step",
     "send": "it sends data to the host in the middle of the step",
     "recv": "it waits for the host in the middle of the step",
 }
@@ -70,4 +70,4 @@ def _number(one: Instruction) -> str:
 
 def _call(target: str, place: Place | None) -> Refused:
     name = _NUMBERED.sub("", target)
-    return Refused(target, f"a custom call to {name}, which is not one of XLA's own", "custom", place)
+    return Refused(target, f"a custom call to {name}, which XLA does not provide", "custom", place)

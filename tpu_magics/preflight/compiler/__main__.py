@@ -72,7 +72,7 @@ def _other_versions(job: Job) -> str:
     if found == job.versions:
         return ""
     names = [f"{name} {version}" for name, version in found.items() if version != job.versions[name]]
-    return f"The compile process finds other versions: {', '.join(names)}."
+    return f"The compile process finds different versions: {', '.join(names)}."
 
 
 def _text(error: Exception) -> str:

@@ -21,13 +21,13 @@ from tpu_magics.preflight.compile_result import CompileResult, HbmUsage, Refused
 from tpu_magics.preflight.compiler import jaxlib_private, refusals
 from tpu_magics.preflight.compiler.job import Job, JobProgram
 
-LOOPS = "XLA's FLOPs count the body of a loop once, however often it runs"
+LOOPS = "XLA's FLOPs count the body of a loop once, no matter how often it runs"
 OUTPUTS_NOT_COUNTED = (
-    "this libtpu takes the program, but does not count its outputs, for which there is no room beside the rest"
+    "this libtpu accepts the program because it does not count the outputs, but they do not fit beside the rest"
 )
 NOT_COUNTED = (
-    "XLA gives no FLOPs and bytes of its own for this program: it holds a kernel (one that the compiler made, or one "
-    "of the person's) whose cost XLA does not know"
+    "XLA reports no FLOPs and bytes for this program: it contains a kernel (from the compiler or from your code) whose "
+    "cost XLA does not know"
 )
 
 
@@ -77,7 +77,7 @@ def _asked(
 
 
 def _dumped(dump: Path, parameters: Sequence[str]) -> ProgramFacts:
-    """Whatever is wrong with the dump, the compiler's own answer is not lost for it."""
+    """A broken dump must not hide the compiler's own answer."""
     try:
         return read(dump, parameters=parameters)
     except Exception as error:
@@ -177,13 +177,11 @@ def _dynamic(kind: str) -> bool:
 
 
 def _dynamic_text(kinds: Sequence[str]) -> str:
-    return f"The program takes or gives tensors of unknown size: {', '.join(dict.fromkeys(kinds))}."
+    return f"The program has inputs or outputs of unknown size: {', '.join(dict.fromkeys(kinds))}."
 
 
 def _dynamic_refused(kinds: Sequence[str]) -> tuple[Refused, ...]:
-    return tuple(
-        Refused(one, "its size is not known when the program is compiled", "compiler") for one in dict.fromkeys(kinds)
-    )
+    return tuple(Refused(one, "its size is unknown at compile time", "compiler") for one in dict.fromkeys(kinds))
 
 
 # -- devices -----------------------------------------------------------------------------------------------------------
@@ -195,5 +193,5 @@ def _chosen(devices: Sequence[Any], program: JobProgram) -> Sequence[Any]:
     chips = [one for one in devices if one.core_on_chip == 0]
     of = chips if wanted <= len(chips) else devices
     if wanted > len(of):
-        raise TooFewDevices(f"The program wants {wanted} devices, and this TPU has {len(devices)}.")
+        raise TooFewDevices(f"The program needs {wanted} devices, but this TPU has {len(devices)}.")
     return of[:wanted]

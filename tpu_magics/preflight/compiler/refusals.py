@@ -128,7 +128,7 @@ def _buffer(piece: dict[str, str]) -> Buffer | None:
 def refused(text: str) -> Refused:
     """Of any other refusal: the op, as far as the compiler names it."""
     if custom := _CUSTOM.search(text):
-        return Refused(custom[1], "the TPU's compiler knows no custom call of this name", "custom", _place(text))
+        return Refused(custom[1], "the TPU compiler does not know this custom call", "custom", _place(text))
     return Refused(_op(text), sentence(text), "compiler", _place(text))
 
 

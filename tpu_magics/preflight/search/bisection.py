@@ -66,8 +66,8 @@ def search(
     if not 1 <= lowest <= start <= last:
         raise TpuMagicsError(
             f"The search for the largest {name} cannot start at {start}.",
-            f"It goes from {lowest} to {last}, in whole numbers from 1 on.",
-            f"Give {name} a value between them.",
+            f"It tries whole numbers from {lowest} to {last}.",
+            f"Set {name} to a value between them.",
         )
     searches = [_Search(name, start, target, lowest, last, tolerance) for target in targets]
     asking = _Asking(name, probe, tell or (lambda _line: None))
@@ -167,10 +167,10 @@ class _Search:
             if sizes.below < sizes.down(tried[0] // 2):
                 return sizes.down(tried[0] // 2)
         raise TpuMagicsError(
-            f"{self.name} changes nothing: {' and '.join(map(str, (tried[0], tried[-1])))} give the same graph.",
-            f"The data were made in an earlier cell, with the value that {self.name} had there; or the function does "
-            f"not use {self.name}.",
-            f"Make the batch inside the function, from {self.name} or from an argument, and search again.",
+            f"Changing {self.name} has no effect: {' and '.join(map(str, (tried[0], tried[-1])))} give the same graph.",
+            f"The data were created in an earlier cell, with the value that {self.name} had there; or the function "
+            f"does not use {self.name}.",
+            f"Create the batch inside the function, from {self.name} or from an argument, and search again.",
         )
 
     def _nice(self, sizes: Range) -> int | None:

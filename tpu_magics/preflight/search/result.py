@@ -102,7 +102,7 @@ def _notes(
 
 def _cut_short(name: str, points: Sequence[FitPoint], sizes: Range) -> Iterator[str]:
     low, high = bracket(points, sizes)
-    fits = f"{name} = {low} fits (compiled)" if low > sizes.below else f"no {name} that fits is known yet"
+    fits = f"{name} = {low} fits (compiled)" if low > sizes.below else f"no {name} is known to fit yet"
     above = "nothing larger was tried yet" if high is None else f"{high} does not"
     yield f"The search was interrupted: {fits}, {above}."
 
@@ -111,7 +111,7 @@ def _stop(name: str, stop: FitPoint, low: int, sizes: Range) -> Iterator[str]:
     said = "was refused" if stop.status == "refused" else "gave no answer"
     yield f"The search ended early: the compile for {name} = {stop.size} {said}{_text(stop.error)}"
     if low > sizes.below:
-        yield f"{name} = {low} fits; the largest that fits is not known."
+        yield f"{name} = {low} fits; the largest that fits is unknown."
 
 
 def _proof(name: str, points: Sequence[FitPoint], sizes: Range, failed: Mapping[int, str]) -> Iterator[str]:
@@ -121,7 +121,7 @@ def _proof(name: str, points: Sequence[FitPoint], sizes: Range, failed: Mapping[
     elif high is None:
         yield f"{name} = {low} fits (compiled); nothing larger was tried."
     elif high in failed:
-        yield f"{name} = {low} fits (compiled); for {high} the function itself fails{_text(failed[high])}"
+        yield f"{name} = {low} fits (compiled); with {high} the function itself fails{_text(failed[high])}"
     else:
         yield f"{name} = {low} fits, {high} does not: both were compiled."
     if high is not None and low > sizes.below and high - low > sizes.step:
@@ -135,7 +135,7 @@ def _step(name: str, sizes: Range, failed: Mapping[int, str]) -> Iterator[str]:
     if sizes.step > 1:
         size = next(size for size in sorted(failed) if size % sizes.step)
         yield (
-            f"Only multiples of {sizes.step} were tried in the end: the function itself fails for {name} = {size}"
+            f"Only multiples of {sizes.step} were tried in the end: the function itself fails with {name} = {size}"
             f"{_text(failed[size])}"
         )
 
@@ -146,15 +146,15 @@ def _not_monotone(name: str, points: Sequence[FitPoint]) -> Iterator[str]:
     if fits and large and min(large) < max(fits):
         below = ", ".join(map(str, sorted(size for size in large if size < max(fits))))
         yield (
-            f"{name} = {below} does not fit though {max(fits)} does: memory does not grow evenly with {name}, and a "
-            f"larger one that was not tried may fit as well."
+            f"{name} = {below} does not fit although {max(fits)} does: memory does not grow evenly with {name}, so a "
+            f"larger one that was not tried may also fit."
         )
 
 
 def _nice(low: int, sizes: Range) -> Iterator[str]:
     tried = nice_sizes(low, sizes)
     known = f"none of {', '.join(map(str, tried))} fits" if tried else f"there is none up to {low}"
-    yield f"No multiple of {NICE * sizes.devices} that fits is known: {known}."
+    yield f"No multiple of {NICE * sizes.devices} is known to fit: {known}."
 
 
 def _text(error: str) -> str:
