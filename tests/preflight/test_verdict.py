@@ -221,7 +221,7 @@ def test_graphs_that_come_again_compile_once_each() -> None:
 
 def test_what_decides_nothing_is_not_why_it_cannot_be_said() -> None:
     found = verdict(traced(settled=False, syncs=1), flops=None, multiplications=None)
-    assert found.suits is None and found.because.startswith("share of matrix multiplications")
+    assert found.suits is None and found.because.startswith("The share of matrix multiplications")
 
 
 def test_only_a_read_in_each_step_counts() -> None:
