@@ -241,7 +241,7 @@ def test_a_tpus_compiler_takes_what_was_lowered_for_a_cpu(folder: Path) -> None:
     from tpu_magics.preflight.targets import parse
 
     graphs: list[Graph] = [pickle.loads((folder / f"{name}.pickle").read_bytes()) for name in MODELS]
-    results = compile_graphs(graphs, parse("v5e-1"), store=None, tell=lambda _: None)
+    results = compile_graphs(graphs, parse("v5e-1"), store=None, on_progress=lambda _: None)
     for name, graph, compiled in zip(MODELS, graphs, results, strict=True):
         assert compiled.status == "fits", f"{name}: {compiled.error}"
         donated = sum(size(graph.parameters[number]) for number in graph.donors)

@@ -120,7 +120,7 @@ def ours(folder: Path) -> tuple[float, float]:
 
     graph = _left(folder)
     started = time.monotonic()
-    [found] = compile_graphs([graph], parse(TARGET), store=None, tell=lambda progress: None)
+    [found] = compile_graphs([graph], parse(TARGET), store=None, on_progress=lambda progress: None)
     seconds = time.monotonic() - started
     if found.status != "fits" or found.memory is None or found.seconds is None:
         raise RuntimeError(f"not what is to be measured: {found.status} {found.error}")

@@ -205,10 +205,10 @@ def hlo(text: str) -> bytes:
 def compile_some(
     graphs: Sequence[Graph],
     target: Target | str = "v5e-4",
-    tell: Callable[[Progress], None] = lambda _: None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
     store: Store | None = None,
     **more: Any,
 ) -> list[CompileResult]:
     """`compile_graphs`, in the tests' own words."""
     chosen = parse(target) if isinstance(target, str) else target
-    return compile_graphs(graphs, chosen, store=store, tell=tell, **more)
+    return compile_graphs(graphs, chosen, store=store, on_progress=on_progress, **more)

@@ -77,7 +77,7 @@ def preflight(
     traced = trace_request(request, Options(precision=precision, force=True), Asked())
     assert traced.settled and traced.syncs == 3 and traced.batch == batch and not traced.reads
     steady = [graph for graph in traced.graphs if graph.steady]
-    [compiled] = compile_graphs(steady, parse("v5e-1"), store=None, tell=lambda _now: None)
+    [compiled] = compile_graphs(steady, parse("v5e-1"), store=None, on_progress=lambda _now: None)
     return traced, compiled
 
 

@@ -65,7 +65,7 @@ class Answers:
 def answers(packages: tuple[str, ...]) -> Answers:
     """All of GRAPHS for v5e-4, by one process."""
     told: list[Progress] = []
-    found = compile_some(list(GRAPHS.values()), tell=told.append, packages=packages)
+    found = compile_some(list(GRAPHS.values()), on_progress=told.append, packages=packages)
     return Answers(dict(zip(GRAPHS, found, strict=True)), told)
 
 

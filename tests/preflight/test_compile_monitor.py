@@ -76,7 +76,7 @@ def watched(
         {"libtpu": "0.0.52"},
         limit,
         len(GRAPHS),
-        tell=lambda *one: told.append((process.now, *one)),
+        on_progress=lambda *one: told.append((process.now, *one)),
         done=results.__setitem__,
         clock=lambda: process.now,
     )
@@ -134,7 +134,7 @@ def test_the_rest_is_compiled_by_another_process(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(compile_process, "start", start)
     monkeypatch.setattr(compiler_versions, "versions", lambda _: {"libtpu": "0.0.52"})
     told: list[Progress] = []
-    found = compile_some(list(GRAPHS.values()), tell=told.append, memory_limit=2 * GIB)
+    found = compile_some(list(GRAPHS.values()), on_progress=told.append, memory_limit=2 * GIB)
     assert [one.status for one in found] == ["fits", "fits"]
     assert asked == [[0, 1], [1]]
     assert [one.graph for one in told if one.state == "done"] == [0, 1]

@@ -70,7 +70,7 @@ def when_compiling(look: Callable[[], T], packages: tuple[str, ...]) -> T:
         raise Looked
 
     with pytest.raises(Looked):
-        compile_some([SLOW], tell=at_compiling(act), packages=packages)
+        compile_some([SLOW], on_progress=at_compiling(act), packages=packages)
     return found[0]
 
 
@@ -218,7 +218,7 @@ def test_without_descriptors_nothing_is_left(
 def test_an_interrupt_leaves_nothing(tpu_compiler: tuple[str, ...], temporary: Path) -> None:
     tell = at_compiling(lambda: os.kill(os.getpid(), signal.SIGINT))
     with leaving_nothing(), pytest.raises(KeyboardInterrupt):
-        compile_some([SLOW], tell=tell, packages=tpu_compiler)
+        compile_some([SLOW], on_progress=tell, packages=tpu_compiler)
     assert list(temporary.iterdir()) == []
 
 
@@ -227,7 +227,7 @@ def test_an_error_in_tell_leaves_nothing(tpu_compiler: tuple[str, ...], temporar
         raise ZeroDivisionError
 
     with leaving_nothing(), pytest.raises(ZeroDivisionError):
-        compile_some([SLOW], tell=broken, packages=tpu_compiler)
+        compile_some([SLOW], on_progress=broken, packages=tpu_compiler)
     assert list(temporary.iterdir()) == []
 
 
@@ -270,7 +270,7 @@ def test_too_little_memory_for_any_compile_is_said_at_once(
 
 def test_when_it_dies_the_other_graphs_are_compiled_all_the_same(tpu_compiler: tuple[str, ...]) -> None:
     tell = at_compiling(lambda: compiler().send_signal(signal.SIGSEGV))
-    first, second = compile_some([SLOW, SMALL], tell=tell, packages=tpu_compiler)
+    first, second = compile_some([SLOW, SMALL], on_progress=tell, packages=tpu_compiler)
     assert (first.status, second.status) == ("failed", "fits")
     # libtpu's own handler writes what it was, and may end with another signal.
     assert re.search(r"ended with signal SIG(SEGV|ABRT), at graph 1 of 2", first.error)
@@ -280,7 +280,7 @@ def test_when_it_dies_the_other_graphs_are_compiled_all_the_same(tpu_compiler: t
 
 def test_a_kill_is_explained(tpu_compiler: tuple[str, ...]) -> None:
     tell = at_compiling(lambda: compiler().kill())
-    found = compile_some([SLOW], tell=tell, packages=tpu_compiler)[0]
+    found = compile_some([SLOW], on_progress=tell, packages=tpu_compiler)[0]
     assert "signal SIGKILL (so Linux ends processes when memory runs out)" in found.error
 
 
@@ -295,7 +295,7 @@ def test_it_dies_with_its_parent(tpu_compiler: tuple[str, ...], temporary: Path)
             if progress.state == "compiling":
                 print(psutil.Process().children()[0].pid, flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
-        programs.compile_some([programs.graph(programs.slow(2))], tell=tell, packages={tpu_compiler!r})
+        programs.compile_some([programs.graph(programs.slow(2))], on_progress=tell, packages={tpu_compiler!r})
     """
     root = Path(__file__).resolve().parents[2]
     ended = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)

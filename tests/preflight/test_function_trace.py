@@ -68,7 +68,7 @@ def traced(left: Left, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
                 raise error
             yield left.graphs, Run(left.run.path)
 
-        monkeypatch.setattr(function_trace.road, "traced", fake_road)
+        monkeypatch.setattr(function_trace.tracing, "traced", fake_road)
         return function_trace.trace(function_request(train, (), {}), Options(), Asked(world))
 
     return run

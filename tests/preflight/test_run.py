@@ -101,7 +101,7 @@ class Heard:
 
 def test_targets_with_as_many_ranks_have_one_trace(runs: Path) -> None:
     heard = Heard()
-    found = preflight(small, target="v5e-1,v6e-1", telling=heard.telling)
+    found = preflight(small, target="v5e-1,v6e-1", callbacks=heard.telling)
     assert heard.lines == ["small: tracing, for one rank"]
     assert [(one.name, one.status) for one in found.results] == [("v5litepod-1", "fits"), ("v6e-1", "fits")]
     assert found.results[0].traced is found.results[1].traced and found.fits and found.fit == ()
@@ -119,12 +119,12 @@ def test_targets_with_as_many_ranks_have_one_trace(runs: Path) -> None:
 
 def test_the_second_time_compiles_nothing(tmp_path: Path) -> None:
     first, again, anew = Heard(), Heard(), Heard()
-    once = preflight(small, target="v5e-1", telling=first.telling)
-    twice = preflight(small, 8, target="v5litepod-1", kwargs={"steps": 3}, telling=again.telling)
+    once = preflight(small, target="v5e-1", callbacks=first.telling)
+    twice = preflight(small, 8, target="v5litepod-1", kwargs={"steps": 3}, callbacks=again.telling)
     assert (len(first.done), len(first.kept)) == (2, 0) and (len(again.done), len(again.kept)) == (0, 2)
     assert once["v5e-1"].steady.memory == twice["v5e-1"].steady.memory and twice["v5e-1"].steady.kept
     before = sorted((tmp_path / "cache").rglob("*"))
-    preflight(small, target="v5e-1", kept=False, telling=anew.telling)
+    preflight(small, target="v5e-1", kept=False, callbacks=anew.telling)
     assert len(anew.done) == 2 and sorted((tmp_path / "cache").rglob("*")) == before
 
 
@@ -137,17 +137,17 @@ def test_precision_is_that_of_the_call_or_of_the_session() -> None:
 
 def test_ranks_are_those_of_the_target_or_as_asked() -> None:
     heard = Heard()
-    found = preflight(small, target="v5e-4", telling=heard.telling)
+    found = preflight(small, target="v5e-4", callbacks=heard.telling)
     assert found["v5e-4"].graph.replicas == 4 and heard.lines == ["small: tracing, for 4 ranks"]
     assert preflight(small, target="v5e-4", processes=1)["v5e-4"].graph.replicas == 1
 
 
 def test_spmd_is_that_of_the_call_or_of_the_session() -> None:
     heard = Heard()
-    preflight(small, target="v5e-4", spmd=True, telling=heard.telling)
+    preflight(small, target="v5e-4", spmd=True, callbacks=heard.telling)
     session.initialise(spmd=8)
-    preflight(small, target="v5e-4", telling=heard.telling)
-    preflight(small, target="v5e-4", spmd=False, telling=heard.telling)
+    preflight(small, target="v5e-4", callbacks=heard.telling)
+    preflight(small, target="v5e-4", spmd=False, callbacks=heard.telling)
     devices = "small: tracing, for one process with 4 devices"
     assert heard.lines == [devices, devices, "small: tracing, for 4 ranks"]
 
@@ -211,7 +211,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def search(searched: dict[str, Any]) -> tuple[FitResult, Heard]:
     if not searched:
         heard = Heard()
-        found = preflight(wide, 64, target="v5e-1", fit="batch", kept=False, telling=heard.telling)
+        found = preflight(wide, 64, target="v5e-1", fit="batch", kept=False, callbacks=heard.telling)
         [searched["fit"]], searched["heard"], searched["found"] = found.fit, heard, found
     return searched["fit"], searched["heard"]
 
@@ -296,7 +296,7 @@ def test_a_search_that_is_interrupted_gives_what_it_found(come: Callable[[], obj
 
     with pytest.raises(SearchInterrupted) as caught:
         telling = Callbacks(progress, heard.lines.append)
-        preflight(small, 12, target="v5e-1", fit="batch", telling=telling)
+        preflight(small, 12, target="v5e-1", fit="batch", callbacks=telling)
     assert isinstance(caught.value, KeyboardInterrupt) and isinstance(caught.value, TpuMagicsError)
     found = caught.value.found
     [fit] = found.fit
@@ -316,7 +316,7 @@ def test_an_interrupt_before_the_search_is_a_plain_one() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        preflight(small, target="v5e-1", fit="batch", kept=False, telling=Callbacks(progress))
+        preflight(small, target="v5e-1", fit="batch", kept=False, callbacks=Callbacks(progress))
     assert not isinstance(caught.value, SearchInterrupted)
 
 
@@ -349,7 +349,7 @@ def test_a_name_that_a_step_with_given_arrays_does_not_read(monkeypatch: pytest.
 def test_too_few_steps_with_the_size_that_there_is() -> None:
     heard = Heard()
     with pytest.raises(TpuMagicsError) as caught:
-        preflight(small, target="v5e-1", kwargs={"steps": 1}, fit="batch", telling=heard.telling)
+        preflight(small, target="v5e-1", kwargs={"steps": 1}, fit="batch", callbacks=heard.telling)
     assert caught.value.what == "With batch = 8 the function makes only 1 step, and what later steps need is not known."
     assert not heard.done, "it is told before anything is compiled"
     with pytest.raises(TpuMagicsError, match="A search cannot do with --steps 2"):

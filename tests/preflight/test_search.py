@@ -488,7 +488,7 @@ def test_no_targets() -> None:
 
 def test_each_probe_is_announced() -> None:
     lines: list[str] = []
-    search("batch", 32, [Tpu("v5e-8"), Tpu("v6e-8")], FakeCompiler({"v5e-8": line, "v6e-8": line}), tell=lines.append)
+    search("batch", 32, [Tpu("v5e-8"), Tpu("v6e-8")], FakeCompiler({"v5e-8": line, "v6e-8": line}), log=lines.append)
     assert lines[0] == "batch = 32: v5e-8, v6e-8"
     assert lines[-1] == "batch = 108: v5e-8 (107 fits), v6e-8 (107 fits)"
     assert any("104 fits" in one for one in lines)
@@ -569,7 +569,7 @@ func.func public @main(%x: tensor<{0}x1024x4096xf32>) -> tensor<{0}x1024x4096xf3
 
 def compiled(size: int, target: Target) -> FitPoint:
     graph = Graph(PROGRAM.format(size).encode(), "stablehlo", f"rows {size}")
-    [found] = compile_graphs([graph], target, store=None, tell=lambda progress: None)
+    [found] = compile_graphs([graph], target, store=None, on_progress=lambda progress: None)
     assert found.memory is not None, found.error
     memory = found.memory
     return FitPoint(size, found.status, memory.needed, memory.available, found.seconds, found.error, graph.hash)

@@ -73,7 +73,7 @@ def test_the_second_time_takes_no_process_and_no_second(
     monkeypatch.setattr(compile_process, "start", no_process)
     told: list[Progress] = []
     began = time.monotonic()
-    second = compile_some(graphs, store=store, tell=told.append, packages=packages)
+    second = compile_some(graphs, store=store, on_progress=told.append, packages=packages)
     assert time.monotonic() - began < 1
     assert second == [replace(one, kept=True) for one in first]
     assert [one.state for one in told] == ["kept"] * 3
@@ -105,7 +105,7 @@ def test_what_failed_is_tried_again(
 def test_a_compile_tells_how_long_the_next_may_take(tpu_compiler: tuple[str, ...], store: Store) -> None:
     first = compile_some([GRAPH], store=store, packages=tpu_compiler)[0]
     told: list[Progress] = []
-    compile_some([replace(GRAPH, donors=())], store=store, tell=told.append, packages=tpu_compiler)
+    compile_some([replace(GRAPH, donors=())], store=store, on_progress=told.append, packages=tpu_compiler)
     assert {one.expected for one in told} == {first.seconds}
 
 

@@ -96,7 +96,7 @@ def preflight(
 def _found(*args: Any, telling: Callbacks, bind: Callable[[Preflight], None], **options: Any) -> Preflight:
     """The result, bound. Where a search is interrupted, what it had found is bound and shown before that goes on."""
     try:
-        result = shown(find(*args, telling=telling, **options))
+        result = shown(find(*args, callbacks=telling, **options))
     except SearchInterrupted as stopped:
         stopped.found = so_far = shown(stopped.found)
         bind(so_far)

@@ -138,7 +138,7 @@ def _preflight(call: Call, found: argparse.Namespace) -> Preflight:
             spmd=call.spmd,
             force=found.force,
             kept=not found.anew,
-            telling=Callbacks(line.show, _say),
+            callbacks=Callbacks(line.show, _say),
         )
     finally:
         line.close()

@@ -19,7 +19,7 @@ def _function() -> Any:
 
 
 class _Callable(ModuleType):
-    """The room, as the function that people know by its name."""
+    """The package, callable as `tpu_magics.preflight`."""
 
     @property
     def __call__(self) -> Any:
@@ -31,7 +31,7 @@ class _Callable(ModuleType):
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]
-        """`help(module)` shows no signature, so that it stands above."""
+        """With the signature, which `help(module)` does not show."""
         return f"preflight{_without_types(self.__signature__)}\n\n{inspect.getdoc(_function())}"
 
 

@@ -24,12 +24,12 @@ __all__ = ["Progress", "compile_graphs", "default_limit"]
 
 GIB = 2**30
 FLOOR = GIB // 2  # host memory; libtpu alone, with the smallest program, takes 0.2 to 0.3 GiB (measured)
-RESERVE = 0.05  # of the host's memory, and at least 1 GiB of it: left to the notebook and the rest
+RESERVE = 0.05  # of the host's memory, and at least 1 GiB of it: reserved for the notebook and other processes
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where the compiles for a TPU are.
+    """The progress of the compiles for a TPU.
 
     `target`: its name; `graph`: number of the graph, from 0, of `count`; `state`: "kept" (cached from an earlier
     compile), "starting" (the process starts), "compiling" or "done"; `elapsed`: seconds in this state, of "done" those
@@ -46,7 +46,7 @@ class Progress:
     resident: int | None = None
 
 
-Tell = Callable[[Progress], None]
+OnProgress = Callable[[Progress], None]
 
 
 def compile_graphs(
@@ -54,38 +54,38 @@ def compile_graphs(
     target: Target,
     *,
     store: Store | None,
-    tell: Tell,
+    on_progress: OnProgress,
     memory_limit: int | None = None,
     packages: Sequence[str] = (),
     flags: Sequence[str] = (),
 ) -> list[CompileResult]:
-    """What the compiler says of each graph for that TPU, in their order.
+    """The compile result of each graph for that TPU, in their order.
 
-    One process compiles them all; where it dies, its graph is "failed" and another process takes the rest. Kept results
-    need none, and take no time to speak of.
+    One process compiles them all; where it dies, its graph is "failed" and another process compiles the rest. Cached
+    results need no process.
 
     Args:
-        store: of kept results; None: all are compiled, and none is kept.
-        tell: called with the progress at least once a second. What it raises ends the compiles.
+        store: of cached results; None: all are compiled, and none is cached.
+        on_progress: called at least once a second. An exception from it ends the compiles.
         memory_limit: bytes of host memory that the process may hold; None: `default_limit`.
-        packages: folders that are searched for jaxlib and libtpu before those of this interpreter.
+        packages: folders searched for jaxlib and libtpu before those of this interpreter.
         flags: of libtpu's, as the framework sets them on that TPU (`compile_environment.torch_xla_flags`).
 
-    Raises TpuMagicsError where jaxlib or libtpu is missing, too old or does not start, libtpu does not make the
-    topology, or the host has no memory left for a compile; and KeyboardInterrupt, when the process and all its files
-    are gone.
+    Raises TpuMagicsError where jaxlib or libtpu is missing, too old or does not start, libtpu does not support the
+    topology, or the host has too little memory for a compile; KeyboardInterrupt, when the process and all its
+    files are gone.
     """
-    work = _Work(graphs, target, store, tell, packages, flags, compiler_versions.versions(packages))
-    work.take_kept()
+    work = _Work(graphs, target, store, on_progress, packages, flags, compiler_versions.versions(packages))
+    work.take_cached()
     if work.missing():
         limit = _enough(default_limit() if memory_limit is None else memory_limit)
         while work.missing():
             work.run_process(limit)
-    return [_told(work.results[number], graph.places) for number, graph in enumerate(graphs)]
+    return [_with_locations(work.results[number], graph.places) for number, graph in enumerate(graphs)]
 
 
 def default_limit() -> int | None:
-    """Bytes of host memory that can be had now, less a reserve; None where that cannot be known."""
+    """Bytes of free host memory, minus a reserve; None where unknown."""
     memory = host_memory(Path("/"))
     if memory.available is None or memory.total is None:
         return None
@@ -109,7 +109,7 @@ class _Work:
     graphs: Sequence[Graph]
     target: Target
     store: Store | None
-    tell_progress: Tell
+    on_progress: OnProgress
     packages: Sequence[str]
     flags: Sequence[str]
     versions: Mapping[str, str]
@@ -125,15 +125,15 @@ class _Work:
     def missing(self) -> dict[int, Graph]:
         return {number: graph for number, graph in enumerate(self.graphs) if number not in self.results}
 
-    def take_kept(self) -> None:
+    def take_cached(self) -> None:
         for number, graph in enumerate(self.graphs):
             found = self.store.get(self._keys[number]) if self.store else None
             if found is not None:
                 self.results[number] = replace(found, graph=graph.hash, target=self.target.name)
-                self.tell(number, "kept", 0.0, None)
+                self.progress(number, "kept", 0.0, None)
 
     def run_process(self, limit: int | None) -> None:
-        """One process, up to its end. At least one more graph has a result then, or this raises."""
+        """Run one process to its end. At least one more graph has a result then, or this raises."""
         process: CompileProcess | None = None
         graphs = self.missing()
         try:
@@ -146,7 +146,7 @@ class _Work:
                 self.versions,
                 limit,
                 len(self.graphs),
-                tell=self.tell,
+                on_progress=self.progress,
                 done=self.done,
             )
             watch.run()
@@ -155,9 +155,9 @@ class _Work:
                 with interrupts_held():  # a second interrupt does not cut the end short
                     process.stop()
 
-    def tell(self, number: int, state: str, elapsed: float, resident: int | None) -> None:
+    def progress(self, number: int, state: str, elapsed: float, resident: int | None) -> None:
         count, expected = len(self.graphs), self._expected[number]
-        self.tell_progress(Progress(self.target.name, number, count, state, elapsed, expected, resident))
+        self.on_progress(Progress(self.target.name, number, count, state, elapsed, expected, resident))
 
     def done(self, number: int, compiled: CompileResult) -> None:
         self.results[number] = compiled
@@ -167,12 +167,12 @@ class _Work:
                 self.store.timed(self.target, len(self.graphs[number].module), compiled.seconds)
 
 
-# -- places -----------------------------------------------------------------------------------------------------------
+# -- source lines -----------------------------------------------------------------------------------------------------
 
 
-def _told(compiled: CompileResult, places: Mapping[int, Place]) -> CompileResult:
-    """With what is not kept: flags of the person's that were left out, and the lines that the numbers behind the ops'
-    names stand for ("aten__mm.5#12" is "aten__mm.5" at `places[12]`)."""
+def _with_locations(compiled: CompileResult, places: Mapping[int, Place]) -> CompileResult:
+    """With what is not cached: notes on the user's flags, and the source lines whose numbers are in the op names
+    ("aten__mm.5#12" is "aten__mm.5" at `places[12]`)."""
     return replace(
         compiled,
         buffers=tuple(_placed(one, places) for one in compiled.buffers),

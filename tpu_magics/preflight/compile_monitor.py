@@ -21,15 +21,15 @@ __all__ = ["CompileMonitor"]
 
 GIB = 2**30
 TICK = 0.2  # seconds between looks at the process's memory
-TELL_EVERY = 0.5  # seconds between calls of `tell` while nothing changes
+REPORT_EVERY = 0.5  # seconds between calls of `on_progress` while nothing changes
 FORMS = {"hlo": "HLO", "stablehlo": "StableHLO"}
 
 
 @dataclass
 class CompileMonitor:
-    """Of `graphs`, by number, in the order in which the process takes them; of `count` in all. `limit`: bytes of host
-    memory; `tell`: called with graph, state, seconds in that state, and bytes of host memory held; `done`: called with
-    each result; `clock`: seconds."""
+    """Monitors the compile of `graphs`, by number, in the order of the process; of `count` in all. `limit`: bytes of
+    host memory; `on_progress`: called with graph, state, seconds in that state, and bytes of host memory held; `done`:
+    called with each result; `clock`: seconds."""
 
     process: CompileProcess
     graphs: Mapping[int, Graph]
@@ -37,33 +37,33 @@ class CompileMonitor:
     versions: Mapping[str, str]
     limit: int | None
     count: int
-    tell: Callable[[int, str, float, int], None]
+    on_progress: Callable[[int, str, float, int], None]
     done: Callable[[int, CompileResult], None]
     clock: Callable[[], float] = time.monotonic
     _number: int = field(init=False)
     _state: str = "starting"
     _since: float = field(init=False)
-    _told: float = -math.inf
+    _reported: float = -math.inf
     _any_done: bool = False
 
     def __post_init__(self) -> None:
         self._number, self._since = next(iter(self.graphs)), self.clock()
 
     def run(self) -> None:
-        """Until the process has ended or must be. Raises TpuMagicsError where it cannot compile at all.
+        """Until the process has ended or exceeds its limit. Raises TpuMagicsError where it cannot compile at all.
 
-        At least one graph is done then: what it died of is the result of the graph that it was at.
+        At least one graph has a result then: if the process died, that is the result of the graph it was compiling.
         """
-        while (told := self.process.events(TICK)) is not None:
-            for event in told:
+        while (received := self.process.events(TICK)) is not None:
+            for event in received:
                 self._take(event)
             resident = self.process.resident()
             if self.limit is not None and resident > self.limit:
-                # With one done before, what that one took is in it: the next process begins with the graph at hand.
+                # The memory may be that of an earlier graph; then a new process tries this graph again.
                 if not self._any_done:
                     self._failed(self._over_limit(resident, self.limit))
                 return
-            self._tell(resident)
+            self._report(resident)
         self._after(self.process.ended())
 
     def _take(self, event: Mapping[str, Any]) -> None:
@@ -74,18 +74,19 @@ class CompileMonitor:
             raise self._unusable(event["text"])
         if kind == events.STARTED:
             self._number, self._state = event["graph"], "compiling"
-            self._since, self._told = self.clock(), -math.inf
+            self._since, self._reported = self.clock(), -math.inf
         if kind == events.COMPILED:
             compiled = from_json(CompileResult, event["compiled"])
             self.done(self._number, compiled)
             self._state, self._any_done = "done", True
-            self.tell(self._number, "done", compiled.seconds or 0.0, self.process.resident() or self.process.peak)
+            memory = self.process.resident() or self.process.peak
+            self.on_progress(self._number, "done", compiled.seconds or 0.0, memory)
 
-    def _tell(self, resident: int) -> None:
+    def _report(self, resident: int) -> None:
         now = self.clock()
-        if self._state != "done" and now - self._told >= TELL_EVERY:
-            self._told = now
-            self.tell(self._number, self._state, now - self._since, resident)
+        if self._state != "done" and now - self._reported >= REPORT_EVERY:
+            self._reported = now
+            self.on_progress(self._number, self._state, now - self._since, resident)
 
     def _after(self, code: int) -> None:
         """The process has ended. With a graph begun and not done, it died."""

@@ -28,7 +28,7 @@ TERM_PATIENCE, KILL_PATIENCE = 2.0, 10.0  # seconds that the process group has t
 CHILDREN_EVERY = 2.0  # seconds between looks for processes that the compile process started (it starts none)
 LAST_LINES = 12
 # Lines that libtpu always writes, and those that follow a crash and say nothing of its cause.
-_IDLE = ("pjrt_api.cc", "RAW: ", "symbolize.stripped_domain", "*** Check failure stack trace", "    @ ", "PC: @")
+_NOISE = ("pjrt_api.cc", "RAW: ", "symbolize.stripped_domain", "*** Check failure stack trace", "    @ ", "PC: @")
 
 
 @dataclass
@@ -45,7 +45,7 @@ class CompileProcess:
     _children: list[Any] = field(default_factory=list)
 
     def events(self, timeout: float) -> list[dict[str, Any]] | None:
-        """What it told since the last look, waiting so many seconds for it; None when it will tell no more."""
+        """The events since the last call, after waiting up to `timeout` seconds; None when there will be no more."""
         ready = select.poll()  # select(2) knows no descriptor above 1023
         ready.register(self.pipe, select.POLLIN)
         if not ready.poll(timeout * 1000):
@@ -55,7 +55,7 @@ class CompileProcess:
         return [json.loads(line) for line in lines] if data else None
 
     def resident(self) -> int:
-        """Bytes of host memory that it and its children hold now; the most so far is `peak`."""
+        """Bytes of host memory that it and its children use now; `peak` is the maximum so far."""
         import psutil
 
         found = 0
@@ -76,7 +76,7 @@ class CompileProcess:
             return []
 
     def _descendants(self) -> list[Any]:
-        """Looked for now and then only: it reads all of /proc."""
+        """Updated every CHILDREN_EVERY seconds only, because it reads all of /proc."""
         import psutil
 
         if time.monotonic() - self._looked > CHILDREN_EVERY:
@@ -96,10 +96,11 @@ class CompileProcess:
             return self.popen.wait()
 
     def last_lines(self) -> tuple[str, ...]:
-        """The end of what it wrote to stderr and stdout, without what libtpu writes each time."""
+        """The last lines of its stderr and stdout, without those that libtpu always writes."""
         text = (self.folder.path / "output").read_text(encoding="utf-8", errors="replace")
-        told = [line.rstrip() for line in text.splitlines() if line.strip() and not any(idle in line for idle in _IDLE)]
-        return tuple(dict.fromkeys(told[-LAST_LINES:]))
+        lines = (line.rstrip() for line in text.splitlines() if line.strip())
+        found = [line for line in lines if not any(noise in line for noise in _NOISE)]
+        return tuple(dict.fromkeys(found[-LAST_LINES:]))
 
     def stop(self) -> None:
         """End it, if it runs, and remove its folder. Leaves nothing behind."""

@@ -51,7 +51,7 @@ class HbmUsage:
 
 @dataclass(frozen=True)
 class Buffer:
-    """One of the largest pieces of HBM. `shape`: "f32[32,12,128,128]"; `layout`: "{3,2,1,0:T(8,128)}"; `size`: with
+    """One of the largest buffers in HBM. `shape`: "f32[32,12,128,128]"; `layout`: "{3,2,1,0:T(8,128)}"; `size`: with
     padding; `plain`: without padding; `kind`: "argument", "output", "temporary", "constant"; `op`: what makes it."""
 
     size: int
@@ -98,16 +98,16 @@ class Multiplications:
 
 @dataclass(frozen=True)
 class CompileResult:
-    """What the compiler said of one graph for one target.
+    """The result of compiling one graph for one target.
 
     `status`: "fits", "too-large" (it needs more HBM than there is), "refused" (the compiler does not take the program),
     "failed" (no answer: the process died, was stopped at its memory bound, ...). `seconds`: of the compile itself, and
-    of the first time where the result was kept (`kept`). `flops`, `bytes_accessed`: of one execution on one device as
+    of the first time where the result is cached (`kept`). `flops`, `bytes_accessed`: of one execution on one device as
     XLA counts them (loop bodies once, copies into on-chip memory too); `hbm_bytes`: what the optimised program reads
     from and writes to HBM. `loops`: a loop has multiplications in its body; `guessed`: how often a part of the program
     runs is not in it (of branches the one that multiplies most counts, a loop of unknown rounds once). `error`: the
     compiler's text; `versions`: {"jaxlib": ..., "libtpu": ...}; `peak`: the most host memory that the
-    compile process held.
+    compile process used.
     """
 
     target: str

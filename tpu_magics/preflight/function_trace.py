@@ -11,7 +11,7 @@ from typing import Any
 
 from tpu_magics.backends.lowered import TRACED
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
-from tpu_magics.launch import tracing as road
+from tpu_magics.launch import tracing
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.train import Request
 from tpu_magics.preflight.compile_result import Graph, Place, Traced, from_json
@@ -27,17 +27,17 @@ class HostTooSmall(TpuMagicsError):
     """This machine has too little memory for the trace; that says nothing about the TPU."""
 
 
-def trace(request: Request, options: Options, asked: road.Asked) -> Traced:
+def trace(request: Request, options: Options, asked: tracing.Asked) -> Traced:
     """Trace a function in a forked worker.
 
     Raises:
         HostTooSmall: what it makes on the host does not fit in this machine's memory.
         TpuMagicsError: it cannot be forked, fails while it is traced, or never syncs.
-        TrainingInterrupted: the person stopped it.
+        TrainingInterrupted: the user stopped it.
     """
     try:
-        with road.traced(request, options, asked) as (folder, run):
-            found = _understood(request.name, folder, run)
+        with tracing.traced(request, options, asked) as (folder, run):
+            found = _read_trace(request.name, folder, run)
     except TrainingInterrupted:
         raise
     except TrainingFailed as error:
@@ -79,7 +79,7 @@ def _require_sync(name: str, found: Traced, world: int) -> None:
     )
 
 
-def _understood(name: str, folder: Path, run: Run) -> Traced:
+def _read_trace(name: str, folder: Path, run: Run) -> Traced:
     try:
         return _read(folder, run)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -51,7 +51,7 @@ class PreflightPipeline:
     processes: int | None
     store: Store | None
     packages: Sequence[str]
-    tell: Callbacks
+    callbacks: Callbacks
     torch_xla: bool = True
     traces: dict[tuple[int, int | None], Traced] = field(default_factory=dict)
 
@@ -63,7 +63,7 @@ class PreflightPipeline:
         elif self.spmd:
             key = (1, target.devices)
         if key not in self.traces:
-            self.tell.line(f"{self.name}: tracing for {_ranks(*key)}")
+            self.callbacks.line(f"{self.name}: tracing for {_ranks(*key)}")
             self.traces[key] = self.lower(*key)
         return self.traces[key]
 
@@ -76,7 +76,7 @@ class PreflightPipeline:
         """What the compiler says of these graphs."""
         flags = torch_xla_flags(target) if self.torch_xla else ()
         return compile_graphs(
-            graphs, target, store=self.store, tell=self.tell.progress, packages=self.packages, flags=flags
+            graphs, target, store=self.store, on_progress=self.callbacks.progress, packages=self.packages, flags=flags
         )
 
 

@@ -27,12 +27,13 @@ HINT = 200  # characters of a compiler's text
 
 
 def preflight_check(
-    target: str | Sequence[str], telling: Callable[[], AbstractContextManager[Callbacks]]
+    target: str | Sequence[str], callbacks: Callable[[], AbstractContextManager[Callbacks]]
 ) -> PreflightCheck:
-    """Raises TpuMagicsError, before anything is forked for the training, where its program does not compile for one of
-    these TPUs or does not fit. `telling`: who hears of it, each time that it is asked; of the result before it raises.
+    """A check that raises TpuMagicsError, before the training forks, where its program does not compile for one of
+    these TPUs or does not fit. `callbacks`: makes a context manager for each check; they get the result before it
+    raises.
 
-    Raises TpuMagicsError at once where a target is not known, or the compiler is missing.
+    Raises TpuMagicsError at once where a target is unknown or the compiler is missing.
     """
     targets = parse_all(target)
     compiler_versions.versions()
@@ -43,14 +44,14 @@ def preflight_check(
                 return request.program
             return trace_request(request, replace(options, background=False), Asked(world, devices))
 
-        with telling() as tell, minded():
+        with callbacks() as calls, minded():
             alone, own = 1 if options.processes == 1 else None, request.program is None
-            way = PreflightPipeline(
-                request.name, lower, _is_spmd(options), alone, Store(default_folder()), (), tell, own
+            pipeline = PreflightPipeline(
+                request.name, lower, _is_spmd(options), alone, Store(default_folder()), (), calls, own
             )
-            found = Preflight(request.name, tuple(way.result(one) for one in targets))
+            found = Preflight(request.name, tuple(pipeline.result(one) for one in targets))
             note(request.name, found.results)
-            tell.found(found)
+            calls.found(found)
         _require(found, is_function=callable(request.hoistable))
 
     return ask
@@ -68,7 +69,7 @@ def _require(found: Preflight, is_function: bool) -> None:
         return
     what = f"`{found.function}`" if is_function else "This"
     raise TpuMagicsError(
-        f"{what} was not trained: {_says(bad)}.",
+        f"{what} was not trained: {_reason(bad)}.",
         "--preflight starts a training only if its program compiles for that TPU and fits.",
         f"{_todo(found.function if is_function else 'FUNCTION', bad)} To train anyway, leave out --preflight.",
     )
@@ -81,11 +82,11 @@ def _todo(function: str, bad: TargetResult) -> str:
     return f"Use a smaller batch, bf16 or gradient checkpointing; {search}."
 
 
-def _says(one: TargetResult) -> str:
+def _reason(one: TargetResult) -> str:
     memory = one.worst.memory
     if one.status == "too-large" and memory is not None and memory.available:
         needed, available = memory.needed / GIB, memory.available / GIB
         return f"on {one.name} it needs {needed:,.2f} GiB of HBM, but only {available:,.2f} GiB are available"
-    said = {"too-large": "it does not fit into the HBM of", "refused": "the compiler refuses it for"}
+    texts = {"too-large": "it does not fit into the HBM of", "refused": "the compiler refuses it for"}
     text = next(iter(one.worst.error.splitlines()), "")[:HINT]
-    return f"{said.get(one.status, 'it could not be compiled for')} {one.name}{': ' if text else ''}{text}"
+    return f"{texts.get(one.status, 'it could not be compiled for')} {one.name}{': ' if text else ''}{text}"

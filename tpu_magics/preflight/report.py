@@ -19,11 +19,11 @@ __all__ = ["Preflight", "Rate", "TargetResult"]
 
 @dataclass(frozen=True)
 class Preflight:
-    """What `tpu_magics.preflight(function, ..., target="v5e-8,v6e-8")` found, without a TPU and without a step.
+    """The result of `tpu_magics.preflight(function, ..., target="v5e-8,v6e-8")`, without a TPU and without a step.
 
-    `function`: its name; `results`: one for each target, in the order asked for; `fit`: one for each target where
-    `fit=NAME` was asked for; `results` are then of the size that it recommends for each target, so that `fits` says
-    whether there is one. A notebook shows it as tables and drawings, `print` as text.
+    `function`: its name; `results`: one for each target, in the given order; `fit`: one for each target with
+    `fit=NAME`; `results` are then for the size that it recommends for each target, so `fits` says whether there is
+    one. A notebook shows it as tables and drawings, `print` as text.
 
         found = tpu_magics.preflight(train, model, target="v5e-8,v6e-8")
         found.fits                            # on all targets
@@ -56,11 +56,11 @@ class Preflight:
         return self.target(name)
 
     def steady(self, name: str) -> CompileResult:
-        """What the compiler of that target said of the graph that all later steps run."""
+        """The compile result of the graph that all later steps run."""
         return self.target(name).steady
 
     def largest(self, name: str) -> FitResult:
-        """What the search for the largest size found for that target. Raises TpuMagicsError where none was made."""
+        """The result of the search for the largest size on that target. Raises TpuMagicsError without a search."""
         wanted = self.target(name).name
         for one in self.fit:
             if one.target == wanted:
@@ -87,6 +87,6 @@ class Preflight:
 
 
 def _google(name: str) -> Iterator[str]:
-    """Google's name of the TPU that goes by that name."""
+    """Google's name of that TPU."""
     with contextlib.suppress(TpuMagicsError):
         yield parse(name).name

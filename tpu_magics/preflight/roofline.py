@@ -130,9 +130,9 @@ def roofline(compiled: CompileResult, peak: float | None, bandwidth: float | Non
 
 
 def is_made(compiled: CompileResult) -> bool:
-    """Whether the compiler made the program: one that is too large it gives up, and what it dumped on the way is what
-    it tried last (it computes more and more again, to save memory). Colab's makes some that are too large (programs.py
-    of compiler/)."""
+    """Whether the compiler finished the program. One that is too large it gives up; the dump is then its last try,
+    which recomputes more and more values to save memory. Colab's libtpu compiles some that are too large
+    (compiler/programs.py)."""
     return compiled.status == "fits" or (compiled.memory is not None and compiled.memory.arguments is not None)
 
 

@@ -29,11 +29,11 @@ class SearchInterrupted(TrainingInterrupted):
     """The user interrupted a search. `found`: the results so far."""
 
     def __init__(self, found: Preflight, kept: bool) -> None:
-        goes_on = "Run it again to continue: compiled results are cached." if kept else ""
+        again = "Run it again to continue: compiled results are cached." if kept else ""
         super().__init__(
             f"The search for the largest {found.fit[0].name} was interrupted.",
             " ".join(f"{one.target}: {_known(found, one.target)}." for one in found.fit),
-            f"The results so far are shown. {goes_on}".strip(),
+            f"The results so far are shown. {again}".strip(),
         )
         self.found = found
 
@@ -51,11 +51,11 @@ def preflight(
     force: bool = False,
     kept: bool = True,
     packages: Sequence[str] = (),
-    telling: Callbacks | None = None,
+    callbacks: Callbacks | None = None,
 ) -> Preflight:
     """Compile `function(*args, **kwargs)` for TPUs that are not here; see `tpu_magics.preflight`.
 
-    Raises SearchInterrupted, with what was found, where the person stops the search that `fit` asks for.
+    Raises SearchInterrupted, with the results so far, where the user interrupts the search that `fit` asks for.
     """
     targets = parse_all(target)
     options = Options(processes, precision, steps=steps, force=force, spmd=ALL_DEVICES if spmd else None)
@@ -63,49 +63,49 @@ def preflight(
     _require_ranks(targets, processes)
     compiler_versions.versions(packages)
     store = Store(default_folder()) if kept else None
-    going = _Settings(options, _is_spmd(spmd, processes), store, packages, telling or Callbacks())
+    settings = _Settings(options, _is_spmd(spmd, processes), store, packages, callbacks or Callbacks())
     call = FunctionCall(function, args, dict(kwargs or {}))
     with minded():
-        return _compiled(call, targets, going) if fit is None else _searched(call, targets, going, fit)
+        return _compiled(call, targets, settings) if fit is None else _searched(call, targets, settings, fit)
 
 
 @dataclass(frozen=True)
 class _Settings:
-    """What all sizes of a search have in common."""
+    """What all sizes of a search share."""
 
     options: Options
     spmd: bool
     store: Store | None
     packages: Sequence[str]
-    tell: Callbacks
+    callbacks: Callbacks
 
-    def way(self, call: FunctionCall) -> PreflightPipeline:
+    def pipeline(self, call: FunctionCall) -> PreflightPipeline:
         lower, own = call.lowering(self.options), not call.is_tensorflows
         return PreflightPipeline(
-            call.name, lower, self.spmd, self.options.processes, self.store, self.packages, self.tell, own
+            call.name, lower, self.spmd, self.options.processes, self.store, self.packages, self.callbacks, own
         )
 
 
-def _compiled(call: FunctionCall, targets: Sequence[Target], going: _Settings) -> Preflight:
-    way = going.way(call)
-    return _noted(Preflight(call.name, tuple(way.result(one) for one in targets)))
+def _compiled(call: FunctionCall, targets: Sequence[Target], settings: _Settings) -> Preflight:
+    pipeline = settings.pipeline(call)
+    return _with_note(Preflight(call.name, tuple(pipeline.result(one) for one in targets)))
 
 
-def _searched(call: FunctionCall, targets: Sequence[Target], going: _Settings, name: str) -> Preflight:
-    """The largest size for each target, and what the compiler said of the one to take."""
-    way = going.way(call)
+def _searched(call: FunctionCall, targets: Sequence[Target], settings: _Settings, name: str) -> Preflight:
+    """The largest size for each target, and the compile results for the recommended one."""
+    pipeline = settings.pipeline(call)
     size = Size.of(name, call.function, call.args, call.kwargs, session.current.notebook.namespace)
-    first = way.traced(targets[0])
-    require_steps(f"{size.name} = {size.now}", first, going.options.steps or STEPS)
-    if not way.torch_xla:
-        require_change(size, call, first, lambda other: going.way(other).traced(targets[0]))
-    start = _noted(Preflight(call.name, tuple(way.result(one) for one in targets)))
-    probing = SearchProbe(size, call, start, going.way)
+    first = pipeline.traced(targets[0])
+    require_steps(f"{size.name} = {size.now}", first, settings.options.steps or STEPS)
+    if not pipeline.torch_xla:
+        require_change(size, call, first, lambda other: settings.pipeline(other).traced(targets[0]))
+    start = _with_note(Preflight(call.name, tuple(pipeline.result(one) for one in targets)))
+    probe = SearchProbe(size, call, start, settings.pipeline)
     ranked = [SearchTarget.of(one) for one in start.results]
-    fit = search(size.name, size.now, ranked, probing.probe, tell=going.tell.line)
-    found = Preflight(call.name, tuple(probing.recommended(one) for one in fit), fit)
+    fit = search(size.name, size.now, ranked, probe.probe, log=settings.callbacks.line)
+    found = Preflight(call.name, tuple(probe.recommended(one) for one in fit), fit)
     if any(one.interrupted for one in fit):
-        raise SearchInterrupted(found, kept=going.store is not None)
+        raise SearchInterrupted(found, kept=settings.store is not None)
     return found
 
 
@@ -116,7 +116,7 @@ def _known(found: Preflight, target: str) -> str:
     return f"{fits}, {one.beyond:,} does not" if one.beyond is not None else fits
 
 
-# -- what is asked for ------------------------------------------------------------------------------------------------
+# -- checks of the request ------------------------------------------------------------------------------------------
 
 
 def _require_ranks(targets: Sequence[Target], processes: int | None) -> None:
@@ -130,23 +130,23 @@ def _require_ranks(targets: Sequence[Target], processes: int | None) -> None:
         )
 
 
-def _is_spmd(asked: bool | None, processes: int | None) -> bool:
-    """As a training here would be, where it is not said."""
-    if asked is None:
+def _is_spmd(requested: bool | None, processes: int | None) -> bool:
+    """The session's default where it is None."""
+    if requested is None:
         return processes is None and session.current.spmd is not None
-    return asked
+    return requested
 
 
-# -- what is said of it -----------------------------------------------------------------------------------------------
+# -- for %tpu_check --ready -----------------------------------------------------------------------------------------
 
 
-def _noted(found: Preflight) -> Preflight:
+def _with_note(found: Preflight) -> Preflight:
     note(found.function, found.results)
     return found
 
 
 def note(name: str, results: Sequence[TargetResult]) -> None:
-    """For the checklist of %tpu_check --ready."""
+    """Record the results for the checklist of %tpu_check --ready."""
     now = time.time()
     for one in results:
         memory = one.worst.memory

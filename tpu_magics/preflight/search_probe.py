@@ -21,8 +21,7 @@ _ANSWERS = ("fits", "failed", "refused", "too-large")  # what one graph proves d
 
 @dataclass(frozen=True)
 class SearchTarget:
-    """A target as the search knows it: the ranks that run together there, and the devices that share the batch of
-    one (1 without SPMD)."""
+    """A target of a search: its ranks, and the devices that share the batch of one rank (1 without SPMD)."""
 
     name: str
     ranks: int
@@ -35,32 +34,32 @@ class SearchTarget:
 
 @dataclass(frozen=True)
 class SearchProbe:
-    """`call`: the function with the size that there is now; `start`: what was found with it; `way`: a call -> what
-    traces and compiles it; `fits`: what was found with other sizes that fit, by size and target."""
+    """`call`: the function with the current size; `start`: the result with it; `pipeline`: makes the pipeline of a
+    call; `fits`: the results with other sizes that fit, by size and target."""
 
     size: Size
     call: FunctionCall
     start: Preflight
-    way: Callable[[FunctionCall], PreflightPipeline]
+    pipeline: Callable[[FunctionCall], PreflightPipeline]
     fits: dict[tuple[int, str], TargetResult] = field(default_factory=dict)
 
     def probe(self, value: int, names: Sequence[str]) -> Mapping[str, FitPoint]:
-        """What the compilers of these targets say of that size. Raises TpuMagicsError where the function does not run
-        with it, or does not make steps enough."""
+        """The compile results of that size for these targets. Raises TpuMagicsError where the function does not run
+        with it, or makes too few steps."""
         if value == self.size.now:
             start = map(self.start.target, names)
             return {one.name: _point(value, one.graph, one.compiled) for one in start}
         with self.size.at(value, self.call.args, self.call.kwargs) as (args, kwargs):
-            way = self.way(replace(self.call, args=args, kwargs=kwargs))
-            return {name: self._ask(way, value, self.start.target(name)) for name in names}
+            pipeline = self.pipeline(replace(self.call, args=args, kwargs=kwargs))
+            return {name: self._ask(pipeline, value, self.start.target(name)) for name in names}
 
-    def _ask(self, way: PreflightPipeline, value: int, start: TargetResult) -> FitPoint:
-        """The graph that needed most comes first: where it is too large, the others need no compile."""
-        traced = way.traced(start.target)
+    def _ask(self, pipeline: PreflightPipeline, value: int, start: TargetResult) -> FitPoint:
+        """Compiles the graph that needed most first: if it is too large, the others need no compile."""
+        traced = pipeline.traced(start.target)
         require_steps(f"{self.size.name} = {value}", traced)
         compiled: dict[int, CompileResult] = {}
-        for number in _decider_first(traced.graphs, start):
-            [compiled[number]] = way.compiled([traced.graphs[number]], start.target)
+        for number in _largest_first(traced.graphs, start):
+            [compiled[number]] = pipeline.compiled([traced.graphs[number]], start.target)
             if compiled[number].status != "fits":
                 break
         else:
@@ -69,12 +68,12 @@ class SearchProbe:
         return _point(value, traced.graphs[-1], tuple(compiled.values()))
 
     def recommended(self, found: FitResult) -> TargetResult:
-        """What was found with the size to take; with the one that the search started from, where none fits."""
+        """The result with the recommended size, or with the start value if none fits."""
         start = self.start.target(found.target)
         return start if found.best is None else self.fits.get((found.best, found.target), start)
 
 
-def _decider_first(graphs: Sequence[Graph], start: TargetResult) -> list[int]:
+def _largest_first(graphs: Sequence[Graph], start: TargetResult) -> list[int]:
     first = min(start.compiled.index(start.worst), len(graphs) - 1)
     return [first, *(number for number in range(len(graphs)) if number != first)]
 
@@ -94,7 +93,7 @@ def _point(value: int, steady: Graph, compiled: Sequence[CompileResult]) -> FitP
 
 
 def _first_line(text: str) -> str:
-    """A compiler's refusal goes on for pages."""
+    """A compiler's refusal can have pages."""
     return next(iter(text.splitlines()), "")[:LONGEST]
 
 

@@ -18,8 +18,8 @@ LONGEST = 40  # characters of a value in an error
 
 @dataclass(frozen=True)
 class Size:
-    """`name`, its value `now`; `signature`: of the function where the name is an argument of it; else `spaces`: the
-    names of the notebook, and of the module that the function is of."""
+    """`name`, its value `now`; `signature`: of the function, if the name is one of its arguments; else `spaces`: the
+    namespaces of the notebook and of the function's module."""
 
     name: str
     now: int
@@ -43,7 +43,7 @@ class Size:
 
     @property
     def is_argument(self) -> bool:
-        """Whether the function gets it with the call; else it reads a name of the notebook."""
+        """Whether it is an argument of the function; else the function reads a variable of the notebook."""
         return self.signature is not None
 
     @contextmanager
@@ -140,7 +140,7 @@ def _whole(name: str, value: Any) -> int:
 
 
 def _brief(value: Any) -> str:
-    """A number or a short text as it is written; of all else the type, for a model's repr goes on for pages."""
+    """The repr of a number or a short text, else the type: a model's repr can have pages."""
     if value is None or isinstance(value, (bool, numbers.Number)) or (isinstance(value, str) and len(value) < LONGEST):
         return f"{value!r:.{LONGEST}}"
     return f"an object of type {type(value).__name__}"

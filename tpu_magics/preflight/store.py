@@ -23,10 +23,10 @@ from tpu_magics import __version__
 from tpu_magics.preflight.compile_result import CompileResult, Graph, from_json, to_json
 from tpu_magics.preflight.targets import Target
 
-__all__ = ["KEPT", "Store", "default_folder", "key"]
+__all__ = ["CACHED", "Store", "default_folder", "key"]
 
-FORM = 1  # of the files: a larger number makes all that were kept before a miss
-KEPT = ("fits", "too-large", "refused")  # the compiler's answers; "failed" is none
+FORM = 1  # of the files: a larger number invalidates all older entries
+CACHED = ("fits", "too-large", "refused")  # the compiler's answers; "failed" is none
 RESULT, PACE = ".result.json", ".pace.json"
 SIMILAR = 4  # times smaller or larger: beyond, one compile says nothing of how long another takes
 PACES = 50  # compiles that a TPU's file remembers
@@ -41,20 +41,20 @@ def default_folder() -> Path:
         return Path(given) / "tpu_magics" / "preflight"
     try:
         return Path.home() / ".cache" / "tpu_magics" / "preflight"
-    except RuntimeError:  # no $HOME, and nobody of that number is known
+    except RuntimeError:  # no $HOME, and no account has this number
         return Path(tempfile.gettempdir()) / f"tpu_magics-{os.getuid()}" / "preflight"
 
 
 def key(graph: Graph, target: Target, versions: Mapping[str, str], flags: Sequence[str] = ()) -> str:
     """64 hexadecimal digits."""
-    asked = {
+    inputs = {
         "form": [FORM, __version__, readers()],
         "flags": flags,
         "graph": [graph.form, graph.donors, graph.replicas, graph.partitions, graph.parameters],
         "target": [target.topology, target.options, target.accelerator_type, target.chip.available],
         "versions": [versions.get(name, "") for name in ("jaxlib", "libtpu")],
     }
-    text = json.dumps(asked, sort_keys=True, default=list).encode()
+    text = json.dumps(inputs, sort_keys=True, default=list).encode()
     return hashlib.sha256(text + b"\0" + graph.module).hexdigest()
 
 
@@ -69,9 +69,10 @@ def readers() -> str:
 
 @dataclass(frozen=True)
 class Store:
-    """`folder`: made when something is kept; `entries` and `size`: results and bytes of them at most, the oldest go.
+    """`folder`: created at the first write; `entries` and `size`: at most so many results and bytes; the oldest are
+    removed.
 
-    What cannot be read is a miss, and what cannot be written is not kept: a preflight does not fail for its cache.
+    Read errors are misses and write errors are ignored: a preflight does not fail because of its cache.
     """
 
     folder: Path
@@ -79,17 +80,17 @@ class Store:
     size: int = 100 * 2**20
 
     def get(self, name: str) -> CompileResult | None:
-        """The result of that key, `kept`."""
+        """The cached result of that key."""
         data = _read(self.folder / f"{name}{RESULT}")
         try:
             found = from_json(CompileResult, {**data["compiled"], "kept": True})
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
-        return found if data.get("key") == name and found.status in KEPT else None
+        return found if data.get("key") == name and found.status in CACHED else None
 
     def put(self, name: str, compiled: CompileResult) -> None:
-        """Keep it, if it is an answer of the compiler's."""
-        if compiled.status in KEPT:
+        """Cache it, if it is an answer of the compiler."""
+        if compiled.status in CACHED:
             _write(self.folder / f"{name}{RESULT}", {"key": name, "compiled": to_json(compiled)})
             self._drop_oldest()
 

@@ -16,7 +16,7 @@ from tpu_magics.preflight.verdict import Case, TpuVerdict, judge
 
 FITS, TOO_LARGE, REFUSED, FAILED = "fits", "too-large", "refused", "failed"
 NO_RATE = "graphs take turns, and their numbers of rows are unknown"
-_WORST = (REFUSED, TOO_LARGE, FAILED, FITS)  # what is proved decides before what has no answer
+_WORST = (REFUSED, TOO_LARGE, FAILED, FITS)  # a proved answer decides before a missing one
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class TargetResult:
-    """What the compiler of one target said of each graph of a function: `compiled[i]` is of `traced.graphs[i]`."""
+    """The compile results of a function's graphs for one target: `compiled[i]` is that of `traced.graphs[i]`."""
 
     target: Target
     traced: Traced
@@ -47,7 +47,7 @@ class TargetResult:
 
     @property
     def device(self) -> str:
-        """What one program runs on: "v5e chip", "v3 device (half a chip)"."""
+        """The device that one program runs on: "v5e chip", "v3 device (half a chip)"."""
         chip = self.target.chip
         return f"{chip.generation} chip" if chip.devices == 1 else f"{chip.generation} device (half a chip)"
 
@@ -58,13 +58,13 @@ class TargetResult:
 
     @property
     def steady(self) -> CompileResult:
-        """What the compiler said of that graph."""
+        """The compile result of that graph."""
         return self.compiled[self.traced.graphs.index(self.graph)]
 
     @property
     def worst(self) -> CompileResult:
-        """The graph that decides: one that is refused or too large, else one without an answer; else the one that needs
-        most HBM, the steady one where several need as much."""
+        """The result that decides: refused or too large, else without an answer, else the one that needs most HBM (the
+        steady one of equals)."""
         return max(self.compiled, key=lambda one: (-_WORST.index(one.status), _needed(one), one is self.steady))
 
     @property
@@ -79,8 +79,7 @@ class TargetResult:
 
     @property
     def headroom(self) -> float | None:
-        """The part of the HBM that stays free, of the graph that needs most; below 0 where it is too large. None: not
-        known."""
+        """The free part of the HBM with the graph that needs most; below 0 where it is too large. None: unknown."""
         memory = self.worst.memory
         return None if memory is None or not memory.available else 1 - memory.needed / memory.available
 

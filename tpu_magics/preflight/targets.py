@@ -36,14 +36,14 @@ def known() -> tuple[str, ...]:
 
 
 def known_lines() -> list[str]:
-    """All names for people to read, a line for each generation."""
+    """All names for display, a line for each generation."""
     return [_line(chip) for chip in CHIPS]
 
 
 def parse(text: str, todo: str = _ONE) -> Target:
     """The slice of that name; case, blanks and underscores do not matter.
 
-    Raises TpuMagicsError where no TPU has that name; it lists those that there are, and says `todo`.
+    Raises TpuMagicsError with `todo` and a list of all names where no TPU has that name.
     """
     found = _NAME.fullmatch(re.sub(r"[\s_]+", "", text).lower())
     if found is None:

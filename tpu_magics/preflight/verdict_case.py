@@ -33,7 +33,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Case:
-    """What is judged: a step, and what the compiler of one target said of it. `device`: "v5e chip"; `steady`: the graph
+    """The input of a verdict: a step, and its compile results for one target. `device`: "v5e chip"; `steady`: the graph
     of all later steps; `worst`: the one that does not fit or has no answer, else the one that needs most HBM;
     `devices`: that share one batch (SPMD)."""
 

@@ -22,9 +22,9 @@ _SAME = "Keep shapes, Python numbers and branches the same."
 
 
 def memory(case: Case) -> Iterator[Reason]:
-    told = {"refused": _refused, "too-large": _too_large, "fits": _room}
-    if case.worst.status in told:
-        yield told[case.worst.status](case)
+    by_status = {"refused": _refused, "too-large": _too_large, "fits": _room}
+    if case.worst.status in by_status:
+        yield by_status[case.worst.status](case)
     else:
         yield Reason("memory", None, "The compiler gave no answer, so memory and cost are unknown")
 
@@ -89,7 +89,7 @@ def _settled(case: Case) -> str:
 
 
 def reads(case: Case) -> Iterator[Reason]:
-    """Only what is read in each step. What is read after a sync is not asked for after the last one that was seen."""
+    """Only reads in each step. A read after a sync does not occur after the last sync that was seen."""
     for read in case.traced.reads:
         if read.count >= max(2, case.traced.syncs - 1):
             yield _read(read)

@@ -67,28 +67,31 @@ def read(folder: Path, module: str | None = None, parameters: Sequence[str] = ()
 
 def _read(module: ProgramFiles, parameters: Sequence[str]) -> ProgramFacts:
     program = _program(module.optimised)
-    asked = _program(module.asked)
+    unoptimised = _program(module.unoptimised)
     assignment = _assignment(module)
     if program is None or not program.entry:
         return ProgramFacts(notes=("the text of the optimised program is incomplete or has an unknown format",))
-    counted = multiplications(program, asked)
+    counted = multiplications(program, unoptimised)
     pieces, names = hbm_pieces(assignment), BufferNames(program, parameters)
     return ProgramFacts(
         multiplications=counted.multiplications,
         padding=padding(pieces, names) if pieces else None,
         buffers=largest(pieces, names),
-        custom_calls=refused(program, asked),
+        custom_calls=refused(program, unoptimised),
         hbm_bytes=hbm_bytes(program, counted.executions),
         loops=counted.loops,
         guessed=counted.executions.guessed,
-        notes=(*counted.notes, *_missing(asked, assignment)),
+        notes=(*counted.notes, *_missing(unoptimised, assignment)),
     )
 
 
-def _missing(asked: HloModule | None, assignment: Assignment) -> tuple[str, ...]:
+def _missing(unoptimised: HloModule | None, assignment: Assignment) -> tuple[str, ...]:
     """Notes on what the compiler did not dump."""
     missing = (
-        (asked is None, "no program before optimisation: f32 that the compiler itself turned into bf16 counts as bf16"),
+        (
+            unoptimised is None,
+            "no program before optimisation: f32 that the compiler itself turned into bf16 counts as bf16",
+        ),
         (not assignment.allocations, "no buffer assignment: padding and the largest buffers are unknown"),
         (
             bool(assignment.allocations) and not assignment.ranges,

@@ -26,14 +26,14 @@ class BufferNames:
         self._places = read_frame_tables(program)
 
     def of(self, held: HbmPiece) -> tuple[str, Place | None]:
-        """The op that makes the value, and its line. What the compiler added has those of what it is made from."""
+        """The op that makes the value, and its source line; for ops that the compiler added, those of their operands."""
         named = self.parameter(held)
         one = self._by_name.get(held.value.instruction)
         if named or one is None:
             return named or held.value.instruction, self._places.of(one) if one else None
-        told = next((other for other in self._sources(one) if op_name(other)), one)
-        op = op_name(told) or one.name
-        return (f"{one.opcode} of {op}" if told.opcode == "parameter" != one.opcode else op), self._places.of(told)
+        source = next((other for other in self._sources(one) if op_name(other)), one)
+        op = op_name(source) or one.name
+        return (f"{one.opcode} of {op}" if source.opcode == "parameter" != one.opcode else op), self._places.of(source)
 
     def parameter(self, held: HbmPiece) -> str:
         """The name of the parameter that the piece holds; "" where it is none, or has none."""

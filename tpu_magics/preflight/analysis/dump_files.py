@@ -27,7 +27,7 @@ class ProgramFiles:
         return self._file("after_optimizations.txt")
 
     @property
-    def asked(self) -> Path:
+    def unoptimised(self) -> Path:
         """The program before optimisation."""
         return self._file("before_optimizations.txt")
 

@@ -27,7 +27,7 @@ from tpu_magics.preflight.analysis.source_locations import op_name
 from tpu_magics.preflight.compile_result import Multiplications
 
 _MULTIPLYING = ("dot", "convolution")
-_MORE = 1.01  # so much more than was written is told
+_MORE = 1.01  # so much more than was written is flops_text
 _UNREAD = ("ragged-dot", "scaled-dot")
 # What leaves the values of its operand as they are, but for their type.
 _MOVING = frozenset({"convert", "reshape", "transpose", "bitcast", "copy", "broadcast"})
@@ -97,11 +97,11 @@ class _Multiplications:
                 )
 
 
-def multiplications(program: HloModule, asked: HloModule | None) -> MultiplicationCounts:
-    """Counts them. `asked`: the same program before optimisation, where there is one."""
+def multiplications(program: HloModule, unoptimised: HloModule | None) -> MultiplicationCounts:
+    """Counts them. `unoptimised`: the same program before optimisation, where there is one."""
     products = _Multiplications(program)
     counts = count_executions(program, products.weight)
-    before = _Multiplications(asked, through=True) if asked else None
+    before = _Multiplications(unoptimised, through=True) if unoptimised else None
     wanted = _RequestedTypes(before or ())
     sums: defaultdict[str, float] = defaultdict(float)
     numbers: Counter[str] = Counter()
@@ -120,7 +120,7 @@ def multiplications(program: HloModule, asked: HloModule | None) -> Multiplicati
 
 
 def _origin(computation: Computation, one: Instruction) -> str:
-    """The narrowest type on the way of an operand: widened before it is multiplied, it holds no more than before."""
+    """The narrowest type on the path to an operand: widened before it is multiplied, it holds no more than before."""
     types = [array_shapes(one.type)[0].dtype]
     while one.opcode in _MOVING and one.operands and one.operands[0] in computation.instructions:
         one = computation.instructions[one.operands[0]]
@@ -168,12 +168,12 @@ def _rounds(bodies: set[str]) -> Iterator[str]:
 
 
 def _again(program: HloModule, whole: float, written: float) -> Iterator[str]:
-    """What the compiler adds. It marks the instructions that it repeats to save memory with "remat" in their names."""
+    """FLOPs that the compiler added. Names of instructions that it repeats to save memory have "remat" in them."""
     if written and whole > _MORE * written:
         saves = any(".remat" in one.name for one in program.instructions())
         why = ": the compiler recomputes values instead of keeping them, to save memory" if saves else ""
-        more, told = 100 * (whole / written - 1), f"{written / 1e12:.4g} T" if written >= 1e12 else f"{written:.4g} "
-        yield f"multiplications have {more:.3g} % more FLOPs than in the program as written ({told}FLOP){why}"
+        more, size = 100 * (whole / written - 1), f"{written / 1e12:.4g} T" if written >= 1e12 else f"{written:.4g} "
+        yield f"multiplications have {more:.3g} % more FLOPs than in the program as written ({size}FLOP){why}"
 
 
 def _narrowed(narrowed: float, whole: float) -> Iterator[str]:

@@ -19,7 +19,7 @@ _SOURCE = re.compile(r'[{ ]source_file="((?:[^"\\]|\\.)*)"(?: source_line=(\d+))
 _NUMBERED = re.compile(r'^(\d+) (?:"(.*)"|\{(.*)\})\s*$')
 _FIELD = re.compile(r"(\w+)=(\d+)")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
-# Whose lines are not the person's: installed packages, the standard library, code without a file (MLIR calls a module
+# Not the user's lines: installed packages, the standard library, code without a file (MLIR calls a module
 # that it read from bytes "-").
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|^<(?:frozen .*|string|stdin|unknown)>$|^-$")
 # The same, unless there is no other line: a package that is worked on in its own repository.
@@ -44,7 +44,7 @@ class FrameTables:
     _shift: int = 0
 
     def of(self, one: Instruction) -> Place | None:
-        """The innermost line of the person's; None where the dump has none."""
+        """The innermost line of the user's code; None where the dump has none."""
         if "metadata={" not in one.tail:
             return None
         frame, source = _FRAME.search(one.tail), _SOURCE.search(one.tail)

@@ -34,11 +34,11 @@ _TRANSFERS = {
 }
 
 
-def refused(program: HloModule, asked: HloModule | None) -> tuple[Refused, ...]:
-    """One for each op and line, with how often it stands there. `asked`: the program before optimisation; custom calls
-    that are not in it are the compiler's own. Without it, none is told of."""
+def refused(program: HloModule, unoptimised: HloModule | None) -> tuple[Refused, ...]:
+    """One for each op and line, with how often it stands there. `unoptimised`: the program before optimisation; custom
+    calls that are not in it are the compiler's own. Without it, none is reported."""
     places = read_frame_tables(program)
-    wanted = {one.attribute("custom_call_target").strip('"') for one in _custom(asked)} if asked else set()
+    wanted = {one.attribute("custom_call_target").strip('"') for one in _custom(unoptimised)} if unoptimised else set()
     counts: Counter[Refused] = Counter()
     for one in program.of(*_TRANSFERS):
         if _to_host(one):

@@ -40,29 +40,29 @@ def become_compiler(parent: int) -> None:
         pass  # not allowed in some containers; the bound on memory is watched all the same
 
 
-def compile_all(job: Job, tell: Callable[..., None]) -> int:
+def compile_all(job: Job, send: Callable[..., None]) -> int:
     others = _other_versions(job)
     if others:
-        tell(event=events.UNUSABLE, text=others)
+        send(event=events.UNUSABLE, text=others)
         return 1
     try:
         devices = jaxlib_private.devices(job.topology, job.options)
     except jaxlib_private.TopologyRefused as error:
-        tell(event=events.NO_TOPOLOGY, text=str(error))
+        send(event=events.NO_TOPOLOGY, text=str(error))
         return 1
     except Exception as error:  # libtpu does not load, or jaxlib is not what it was read as
-        tell(event=events.UNUSABLE, text=_text(error))
+        send(event=events.UNUSABLE, text=_text(error))
         return 1
-    tell(event=events.READY)
+    send(event=events.READY)
     for program in job.programs:
-        tell(event=events.STARTED, graph=program.number)
+        send(event=events.STARTED, graph=program.number)
         try:
             found = programs.compiled(job, program, devices)
         except Exception as error:  # not a refusal: jaxlib is not what it was read as
-            tell(event=events.UNUSABLE, text=_text(error))
+            send(event=events.UNUSABLE, text=_text(error))
             return 1
         measured = replace(found, peak=programs.peak_memory())
-        tell(event=events.COMPILED, graph=program.number, compiled=to_json(measured))
+        send(event=events.COMPILED, graph=program.number, compiled=to_json(measured))
     return 0
 
 

@@ -18,15 +18,15 @@ from typing import Any
 
 BYTECODE, PORTABLE = b"ML\xefR", b"StableHLO_v"  # a portable artifact is MLIR bytecode with this as its producer
 PRODUCER = 16  # bytes in which the producer's name begins
-DONOR, ALIAS = "jax.buffer_donor", "tf.aliasing_output"  # marks of parameters that XLA's way to HLO reads
+DONOR, ALIAS = "jax.buffer_donor", "tf.aliasing_output"  # attributes of parameters that XLA reads
 
 
 class TopologyRefused(Exception):
-    """libtpu does not make that topology; its text."""
+    """libtpu does not support that topology; its text."""
 
 
 class NotAProgram(Exception):
-    """MLIR does not take the module; its text."""
+    """MLIR does not accept the module; its text."""
 
 
 def devices(topology: str, options: Mapping[str, Any]) -> list[Any]:
@@ -93,8 +93,8 @@ def parse(made: Any, module: bytes, form: str) -> Any:
 
 
 def donate(module: Any, donors: Iterable[int]) -> None:
-    """Mark parameters whose memory the outputs may take. The way from HLO to StableHLO loses these marks. Raises
-    NotAProgram where a parameter is not there."""
+    """Mark parameters whose memory the outputs may reuse. The conversion from HLO to StableHLO loses these marks.
+    Raises NotAProgram where a parameter is not there."""
     from jaxlib.mlir import ir
 
     main = main_of(module)
@@ -152,7 +152,7 @@ def _options(chosen: Sequence[Any], replicas: int, partitions: int, dump: Path) 
     build.use_spmd_partitioning = True
     if partitions > 1:  # as torch_xla compiles; else results that nobody annotated count as whole on each device
         build.allow_spmd_sharding_propagation_to_output = [True]
-    # The dump is asked for here and not in XLA_FLAGS: each graph gets a folder of its own, and no flag of a process
+    # The dump is requested here and not in XLA_FLAGS: each graph gets a folder of its own, and no flag of a process
     # that has libtpu loaded is changed.
     build.debug_options.xla_dump_to = str(dump)
     build.debug_options.xla_dump_hlo_as_text = True

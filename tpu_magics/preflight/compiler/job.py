@@ -35,7 +35,7 @@ class JobProgram:
 @dataclass(frozen=True)
 class Job:
     """`parent`: process with which the compile process ends; `available`: HBM bytes that a program may have, where that
-    is known; `folder`: for what is needed on the way; `versions`: of jaxlib and libtpu."""
+    is known; `folder`: for temporary files; `versions`: of jaxlib and libtpu."""
 
     parent: int
     target: str

@@ -36,7 +36,7 @@ class TooFewDevices(Exception):
 
 
 def compiled(job: Job, program: JobProgram, devices: Sequence[Any]) -> CompileResult:
-    """What the compiler says of the program."""
+    """Compile the program."""
     dump = Path(job.folder) / "dump"
     result = CompileResult(target=job.target, graph=program.hash, status="failed", versions=job.versions)
     try:
@@ -48,7 +48,7 @@ def compiled(job: Job, program: JobProgram, devices: Sequence[Any]) -> CompileRe
                 return replace(
                     result, status="refused", refused=_dynamic_refused(unknown), error=_dynamic_text(unknown)
                 )
-            return _asked(result, job, program, module, _chosen(devices, program), dump)
+            return _compile(result, job, program, module, _chosen(devices, program), dump)
     except jaxlib_private.NotAProgram as error:
         return replace(result, status="refused", refused=(refusals.refused(str(error)),), error=str(error))
     except TooFewDevices as error:
@@ -63,7 +63,7 @@ def peak_memory() -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
-def _asked(
+def _compile(
     result: CompileResult, job: Job, program: JobProgram, module: Any, chosen: Sequence[Any], dump: Path
 ) -> CompileResult:
     began = time.monotonic()
@@ -73,7 +73,7 @@ def _asked(
         timed = replace(result, seconds=time.monotonic() - began)
         return _refused(timed, str(error), job.available, _dumped(dump, program.parameters))
     timed = replace(result, seconds=time.monotonic() - began)
-    return _taken(timed, executable, job.available, _dumped(dump, program.parameters))
+    return _accepted(timed, executable, job.available, _dumped(dump, program.parameters))
 
 
 def _dumped(dump: Path, parameters: Sequence[str]) -> ProgramFacts:
@@ -101,7 +101,7 @@ def _with(result: CompileResult, facts: ProgramFacts) -> CompileResult:
 # -- programs that the compiler takes ----------------------------------------------------------------------------------
 
 
-def _taken(result: CompileResult, executable: Any, available: int | None, facts: ProgramFacts) -> CompileResult:
+def _accepted(result: CompileResult, executable: Any, available: int | None, facts: ProgramFacts) -> CompileResult:
     memory = _memory(executable.get_compiled_memory_stats(), available)
     fits = memory.available is None or memory.needed <= memory.available
     flops, moved = (_known(jaxlib_private.cost(executable).get(name)) for name in ("flops", "bytes accessed"))
@@ -145,12 +145,12 @@ def _known(value: float | None) -> float | None:
 
 
 def _refused(result: CompileResult, text: str, available: int | None, facts: ProgramFacts) -> CompileResult:
-    told = replace(result, error=refusals.cleaned(text))
+    known = replace(result, error=refusals.cleaned(text))
     if refusals.too_large(text):
         memory, listed = refusals.memory(text, available), refusals.buffers(text)
-        found = _with(replace(told, status="too-large", memory=memory), _without_program(facts))
+        found = _with(replace(known, status="too-large", memory=memory), _without_program(facts))
         return replace(found, buffers=found.buffers or listed)
-    return replace(told, status="refused", refused=_with_places(refusals.refused(text), facts.custom_calls))
+    return replace(known, status="refused", refused=_with_places(refusals.refused(text), facts.custom_calls))
 
 
 def _without_program(facts: ProgramFacts) -> ProgramFacts:

@@ -47,7 +47,7 @@ def too_large(text: str) -> bool:
 
 
 def memory(text: str, available: int | None) -> HbmUsage | None:
-    """Of a refusal for want of HBM; None where the text is of no known form.
+    """The memory in a refusal for too little HBM; None where the text has an unknown format.
 
     `available`: what a program may have, where it is known better than from the text, which rounds to two decimals.
     `needed` is always above it. libtpu 0.0.21.1 does not count outputs, so they are added here.
@@ -126,7 +126,7 @@ def _buffer(piece: dict[str, str]) -> Buffer | None:
 
 
 def refused(text: str) -> Refused:
-    """Of any other refusal: the op, as far as the compiler names it."""
+    """The op of any other refusal, as far as the compiler names it."""
     if custom := _CUSTOM.search(text):
         return Refused(custom[1], "the TPU compiler does not know this custom call", "custom", _place(text))
     return Refused(_op(text), sentence(text), "compiler", _place(text))
@@ -143,9 +143,9 @@ def _place(text: str) -> Place | None:
 
 
 def sentence(text: str) -> str:
-    """Without "INVALID_ARGUMENT: ", and not longer than a person reads."""
-    told = " ".join(line.strip() for line in cleaned(text).splitlines() if line.strip())
-    short = re.sub(r"^[A-Z_]+: (?:E\d+: )?|, metadata=\{.*", "", told)
+    """Without "INVALID_ARGUMENT: ", and cut to a readable length."""
+    text_line = " ".join(line.strip() for line in cleaned(text).splitlines() if line.strip())
+    short = re.sub(r"^[A-Z_]+: (?:E\d+: )?|, metadata=\{.*", "", text_line)
     return short if len(short) <= LONGEST else f"{short[:LONGEST]} ..."
 
 

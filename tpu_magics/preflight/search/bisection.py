@@ -17,15 +17,15 @@ from tpu_magics.preflight.search.result import FitResult, to_result
 
 __all__ = ["APART", "HIGHEST", "TargetLike", "search"]
 
-HIGHEST = 1 << 20  # nothing larger is tried where nobody says how far
-APART = 8  # sizes that are so many times apart and give one graph: the name changes nothing
+HIGHEST = 1 << 20  # the default limit
+APART = 8  # if sizes that differ by this factor give one graph, the name has no effect
 
 Probe = Callable[[int, Sequence[str]], Mapping[str, FitPoint]]
 
 
 class TargetLike(Protocol):
-    """What the search knows of a target: its name, how many ranks a training on it has, and, where several devices
-    share one size (SPMD), how many: `devices`."""
+    """A target: its name, the ranks of a training on it, and, where several devices share one size (SPMD),
+    `devices`."""
 
     @property
     def name(self) -> str: ...
@@ -42,25 +42,25 @@ def search(
     *,
     lowest: int = 1,
     highest: int | None = None,
-    tell: Callable[[str], None] | None = None,
+    log: Callable[[str], None] | None = None,
     tolerance: float = TOLERANCE,
 ) -> tuple[FitResult, ...]:
     """The largest value of `name` with which the step fits each target, one result for each in the order given.
 
     `probe(size, names of targets)` traces the step with that size once, compiles it for these targets, and gives a
-    point for each. It is never asked twice for one size and target. Sizes are whole numbers from `lowest` to `highest`
-    (2**20 where it is None). `tell` gets a line before each probe.
+    point for each. It is never called twice for one size and target. Sizes are whole numbers from `lowest` to `highest`
+    (2**20 where it is None). `log` gets a line before each probe.
 
     Where the function itself fails for a size (probe raises TpuMagicsError), that size is left out: if the sizes that
     ran are multiples of some number and those that failed are not, only multiples of it are tried; else the search
     goes on below. A compile that is refused or gives no answer ends the search for its target only. KeyboardInterrupt
-    ends it for all that are not done; what is known by then is their result, marked `interrupted`.
+    ends it for all unfinished targets; their results so far are marked `interrupted`.
 
     Sizes below EXACT_BELOW are settled exactly: the largest fits, the next one does not. From there on it ends when the
     two are within `tolerance` (a part of the size). A nice size is always one that was compiled and fits.
 
     Raises TpuMagicsError: the start value is not from `lowest` to `highest`; the function fails for the start value
-    (its own error); the graph is the same whatever the size. KeyboardInterrupt, where nothing is known yet.
+    (its own error); the graph is the same whatever the size. KeyboardInterrupt, where there is no result yet.
     """
     last = HIGHEST if highest is None else highest
     if not 1 <= lowest <= start <= last:
@@ -70,40 +70,40 @@ def search(
             f"Set {name} to a value between them.",
         )
     searches = [_Search(name, start, target, lowest, last, tolerance) for target in targets]
-    asking = _Asking(name, probe, tell or (lambda _line: None))
+    prober = _Prober(name, probe, log or (lambda _line: None))
     undone: list[_Search] = []
     try:
-        while wanted := _wanted(searches, asking):
+        while wanted := _wanted(searches, prober):
             undone = [one for several in wanted.values() for one in several]
             # The size that most targets want, so that one trace serves them all; of these the smallest.
             size = min(wanted, key=lambda one: (-len(wanted[one]), one))
-            asking.ask(size, wanted[size])
+            prober.run(size, wanted[size])
     except KeyboardInterrupt:
         if not all(one.points for one in searches):
             raise
-        return tuple(one.result(asking, interrupted=one in undone) for one in searches)
-    return tuple(one.result(asking) for one in searches)
+        return tuple(one.result(prober, interrupted=one in undone) for one in searches)
+    return tuple(one.result(prober) for one in searches)
 
 
-def _wanted(searches: Sequence[_Search], asking: _Asking) -> dict[int, list[_Search]]:
+def _wanted(searches: Sequence[_Search], prober: _Prober) -> dict[int, list[_Search]]:
     wanted: dict[int, list[_Search]] = {}
     for one in searches:
-        if (size := one.wants(asking)) is not None:
+        if (size := one.wants(prober)) is not None:
             wanted.setdefault(size, []).append(one)
     return wanted
 
 
-class _Asking:
-    """Probes, and which sizes the function took: that does not depend on the target."""
+class _Prober:
+    """Runs probes, and remembers the sizes that the function ran with, which do not depend on the target."""
 
-    def __init__(self, name: str, probe: Probe, tell: Callable[[str], None]) -> None:
-        self.name, self.probe, self.tell = name, probe, tell
+    def __init__(self, name: str, probe: Probe, log: Callable[[str], None]) -> None:
+        self.name, self.probe, self.log = name, probe, log
         self.ran: set[int] = set()
         self.failed: dict[int, str] = {}
 
-    def ask(self, size: int, searches: Sequence[_Search]) -> None:
+    def run(self, size: int, searches: Sequence[_Search]) -> None:
         names = [one.target.name for one in searches]
-        self.tell(f"{self.name} = {size}: {', '.join(one.state() for one in searches)}")
+        self.log(f"{self.name} = {size}: {', '.join(one.state() for one in searches)}")
         try:
             found = self.probe(size, names)
         except KeyboardInterrupt:
@@ -120,7 +120,7 @@ class _Asking:
 
 
 class _Search:
-    """One target's."""
+    """The search for one target."""
 
     def __init__(self, name: str, start: int, target: TargetLike, lowest: int, highest: int, tolerance: float) -> None:
         self.name, self.start, self.target = name, start, target
@@ -128,15 +128,15 @@ class _Search:
         self.devices: int = getattr(target, "devices", 1)
         self.points: list[FitPoint] = []
 
-    def _sizes(self, asking: _Asking) -> Range:
-        failed = frozenset(asking.failed)
-        step = step_of(asking.ran, asking.failed)
+    def _sizes(self, prober: _Prober) -> Range:
+        failed = frozenset(prober.failed)
+        step = step_of(prober.ran, prober.failed)
         return Range(self.lowest, self.highest, step, failed, self.devices, self.tolerance)
 
-    def result(self, asking: _Asking, interrupted: bool = False) -> FitResult:
-        """What was found."""
-        name, ranks, sizes = self.target.name, self.target.ranks, self._sizes(asking)
-        return to_result(name, self.name, ranks, self.points, sizes, asking.failed, interrupted)
+    def result(self, prober: _Prober, interrupted: bool = False) -> FitResult:
+        """The result so far."""
+        name, ranks, sizes = self.target.name, self.target.ranks, self._sizes(prober)
+        return to_result(name, self.name, ranks, self.points, sizes, prober.failed, interrupted)
 
     def state(self) -> str:
         """The target and its bracket: "v5e-8 (32 fits, 107 does not)"."""
@@ -145,11 +145,11 @@ class _Search:
         known = [f"{fits} fits"] * (fits is not None) + [f"{large} does not"] * (large is not None)
         return f"{self.target.name} ({', '.join(known)})" if known else self.target.name
 
-    def wants(self, asking: _Asking) -> int | None:
+    def wants(self, prober: _Prober) -> int | None:
         """The size to try next. None: this target is done."""
         if not self.points:
             return self.start
-        sizes = self._sizes(asking)
+        sizes = self._sizes(prober)
         if stopped(self.points, sizes):
             return None
         if _one_graph(self.points):

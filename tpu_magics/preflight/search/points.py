@@ -16,7 +16,7 @@ TOLERANCE = 0.01  # of the size, from EXACT_BELOW on: exact to one row would cos
 
 @dataclass(frozen=True)
 class FitPoint:
-    """What the compiler said of one size. `status`: "fits", "too-large", "refused" (the compiler does not take the
+    """The compile result of one size. `status`: "fits", "too-large", "refused" (the compiler does not accept the
     program) or "failed" (no answer, or the function itself fails for this size); `needed`, `available`: bytes of HBM;
     `seconds`: of the compile; `graph`: the hash of the steady graph."""
 
@@ -100,7 +100,7 @@ def bracket(points: Iterable[FitPoint], sizes: Range) -> tuple[int, int | None]:
 
 
 def stopped(points: Iterable[FitPoint], sizes: Range) -> FitPoint | None:
-    """The compile that was refused or gave no answer: there is nothing more to ask for this target."""
+    """The compile that was refused or gave no answer: the search for this target ends."""
     ends = ("refused", "failed")
     return next((one for one in points if one.status in ends and one.size not in sizes.failed), None)
 

@@ -48,7 +48,7 @@ def to_result(
     failed: Mapping[int, str],
     interrupted: bool = False,
 ) -> FitResult:
-    """The result of a search that is done, or that was interrupted before. `failed`: sizes for which the function
+    """The result of a search that is finished or was interrupted. `failed`: sizes for which the function
     itself fails, and its errors."""
     low, high = bracket(points, sizes)
     stop = stopped(points, sizes)
@@ -77,7 +77,7 @@ def _largest_nice(points: Sequence[FitPoint], low: int, sizes: Range, interrupte
     return next((size for size in looked_at if size in fits and size % sizes.unit == 0), None)
 
 
-# -- in words -------------------------------------------------------------------------------------------------------
+# -- notes -------------------------------------------------------------------------------------------------------
 
 
 def _notes(
