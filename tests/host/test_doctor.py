@@ -547,7 +547,7 @@ def test_a_run_folder_in_a_home_that_nobody_has(tmp_path, monkeypatch):
     monkeypatch.setenv("TPU_MAGICS_RUNS", "~nobody-has-this-name/runs")
     check = one(examined(fake_hosts.plain(tmp_path), runs=None), "Disk", "Run folder")
     assert (check.state, check.command) == ("broken", "%env TPU_MAGICS_RUNS=/tmp/tpu_runs")
-    assert check.what == "TPU_MAGICS_RUNS=~nobody-has-this-name/runs names no folder."
+    assert check.what == "TPU_MAGICS_RUNS=~nobody-has-this-name/runs is not a valid folder."
 
 
 def test_a_run_folder_that_is_a_file_or_has_no_possible_name(tmp_path):

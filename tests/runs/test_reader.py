@@ -384,7 +384,7 @@ def test_nothing_near_offers_the_list_only(root: Path, three: dict[str, Run]) ->
 
 
 def test_a_beginning_that_fits_several_is_not_guessed(root: Path, three: dict[str, Run]) -> None:
-    with pytest.raises(TpuMagicsError, match="'20261121T' fits 2 runs") as caught:
+    with pytest.raises(TpuMagicsError, match="'20261121T' matches 2 runs") as caught:
         find_run("20261121T", root)
     assert "20261121T063403Z-mnist, 20261121T053403Z-mnist" in caught.value.why
 
@@ -394,7 +394,7 @@ def test_without_any_run_the_error_says_how_to_make_one(root: Path) -> None:
         find_run("last", root)
     assert caught.value.lines() == [
         "There is no run yet.",
-        f"Why: {root} holds none.",
+        f"Why: {root} has none.",
         "What to do: Train something with %%tpu_train.",
     ]
 

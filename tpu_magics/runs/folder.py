@@ -32,7 +32,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class RunFolder(RunFiles):
-    """A run folder that this process writes. `warning`: what the person should know about where it is, or ""."""
+    """A run folder that this process writes. `warning`: what the user should know about its location, or ""."""
 
     def __init__(self, path: Path, info: dict[str, Any], warning: str = "") -> None:
         super().__init__(path)
@@ -66,12 +66,12 @@ class RunFolder(RunFiles):
 
     @property
     def info(self) -> dict[str, Any]:
-        """A copy of what `run.json` holds."""
+        """A copy of the content of `run.json`."""
         with self._lock:
             return dict(self._info)
 
     def update(self, **fields: Any) -> None:
-        """Merge `fields` into `run.json`. A reader sees the old file or the new one, never a part.
+        """Merge `fields` into `run.json`. A reader sees the old file or the new one.
 
         Safe from any thread of the process that made the folder. Raises TpuMagicsError where it cannot be written;
         the fields are kept and go out with the next update.
@@ -98,7 +98,7 @@ def _name_problem(name: str) -> str:
     unprintable = any(unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") for char in name)
     problems = (
         (not name.strip(), "it is empty"),
-        (len(name) > MAX_NAME, f"it has {len(name)} characters, of which at most {MAX_NAME} fit"),
+        (len(name) > MAX_NAME, f"it has {len(name)} characters, and at most {MAX_NAME} are possible"),
         ("/" in name, "it contains a slash"),
         (name.startswith("."), "it begins with a dot"),
         (unprintable, "it contains a control character"),
@@ -114,7 +114,7 @@ def _make_somewhere(wanted: Path, name: str, created: float) -> tuple[Path, str]
         if error.errno in _NO_SPACE:
             raise _cannot_write(wanted, error) from error
         path = _make_temporary(wanted, name, created)
-        return path, f"{wanted} cannot be written ({error.strerror}): this run is kept in {path} instead."
+        return path, f"{wanted} cannot be written ({error.strerror}): this run is stored in {path} instead."
 
 
 def _make_temporary(wanted: Path, name: str, created: float) -> Path:

@@ -32,7 +32,7 @@ Mark = tuple[int, int, int]
 
 
 class Entry(NamedTuple):
-    """One run. `created`: unix seconds, None where neither `run.json` nor the folder's name tells."""
+    """One run. `created`: unix seconds, None where neither `run.json` nor the folder's name has it."""
 
     place: str
     id: str
@@ -162,7 +162,7 @@ def _write(place: Path, current: Known) -> None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """By a file of mode 0600 that nobody else writes: two kernels may do this at once."""
+    """Through a temporary file of mode 0600: two kernels may do this at once."""
     _remove_left(path)
     opened, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}-")
     try:

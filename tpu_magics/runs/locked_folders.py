@@ -47,11 +47,11 @@ def make() -> LockedFolder:
         except BaseException:
             path.rmdir()
             raise
-        with contextlib.suppress(OSError):  # a file system without locks: nobody else gets one there either
+        with contextlib.suppress(OSError):  # a file system without locks: no process gets one there
             fcntl.flock(lock, fcntl.LOCK_EX)
         if os.fstat(lock).st_nlink:
             return LockedFolder(path, lock)
-        os.close(lock)  # another process took it for an orphan, just before it was locked
+        os.close(lock)  # another process removed it as an orphan, just before it was locked
 
 
 def remove_orphans() -> None:

@@ -187,7 +187,7 @@ class ValueMeter:
             self._write(name, series)
 
     def _chunk(self, series: Series) -> float:
-        """How many values one record of this name stands for now.
+        """How many values one record of this name aggregates now.
 
         The count grows from `singles` to _HORIZON; with chunks of count * c that takes log(_HORIZON / singles) / c
         records, of which this name may have its share of _LATER_BYTES.

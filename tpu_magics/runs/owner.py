@@ -12,8 +12,8 @@ from tpu_magics.runs.process_identity import process_started
 
 
 class Owner(NamedTuple):
-    """Who made a run. `notebook`: path of the notebook or script, "" where the front end does not tell; `kernel`: the
-    kernel's id, which a restart keeps; `pid`, `started`: of its process (see alive.py)."""
+    """Who made a run. `notebook`: path of the notebook or script, "" where the front end does not provide it; `kernel`:
+    the kernel's id, which a restart keeps; `pid`, `started`: of its process (see process_identity.py)."""
 
     notebook: str = ""
     kernel: str = ""
@@ -34,19 +34,19 @@ def this_owner() -> Owner:
 
 
 def owner_fields(owner: Owner) -> dict[str, Any]:
-    """As `run.json` has them."""
+    """The owner's fields of `run.json`."""
     return {"notebook": owner.notebook, "kernel": owner.kernel, "pid": owner.pid, "pid_started": owner.started}
 
 
 def owner_of(info: Mapping[str, Any]) -> Owner:
-    """Who made the run of this `run.json`."""
+    """The owner in a `run.json`."""
     texts = [value if isinstance(value, str) else "" for value in (info.get("notebook"), info.get("kernel"))]
     numbers = [value if type(value) is int else None for value in (info.get("pid"), info.get("pid_started"))]
     return Owner(*texts, *numbers)  # type: ignore[arg-type]
 
 
 def foreign_text(owner: Owner) -> str:
-    """Whose a run is that this notebook did not make ("of another notebook, eval.ipynb"); "" for one of its own."""
+    """ "of another notebook, eval.ipynb" for a run that this notebook did not make; "" for its own."""
     mine = this_owner()
     if mine.same(owner):
         return ""
@@ -56,7 +56,7 @@ def foreign_text(owner: Owner) -> str:
 
 
 def _notebook() -> str:
-    """jupyter_server 2 sets JPY_SESSION_NAME, VS Code a name among the person's; a script is a file."""
+    """jupyter_server 2 sets JPY_SESSION_NAME, VS Code a variable of the notebook; a script is a file."""
     main = sys.modules.get("__main__")
     told = os.environ.get("JPY_SESSION_NAME") or getattr(main, "__vsc_ipynb_file__", None)
     told = told or (getattr(main, "__file__", None) if "ipykernel" not in sys.modules else None)

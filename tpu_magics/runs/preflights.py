@@ -32,7 +32,8 @@ class Record:
 
 
 def note(record: Record, root: Path | None = None) -> None:
-    """Keep it as the newest. Where the folder cannot be written, nothing is kept: a preflight does not fail for it."""
+    """Store it as the newest. If the folder cannot be written, nothing is stored: a preflight does not fail because of
+    it."""
     folder = runs_root() if root is None else root
     found = [asdict(one) for one in (*_read(folder), record)][-_KEPT:]
     with contextlib.suppress(OSError):

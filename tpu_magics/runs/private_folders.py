@@ -45,8 +45,8 @@ def private_or_new(path: Path) -> Path:
 
 
 def make_scratch(files: RunFiles) -> Path:
-    """The scratch folder of a run, empty. Those of dead processes are removed first. Where it cannot be made, whoever
-    writes into it says so."""
+    """The scratch folder of a run, empty. Those of dead processes are removed first. Where it cannot be made,
+    writing into it raises."""
     path = files.scratch_path
     remove_orphans(path.parent, SCRATCH)
     remove_scratch(files)  # of an attempt before this one
@@ -61,16 +61,16 @@ def make_scratch(files: RunFiles) -> Path:
 
 
 def remove_scratch(files: RunFiles) -> None:
-    """Leave nothing of it."""
+    """Remove the scratch folder of a run."""
     for path in (files.scratch_path, files.spare_scratch_path):
         shutil.rmtree(path, ignore_errors=True)
 
 
-# -- whose they are ------------------------------------------------------------------------------------------------
+# -- owners -------------------------------------------------------------------------------------------------------
 
 
 def note_owner(folder: Path) -> None:
-    """Note in a folder that this process has it."""
+    """Write into a folder that this process owns it."""
     (folder / OWNER).write_text(f"{os.getpid()} {process_started(os.getpid())} {_machine()}")
 
 
@@ -96,7 +96,7 @@ def _is_orphan(folder: Path) -> bool:
 
 
 def _machine() -> str:
-    """Where a pid means this process: hosts may share the temporary folder, containers of one host too."""
+    """The host and its pid namespace: hosts may share the temporary folder, containers of one host too."""
     try:
         return f"{socket.gethostname()}/{Path('/proc/self/ns/pid').readlink()}"
     except OSError:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def process_started(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None where it is gone or /proc does not tell.
+    """When a process started, in clock ticks since boot; None where it is gone or /proc is not available.
 
     Field 22 of /proc/<pid>/stat (man 5 proc). The command's name, field 2, may hold blanks and brackets.
     """

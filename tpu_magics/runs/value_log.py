@@ -11,7 +11,7 @@ _recorder: Callable[[Mapping[str, Any]], None] | None = None
 
 @contextmanager
 def recorded_by(recorder: Callable[[Mapping[str, Any]], None]) -> Iterator[None]:
-    """Entered by whoever observes a run: what is logged until the block ends goes to `recorder`."""
+    """While the block runs, logged values go to `recorder`."""
     global _recorder
     _recorder = recorder
     try:
@@ -23,8 +23,8 @@ def recorded_by(recorder: Callable[[Mapping[str, Any]], None]) -> Iterator[None]
 def log(**values: Any) -> None:
     """Record values of this step, e.g. `tpu_magics.log(loss=loss, lr=0.1)`.
 
-    Numbers, texts and tensors of one element; a tensor on a device is read after the step's sync, so that logging never
-    cuts the graph. Outside a worker it does nothing, so the function also runs without `%%tpu_train`.
+    Numbers, texts and tensors of one element; a tensor on a device is read after the step's sync, so logging never
+    splits the graph. Outside a worker it does nothing, so the function also runs without `%%tpu_train`.
     """
     if _recorder is not None:
         _recorder(values)

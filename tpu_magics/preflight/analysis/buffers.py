@@ -26,7 +26,7 @@ class BufferNames:
         self._places = read_frame_tables(program)
 
     def of(self, held: HbmPiece) -> tuple[str, Place | None]:
-        """The op that makes the value, and its source line; for ops that the compiler added, those of their operands."""
+        """The op that makes the value, and its source line; of an op that the compiler added, its operand's."""
         named = self.parameter(held)
         one = self._by_name.get(held.value.instruction)
         if named or one is None:
