@@ -166,7 +166,7 @@ def test_chips_without_device_files_are_a_problem(tmp_path):
     fake_hosts.add_chips(tmp_path, 8, "0x006f")
     (problem,) = judge_chips(find_chips(tmp_path), find_device_files(tmp_path))
     assert problem.what == "The TPU has no device file: there is neither /dev/accelN nor /dev/vfio/N."
-    assert problem.why.startswith("/sys shows 8 chips, but no driver has made device files")
+    assert problem.why.startswith("/sys shows 8 chips, but no driver has created device files")
     assert "--privileged" in problem.todo
 
 

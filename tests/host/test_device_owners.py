@@ -264,7 +264,7 @@ def test_a_stranger_is_named_with_the_way_to_stop_it(root):
     (problem,) = judge_owners(find_owners(root))
     assert problem.what == "The TPU is in use by process 4321 (accel0): python3 train.py"
     assert problem.command == "!kill 4321"
-    assert (problem.about, problem.state) == ("holder", "broken")
+    assert (problem.about, problem.state) == ("in use", "broken")
 
 
 def test_our_own_kernel_is_told_to_restart(root):

@@ -15,8 +15,8 @@ from tpu_magics.host import doctor
 from tpu_magics.host.chips import find_chips
 from tpu_magics.host.doctor import Check, apply_fixes, collect_facts, examine
 from tpu_magics.host.doctor.capacity import _closed
+from tpu_magics.host.doctor.check import VariableFix
 from tpu_magics.host.doctor.commands import by_python, change, to_shell
-from tpu_magics.host.doctor.fixes import VariableFix
 from tpu_magics.host.doctor.metadata_server import Answer
 from tpu_magics.host.memory import HostMemory
 from tpu_magics.host.versions import version_of
@@ -34,7 +34,7 @@ TITLES = [
     "TPU in use by",
     "Lock file",
     "Environment variables",
-    "HostMemory",
+    "Memory",
     "Disk",
     "Widgets and JupyterLab",
     "Metadata server",
@@ -109,7 +109,7 @@ def test_a_check_that_fails_itself_does_not_hide_the_others(tmp_path):
 
     checks = examined(fake_hosts.plain(tmp_path), disk=dies)
     broken = one(checks, "Disk", "This check")
-    assert (broken.state, broken.what) == ("not available", "It broke off with ValueError: a surprise")
+    assert (broken.state, broken.what) == ("not available", "This check failed with ValueError: a surprise")
     assert {check.group for check in checks} == set(TITLES)
 
 

@@ -134,8 +134,8 @@ def forbidden() -> Answer:
     ("build", "why"),
     [
         (fake_hosts.plain, "This host does not seem to be in Google Cloud."),
-        (fake_hosts.gke, "TPU_SKIP_MDS_QUERY=true is set: torch_xla and libtpu do not ask it either."),
-        (fake_hosts.colab_v5e_1, "TPU_SKIP_MDS_QUERY=1 is set: torch_xla and libtpu do not ask it either."),
+        (fake_hosts.gke, "TPU_SKIP_MDS_QUERY=true is set: torch_xla and libtpu do not query it either."),
+        (fake_hosts.colab_v5e_1, "TPU_SKIP_MDS_QUERY=1 is set: torch_xla and libtpu do not query it either."),
     ],
 )
 def test_it_is_not_asked_without_need(tmp_path, build, why) -> None:

@@ -83,8 +83,8 @@ def test_the_folder_that_counts_is_the_first(tmp_path):
 @pytest.mark.parametrize(
     ("build", "why"),
     [
-        (fake_hosts.colab_cpu, "Colab's page is no JupyterLab; it brings its own widget manager."),
-        (fake_hosts.kaggle_cpu, "Kaggle's page is no JupyterLab; it brings its own widget manager."),
+        (fake_hosts.colab_cpu, "Colab's page is not JupyterLab and has its own widget manager."),
+        (fake_hosts.kaggle_cpu, "Kaggle's page is not JupyterLab and has its own widget manager."),
     ],
 )
 def test_pages_that_are_no_jupyterlab(tmp_path, build, why):

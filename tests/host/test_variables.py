@@ -21,7 +21,7 @@ def test_kaggle_unsets_what_its_image_bakes_in(tmp_path):
         ("CLOUD_TPU_TASK_ID", None, "0"),
     ]
     assert {repair.reason for repair in repairs} == {
-        "Kaggle's image sets it for one process; with one worker per chip libtpu stops with "
+        "Kaggle's image sets it for one process. With one worker per chip, libtpu stops with "
         '"Expected 8 worker addresses, got 1"'
     }
 

@@ -58,7 +58,7 @@ PAIR = '%pip install "torch==2.9.0" "torch_xla==2.9.0" "accelerate>=1.10"'
         ),
         (
             {"tensorflow": "2.20.0"},
-            "tensorflow 2.20.0 is installed beside torch_xla.",
+            "tensorflow 2.20.0 is installed together with torch_xla.",
             "!pip uninstall -y tensorflow && pip install --force-reinstall --no-deps tensorflow-cpu==2.20.0",
             "warning",
         ),

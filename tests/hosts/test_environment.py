@@ -25,7 +25,7 @@ LISTS = Path(__file__).parent
 RECORDED = {"colab": fake_hosts.COLAB_TPU_VERSIONS, "kaggle": fake_hosts.KAGGLE_TPU_VERSIONS}
 TPU_MACHINES = {"colab": fake_hosts.colab_v5e_1, "kaggle": fake_hosts.kaggle_v5e_8}
 KAGGLE_REASON = (
-    "Kaggle's image sets it for one process; with one worker per chip libtpu stops with "
+    "Kaggle's image sets it for one process. With one worker per chip, libtpu stops with "
     '"Expected 8 worker addresses, got 1"'
 )
 
@@ -119,7 +119,7 @@ def test_a_kernel_with_the_hosts_variables_trains(name: str, tmp_path: Path) -> 
         kernel.run(LOAD).good()
         said = " ".join(kernel.run("%tpu_init").good().shown.split())
         assert {"colab": "Colab", "kaggle": "Kaggle"}[name] in said
-        assert "says that this host has a TPU" in said and "but /sys shows no TPU chip" in said
+        assert "reports a TPU on this host" in said and "but /sys shows no TPU chip" in said
         kernel.run(f"NAMES = {sorted(variables)!r}").good()
         kernel.run(CELL).good()
         assert kernel.value("total") == 6.0

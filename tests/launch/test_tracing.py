@@ -21,7 +21,7 @@ from tests.backends.traced import traced
 from tests.launch.launching import digest, interrupt_when, run
 from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.launch import session
-from tpu_magics.preflight.function_trace import HostTooSmall
+from tpu_magics.preflight.pipeline import HostTooSmall
 from tpu_magics.runs import locked_folders
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]

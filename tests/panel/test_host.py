@@ -229,7 +229,7 @@ def test_whose_the_holder_is(tmp_path):
 def test_repairs_with_their_reasons(tmp_path):
     found = cells(table_of(fake_hosts.kaggle_v5e_8(tmp_path)))
     reason = (
-        "Kaggle's image sets it for one process; with one worker per chip libtpu stops with "
+        "Kaggle's image sets it for one process. With one worker per chip, libtpu stops with "
         '"Expected 8 worker addresses, got 1".'
     )
     assert found["Changed in the workers"].split("\n") == [
@@ -259,7 +259,7 @@ def test_a_promised_tpu_is_marked(tmp_path):
         vendor.unlink()
     table = table_of(fake)
     assert states(table)["TPU"] == "warning"
-    assert cells(table)["Warning"].startswith("Colab says that this host has a TPU (COLAB_TPU_1VM=1)")
+    assert cells(table)["Warning"].startswith("Colab reports a TPU on this host (COLAB_TPU_1VM=1)")
 
 
 def test_notes_stand_below(tmp_path):

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests import overlay
-from tpu_magics.preflight.analysis import ProgramFacts, allocations, dump_files, read
+from tpu_magics.preflight.analysis import ProgramFacts, buffers, dump_files, read
 from tpu_magics.preflight.analysis.hlo_module import read_module
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -185,7 +185,7 @@ def test_the_size_of_every_value_follows_from_its_layout(dump: Dump) -> None:
     values = [
         (path.name, value)
         for path in dump.folder.glob("*buffer-assignment.txt")
-        for allocation in allocations.read_assignment(path.read_text().splitlines()).allocations
+        for allocation in buffers.read_assignment(path.read_text().splitlines()).allocations
         for value in allocation.values
         if value.tensor is not None
     ]
@@ -197,7 +197,7 @@ def test_arguments_and_outputs_take_what_xla_says(dump: Dump) -> None:
     for name in dump.named(""):
         taken = dict.fromkeys(("argument", "output"), 0)
         module = dump_files.find(dump.folder, f"jit_{name}")[0]
-        found = allocations.read_assignment(*(path.read_text().splitlines() for path in module.memory))
+        found = buffers.read_assignment(*(path.read_text().splitlines() for path in module.memory))
         for allocation in found.allocations:
             taken[allocation.kind] = taken.get(allocation.kind, 0) + allocation.size
         memory = dump.xla[name]

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tpu_magics.preflight.analysis import kernels, trip_counts
-from tpu_magics.preflight.analysis.allocations import hbm_pieces, read_assignment
+from tpu_magics.preflight.analysis.buffers import hbm_pieces, read_assignment
 from tpu_magics.preflight.analysis.dump_files import find
-from tpu_magics.preflight.analysis.flops import flops
+from tpu_magics.preflight.analysis.execution_counts import trip_count
 from tpu_magics.preflight.analysis.hlo_module import HloModule, Instruction, parse
-from tpu_magics.preflight.analysis.multiplications import multiplications
+from tpu_magics.preflight.analysis.multiplications import KernelProduct, flops, kernel_products, multiplications
 from tpu_magics.preflight.analysis.shapes import ArrayShape, array_shapes, shares
 from tpu_magics.preflight.analysis.source_locations import op_name, read_frame_tables
 from tpu_magics.preflight.analysis.unsupported_ops import refused
@@ -113,9 +112,9 @@ def test_multiplications_of_a_kernel_in_the_text() -> None:
 """
     config = 'custom_call_target="tpu_custom_call", backend_config={"body":"%s"}'
     call = _instruction(config % base64.b64encode(body.encode()).decode(), "custom-call")
-    assert kernels.products(call) == (kernels.KernelProduct(("bf16", "f32"), 8 * 12 * 2 * 128 * 256 * 64.0),)
+    assert kernel_products(call) == (KernelProduct(("bf16", "f32"), 8 * 12 * 2 * 128 * 256 * 64.0),)
     binary = base64.b64encode(b"ML\xefR").decode()
-    assert kernels.products(_instruction(config % binary, "custom-call")) is None
+    assert kernel_products(_instruction(config % binary, "custom-call")) is None
 
 
 def test_flops_in_kernels_are_told_apart() -> None:
@@ -216,7 +215,7 @@ def _parsed(text: str) -> HloModule:
 
 def _trips(program: HloModule) -> int | None:
     main = program.computations[program.entry]
-    return trip_counts.trip_count(program, main, main.instructions["while.1"])
+    return trip_count(program, main, main.instructions["while.1"])
 
 
 BRANCHES = """HloModule jit_f

@@ -11,8 +11,7 @@ from tests.panel import preflights
 from tests.panel.preflights import GIB, MIB, compiled, graph, result, traced
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.preflight.compile_result import Buffer, HbmUsage
-from tpu_magics.preflight.report import Preflight, TargetResult
-from tpu_magics.preflight.retained_gradients import retained_gradients
+from tpu_magics.preflight.report import Preflight, TargetResult, retained_gradients
 from tpu_magics.preflight.targets import parse
 
 

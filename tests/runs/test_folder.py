@@ -18,7 +18,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs import folder as folder_module
 from tpu_magics.runs.files import RunFiles, fallback_root, read_info, runs_root
 from tpu_magics.runs.folder import RunFolder
-from tpu_magics.runs.process_identity import process_started, same_process
+from tpu_magics.runs.owner import process_started, same_process
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ import pytest
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs.events import KINDS, End, Event, Frame, Memory, Start, Steps, Value, Warned, to_line
 from tpu_magics.runs.folder import RunFolder
-from tpu_magics.runs.process_identity import process_started
+from tpu_magics.runs.owner import process_started
 from tpu_magics.runs.reader import Run, Tail, find_run, list_runs
 from tpu_magics.runs.writer import EventWriter
 

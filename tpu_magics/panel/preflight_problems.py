@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from tpu_magics.backends.lowered import Read, Traced
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel.sections_words import Fact, count, cut, short, size
-from tpu_magics.preflight.report import Preflight, TargetResult
-from tpu_magics.preflight.retained_gradients import retained_gradients
+from tpu_magics.preflight.report import Preflight, TargetResult, retained_gradients
 from tpu_magics.preflight.thresholds import SETTLES
 
 SHOWN = 5  # lines of one kind

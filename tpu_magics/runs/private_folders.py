@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from tpu_magics.runs.files import RunFiles, private_root, read_record
-from tpu_magics.runs.process_identity import process_started, same_process
+from tpu_magics.runs.owner import process_started, same_process
 
 OWNER = "owner"  # file: pid, start time and machine of the process that has the folder
 SCRATCH = "scratch-*"

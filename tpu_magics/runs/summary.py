@@ -14,7 +14,7 @@ from typing import Any
 
 from tpu_magics.runs.events import Compile, End, Event, Memory, Start, Steps, Value, Warned, only
 from tpu_magics.runs.files import LIVE
-from tpu_magics.runs.process_identity import same_process
+from tpu_magics.runs.owner import same_process
 
 ID_PATTERN = re.compile(r"(\d{8}T\d{6}Z)-(.+)", re.DOTALL)
 _LARGEST = 1e18

@@ -20,9 +20,8 @@ from tpu_magics.host.doctor import (
     variables,
     widgets,
 )
-from tpu_magics.host.doctor.check import BROKEN, NOT_AVAILABLE, OK, STATES, WARNING, Check
+from tpu_magics.host.doctor.check import BROKEN, NOT_AVAILABLE, OK, STATES, WARNING, Check, FixError
 from tpu_magics.host.doctor.facts import HostFacts, collect_facts
-from tpu_magics.host.doctor.fixes import FixError
 
 __all__ = [
     "BROKEN",

@@ -1,14 +1,92 @@
-"""One check of the doctor: what was checked, its state, and the command that fixes it."""
+"""One check of the doctor, the command that fixes it, and what `--fix` may change.
+
+`--fix` changes variables of this session and a lock file that no process uses. Each fix checks again, right before it
+acts, that it is still safe.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import fcntl
+import os
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
-from tpu_magics.host.doctor.fixes import Fix
+from tpu_magics.host.device_owners import find_owners
 from tpu_magics.host.problem import BROKEN, WARNING, Problem
 
 __all__ = ["BROKEN", "NOT_AVAILABLE", "OK", "STATES", "WARNING", "Check", "from_problem", "from_problems"]
+
+
+class FixError(Exception):
+    """The fix is no longer safe or possible; the text says why."""
+
+
+class Fix(Protocol):
+    """One change that `--fix` makes. `of_session`: it changes this process, and is of no use from a shell."""
+
+    @property
+    def of_session(self) -> bool: ...
+
+    def apply(self, environ: MutableMapping[str, str], root: Path) -> str:
+        """Apply it; returns a sentence about what was done. Raises FixError where it was left."""
+
+
+@dataclass(frozen=True)
+class VariableFix:
+    """Variables of this session: a value, or None to unset it."""
+
+    values: Mapping[str, str | None]
+    of_session: bool = True
+
+    def apply(self, environ: MutableMapping[str, str], root: Path) -> str:  # noqa: ARG002
+        done = [_set(environ, name, value) for name, value in self.values.items()]
+        return f"{', '.join(done)}, in this session."
+
+
+def _set(environ: MutableMapping[str, str], name: str, value: str | None) -> str:
+    before = environ.pop(name, None)
+    if value is None:
+        return f"{name} was unset (before: {before!r})"
+    environ[name] = value
+    return f"{name}={value} was set (before: {before!r})" if before is not None else f"{name}={value} was set"
+
+
+@dataclass(frozen=True)
+class LockFileFix:
+    """libtpu's lock file, left over by a process of this account that is gone."""
+
+    path: Path
+    of_session: bool = False
+
+    def apply(self, environ: MutableMapping[str, str], root: Path) -> str:  # noqa: ARG002
+        lock = find_owners(root).lock  # again: a process may have started since
+        if lock.state == "absent":
+            raise FixError(f"{self.path} is already gone.")
+        if lock.state != "stale" or not lock.ours:
+            raise FixError(f"{self.path} is in use now, or belongs to another account.")
+        _remove_unlocked(self.path)
+        return f"{self.path} was removed. Its process is gone."
+
+
+def _remove_unlocked(path: Path) -> None:
+    """Remove the file while we have it locked ourselves: a process that is not visible here (another container with
+    this /tmp, another account) may use it."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise FixError(f"{path} could not be opened ({error.strerror}).") from error
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the other kind: the two do not see each other
+        if os.path.samestat(os.fstat(file), path.lstat()):
+            path.unlink()
+    except OSError as error:
+        raise FixError(f"{path} is locked by a process that is not visible here ({error.strerror}).") from error
+    finally:
+        os.close(file)
+
 
 OK = "ok"
 NOT_AVAILABLE = "not available"

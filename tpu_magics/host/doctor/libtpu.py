@@ -6,10 +6,9 @@ import os.path
 from collections.abc import Iterator
 
 from tpu_magics.host.chips import TPU7X
-from tpu_magics.host.doctor.check import BROKEN, NOT_AVAILABLE, OK, WARNING, Check, from_problems
+from tpu_magics.host.doctor.check import BROKEN, NOT_AVAILABLE, OK, WARNING, Check, VariableFix, from_problems
 from tpu_magics.host.doctor.commands import change
 from tpu_magics.host.doctor.facts import HostFacts
-from tpu_magics.host.doctor.fixes import VariableFix
 from tpu_magics.host.versions import has_other_libtpu, judge_libtpu, release
 
 GROUP = "libtpu"

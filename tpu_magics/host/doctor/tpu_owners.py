@@ -6,9 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tpu_magics.host.device_owners import LOCK, DeviceOwners, find_owners, judge_in_use, judge_lock
-from tpu_magics.host.doctor.check import BROKEN, NOT_AVAILABLE, OK, WARNING, Check, from_problem, from_problems
+from tpu_magics.host.doctor.check import (
+    BROKEN,
+    NOT_AVAILABLE,
+    OK,
+    WARNING,
+    Check,
+    LockFileFix,
+    from_problem,
+    from_problems,
+)
 from tpu_magics.host.doctor.facts import HostFacts
-from tpu_magics.host.doctor.fixes import LockFileFix
 from tpu_magics.host.problem import plural
 
 IN_USE_BY = "TPU in use by"

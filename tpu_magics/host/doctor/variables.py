@@ -6,10 +6,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from tpu_magics.host.chips import V2, V3
-from tpu_magics.host.doctor.check import BROKEN, OK, WARNING, Check, from_problem
+from tpu_magics.host.doctor.check import BROKEN, OK, WARNING, Check, VariableFix, from_problem
 from tpu_magics.host.doctor.commands import change
 from tpu_magics.host.doctor.facts import HostFacts
-from tpu_magics.host.doctor.fixes import VariableFix
 from tpu_magics.host.problem import plural
 from tpu_magics.host.variables import PJRT, judge_pjrt
 

@@ -12,8 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpu_magics.preflight.analysis.allocations import Assignment, hbm_pieces, read_assignment
-from tpu_magics.preflight.analysis.buffers import BufferNames, largest, padding
+from tpu_magics.preflight.analysis.buffers import Assignment, BufferNames, hbm_pieces, largest, padding, read_assignment
 from tpu_magics.preflight.analysis.dump_files import ProgramFiles, find
 from tpu_magics.preflight.analysis.hlo_module import HloModule, read_module
 from tpu_magics.preflight.analysis.multiplications import multiplications

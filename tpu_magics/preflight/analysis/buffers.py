@@ -1,16 +1,202 @@
-"""The largest buffers, and what the tiled layouts waste."""
+"""HBM of a program from its buffer assignment and live ranges: the largest buffers, and what tiled layouts waste.
+
+libtpu 0.0.21.1 writes the live ranges at the end of the buffer assignment, 0.0.52 has a file for them; both write them
+for programs that are refused for their size, too. Colour 0, which is not written, is HBM; the others (vmem, smem, cmem,
+host) are left out.
+"""
 
 from __future__ import annotations
 
+import bisect
+import heapq
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from tpu_magics.preflight.analysis.allocations import HbmPiece
 from tpu_magics.preflight.analysis.hlo_module import HloModule, Instruction
-from tpu_magics.preflight.analysis.shapes import ArrayShape, shares
+from tpu_magics.preflight.analysis.shapes import ArrayShape, array_shapes, shares
 from tpu_magics.preflight.analysis.source_locations import op_name, read_frame_tables
 from tpu_magics.preflight.compile_result import Buffer, PaddedDimension, Place, TilePadding
+
+_ALLOCATION = re.compile(r"^allocation (\d+): size (\d+), (.*)")
+_VALUE = re.compile(r"^ value: <\d+ (\S+)(?: @\d+)?> \(size=(\d+),offset=(\d+)\): (.*)")
+_RANGE = re.compile(r"^    (\S+\{[\d,]*\}):(\d+)-(\d+)\s*$")
+_COLOUR = re.compile(r"\bcolor (\d+)\b")
+_PARAMETER = re.compile(r"\bparameter (\d+), shape \|.*\| at ShapeIndex \{([\d,]*)\}")
+
+
+class BufferValue(NamedTuple):
+    """One value of the program in an allocation. `name`: its instruction, with the place in its tuple: "fusion{1}"."""
+
+    name: str
+    size: int
+    offset: int
+    type: str
+
+    @property
+    def tensor(self) -> ArrayShape | None:
+        """What it holds; None for a tuple, which holds addresses only."""
+        found = array_shapes(self.type) if not self.type.startswith("(") else ()
+        return found[0] if found else None
+
+    @property
+    def instruction(self) -> str:
+        """The name of the instruction that makes it."""
+        return self.name.partition("{")[0]
+
+
+@dataclass
+class Allocation:
+    """A stretch of HBM. `kind`: "argument" (also where a result takes it over), "output", "constant", "temporary";
+    `parameter`: its number, and its place in it where the parameter is a tuple."""
+
+    number: int
+    size: int
+    kind: str
+    parameter: tuple[int, tuple[int, ...]] | None = None
+    values: list[BufferValue] = field(default_factory=list)
+
+
+class HbmPiece(NamedTuple):
+    """A piece of HBM: the value in it that takes most of it."""
+
+    allocation: Allocation
+    value: BufferValue
+
+
+@dataclass
+class Assignment:
+    """`ranges`: of each value, the first and last point of the program where it is held."""
+
+    allocations: list[Allocation] = field(default_factory=list)
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+def read_assignment(*files: Iterable[str]) -> Assignment:
+    """The buffer assignment and the live ranges in these files, whichever has which. Unknown lines are left out."""
+    found = Assignment()
+    for lines in files:
+        current: Allocation | None = None
+        for line in lines:
+            if line.startswith("allocation "):
+                current = _allocation(line)
+                found.allocations += [current] if current else []
+            elif current is not None and line.startswith(" value: "):
+                current.values += _value(line)
+            elif (hbm_pieces := _RANGE.match(line)) is not None:
+                found.ranges[hbm_pieces[1]] = int(hbm_pieces[2]), int(hbm_pieces[3])
+            elif not line.startswith(" "):
+                current = None
+    return found
+
+
+def _allocation(line: str) -> Allocation | None:
+    found = _ALLOCATION.match(line)
+    colour = _COLOUR.search(found[3].partition("|")[0]) if found else None
+    if not found or (colour and colour[1] != "0"):
+        return None
+    parameter = _PARAMETER.search(found[3])
+    number = (int(parameter[1]), tuple(int(one) for one in parameter[2].split(",") if one)) if parameter else None
+    return Allocation(int(found[1]), int(found[2]), _kind(found[3], bool(parameter)), number)
+
+
+def _kind(text: str, parameter: bool) -> str:
+    marks = (
+        ("argument", parameter),
+        ("output", "maybe-live-out" in text or "output shape is" in text),
+        ("constant", text.startswith("constant") or ", constant" in text),
+    )
+    return next((kind for kind, there in marks if there), "temporary")
+
+
+def _value(line: str) -> Iterator[BufferValue]:
+    found = _VALUE.match(line)
+    if found:
+        yield BufferValue(found[1], int(found[2]), int(found[3]), found[4].strip())
+
+
+def hbm_pieces(assignment: Assignment) -> list[HbmPiece]:
+    """What HBM holds when the temporaries take most: all arguments, outputs and constants, each by the largest value in
+    it, and the temporaries that are alive at that point. Where values share bytes (an operand and the result that
+    overwrites it), the largest counts. Without live ranges: the temporaries that are alive at any point, by the same
+    rule."""
+    fixed = [one for one in assignment.allocations if one.kind != "temporary"]
+    temporary = [one for one in assignment.allocations if one.kind == "temporary"]
+    point = _fullest(temporary, assignment)
+    whole = (HbmPiece(one, _whole(one, assignment)) for one in fixed if one.values)
+    return [*whole, *(HbmPiece(one, value) for one in temporary for value in _apart(_alive(one, assignment, point)))]
+
+
+def _whole(allocation: Allocation, assignment: Assignment) -> BufferValue:
+    """The value that an allocation is there for: what is in an argument first, and in an output last."""
+    most = max(map(_weight, allocation.values))
+    large = [value for value in allocation.values if _weight(value) == most]
+    if allocation.kind == "output":
+        return max(large, key=lambda value: (_range(value, assignment) or (0, 0))[1])
+    return min(large, key=lambda value: (_range(value, assignment) or (0, 0))[0])
+
+
+def _weight(value: BufferValue) -> tuple[int, bool]:
+    return value.size, value.tensor is not None
+
+
+def _range(value: BufferValue, assignment: Assignment) -> tuple[int, int] | None:
+    name = value.name if value.name.endswith("}") else value.name + "{}"
+    return assignment.ranges.get(name)
+
+
+def _alive(allocation: Allocation, assignment: Assignment, point: int | None) -> list[BufferValue]:
+    if point is None:
+        return allocation.values
+    ranges = ((value, _range(value, assignment)) for value in allocation.values)
+    return [value for value, range_ in ranges if range_ and range_[0] <= point <= range_[1]]
+
+
+def _apart(values: Iterable[BufferValue]) -> Iterator[BufferValue]:
+    """Values that share no bytes, the largest first."""
+    starts: list[int] = []
+    ends: list[int] = []
+    for value in sorted(values, key=_weight, reverse=True):
+        end = value.offset + value.size
+        place = bisect.bisect_right(starts, value.offset)
+        if (place == 0 or ends[place - 1] <= value.offset) and (place == len(starts) or end <= starts[place]):
+            starts.insert(place, value.offset)
+            ends.insert(place, end)
+            yield value
+
+
+def _fullest(allocations: Iterable[Allocation], assignment: Assignment) -> int | None:
+    """The point of the program where these allocations hold most bytes; None where no live ranges are known. Values at
+    the same offset count once: the largest of them."""
+    ranges = sorted(
+        (*range_, (allocation.number, value.offset), value.size)
+        for allocation in allocations
+        for value in allocation.values
+        if (range_ := _range(value, assignment))
+    )
+    best, most, now = None, 0, 0
+    sizes: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    ending: list[tuple[int, tuple[int, int], int]] = []
+    for start, end, place, size in ranges:
+        while ending and ending[0][0] < start:
+            _, left, gone = heapq.heappop(ending)
+            now -= _largest(sizes[left])
+            sizes[left].remove(gone)
+            now += _largest(sizes[left])
+        now += max(size - _largest(sizes[place]), 0)
+        sizes[place].append(size)
+        heapq.heappush(ending, (end, place, size))
+        best, most = (start, now) if now > most else (best, most)
+    return best
+
+
+def _largest(sizes: list[int]) -> int:
+    return max(sizes, default=0)
+
+
+# -- the largest buffers, and padding ---------------------------------------------------------------------------------
 
 LARGEST = 20
 _DEEPEST = 16

@@ -17,7 +17,7 @@ from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupte
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.tracing import Asked
 from tpu_magics.launch.train import Request, function_request
-from tpu_magics.preflight import function_trace
+from tpu_magics.preflight import pipeline
 from tpu_magics.runs.events import Compile, Site, Warned
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.reader import Run
@@ -68,8 +68,8 @@ def traced(left: Left, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
                 raise error
             yield left.graphs, Run(left.run.path)
 
-        monkeypatch.setattr(function_trace.tracing, "traced", fake_road)
-        return function_trace.trace(function_request(train, (), {}), Options(), Asked(world))
+        monkeypatch.setattr(pipeline.tracing, "traced", fake_road)
+        return pipeline.trace(function_request(train, (), {}), Options(), Asked(world))
 
     return run
 
