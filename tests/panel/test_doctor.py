@@ -134,7 +134,7 @@ def test_json(ill):
         "name": "PJRT_DEVICE",
         "state": "broken",
         "what": "PJRT_DEVICE=CUDA is wrong for this host, which has 8 TPU chips. It was not changed.",
-        "why": "Somebody has set it, in this notebook or before it was started. The XLA runtime would fail to start.",
+        "why": "It was set in this notebook or before the notebook started. The XLA runtime would fail to start.",
         "command": "%env PJRT_DEVICE=TPU",
         "then": "run %tpu_init again",
         "fixable": True,

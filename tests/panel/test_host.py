@@ -153,7 +153,7 @@ def test_versions_that_do_not_fit_and_the_command(tmp_path):
     assert found["Framework"].endswith("See the problems below.")
     assert found["Problem"].split("\n") == [
         "torch 2.8.0 and torch_xla 2.9.0 are not compatible.",
-        "Why: torch_xla is built for one version of torch; with another it fails at import, often with "
+        "Why: Each torch_xla is built for one version of torch. With another one its import fails, often with "
         '"undefined symbol" in _XLAC.',
         'To mend it: %pip install "torch==2.9.0", then restart the kernel',
     ]

@@ -131,7 +131,7 @@ def test_the_estimate_is_called_one_in_both_forms() -> None:
 
 def test_what_a_program_is_missing_has_one_reason() -> None:
     text = page(preflights.too_large())
-    assert text.count("Cost, bf16, padding not available no program was made") == 2
+    assert text.count("Cost, bf16, padding not available no program was compiled") == 2
     assert "HBM not available the compiler refuses it" in page(preflights.refused())
 
 
@@ -245,7 +245,7 @@ def test_several_targets_are_named_in_each_table() -> None:
     rows = [row[:2] for row in cells(preflights.bert(), "Padding of tiles")]
     assert rows == [(name, text) for name in ("v5litepod-8", "v6e-8") for text in ("2 → 128", "all else")]
     assert topic(preflights.bert(), "Cost of a step").summary.endswith("on a device (v5litepod-8)")
-    assert cells(preflights.bert(), "Notes") == [("v6e-8: Of the 32 GiB the compiler knows 31.5 GiB.",)]
+    assert cells(preflights.bert(), "Notes") == [("v6e-8: The compiler uses 31.5 of the 32 GiB.",)]
     assert topic(preflights.bert(), "Cost of a step").table.columns == ("", "v5litepod-8", "v6e-8")
 
 
@@ -257,7 +257,7 @@ def test_cost_says_where_its_numbers_are_from() -> None:
     assert "one bf16 pass" not in " ".join(topic(preflights.bert(), "Cost of a step").table.notes)
     looped = topic(Preflight("f", (result("v5e-8", loops=True),)), "Cost of a step").table
     assert any(one.startswith("In loops, multiplications count once per iteration") for one in looped.notes)
-    assert "not available (multiplications in loops" in looped.rows[1].cells[1]
+    assert "not available (in loops, multiplications" in looped.rows[1].cells[1]
     floor = Preflight("f", (result("v5e-8", hbm_bytes=None),))
     assert "each argument and output moved once" in " ".join(topic(floor, "Cost of a step").table.notes)
 
@@ -326,7 +326,7 @@ def test_under_spmd_the_batch_is_over_all_devices() -> None:
 def test_an_unknown_batch_is_said_to_be_unknown() -> None:
     shown = cells(Preflight("f", (result("v5e-8", traced(batch=None)),)), "Cost of a step")
     rows = {one[0]: one[1] for one in shown}
-    assert rows["samples/s, in all"] == "not available (the batch is not known)"
+    assert rows["samples/s, in all"] == "not available (the batch size is unknown)"
 
 
 def test_a_program_without_multiplications() -> None:
@@ -424,7 +424,7 @@ def test_of_a_program_that_was_not_made_no_cost_is_told() -> None:
     one = found.results[0]
     every = replace(one, compiled=tuple(replace(each, **facts, memory=memory) for each in one.compiled))
     text = page(replace(found, results=(every,)))
-    assert "Cost, bf16, padding not available no program was made" in text
+    assert "Cost, bf16, padding not available no program was compiled" in text
     assert not {"FLOP", "steps/s", "samples/s", "Padding of tiles"} & set(text.replace(",", "").split())
 
 
@@ -435,7 +435,10 @@ def test_targets_with_one_verdict_share_it() -> None:
     text = page(preflights.bert())
     assert text.count("✓ suits a TPU") == 1
     large = page(preflights.too_large())
-    assert "It does not fit into the HBM: 11.7 times what there is (v5litepod-8), 5.89 times what there is" in large
+    assert (
+        "It does not fit into the HBM: 11.7 times what is available (v5litepod-8), 5.89 times what is available"
+        in large
+    )
     assert large.count("✗ needs changes") == 1
     assert "at most 43 % (v5litepod-8), at most 18 % (v6e-8)" in text
     assert "v5litepod-8 ✗ needs changes" in page(preflights.refused())

@@ -112,7 +112,7 @@ def test_it_is_told_how_long_a_graph_takes_and_what_it_holds() -> None:
 def test_above_the_bound_the_graph_at_hand_fails() -> None:
     results, _ = watched([(0.2, [started(0)], GIB), (0.2, (), 3 * GIB)], limit=2 * GIB)
     assert results[0].status == "failed" and results.keys() == {0}
-    assert "stopped at its bound of 2.00 GiB of host memory: it held 3.00 GiB, at graph 1 of 2" in results[0].error
+    assert "stopped at its limit of 2.00 GiB of host memory: it used 3.00 GiB, at graph 1 of 2" in results[0].error
     assert results[0].peak == 3 * GIB
 
 

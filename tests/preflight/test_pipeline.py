@@ -106,7 +106,7 @@ def test_one_graph_at_the_end_is_no_step_and_ranks_may_lack_data(left: Left, tra
     with pytest.raises(TpuMagicsError) as caught:
         traced(world=8)
     assert "Everything it did is one graph at its end" in caught.value.why
-    assert "one of 8 ranks, each of which gets 1/8 of the data" in caught.value.why
+    assert "one of 8 ranks, and each gets 1/8 of the data" in caught.value.why
     assert caught.value.todo.endswith("on each rank: give it more data.")
 
 
@@ -114,7 +114,7 @@ def test_one_graph_at_the_end_is_no_step_and_ranks_may_lack_data(left: Left, tra
 def test_a_broken_file_is_told(spoil: Callable[[Path], object], left: Left, traced: Callable[..., Any]) -> None:
     left.write()
     spoil(left.graphs / TRACED)
-    with pytest.raises(TpuMagicsError, match="What was traced of train cannot be read") as caught:
+    with pytest.raises(TpuMagicsError, match="The trace of train cannot be read") as caught:
         traced()
     assert TRACED in caught.value.why
 
@@ -144,7 +144,7 @@ def test_a_function_that_failed(traced: Callable[..., Any]) -> None:
     with pytest.raises(TpuMagicsError) as caught:
         traced(error)
     assert type(caught.value) is TpuMagicsError and not isinstance(caught.value, TrainingFailed)
-    assert caught.value.what == "train failed while it was traced: Rank 0 raised ValueError: wrong."
+    assert caught.value.what == "train failed during tracing: Rank 0 raised ValueError: wrong."
     assert (caught.value.why, caught.value.todo, caught.value.details) == ("Why.", "Mend it.", ("a line",))
 
 
@@ -165,7 +165,7 @@ def test_causes_are_told_when_the_graph_changes(left: Left, traced: Callable[...
     assert traced().changes == (
         ("input-shape", "An input has another shape. x is f32[3] now, before f32[2]."),
         ("new-line", "A step ends here for the first time."),
-        ("unknown", "Why this graph is another one is not known. In [3]:9: f32[4] now."),
+        ("unknown", "The reason why this graph differs is unknown. In [3]:9: f32[4] now."),
     )
 
 

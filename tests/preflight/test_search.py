@@ -299,7 +299,7 @@ def test_one_fits_and_two_do_not() -> None:
     found, _ = find(lambda size: 8 * GIB * size, 512)
     assert (found.largest, found.nice) == (1, None)
     assert proved(found)
-    assert found.notes[-1] == "No multiple of 8 that fits is known: there is none up to 1."
+    assert found.notes[-1] == "No multiple of 8 is known to fit: there is none up to 1."
 
 
 def test_the_start_value_does_not_fit() -> None:
@@ -338,7 +338,7 @@ def test_memory_that_does_not_grow_evenly_is_told() -> None:
     found, _ = find(lambda size: 16 * GIB if size == 104 else line(size), 107)
     assert (found.largest, found.nice) == (107, 96)
     assert proved(found)
-    assert "batch = 104 does not fit though 107 does" in found.notes[1]
+    assert "batch = 104 does not fit although 107 does" in found.notes[1]
 
 
 @pytest.mark.parametrize(("devices", "nice"), [(1, 104), (4, 96), (8, 64), (16, None)])
@@ -347,13 +347,13 @@ def test_where_devices_share_the_batch_each_has_a_multiple_of_eight(devices: int
     [found] = search("batch", 32, [Tpu("v5e-8", 1, devices)], FakeCompiler({"v5e-8": line}))
     assert (found.largest, found.nice, found.devices) == (107, nice, devices) and proved(found)
     if nice is None:
-        assert found.notes[-1] == "No multiple of 128 that fits is known: there is none up to 107."
+        assert found.notes[-1] == "No multiple of 128 is known to fit: there is none up to 107."
 
 
 def test_no_nice_size_fits() -> None:
     found, _ = find(lambda size: 16 * GIB if size % 8 == 0 else line(size), 107)
     assert found.largest == 107 and found.nice is None
-    assert found.notes[-1] == "No multiple of 8 that fits is known: none of 104, 96, 88, 80 fits."
+    assert found.notes[-1] == "No multiple of 8 is known to fit: none of 104, 96, 88, 80 fits."
 
 
 # -- no answer ------------------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ def test_a_compile_without_an_answer_ends_the_search_for_its_target(status: str,
     assert (first.largest, first.nice) == (None, None)
     assert first.notes == (
         f"The search ended early: the compile for batch = 80 {said}",
-        "batch = 32 fits; the largest that fits is not known.",
+        "batch = 32 fits; the largest that fits is unknown.",
     )
     assert second.largest == 223 and proved(second)
 
@@ -404,7 +404,9 @@ def test_a_function_that_takes_sizes_up_to_a_limit() -> None:
     """A data set of 70 rows."""
     found, compiler = find(FakeCompiler({"v5e-8": line}, takes=lambda size: size <= 70))
     assert (found.largest, found.nice) == (70, 64)
-    assert found.notes[0] == ("batch = 70 fits (compiled); for 71 the function itself fails: ValueError: bad batch 71.")
+    assert found.notes[0] == (
+        "batch = 70 fits (compiled); with 71 the function itself fails: ValueError: bad batch 71."
+    )
     assert compiler.compiles() <= 6
 
 
@@ -451,7 +453,7 @@ def test_a_name_that_changes_nothing() -> None:
 @pytest.mark.parametrize("options", [{"highest": 33}, {"highest": 40, "lowest": 20}, {}])
 def test_a_name_that_changes_nothing_near_the_limits(options: dict[str, int]) -> None:
     compiler = FakeCompiler({"v5e-8": lambda size: 20 * GIB}, graph=lambda size: "the same")
-    with pytest.raises(TpuMagicsError, match="batch changes nothing"):
+    with pytest.raises(TpuMagicsError, match="Changing batch has no effect"):
         find(compiler, **options)
 
 
@@ -531,7 +533,7 @@ def test_an_interrupt_leaves_what_is_known(
 def test_an_interrupt_before_anything_fits() -> None:
     [found] = search("batch", 5000, [Tpu("v5e-8")], interrupted_after(FakeCompiler({"v5e-8": line}), 1))
     assert (found.largest, found.nice, found.best) == (None, None, None) and found.interrupted
-    assert found.notes == ("The search was interrupted: no batch that fits is known yet, 5000 does not.",)
+    assert found.notes == ("The search was interrupted: no batch is known to fit yet, 5000 does not.",)
 
 
 def test_an_interrupt_leaves_what_is_done_as_it_is() -> None:

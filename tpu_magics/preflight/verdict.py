@@ -129,8 +129,8 @@ def _small(case: Case, share: float) -> Reason:
         )
         return Reason("busy", False, text, _at_most(share), todo, SMALL)
     text = (
-        f"The batch is too small for a TPU: {rows:,} rows {_split(rows, case)}. The matrix units become the bound at "
-        "the earliest from this number of rows (estimate)"
+        f"The batch is too small for a TPU: {rows:,} rows {_split(rows, case)}. Rows needed to keep the "
+        "matrix units busy (estimate, at least)"
     )
     return Reason("busy", False, text, f"about {float(f'{rows * _weight(case, _state):.2g}'):,.0f}", todo, SMALL)
 

@@ -139,10 +139,10 @@ def problems_of_the_host() -> Any:
 
     return {
         "versions": refused("versions"),
-        "holder": refused("in use"),
+        "in use": refused("in use"),
         "tpu": refused("tpu"),
         "a warning": refused("versions", "warning"),
-        "a holder, without a TPU": refused("in use", device="CPU"),
+        "in use, without a TPU": refused("in use", device="CPU"),
         "versions, without a TPU": refused("versions", device="CPU"),
         "no TPU": error_of(lambda: (fresh(), runtime.initialise("local", "", Host("CPU")))),
     }
