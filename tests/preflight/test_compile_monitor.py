@@ -11,8 +11,7 @@ import pytest
 from tests.preflight import stablehlo_programs as programs
 from tests.preflight.stablehlo_programs import compile_some, graph
 from tpu_magics.preflight import compilation, compile_process, compiler_versions
-from tpu_magics.preflight.compilation import Progress
-from tpu_magics.preflight.compile_monitor import CompileMonitor
+from tpu_magics.preflight.compilation import CompileMonitor, Progress
 from tpu_magics.preflight.compile_result import CompileResult, to_json
 from tpu_magics.preflight.compiler import job
 from tpu_magics.preflight.targets import parse

@@ -25,9 +25,8 @@ from tpu_magics.panel.preflight import to_text
 from tpu_magics.preflight.compilation import Progress
 from tpu_magics.preflight.pipeline import FunctionCall
 from tpu_magics.preflight.report import Preflight
-from tpu_magics.preflight.run import Callbacks, SearchInterrupted, preflight
+from tpu_magics.preflight.run import Callbacks, SearchInterrupted, preflight, require_change, require_steps
 from tpu_magics.preflight.search import FitResult
-from tpu_magics.preflight.search_probe import require_change, require_steps
 from tpu_magics.preflight.sizes import Size
 from tpu_magics.runs import preflights
 

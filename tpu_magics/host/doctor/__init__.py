@@ -1,6 +1,6 @@
 """The doctor: checks of this environment, each with the one command that fixes it, and `--fix`.
 
-Starts no runtime and imports no framework. A group of checks is one file of this folder.
+Starts no runtime and imports no framework. The checks are in one file of this folder per topic.
 """
 
 from __future__ import annotations
@@ -12,11 +12,8 @@ from pathlib import Path
 from tpu_magics.host.doctor import (
     capacity,
     devices,
-    frameworks,
-    libtpu,
     metadata,
     packages,
-    tpu_owners,
     variables,
     widgets,
 )
@@ -40,12 +37,12 @@ __all__ = [
 Group = Callable[[HostFacts], Iterator[Check]]
 
 GROUPS: tuple[tuple[str, Group], ...] = (
-    (packages.GROUP, packages.checks),
-    (frameworks.GROUP, frameworks.checks),
-    (libtpu.GROUP, libtpu.checks),
-    (devices.GROUP, devices.checks),
-    (tpu_owners.IN_USE_BY, tpu_owners.owner_checks),
-    (tpu_owners.LOCK_FILE, tpu_owners.lock_checks),
+    (packages.PACKAGES, packages.package_checks),
+    (packages.FRAMEWORKS, packages.framework_checks),
+    (packages.LIBTPU, packages.libtpu_checks),
+    (devices.DEVICES, devices.device_checks),
+    (devices.IN_USE_BY, devices.owner_checks),
+    (devices.LOCK_FILE, devices.lock_checks),
     (variables.GROUP, variables.checks),
     (capacity.MEMORY, capacity.memory_checks),
     (capacity.DISK, capacity.disk_checks),
