@@ -34,10 +34,10 @@ class Sources:
 class ChipSpec:
     """A chip of one generation; `device_...` are of one device, as libtpu's topologies have it.
 
-    `kind`: what host/chips.py knows of it; `topology`: how libtpu's topology names begin; `device_kind`: what jax calls
-    a device; `devices`: in a chip; `bandwidth`: of HBM, bytes/s; `available`: HBM bytes that the compiler lets one
-    program have on one device (None: not measured, `sources.available` says why); `options`: what libtpu needs for a
-    topology that is like the real one, besides its name; `note`: what to know of the figures, may be "".
+    `kind`: the generation in host/chips.py; `topology`: how libtpu's topology names begin; `device_kind`: what jax
+    calls a device; `devices`: in a chip; `bandwidth`: of HBM, bytes/s; `available`: HBM bytes that the compiler lets
+    one program have on one device (None: not measured, `sources.available` says why); `options`: what libtpu needs for
+    a topology that is like the real one, besides its name; `note`: what to know of the figures, may be "".
     """
 
     kind: Generation
@@ -73,7 +73,7 @@ class ChipSpec:
 
     @property
     def replicas(self) -> int:
-        """Ranks that torch_xla's launcher makes of a chip."""
+        """Ranks that torch_xla's launcher starts per chip."""
         return self.kind.devices
 
     @property

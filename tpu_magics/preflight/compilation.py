@@ -96,7 +96,7 @@ class CompileMonitor:
             self.on_progress(self._number, self._state, now - self._since, resident)
 
     def _after(self, code: int) -> None:
-        """The process has ended. With a graph begun and not done, it died."""
+        """The process has ended. With an unfinished graph, it died."""
         if self._state == "starting":
             raise self._unusable(f"The process ended with {_ending(code)}.")
         if self._state == "compiling":

@@ -49,7 +49,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def torch_xla_flags(target: Target) -> tuple[str, ...]:
-    """Flags with which torch_xla has its programs compiled on that TPU.
+    """The flags that torch_xla sets for compiles on that TPU.
 
     Without them libtpu makes attention one kernel that keeps no scores, which torch_xla turns off: for f32 attention of
     8 x 12 x 2048 x 64 on a v5e the program needs 1813 MB with them and 505 MB without (libtpu 0.0.52; 0.0.21.1: the
@@ -61,8 +61,8 @@ def torch_xla_flags(target: Target) -> tuple[str, ...]:
 def environment(
     given: Mapping[str, str], folder: Path, packages: Sequence[str], flags: Sequence[str] = ()
 ) -> dict[str, str]:
-    """The variables of the process: those of this one, less what would change the compile, and the TPU's. `flags`: for
-    libtpu."""
+    """The variables of the process: those of this one, without those that would change the compile, and the TPU's.
+    `flags`: for libtpu."""
     kept = {
         name: value
         for name, value in given.items()
@@ -91,5 +91,5 @@ def flags_left_out(given: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _installed() -> bool:
-    """This package lies where the interpreter looks for itself."""
+    """Whether the interpreter finds this package without PYTHONPATH."""
     return str(_ROOT) in (*site.getsitepackages(), site.getusersitepackages())

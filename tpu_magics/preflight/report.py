@@ -65,7 +65,7 @@ _WORST = (REFUSED, TOO_LARGE, FAILED, FITS)  # a proved answer decides before a 
 
 @dataclass(frozen=True)
 class Rate:
-    """Samples a second at most, by the roofline: of one chip, and of all (`batch` of them in each step; where
+    """Samples per second at most, by the roofline: of one chip, and of all (`batch` of them in each step; where
     graphs take turns, in a full turn). `every`, `batch`: None where it is not known how many train together."""
 
     chip: float
@@ -145,7 +145,7 @@ class TargetResult:
         return self.roofline_of(self.steady)
 
     def roofline_of(self, compiled: CompileResult) -> Roofline:
-        """Of any of its graphs."""
+        """The roofline of any of its graphs."""
         return roofline(compiled, self.target.chip.device_peak_flops, self.target.chip.device_bandwidth)
 
     @cached_property
@@ -156,36 +156,36 @@ class TargetResult:
 
     @cached_property
     def cost(self) -> Cost:
-        """Of one full turn."""
+        """The cost of one full turn."""
         return Cost.of([self.roofline_of(self.compiled[place]) for place in self.turn])
 
     @property
     def ranks(self) -> int | None:
-        """How many train together, each with a batch of its own: copies of the graph, which `processes` may make fewer
-        than the target has. 1 under SPMD. None: the program does not say (TensorFlow's is that of one replica)."""
+        """The ranks that train together, each with its own batch; `processes` may be fewer than the target has.
+        1 under SPMD. None: the program does not say (TensorFlow's is that of one replica)."""
         return self.graph.replicas if self.traced.ranks_known else None
 
     @property
     def devices(self) -> int:
-        """That share one batch: 1 without SPMD."""
+        """The devices that share one batch: 1 without SPMD."""
         return self.graph.partitions
 
     @property
     def chips(self) -> int:
-        """That the program runs on, as it was compiled: ranks are one to a chip where that suffices."""
+        """The chips that the program runs on: one rank per chip, if there are enough chips."""
         return min(self.target.chips, self.graph.replicas * self.graph.partitions)
 
     def everywhere(self, batch: int) -> int | None:
-        """The batch of all ranks together, where this is that of one. None: how many there are is not known."""
+        """The batch of all ranks together, for this batch of one rank. None: the number of ranks is unknown."""
         return None if self.ranks is None else batch * self.ranks
 
     def on_chip(self, batch: int) -> float:
-        """The part of all that one chip has, where this is the batch of a rank."""
+        """The batch of one chip, for this batch of one rank."""
         return batch * self.graph.replicas / self.chips
 
     @property
     def rate(self) -> Rate | None:
-        """Samples a second at most. None: `no_rate` says why."""
+        """Samples per second at most. None: `no_rate` has the reason."""
         seconds, rows = self.cost.seconds, self.samples
         if not seconds or rows is None:
             return None
@@ -194,7 +194,7 @@ class TargetResult:
 
     @property
     def samples(self) -> int | None:
-        """That one rank is given in a step, or in a full turn of its graphs. None: not known."""
+        """Samples of one rank in a step, or in a full turn of its graphs. None: unknown."""
         if len(self.turn) < 2 or not self.traced.rows:
             return self.traced.batch if len(self.turn) == 1 else None
         return sum(self.traced.rows[place] or 0 for place in self.turn) or None

@@ -50,9 +50,9 @@ class Roofline:
     `flops`: of one execution; `matmul_flops`: of them in matrix multiplications and convolutions; `bytes`: that it
     moves to or from HBM, and `counted`: where they are from ("program": its instructions, "arguments": each argument
     read and each output written once, which it cannot do without); `compute`, `memory`: seconds that each takes at
-    least; `ridge`: FLOPs a byte at which both take as long on this chip; `matmul_share`: of all FLOPs, 0 to 1. None
-    where not known: `reasons` say why, by the field's name. `least`: whether every execution does as much; False where
-    the program has branches or loops of unknown rounds, so that nothing here is a bound.
+    least; `ridge`: FLOPs per byte at which both take equally long on this chip; `matmul_share`: of all FLOPs, 0 to 1.
+    None where not known: `reasons` say why, by the field's name. `least`: whether every execution does as much; False
+    where the program has branches or loops of unknown rounds, so that nothing here is a bound.
     """
 
     flops: float | None
@@ -68,7 +68,7 @@ class Roofline:
 
     @property
     def bound(self) -> str:
-        """What binds: COMPUTE or MEMORY; "" where one of both is not known."""
+        """COMPUTE or MEMORY; "" where one of them is unknown."""
         if self.compute is None or self.memory is None:
             return ""
         return COMPUTE if self.compute >= self.memory else MEMORY
@@ -81,17 +81,17 @@ class Roofline:
 
     @property
     def steps_per_second(self) -> float | None:
-        """At most."""
+        """Steps per second at most."""
         return 1 / self.seconds if self.seconds else None
 
     @property
     def hasty(self) -> bool:
-        """Whether such a step is over before the next one can be started from Python."""
+        """Whether such a step ends before Python can start the next one."""
         return self.seconds is not None and self.seconds < THRESHOLDS["step"].good
 
     @property
     def intensity(self) -> float | None:
-        """FLOPs a byte."""
+        """FLOPs per byte."""
         return self.flops / self.bytes if self.flops is not None and self.bytes else None
 
     @property
@@ -101,8 +101,8 @@ class Roofline:
 
 
 def roofline(compiled: CompileResult, peak: float | None, bandwidth: float | None) -> Roofline:
-    """The roofline of a program on one device. `peak`: FLOP/s in bf16; `bandwidth`: bytes/s of HBM. Where the compiler
-    made no program there is nothing to reckon with."""
+    """The roofline of a program on one device. `peak`: FLOP/s in bf16; `bandwidth`: bytes/s of HBM. Without a
+    compiled program all figures are None."""
     if not is_made(compiled):
         return Roofline(None, None, None, "", None, None, None, None, False, dict.fromkeys(_FIGURES, NO_PROGRAM))
     multiplied = matmul_flops(compiled.multiplications)
@@ -164,7 +164,7 @@ def _flops(compiled: CompileResult, multiplied: float | None) -> float | None:
 
 
 def _share(compiled: CompileResult, flops: float | None, multiplied: float | None) -> float | None:
-    """Of a program whose loops multiply it is not known: of what else they do each round is not counted."""
+    """Unknown if loops multiply: their other FLOPs are not counted per iteration."""
     if not flops or multiplied is None or compiled.loops or compiled.flops is None:
         return None
     return min(1.0, multiplied / flops)

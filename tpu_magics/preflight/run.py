@@ -56,8 +56,8 @@ class SearchTarget:
 
 @dataclass(frozen=True)
 class SearchProbe:
-    """`call`: the function with the current size; `start`: the result with it; `pipeline`: makes the pipeline of a
-    call; `fits`: the results with other sizes that fit, by size and target."""
+    """Probes one size. `call`: the function with the current size; `start`: the result with it; `pipeline`: makes the
+    pipeline of a call; `fits`: the results with other sizes that fit, by size and target."""
 
     size: Size
     call: FunctionCall
@@ -144,8 +144,8 @@ def require_steps(what: str, traced: Traced, steps: int = SETTLES) -> None:
 
 
 def require_change(size: Size, call: FunctionCall, traced: Traced, trace: Callable[[FunctionCall], Traced]) -> None:
-    """Raise TpuMagicsError where a name of the notebook does not reach a TensorFlow step: its batch is that of its
-    arguments, and these were made before. `traced`: with the size that there is now."""
+    """Raise TpuMagicsError where a notebook variable does not change a TensorFlow step: its batch comes from its
+    arguments, which were created before. `traced`: with the size that there is now."""
     if size.is_argument:
         return
     other = size.now // APART or size.now * APART

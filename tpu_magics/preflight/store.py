@@ -60,7 +60,7 @@ def key(graph: Graph, target: Target, versions: Mapping[str, str], flags: Sequen
 
 @functools.cache
 def readers() -> str:
-    """A hash of the code that a result comes from, as this process found it first."""
+    """A hash of the source code that makes a result, read once per process."""
     found = hashlib.sha256()
     for path in sorted(path for folder in _READERS for path in folder.glob("*.py")):
         found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -142,7 +142,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:
-    """As a whole or not at all."""
+    """Write atomically."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")

@@ -72,28 +72,28 @@ class Target:
 
     @property
     def devices(self) -> int:
-        """In the topology. On 7x twice as many as ranks: two successive ones are one chip."""
+        """Devices in the topology. On 7x twice as many as ranks: two successive ones are one chip."""
         return self.chips * self.chip.devices
 
     @property
     def ranks(self) -> int:
-        """That torch_xla's launcher starts there."""
+        """Ranks that torch_xla's launcher starts there."""
         return self.chips * self.chip.replicas
 
     @property
     def options(self) -> dict[str, Any]:
-        """What libtpu is given besides the topology's name; plain JSON data.
+        """libtpu's options besides the topology's name; plain JSON data.
 
-        libtpu 0.0.21.1 takes hosts of 2x2 chips for granted and refuses "v5e:1x1" without `chips_per_host_bounds`;
-        0.0.52 finds the same bounds for itself, except for 2x4, which it makes two hosts of.
+        libtpu 0.0.21.1 assumes hosts of 2x2 chips and refuses "v5e:1x1" without `chips_per_host_bounds`;
+        0.0.52 finds the same bounds itself, except for 2x4, which it splits into two hosts.
         """
         return {"chips_per_host_bounds": list(self.host_bounds), **dict(self.chip.options)}
 
 
 def of_topology(chip: ChipSpec, bounds: Bounds) -> Target | None:
-    """The slice of so many chips in each direction; None where no such thing can be.
+    """The slice of so many chips in each direction; None where that is impossible.
 
-    A slice that Google does not offer is one all the same: libtpu has the last word on it.
+    Slices that Google does not offer are accepted: libtpu decides.
     """
     slices = tuple(SLICES[chip.generation].values())
     named = next((one for one in slices if one.bounds == bounds), None)

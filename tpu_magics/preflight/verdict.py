@@ -60,7 +60,7 @@ class Case:
 
 
 def at(place: Place | None) -> str:
-    """ " (In [3]:27)"; of a file only its name."""
+    """ " (In [3]:27)"; for a file only its name."""
     return f" ({place.path.rpartition('/')[2]}:{place.line})" if place else ""
 
 
@@ -136,8 +136,8 @@ def _small(case: Case, share: float) -> Reason:
 
 
 def _is_small(case: Case) -> bool:
-    """Whether it waits for memory for want of a batch: parameters and state alone, which do not grow with it, take
-    longer than all of its FLOPs."""
+    """Whether the batch is too small: parameters and state, which do not grow with the batch, alone take longer
+    than all FLOPs."""
     return _weight(case, _state) > 1
 
 
@@ -154,12 +154,12 @@ def _weight(case: Case, count: Callable[[int, int], int]) -> float:
 
 
 def _state(arguments: int, outputs: int) -> int:
-    """Bytes that are read and written again: of data and of results there is only one of both."""
+    """Bytes that are both read and written (the state): data are only read, results only written."""
     return 2 * min(arguments, outputs)
 
 
 def _moved(arguments: int, outputs: int) -> int:
-    """All that is read or written at least."""
+    """Bytes that are at least read or written."""
     return arguments + outputs
 
 
@@ -172,7 +172,7 @@ def _at_most(share: float) -> str:
 
 
 def step(case: Case) -> Iterator[Reason]:
-    """A lower bound can show that there is much work; that there is little only where both times are known."""
+    """A lower bound can show much work; it shows little work only if both times are known."""
     seconds = case.roofline.seconds
     if seconds is None:
         return
@@ -188,7 +188,7 @@ def step(case: Case) -> Iterator[Reason]:
 
 
 def batch(case: Case) -> Iterator[Reason]:
-    """Under SPMD the batch is that of all devices, and each has its part of it if they all split it."""
+    """Under SPMD the batch is that of all devices, and each has a part of it."""
     rows, unit = case.traced.batch, ROWS * case.devices
     if rows is None:
         yield Reason("batch", None, "The batch size is unknown: no input has rows that can be counted")
@@ -400,7 +400,7 @@ def judge(case: Case) -> TpuVerdict:
 
 
 def _conclusion(reasons: Sequence[Reason]) -> tuple[bool | None, str, str]:
-    """The first reason that decides; the others stand below."""
+    """The first reason that decides alone, else the share of matrix multiplications."""
     if reasons[0].decides != SPEAKS:
         return False, _WORDS[reasons[0].decides], reasons[0].sentence
     if not any(one.about == "matmul" and one.good for one in reasons):

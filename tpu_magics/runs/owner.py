@@ -41,7 +41,7 @@ def _answers(pid: int) -> bool:
 
 class Owner(NamedTuple):
     """Who made a run. `notebook`: path of the notebook or script, "" where the front end does not provide it; `kernel`:
-    the kernel's id, which a restart keeps; `pid`, `started`: of its process (see process_identity.py)."""
+    the kernel's id, which a restart keeps; `pid`, `started`: of its process."""
 
     notebook: str = ""
     kernel: str = ""

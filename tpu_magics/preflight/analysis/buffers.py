@@ -60,7 +60,7 @@ class Allocation:
 
 
 class HbmPiece(NamedTuple):
-    """A piece of HBM: the value in it that takes most of it."""
+    """A piece of HBM, by its largest value."""
 
     allocation: Allocation
     value: BufferValue
@@ -118,10 +118,10 @@ def _value(line: str) -> Iterator[BufferValue]:
 
 
 def hbm_pieces(assignment: Assignment) -> list[HbmPiece]:
-    """What HBM holds when the temporaries take most: all arguments, outputs and constants, each by the largest value in
-    it, and the temporaries that are alive at that point. Where values share bytes (an operand and the result that
-    overwrites it), the largest counts. Without live ranges: the temporaries that are alive at any point, by the same
-    rule."""
+    """The content of HBM when the temporaries take most: all arguments, outputs and constants, each by the largest
+    value in it, and the temporaries that are alive at that point. Where values share bytes (an operand and the result
+    that overwrites it), the largest counts. Without live ranges: the temporaries that are alive at any point, by the
+    same rule."""
     fixed = [one for one in assignment.allocations if one.kind != "temporary"]
     temporary = [one for one in assignment.allocations if one.kind == "temporary"]
     point = _fullest(temporary, assignment)
@@ -130,7 +130,7 @@ def hbm_pieces(assignment: Assignment) -> list[HbmPiece]:
 
 
 def _whole(allocation: Allocation, assignment: Assignment) -> BufferValue:
-    """The value that an allocation is there for: what is in an argument first, and in an output last."""
+    """The main value of an allocation: the first of an argument, the last of an output."""
     most = max(map(_weight, allocation.values))
     large = [value for value in allocation.values if _weight(value) == most]
     if allocation.kind == "output":
@@ -203,7 +203,7 @@ _DEEPEST = 16
 
 
 class BufferNames:
-    """What the instructions of a program are called. `parameters`: "f32[768,768] encoder.weight", by their numbers, as
+    """Names of the instructions of a program. `parameters`: "f32[768,768] encoder.weight", by their numbers, as
     the framework knows them."""
 
     def __init__(self, program: HloModule, parameters: Sequence[str] = ()) -> None:
@@ -262,7 +262,7 @@ def _buffer(one: HbmPiece, tensor: ArrayShape, names: BufferNames) -> Buffer:
 
 
 def padding(pieces: Iterable[HbmPiece], names: BufferNames) -> TilePadding:
-    """What the layouts of these pieces waste. Bytes as laid out are the compiler's own; tables of addresses are left
+    """The padding of these pieces. Bytes as laid out are the compiler's own; tables of addresses are left
     out. Of the dimensions the one that wastes most is first."""
     padded = plain = 0
     waste: defaultdict[tuple[int, int], _Waste] = defaultdict(_Waste)

@@ -22,7 +22,7 @@ _ATTRIBUTE = re.compile(r"\{([^{}]*)\}|[^, \n]+")
 
 
 class Instruction(NamedTuple):
-    """One line. `type`: as written, with its layout; `tail`: all that stands behind the bracket of the operands."""
+    """One line. `type`: as written, with its layout; `tail`: the text after the bracket of the operands."""
 
     name: str
     type: str
@@ -37,11 +37,12 @@ class Instruction(NamedTuple):
 
     @property
     def value(self) -> str:
-        """What stands in the brackets: the number of a parameter, the literal of a constant."""
+        """The text in the brackets: the number of a parameter, the literal of a constant."""
         return self.tail.partition(")")[0]
 
     def attribute(self, name: str) -> str:
-        """The text of an attribute up to the next comma or space, or what its braces hold; "" where it is not there."""
+        """The text of an attribute up to the next comma or space, or the text in its braces; "" without the
+        attribute."""
         place = self.tail.find(f" {name}=")
         found = _ATTRIBUTE.match(self.tail, place + len(name) + 2) if place >= 0 else None
         return "" if found is None else found[0] if found[1] is None else found[1]
@@ -99,7 +100,7 @@ def read_module(path: Path) -> HloModule:
 
 
 def parse(lines: Iterable[str]) -> HloModule:
-    """The module that these lines write."""
+    """The module of these lines."""
     program, computation = HloModule(), None
     for line in lines:
         if line.startswith(" "):

@@ -228,7 +228,7 @@ class _Multiplications:
 
 
 def multiplications(program: HloModule, unoptimised: HloModule | None) -> MultiplicationCounts:
-    """Counts them. `unoptimised`: the same program before optimisation, where there is one."""
+    """Counts the multiplications. `unoptimised`: the same program before optimisation, where there is one."""
     products = _Multiplications(program)
     counts = count_executions(program, products.weight)
     before = _Multiplications(unoptimised, through=True) if unoptimised else None
@@ -267,7 +267,7 @@ def _wider(*types: str) -> str:
 
 
 class _RequestedTypes:
-    """What the program before optimisation multiplies in."""
+    """The element types of the multiplications before optimisation."""
 
     def __init__(self, products: Iterable[Multiplication]) -> None:
         self._by_op: dict[str, set[str]] = {}

@@ -32,9 +32,9 @@ def bits(dtype: str) -> int:
 
 @dataclass(frozen=True)
 class ArrayShape:
-    """A tensor and how it lies in memory. `order`: dimensions from minor to major; `tiles`: the first is applied first;
-    `space`: 0 is the default memory (HBM on a TPU); `layout`: as written, with braces; `packed`: bits of an element
-    where the layout says so."""
+    """An array type and its layout in memory. `order`: dimensions from minor to major; `tiles`: the first is applied
+    first; `space`: 0 is the default memory (HBM on a TPU); `layout`: as written, with braces; `packed`: bits of an
+    element where the layout says so."""
 
     dtype: str
     dims: tuple[int, ...]
@@ -82,7 +82,7 @@ def shares(tensor: ArrayShape) -> tuple[tuple[int, int, int], ...]:
 
 @functools.lru_cache(maxsize=4096)
 def array_shapes(type_: str) -> tuple[ArrayShape, ...]:
-    """The tensors of a type: one, or all that stand in a tuple. What is no type gives none."""
+    """The array shapes of a type: one, or all in a tuple; none for other text."""
     return tuple(_tensor(*found.groups(default="")) for found in _TENSOR.finditer(type_))
 
 

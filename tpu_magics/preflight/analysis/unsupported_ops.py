@@ -35,7 +35,7 @@ _TRANSFERS = {
 
 
 def refused(program: HloModule, unoptimised: HloModule | None) -> tuple[Refused, ...]:
-    """One for each op and line, with how often it stands there. `unoptimised`: the program before optimisation; custom
+    """One for each op and line, with its count. `unoptimised`: the program before optimisation; custom
     calls that are not in it are the compiler's own. Without it, none is reported."""
     places = read_frame_tables(program)
     wanted = {one.attribute("custom_call_target").strip('"') for one in _custom(unoptimised)} if unoptimised else set()
@@ -63,7 +63,7 @@ def _transfer(one: Instruction, place: Place | None) -> Refused:
 
 
 def _number(one: Instruction) -> str:
-    """The number that the preflight puts behind the names of ops, "#12", by which the line is found."""
+    """The number that the preflight appends to op names, "#12", to find the line."""
     found = _NUMBERED.search(op_name(one))
     return found[0] if found else ""
 

@@ -32,8 +32,8 @@ LEAP = 64  # no try is more than so many times the largest that fits: the batch 
 
 
 def next_size(points: Sequence[FitPoint], sizes: Range) -> int | None:
-    """The next size to try, given the points in the order in which they were tried (at least one). None: it is known
-    which size is the largest that fits."""
+    """The next size to try, given the points in the order in which they were tried (at least one). None: the
+    largest size that fits is known."""
     low, high = bracket(points, sizes)
     if low >= sizes.last or (high is not None and high - low <= sizes.gap(low)):
         return None
@@ -52,7 +52,7 @@ def next_size(points: Sequence[FitPoint], sizes: Range) -> int | None:
 
 
 def _late(points: Sequence[FitPoint], sizes: Range) -> bool:
-    """Whether halving from the start of the bracket on would have made it smaller by now."""
+    """Whether halving the bracket from the start would have made it smaller by now."""
     widths = []
     for count in range(1, len(points) + 1):
         low, high = bracket(points[:count], sizes)
@@ -85,7 +85,7 @@ def _near(guess: int, low: int, high: int, sizes: Range) -> int:
 
 
 def _just_above(points: Sequence[FitPoint], sizes: Range, low: int) -> int | None:
-    """Where a line says that hardly more than this large size fits: the one whose refusal ends the search."""
+    """If a line says that little more than this large size fits: the size whose refusal ends the search."""
     fits, gap = _fits(points), sizes.gap(low)
     if gap <= sizes.step or len(fits) < 2 or low - fits[-2].size <= gap:
         return None
@@ -105,7 +105,7 @@ def _upwards(points: Sequence[FitPoint], sizes: Range, low: int) -> int:
 
 
 def _further(fits: Sequence[FitPoint], low: int, step: int) -> int:
-    """A size above the largest that fits. Where more fits than the line said, the steps are doubled at least."""
+    """A size above the largest that fits. If more fits than the line said, the steps at least double."""
     guess = next(_guesses(fits), None)
     if len(fits) == 1:
         return 2 * low if guess is None else max(guess, low + low // LEAST)
@@ -142,7 +142,7 @@ def _guesses(points: Sequence[FitPoint]) -> Iterator[int]:
 
 
 def _line(one: FitPoint, other: FitPoint) -> int | None:
-    """Where the line through two points meets what is available. None: it does not rise, or is not known."""
+    """Where the line through two points meets the available memory. None: it does not rise, or is not known."""
     if one.needed is None or other.needed is None or other.available is None or other.needed <= one.needed:
         return None
     return one.size + (other.available - one.needed) * (other.size - one.size) // (other.needed - one.needed)

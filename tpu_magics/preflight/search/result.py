@@ -35,7 +35,7 @@ class FitResult:
 
     @property
     def best(self) -> int | None:
-        """The size to take: the nice one, else the largest. None: neither is known."""
+        """The size to use: the nice one, else the largest. None: neither is known."""
         return self.nice if self.nice is not None else self.largest
 
 
@@ -71,7 +71,7 @@ def to_result(
 
 
 def _largest_nice(points: Sequence[FitPoint], low: int, sizes: Range, interrupted: bool) -> int | None:
-    """Of those that were compiled. An interrupted search has not looked at those right below the largest."""
+    """The largest nice size that was compiled. An interrupted search has not tried those right below the largest."""
     fits = {point.size for point in points if point.status == "fits"}
     looked_at = sorted(fits, reverse=True) if interrupted else nice_sizes(low, sizes)
     return next((size for size in looked_at if size in fits and size % sizes.unit == 0), None)
