@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from tpu_magics.magics.pod import pod
     from tpu_magics.magics.preflight import preflight
     from tpu_magics.magics.train import train
-    from tpu_magics.runs.live import log
     from tpu_magics.runs.reader import find_run, list_runs
+    from tpu_magics.runs.value_log import log
 
 _WHERE = {
     "train": ("tpu_magics.magics.train", "train"),
     "init": ("tpu_magics.magics.init", "init"),
-    "log": ("tpu_magics.runs.live", "log"),
+    "log": ("tpu_magics.runs.value_log", "log"),
     "find_run": ("tpu_magics.runs.reader", "find_run"),
     "list_runs": ("tpu_magics.runs.reader", "list_runs"),
     "show_run": ("tpu_magics.magics.panel", "show_run"),

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tpu_magics.host.environments import find_environment
 from tpu_magics.host.memory import host_memory
-from tpu_magics.host.places import find_place
 
 if TYPE_CHECKING:
     from tpu_magics.backends.tensorflow.checkpoints import Checkpoint
@@ -142,4 +142,4 @@ def checkpoint(
 
 
 def _on_colab() -> bool:
-    return find_place(os.environ, sys.modules).key == "colab"
+    return find_environment(os.environ, sys.modules).key == "colab"

@@ -19,7 +19,7 @@ from tpu_magics.backends.observing import logged_values
 from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
 from tpu_magics.backends.torch_xla.precision import TorchPrecisionWatch
-from tpu_magics.runs import live
+from tpu_magics.runs import value_log
 from tpu_magics.runs.events import Event, Value, only
 from tpu_magics.runs.writer import EventWriter
 
@@ -470,10 +470,10 @@ def test_each_rank_has_its_own_values() -> None:
 
 
 def test_outside_a_worker_log_does_nothing(runs: Path) -> None:
-    assert live._recorder is None
+    assert value_log._recorder is None
     tpu_magics.log(loss=torch.ones(1), text="x")
     run(logs_from_all)
-    assert live._recorder is None  # the worker's recorder stayed in the worker
+    assert value_log._recorder is None  # the worker's recorder stayed in the worker
 
 
 def logs_from_loaders() -> int:

@@ -237,11 +237,11 @@ def test_precision_that_comes_too_late_is_noted(found: dict[str, Any]) -> None:
 def test_a_tpus_compiler_takes_what_was_lowered_for_a_cpu(folder: Path) -> None:
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu is not installed (the extra preflight, Python 3.11 or newer)")
-    from tpu_magics.preflight.compiling import compile_graphs
+    from tpu_magics.preflight.compilation import compile_graphs
     from tpu_magics.preflight.targets import parse
 
     graphs: list[LoweredGraph] = [pickle.loads((folder / f"{name}.pickle").read_bytes()) for name in MODELS]
-    results = compile_graphs(graphs, parse("v5e-1"), store=None, tell=lambda _: None)
+    results = compile_graphs(graphs, parse("v5e-1"), store=None, on_progress=lambda _: None)
     for name, graph, compiled in zip(MODELS, graphs, results, strict=True):
         assert compiled.status == "fits", f"{name}: {compiled.error}"
         donated = sum(size(graph.parameters[number]) for number in graph.donors)

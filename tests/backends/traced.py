@@ -19,7 +19,7 @@ from tpu_magics.backends.observing import hlo
 from tpu_magics.launch import train
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.tracing import Asked
-from tpu_magics.preflight.tracing import trace
+from tpu_magics.preflight.pipeline import trace
 
 PATIENCE = 200.0  # seconds: the programs are small, but machines may be busy
 Function = Callable[..., Any]

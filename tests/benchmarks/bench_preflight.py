@@ -77,21 +77,21 @@ def _leave(graph: Any, folder: Path) -> None:
 
 
 def _left(folder: Path) -> Any:
-    from tpu_magics.preflight.facts import Graph
+    from tpu_magics.preflight.compile_result import LoweredGraph
 
     known = json.loads((folder / "graph.json").read_text())
-    return Graph(**{**known, "module": (folder / "module").read_bytes(), "donors": tuple(known["donors"])})
+    return LoweredGraph(**{**known, "module": (folder / "module").read_bytes(), "donors": tuple(known["donors"])})
 
 
 def bare(folder: str, begin: float) -> tuple[float, float]:
     """Seconds from `begin`, when this process was asked for, to the end of the compile; and those of its call."""
     from tpu_magics.preflight.compile_environment import ENVIRONMENT
-    from tpu_magics.preflight.compiler import private
+    from tpu_magics.preflight.compiler import jaxlib_private
     from tpu_magics.preflight.targets import parse
 
     target = parse(TARGET)
     os.environ.update(ENVIRONMENT)
-    options = private._options
+    options = jaxlib_private._options
 
     def without_dump(*asked: Any) -> Any:
         made = options(*asked)
@@ -99,13 +99,13 @@ def bare(folder: str, begin: float) -> tuple[float, float]:
         made.executable_build_options.debug_options.xla_dump_hlo_as_text = False
         return made
 
-    private._options = without_dump
-    devices, graph = private.devices(target.topology, target.options), _left(Path(folder))
-    with private.context() as made:
-        module = private.parse(made, graph.module, graph.form)
-        private.donate(module, graph.donors)
+    jaxlib_private._options = without_dump
+    devices, graph = jaxlib_private.devices(target.topology, target.options), _left(Path(folder))
+    with jaxlib_private.context() as made:
+        module = jaxlib_private.parse(made, graph.module, graph.form)
+        jaxlib_private.donate(module, graph.donors)
         started = time.monotonic()
-        private.compile_module(module, devices[:1], 1, 1, Path("unused"))
+        jaxlib_private.compile_module(module, devices[:1], 1, 1, Path("unused"))
         call = time.monotonic() - started
     return time.time() - begin, call
 
@@ -115,12 +115,12 @@ def bare(folder: str, begin: float) -> tuple[float, float]:
 
 def ours(folder: Path) -> tuple[float, float]:
     """Seconds of compile_graphs for the same module, and of the compile in it."""
-    from tpu_magics.preflight.compiling import compile_graphs
+    from tpu_magics.preflight.compilation import compile_graphs
     from tpu_magics.preflight.targets import parse
 
     graph = _left(folder)
     started = time.monotonic()
-    [found] = compile_graphs([graph], parse(TARGET), store=None, tell=lambda progress: None)
+    [found] = compile_graphs([graph], parse(TARGET), store=None, on_progress=lambda progress: None)
     seconds = time.monotonic() - started
     if found.status != "fits" or found.memory is None or found.seconds is None:
         raise RuntimeError(f"not what is to be measured: {found.status} {found.error}")

@@ -156,7 +156,7 @@ def test_a_file_that_this_account_may_not_open():
         shutil.rmtree(root)
     assert [file.usable for file in files] == [False, True, False]
     (problem,) = judge_chips((Chip("a", "0x005e", "", V5E),), files)
-    assert problem.what == f"This account may not open {root}/dev/accel0, {root}/dev/accel2."
+    assert problem.what == f"This account has no permission to open {root}/dev/accel0, {root}/dev/accel2."
     assert "Operation not permitted" in problem.why
     assert problem.command == f"!sudo chmod a+rw {root}/dev/accel0 {root}/dev/accel2"
     assert (problem.state, problem.about) == ("broken", "tpu")
@@ -166,7 +166,7 @@ def test_chips_without_device_files_are_a_problem(tmp_path):
     fake_hosts.add_chips(tmp_path, 8, "0x006f")
     (problem,) = judge_chips(find_chips(tmp_path), find_device_files(tmp_path))
     assert problem.what == "The TPU has no device file: there is neither /dev/accelN nor /dev/vfio/N."
-    assert problem.why.startswith("/sys shows 8 chips, but no driver has made device files")
+    assert problem.why.startswith("/sys shows 8 chips, but no driver has created device files")
     assert "--privileged" in problem.todo
 
 

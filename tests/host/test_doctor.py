@@ -13,25 +13,25 @@ import pytest
 
 from tpu_magics.host import doctor
 from tpu_magics.host.chips import find_chips
-from tpu_magics.host.doctor import Check, examine, look, mend
+from tpu_magics.host.doctor import Check, apply_fixes, collect_facts, examine
+from tpu_magics.host.doctor.capacity import _closed
+from tpu_magics.host.doctor.check import VariableFix
 from tpu_magics.host.doctor.commands import by_python, change, to_shell
-from tpu_magics.host.doctor.mending import SetVariables
 from tpu_magics.host.doctor.metadata_server import Answer
-from tpu_magics.host.doctor.room import _closed
-from tpu_magics.host.memory import Memory
+from tpu_magics.host.memory import HostMemory
 from tpu_magics.host.versions import version_of
 
-from . import doctoring, fake_hosts
-from .doctoring import GIB, examined, ill, one
+from . import doctor_host, fake_hosts
+from .doctor_host import GIB, examined, ill, one
 from .test_chips import as_nobody
-from .test_holders import LOCK, running
+from .test_device_owners import LOCK, running
 
 TITLES = [
     "Python and packages",
     "Framework versions",
     "libtpu",
     "Devices and permissions",
-    "Who holds the TPU",
+    "TPU in use by",
     "Lock file",
     "Environment variables",
     "Memory",
@@ -70,7 +70,7 @@ def test_the_groups_are_those_of_the_issue_in_its_order(tmp_path):
         (
             fake_hosts.gke,
             {
-                ("Environment variables", "What describes the TPU"): "broken",
+                ("Environment variables", "TPU description"): "broken",
                 ("Environment variables", "Hosts of the slice"): "warning",
             },
         ),
@@ -109,7 +109,7 @@ def test_a_check_that_fails_itself_does_not_hide_the_others(tmp_path):
 
     checks = examined(fake_hosts.plain(tmp_path), disk=dies)
     broken = one(checks, "Disk", "This check")
-    assert (broken.state, broken.what) == ("not available", "It broke off with ValueError: a surprise")
+    assert (broken.state, broken.what) == ("not available", "This check failed with ValueError: a surprise")
     assert {check.group for check in checks} == set(TITLES)
 
 
@@ -208,13 +208,13 @@ def test_a_tpu_that_was_promised(tmp_path):
     [
         ({"PJRT_DEVICE": "CUDA"}, "PJRT_DEVICE", "broken", True),
         ({"PJRT_DEVICE": "CPU"}, "PJRT_DEVICE", "warning", False),
-        ({"TPU_VISIBLE_CHIPS": "0"}, "Chosen chips", "warning", False),
-        ({"TPU_PROCESS_BOUNDS": "1,1,1"}, "Chosen chips", "warning", False),
+        ({"TPU_VISIBLE_CHIPS": "0"}, "Selected chips", "warning", False),
+        ({"TPU_PROCESS_BOUNDS": "1,1,1"}, "Selected chips", "warning", False),
         ({"XLA_USE_BF16": "1"}, "XLA_USE_BF16", "warning", False),
         ({"XLA_DOWNCAST_BF16": "1"}, "XLA_DOWNCAST_BF16", "warning", False),
         ({"XLA_FLAGS": "--xla_dump_to=/tmp/x"}, "XLA_FLAGS", "warning", False),
         ({"XRT_TPU_CONFIG": "localservice;0;localhost:51011"}, "XRT_TPU_CONFIG", "warning", False),
-        ({"TPU_SKIP_MDS_QUERY": "1"}, "What describes the TPU", "broken", False),
+        ({"TPU_SKIP_MDS_QUERY": "1"}, "TPU description", "broken", False),
     ],
 )
 def test_variables_on_a_tpu_host(tmp_path, set_, name, state, fixable):
@@ -223,7 +223,7 @@ def test_variables_on_a_tpu_host(tmp_path, set_, name, state, fixable):
     checks = examined(host)
     assert ill(checks) == {("Environment variables", name): state}
     check = one(checks, "Environment variables", name)
-    assert check.command and (check.mending is not None) is fixable
+    assert check.command and (check.fix is not None) is fixable
 
 
 @pytest.mark.parametrize(
@@ -245,8 +245,7 @@ def test_virtual_cpu_devices_deadlock(tmp_path):
 def test_the_runtime_of_the_notebook(tmp_path):
     host = fake_hosts.plain(tmp_path)
     states = [
-        one(examined(host, runtime=up), "Who holds the TPU", "This notebook's runtime").state
-        for up in (True, False, None)
+        one(examined(host, runtime=up), "TPU in use by", "This notebook's runtime").state for up in (True, False, None)
     ]
     assert states == ["broken", "ok", "not available"]
 
@@ -256,7 +255,7 @@ def test_memory_is_not_available_where_it_cannot_be_read(tmp_path):
     (host.root / "proc/meminfo").unlink()
     check = one(examined(host), "Memory", "Host memory")
     assert (check.state, check.why) == ("not available", "/proc/meminfo could not be read")
-    assert look(root=host.root).host.memory == Memory(None, None, reason="/proc/meminfo could not be read")
+    assert collect_facts(root=host.root).host.memory == HostMemory(None, None, reason="/proc/meminfo could not be read")
 
 
 @pytest.mark.parametrize(
@@ -269,7 +268,7 @@ def test_room_on_each_disk(tmp_path, name, free, state):
         free = 2**20 - 1 if name == "/dev/shm" else 2**26 - 1
     host = fake_hosts.plain(tmp_path)
     folder = {"Run folder": "home/.tpu_runs", "/tmp": "tmp", "/dev/shm": "dev/shm"}[name]
-    room = lambda path: (100 * GIB, free) if path == host.root / folder else doctoring.ROOMY(path)  # noqa: E731
+    room = lambda path: (100 * GIB, free) if path == host.root / folder else doctor_host.ROOMY(path)  # noqa: E731
     checks = examined(host, disk=room)
     assert one(checks, "Disk", name).state == state
     assert len(ill(checks)) == (state != "ok")
@@ -287,9 +286,10 @@ def test_a_run_folder_below_a_file_cannot_be_written(tmp_path):
 
 def test_fix_unsets_what_kaggles_image_bakes_in_and_all_is_well(tmp_path):
     host = fake_hosts.kaggle_v5e_8(tmp_path)
-    mended = mend(examined(host), host.environ, host.root)
+    mended = apply_fixes(examined(host), host.environ, host.root)
     assert mended.done == (
-        "TPU_PROCESS_ADDRESSES was unset (it was 'local'), CLOUD_TPU_TASK_ID was unset (it was '0'), in this session.",
+        "TPU_PROCESS_ADDRESSES was unset (before: 'local'), "
+        "CLOUD_TPU_TASK_ID was unset (before: '0'), in this session.",
     )
     assert mended.left == () and ill(examined(host)) == {}
 
@@ -298,8 +298,8 @@ def test_fix_unsets_what_kaggles_image_bakes_in_and_all_is_well(tmp_path):
 def test_fix_sets_a_pjrt_device_that_cannot_start(tmp_path, build, device):
     host = build(tmp_path)
     host.environ["PJRT_DEVICE"] = "CUDA"
-    assert mend(examined(host), host.environ, host.root).done == (
-        f"PJRT_DEVICE={device} was set (it was 'CUDA'), in this session.",
+    assert apply_fixes(examined(host), host.environ, host.root).done == (
+        f"PJRT_DEVICE={device} was set (before: 'CUDA'), in this session.",
     )
     assert ill(examined(host)) == {}
 
@@ -307,16 +307,16 @@ def test_fix_sets_a_pjrt_device_that_cannot_start(tmp_path, build, device):
 def test_fix_leaves_a_rehearsal_on_a_tpu_host_alone(tmp_path):
     host = fake_hosts.tpu_vm_v4(tmp_path)
     host.environ["PJRT_DEVICE"] = "CPU"
-    assert mend(examined(host), host.environ, host.root).done == ()
+    assert apply_fixes(examined(host), host.environ, host.root).done == ()
     assert host.environ == {"PJRT_DEVICE": "CPU"}
 
 
 def test_a_shells_environment_is_left_to_the_shell(tmp_path):
     host = fake_hosts.kaggle_v5e_8(tmp_path)
     before = dict(host.environ)
-    mended = mend(examined(host), host.environ, host.root, in_session=False)
+    mended = apply_fixes(examined(host), host.environ, host.root, in_session=False)
     [(check, reason)] = mended.left
-    assert check.name == "Worker addresses" and "environment of the shell" in reason
+    assert check.name == "Worker addresses" and "variables of the shell" in reason
     assert (mended.done, host.environ) == ((), before)
 
 
@@ -330,7 +330,7 @@ def test_fix_removes_a_lock_file_whose_holder_is_gone(left_over):
     host, path = left_over
     checks = examined(host)
     assert ill(checks) == {("Lock file", "/tmp/libtpu_lockfile"): "warning"}
-    assert mend(checks, {}, host.root).done == (f"{path} was removed: its process is gone.",)
+    assert apply_fixes(checks, {}, host.root).done == (f"{path} was removed. Its process is gone.",)
     assert not path.exists() and ill(examined(host)) == {}
 
 
@@ -340,24 +340,24 @@ def test_a_lock_file_that_somebody_has_locked_meanwhile_stays(left_over):
     host, path = left_over
     checks = examined(host)
     with running(LOCK, path):
-        mended = mend(checks, {}, host.root)
+        mended = apply_fixes(checks, {}, host.root)
     assert mended.done == () and path.exists()
-    assert "is locked by a process that is not seen here" in mended.left[0][1]
+    assert "is locked by a process that is not visible here" in mended.left[0][1]
 
 
 def test_a_lock_file_that_is_held_by_now_stays(left_over):
     host, path = left_over
     checks = examined(host)
     fake_hosts.add_process(host.root, 77, ("python3", "train.py"), ("dev/accel0",))
-    mended = mend(checks, {}, host.root)
-    assert mended.done == () and path.exists() and "in use by now" in mended.left[0][1]
+    mended = apply_fixes(checks, {}, host.root)
+    assert mended.done == () and path.exists() and "in use now" in mended.left[0][1]
 
 
 def test_a_lock_file_that_is_gone_by_now_is_no_error(left_over):
     host, path = left_over
     checks = examined(host)
     path.unlink()
-    assert mend(checks, {}, host.root).left[0][1] == f"{path} is gone already."
+    assert apply_fixes(checks, {}, host.root).left[0][1] == f"{path} is already gone."
 
 
 def test_a_link_in_the_place_of_the_lock_file_is_not_followed(left_over, tmp_path):
@@ -366,7 +366,7 @@ def test_a_link_in_the_place_of_the_lock_file_is_not_followed(left_over, tmp_pat
     precious = fake_hosts.write(tmp_path / "precious", "kept")
     path.unlink()
     path.symlink_to(precious)
-    assert mend(checks, {}, host.root).done == ()
+    assert apply_fixes(checks, {}, host.root).done == ()
     assert precious.read_text() == "kept" and path.is_symlink()
 
 
@@ -374,7 +374,7 @@ def test_our_own_lock_is_let_go_of(left_over):
     host, path = left_over
     other = path.with_name("other")
     os.link(path, other)
-    mend(examined(host), {}, host.root)
+    apply_fixes(examined(host), {}, host.root)
     with open(other, "r+") as file:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -385,8 +385,8 @@ def test_another_accounts_lock_file_is_never_removed(left_over):
     os.chown(path, 65534, 65534)
     checks = examined(host)
     check = one(checks, "Lock file", "/tmp/libtpu_lockfile")
-    assert (check.state, check.command, check.mending) == ("warning", f"!sudo rm {path}", None)
-    assert mend(checks, {}, host.root).done == () and path.exists()
+    assert (check.state, check.command, check.fix) == ("warning", f"!sudo rm {path}", None)
+    assert apply_fixes(checks, {}, host.root).done == () and path.exists()
 
 
 # -- commands ------------------------------------------------------------------------------------------------------
@@ -415,7 +415,7 @@ def test_variables_in_a_notebook_and_in_a_shell(values, notebook, shell):
     if notebook.startswith("import"):
         own = dict(environ)
         exec(notebook.removeprefix("import os; "), {"os": type("os", (), {"environ": own})})
-        SetVariables(values).mend(environ, doctoring.Path("/"))
+        VariableFix(values).apply(environ, doctor_host.Path("/"))
         assert own == environ
 
 
@@ -449,7 +449,7 @@ def test_every_ill_check_of_this_file_has_something_to_do(tmp_path):
     host = fake_hosts.gke(tmp_path)
     host.environ.update(PJRT_DEVICE="CUDA", XLA_USE_BF16="1", TPU_VISIBLE_CHIPS="0", TPU_LIBRARY_PATH="/no")
     fake_hosts.add_process(host.root, 77, ("python3", "train.py"), ("dev/vfio/0",))
-    checks = examine(doctoring.seen(host, runtime=True, disk=lambda _: (GIB, 1)))
+    checks = examine(doctor_host.facts(host, runtime=True, disk=lambda _: (GIB, 1)))
     assert len(ill(checks)) > 8
     assert all(check.todo and check.why for check in checks if check.state in ("broken", "warning"))
 
@@ -462,7 +462,7 @@ def test_every_ill_check_of_this_file_has_something_to_do(tmp_path):
     [
         ({"TPU_PROCESS_ADDRESSES": "local"}, "TPU_PROCESS_ADDRESSES=local is", "Expected 4 worker addresses, got 1"),
         ({"TPU_PROCESS_ADDRESSES": ""}, "TPU_PROCESS_ADDRESSES= is set.", "Expected 4 worker addresses, got 1"),
-        ({"CLOUD_TPU_TASK_ID": "0"}, "CLOUD_TPU_TASK_ID=0 is set.", "each would take the same number"),
+        ({"CLOUD_TPU_TASK_ID": "0"}, "CLOUD_TPU_TASK_ID=0 is set.", "each worker would get the same number"),
     ],
 )
 def test_worker_addresses_outside_kaggle(tmp_path, set_, what, why):
@@ -471,7 +471,7 @@ def test_worker_addresses_outside_kaggle(tmp_path, set_, what, why):
     checks = examined(host)
     assert ill(checks) == {("Environment variables", "Worker addresses"): "broken"}
     check = one(checks, "Environment variables", "Worker addresses")
-    assert check.what.startswith(what) and why in check.why and check.mending is None
+    assert check.what.startswith(what) and why in check.why and check.fix is None
     assert check.command == f'import os; os.environ.pop("{next(iter(set_))}", None)'
 
 
@@ -501,7 +501,7 @@ def test_other_variables_that_torch_xla_reads_as_well_describe_the_tpu(tmp_path,
     host.environ.update(set_, TPU_SKIP_MDS_QUERY="1")
     assert ill(examined(host)) == {}
     del host.environ["TPU_WORKER_ID"]
-    check = one(examined(host), "Environment variables", "What describes the TPU")
+    check = one(examined(host), "Environment variables", "TPU description")
     assert check.what == "TPU_SKIP_MDS_QUERY is set, and TPU_WORKER_ID is not."
 
 
@@ -547,7 +547,7 @@ def test_a_run_folder_in_a_home_that_nobody_has(tmp_path, monkeypatch):
     monkeypatch.setenv("TPU_MAGICS_RUNS", "~nobody-has-this-name/runs")
     check = one(examined(fake_hosts.plain(tmp_path), runs=None), "Disk", "Run folder")
     assert (check.state, check.command) == ("broken", "%env TPU_MAGICS_RUNS=/tmp/tpu_runs")
-    assert check.what == "TPU_MAGICS_RUNS=~nobody-has-this-name/runs names no folder."
+    assert check.what == "TPU_MAGICS_RUNS=~nobody-has-this-name/runs is not a valid folder."
 
 
 def test_a_run_folder_that_is_a_file_or_has_no_possible_name(tmp_path):
@@ -562,17 +562,17 @@ def test_a_run_folder_that_is_a_file_or_has_no_possible_name(tmp_path):
 @pytest.mark.process
 def test_a_run_folder_that_this_account_may_not_reach():
     with tempfile.TemporaryDirectory() as folder:
-        closed = doctoring.Path(folder) / "closed"
+        closed = doctor_host.Path(folder) / "closed"
         closed.mkdir(mode=0o700)
         os.chmod(folder, 0o755)
         assert as_nobody(lambda: _closed(closed / "runs/x")) == f"{closed}/runs/x cannot be written: Permission denied."
-        assert as_nobody(lambda: _closed(closed)) == f"This account may not write in {closed}."
+        assert as_nobody(lambda: _closed(closed)) == f"This account has no permission to write in {closed}."
         assert _closed(closed / "runs/x") == ""
 
 
 def test_a_host_without_shared_memory(tmp_path):
     host = fake_hosts.plain(tmp_path)
-    seen = doctoring.seen(host)
+    seen = doctor_host.facts(host)
     (host.root / "dev/shm").rmdir()
     check = one(examine(seen), "Disk", "/dev/shm")
     assert (check.state, check.what) == ("warning", f"There is no {host.root}/dev/shm.")
@@ -584,7 +584,7 @@ def test_a_lock_file_with_the_other_kind_of_lock_stays(left_over):
     checks = examined(host)
     with open(path) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        mended = mend(checks, {}, host.root)
+        mended = apply_fixes(checks, {}, host.root)
     assert mended.done == () and path.exists()
 
 
@@ -595,7 +595,7 @@ def test_a_folder_for_temporary_files_that_is_not_writable_or_small(tmp_path):
     assert (check.state, check.command) == ("broken", 'import os; os.environ.pop("TMPDIR", None)')
     host.environ["TMPDIR"] = str(tmp_path)
     assert one(examined(host), "Disk", "TMPDIR").state == "ok"
-    small = lambda path: (2**24, 2**22) if path == tmp_path else doctoring.ROOMY(path)  # noqa: E731
+    small = lambda path: (2**24, 2**22) if path == tmp_path else doctor_host.ROOMY(path)  # noqa: E731
     check = one(examined(host, disk=small), "Disk", "TMPDIR")
     assert check.what == f"Only 4.0 MiB free of 16.0 MiB in {tmp_path}."
 
@@ -613,7 +613,7 @@ def test_variables_that_matter_on_other_hosts_only(tmp_path):
 def test_the_bounds_that_are_told_to_be_set_are_the_hosts(tmp_path):
     host = fake_hosts.kaggle_v5e_8(tmp_path)
     host.environ["TPU_SKIP_MDS_QUERY"] = "1"
-    check = one(examined(host), "Environment variables", "What describes the TPU")
+    check = one(examined(host), "Environment variables", "TPU description")
     assert 'TPU_CHIPS_PER_HOST_BOUNDS="2,4,1"' in check.command
 
 
@@ -628,5 +628,5 @@ def test_a_proxy_matters_on_a_tpu_host_only(tmp_path, name):
 
 
 def test_only_an_answer_of_success_describes_a_tpu():
-    assert Answer(200, doctoring.TPU_ENV, 0.0).accelerator == "v5litepod-4"
-    assert Answer(500, doctoring.TPU_ENV, 0.0).accelerator == ""
+    assert Answer(200, doctor_host.TPU_ENV, 0.0).accelerator == "v5litepod-4"
+    assert Answer(500, doctor_host.TPU_ENV, 0.0).accelerator == ""

@@ -13,8 +13,8 @@ import pytest
 
 from tpu_magics.host.doctor.metadata_server import ADDRESS, SECONDS, Answer, ask
 
-from . import doctoring, fake_hosts
-from .doctoring import examined, one
+from . import doctor_host, fake_hosts
+from .doctor_host import examined, one
 
 GROUP = "Metadata server"
 GENEROUS = 8.0  # seconds: a machine may be busy; a look-up or a connection without a limit would take longer
@@ -48,7 +48,7 @@ def _serve(server: socket.socket, answer: Callable[[socket.socket], None]) -> No
 
 
 def _tells(connection: socket.socket) -> None:
-    connection.sendall(HEAD + doctoring.TPU_ENV.encode())
+    connection.sendall(HEAD + doctor_host.TPU_ENV.encode())
 
 
 def _echoes(connection: socket.socket, asked: bytes) -> None:
@@ -98,7 +98,7 @@ def test_what_is_asked_for_is_tpu_env_with_googles_header() -> None:
 def test_a_server_without_a_tpu_and_one_that_is_none() -> None:
     assert asked(_refuses).status == 404
     assert asked(_refuses).accelerator == ""
-    assert asked(_is_another) == Answer(0, "what answers there is no metadata server", pytest.approx(0, abs=GENEROUS))
+    assert asked(_is_another) == Answer(0, "another server answered", pytest.approx(0, abs=GENEROUS))
 
 
 @pytest.mark.parametrize("answer", [None, _drips])
@@ -133,26 +133,26 @@ def forbidden() -> Answer:
 @pytest.mark.parametrize(
     ("build", "why"),
     [
-        (fake_hosts.plain, "There is no sign that this host is in Google's cloud."),
-        (fake_hosts.gke, "TPU_SKIP_MDS_QUERY=true is set: torch_xla and libtpu do not ask it either."),
-        (fake_hosts.colab_v5e_1, "TPU_SKIP_MDS_QUERY=1 is set: torch_xla and libtpu do not ask it either."),
+        (fake_hosts.plain, "This host does not seem to be in Google Cloud."),
+        (fake_hosts.gke, "TPU_SKIP_MDS_QUERY=true is set: torch_xla and libtpu do not query it either."),
+        (fake_hosts.colab_v5e_1, "TPU_SKIP_MDS_QUERY=1 is set: torch_xla and libtpu do not query it either."),
     ],
 )
 def test_it_is_not_asked_without_need(tmp_path, build, why) -> None:
     check = one(examined(build(tmp_path), ask_metadata=forbidden), GROUP, "tpu-env")
-    assert (check.state, check.what, check.why) == ("not available", "It was not asked.", why)
+    assert (check.state, check.what, check.why) == ("not available", "It was not queried.", why)
 
 
 def test_the_machines_name_is_a_sign_too(tmp_path) -> None:
     host = fake_hosts.plain(tmp_path)
     fake_hosts.write(host.root / "sys/class/dmi/id/product_name", "Google Compute Engine\n")
-    check = one(examined(host, ask_metadata=lambda: doctoring.MISSING), GROUP, "tpu-env")
+    check = one(examined(host, ask_metadata=lambda: doctor_host.MISSING), GROUP, "tpu-env")
     assert (check.state, check.why) == ("not available", "It has no tpu-env for this host (status 404).")
 
 
 def test_it_is_asked_once_and_what_it_says_is_shown(tmp_path) -> None:
     times: list[int] = []
-    answers = lambda: times.append(1) or doctoring.DESCRIBES  # noqa: E731
+    answers = lambda: times.append(1) or doctor_host.DESCRIBES  # noqa: E731
     checks = examined(fake_hosts.tpu_vm_v5e(tmp_path), ask_metadata=answers)
     assert one(checks, GROUP, "tpu-env").what == "It describes this TPU: v5litepod-4"
     assert times == [1]
@@ -161,8 +161,12 @@ def test_it_is_asked_once_and_what_it_says_is_shown(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("answer", "what", "why"),
     [
-        (doctoring.MISSING, "does not describe this host's TPU (status 404)", "Failed to get 'tpu-env' from instance"),
-        (doctoring.SILENT, "could not be reached (no answer)", "waits without a limit of time"),
+        (
+            doctor_host.MISSING,
+            "does not describe this host's TPU (status 404)",
+            "Failed to get 'tpu-env' from instance",
+        ),
+        (doctor_host.SILENT, "could not be reached (no answer)", "waits without a timeout"),
     ],
 )
 def test_a_tpu_that_nobody_describes_is_broken(tmp_path, answer, what, why) -> None:
@@ -172,16 +176,16 @@ def test_a_tpu_that_nobody_describes_is_broken(tmp_path, answer, what, why) -> N
         'import os; os.environ.update(TPU_SKIP_MDS_QUERY="1", TPU_ACCELERATOR_TYPE="v5litepod-4", TPU_WORKER_ID="0", '
         'TPU_HOST_BOUNDS="1,1,1", TPU_CHIPS_PER_HOST_BOUNDS="2,2,1", TPU_WORKER_HOSTNAMES="localhost")'
     )
-    assert check.mending is None, "what is guessed is for a person to look at"
+    assert check.fix is None, "what is guessed is for a person to look at"
 
 
 def test_what_mends_it_is_what_the_doctor_wants_to_see(tmp_path) -> None:
     host = fake_hosts.tpu_vm_v5e(tmp_path)
-    check = one(examined(host, ask_metadata=lambda: doctoring.SILENT), GROUP, "tpu-env")
+    check = one(examined(host, ask_metadata=lambda: doctor_host.SILENT), GROUP, "tpu-env")
     environ = type("os", (), {"environ": host.environ})
     exec(check.command.removeprefix("import os; "), {"os": environ})
     again = examined(host, ask_metadata=forbidden)
-    assert doctoring.ill(again) == {}
+    assert doctor_host.ill(again) == {}
 
 
 def test_all_checks_with_a_silent_server_take_its_limit_and_little_more(tmp_path) -> None:
@@ -190,7 +194,7 @@ def test_all_checks_with_a_silent_server_take_its_limit_and_little_more(tmp_path
     with serving(None) as address:
         checks = examined(host, ask_metadata=lambda: ask(address))
     assert SECONDS * 0.9 < time.monotonic() - began < GENEROUS
-    assert doctoring.ill(checks) == {(GROUP, "tpu-env"): "broken"}
+    assert doctor_host.ill(checks) == {(GROUP, "tpu-env"): "broken"}
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,13 @@ import pytest
 from tpu_magics.check.rules import RULES
 from tpu_magics.host.chips import find_device_files
 
-from . import doctoring, fake_hosts
-from .doctoring import GIB, Build, examined, ill, one
+from . import doctor_host, fake_hosts
+from .doctor_host import GIB, Build, examined, ill, one
 from .test_chips import as_nobody
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/doctor.md"
 Ill = Callable[[fake_hosts.FakeHost], dict[str, Any]]
-ANY_DEATH = "any death of a worker is told so; the two rows above are the usual causes"
+ANY_DEATH = "any worker that dies gives this text; the two rows above are the usual causes"
 THE_PROGRAM = "it depends on the program; `%tpu_preflight` compiles it"
 
 
@@ -94,7 +94,7 @@ def closed(host: fake_hosts.FakeHost) -> dict[str, Any]:
     return {"devices": files}
 
 
-MEMORY, HOLDS, LOCK = "Memory", "Who holds the TPU", "Lock file"
+MEMORY, HOLDS, LOCK = "Memory", "TPU in use by", "Lock file"
 VERSIONS, VARIABLES = "Framework versions", "Environment variables"
 PAINS = (
     Pain(
@@ -158,17 +158,17 @@ PAINS = (
         unseen=THE_PROGRAM,
     ),
     Pain("RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom", unseen=THE_PROGRAM),
-    Pain("Unsupported nprocs (8)", unseen="it stands in the code; `%tpu_check` finds it (TPU404)"),
+    Pain("Unsupported nprocs (8)", unseen="it is in the code; `%tpu_check` finds it (TPU404)"),
     Pain(
         "Failed to get 'tpu-env' from instance metadata",
         "Metadata server",
         "tpu-env",
-        make=lambda _: {"ask_metadata": lambda: doctoring.MISSING},
+        make=lambda _: {"ask_metadata": lambda: doctor_host.MISSING},
         says="Failed to get 'tpu-env' from instance metadata",
     ),
     Pain(
         "Can't get attribute '_mp_fn' on <module '__main__'>",
-        unseen="it comes of starting processes by spawn from a notebook; `%tpu_check` finds that (TPU410)",
+        unseen="starting processes by spawn from a notebook causes it; `%tpu_check` finds that (TPU410)",
     ),
     Pain(
         "Expected 4 worker addresses, got 1",
@@ -220,9 +220,7 @@ def rows_of_the_docs() -> dict[str, str]:
 
 
 def test_the_docs_have_the_same_list() -> None:
-    told = {
-        pain.text: f"not beforehand: {pain.unseen}" if pain.unseen else f"{pain.group}, {pain.name}" for pain in PAINS
-    }
+    told = {pain.text: f"not here: {pain.unseen}" if pain.unseen else f"{pain.group}, {pain.name}" for pain in PAINS}
     assert rows_of_the_docs() == told
 
 

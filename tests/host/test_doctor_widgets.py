@@ -8,8 +8,8 @@ import pytest
 
 from tpu_magics import __version__
 
-from . import doctoring, fake_hosts
-from .doctoring import examined, ill, one
+from . import doctor_host, fake_hosts
+from .doctor_host import examined, ill, one
 
 GROUP = "Widgets and JupyterLab"
 WIDGETS, MANAGER, OURS = "ipywidgets", "Widget manager", "JupyterLab extension"
@@ -18,7 +18,7 @@ WIDGETS, MANAGER, OURS = "ipywidgets", "Widget manager", "JupyterLab extension"
 def states(tmp_path: Path, **changes) -> dict[str, str]:
     host = fake_hosts.plain(tmp_path)
     versions = changes.pop("versions", {})
-    found = doctoring.jupyter(host.root / "opt/venv", **changes)
+    found = doctor_host.jupyter(host.root / "opt/venv", **changes)
     return {name: state for (group, name), state in ill(examined(host, jupyter=found, versions=versions)).items()}
 
 
@@ -61,21 +61,21 @@ def test_what_is_missing_old_or_disabled(tmp_path, changes, expected):
 def test_the_command_that_mends_it(tmp_path, changes, name, command):
     host = fake_hosts.plain(tmp_path)
     versions = changes.pop("versions", {})
-    checks = examined(host, jupyter=doctoring.jupyter(host.root / "venv", **changes), versions=versions)
+    checks = examined(host, jupyter=doctor_host.jupyter(host.root / "venv", **changes), versions=versions)
     assert one(checks, GROUP, name).command == command
 
 
 def test_a_package_json_that_is_none_counts_as_missing(tmp_path):
     host = fake_hosts.plain(tmp_path)
-    found = doctoring.jupyter(host.root / "venv")
+    found = doctor_host.jupyter(host.root / "venv")
     fake_hosts.write(found.data[0] / "labextensions/tpu-magics/package.json", "{torn")
     assert one(examined(host, jupyter=found), GROUP, OURS).state == "warning"
 
 
 def test_the_folder_that_counts_is_the_first(tmp_path):
     host = fake_hosts.plain(tmp_path)
-    old, new = doctoring.jupyter(host.root / "home/local", ours="0.0.1"), doctoring.jupyter(host.root / "venv")
-    both = doctoring.Jupyter((*old.data, *new.data), ())
+    old, new = doctor_host.jupyter(host.root / "home/local", ours="0.0.1"), doctor_host.jupyter(host.root / "venv")
+    both = doctor_host.Jupyter((*old.data, *new.data), ())
     check = one(examined(host, jupyter=both), GROUP, OURS)
     assert check.state == "warning" and "home/local" in check.what and "0.0.1" in check.what
 
@@ -83,13 +83,13 @@ def test_the_folder_that_counts_is_the_first(tmp_path):
 @pytest.mark.parametrize(
     ("build", "why"),
     [
-        (fake_hosts.colab_cpu, "Colab's page is no JupyterLab; it brings its own widget manager."),
-        (fake_hosts.kaggle_cpu, "Kaggle's page is no JupyterLab; it brings its own widget manager."),
+        (fake_hosts.colab_cpu, "Colab's page is not JupyterLab and has its own widget manager."),
+        (fake_hosts.kaggle_cpu, "Kaggle's page is not JupyterLab and has its own widget manager."),
     ],
 )
 def test_pages_that_are_no_jupyterlab(tmp_path, build, why):
     host = build(tmp_path)
-    nothing = doctoring.jupyter(host.root / "venv", manager="", ours="")
+    nothing = doctor_host.jupyter(host.root / "venv", manager="", ours="")
     checks = examined(host, jupyter=nothing)
     assert {one(checks, GROUP, name).why for name in (MANAGER, OURS)} == {why}
     assert ill(checks) == {}
@@ -98,7 +98,7 @@ def test_pages_that_are_no_jupyterlab(tmp_path, build, why):
 def test_a_server_of_another_environment_is_not_guessed_at(tmp_path):
     host = fake_hosts.plain(tmp_path)
     host.environ["JPY_PARENT_PID"] = "50"
-    nothing = doctoring.jupyter(host.root / "venv", manager="", ours="")
+    nothing = doctor_host.jupyter(host.root / "venv", manager="", ours="")
     fake_hosts.add_process(host.root, 50, ("/opt/lab/bin/python3.12", "/opt/lab/bin/jupyter-lab"))
     check = one(examined(host, jupyter=nothing), GROUP, OURS)
     assert check.state == "not available" and "another environment (/opt/lab)" in check.why
@@ -107,6 +107,6 @@ def test_a_server_of_another_environment_is_not_guessed_at(tmp_path):
 
 def test_without_jupyterlab_nothing_is_said_of_a_page(tmp_path):
     host = fake_hosts.plain(tmp_path)
-    nothing = doctoring.jupyter(host.root / "venv", manager="", ours="")
+    nothing = doctor_host.jupyter(host.root / "venv", manager="", ours="")
     check = one(examined(host, jupyter=nothing, versions={"jupyterlab": None}), GROUP, OURS)
     assert check.state == "not available" and "JupyterLab is not installed" in check.why

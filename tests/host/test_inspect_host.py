@@ -38,7 +38,7 @@ def inspect(host: fake_hosts.FakeHost) -> Host:
 )
 def test_recorded_hosts(tmp_path, build, place, tpu, device, workers, replicas, cpus):
     host = inspect(build(tmp_path))
-    assert (host.place.key, host.tpu, host.device) == (place, tpu, device)
+    assert (host.environment.key, host.tpu, host.device) == (place, tpu, device)
     assert (host.workers, host.replicas, host.cpus) == (workers, replicas, cpus)
     assert len(host.chips) == len(host.devices) == (workers if device == "TPU" else 0)
     assert host.problems == ()
@@ -72,15 +72,15 @@ def test_vfio_files_of_a_host_without_tpu_are_not_its_devices(tmp_path):
     fake_hosts.add_vfio(fake.root, 2)
     fake_hosts.add_process(fake.root, 7, ("qemu-system-x86_64",), ("dev/vfio/0",))
     host = inspect(fake)
-    assert (host.devices, host.holders, host.problems) == ((), (), ())
+    assert (host.devices, host.owners, host.problems) == ((), (), ())
 
 
 def test_a_holder_is_found_and_stops_training(tmp_path):
     fake = fake_hosts.tpu_vm_v4(tmp_path)
     fake_hosts.add_process(fake.root, 999_999, ("python3", "other.py"), ("dev/accel3",))
     host = inspect(fake)
-    assert [(holder.pid, holder.command) for holder in host.holders] == [(999_999, "python3 other.py")]
-    assert [problem.about for problem in host.problems] == ["holder"]
+    assert [(holder.pid, holder.command) for holder in host.owners] == [(999_999, "python3 other.py")]
+    assert [problem.about for problem in host.problems] == ["in use"]
 
 
 @pytest.mark.parametrize(
@@ -88,17 +88,17 @@ def test_a_holder_is_found_and_stops_training(tmp_path):
     [
         (
             fake_hosts.colab_v5e_1,
-            "Colab says that this host has a TPU (COLAB_TPU_1VM=1), but no TPU chip is in /sys.",
+            "Colab reports a TPU on this host (COLAB_TPU_1VM=1), but /sys shows no TPU chip.",
             "Runtime > Disconnect and delete runtime, and connect again",
         ),
         (
             fake_hosts.kaggle_v5e_8,
-            "Kaggle says that this host has a TPU (ISTPUVM=1), but no TPU chip is in /sys.",
+            "Kaggle reports a TPU on this host (ISTPUVM=1), but /sys shows no TPU chip.",
             "stop the session and start it again",
         ),
         (
             fake_hosts.gke,
-            "Google Kubernetes Engine says that this host has a TPU (TPU_TOPOLOGY=2x4), but no TPU chip is in /sys.",
+            "Google Kubernetes Engine reports a TPU on this host (TPU_TOPOLOGY=2x4), but /sys shows no TPU chip.",
             "give the pod the resource google.com/tpu and a node pool that has TPUs",
         ),
     ],
@@ -121,7 +121,7 @@ def test_what_stops_training_comes_first(tmp_path):
 
 def test_one_of_several_hosts_is_told(tmp_path):
     (note,) = inspect(fake_hosts.gke(tmp_path)).notes
-    assert note.startswith("This is one of 2 hosts of a slice; workers are started on this host only")
+    assert note.startswith("This is one of 2 hosts of a slice: workers start on this host only")
 
 
 def test_a_left_over_lock_of_our_own_is_a_note(tmp_path):
@@ -129,20 +129,20 @@ def test_a_left_over_lock_of_our_own_is_a_note(tmp_path):
     path = fake_hosts.write(fake.root / "tmp/libtpu_lockfile", "")
     host = inspect(fake)
     assert host.problems == ()
-    assert host.notes == (f"{path} was left over by an earlier process of this account; it does no harm.",)
+    assert host.notes == (f"{path} was left by an earlier process of this account. It does no harm.",)
 
 
 def test_a_root_with_nothing_in_it(tmp_path):
     host = inspect_host({}, tmp_path / "nowhere", (), {})
-    assert (host.place.key, host.chips, host.cpus) == ("plain", (), None)
+    assert (host.environment.key, host.chips, host.cpus) == ("plain", (), None)
     assert host.memory.reason == "/proc/meminfo could not be read"
 
 
 @pytest.mark.parametrize("build", [fake_hosts.plain, fake_hosts.kaggle_v5e_8, fake_hosts.gke])
 def test_a_host_can_be_kept_as_json(tmp_path, build):
     record = json.loads(json.dumps(dataclasses.asdict(inspect(build(tmp_path)))))
-    assert record["place"]["key"] in ("plain", "kaggle", "gke")
-    assert len(record["chips"]) == {"plain": 0, "kaggle": 8, "gke": 4}[record["place"]["key"]]
+    assert record["environment"]["key"] in ("plain", "kaggle", "gke")
+    assert len(record["chips"]) == {"plain": 0, "kaggle": 8, "gke": 4}[record["environment"]["key"]]
 
 
 @pytest.mark.process
@@ -188,7 +188,7 @@ def inspect_tensorflow(host: fake_hosts.FakeHost, **versions: str | None) -> Hos
 def test_tensorflow_on_a_tpu_has_no_workers_and_changes_no_environment(tmp_path, build):
     host = inspect_tensorflow(build(tmp_path))
     assert (host.framework, host.device, host.workers, host.replicas) == ("tensorflow", "TPU", 1, 1)
-    assert (host.repairs, notebook_environment(host), host.problems) == ((), {}, ())
+    assert (host.variable_changes, notebook_environment(host), host.problems) == ((), {}, ())
 
 
 def test_torch_is_what_a_host_is_looked_at_for_without_a_word(tmp_path):
@@ -231,14 +231,17 @@ def test_this_kernel_may_hold_the_tpu_and_another_process_may_not(tmp_path):
     fake_hosts.add_process(fake.root, os.getpid(), ("ipykernel",), ("dev/accel0",))
     assert inspect_tensorflow(fake).problems == ()
     fake_hosts.add_process(fake.root, 999_999, ("python3", "other.py"), ("dev/accel3",))
-    assert [problem.about for problem in inspect_tensorflow(fake).problems] == ["holder"]
+    assert [problem.about for problem in inspect_tensorflow(fake).problems] == ["in use"]
 
 
 @pytest.mark.parametrize(
     ("environ", "note"),
     [
-        ({"TPU_NAME": "my-node"}, "TPU_NAME=my-node names a TPU that is not in this host: %tpu_init --framework "),
-        ({"COLAB_TPU_ADDR": "10.0.0.2:8470"}, "COLAB_TPU_ADDR=10.0.0.2:8470 names a TPU that is not in this host: "),
+        (
+            {"TPU_NAME": "my-node"},
+            "TPU_NAME=my-node names a TPU that is not in this host. To connect to it: %tpu_init --framework ",
+        ),
+        ({"COLAB_TPU_ADDR": "10.0.0.2:8470"}, "COLAB_TPU_ADDR=10.0.0.2:8470 names a TPU that is not in this host. "),
     ],
 )
 def test_a_remote_tpu_that_the_environment_names_is_a_note(tmp_path, environ, note):
@@ -258,4 +261,4 @@ def test_local_is_no_remote_tpu(tmp_path, name):
 
 def test_one_of_several_hosts_is_told_of_tensorflow_too(tmp_path):
     (note,) = inspect_tensorflow(fake_hosts.gke(tmp_path)).notes
-    assert note.startswith("This is one of 2 hosts of a slice; TensorFlow runs in this notebook's process only")
+    assert note.startswith("This is one of 2 hosts of a slice: TensorFlow runs in this notebook's process only")

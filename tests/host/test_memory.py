@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tpu_magics.host.memory import Memory, cpu_count, free_disk, host_memory
+from tpu_magics.host.memory import HostMemory, cpu_count, free_disk, host_memory
 
 from .fake_hosts import add_cpus, add_memory, write
 
@@ -37,54 +37,54 @@ def group_v1(root: Path, path: str, limit: str, used: int, cached: int = 0) -> N
 
 
 def test_a_machine_without_limits(root):
-    assert host_memory(root) == Memory(16 * GIB, 12 * GIB, "machine")
+    assert host_memory(root) == HostMemory(16 * GIB, 12 * GIB, "machine")
 
 
 def test_no_meminfo_is_not_available_with_the_reason(tmp_path):
-    assert host_memory(tmp_path) == Memory(None, None, "machine", "/proc/meminfo could not be read")
+    assert host_memory(tmp_path) == HostMemory(None, None, "machine", "/proc/meminfo could not be read")
 
 
 def test_version_2_in_a_container(root):
     write(root / "proc/self/cgroup", "0::/\n")
     group_v2(root, "", str(8 * GIB), 3 * GIB)
-    assert host_memory(root) == Memory(8 * GIB, 5 * GIB, "control group")
+    assert host_memory(root) == HostMemory(8 * GIB, 5 * GIB, "control group")
 
 
 def test_cached_pages_that_can_be_taken_back_count_as_free(root):
     write(root / "proc/self/cgroup", "0::/\n")
     group_v2(root, "", str(8 * GIB), 7 * GIB, cached=4 * GIB)
-    assert host_memory(root) == Memory(8 * GIB, 5 * GIB, "control group")
+    assert host_memory(root) == HostMemory(8 * GIB, 5 * GIB, "control group")
 
 
 def test_version_2_without_a_limit(root):
     write(root / "proc/self/cgroup", "0::/user.slice/session-1.scope\n")
     group_v2(root, "user.slice/session-1.scope", "max", 3 * GIB)
-    assert host_memory(root) == Memory(16 * GIB, 12 * GIB, "machine")
+    assert host_memory(root) == HostMemory(16 * GIB, 12 * GIB, "machine")
 
 
 def test_the_group_above_limits_too(root):
     write(root / "proc/self/cgroup", "0::/user.slice/session-1.scope\n")
     group_v2(root, "user.slice/session-1.scope", str(9 * GIB), 1 * GIB)
     group_v2(root, "user.slice", str(10 * GIB), 8 * GIB)
-    assert host_memory(root) == Memory(9 * GIB, 2 * GIB, "control group")
+    assert host_memory(root) == HostMemory(9 * GIB, 2 * GIB, "control group")
 
 
 def test_version_1_in_a_container_whose_path_is_the_hosts(root):
     write(root / "proc/self/cgroup", "5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n")
     group_v1(root, "", str(4 * GIB), 3 * GIB, cached=1 * GIB)
-    assert host_memory(root) == Memory(4 * GIB, 2 * GIB, "control group")
+    assert host_memory(root) == HostMemory(4 * GIB, 2 * GIB, "control group")
 
 
 def test_version_1_without_a_limit(root):
     write(root / "proc/self/cgroup", "4:memory:/\n")
     group_v1(root, "", UNLIMITED_V1, 3 * GIB)
-    assert host_memory(root) == Memory(16 * GIB, 12 * GIB, "machine")
+    assert host_memory(root) == HostMemory(16 * GIB, 12 * GIB, "machine")
 
 
 def test_both_versions_at_once(root):
     write(root / "proc/self/cgroup", "4:memory:/job\n0::/job\n")
     group_v1(root, "job", str(6 * GIB), 1 * GIB)
-    assert host_memory(root) == Memory(6 * GIB, 5 * GIB, "control group")
+    assert host_memory(root) == HostMemory(6 * GIB, 5 * GIB, "control group")
 
 
 def test_more_used_than_allowed_leaves_nothing_rather_than_less(root):
@@ -97,13 +97,13 @@ def test_the_machine_can_be_fuller_than_the_group(root):
     write(root / "proc/self/cgroup", "0::/\n")
     add_memory(root, 16 * 2**20, 1 * 2**20)
     group_v2(root, "", str(8 * GIB), 1 * GIB)
-    assert host_memory(root) == Memory(8 * GIB, 1 * GIB, "control group")
+    assert host_memory(root) == HostMemory(8 * GIB, 1 * GIB, "control group")
 
 
 @pytest.mark.parametrize("text", ["", "nonsense\n", "0:\n", "4:memory\n"])
 def test_an_odd_list_of_groups_is_no_limit(root, text):
     write(root / "proc/self/cgroup", text)
-    assert host_memory(root) == Memory(16 * GIB, 12 * GIB, "machine")
+    assert host_memory(root) == HostMemory(16 * GIB, 12 * GIB, "machine")
 
 
 def test_this_machine():

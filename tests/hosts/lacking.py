@@ -33,7 +33,7 @@ LACKS = (
             r"preflight/test_targets\.py::test_libtpu_takes_the_topology_and_has_these_devices\[tpu7x",
             r"preflight/test_targets\.py::test_every_second_device_of_7x",
             r"preflight/test_targets\.py::test_the_compiler_allows_a_program_what_is_said_to_be_available\[7x\]",
-            r"preflight/test_compiling\.py::test_a_7x_is_compiled_for",
+            r"preflight/test_compilation\.py::test_a_7x_is_compiled_for",
         ),
         "does not know the generation 7x",
     ),

@@ -25,7 +25,7 @@ LISTS = Path(__file__).parent
 RECORDED = {"colab": fake_hosts.COLAB_TPU_VERSIONS, "kaggle": fake_hosts.KAGGLE_TPU_VERSIONS}
 TPU_MACHINES = {"colab": fake_hosts.colab_v5e_1, "kaggle": fake_hosts.kaggle_v5e_8}
 KAGGLE_REASON = (
-    "Kaggle's image sets it for one process; with one worker per chip libtpu stops with "
+    "Kaggle's image sets it for one process. With one worker per chip, libtpu stops with "
     '"Expected 8 worker addresses, got 1"'
 )
 
@@ -77,8 +77,8 @@ def test_nothing_is_wrong_there(host: Host) -> None:
 
 def test_the_plan(host: Host) -> None:
     made = plan.make_plan(host, plan.Options(), "bf16", plan.count_workers(host, None))
-    workers = {"colab": 1, "kaggle": 8}[host.place.key]
-    unset = {"colab": {}, "kaggle": {"TPU_PROCESS_ADDRESSES": None, "CLOUD_TPU_TASK_ID": None}}[host.place.key]
+    workers = {"colab": 1, "kaggle": 8}[host.environment.key]
+    unset = {"colab": {}, "kaggle": {"TPU_PROCESS_ADDRESSES": None, "CLOUD_TPU_TASK_ID": None}}[host.environment.key]
     assert (made.device, made.workers, made.replicas, made.ranks) == ("TPU", workers, 1, workers)
     assert not made.rehearsed
     assert [made.spec(index).environment for index in range(workers)] == [unset] * workers
@@ -87,12 +87,12 @@ def test_the_plan(host: Host) -> None:
 
 def test_the_table(host: Host) -> None:
     shown = to_text(host_table(host))
-    chips = {"colab": "v5e, 1 chip (v5litepod-1)", "kaggle": "v5e, 8 chips (v5litepod-8)"}[host.place.key]
-    assert host.place.name in shown and f"{chips}, 16 GiB of memory per chip" in shown
+    chips = {"colab": "v5e, 1 chip (v5litepod-1)", "kaggle": "v5e, 8 chips (v5litepod-8)"}[host.environment.key]
+    assert host.environment.name in shown and f"{chips}, 16 GiB of memory per chip" in shown
     assert f"torch {host.versions['torch']}, torch_xla {host.versions['torch_xla']}" in shown
     assert f"libtpu {host.versions['libtpu']}" in shown
     repaired = " ".join(shown.split()).count(KAGGLE_REASON)
-    assert repaired == {"colab": 0, "kaggle": 2}[host.place.key]
+    assert repaired == {"colab": 0, "kaggle": 2}[host.environment.key]
 
 
 CELL = """\
@@ -119,7 +119,7 @@ def test_a_kernel_with_the_hosts_variables_trains(name: str, tmp_path: Path) -> 
         kernel.run(LOAD).good()
         said = " ".join(kernel.run("%tpu_init").good().shown.split())
         assert {"colab": "Colab", "kaggle": "Kaggle"}[name] in said
-        assert "says that this host has a TPU" in said and "but no TPU chip is in /sys" in said
+        assert "reports a TPU on this host" in said and "but /sys shows no TPU chip" in said
         kernel.run(f"NAMES = {sorted(variables)!r}").good()
         kernel.run(CELL).good()
         assert kernel.value("total") == 6.0

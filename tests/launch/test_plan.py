@@ -118,7 +118,7 @@ def test_where_a_tpu_is_chosen_is_said_once(tmp_path: Path, monkeypatch: pytest.
     run(int)
     run(int)
     told = [line for line in notebook.lines if "No TPU in this" in line]
-    assert len(told) == 1 and host.place.menu in told[0]
+    assert len(told) == 1 and host.environment.menu in told[0]
 
 
 @pytest.mark.process

@@ -21,8 +21,8 @@ from tests.backends.traced import traced
 from tests.launch.launching import digest, interrupt_when, run
 from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.launch import session
-from tpu_magics.preflight.tracing import HostTooSmall
-from tpu_magics.runs import locked
+from tpu_magics.preflight.pipeline import HostTooSmall
+from tpu_magics.runs import locked_folders
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 shared: list[Any] = []  # models that a function finds in its module
@@ -124,10 +124,7 @@ def test_more_memory_than_the_machine_has_is_refused_and_named(makes: Any, size:
     with pytest.raises(HostTooSmall) as caught:
         traced(large)
     assert "too little memory to trace large: Rank 0 was refused " + size in caught.value.what
-    assert (
-        "this machine's memory that is short, not the TPU's" in caught.value.why
-        and "smaller batch" in caught.value.todo
-    )
+    assert "machine's memory is too small, not the TPU's" in caught.value.why and "smaller batch" in caught.value.todo
 
 
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
@@ -140,26 +137,26 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_as_the_folder_is_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    make = locked.make
+    make = locked_folders.make
 
-    def interrupted() -> locked.LockedFolder:
+    def interrupted() -> locked_folders.LockedFolder:
         folder = make()
         signal.raise_signal(signal.SIGINT)
         return folder
 
-    monkeypatch.setattr(locked, "make", interrupted)
+    monkeypatch.setattr(locked_folders, "make", interrupted)
     with pytest.raises(KeyboardInterrupt):
         traced(trains, net())
 
 
 def test_an_interrupt_as_the_folder_is_removed_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    remove = locked.LockedFolder.remove
+    remove = locked_folders.LockedFolder.remove
 
-    def interrupted(folder: locked.LockedFolder) -> None:
+    def interrupted(folder: locked_folders.LockedFolder) -> None:
         signal.raise_signal(signal.SIGINT)
         remove(folder)
 
-    monkeypatch.setattr(locked.LockedFolder, "remove", interrupted)
+    monkeypatch.setattr(locked_folders.LockedFolder, "remove", interrupted)
     with pytest.raises(KeyboardInterrupt):
         traced(trains, net())
 

@@ -44,8 +44,8 @@ def test_what_is_set_in_the_notebook_is_seen_and_mended(own_kernel: Kernel) -> N
     )
     [shown] = own_kernel.run("%tpu_doctor --fix").good().displays
     text = " ".join(shown["text/plain"].split())
-    assert "PJRT_DEVICE=CPU was set (it was 'CUDA'), in this session." in text
-    assert "CPU_NUM_DEVICES was unset (it was '2'), in this session." in text
+    assert "PJRT_DEVICE=CPU was set (before: 'CUDA'), in this session." in text
+    assert "CPU_NUM_DEVICES was unset (before: '2'), in this session." in text
     assert own_kernel.value("[os.environ.get(n) for n in ('PJRT_DEVICE', 'CPU_NUM_DEVICES')]") == ["CPU", None]
 
 
@@ -112,7 +112,7 @@ def test_the_command_cannot_change_its_shell_and_says_so(tmp_path: Path) -> None
     told = json.loads(done.stdout)
     assert (done.returncode, told["counts"]["broken"], told["done"]) == (1, 1, [])
     [left] = told["left"]
-    assert left["command"] == "export PJRT_DEVICE=CPU" and "environment of the shell" in left["reason"]
+    assert left["command"] == "export PJRT_DEVICE=CPU" and "variables of the shell" in left["reason"]
 
 
 def test_a_run_folder_that_cannot_be_written_is_broken(tmp_path: Path) -> None:

@@ -286,7 +286,7 @@ WRONG = {
     f"train model {TARGET} --fit steps --steps 2": "A search cannot do with --steps 2.",
     f"grows_once 1 {TARGET} --fit rows": "With rows = 1 the function makes only 1 step, and what later steps need is "
     "not known.",
-    f"made_before model {TARGET} --fit size": "size changes nothing: 8 and 512 give the same graph.",
+    f"made_before model {TARGET} --fit size": "Changing size has no effect: 8 and 512 give the same graph.",
 }
 
 

@@ -40,7 +40,7 @@ def searched_until(kernel: Kernel, code: str, text: str) -> Cell:
 def test_an_interrupt_shows_and_binds_what_was_found(kernel: Kernel) -> None:
     cell = searched_until(kernel, "%tpu_preflight step --target v5e-1,v6e-1 --fit batch -o found", "(16 fits)")
     assert cell.error_type == "SearchInterrupted"
-    assert "The search for the largest batch was interrupted." in cell.said and "Run it again to go on" in cell.said
+    assert "The search for the largest batch was interrupted." in cell.said and "Run it again to continue" in cell.said
     assert "at least 16" in cell.shown and "The search was interrupted: batch = 16 fits" in cell.shown
     assert kernel.value("[(one.largest, one.interrupted) for one in found.fit]") == [(16, True)] * 2
     assert kernel.value("found['v6e-1'].fits and found.largest('v6e-1').nice") == 16

@@ -33,16 +33,16 @@ WRONG = {
     "Why: The functions there are: train, needs.\n",
     f"nothing_like_it {TARGET}": "The notebook has no `nothing_like_it`.\n",
     f"train modle {TARGET}": "The ARG 'modle' cannot be evaluated: NameError",
-    "train model --target v9-8": 'No TPU is called "v9-8".\nWhy: The nearest names: v4-8',
-    "train model --target A100": '"A100" is a GPU.\nWhy: A target is a TPU, or a slice of them',
+    "train model --target v9-8": 'There is no TPU named "v9-8".\nWhy: Similar names: v4-8',
+    "train model --target A100": '"A100" is a GPU.\nWhy: A target is a TPU or a slice of TPUs',
     f"model {TARGET}": "is not a function.",
     f"needs {TARGET}": "needs(model, batch, *, rate) does not take these arguments: missing a required argument: "
     "'model'.\nWhy: Given: 0 positional.\nWhat to do: Give a value for each parameter that has none of its own: "
     "%tpu_preflight needs model batch rate=... --target ...",
     f"train model rate=3 {TARGET}": "train(model, steps=3, lr=0.1) does not take these arguments: got an unexpected "
     "keyword argument 'rate'.\nWhy: Given: 1 positional, rate.\n",
-    f"train model {TARGET} --fit batch": "--fit batch: there is no such name.\nWhy: It is no parameter of the function "
-    "(model, steps, lr), and no name of the notebook.",
+    f"train model {TARGET} --fit batch": "--fit batch: there is no such name.\nWhy: It is neither a parameter of "
+    "the function (model, steps, lr) nor a variable of the notebook.",
     f"train model {TARGET} --fit word": "--fit word: its value is 'many'.",
     f"train model {TARGET} --fit flag": "--fit flag: its value is True.",
     f"train model {TARGET} --fit lr": "--fit lr: its value is 0.1.",

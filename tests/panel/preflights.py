@@ -9,31 +9,34 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tpu_magics.backends.lowered import HostRead as Read
-from tpu_magics.backends.lowered import LoweredGraph as Graph
-from tpu_magics.backends.lowered import SourceLine as Place
-from tpu_magics.backends.lowered import TraceResult as Traced
-from tpu_magics.backends.lowered import UnsupportedOp as Refused
-from tpu_magics.preflight.facts import Buffer, Compiled, Memory, Multiplications, PaddedDimension, Padding
-from tpu_magics.preflight.fit import FitPoint, FitResult
+from tpu_magics.backends.lowered import HostRead, LoweredGraph, SourceLine, TraceResult, UnsupportedOp
+from tpu_magics.preflight.compile_result import (
+    Buffer,
+    CompileResult,
+    HbmUsage,
+    Multiplications,
+    PaddedDimension,
+    TilePadding,
+)
 from tpu_magics.preflight.report import Preflight, TargetResult
+from tpu_magics.preflight.search import FitPoint, FitResult
 from tpu_magics.preflight.targets import parse
 
 GIB, MIB = 2**30, 2**20
-ATTENTION = Place("In [3]", 21, "    loss = model(**batch).loss")
-STEP = Place("In [3]", 24, "    optimizer.step()")
-READ = Place("In [3]", 27, "    losses.append(loss.item())")
+ATTENTION = SourceLine("In [3]", 21, "    loss = model(**batch).loss")
+STEP = SourceLine("In [3]", 24, "    optimizer.step()")
+READ = SourceLine("In [3]", 27, "    losses.append(loss.item())")
 VERSIONS = {"jaxlib": "0.10.2", "libtpu": "0.0.52"}
 
 
-def graph(nth: int, **others: Any) -> Graph:
-    return Graph(b"module", "hlo", f"hash{nth}", nth=nth, steady=nth > 0, site=replace(STEP, line=25), **others)
+def graph(nth: int, **others: Any) -> LoweredGraph:
+    return LoweredGraph(b"module", "hlo", f"hash{nth}", nth=nth, steady=nth > 0, site=replace(STEP, line=25), **others)
 
 
-def traced(**others: Any) -> Traced:
+def traced(**others: Any) -> TraceResult:
     """Of a step that settles with its second sync."""
     known = {"graphs": (graph(0), graph(1)), "syncs": 3, "settled": True, "seconds": 9.1, "batch": 32}
-    return Traced(**{**known, "precision": "bf16", **others})
+    return TraceResult(**{**known, "precision": "bf16", **others})
 
 
 def buffers() -> tuple[Buffer, ...]:
@@ -44,7 +47,7 @@ def buffers() -> tuple[Buffer, ...]:
     return tuple(found)
 
 
-def compiled(name: str = "v5litepod-8", nth: int = 1, needed: float = 4.3 * GIB, **others: Any) -> Compiled:
+def compiled(name: str = "v5litepod-8", nth: int = 1, needed: float = 4.3 * GIB, **others: Any) -> CompileResult:
     """A step of BERT-base with AdamW, batch 32 x 128, in bf16."""
     code, arguments, outputs = 90 * MIB, int(1.24 * GIB), int(1.22 * GIB)
     aliased = outputs - 20 * MIB if nth else 0
@@ -54,20 +57,20 @@ def compiled(name: str = "v5litepod-8", nth: int = 1, needed: float = 4.3 * GIB,
         "graph": f"hash{nth}",
         "status": "fits",
         "seconds": 31.4,
-        "memory": Memory(int(needed), parse(name).chip.available, arguments, outputs, aliased, rest, code),
+        "memory": HbmUsage(int(needed), parse(name).chip.available, arguments, outputs, aliased, rest, code),
         "flops": 2.16e12,
         "bytes_accessed": 5.2e10,
         "hbm_bytes": 2.1e10,
         "multiplications": Multiplications({"bf16": 2.09e12, "f32": 2e10}, {"bf16": 98, "f32": 4}),
-        "padding": Padding(int(4.2 * GIB), int(4.1 * GIB), (PaddedDimension(2, 128, 90 * MIB, 6, "f32[768,2]"),)),
+        "padding": TilePadding(int(4.2 * GIB), int(4.1 * GIB), (PaddedDimension(2, 128, 90 * MIB, 6, "f32[768,2]"),)),
         "buffers": buffers(),
         "versions": VERSIONS,
         "peak": int(2.4 * GIB),
     }
-    return Compiled(**{**known, **others})
+    return CompileResult(**{**known, **others})
 
 
-def result(name: str = "v5e-8", trace: Traced | None = None, **others: Any) -> TargetResult:
+def result(name: str = "v5e-8", trace: TraceResult | None = None, **others: Any) -> TargetResult:
     """With as many replicas as the target has ranks, or `ranks`; one where the trace is split or does not say."""
     target, trace = parse(name), trace or traced()
     alone = trace.graphs[0].partitions > 1 or not trace.ranks_known
@@ -90,12 +93,12 @@ def too_large() -> Preflight:
     found = []
     for name in ("v5e-8", "v6e-8"):
         target = parse(name)
-        memory = Memory(int(184.1 * GIB), target.chip.available)
+        memory = HbmUsage(int(184.1 * GIB), target.chip.available)
         nothing = {"flops": None, "bytes_accessed": None, "hbm_bytes": None, "multiplications": None, "padding": None}
         found.append(
             result(
                 name,
-                traced(batch=512, precision="fp32", reads=(Read(READ, "loss.item()", 3),)),
+                traced(batch=512, precision="fp32", reads=(HostRead(READ, "loss.item()", 3),)),
                 **{**nothing, "memory": memory, "status": "too-large", "seconds": 4.2, "needed": 184.1 * GIB},
                 error="RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM",
             )
@@ -110,23 +113,23 @@ def too_large() -> Preflight:
 def tiny() -> Preflight:
     """A small MLP on batch 8."""
     small = Multiplications({"f32": 2.4e6}, {"f32": 6})
-    memory = Memory(3 * MIB, parse("v5e-8").chip.available, MIB, MIB, MIB, MIB, MIB)
+    memory = HbmUsage(3 * MIB, parse("v5e-8").chip.available, MIB, MIB, MIB, MIB, MIB)
     facts = {"flops": 2.8e6, "bytes_accessed": 4e6, "hbm_bytes": 1.9e6, "multiplications": small, "memory": memory}
-    lost = Padding(3 * MIB, 2 * MIB, (PaddedDimension(100, 128, MIB, 8, "f32[64,100]", "hidden.weight"),))
+    lost = TilePadding(3 * MIB, 2 * MIB, (PaddedDimension(100, 128, MIB, 8, "f32[64,100]", "hidden.weight"),))
     one = result("v5e-8", traced(batch=8, precision="fp32"), **facts, padding=lost)
     return Preflight("train", (replace(one, compiled=tuple(replace(each, memory=memory) for each in one.compiled)),))
 
 
 def custom() -> Preflight:
     """An op that runs on the host, a value read in each step, and a graph that changes."""
-    op = Refused(
+    op = UnsupportedOp(
         "aten::nonzero", "the number of its results depends on values, so the host runs it.", "host", ATTENTION, 3
     )
     text = "input_ids now int64[32,129], before int64[32,128]"
     trace = traced(
         graphs=tuple(replace(graph(nth), steady=nth == 4) for nth in range(5)),
         refused=(op,),
-        reads=(Read(READ, "loss.item()", 5),),
+        reads=(HostRead(READ, "loss.item()", 5),),
         settled=False,
         syncs=5,
         changes=(("input-shape", text), ("input-shape", "input_ids now int64[32,131], before int64[32,129]")),
@@ -137,7 +140,7 @@ def custom() -> Preflight:
 
 def refused() -> Preflight:
     error = "INTERNAL: Mosaic failed to compile TPU kernel: custom call 'my_kernel' is not known"
-    one = Refused("my_kernel", "the TPU does not know this custom call.", "compiler", ATTENTION)
+    one = UnsupportedOp("my_kernel", "the TPU does not know this custom call.", "compiler", ATTENTION)
     nothing = {"flops": None, "bytes_accessed": None, "hbm_bytes": None, "multiplications": None, "padding": None}
     found = result("v5e-8", status="refused", refused=(one,), error=error, memory=None, buffers=(), **nothing)
     none = tuple(replace(each, memory=None) for each in found.compiled)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.panel.model import RunModel, RunView
-from tpu_magics.runs.alive import process_started
 from tpu_magics.runs.events import (
     Batch,
     Cache,
@@ -42,6 +41,7 @@ from tpu_magics.runs.events import (
 )
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.folder import RunFolder
+from tpu_magics.runs.owner import process_started
 
 CREATED = 1795239243.0  # 2026-11-21 05:34:03 UTC
 MACHINE = 25_276_510_208  # bytes

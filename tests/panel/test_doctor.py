@@ -7,9 +7,9 @@ from html import escape
 
 import pytest
 
-from tests.host import doctoring, fake_hosts
+from tests.host import doctor_host, fake_hosts
 from tests.panel.test_table import Parsed
-from tpu_magics.host.doctor import Check, examine, mend
+from tpu_magics.host.doctor import Check, apply_fixes, examine
 from tpu_magics.panel.doctor import Diagnosis, to_html, to_json, to_text
 
 
@@ -22,14 +22,14 @@ def host(tmp_path):
 
 @pytest.fixture
 def ill(host):
-    return Diagnosis(examine(doctoring.seen(host, runtime=True)))
+    return Diagnosis(examine(doctor_host.facts(host, runtime=True)))
 
 
 def test_what_is_broken_stands_first_with_its_command(ill):
     first, rest = to_text(ill).split("\n\ntpu_magics: ")
     heads = [line for line in first.split("\n") if line.startswith(("✗", "!"))]
     assert heads == [
-        "✗ broken: Who holds the TPU, This notebook's runtime",
+        "✗ broken: TPU in use by, This notebook's runtime",
         "✗ broken: Environment variables, PJRT_DEVICE",
         "! warning: Environment variables, Worker addresses",
     ]
@@ -64,7 +64,7 @@ def test_in_a_shell_commands_are_a_shells(ill):
 
 def test_commands_name_the_interpreter_where_a_shell_would_find_another(tmp_path):
     versions = {"psutil": None, "tensorflow": "2.20.0"}
-    checks = examine(doctoring.seen(fake_hosts.plain(tmp_path), versions=versions))
+    checks = examine(doctor_host.facts(fake_hosts.plain(tmp_path), versions=versions))
     assert "\n      /v/python -m pip install psutil\n" in to_text(Diagnosis(checks, shell=True, python="/v/python"))
     in_notebook = to_text(Diagnosis(checks, python="/v/python"))
     assert "!/v/python -m pip uninstall" in in_notebook and "%pip install psutil" in in_notebook
@@ -73,7 +73,7 @@ def test_commands_name_the_interpreter_where_a_shell_would_find_another(tmp_path
 def test_a_huge_variable_does_not_flood_the_page(tmp_path):
     host = fake_hosts.plain(tmp_path)
     host.environ["XLA_FLAGS"] = "--xla_dump_to=/" + 100_000 * "a"
-    told = Diagnosis(examine(doctoring.seen(host)))
+    told = Diagnosis(examine(doctor_host.facts(host)))
     assert "XLA_FLAGS=--xla_dump_to=/aaa" in to_text(told) and len(to_text(told)) < 10_000
     assert len(to_html(told)) < 50_000
 
@@ -81,22 +81,22 @@ def test_a_huge_variable_does_not_flood_the_page(tmp_path):
 def test_a_variable_that_is_no_text_is_told_in_json_as_well(tmp_path):
     host = fake_hosts.plain(tmp_path)
     host.environ["XLA_FLAGS"] = "--xla_dump_to=/\udcff"
-    text = to_json(Diagnosis(examine(doctoring.seen(host))))
+    text = to_json(Diagnosis(examine(doctor_host.facts(host))))
     told = [one["what"] for one in json.loads(text.encode("ascii"))["checks"] if one["name"] == "XLA_FLAGS"]
     assert told == ["XLA_FLAGS=--xla_dump_to=/� writes every compiled program to disk."]
 
 
 def test_what_fix_did_and_left(host, ill):
-    mended = mend(ill.checks, host.environ, host.root)
-    again = Diagnosis(examine(doctoring.seen(host, runtime=True)), mended.done, mended.left, fixed=True)
+    mended = apply_fixes(ill.checks, host.environ, host.root)
+    again = Diagnosis(examine(doctor_host.facts(host, runtime=True)), mended.done, mended.left, fixed=True)
     text = " ".join(to_text(again).split())
-    assert text.startswith("Done by --fix PJRT_DEVICE=TPU was set (it was 'CUDA'), in this session. TPU_PROCESS_ADD")
-    assert "Left to you ✗ broken: Who holds the TPU, This notebook's runtime" in text
+    assert text.startswith("Done by --fix PJRT_DEVICE=TPU was set (before: 'CUDA'), in this session. TPU_PROCESS_ADD")
+    assert "Left to you ✗ broken: TPU in use by, This notebook's runtime" in text
     assert [check.name for check in again.broken] == ["This notebook's runtime"]
 
 
 def test_a_fix_with_nothing_to_do(tmp_path):
-    healthy = Diagnosis(examine(doctoring.seen(fake_hosts.plain(tmp_path))), fixed=True)
+    healthy = Diagnosis(examine(doctor_host.facts(fake_hosts.plain(tmp_path))), fixed=True)
     assert to_text(healthy).startswith("Done by --fix\n  Nothing: there was nothing to do")
     assert "To mend" not in to_text(healthy) and "Left to you" not in to_text(healthy)
 
@@ -112,7 +112,7 @@ def test_the_html_is_whole_and_has_the_same_words(ill):
 
 
 def test_a_healthy_host_shows_all_its_checks(tmp_path):
-    html = to_html(Diagnosis(examine(doctoring.seen(fake_hosts.plain(tmp_path)))))
+    html = to_html(Diagnosis(examine(doctor_host.facts(fake_hosts.plain(tmp_path)))))
     assert "<details open><summary" in html and "To mend" not in html
 
 
@@ -133,8 +133,8 @@ def test_json(ill):
         "group": "Environment variables",
         "name": "PJRT_DEVICE",
         "state": "broken",
-        "what": "PJRT_DEVICE=CUDA does not fit this host, which has 8 TPU chips. It was kept.",
-        "why": "Somebody has set it, in this notebook or before it was started. The XLA runtime would fail to start.",
+        "what": "PJRT_DEVICE=CUDA is wrong for this host, which has 8 TPU chips. It was not changed.",
+        "why": "It was set in this notebook or before the notebook started. The XLA runtime would fail to start.",
         "command": "%env PJRT_DEVICE=TPU",
         "then": "run %tpu_init again",
         "fixable": True,

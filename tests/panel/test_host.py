@@ -54,7 +54,7 @@ def states(table: Table) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("build", "place", "tpu", "training", "sets"),
     [
-        ("plain", "plain machine", "none: XLA:CPU rehearsal on 2 cores", "CPU: 1 worker", "CPU"),
+        ("plain", "local machine", "none: XLA:CPU rehearsal on 2 cores", "CPU: 1 worker", "CPU"),
         (
             "colab_cpu",
             "Colab",
@@ -115,7 +115,7 @@ def states(table: Table) -> dict[str, str]:
 )
 def test_where_we_are(tmp_path, build, place, tpu, training, sets):
     found = cells(table_of(getattr(fake_hosts, build)(tmp_path)))
-    assert (found["Place"], found["TPU"], found["Cells train on"]) == (place, tpu, training)
+    assert (found["Environment"], found["TPU"], found["Cells train on"]) == (place, tpu, training)
     assert found["Set in the notebook"] == f"PJRT_DEVICE={sets}: it was not set, and this is what cells train on."
     assert "Problem" not in found and "Warning" not in found
 
@@ -142,7 +142,7 @@ def test_versions_and_that_they_fit(tmp_path):
     assert found["Notebook"] == "python 3.13.5, ipython 7.34.0, ipykernel 6.17.1, ipywidgets 7.7.1"
     assert found["Framework"] == (
         "torch 2.9.0, torch_xla 2.9.0, libtpu 0.0.21.1, accelerate 1.14.0, transformers 5.15.0, jax 0.7.2\n"
-        "They fit together."
+        "Versions are compatible."
     )
     assert states(table)["Framework"] == "ok"
 
@@ -154,8 +154,8 @@ def test_versions_that_do_not_fit_and_the_command(tmp_path):
     found = cells(table)
     assert found["Framework"].endswith("See the problems below.")
     assert found["Problem"].split("\n") == [
-        "torch 2.8.0 and torch_xla 2.9.0 do not fit together.",
-        "Why: torch_xla is built for one version of torch; with another it fails at import, often with "
+        "torch 2.8.0 and torch_xla 2.9.0 are not compatible.",
+        "Why: Each torch_xla is built for one version of torch. With another one its import fails, often with "
         '"undefined symbol" in _XLAC.',
         'To mend it: %pip install "torch==2.9.0", then restart the kernel',
     ]
@@ -191,7 +191,7 @@ def test_what_cannot_be_known_is_not_available_with_the_reason(tmp_path):
     found = cells(host_table(inspect_host({}, tmp_path / "nowhere", (), fake_hosts.LOCAL_VERSIONS)))
     assert found["Host memory"] == "not available (/proc/meminfo could not be read)"
     assert found["TPU"] == "none: XLA:CPU rehearsal on cores: not available (/proc could not be read)"
-    assert found["Holder of the TPU"] == "not available (this host has no TPU)"
+    assert found["TPU in use by"] == "not available (this host has no TPU)"
 
 
 def test_the_memory_of_an_unknown_generation_is_not_available(tmp_path):
@@ -204,15 +204,15 @@ def test_the_memory_of_an_unknown_generation_is_not_available(tmp_path):
 
 def test_nobody_holds_the_tpu(tmp_path):
     table = table_of(fake_hosts.tpu_vm_v4(tmp_path))
-    assert (cells(table)["Holder of the TPU"], states(table)["Holder of the TPU"]) == ("nobody", "ok")
+    assert (cells(table)["TPU in use by"], states(table)["TPU in use by"]) == ("nobody", "ok")
 
 
 def test_the_holder_with_pid_and_command(tmp_path):
     fake = fake_hosts.tpu_vm_v4(tmp_path)
     fake_hosts.add_process(fake.root, 999_999, ("python3", "train.py"), ("dev/accel0",))
     table = table_of(fake)
-    assert cells(table)["Holder of the TPU"] == "process 999999: python3 train.py"
-    assert states(table)["Holder of the TPU"] == "broken"
+    assert cells(table)["TPU in use by"] == "process 999999: python3 train.py"
+    assert states(table)["TPU in use by"] == "broken"
     assert "To mend it: !kill 999999, then run %tpu_init again" in cells(table)["Problem"]
 
 
@@ -222,7 +222,7 @@ def test_whose_the_holder_is(tmp_path):
     fake = fake_hosts.tpu_vm_v4(tmp_path)
     fake_hosts.add_process(fake.root, os.getpid(), ("ipykernel",), ("dev/accel0",))
     fake_hosts.add_process(fake.root, 4_999_999, ("worker",), ("dev/accel1",), parent=os.getpid())
-    assert cells(table_of(fake))["Holder of the TPU"].split("\n") == [
+    assert cells(table_of(fake))["TPU in use by"].split("\n") == [
         f"process {os.getpid()} (this notebook): ipykernel",
         "process 4999999 (started by this notebook): worker",
     ]
@@ -231,7 +231,7 @@ def test_whose_the_holder_is(tmp_path):
 def test_repairs_with_their_reasons(tmp_path):
     found = cells(table_of(fake_hosts.kaggle_v5e_8(tmp_path)))
     reason = (
-        "Kaggle's image sets it for one process; with one worker per chip libtpu stops with "
+        "Kaggle's image sets it for one process. With one worker per chip, libtpu stops with "
         '"Expected 8 worker addresses, got 1".'
     )
     assert found["Changed in the workers"].split("\n") == [
@@ -251,7 +251,7 @@ def test_a_pjrt_device_that_is_kept(tmp_path):
     table = table_of(fake)
     found = cells(table)
     assert "Set in the notebook" not in found
-    assert found["Problem"].startswith("PJRT_DEVICE=TPU does not fit this host, which has no TPU. It was kept.")
+    assert found["Problem"].startswith("PJRT_DEVICE=TPU is wrong for this host, which has no TPU. It was not changed.")
     assert states(table)["Cells train on"] == "broken"
 
 
@@ -261,7 +261,7 @@ def test_a_promised_tpu_is_marked(tmp_path):
         vendor.unlink()
     table = table_of(fake)
     assert states(table)["TPU"] == "warning"
-    assert cells(table)["Warning"].startswith("Colab says that this host has a TPU (COLAB_TPU_1VM=1)")
+    assert cells(table)["Warning"].startswith("Colab reports a TPU on this host (COLAB_TPU_1VM=1)")
 
 
 def test_notes_stand_below(tmp_path):
@@ -346,7 +346,7 @@ def test_versions_of_tensorflow(tmp_path):
     found = cells(tensorflow_table(fake_hosts.kaggle_v5e_8(tmp_path), **TPU))
     assert found["Framework"].split("\n") == [
         "tensorflow-tpu 2.20.0, keras 3.15.1, libtpu 0.0.52, transformers 4.55.0",
-        "They fit together.",
+        "Versions are compatible.",
     ]
 
 

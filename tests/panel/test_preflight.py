@@ -22,10 +22,10 @@ from tpu_magics.panel.preflight_plot import HIGH, WIDE, Line, Mark, plot
 from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
 from tpu_magics.panel.preflight_topic import Topic
 from tpu_magics.panel.preflight_topics import topics
-from tpu_magics.preflight.compiling import Progress
-from tpu_magics.preflight.facts import Buffer, Memory, Multiplications, PaddedDimension, Padding
-from tpu_magics.preflight.fit import FitPoint, FitResult
+from tpu_magics.preflight.compilation import Progress
+from tpu_magics.preflight.compile_result import Buffer, HbmUsage, Multiplications, PaddedDimension, TilePadding
 from tpu_magics.preflight.report import Preflight, TargetResult
+from tpu_magics.preflight.search import FitPoint, FitResult
 
 MADE = ("bert", "too_large", "tiny", "custom", "refused", "fitted")
 VOID = ("br", "path", "circle", "rect")
@@ -132,7 +132,7 @@ def test_the_estimate_is_called_one_in_both_forms() -> None:
 
 def test_what_a_program_is_missing_has_one_reason() -> None:
     text = page(preflights.too_large())
-    assert text.count("Cost, bf16, padding not available no program was made") == 2
+    assert text.count("Cost, bf16, padding not available no program was compiled") == 2
     assert "HBM not available the compiler refuses it" in page(preflights.refused())
 
 
@@ -169,12 +169,12 @@ def test_what_people_wrote_is_only_text(text: str) -> None:
     ],
 )
 def test_memory_in_words(needed: float, shown: str, free: str) -> None:
-    memory = Memory(int(needed), result("v5e-8").target.chip.available)
+    memory = HbmUsage(int(needed), result("v5e-8").target.chip.available)
     assert (words.used(memory), words.headroom(memory)) == (shown, free)
 
 
 def test_memory_whose_limit_is_not_known() -> None:
-    memory = Memory(3 * GIB, None)
+    memory = HbmUsage(3 * GIB, None)
     assert words.used(memory) == "3 GiB" and words.headroom(memory).startswith("not available (")
 
 
@@ -203,7 +203,7 @@ def test_kinds_add_up() -> None:
 
 def test_the_first_step_may_need_most() -> None:
     one = result("v5e-8")
-    memory = Memory(12 * GIB, one.target.chip.available)
+    memory = HbmUsage(12 * GIB, one.target.chip.available)
     found = Preflight("f", (replace(one, compiled=(replace(one.compiled[0], memory=memory), one.compiled[1])),))
     assert "12 of 15.75 GiB 24 % free in the graph of sync 1" in page(found)
 
@@ -236,7 +236,7 @@ def test_padding_names_the_dimension() -> None:
 
 
 def test_the_dimensions_of_padding_add_up_to_its_headline() -> None:
-    lost = Padding(3 * MIB, 2 * MIB, (PaddedDimension(100, 128, MIB // 4, 8, "f32[64,100]"),))
+    lost = TilePadding(3 * MIB, 2 * MIB, (PaddedDimension(100, 128, MIB // 4, 8, "f32[64,100]"),))
     found = Preflight("f", (result("v5e-8", padding=lost),))
     assert [row[:2] for row in cells(found, "Padding of tiles")] == [("100 → 128", "256 KiB"), ("all else", "768 KiB")]
     assert "Padding 33 % 1 MiB of what is in use" in page(found)
@@ -246,7 +246,7 @@ def test_several_targets_are_named_in_each_table() -> None:
     rows = [row[:2] for row in cells(preflights.bert(), "Padding of tiles")]
     assert rows == [(name, text) for name in ("v5litepod-8", "v6e-8") for text in ("2 → 128", "all else")]
     assert topic(preflights.bert(), "Cost of a step").summary.endswith("on a device (v5litepod-8)")
-    assert cells(preflights.bert(), "Notes") == [("v6e-8: Of the 32 GiB the compiler knows 31.5 GiB.",)]
+    assert cells(preflights.bert(), "Notes") == [("v6e-8: The compiler uses 31.5 of the 32 GiB.",)]
     assert topic(preflights.bert(), "Cost of a step").table.columns == ("", "v5litepod-8", "v6e-8")
 
 
@@ -257,8 +257,8 @@ def test_cost_says_where_its_numbers_are_from() -> None:
     assert rows["bytes by XLA's own count"] == ("52 GB", "52 GB") and "time of a full turn" not in rows
     assert "one bf16 pass" not in " ".join(topic(preflights.bert(), "Cost of a step").table.notes)
     looped = topic(Preflight("f", (result("v5e-8", loops=True),)), "Cost of a step").table
-    assert any(one.startswith("In loops multiplications count in each round") for one in looped.notes)
-    assert "not available (multiplications in loops" in looped.rows[1].cells[1]
+    assert any(one.startswith("In loops, multiplications count once per iteration") for one in looped.notes)
+    assert "not available (in loops, multiplications" in looped.rows[1].cells[1]
     floor = Preflight("f", (result("v5e-8", hbm_bytes=None),))
     assert "each argument and output moved once" in " ".join(topic(floor, "Cost of a step").table.notes)
 
@@ -327,7 +327,7 @@ def test_under_spmd_the_batch_is_over_all_devices() -> None:
 def test_an_unknown_batch_is_said_to_be_unknown() -> None:
     shown = cells(Preflight("f", (result("v5e-8", traced(batch=None)),)), "Cost of a step")
     rows = {one[0]: one[1] for one in shown}
-    assert rows["samples/s, in all"] == "not available (the batch is not known)"
+    assert rows["samples/s, in all"] == "not available (the batch size is unknown)"
 
 
 def test_a_program_without_multiplications() -> None:
@@ -376,7 +376,7 @@ def test_graphs_are_told_by_their_sync() -> None:
 
 def test_the_graph_that_does_not_fit_is_named() -> None:
     one = result("v5e-8", traced(graphs=(preflights.graph(2), preflights.graph(5))))
-    large = replace(one.compiled[0], status="too-large", memory=Memory(20 * GIB, one.target.chip.available))
+    large = replace(one.compiled[0], status="too-large", memory=HbmUsage(20 * GIB, one.target.chip.available))
     text = page(Preflight("f", (replace(one, compiled=(large, one.compiled[1])),)))
     assert "That is the graph of sync 3; that of sync 6 fits." in text and "first step" not in text
 
@@ -406,7 +406,7 @@ def test_a_library_s_read_and_a_known_value_are_told_as_such() -> None:
 def test_gradients_that_wait_for_the_next_step_are_told() -> None:
     kept = Buffer(20 * MIB, 20 * MIB, "f32[2048,784]", "{1,0:T(8,128)}", "output")
     graphs = tuple(preflights.graph(n, parameters=("f32[2048,784] 0.weight",), donors=(0,)) for n in (0, 1))
-    memory = Memory(131 * MIB, 16 * GIB, 67 * MIB, 111 * MIB, 67 * MIB, 17 * MIB, 3 * MIB)
+    memory = HbmUsage(131 * MIB, 16 * GIB, 67 * MIB, 111 * MIB, 67 * MIB, 17 * MIB, 3 * MIB)
     one = result("v5e-8", traced(graphs=graphs), memory=memory, buffers=(kept,))
     first = replace(one.compiled[0], buffers=())
     text = page(Preflight("f", (replace(one, compiled=(first, one.compiled[1])),)))
@@ -418,14 +418,14 @@ def test_gradients_that_wait_for_the_next_step_are_told() -> None:
 def test_of_a_program_that_was_not_made_no_cost_is_told() -> None:
     """The dump of a compile that was given up has FLOPs and padding as well."""
     multiplied = Multiplications({"f32": 1.4e14})
-    lost = Padding(2 * GIB, GIB, ())
+    lost = TilePadding(2 * GIB, GIB, ())
     facts = {"flops": None, "bytes_accessed": None, "hbm_bytes": 5e11, "multiplications": multiplied, "padding": lost}
-    memory = Memory(53 * GIB, 16 * GIB)
+    memory = HbmUsage(53 * GIB, 16 * GIB)
     found = Preflight("f", (result("v5e-8", status="too-large", memory=memory, **facts),))
     one = found.results[0]
     every = replace(one, compiled=tuple(replace(each, **facts, memory=memory) for each in one.compiled))
     text = page(replace(found, results=(every,)))
-    assert "Cost, bf16, padding not available no program was made" in text
+    assert "Cost, bf16, padding not available no program was compiled" in text
     assert not {"FLOP", "steps/s", "samples/s", "Padding of tiles"} & set(text.replace(",", "").split())
 
 
@@ -436,10 +436,13 @@ def test_targets_with_one_verdict_share_it() -> None:
     text = page(preflights.bert())
     assert text.count("✓ suits a TPU") == 1
     large = page(preflights.too_large())
-    assert "It does not fit into the HBM: 11.7 times what there is (v5litepod-8), 5.89 times what there is" in large
-    assert large.count("✗ not as it is") == 1
+    assert (
+        "It does not fit into the HBM: 11.7 times what is available (v5litepod-8), 5.89 times what is available"
+        in large
+    )
+    assert large.count("✗ needs changes") == 1
     assert "at most 43 % (v5litepod-8), at most 18 % (v6e-8)" in text
-    assert "v5litepod-8 ✗ not as it is" in page(preflights.refused())
+    assert "v5litepod-8 ✗ needs changes" in page(preflights.refused())
 
 
 def test_sides_are_words_and_symbols() -> None:

@@ -13,14 +13,14 @@ import pytest
 
 from tests import overlay
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.preflight import installed
+from tpu_magics.preflight import compiler_versions
 
 
 @pytest.fixture(scope="session")
 def tpu_compiler() -> tuple[str, ...]:
     """The compiler of the installed versions: folders for `packages` (none)."""
     try:
-        installed.versions()
+        compiler_versions.versions()
     except TpuMagicsError as error:
         pytest.skip(error.what)
     return ()

@@ -1,6 +1,6 @@
 """Programs written by hand whose sizes are known, as StableHLO, and a short way to compile them.
 
-What lives here: texts. What does not: what the compiler makes of them (test_compiling.py).
+What lives here: texts. What does not: what the compiler makes of them (test_compilation.py).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.backends.lowered import LoweredGraph as Graph
-from tpu_magics.preflight.compiling import Progress, compile_graphs
-from tpu_magics.preflight.facts import Compiled
+from tpu_magics.backends.lowered import LoweredGraph
+from tpu_magics.preflight.compilation import Progress, compile_graphs
+from tpu_magics.preflight.compile_result import CompileResult
 from tpu_magics.preflight.store import Store
 from tpu_magics.preflight.targets import Target, parse
 
@@ -179,10 +179,10 @@ def slow(multiplications: int) -> str:
 """
 
 
-def graph(text: str, **more: Any) -> Graph:
+def graph(text: str, **more: Any) -> LoweredGraph:
     """A graph of StableHLO."""
     name = text.split()[1].lstrip("@")
-    return Graph(**{"module": text.encode(), "form": "stablehlo", "hash": name, **more})
+    return LoweredGraph(**{"module": text.encode(), "form": "stablehlo", "hash": name, **more})
 
 
 def hlo(text: str) -> bytes:
@@ -203,12 +203,12 @@ def hlo(text: str) -> bytes:
 
 
 def compile_some(
-    graphs: Sequence[Graph],
+    graphs: Sequence[LoweredGraph],
     target: Target | str = "v5e-4",
-    tell: Callable[[Progress], None] = lambda _: None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
     store: Store | None = None,
     **more: Any,
-) -> list[Compiled]:
+) -> list[CompileResult]:
     """`compile_graphs`, in the tests' own words."""
     chosen = parse(target) if isinstance(target, str) else target
-    return compile_graphs(graphs, chosen, store=store, tell=tell, **more)
+    return compile_graphs(graphs, chosen, store=store, on_progress=on_progress, **more)

@@ -23,9 +23,9 @@ from tests.conftest import leaving_nothing
 from tests.preflight import stablehlo_programs as programs
 from tests.preflight.stablehlo_programs import compile_some, graph
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.preflight import compile_process, compiling, installed
+from tpu_magics.preflight import compilation, compile_process, compiler_versions
+from tpu_magics.preflight.compilation import Progress, default_limit
 from tpu_magics.preflight.compile_environment import environment
-from tpu_magics.preflight.compiling import Progress, default_limit
 from tpu_magics.preflight.targets import parse
 
 pytestmark = pytest.mark.process
@@ -70,7 +70,7 @@ def when_compiling(look: Callable[[], T], packages: tuple[str, ...]) -> T:
         raise Looked
 
     with pytest.raises(Looked):
-        compile_some([SLOW], tell=at_compiling(act), packages=packages)
+        compile_some([SLOW], on_progress=at_compiling(act), packages=packages)
     return found[0]
 
 
@@ -93,7 +93,7 @@ def test_it_holds_no_framework(tpu_compiler: tuple[str, ...], tmp_path: Path) ->
         os._exit(code)
     """
     (tmp_path / "job").mkdir()
-    job = compile_process._job(tmp_path / "job", {0: SMALL}, parse("v5e-4"), installed.versions())
+    job = compile_process._job(tmp_path / "job", {0: SMALL}, parse("v5e-4"), compiler_versions.versions())
     job.write(tmp_path / "job.json")
     ended = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "job.json")],
@@ -218,7 +218,7 @@ def test_without_descriptors_nothing_is_left(
 def test_an_interrupt_leaves_nothing(tpu_compiler: tuple[str, ...], temporary: Path) -> None:
     tell = at_compiling(lambda: os.kill(os.getpid(), signal.SIGINT))
     with leaving_nothing(), pytest.raises(KeyboardInterrupt):
-        compile_some([SLOW], tell=tell, packages=tpu_compiler)
+        compile_some([SLOW], on_progress=tell, packages=tpu_compiler)
     assert list(temporary.iterdir()) == []
 
 
@@ -227,7 +227,7 @@ def test_an_error_in_tell_leaves_nothing(tpu_compiler: tuple[str, ...], temporar
         raise ZeroDivisionError
 
     with leaving_nothing(), pytest.raises(ZeroDivisionError):
-        compile_some([SLOW], tell=broken, packages=tpu_compiler)
+        compile_some([SLOW], on_progress=broken, packages=tpu_compiler)
     assert list(temporary.iterdir()) == []
 
 
@@ -241,7 +241,7 @@ def test_a_compile_that_ends_leaves_nothing(tpu_compiler: tuple[str, ...], tempo
 def test_it_is_stopped_at_its_bound_of_memory(
     tpu_compiler: tuple[str, ...], temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiling, "FLOOR", 0)
+    monkeypatch.setattr(compilation, "FLOOR", 0)
     with leaving_nothing():
         found = compile_some([SLOW], memory_limit=120 * MIB, packages=tpu_compiler)[0]
     assert found.status == "failed"
@@ -261,7 +261,7 @@ def test_the_bound_is_what_the_host_can_spare() -> None:
 def test_too_little_memory_for_any_compile_is_said_at_once(
     tpu_compiler: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, asked: int | None
 ) -> None:
-    monkeypatch.setattr(compiling, "default_limit", lambda: 10 * MIB)
+    monkeypatch.setattr(compilation, "default_limit", lambda: 10 * MIB)
     monkeypatch.setattr(compile_process, "start", lambda *_: pytest.fail("a process was started"))
     with pytest.raises(TpuMagicsError, match=r"too little host memory for a compile: 0\.0[01] GiB") as error:
         compile_some([SMALL], memory_limit=asked, packages=tpu_compiler)
@@ -270,7 +270,7 @@ def test_too_little_memory_for_any_compile_is_said_at_once(
 
 def test_when_it_dies_the_other_graphs_are_compiled_all_the_same(tpu_compiler: tuple[str, ...]) -> None:
     tell = at_compiling(lambda: compiler().send_signal(signal.SIGSEGV))
-    first, second = compile_some([SLOW, SMALL], tell=tell, packages=tpu_compiler)
+    first, second = compile_some([SLOW, SMALL], on_progress=tell, packages=tpu_compiler)
     assert (first.status, second.status) == ("failed", "fits")
     # libtpu's own handler writes what it was, and may end with another signal.
     assert re.search(r"ended with signal SIG(SEGV|ABRT), at graph 1 of 2", first.error)
@@ -280,7 +280,7 @@ def test_when_it_dies_the_other_graphs_are_compiled_all_the_same(tpu_compiler: t
 
 def test_a_kill_is_explained(tpu_compiler: tuple[str, ...]) -> None:
     tell = at_compiling(lambda: compiler().kill())
-    found = compile_some([SLOW], tell=tell, packages=tpu_compiler)[0]
+    found = compile_some([SLOW], on_progress=tell, packages=tpu_compiler)[0]
     assert "signal SIGKILL (so Linux ends processes when memory runs out)" in found.error
 
 
@@ -295,7 +295,7 @@ def test_it_dies_with_its_parent(tpu_compiler: tuple[str, ...], temporary: Path)
             if progress.state == "compiling":
                 print(psutil.Process().children()[0].pid, flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
-        programs.compile_some([programs.graph(programs.slow(2))], tell=tell, packages={tpu_compiler!r})
+        programs.compile_some([programs.graph(programs.slow(2))], on_progress=tell, packages={tpu_compiler!r})
     """
     root = Path(__file__).resolve().parents[2]
     ended = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
@@ -313,16 +313,16 @@ def test_it_dies_with_its_parent(tpu_compiler: tuple[str, ...], temporary: Path)
 
 
 def test_without_the_compiler_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed, "_version", lambda *_: "")
-    monkeypatch.setattr(installed.sys, "version_info", (3, 12, 1, "final", 0))
+    monkeypatch.setattr(compiler_versions, "_version", lambda *_: "")
+    monkeypatch.setattr(compiler_versions.sys, "version_info", (3, 12, 1, "final", 0))
     with pytest.raises(TpuMagicsError, match="jaxlib and libtpu are not installed") as error:
         compile_some([SMALL])
     assert error.value.todo == "Install them with: pip install 'tpu-magics[preflight]'"
 
 
 def test_on_python_3_10_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed, "_version", lambda *_: "")
-    monkeypatch.setattr(installed.sys, "version_info", (3, 10, 1, "final", 0))
+    monkeypatch.setattr(compiler_versions, "_version", lambda *_: "")
+    monkeypatch.setattr(compiler_versions.sys, "version_info", (3, 10, 1, "final", 0))
     with pytest.raises(TpuMagicsError, match=r"cannot be had for this Python \(3\.10\)") as error:
         compile_some([SMALL])
     assert "Python 3.11" in error.value.todo
@@ -341,7 +341,7 @@ def test_other_versions_in_the_process_are_no_answer(
     """As where the notebook has its jax from a folder that it put on sys.path itself."""
     _pretend(tmp_path, "libtpu", "9.0.1")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    with pytest.raises(TpuMagicsError, match="The compiler for TPUs cannot be used here") as error:
+    with pytest.raises(TpuMagicsError, match="The TPU compiler cannot be used here") as error:
         compile_some([SMALL], packages=tpu_compiler)
     assert "The compile process finds other versions: libtpu 0.0." in error.value.why
 
@@ -356,7 +356,7 @@ def test_a_libtpu_that_does_not_load(tpu_compiler: tuple[str, ...], tmp_path: Pa
     _pretend(tmp_path, "libtpu", "9.0.1")
     (tmp_path / "libtpu").mkdir()
     (tmp_path / "libtpu" / "__init__.py").write_text("def get_library_path():\n    return __file__\n")
-    with pytest.raises(TpuMagicsError, match="The compiler for TPUs cannot be used here") as error:
+    with pytest.raises(TpuMagicsError, match="The TPU compiler cannot be used here") as error:
         compile_some([SMALL], packages=(str(tmp_path), *tpu_compiler))
     assert "libtpu 9.0.1" in error.value.why
     assert "Failed to open" in error.value.why
@@ -366,7 +366,7 @@ def test_a_jaxlib_that_is_laid_out_otherwise(tpu_compiler: tuple[str, ...], tmp_
     _pretend(tmp_path, "jaxlib", "9.0.1")
     (tmp_path / "jaxlib").mkdir()
     (tmp_path / "jaxlib" / "__init__.py").write_text("")
-    with pytest.raises(TpuMagicsError, match="The compiler for TPUs cannot be used here") as error:
+    with pytest.raises(TpuMagicsError, match="The TPU compiler cannot be used here") as error:
         compile_some([SMALL], packages=(str(tmp_path), *tpu_compiler))
     assert "ImportError" in error.value.why and "jaxlib 9.0.1" in error.value.why
 

@@ -10,16 +10,15 @@ import pytest
 from tests.panel import preflights
 from tests.panel.preflights import GIB, MIB, compiled, graph, result, traced
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.preflight.facts import Buffer, Memory
-from tpu_magics.preflight.kept import gradients_kept
-from tpu_magics.preflight.report import Preflight, TargetResult
+from tpu_magics.preflight.compile_result import Buffer, HbmUsage
+from tpu_magics.preflight.report import Preflight, TargetResult, retained_gradients
 from tpu_magics.preflight.targets import parse
 
 
 def with_first(status: str, needed: float) -> TargetResult:
     """A result whose first step is of that status and needs so much."""
     one = result("v5e-8")
-    memory = Memory(int(needed), one.target.chip.available)
+    memory = HbmUsage(int(needed), one.target.chip.available)
     return replace(one, compiled=(replace(one.compiled[0], status=status, memory=memory), one.compiled[1]))
 
 
@@ -153,7 +152,7 @@ def test_it_is_short_as_an_expression() -> None:
 def test_the_search_of_a_target() -> None:
     found = preflights.fitted()
     assert found.largest("v6e-8") is found.fit[1]
-    with pytest.raises(TpuMagicsError, match="No largest size was searched"):
+    with pytest.raises(TpuMagicsError, match="There was no search for the largest size"):
         preflights.bert().largest("v6e-8")
 
 
@@ -221,11 +220,11 @@ def test_turns(sequence: tuple[int, ...], settled: bool, steady: set[int], turn:
 def test_gradients_that_are_kept_are_seen() -> None:
     """Outputs of parameters' shapes that no argument's memory takes."""
     kept = Buffer(22 * MIB, 22 * MIB, "f32[2048,784]", "{1,0:T(8,128)}", "output")
-    memory = Memory(131 * MIB, 16 * GIB, 67 * MIB, 111 * MIB, 67 * MIB, 17 * MIB, 3 * MIB)
+    memory = HbmUsage(131 * MIB, 16 * GIB, 67 * MIB, 111 * MIB, 67 * MIB, 17 * MIB, 3 * MIB)
     one = graph(1, parameters=("f32[2048,784] 0.weight", "f32[32,784] x"), donors=(0,))
     known = compiled(memory=memory, buffers=(kept, replace(kept, kind="temporary", shape="f32[9]")))
-    assert gradients_kept(one, known) == 44 * MIB
-    assert gradients_kept(one, replace(known, buffers=(replace(kept, shape="f32[32,784]"),))) is None
-    assert gradients_kept(one, replace(known, buffers=())) is None
-    assert gradients_kept(one, replace(known, memory=replace(memory, aliased=110 * MIB))) is None
-    assert gradients_kept(one, replace(known, memory=Memory(131 * MIB, 16 * GIB))) is None
+    assert retained_gradients(one, known) == 44 * MIB
+    assert retained_gradients(one, replace(known, buffers=(replace(kept, shape="f32[32,784]"),))) is None
+    assert retained_gradients(one, replace(known, buffers=())) is None
+    assert retained_gradients(one, replace(known, memory=replace(memory, aliased=110 * MIB))) is None
+    assert retained_gradients(one, replace(known, memory=HbmUsage(131 * MIB, 16 * GIB))) is None

@@ -18,18 +18,16 @@ import pytest
 
 from tests import overlay
 from tests.launch.launching import said
-from tpu_magics.backends.lowered import LoweredGraph as Graph
-from tpu_magics.backends.lowered import TraceResult as Traced
+from tpu_magics.backends.lowered import LoweredGraph, TraceResult
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.panel.preflight import to_text
-from tpu_magics.preflight.compiling import Progress
-from tpu_magics.preflight.fit import FitResult
-from tpu_magics.preflight.probing import require_change, require_steps
+from tpu_magics.preflight.compilation import Progress
+from tpu_magics.preflight.pipeline import FunctionCall
 from tpu_magics.preflight.report import Preflight
-from tpu_magics.preflight.run import SearchInterrupted, Telling, preflight
+from tpu_magics.preflight.run import Callbacks, SearchInterrupted, preflight, require_change, require_steps
+from tpu_magics.preflight.search import FitResult
 from tpu_magics.preflight.sizes import Size
-from tpu_magics.preflight.way import Call
 from tpu_magics.runs import preflights
 
 pytestmark = pytest.mark.process
@@ -93,8 +91,8 @@ class Heard:
         self.kept += [now] * (now.state == "kept")
 
     @property
-    def telling(self) -> Telling:
-        return Telling(self.progress, self.lines.append)
+    def telling(self) -> Callbacks:
+        return Callbacks(self.progress, self.lines.append)
 
 
 # -- one size ---------------------------------------------------------------------------------------------------------
@@ -102,7 +100,7 @@ class Heard:
 
 def test_targets_with_as_many_ranks_have_one_trace(runs: Path) -> None:
     heard = Heard()
-    found = preflight(small, target="v5e-1,v6e-1", telling=heard.telling)
+    found = preflight(small, target="v5e-1,v6e-1", callbacks=heard.telling)
     assert heard.lines == ["small: tracing, for one rank"]
     assert [(one.name, one.status) for one in found.results] == [("v5litepod-1", "fits"), ("v6e-1", "fits")]
     assert found.results[0].traced is found.results[1].traced and found.fits and found.fit == ()
@@ -120,12 +118,12 @@ def test_targets_with_as_many_ranks_have_one_trace(runs: Path) -> None:
 
 def test_the_second_time_compiles_nothing(tmp_path: Path) -> None:
     first, again, anew = Heard(), Heard(), Heard()
-    once = preflight(small, target="v5e-1", telling=first.telling)
-    twice = preflight(small, 8, target="v5litepod-1", kwargs={"steps": 3}, telling=again.telling)
+    once = preflight(small, target="v5e-1", callbacks=first.telling)
+    twice = preflight(small, 8, target="v5litepod-1", kwargs={"steps": 3}, callbacks=again.telling)
     assert (len(first.done), len(first.kept)) == (2, 0) and (len(again.done), len(again.kept)) == (0, 2)
     assert once["v5e-1"].steady.memory == twice["v5e-1"].steady.memory and twice["v5e-1"].steady.kept
     before = sorted((tmp_path / "cache").rglob("*"))
-    preflight(small, target="v5e-1", kept=False, telling=anew.telling)
+    preflight(small, target="v5e-1", kept=False, callbacks=anew.telling)
     assert len(anew.done) == 2 and sorted((tmp_path / "cache").rglob("*")) == before
 
 
@@ -138,17 +136,17 @@ def test_precision_is_that_of_the_call_or_of_the_session() -> None:
 
 def test_ranks_are_those_of_the_target_or_as_asked() -> None:
     heard = Heard()
-    found = preflight(small, target="v5e-4", telling=heard.telling)
+    found = preflight(small, target="v5e-4", callbacks=heard.telling)
     assert found["v5e-4"].graph.replicas == 4 and heard.lines == ["small: tracing, for 4 ranks"]
     assert preflight(small, target="v5e-4", processes=1)["v5e-4"].graph.replicas == 1
 
 
 def test_spmd_is_that_of_the_call_or_of_the_session() -> None:
     heard = Heard()
-    preflight(small, target="v5e-4", spmd=True, telling=heard.telling)
+    preflight(small, target="v5e-4", spmd=True, callbacks=heard.telling)
     session.initialise(spmd=8)
-    preflight(small, target="v5e-4", telling=heard.telling)
-    preflight(small, target="v5e-4", spmd=False, telling=heard.telling)
+    preflight(small, target="v5e-4", callbacks=heard.telling)
+    preflight(small, target="v5e-4", spmd=False, callbacks=heard.telling)
     devices = "small: tracing, for one process with 4 devices"
     assert heard.lines == [devices, devices, "small: tracing, for 4 ranks"]
 
@@ -167,7 +165,7 @@ def test_a_graph_that_changes_at_each_step_is_told_with_its_causes() -> None:
         preflight(grows, target="v5e-1")
     assert caught.value.what == "The graph of grows changes at every step: 5 steps gave 5 graphs."
     assert any("input-shape: " in line for line in caught.value.details), caught.value.details
-    assert "%tpu_check finds such places" in caught.value.todo
+    assert "%tpu_check finds such code" in caught.value.todo
     assert preflights.newest() == []
 
 
@@ -189,7 +187,7 @@ def test_a_loop_that_ends_too_early_is_told_to_be_too_short() -> None:
         preflight(short, target="v5e-1")
     error = caught.value
     assert error.what == "short made only 3 steps, no two successive ones of which had the same graph."
-    assert "a loop this short does not show the graph that later steps run" in error.why
+    assert "such a short loop does not show the graph of later steps" in error.why
     assert error.todo.startswith("Let it make at least 6 steps (more data, or a longer loop)")
     assert not any("import" in line for line in error.details), error.details
 
@@ -212,7 +210,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def search(searched: dict[str, Any]) -> tuple[FitResult, Heard]:
     if not searched:
         heard = Heard()
-        found = preflight(wide, 64, target="v5e-1", fit="batch", kept=False, telling=heard.telling)
+        found = preflight(wide, 64, target="v5e-1", fit="batch", kept=False, callbacks=heard.telling)
         [searched["fit"]], searched["heard"], searched["found"] = found.fit, heard, found
     return searched["fit"], searched["heard"]
 
@@ -296,8 +294,8 @@ def test_a_search_that_is_interrupted_gives_what_it_found(come: Callable[[], obj
             time.sleep(0.5)
 
     with pytest.raises(SearchInterrupted) as caught:
-        telling = Telling(progress, heard.lines.append)
-        preflight(small, 12, target="v5e-1", fit="batch", telling=telling)
+        telling = Callbacks(progress, heard.lines.append)
+        preflight(small, 12, target="v5e-1", fit="batch", callbacks=telling)
     assert isinstance(caught.value, KeyboardInterrupt) and isinstance(caught.value, TpuMagicsError)
     found = caught.value.found
     [fit] = found.fit
@@ -306,7 +304,7 @@ def test_a_search_that_is_interrupted_gives_what_it_found(come: Callable[[], obj
     assert said(caught.value).splitlines() == [
         "The search for the largest batch was interrupted.",
         "Why: v5litepod-1: 12 fits.",
-        "What to do: What was found by then is shown. Run it again to go on: what was compiled is kept.",
+        "What to do: What was found by then is shown. Run it again to continue: what was compiled is kept.",
     ]
     assert children() <= before, "no compile process is left"
     assert "The search was interrupted" in to_text(found) and "at least 12" in to_text(found)
@@ -317,21 +315,21 @@ def test_an_interrupt_before_the_search_is_a_plain_one() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        preflight(small, target="v5e-1", fit="batch", kept=False, telling=Telling(progress))
+        preflight(small, target="v5e-1", fit="batch", kept=False, callbacks=Callbacks(progress))
     assert not isinstance(caught.value, SearchInterrupted)
 
 
 def test_a_name_that_a_step_with_given_arrays_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Keras model and its arrays: the graph is that of the arrays, whatever the name holds."""
 
-    def of(batch: int) -> Traced:
-        return Traced((Graph(b"", "hlo", f"graph of {batch}"),), 1, True, batch=32)
+    def of(batch: int) -> TraceResult:
+        return TraceResult((LoweredGraph(b"", "hlo", f"graph of {batch}"),), 1, True, batch=32)
 
-    call = Call(reads_a_name, (), {})
+    call = FunctionCall(reads_a_name, (), {})
     size = Size.of("SIZE", reads_a_name, (), {}, {})
     tried: list[int] = []
 
-    def reads(_call: Call) -> Traced:
+    def reads(_call: FunctionCall) -> TraceResult:
         tried.append(SIZE)
         return of(SIZE)
 
@@ -339,18 +337,18 @@ def test_a_name_that_a_step_with_given_arrays_does_not_read(monkeypatch: pytest.
     assert tried == [125] and SIZE == 1000
     with pytest.raises(TpuMagicsError) as caught:
         require_change(size, call, of(32), lambda _call: of(32))
-    assert caught.value.what == "SIZE changes nothing: 1000 and 125 give the same graph."
+    assert caught.value.what == "Changing SIZE has no effect: 1000 and 125 give the same graph."
     assert "They were made before, with 32 rows" in caught.value.why and "def step(SIZE)" in caught.value.todo
     monkeypatch.setitem(globals(), "SIZE", 3)
     with pytest.raises(TpuMagicsError, match="3 and 24 give the same graph"):
         require_change(Size.of("SIZE", reads_a_name, (), {}, {}), call, of(32), lambda _call: of(32))
-    require_change(Size.of("batch", wide, (4,), {}, {}), Call(wide, (4,), {}), of(4), lambda _call: of(4))
+    require_change(Size.of("batch", wide, (4,), {}, {}), FunctionCall(wide, (4,), {}), of(4), lambda _call: of(4))
 
 
 def test_too_few_steps_with_the_size_that_there_is() -> None:
     heard = Heard()
     with pytest.raises(TpuMagicsError) as caught:
-        preflight(small, target="v5e-1", kwargs={"steps": 1}, fit="batch", telling=heard.telling)
+        preflight(small, target="v5e-1", kwargs={"steps": 1}, fit="batch", callbacks=heard.telling)
     assert caught.value.what == "With batch = 8 the function makes only 1 step, and what later steps need is not known."
     assert not heard.done, "it is told before anything is compiled"
     with pytest.raises(TpuMagicsError, match="A search cannot do with --steps 2"):

@@ -81,7 +81,7 @@ def test_options_that_are_not_given_have_no_value() -> None:
     with pytest.raises(TpuMagicsError) as caught:
         size_of("batch", passes_on)
     assert caught.value.what == "--fit batch: there is no such name."
-    assert "batch=8 among the ARGs passes it on" in caught.value.todo
+    assert "add batch=8 to the ARGs" in caught.value.todo
 
 
 def test_an_argument_by_place_only() -> None:
@@ -117,7 +117,7 @@ def test_arguments_that_the_function_does_not_take() -> None:
         size_of("batch", train, (), {"lr": 1})
     assert "does not take these arguments: " in caught.value.what and caught.value.what.startswith("train(model: ")
     assert caught.value.why == "Given: 0 positional, lr."
-    assert "batch too: the search starts at its value" in caught.value.todo
+    assert "including batch: the search starts at its value" in caught.value.todo
 
 
 # -- names of the notebook --------------------------------------------------------------------------------------------
@@ -212,4 +212,4 @@ def test_a_name_that_is_not_there(function: Any, parameters: str) -> None:
     with pytest.raises(TpuMagicsError) as caught:
         size_of("nowhere", function, ())
     assert caught.value.what == "--fit nowhere: there is no such name."
-    assert f"no parameter of the function ({parameters})" in caught.value.why
+    assert f"neither a parameter of the function ({parameters})" in caught.value.why

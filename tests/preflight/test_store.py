@@ -13,30 +13,40 @@ import pytest
 
 from tests.preflight import stablehlo_programs as programs
 from tests.preflight.stablehlo_programs import compile_some, graph
-from tpu_magics.backends.lowered import SourceLine as Place
-from tpu_magics.preflight import compile_process, compiling
+from tpu_magics.backends.lowered import SourceLine
+from tpu_magics.preflight import compilation, compile_process
 from tpu_magics.preflight import store as store_module
-from tpu_magics.preflight.compiling import Progress
-from tpu_magics.preflight.facts import Buffer, Compiled, Memory, Multiplications, PaddedDimension, Padding, Refused
+from tpu_magics.preflight.compilation import Progress
+from tpu_magics.preflight.compile_result import (
+    Buffer,
+    CompileResult,
+    HbmUsage,
+    Multiplications,
+    PaddedDimension,
+    TilePadding,
+    UnsupportedOp,
+)
 from tpu_magics.preflight.store import Store, default_folder, key
 from tpu_magics.preflight.targets import parse
 
 V5E = parse("v5e-4")
 VERSIONS = {"jaxlib": "0.10.2", "libtpu": "0.0.52"}
 GRAPH = graph(programs.TRAINING, donors=(0,))
-FULL = Compiled(
+FULL = CompileResult(
     target="v5litepod-4",
     graph="training",
     status="fits",
     seconds=1.5,
-    memory=Memory(needed=10, available=20, arguments=5),
+    memory=HbmUsage(needed=10, available=20, arguments=5),
     flops=1e9,
     bytes_accessed=2e6,
     hbm_bytes=1e6,
     multiplications=Multiplications({"f32": 1e9}, {"f32": 2}),
-    padding=Padding(20, 10, (PaddedDimension(100, 128, 7, 1, "f32[30522,100]", "hidden"),)),
-    buffers=(Buffer(8, 4, "f32[2]", "{0:T(128)}", "argument", "fc.weight", Place("In [3]", 4, "loss.backward()")),),
-    refused=(Refused("my_own_kernel", "not known", "custom", Place("train.py", 12)),),
+    padding=TilePadding(20, 10, (PaddedDimension(100, 128, 7, 1, "f32[30522,100]", "hidden"),)),
+    buffers=(
+        Buffer(8, 4, "f32[2]", "{0:T(128)}", "argument", "fc.weight", SourceLine("In [3]", 4, "loss.backward()")),
+    ),
+    refused=(UnsupportedOp("my_own_kernel", "not known", "custom", SourceLine("train.py", 12)),),
     versions=VERSIONS,
     peak=2**30,
     notes=("a note",),
@@ -65,7 +75,7 @@ def test_the_second_time_takes_no_process_and_no_second(
     monkeypatch.setattr(compile_process, "start", no_process)
     told: list[Progress] = []
     began = time.monotonic()
-    second = compile_some(graphs, store=store, tell=told.append, packages=packages)
+    second = compile_some(graphs, store=store, on_progress=told.append, packages=packages)
     assert time.monotonic() - began < 1
     assert second == [replace(one, kept=True) for one in first]
     assert [one.state for one in told] == ["kept"] * 3
@@ -73,8 +83,8 @@ def test_the_second_time_takes_no_process_and_no_second(
 
 @pytest.mark.process
 def test_a_kept_result_has_the_lines_of_the_graph_that_asks(tpu_compiler: tuple[str, ...], store: Store) -> None:
-    asked = graph(programs.elementwise(2**23), places={3: Place("In [3]", 7)})
-    moved = replace(asked, places={3: Place("In [3]", 8)}, hash="other")
+    asked = graph(programs.elementwise(2**23), places={3: SourceLine("In [3]", 7)})
+    moved = replace(asked, places={3: SourceLine("In [3]", 8)}, hash="other")
     first = compile_some([asked], store=store, packages=tpu_compiler)[0]
     again = compile_some([moved], store=store, packages=tpu_compiler)[0]
     assert (first.kept, again.kept, again.graph) == (False, True, "other")
@@ -87,7 +97,7 @@ def test_a_kept_result_has_the_lines_of_the_graph_that_asks(tpu_compiler: tuple[
 def test_what_failed_is_tried_again(
     tpu_compiler: tuple[str, ...], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiling, "FLOOR", 0)
+    monkeypatch.setattr(compilation, "FLOOR", 0)
     assert compile_some([GRAPH], store=store, memory_limit=2**20, packages=tpu_compiler)[0].status == "failed"
     again = compile_some([GRAPH], store=store, packages=tpu_compiler)[0]
     assert (again.status, again.kept) == ("fits", False)
@@ -97,7 +107,7 @@ def test_what_failed_is_tried_again(
 def test_a_compile_tells_how_long_the_next_may_take(tpu_compiler: tuple[str, ...], store: Store) -> None:
     first = compile_some([GRAPH], store=store, packages=tpu_compiler)[0]
     told: list[Progress] = []
-    compile_some([replace(GRAPH, donors=())], store=store, tell=told.append, packages=tpu_compiler)
+    compile_some([replace(GRAPH, donors=())], store=store, on_progress=told.append, packages=tpu_compiler)
     assert {one.expected for one in told} == {first.seconds}
 
 
@@ -150,7 +160,9 @@ def test_other_code_that_reads_the_answers_is_another_key(tmp_path: Path, monkey
 
 
 def test_lines_and_the_frameworks_own_hash_are_not_part_of_the_key() -> None:
-    other = replace(GRAPH, hash="other", places={12: Place("In [3]", 8)}, nth=4, steady=False, site=Place("In [3]", 1))
+    other = replace(
+        GRAPH, hash="other", places={12: SourceLine("In [3]", 8)}, nth=4, steady=False, site=SourceLine("In [3]", 1)
+    )
     assert key(other, V5E, VERSIONS) == key(GRAPH, V5E, VERSIONS)
 
 

@@ -17,7 +17,7 @@ import pytest
 from tests.hosts import lacking
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host.chips import GENERATIONS
-from tpu_magics.preflight.chips import CHIPS, MIB
+from tpu_magics.preflight.chip_specs import CHIPS, MIB
 from tpu_magics.preflight.compile_environment import environment
 from tpu_magics.preflight.targets import Target, known, known_lines, parse, parse_all
 
@@ -100,35 +100,35 @@ def test_a_size_says_that_it_counts_cores() -> None:
 @pytest.mark.parametrize(("text", "first"), [("v5e", "v5e-1, v5e-4, v5e-8"), ("tpu7x-", "tpu7x-8, tpu7x-16, tpu7x-32")])
 def test_a_generation_alone_is_no_slice(text: str, first: str) -> None:
     error = error_of(text)
-    assert error.what == f'"{text}" names a generation of TPU, and no slice of it.'
-    assert error.todo == f"Say how many: {first}, ..."
+    assert error.what == f'"{text}" is a TPU generation without a size.'
+    assert error.todo == f"Add the size: {first}, ..."
 
 
 def test_an_unknown_name_lists_the_known_ones_and_the_nearest() -> None:
     error = error_of("v5litepd-8")
-    assert error.what == 'No TPU is called "v5litepd-8".'
-    assert error.why.startswith("The nearest names: v5litepod-8, ")
+    assert error.what == 'There is no TPU named "v5litepd-8".'
+    assert error.why.startswith("Similar names: v5litepod-8, ")
     assert error.details == tuple(known_lines())
     assert len(error.details) == len(GENERATIONS)
 
 
 def test_several_are_offered_only_where_several_are_taken() -> None:
-    assert error_of("v99-3").todo == "Name one of these, e.g. --target v5e-8"
+    assert error_of("v99-3").todo == "Use one of these, e.g. --target v5e-8"
     with pytest.raises(TpuMagicsError) as raised:
         parse_all("v5e-8,v99-3")
-    assert raised.value.todo == "Name one of these, or several with commas between them, e.g. --target v5e-8,v6e-8"
+    assert raised.value.todo == "Use one or more of these, separated by commas, e.g. --target v5e-8,v6e-8"
 
 
 @pytest.mark.parametrize("text", ["a100", "NVIDIA H100 80GB", "a100-80gb", "L40S", "t4", "v100", "rtx4090", "mi300x"])
 def test_a_gpu_is_called_one(text: str) -> None:
     error = error_of(text)
     assert error.what == f'"{text}" is a GPU.'
-    assert "TPU's own compiler" in error.why
+    assert "TPU compiler" in error.why
 
 
 @pytest.mark.parametrize("text", ["v9-8", "cpu", "v5-8", "tpu", "8"])
 def test_what_is_neither_is_not_called_a_gpu(text: str) -> None:
-    assert error_of(text).what == f'No TPU is called "{text}".'
+    assert error_of(text).what == f'There is no TPU named "{text}".'
 
 
 @pytest.mark.parametrize("text", ["v5e:2x2x2", "v4:2x2", "v5e:0x4", "v5e:32x32", "v5e:8"])
@@ -140,7 +140,7 @@ def test_a_topology_that_cannot_be_names_those_that_are(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", " , ", []])
 def test_no_name_at_all(text: str | list[str]) -> None:
-    with pytest.raises(TpuMagicsError, match="No TPU is named to compile for") as caught:
+    with pytest.raises(TpuMagicsError, match="No target TPU was given") as caught:
         parse_all(text)
     assert caught.value.details == tuple(known_lines())
 

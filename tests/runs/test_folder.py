@@ -16,9 +16,9 @@ import pytest
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs import folder as folder_module
-from tpu_magics.runs.alive import process_started, same_process
 from tpu_magics.runs.files import RunFiles, fallback_root, read_info, runs_root
 from tpu_magics.runs.folder import RunFolder
+from tpu_magics.runs.owner import process_started, same_process
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +87,7 @@ def test_runs_of_the_same_second_get_a_number(cwd: Path, monkeypatch: pytest.Mon
         ("a\nb", "it contains a control character"),
         ("a\x1b[31m", "it contains a control character"),
         ("a\ud800", "it contains a control character"),
-        ("x" * 81, "it has 81 characters, of which at most 80 fit"),
+        ("x" * 81, "it has 81 characters, and at most 80 are possible"),
         ("🚀" * 60, "it takes more than 200 bytes"),
     ],
 )
@@ -138,7 +138,7 @@ def test_without_permission_it_falls_back(monkeypatch: pytest.MonkeyPatch) -> No
                 os._exit(0)
         os.waitpid(child, 0)
         warning, status = told.read_text().splitlines()
-        assert warning.startswith(f"{closed}/.tpu_runs cannot be written (Permission denied): this run is kept in ")
+        assert warning.startswith(f"{closed}/.tpu_runs cannot be written (Permission denied): this run is stored in ")
         assert str(temporary) in warning and status == "starting"
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from tpu_magics.runs.events import Memory, Steps, Value, Warned, only
-from tpu_magics.runs.meter import MemoryMeter, StepMeter, ValueMeter
+from tpu_magics.runs.meter import MemoryMeter, StepMeter, ValueMeter, plain_value
 from tpu_magics.runs.reader import Tail
-from tpu_magics.runs.series import plain_value
 from tpu_magics.runs.writer import EventWriter
 
 MEGABYTE = 1_000_000

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.runs.alive import process_started
 from tpu_magics.runs.events import KINDS, End, Event, Frame, Memory, Start, Steps, Value, Warned, to_line
 from tpu_magics.runs.folder import RunFolder
+from tpu_magics.runs.owner import process_started
 from tpu_magics.runs.reader import Run, Tail, find_run, list_runs
 from tpu_magics.runs.writer import EventWriter
 
@@ -384,7 +384,7 @@ def test_nothing_near_offers_the_list_only(root: Path, three: dict[str, Run]) ->
 
 
 def test_a_beginning_that_fits_several_is_not_guessed(root: Path, three: dict[str, Run]) -> None:
-    with pytest.raises(TpuMagicsError, match="'20261121T' fits 2 runs") as caught:
+    with pytest.raises(TpuMagicsError, match="'20261121T' matches 2 runs") as caught:
         find_run("20261121T", root)
     assert "20261121T063403Z-mnist, 20261121T053403Z-mnist" in caught.value.why
 
@@ -394,7 +394,7 @@ def test_without_any_run_the_error_says_how_to_make_one(root: Path) -> None:
         find_run("last", root)
     assert caught.value.lines() == [
         "There is no run yet.",
-        f"Why: {root} holds none.",
+        f"Why: {root} has none.",
         "What to do: Train something with %%tpu_train.",
     ]
 

@@ -1,8 +1,7 @@
-"""Where are we? The host that the notebook runs on: place, TPU, versions, memory, who holds the TPU, repairs.
+"""The host that the notebook runs on: environment, TPU, versions, memory, processes that use the TPU.
 
-What lives here: reading files, package metadata and the environment. What does not: a runtime, a framework, the
-network, or a change to anything; all functions take the environment and the root of the file system, so that recorded
-hosts can be looked at too.
+Reads files, package metadata and environment variables only; starts no runtime and changes nothing. All functions take
+the environment variables and the root of the file system, so that recorded hosts can be inspected too.
 """
 
 from __future__ import annotations
@@ -24,30 +23,37 @@ from tpu_magics.host.chips import (
     judge_chips,
     replicas_per_worker,
 )
-from tpu_magics.host.holders import Holder, Holding, LockFile, find_holding, judge_holding
-from tpu_magics.host.memory import Memory, cpu_count, free_disk, host_memory
-from tpu_magics.host.places import Place, find_place, named_tpu
-from tpu_magics.host.problem import BROKEN, ENVIRONMENT, HOLDER, TPU, VERSIONS, WARNING, Problem
-from tpu_magics.host.repairs import PJRT, Repair, choose_device, judge_pjrt, notebook_environment, worker_repairs
+from tpu_magics.host.device_owners import DeviceOwner, DeviceOwners, LockFile, find_owners, judge_owners
+from tpu_magics.host.environments import Environment, find_environment, named_tpu
+from tpu_magics.host.memory import HostMemory, cpu_count, free_disk, host_memory
+from tpu_magics.host.problem import BROKEN, ENVIRONMENT, IN_USE, TPU, VERSIONS, WARNING, Problem
+from tpu_magics.host.variables import (
+    PJRT,
+    VariableChange,
+    choose_device,
+    judge_pjrt,
+    notebook_environment,
+    worker_changes,
+)
 from tpu_magics.host.versions import Versions, has_other_libtpu, installed, judge
 
 __all__ = [
     "BROKEN",
     "ENVIRONMENT",
-    "HOLDER",
+    "IN_USE",
     "TPU",
     "VERSIONS",
     "WARNING",
     "Chip",
     "DeviceFile",
+    "DeviceOwner",
+    "Environment",
     "Generation",
-    "Holder",
     "Host",
+    "HostMemory",
     "LockFile",
-    "Memory",
-    "Place",
     "Problem",
-    "Repair",
+    "VariableChange",
     "free_disk",
     "inspect_host",
     "notebook_environment",
@@ -56,17 +62,17 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Host:
-    """All that is known of the host before anything runs on it.
+    """The host, before anything runs on it.
 
-    `generation`: None where there is no TPU or it is not known; then `tpu` says what is known ("" without a TPU);
-    `chips`: as PCI shows them; `devices`: their device files; `device`: what cells train on, "TPU" or "CPU";
+    `generation`: None without a TPU or where it is unknown; then `tpu` names what is known ("" without a TPU);
+    `chips`: as PCI shows them; `devices`: their device files; `device`: "TPU" or "CPU", what cells train on;
     `workers`: processes to start; `replicas`: devices in each; `pjrt_device`: PJRT_DEVICE as it was found;
-    `unseen`: processes of other accounts that could not be looked into for holders; `cpus`: None: not available;
+    `unseen`: processes of other accounts that could not be inspected; `cpus`: None: not available;
     `framework`: what cells are trained with, "torch" or "tensorflow", which has one process and no workers;
-    `problems`: those that stop training first; `notes`: sentences that are good to know and need no action.
+    `problems`: those that stop training first; `notes`: sentences that need no action.
     """
 
-    place: Place
+    environment: Environment
     generation: Generation | None
     tpu: str
     chips: tuple[Chip, ...]
@@ -75,21 +81,21 @@ class Host:
     workers: int
     replicas: int
     pjrt_device: str
-    holders: tuple[Holder, ...]
+    owners: tuple[DeviceOwner, ...]
     unseen: int
     lock: LockFile
-    memory: Memory
+    memory: HostMemory
     cpus: int | None
     versions: Versions
-    repairs: tuple[Repair, ...]
+    variable_changes: tuple[VariableChange, ...]
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
     framework: str = "torch"
 
     @property
     def worker_environment(self) -> dict[str, str | None]:
-        """The repairs as WorkerSpec.environment takes them: None unsets."""
-        return {repair.name: repair.value for repair in self.repairs}
+        """The variable changes as WorkerSpec.environment takes them: None unsets."""
+        return {change.name: change.value for change in self.variable_changes}
 
 
 def inspect_host(
@@ -99,7 +105,7 @@ def inspect_host(
     versions: Versions | None = None,
     framework: str = "torch",
 ) -> Host:
-    """Look at the host. Reads files only; initialises nothing, changes nothing.
+    """Inspect the host. Reads files only; initialises nothing, changes nothing.
 
     Args:
         environ: the notebook's environment variables.
@@ -110,22 +116,24 @@ def inspect_host(
     """
     torch = framework == "torch"
     chips, files = find_chips(root), find_device_files(root)
-    place = find_place(environ, modules, len(chips))
+    environment = find_environment(environ, modules, len(chips))
     versions = installed() if versions is None else versions
     # Without chips, /dev/vfio/N belongs to something else: any device handed to a virtual machine.
     devices = files if chips else ()
-    holding = find_holding(root) if chips else Holding((), 0, LockFile(""))
+    found = find_owners(root) if chips else DeviceOwners((), 0, LockFile(""))
     pjrt = environ.get(PJRT, "")
     device = choose_device(pjrt, len(chips))
     problems = [
-        *judge(versions, bool(chips) if torch else device == "TPU", has_other_libtpu(environ), framework, place.key),
+        *judge(
+            versions, bool(chips) if torch else device == "TPU", has_other_libtpu(environ), framework, environment.key
+        ),
         *judge_chips(chips, devices),
         *judge_pjrt(pjrt, len(chips), torch),
-        *judge_holding(holding, in_workers=torch),
-        *_judge_promise(place, chips),
+        *judge_owners(found, in_workers=torch),
+        *_judge_promise(environment, chips),
     ]
     return Host(
-        place=place,
+        environment=environment,
         generation=common_generation(chips),
         tpu=generation_name(chips),
         chips=chips,
@@ -134,29 +142,29 @@ def inspect_host(
         workers=len(chips) if torch and device == "TPU" else 1,
         replicas=replicas_per_worker(chips) if torch and device == "TPU" else 1,
         pjrt_device=pjrt,
-        holders=holding.holders,
-        unseen=holding.unseen,
-        lock=holding.lock,
+        owners=found.owners,
+        unseen=found.unseen,
+        lock=found.lock,
         memory=host_memory(root),
         cpus=cpu_count(root),
         versions=versions,
         # Kaggle's variables are made for one process, as TensorFlow's is.
-        repairs=worker_repairs(environ, place, len(chips)) if torch else (),
+        variable_changes=worker_changes(environ, environment, len(chips)) if torch else (),
         problems=tuple(sorted(problems, key=lambda problem: problem.state != BROKEN)),
-        notes=(*_notes(place, holding.lock, torch), *(() if torch or chips else _named(environ))),
+        notes=(*_notes(environment, found.lock, torch), *(() if torch or chips else _named(environ))),
         framework=framework,
     )
 
 
-def _judge_promise(place: Place, chips: tuple[Chip, ...]) -> list[Problem]:
-    if chips or not place.promise:
+def _judge_promise(environment: Environment, chips: tuple[Chip, ...]) -> list[Problem]:
+    if chips or not environment.promise:
         return []
     return [
         Problem(
             about=TPU,
-            what=f"{place.name} says that this host has a TPU ({place.promise}), but no TPU chip is in /sys.",
-            why="Without a chip cells train on the CPU.",
-            then=place.restart,
+            what=f"{environment.name} reports a TPU on this host ({environment.promise}), but /sys shows no TPU chip.",
+            why="Without a chip, cells train on the CPU.",
+            then=environment.restart,
             state=WARNING,
         )
     ]
@@ -167,19 +175,19 @@ def _named(environ: Mapping[str, str]) -> tuple[str, ...]:
     if named is None or named.name == "local":
         return ()
     return (
-        f"{named.variable}={environ[named.variable]} names a TPU that is not in this host: "
-        f"%tpu_init --framework tensorflow --tpu {named.name} connects to it. (TPU nodes ended in April 2025.)",
+        f"{named.variable}={environ[named.variable]} names a TPU that is not in this host. "
+        f"To connect to it: %tpu_init --framework tensorflow --tpu {named.name} (TPU nodes ended in April 2025).",
     )
 
 
-def _notes(place: Place, lock: LockFile, torch: bool) -> tuple[str, ...]:
+def _notes(environment: Environment, lock: LockFile, torch: bool) -> tuple[str, ...]:
     notes = []
-    if len(place.hosts) > 1:
-        here = "workers are started on this host only" if torch else "TensorFlow runs in this notebook's process only"
+    if len(environment.hosts) > 1:
+        here = "workers start on this host only" if torch else "TensorFlow runs in this notebook's process only"
         notes.append(
-            f"This is one of {len(place.hosts)} hosts of a slice; {here}, and a TPU slice answers only when all of its "
-            "hosts take part."
+            f"This is one of {len(environment.hosts)} hosts of a slice: {here}, but a TPU slice works only when all "
+            "of its hosts take part."
         )
     if lock.state == "stale" and lock.ours:
-        notes.append(f"{lock.path} was left over by an earlier process of this account; it does no harm.")
+        notes.append(f"{lock.path} was left by an earlier process of this account. It does no harm.")
     return tuple(notes)

@@ -1,8 +1,6 @@
-"""Which TPU chips this host has, read from /sys and /dev.
+"""The TPU chips of this host, read from /sys and /dev without opening a device (an open would take the TPU).
 
-What lives here: the generations of TPU with what is known of them, the chips that PCI shows, and their device files.
-What does not: opening a device (that would take the TPU), and the environment's bounds variables, which are wrong on
-real hosts: Colab's v5e-1 has TPU_CHIPS_PER_HOST_BOUNDS=2,2,1 and one chip.
+The environment's bounds variables are not used: Colab's v5e-1 has TPU_CHIPS_PER_HOST_BOUNDS=2,2,1 and one chip.
 """
 
 from __future__ import annotations
@@ -12,8 +10,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpu_magics.host.files import names, read
 from tpu_magics.host.problem import TPU, Problem, plural
+from tpu_magics.host.system_files import names, read
 
 GOOGLE = "0x1ae0"
 V2_OR_V3 = "0x0027"
@@ -145,17 +143,17 @@ def _numbered(candidates: list[str], prefix: str) -> list[str]:
 
 
 def judge_chips(chips: tuple[Chip, ...], files: tuple[DeviceFile, ...]) -> list[Problem]:
-    """What is wrong with the chips and their device files."""
+    """Problems of the chips and their device files."""
     return [*judge_chip_kinds(chips), *judge_files(chips, files)] if chips else []
 
 
 def judge_chip_kinds(chips: tuple[Chip, ...]) -> list[Problem]:
-    """What is wrong with the chips: a generation that is not known."""
+    """The problem of chips whose generation is unknown."""
     return [problem for problem in (_unknown(chips),) if problem is not None]
 
 
 def judge_files(chips: tuple[Chip, ...], files: tuple[DeviceFile, ...]) -> list[Problem]:
-    """What is wrong with the device files of these chips."""
+    """Problems of the device files of these chips."""
     return [problem for problem in (_no_files(chips, files), _closed(files)) if problem is not None]
 
 
@@ -165,10 +163,10 @@ def _unknown(chips: tuple[Chip, ...]) -> Problem | None:
     return Problem(
         about=TPU,
         what=f"The TPU is of an {generation_name(tuple(c for c in chips if c.generation is None))}.",
-        why="Its PCI id is in no table of this version, so its memory, cores and replicas are not known; "
+        why="This version does not know its PCI id, so its memory, cores and replicas are unknown; "
         "torch_xla counts only the chips whose ids it knows.",
         command="%pip install -U tpu-magics",
-        then="restart the kernel; if it stays unknown, this version of torch_xla may not know the chip either",
+        then="restart the kernel; if the chip is still unknown, torch_xla may not know it either",
         state="warning",
     )
 
@@ -179,9 +177,9 @@ def _no_files(chips: tuple[Chip, ...], files: tuple[DeviceFile, ...]) -> Problem
     return Problem(
         about=TPU,
         what="The TPU has no device file: there is neither /dev/accelN nor /dev/vfio/N.",
-        why=f"/sys shows {plural(len(chips), 'chip')}, but no driver has made device files, "
-        "or this container was not given them.",
-        then="start the container with --privileged, or restart the host so that its driver is loaded",
+        why=f"/sys shows {plural(len(chips), 'chip')}, but no driver has created device files, "
+        "or this container did not get them.",
+        then="start the container with --privileged, or restart the host to load its driver",
     )
 
 
@@ -191,8 +189,8 @@ def _closed(files: tuple[DeviceFile, ...]) -> Problem | None:
         return None
     return Problem(
         about=TPU,
-        what=f"This account may not open {', '.join(closed)}.",
-        why="libtpu needs to read and write the device files; it would stop with "
+        what=f"This account has no permission to open {', '.join(closed)}.",
+        why="libtpu reads and writes the device files. Without permission it stops with "
         f'"open({closed[0]}): Operation not permitted" or "Permission denied".',
         command=f"!sudo chmod a+rw {' '.join(closed)}",
         then="run %tpu_init again",

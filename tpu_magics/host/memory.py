@@ -1,8 +1,4 @@
-"""Host memory, processors and disk space that this process may use.
-
-What lives here: reading /proc and the control groups (versions 1 and 2, and both at once). What does not: the memory of
-single processes (launch/ watches its workers), and the memory of the TPU.
-"""
+"""Host memory, processors and disk space that this process may use, from /proc and the control groups (v1 and v2)."""
 
 from __future__ import annotations
 
@@ -12,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpu_magics.host.files import read
+from tpu_magics.host.system_files import read
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Bytes of host memory. `total`: what may be used at most; `available`: what can be had now without swapping;
+class HostMemory:
+    """Bytes of host memory. `total`: what may be used at most; `available`: what is free now without swapping;
     `limited_by`: "machine" or "control group"; None and a `reason` where it could not be read."""
 
     total: int | None
@@ -41,14 +37,14 @@ _V2 = _Controller("sys/fs/cgroup", "memory.max", "memory.current", "inactive_fil
 _V1 = _Controller("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
-def host_memory(root: Path) -> Memory:
+def host_memory(root: Path) -> HostMemory:
     """What this process may use: the machine's memory, or less where a control group (a container) allows less."""
     info = dict(re.findall(r"^(\w+):\s+(\d+) kB", read(root / "proc/meminfo") or "", re.MULTILINE))
     if "MemTotal" not in info or "MemAvailable" not in info:
-        return Memory(None, None, reason="/proc/meminfo could not be read")
+        return HostMemory(None, None, reason="/proc/meminfo could not be read")
     total, available = int(info["MemTotal"]) * 1024, int(info["MemAvailable"]) * 1024
     groups = [limit for limit in _group_limits(root) if limit[0] < total]
-    return Memory(
+    return HostMemory(
         total=min([total, *(most for most, _ in groups)]),
         available=max(0, min([available, *(most - used for most, used in groups)])),
         limited_by="control group" if groups else "machine",
@@ -101,7 +97,7 @@ def _span(part: str) -> int:
 
 
 def free_disk(path: Path) -> int | None:
-    """Bytes that this account may still write where `path` is or would be made; None where that cannot be known."""
+    """Bytes that this account may still write where `path` is or would be made; None where that is unknown."""
     for folder in (path, *path.absolute().parents):
         try:
             return shutil.disk_usage(folder).free

@@ -1,8 +1,4 @@
-"""What is wrong with a host, in a form that can be shown and mended.
-
-What lives here: the record of one problem, and how things are counted in its sentences. What does not: finding any
-(versions, chips, holders and repairs do).
-"""
+"""A problem of the host: what is wrong, why it matters, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ WARNING = "warning"
 
 VERSIONS = "versions"
 TPU = "tpu"
-HOLDER = "holder"
+IN_USE = "in use"
 ENVIRONMENT = "environment"
 
 
@@ -24,12 +20,12 @@ def plural(count: int, noun: str) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong.
+    """One problem.
 
-    `about`: what it concerns: "versions", "tpu", "holder" or "environment";
-    `what`: what is wrong; `why`: why that matters, with the values seen; `command`: the one command that mends it, as
-    it is typed in a notebook ("" where no command can); `then`: what to do after it, or instead of it, as an
-    instruction; `state`: "broken" (training on this device will fail) or "warning" (it may not do what is expected).
+    `about`: "versions", "tpu", "in use" or "environment"; `what`: what is wrong; `why`: why that matters, with the
+    values found; `command`: the one command that fixes it, as it is typed in a notebook ("" where no command can);
+    `then`: what to do after it, or instead of it, as an instruction; `state`: "broken" (training on this device will
+    fail) or "warning" (it may not do what is expected).
     """
 
     about: str

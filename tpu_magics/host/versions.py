@@ -1,8 +1,4 @@
-"""Which versions are installed, and whether they fit together.
-
-What lives here: looking versions up in package metadata (nothing is imported) and judging them. What does not: whether
-a package works; only using it shows that.
-"""
+"""Installed versions, read from package metadata, and whether they are compatible."""
 
 from __future__ import annotations
 
@@ -59,61 +55,65 @@ def has_other_libtpu(environ: Mapping[str, str]) -> bool:
 
 
 def judge(
-    versions: Versions, tpu: bool = False, other_libtpu: bool = False, framework: str = "torch", place: str = ""
+    versions: Versions, tpu: bool = False, other_libtpu: bool = False, framework: str = "torch", environment: str = ""
 ) -> list[Problem]:
-    """What does not fit together.
+    """Problems of the versions.
 
     Args:
         versions: as `installed()` gives them.
         tpu: whether the host has a TPU.
         other_libtpu: whether torch_xla finds a libtpu other than the package (see `has_other_libtpu`).
         framework: what cells are trained with, "torch" or "tensorflow".
-        place: the key of the host's place (places.py).
+        environment: the key of the host's environment (environments.py).
     """
-    return _judged((*_CHECKS[framework], *_NOTEBOOK), _Seen(versions, tpu, other_libtpu, place))
+    return _judged((*_CHECKS[framework], *_NOTEBOOK), _Facts(versions, tpu, other_libtpu, environment))
 
 
-def judge_framework(versions: Versions, tpu: bool = False, framework: str = "torch", place: str = "") -> list[Problem]:
+def judge_framework(
+    versions: Versions, tpu: bool = False, framework: str = "torch", environment: str = ""
+) -> list[Problem]:
     """The part of `judge` that is about the frameworks, without libtpu."""
-    return _judged([one for one in _CHECKS[framework] if one is not _no_libtpu], _Seen(versions, tpu, False, place))
+    return _judged(
+        [one for one in _CHECKS[framework] if one is not _no_libtpu], _Facts(versions, tpu, False, environment)
+    )
 
 
 def judge_libtpu(versions: Versions, tpu: bool = False, other_libtpu: bool = False) -> list[Problem]:
     """The part of `judge` that is about libtpu."""
-    return _judged((_no_libtpu,), _Seen(versions, tpu, other_libtpu))
+    return _judged((_no_libtpu,), _Facts(versions, tpu, other_libtpu))
 
 
 def judge_ipython(versions: Versions) -> list[Problem]:
     """The part of `judge` that is about IPython."""
-    return _judged((_old_ipython,), _Seen(versions, False, False))
+    return _judged((_old_ipython,), _Facts(versions, False, False))
 
 
 def judge_ipywidgets(versions: Versions) -> list[Problem]:
     """The part of `judge` that is about ipywidgets."""
-    return _judged((_old_ipywidgets, _no_ipywidgets), _Seen(versions, False, False))
+    return _judged((_old_ipywidgets, _no_ipywidgets), _Facts(versions, False, False))
 
 
-def _judged(checks: Iterable[Callable[[_Seen], Problem | None]], seen: _Seen) -> list[Problem]:
-    return [problem for problem in (check(seen) for check in checks) if problem is not None]
+def _judged(checks: Iterable[Callable[[_Facts], Problem | None]], facts: _Facts) -> list[Problem]:
+    return [problem for problem in (check(facts) for check in checks) if problem is not None]
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _Facts:
     versions: Versions
     tpu: bool
     other_libtpu: bool
-    place: str = ""
+    environment: str = ""
 
 
-def _no_framework(seen: _Seen) -> Problem | None:
-    missing = [name for name in ("torch", "torch_xla") if not seen.versions.get(name)]
+def _no_framework(facts: _Facts) -> Problem | None:
+    missing = [name for name in ("torch", "torch_xla") if not facts.versions.get(name)]
     if not missing:
         return None
     return Problem(
         about=VERSIONS,
         what=f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed.",
-        why="Cells are trained with torch on XLA devices, on a TPU and in a rehearsal on the CPU alike.",
-        command=_install(seen.versions.get("torch"), seen.tpu),
+        why="Cells train with torch on XLA devices, on a TPU and in a rehearsal on the CPU.",
+        command=_install(facts.versions.get("torch"), facts.tpu),
         then=RESTART,
     )
 
@@ -124,43 +124,43 @@ def _install(torch: str | None, tpu: bool) -> str:
     return f'%pip install "torch=={pair}" "torch_xla{"[tpu]" if tpu else ""}=={pair}" "accelerate>=1.10"'
 
 
-def _different_pair(seen: _Seen) -> Problem | None:
-    torch, xla = release(seen.versions.get("torch")), release(seen.versions.get("torch_xla"))
+def _different_pair(facts: _Facts) -> Problem | None:
+    torch, xla = release(facts.versions.get("torch")), release(facts.versions.get("torch_xla"))
     # torch_xla 2.9.0 needs exactly torch 2.9.0; for the others the first two numbers decide.
     needed = 3 if xla == (2, 9, 0) else 2
     if not torch or not xla or torch[:needed] == xla[:needed]:
         return None
     return Problem(
         about=VERSIONS,
-        what=f"torch {seen.versions['torch']} and torch_xla {seen.versions['torch_xla']} do not fit together.",
-        why="torch_xla is built for one version of torch; with another it fails at import, often with "
+        what=f"torch {facts.versions['torch']} and torch_xla {facts.versions['torch_xla']} are not compatible.",
+        why="Each torch_xla is built for one version of torch. With another one its import fails, often with "
         '"undefined symbol" in _XLAC.',
         command=f'%pip install "torch=={xla[0]}.{xla[1]}.0"',
         then=RESTART,
     )
 
 
-def _no_libtpu(seen: _Seen) -> Problem | None:
-    if not seen.tpu or seen.other_libtpu or seen.versions.get("libtpu") or not seen.versions.get("torch_xla"):
+def _no_libtpu(facts: _Facts) -> Problem | None:
+    if not facts.tpu or facts.other_libtpu or facts.versions.get("libtpu") or not facts.versions.get("torch_xla"):
         return None
-    xla = ".".join(map(str, release(seen.versions["torch_xla"])))
+    xla = ".".join(map(str, release(facts.versions["torch_xla"])))
     return Problem(
         about=VERSIONS,
         what="libtpu is not installed.",
-        why="This host has a TPU, and torch_xla reaches it only through libtpu.",
+        why="This host has a TPU, and torch_xla needs libtpu to use it.",
         command=f'%pip install "torch_xla[tpu]=={xla}"',
         then=RESTART,
     )
 
 
-def _plain_tensorflow(seen: _Seen) -> Problem | None:
-    if not seen.versions.get("tensorflow") or not seen.versions.get("torch_xla"):
+def _plain_tensorflow(facts: _Facts) -> Problem | None:
+    if not facts.versions.get("tensorflow") or not facts.versions.get("torch_xla"):
         return None
-    same = ".".join(map(str, release(seen.versions["tensorflow"])))
+    same = ".".join(map(str, release(facts.versions["tensorflow"])))
     return Problem(
         about=VERSIONS,
-        what=f"tensorflow {seen.versions['tensorflow']} is installed beside torch_xla.",
-        why="The two conflict in one process (torch_xla warns of it at import); tensorflow-cpu does not.",
+        what=f"tensorflow {facts.versions['tensorflow']} is installed together with torch_xla.",
+        why="They conflict in one process (torch_xla warns about it at import); tensorflow-cpu does not.",
         # Both packages own the same files, so what uninstalling one removes is put back, at the same version.
         command=f"!pip uninstall -y tensorflow && pip install --force-reinstall --no-deps tensorflow-cpu=={same}",
         then=RESTART,
@@ -174,98 +174,98 @@ def _plain_tensorflow(seen: _Seen) -> Problem | None:
 # googlecolab/backend-info and Kaggle/docker-python, 2026-08; users' reports: issues of googlecolab/colabtools.
 _HOSTED = {
     "colab": "Colab's TPU image has no TensorFlow since March 2025, and users report that installing it does not help.",
-    "kaggle": "Kaggle's TPU image has tensorflow-cpu, which cannot use the TPU.",
+    "kaggle": "Kaggle's TPU image has tensorflow-cpu, which cannot use a TPU.",
 }
 _ELSEWHERE = (
-    "train with TensorFlow on a TPU VM (tensorflow-tpu), or on this TPU with PyTorch/XLA, or with Keras on JAX without "
-    "these magics; %env PJRT_DEVICE=CPU before %tpu_init trains on this host's CPU"
+    "use TensorFlow on a TPU VM (tensorflow-tpu), or use this TPU with PyTorch/XLA, or with Keras on JAX without these "
+    "magics. To train on this host's CPU: %env PJRT_DEVICE=CPU before %tpu_init"
 )
 
 
-def _no_tpu_for_tensorflow(seen: _Seen) -> Problem | None:
-    """Told before anything is installed: on these hosts it is for nothing, or nobody has seen it work."""
-    if not seen.tpu or seen.place not in _HOSTED or seen.versions.get("tensorflow-tpu"):
+def _no_tpu_for_tensorflow(facts: _Facts) -> Problem | None:
+    """Before any other problem, because installing a package does not help on these hosts."""
+    if not facts.tpu or facts.environment not in _HOSTED or facts.versions.get("tensorflow-tpu"):
         return None
     return Problem(
         about=VERSIONS,
         what="TensorFlow does not find a TPU on this host.",
-        why=_HOSTED[seen.place],
+        why=_HOSTED[facts.environment],
         then=_ELSEWHERE,
     )
 
 
-def _no_tensorflow(seen: _Seen) -> Problem | None:
-    if any(seen.versions.get(name) for name in TENSORFLOWS) or _no_tpu_for_tensorflow(seen):
+def _no_tensorflow(facts: _Facts) -> Problem | None:
+    if any(facts.versions.get(name) for name in TENSORFLOWS) or _no_tpu_for_tensorflow(facts):
         return None
-    extra = "tf-tpu" if seen.tpu else "tf"
+    extra = "tf-tpu" if facts.tpu else "tf"
     return Problem(
         about=VERSIONS,
         what="TensorFlow is not installed.",
-        why=f"Cells are trained with TensorFlow here{', on a TPU with tensorflow-tpu' if seen.tpu else ''}.",
+        why=f"Cells train with TensorFlow here{', on a TPU with tensorflow-tpu' if facts.tpu else ''}.",
         command=f'%pip install "tpu-magics[{extra}]"',
         then=RESTART,
     )
 
 
-def _tensorflow_without_tpu(seen: _Seen) -> Problem | None:
-    plain = _plain(seen)
-    if not seen.tpu or not plain or seen.versions.get("tensorflow-tpu") or _no_tpu_for_tensorflow(seen):
+def _tensorflow_without_tpu(facts: _Facts) -> Problem | None:
+    plain = _plain(facts)
+    if not facts.tpu or not plain or facts.versions.get("tensorflow-tpu") or _no_tpu_for_tensorflow(facts):
         return None
     return Problem(
         about=VERSIONS,
-        what=f"{' and '.join(f'{name} {seen.versions[name]}' for name in plain)} cannot use this host's TPU.",
+        what=f"{' and '.join(f'{name} {facts.versions[name]}' for name in plain)} cannot use this host's TPU.",
         # tensorflow/tensorflow#96203; the versions: the package index.
-        why="Only the package tensorflow-tpu (2.16.1 to 2.20.0) has TensorFlow's kernels for a TPU; any other one "
+        why="Only the package tensorflow-tpu (2.16.1 to 2.20.0) has TensorFlow's TPU kernels. Any other one "
         "stops with \"No OpKernel was registered to support Op 'ConfigureDistributedTPU'\".",
         command=f'!pip uninstall -y {" ".join(plain)} && pip install "tpu-magics[tf-tpu]"',
         then=RESTART,
     )
 
 
-def _two_tensorflows(seen: _Seen) -> Problem | None:
-    plain = _plain(seen)
-    if not seen.tpu or not plain or not seen.versions.get("tensorflow-tpu"):
+def _two_tensorflows(facts: _Facts) -> Problem | None:
+    plain = _plain(facts)
+    if not facts.tpu or not plain or not facts.versions.get("tensorflow-tpu"):
         return None
     return Problem(
         about=VERSIONS,
         what=f"{' and '.join(plain)} and tensorflow-tpu are both installed.",
-        why="They own the same files, so the one that was installed last is the one that is imported; it may not be "
-        "the one that knows the TPU.",
+        why="They own the same files, so Python imports the one that was installed last. That may not be the one with "
+        "TPU support.",
         command=f"!pip uninstall -y {' '.join(plain)} && "
-        f"pip install --force-reinstall --no-deps tensorflow-tpu=={seen.versions['tensorflow-tpu']}",
+        f"pip install --force-reinstall --no-deps tensorflow-tpu=={facts.versions['tensorflow-tpu']}",
         then=RESTART,
         state="warning",
     )
 
 
-def _plain(seen: _Seen) -> list[str]:
-    return [name for name in TENSORFLOWS[:2] if seen.versions.get(name)]
+def _plain(facts: _Facts) -> list[str]:
+    return [name for name in TENSORFLOWS[:2] if facts.versions.get(name)]
 
 
-def _old_tensorflow(seen: _Seen) -> Problem | None:
-    name = next((name for name in TENSORFLOWS if seen.versions.get(name)), "tensorflow")
-    return _too_old(seen.versions, name, (2, 16), "Keras 3 comes with TensorFlow since 2.16.", "broken")
+def _old_tensorflow(facts: _Facts) -> Problem | None:
+    name = next((name for name in TENSORFLOWS if facts.versions.get(name)), "tensorflow")
+    return _too_old(facts.versions, name, (2, 16), "TensorFlow comes with Keras 3 since 2.16.", "broken")
 
 
-def _old_keras(seen: _Seen) -> Problem | None:
-    return _too_old(seen.versions, "keras", (3, 0), "Models of Keras 2 are not known here.", "broken")
+def _old_keras(facts: _Facts) -> Problem | None:
+    return _too_old(facts.versions, "keras", (3, 0), "Models of Keras 2 are not supported.", "broken")
 
 
-def _old_ipython(seen: _Seen) -> Problem | None:
-    return _too_old(seen.versions, "ipython", (7, 34), "The magics need what IPython has since 7.34.", "broken")
+def _old_ipython(facts: _Facts) -> Problem | None:
+    return _too_old(facts.versions, "ipython", (7, 34), "The magics need IPython 7.34 or newer.", "broken")
 
 
-def _old_ipywidgets(seen: _Seen) -> Problem | None:
-    return _too_old(seen.versions, "ipywidgets", (7, 7), "The live panel needs 7.7 or newer.", "warning")
+def _old_ipywidgets(facts: _Facts) -> Problem | None:
+    return _too_old(facts.versions, "ipywidgets", (7, 7), "The live panel needs ipywidgets 7.7 or newer.", "warning")
 
 
-def _no_ipywidgets(seen: _Seen) -> Problem | None:
-    if seen.versions.get("ipywidgets"):
+def _no_ipywidgets(facts: _Facts) -> Problem | None:
+    if facts.versions.get("ipywidgets"):
         return None
     return Problem(
         about=VERSIONS,
         what="ipywidgets is not installed.",
-        why="The live panel is made of its widgets.",
+        why="The live panel needs its widgets.",
         command='%pip install "ipywidgets>=7.7"',
         then=f"{RESTART} and reload the page",
         state="warning",
@@ -293,11 +293,11 @@ def release(version: str | None) -> tuple[int, ...]:
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
-_CHECKS: Mapping[str, tuple[Callable[[_Seen], Problem | None], ...]] = {
+_CHECKS: Mapping[str, tuple[Callable[[_Facts], Problem | None], ...]] = {
     "torch": (_no_framework, _different_pair, _no_libtpu, _plain_tensorflow),
     "tensorflow": (
         *(_no_tpu_for_tensorflow, _no_tensorflow, _tensorflow_without_tpu, _two_tensorflows),
         *(_old_tensorflow, _old_keras),
     ),
 }
-_NOTEBOOK: tuple[Callable[[_Seen], Problem | None], ...] = (_old_ipython, _old_ipywidgets, _no_ipywidgets)
+_NOTEBOOK: tuple[Callable[[_Facts], Problem | None], ...] = (_old_ipython, _old_ipywidgets, _no_ipywidgets)

@@ -39,7 +39,7 @@ def record(going: Going, watch: supervise.Watch) -> diagnose.Failure:
         memory_low=watch.memory_low,
         oom_kills=None if before is None or now is None else now - before,
         devices=going.plan.device,
-        holders=tuple((holder.pid, holder.command) for holder in going.host.holders if not holder.own),
+        holders=tuple((holder.pid, holder.command) for holder in going.host.owners if not holder.own),
         versions={name: version for name, version in going.host.versions.items() if version},
         models_bytes=going.models_bytes,
         models_built_in_function=_built_inside(going),
@@ -103,7 +103,7 @@ def oom_kills() -> int | None:
 def host_record(host: Host) -> dict[str, Any]:
     """What run.json keeps of the host."""
     return {
-        "place": host.place.key,
+        "place": host.environment.key,
         "device": host.device,
         "tpu": host.tpu,
         "chips": len(host.chips),

@@ -14,7 +14,7 @@ from typing import Any
 from tpu_magics.backends.base import Backend
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host
-from tpu_magics.host.problem import HOLDER
+from tpu_magics.host.problem import IN_USE
 
 
 class Marks:
@@ -107,7 +107,7 @@ def tpu_is_free(s: Situation) -> None:
     """Looks anew: another notebook may have taken the TPU since %tpu_init."""
     if s.host.device != "TPU":
         return
-    taken = [problem for problem in s.host.problems if problem.about == HOLDER and problem.state == "broken"]
+    taken = [problem for problem in s.host.problems if problem.about == IN_USE and problem.state == "broken"]
     if taken:
         raise TpuMagicsError(taken[0].what, taken[0].why, taken[0].todo)
 

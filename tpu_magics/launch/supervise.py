@@ -25,7 +25,7 @@ from tpu_magics.launch.relay import Relay
 from tpu_magics.runs.events import Compile, Digest, End, Event, Phase, Start, Warned
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.meter import MemoryMeter
-from tpu_magics.runs.private import remove_scratch
+from tpu_magics.runs.private_folders import remove_scratch
 from tpu_magics.runs.reader import Tail
 from tpu_magics.runs.writer import EventWriter
 

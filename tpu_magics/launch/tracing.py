@@ -23,7 +23,7 @@ from tpu_magics.launch import alone, guards, plan, process, reach, results, sess
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.relay import NoScreen, Screen
 from tpu_magics.launch.train import Going, Request
-from tpu_magics.runs import locked
+from tpu_magics.runs import locked_folders
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.reader import Run
 
@@ -53,10 +53,10 @@ def traced(request: Request, options: Options, asked: Asked) -> Iterator[tuple[P
     options.check()
     session.current.refuse_second()
     process.require_main_thread()
-    temporary: locked.LockedFolder | None = None
+    temporary: locked_folders.LockedFolder | None = None
     try:
         with process.interrupts_held():
-            temporary = locked.make()
+            temporary = locked_folders.make()
         going = _prepared(request, options, asked, temporary.path)
         session.current.going = going
         try:
@@ -104,7 +104,7 @@ def _prepared(request: Request, options: Options, asked: Asked, root: Path) -> _
 
 def at_home(host: Host) -> Host:
     """The host as one without a TPU: tracing touches none."""
-    return replace(host, device="CPU", workers=1, replicas=1, repairs=())
+    return replace(host, device="CPU", workers=1, replicas=1, variable_changes=())
 
 
 def _bounded(task: worker.Task, spec: WorkerSpec) -> int:

@@ -42,7 +42,7 @@ from tpu_magics.launch.state.restore import told_by_name
 from tpu_magics.launch.state.walk import Snapshot, take
 from tpu_magics.launch.work import FunctionWork, Work
 from tpu_magics.runs.folder import RunFolder, check_name
-from tpu_magics.runs.private import make_scratch
+from tpu_magics.runs.private_folders import make_scratch
 from tpu_magics.runs.reader import Run
 
 if TYPE_CHECKING:
@@ -306,10 +306,11 @@ def free_name(name: str, taken: set[str]) -> str:
 
 def _say_where(host: Host) -> None:
     """On a notebook service without a TPU: where one is chosen, said once."""
-    if host.device == "CPU" and host.place.menu and not session.current.told_menu:
+    where = host.environment
+    if host.device == "CPU" and where.menu and not session.current.told_menu:
         session.current.told_menu = True
         session.current.notebook.say(
-            f"No TPU in this {host.place.name} runtime: training on XLA:CPU. A TPU is chosen in {host.place.menu}."
+            f"No TPU in this {where.name} runtime: training on XLA:CPU. A TPU is chosen in {where.menu}."
         )
 
 

@@ -12,7 +12,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from tpu_magics.host.doctor import examine, look, mend
+from tpu_magics.host.doctor import apply_fixes, collect_facts, examine
 from tpu_magics.host.doctor.commands import PYTHON
 from tpu_magics.panel.doctor import Diagnosis, to_json
 
@@ -37,11 +37,11 @@ def _examined(fix: bool, shell: bool) -> Diagnosis:
 
     framework = _framework(session.current.framework)
     runtime = None if shell else bool(session.current.backend.runtime_initialized())
-    checks = examine(look(framework=framework, runtime=runtime))
+    checks = examine(collect_facts(framework=framework, runtime=runtime))
     if not fix:
         return Diagnosis(checks, shell=shell, python=_python(shell))
-    mended = mend(checks, os.environ, in_session=not shell)
-    again = examine(look(framework=framework, runtime=runtime)) if mended.done else checks
+    mended = apply_fixes(checks, os.environ, in_session=not shell)
+    again = examine(collect_facts(framework=framework, runtime=runtime)) if mended.done else checks
     return Diagnosis(again, mended.done, mended.left, fixed=True, shell=shell, python=_python(shell))
 
 

@@ -18,9 +18,9 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import arguments
 from tpu_magics.magics import called
 from tpu_magics.magics.preflight_output import Preflight, shown, telling
-from tpu_magics.preflight import installed, report
-from tpu_magics.preflight.gate import Gate, gate
-from tpu_magics.preflight.run import SearchInterrupted, Telling
+from tpu_magics.preflight import compiler_versions, report
+from tpu_magics.preflight.precheck import PreflightCheck, preflight_check
+from tpu_magics.preflight.run import Callbacks, SearchInterrupted
 from tpu_magics.preflight.run import preflight as find
 from tpu_magics.preflight.targets import parse_all
 
@@ -93,10 +93,10 @@ def preflight(
         )
 
 
-def _found(*args: Any, telling: Telling, bind: Callable[[Preflight], None], **options: Any) -> Preflight:
+def _found(*args: Any, telling: Callbacks, bind: Callable[[Preflight], None], **options: Any) -> Preflight:
     """The result, bound. Where a search is interrupted, what it had found is bound and shown before that goes on."""
     try:
-        result = shown(find(*args, telling=telling, **options))
+        result = shown(find(*args, callbacks=telling, **options))
     except SearchInterrupted as stopped:
         stopped.found = so_far = shown(stopped.found)
         bind(so_far)
@@ -120,7 +120,7 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
             f"-o {found.output} is not a name.", "It becomes a Python variable.", "Give -o an identifier."
         )
     parse_all(found.target)
-    installed.versions()
+    compiler_versions.versions()
     positional, named = arguments.parse_arguments(found.args)
     _refuse_call(positional)
     values, keywords = called.evaluated(positional, named, notebook.namespace)
@@ -158,11 +158,13 @@ def _refuse_call(positional: Sequence[str]) -> None:
 # -- before a training -----------------------------------------------------------------------------------------------
 
 
-def before_training(target: str | Sequence[str], plain: bool, namespace: dict[str, Any] | None = None) -> Gate:
+def before_training(
+    target: str | Sequence[str], plain: bool, namespace: dict[str, Any] | None = None
+) -> PreflightCheck:
     """The gate of `%%tpu_train --preflight TARGET`, which shows its result, and binds it to its name."""
 
     @contextmanager
-    def hearing() -> Iterator[Telling]:
+    def hearing() -> Iterator[Callbacks]:
         with telling(plain) as tell:
 
             def found(result: report.Preflight) -> None:
@@ -172,4 +174,4 @@ def before_training(target: str | Sequence[str], plain: bool, namespace: dict[st
 
             yield dataclasses.replace(tell, found=found)
 
-    return gate(target, hearing)
+    return preflight_check(target, hearing)

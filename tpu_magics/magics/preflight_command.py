@@ -112,17 +112,17 @@ def _check_early(found: argparse.Namespace) -> None:
     """What is wrong whatever the cells say, told before they have run for minutes."""
     from tpu_magics.launch.arguments import parse_arguments
     from tpu_magics.launch.plan import ALL_DEVICES, Options
-    from tpu_magics.preflight import installed, targets
+    from tpu_magics.preflight import compiler_versions, targets
 
     targets.parse_all(found.target)
     Options(processes=found.processes, steps=found.steps, spmd=ALL_DEVICES if found.spmd else None).check()
     parse_arguments(found.args or ())
-    installed.versions()
+    compiler_versions.versions()
 
 
 def _preflight(call: Call, found: argparse.Namespace) -> Preflight:
     from tpu_magics.panel.preflight_progress import TerminalLine
-    from tpu_magics.preflight.run import Telling, preflight
+    from tpu_magics.preflight.run import Callbacks, preflight
 
     line = TerminalLine(sys.stderr)
     try:
@@ -138,7 +138,7 @@ def _preflight(call: Call, found: argparse.Namespace) -> Preflight:
             spmd=call.spmd,
             force=found.force,
             kept=not found.anew,
-            telling=Telling(line.show, _say),
+            callbacks=Callbacks(line.show, _say),
         )
     finally:
         line.close()

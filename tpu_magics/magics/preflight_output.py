@@ -16,8 +16,8 @@ from tpu_magics.launch import session
 from tpu_magics.panel.preflight import to_html, to_text
 from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
 from tpu_magics.preflight import report
-from tpu_magics.preflight.compiling import Progress
-from tpu_magics.preflight.run import Telling
+from tpu_magics.preflight.compilation import Progress
+from tpu_magics.preflight.run import Callbacks
 
 __all__ = ["Preflight", "shown", "telling"]
 
@@ -43,14 +43,14 @@ def shown(found: report.Preflight) -> Preflight:
 
 
 @contextmanager
-def telling(plain: bool) -> Iterator[Telling]:
+def telling(plain: bool) -> Iterator[Callbacks]:
     """Who hears how it goes: a line of the notebook or of the terminal, in whose place the result stands at the end;
     nobody, where all is to be comparable."""
     if plain:
-        yield Telling(found=lambda found: _print(found, no_times=True))
+        yield Callbacks(found=lambda found: _print(found, no_times=True))
     elif _has_front_end():
         with Output() as output:
-            yield Telling(output.progress, output.line, output.result)
+            yield Callbacks(output.progress, output.line, output.result)
     else:
         yield from _in_terminal()
 
@@ -66,7 +66,7 @@ def _print(found: report.Preflight, no_times: bool = False) -> None:
     print(to_text(found, no_times=no_times), flush=True)
 
 
-def _in_terminal() -> Iterator[Telling]:
+def _in_terminal() -> Iterator[Callbacks]:
     line = TerminalLine(sys.stderr)
 
     def result(found: report.Preflight) -> None:
@@ -74,7 +74,7 @@ def _in_terminal() -> Iterator[Telling]:
         _print(found)
 
     try:
-        yield Telling(line.show, lambda text: session.current.notebook.say(text), result)
+        yield Callbacks(line.show, lambda text: session.current.notebook.say(text), result)
     finally:
         line.close()
 

@@ -149,7 +149,7 @@ def _items(found: Diagnosis) -> Iterator[_Item]:
 
 def _marked(found: Diagnosis, check: Check) -> bool:
     """Whether `--fix` would mend it now."""
-    return check.mending is not None and not found.fixed and not (found.shell and check.mending.of_session)
+    return check.fix is not None and not found.fixed and not (found.shell and check.fix.of_session)
 
 
 def _done(found: Diagnosis) -> list[str]:

@@ -15,16 +15,16 @@ from tpu_magics.backends.base import TrainingProblem as Placing
 from tpu_magics.host import (
     BROKEN,
     ENVIRONMENT,
-    HOLDER,
+    IN_USE,
     TPU,
     VERSIONS,
     WARNING,
     Host,
     Problem,
-    Repair,
+    VariableChange,
     notebook_environment,
 )
-from tpu_magics.host.holders import Holder
+from tpu_magics.host.device_owners import DeviceOwner
 from tpu_magics.host.problem import plural
 from tpu_magics.launch.pods.pod import Pod
 from tpu_magics.panel import protocol
@@ -72,8 +72,8 @@ def host_table(
 def _rows(
     host: Host, processes: int | None, spmd: int | None, placed: Placed | None, pod: Pod | None = None
 ) -> Iterator[Row]:
-    yield Row(("Place", host.place.name))
-    yield Row(("TPU", _tpu(host)), _state(host, TPU) if host.chips or host.place.promise else "")
+    yield Row(("Environment", host.environment.name))
+    yield Row(("TPU", _tpu(host)), _state(host, TPU) if host.chips or host.environment.promise else "")
     if pod is not None:
         yield Row(("Cells train on", _on_pod(pod)), "ok")
     elif host.framework == "torch":
@@ -83,10 +83,10 @@ def _rows(
     yield Row(("Notebook", _versions(host, NOTEBOOK)))
     yield Row(("Framework", _framework(host)), _state(host, VERSIONS))
     yield Row(("Host memory", _memory(host)))
-    yield Row(("Holder of the TPU", _holders(host)), _state(host, HOLDER) if host.chips else "")
+    yield Row(("TPU in use by", _holders(host)), _state(host, IN_USE) if host.chips else "")
     for name, value in notebook_environment(host).items():
         yield Row(("Set in the notebook", f"{name}={value}: it was not set, and this is what cells train on."))
-    for repair in host.repairs:
+    for repair in host.variable_changes:
         yield Row(("Changed in the workers", _repair(repair)))
     for problem in host.problems:
         yield _problem(problem)
@@ -125,7 +125,11 @@ def _state(host: Host, about: str) -> str:
 def _tpu(host: Host) -> str:
     if not host.chips:
         cores = plural(host.cpus, "core") if host.cpus else "cores: not available (/proc could not be read)"
-        menu = f"\nOn {host.place.name} an accelerator is chosen in {host.place.menu}." if host.place.menu else ""
+        menu = (
+            f"\nOn {host.environment.name} an accelerator is chosen in {host.environment.menu}."
+            if host.environment.menu
+            else ""
+        )
         return f"none: XLA:CPU rehearsal on {cores}{menu}"
     count = len(host.chips)
     chips = plural(count, "chip")
@@ -198,7 +202,7 @@ def _versions(host: Host, names: tuple[str, ...]) -> str:
 def _framework(host: Host) -> str:
     fits = _state(host, VERSIONS) == "ok"
     names = FRAMEWORK if host.framework == "torch" else TENSORFLOW
-    return f"{_versions(host, names)}\n{'They fit together.' if fits else 'See the problems below.'}"
+    return f"{_versions(host, names)}\n{'Versions are compatible.' if fits else 'See the problems below.'}"
 
 
 def _memory(host: Host) -> str:
@@ -217,18 +221,18 @@ def _holders(host: Host) -> str:
     if not host.chips:
         return "not available (this host has no TPU)"
     nobody = "nobody that this account can see" if host.unseen else "nobody"
-    lines = [_holder(holder) for holder in host.holders] or [nobody]
+    lines = [_holder(holder) for holder in host.owners] or [nobody]
     if host.unseen:
         lines.append(f"not available for processes of other accounts ({host.unseen})")
     return "\n".join(lines)
 
 
-def _holder(holder: Holder) -> str:
+def _holder(holder: DeviceOwner) -> str:
     whose = " (this notebook)" if holder.own else " (started by this notebook)" if holder.child else ""
     return f"process {holder.pid}{whose}: {holder.command}"
 
 
-def _repair(repair: Repair) -> str:
+def _repair(repair: VariableChange) -> str:
     change = f"{repair.name} is unset" if repair.value is None else f"{repair.name}={repair.value}"
     return f"{change} (it is {repair.before!r} here): {repair.reason}."
 

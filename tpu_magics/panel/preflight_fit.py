@@ -13,10 +13,10 @@ from tpu_magics.panel import table as plain
 from tpu_magics.panel.preflight_plot import Line, Mark, plot
 from tpu_magics.panel.sections_words import NOT_AVAILABLE, count, not_available, short, small, title
 from tpu_magics.panel.table import Row, Table
-from tpu_magics.preflight.facts import Memory
-from tpu_magics.preflight.fit import NICE as TILE
-from tpu_magics.preflight.fit import FitPoint, FitResult
+from tpu_magics.preflight.compile_result import HbmUsage
 from tpu_magics.preflight.report import Preflight
+from tpu_magics.preflight.search import NICE as TILE
+from tpu_magics.preflight.search import FitPoint, FitResult
 
 NICE = f"largest multiple of {TILE}"
 ON_EACH = f"{NICE} on each device"
@@ -153,7 +153,7 @@ def _cell(one: FitResult, size: int) -> str:
 def _memory(point: FitPoint) -> str:
     if point.needed is None:
         return ""
-    return f": {words.needed(Memory(point.needed, point.available))}"
+    return f": {words.needed(HbmUsage(point.needed, point.available))}"
 
 
 def _line(one: FitResult) -> Line:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tpu_magics.panel.preflight_topic import Topic, by_target
 from tpu_magics.panel.sections_words import percent, short, size
 from tpu_magics.panel.table import Table
-from tpu_magics.preflight.facts import PaddedDimension
+from tpu_magics.preflight.compile_result import PaddedDimension
 from tpu_magics.preflight.report import Preflight, TargetResult
 from tpu_magics.preflight.roofline import is_made
 

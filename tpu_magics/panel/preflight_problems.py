@@ -12,8 +12,7 @@ from tpu_magics.backends.lowered import HostRead as Read
 from tpu_magics.backends.lowered import TraceResult as Traced
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel.sections_words import Fact, count, cut, short, size
-from tpu_magics.preflight.kept import gradients_kept
-from tpu_magics.preflight.report import Preflight, TargetResult
+from tpu_magics.preflight.report import Preflight, TargetResult, retained_gradients
 from tpu_magics.preflight.thresholds import SETTLES
 
 SHOWN = 5  # lines of one kind
@@ -78,7 +77,7 @@ def _failed(one: TargetResult) -> Fact:
 
 def _kept(results: Sequence[TargetResult]) -> Iterator[Fact]:
     """Gradients that wait for the next step, told once, by the first target that has them."""
-    kept = next((bytes_ for one in results if (bytes_ := gradients_kept(one.graph, one.steady))), None)
+    kept = next((bytes_ for one in results if (bytes_ := retained_gradients(one.graph, one.steady))), None)
     if kept is not None:
         text = (
             f"Outputs of {size(kept)} take no argument's memory, and have the shapes of parameters: gradients kept "

@@ -11,7 +11,7 @@ from typing import TextIO
 
 from tpu_magics.panel.sections_words import BLUE, clock, say, short, size
 from tpu_magics.panel.table import printable
-from tpu_magics.preflight.compiling import Progress
+from tpu_magics.preflight.compilation import Progress
 
 _STATES = {
     "kept": "kept from an earlier compile",

@@ -26,7 +26,7 @@ from tpu_magics.panel.sections_words import (
     size,
 )
 from tpu_magics.panel.table import Row, Table
-from tpu_magics.preflight.facts import Buffer, Compiled
+from tpu_magics.preflight.compile_result import Buffer, CompileResult
 from tpu_magics.preflight.report import Preflight, TargetResult
 
 BUFFERS, FEWEST = 8, 3
@@ -49,7 +49,7 @@ _KINDS = {
 }
 
 
-def kinds(one: Compiled) -> dict[str, int]:
+def kinds(one: CompileResult) -> dict[str, int]:
     """Bytes by kind, as they add up to what is needed: outputs without those that lie in the memory of arguments."""
     memory = one.memory
     if memory is None:

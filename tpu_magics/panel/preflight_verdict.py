@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from tpu_magics.panel import table as plain
 from tpu_magics.panel.sections_words import AMBER, GREEN, RED, chip, say, small, table, title
 from tpu_magics.panel.table import Row, Table
-from tpu_magics.preflight.judge import Reason, Verdict
 from tpu_magics.preflight.report import Preflight, TargetResult
+from tpu_magics.preflight.verdict import Reason, TpuVerdict
 
 HEAD = "Does this step suit a TPU?"
 MARKS = {True: ("✓", GREEN), False: ("✗", RED), None: ("?", AMBER)}
@@ -56,7 +56,7 @@ def _row(one: Line) -> list[str]:
     return [f'<b style="white-space:nowrap">{say(one.side)}</b>', f"{say(one.text).replace(' %', '&nbsp;%')}{more}"]
 
 
-def _verdicts(found: Preflight) -> Iterator[tuple[str, Verdict, str]]:
+def _verdicts(found: Preflight) -> Iterator[tuple[str, TpuVerdict, str]]:
     """Each different one with the names of its targets, without names where there is only one, and why: targets that
     differ only in a number share it."""
     groups: dict[tuple[str, str], list[TargetResult]] = {}

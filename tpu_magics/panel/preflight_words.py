@@ -20,7 +20,7 @@ from tpu_magics.panel.sections_words import (
     short,
     size,
 )
-from tpu_magics.preflight.facts import Compiled, Memory
+from tpu_magics.preflight.compile_result import CompileResult, HbmUsage
 from tpu_magics.preflight.report import TargetResult
 from tpu_magics.preflight.roofline import Roofline
 
@@ -50,7 +50,7 @@ def limit(available: int) -> str:
     return f"{available / _GIB:.2f}".rstrip("0").rstrip(".") + " GiB" if available >= _GIB else size(available)
 
 
-def needed(memory: Memory) -> str:
+def needed(memory: HbmUsage) -> str:
     """What a program needs: "184 GiB", "11.2 GiB", "431 MiB"; near the limit with as many decimals as tell it from
     that."""
     if not memory.available or abs(memory.needed / memory.available - 1) >= _CLOSE:
@@ -67,7 +67,7 @@ def _gib(value: int) -> str:
     return size(value) if gib < 1 else f"{gib:.3g} GiB" if gib < 1000 else f"{gib:,.0f} GiB"
 
 
-def used(memory: Memory) -> str:
+def used(memory: HbmUsage) -> str:
     """ "11.2 of 15.75 GiB"."""
     if not memory.available:
         return needed(memory)
@@ -75,7 +75,7 @@ def used(memory: Memory) -> str:
     return f"{one.removesuffix(' GiB')} of {all_}"
 
 
-def headroom(memory: Memory) -> str:
+def headroom(memory: HbmUsage) -> str:
     """ "29 % free", "168 GiB too much"."""
     if not memory.available:
         return not_available("this chip's HBM is not known")
@@ -83,12 +83,12 @@ def headroom(memory: Memory) -> str:
     return f"{percent(free / memory.available)} free" if free >= 0 else f"{_gib(-free)} too much"
 
 
-def sync(result: TargetResult, one: Compiled) -> str:
+def sync(result: TargetResult, one: CompileResult) -> str:
     """Which of the graphs that is: "sync 1", by the sync of the function that ran it first."""
     return f"sync {result.traced.graphs[result.compiled.index(one)].nth + 1}"
 
 
-def why_none(one: Compiled) -> str:
+def why_none(one: CompileResult) -> str:
     """Why there is nothing known of a program."""
     reasons = {
         "refused": "the compiler refuses it",

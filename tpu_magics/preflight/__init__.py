@@ -1,8 +1,7 @@
-"""Ahead-of-time compiles for a TPU that is not here: does a training step fit, is it bf16, what will it cost?
+"""Ahead-of-time compiles for a TPU that is not here: does a training step fit, is it bf16, what does it cost?
 
-What lives here: a module that can be called, since this room and what it does have one name:
-`tpu_magics.preflight(...)` is `tpu_magics.magics.preflight.preflight`, and shows that one's help and signature. What
-does not: any of the work; run.py is the road through the room.
+This package is callable, because the function and the package share a name: `tpu_magics.preflight(...)` is
+`tpu_magics.magics.preflight.preflight`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ def _function() -> Any:
 
 
 class _Callable(ModuleType):
-    """The room, as the function that people know by its name."""
+    """The package, callable as `tpu_magics.preflight`."""
 
     @property
     def __call__(self) -> Any:
@@ -32,7 +31,7 @@ class _Callable(ModuleType):
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]
-        """`help(module)` shows no signature, so that it stands above."""
+        """With the signature, which `help(module)` does not show."""
         return f"preflight{_without_types(self.__signature__)}\n\n{inspect.getdoc(_function())}"
 
 

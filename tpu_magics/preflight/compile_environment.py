@@ -1,8 +1,4 @@
-"""The environment variables of a compile process.
-
-What lives here: which it gets, which it does not, and what is said of those. What does not: the process
-(compile_process.py).
-"""
+"""The environment variables of a compile process."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ ENVIRONMENT = {
     # has libtpu loaded, be it to compile (seen with 0.0.21.1 and 0.0.52). torch_xla sets it too.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-# Beginnings of names that a host, a framework or the person set for other processes: flags change programs, and the
+# Prefixes of names that a host, a framework or the user set for other processes: flags change programs, and the
 # variables of a real TPU would make libtpu look for it.
 NOT_INHERITED = (
     *("ALLOW_MULTIPLE_LIBTPU_LOAD", "CLOUD_TPU_", "ENABLE_PJRT", "ENABLE_RUNTIME_", "ENABLE_TFRT_", "ENABLE_TPU"),
@@ -48,12 +44,12 @@ _TORCH_XLA_ON_TPU = (
     "--xla_tpu_enable_flash_attention=false",
 )
 _TORCH_XLA_ON_V5 = ("--xla_enable_async_all_gather=true", "--xla_enable_async_collective_permute=true")
-_FRAMEWORKS_OWN = frozenset((*_TORCH_XLA, *_TORCH_XLA_ON_TPU, *_TORCH_XLA_ON_V5))
+_SET_BY_TORCH_XLA = frozenset((*_TORCH_XLA, *_TORCH_XLA_ON_TPU, *_TORCH_XLA_ON_V5))
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 def torch_xla_flags(target: Target) -> tuple[str, ...]:
-    """Flags with which torch_xla has its programs compiled on that TPU.
+    """The flags that torch_xla sets for compiles on that TPU.
 
     Without them libtpu makes attention one kernel that keeps no scores, which torch_xla turns off: for f32 attention of
     8 x 12 x 2048 x 64 on a v5e the program needs 1813 MB with them and 505 MB without (libtpu 0.0.52; 0.0.21.1: the
@@ -65,8 +61,8 @@ def torch_xla_flags(target: Target) -> tuple[str, ...]:
 def environment(
     given: Mapping[str, str], folder: Path, packages: Sequence[str], flags: Sequence[str] = ()
 ) -> dict[str, str]:
-    """The variables of the process: those of this one, less what would change the compile, and the TPU's. `flags`: for
-    libtpu."""
+    """The variables of the process: those of this one, without those that would change the compile, and the TPU's.
+    `flags`: for libtpu."""
     kept = {
         name: value
         for name, value in given.items()
@@ -85,15 +81,15 @@ def environment(
 
 
 def flags_left_out(given: Mapping[str, str]) -> tuple[str, ...]:
-    """Sentences about the compiler flags of the person's, which the process does not get."""
-    found = ((name, [one for one in given.get(name, "").split() if one not in _FRAMEWORKS_OWN]) for name in FLAGS)
+    """Notes about the user's compiler flags, which the process does not get."""
+    found = ((name, [one for one in given.get(name, "").split() if one not in _SET_BY_TORCH_XLA]) for name in FLAGS)
     return tuple(
-        f"{name} ({' '.join(flags)}) was left out of this compile; a run with it may be another program"
+        f"{name} ({' '.join(flags)}) was ignored in this compile; a run with it may compile a different program"
         for name, flags in found
         if flags
     )
 
 
 def _installed() -> bool:
-    """This package lies where the interpreter looks for itself."""
+    """Whether the interpreter finds this package without PYTHONPATH."""
     return str(_ROOT) in (*site.getsitepackages(), site.getusersitepackages())

@@ -1,9 +1,6 @@
-"""One compile process, as its parent sees it.
+"""One compile process, as its parent sees it: start, events, memory, end.
 
-What lives here: its start, its events, its memory, its end. What does not: its environment (compile_environment.py),
-what it does (compiler/), and what is made of its events (compile_watch.py).
-
-It leads a session of its own, so that Jupyter's interrupt reaches the parent alone, which then ends it.
+It leads a session of its own, so that Jupyter's interrupt reaches the parent only, which then ends it.
 """
 
 from __future__ import annotations
@@ -20,18 +17,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.backends.lowered import LoweredGraph as Graph
+from tpu_magics.backends.lowered import LoweredGraph
 from tpu_magics.preflight.compile_environment import environment
-from tpu_magics.preflight.compiler.job import Job, Program
+from tpu_magics.preflight.compiler.job import Job, JobProgram
 from tpu_magics.preflight.targets import Target
-from tpu_magics.runs import locked
-from tpu_magics.runs.locked import LockedFolder
+from tpu_magics.runs import locked_folders
+from tpu_magics.runs.locked_folders import LockedFolder
 
 TERM_PATIENCE, KILL_PATIENCE = 2.0, 10.0  # seconds that the process group has to end
 CHILDREN_EVERY = 2.0  # seconds between looks for processes that the compile process started (it starts none)
 LAST_LINES = 12
 # Lines that libtpu always writes, and those that follow a crash and say nothing of its cause.
-_IDLE = ("pjrt_api.cc", "RAW: ", "symbolize.stripped_domain", "*** Check failure stack trace", "    @ ", "PC: @")
+_NOISE = ("pjrt_api.cc", "RAW: ", "symbolize.stripped_domain", "*** Check failure stack trace", "    @ ", "PC: @")
 
 
 @dataclass
@@ -48,7 +45,7 @@ class CompileProcess:
     _children: list[Any] = field(default_factory=list)
 
     def events(self, timeout: float) -> list[dict[str, Any]] | None:
-        """What it told since the last look, waiting so many seconds for it; None when it will tell no more."""
+        """The events since the last call, after waiting up to `timeout` seconds; None when there will be no more."""
         ready = select.poll()  # select(2) knows no descriptor above 1023
         ready.register(self.pipe, select.POLLIN)
         if not ready.poll(timeout * 1000):
@@ -58,7 +55,7 @@ class CompileProcess:
         return [json.loads(line) for line in lines] if data else None
 
     def resident(self) -> int:
-        """Bytes of host memory that it and its children hold now; the most so far is `peak`."""
+        """Bytes of host memory that it and its children use now; `peak` is the maximum so far."""
         import psutil
 
         found = 0
@@ -79,7 +76,7 @@ class CompileProcess:
             return []
 
     def _descendants(self) -> list[Any]:
-        """Looked for now and then only: it reads all of /proc."""
+        """Updated every CHILDREN_EVERY seconds only, because it reads all of /proc."""
         import psutil
 
         if time.monotonic() - self._looked > CHILDREN_EVERY:
@@ -99,10 +96,11 @@ class CompileProcess:
             return self.popen.wait()
 
     def last_lines(self) -> tuple[str, ...]:
-        """The end of what it wrote to stderr and stdout, without what libtpu writes each time."""
+        """The last lines of its stderr and stdout, without those that libtpu always writes."""
         text = (self.folder.path / "output").read_text(encoding="utf-8", errors="replace")
-        told = [line.rstrip() for line in text.splitlines() if line.strip() and not any(idle in line for idle in _IDLE)]
-        return tuple(dict.fromkeys(told[-LAST_LINES:]))
+        lines = (line.rstrip() for line in text.splitlines() if line.strip())
+        found = [line for line in lines if not any(noise in line for noise in _NOISE)]
+        return tuple(dict.fromkeys(found[-LAST_LINES:]))
 
     def stop(self) -> None:
         """End it, if it runs, and remove its folder. Leaves nothing behind."""
@@ -125,14 +123,14 @@ class CompileProcess:
 
 
 def start(
-    graphs: Mapping[int, Graph],
+    graphs: Mapping[int, LoweredGraph],
     target: Target,
     versions: Mapping[str, str],
     packages: Sequence[str],
     flags: Sequence[str] = (),
 ) -> CompileProcess:
     """A process that compiles these graphs, by number. Call it with interrupts held. `flags`: libtpu's."""
-    folder = locked.make()
+    folder = locked_folders.make()
     try:
         _job(folder.path, graphs, target, versions).write(folder.path / "job.json")
         return _started(folder, environment(os.environ, folder.path, packages, flags))
@@ -163,7 +161,7 @@ def _started(folder: LockedFolder, variables: Mapping[str, str]) -> CompileProce
     return CompileProcess(popen, folder, reading)
 
 
-def _job(folder: Path, graphs: Mapping[int, Graph], target: Target, versions: Mapping[str, str]) -> Job:
+def _job(folder: Path, graphs: Mapping[int, LoweredGraph], target: Target, versions: Mapping[str, str]) -> Job:
     (folder / "logs").mkdir()
     return Job(
         parent=os.getpid(),
@@ -177,10 +175,10 @@ def _job(folder: Path, graphs: Mapping[int, Graph], target: Target, versions: Ma
     )
 
 
-def _program(folder: Path, number: int, graph: Graph) -> Program:
+def _program(folder: Path, number: int, graph: LoweredGraph) -> JobProgram:
     file = folder / f"{number}.module"
     file.write_bytes(graph.module)
-    return Program(
+    return JobProgram(
         number=number,
         file=str(file),
         form=graph.form,

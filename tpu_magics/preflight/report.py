@@ -1,33 +1,270 @@
-"""What a preflight found: the object that `tpu_magics.preflight` gives.
-
-What lives here: the results by target. What does not: the result of one (target_result.py), how they are found
-(preflight/), and how they look (panel/preflight.py).
-"""
+"""The result of a preflight: the object that `tpu_magics.preflight` returns."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from functools import cached_property
 from typing import Any
 
+from tpu_magics.backends.lowered import LoweredGraph, TraceResult
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.preflight.facts import Compiled
-from tpu_magics.preflight.fit import FitResult
-from tpu_magics.preflight.plain import plain
-from tpu_magics.preflight.target_result import Rate, TargetResult
-from tpu_magics.preflight.targets import parse
+from tpu_magics.preflight.compile_result import CompileResult
+from tpu_magics.preflight.roofline import Roofline, bf16_share, is_made, roofline, waste
+from tpu_magics.preflight.search import FitResult
+from tpu_magics.preflight.targets import Target, parse
+from tpu_magics.preflight.turns import Cost, turn
+from tpu_magics.preflight.verdict import Case, TpuVerdict, judge
 
 __all__ = ["Preflight", "Rate", "TargetResult"]
 
 
+_HEAVY = {"module", "places"}  # megabytes of a program, and its lines by number
+
+
+def json_data(value: Any) -> Any:
+    """Plain JSON data of a dataclass, without the programs in it."""
+    return _without_modules(asdict(value)) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _without_modules(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _without_modules(found) for name, found in value.items() if name not in _HEAVY}
+    return [_without_modules(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+# -- gradients that stay alive until the next step --------------------------------------------------------------------
+
+# A training step that ends with `optimizer.step()` and begins with `zero_grad()` returns its gradients: they are alive
+# at its sync. Measured with libtpu 0.0.52 for v5e, three linear layers with AdamW: 131 MiB, and 70 MiB with
+# `zero_grad()` after the step; torch_xla 2.9 returns each gradient twice.
+_MOSTLY, _WORTH = 0.9, 0.05  # of the outputs that are known; of what is needed
+
+
+def retained_gradients(graph: LoweredGraph, compiled: CompileResult) -> int | None:
+    """Bytes of outputs that take no argument's memory, where the largest of them have shapes of donated parameters.
+    None: there are none, they are less than a twentieth of what the program needs, or it is not known."""
+    memory = compiled.memory
+    if memory is None or memory.outputs is None or memory.aliased is None:
+        return None
+    own = memory.outputs - memory.aliased
+    shapes = {graph.parameters[place].partition(" ")[0] for place in graph.donors if place < len(graph.parameters)}
+    outputs = [one for one in compiled.buffers if one.kind == "output"]
+    shaped = sum(one.size for one in outputs if one.shape in shapes)
+    alike = shaped > 0 and shaped >= _MOSTLY * sum(one.size for one in outputs)
+    return own if alike and own >= _WORTH * memory.needed else None
+
+
+# -- the result of one target -----------------------------------------------------------------------------------------
+
+FITS, TOO_LARGE, REFUSED, FAILED = "fits", "too-large", "refused", "failed"
+NO_RATE = "graphs take turns, and their numbers of rows are unknown"
+_WORST = (REFUSED, TOO_LARGE, FAILED, FITS)  # a proved answer decides before a missing one
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Samples per second at most, by the roofline: of one chip, and of all (`batch` of them in each step; where
+    graphs take turns, in a full turn). `every`, `batch`: None where it is not known how many train together."""
+
+    chip: float
+    every: float | None
+    batch: int | None
+
+
+@dataclass(frozen=True)
+class TargetResult:
+    """The compile results of a function's graphs for one target: `compiled[i]` is that of `traced.graphs[i]`."""
+
+    target: Target
+    traced: TraceResult
+    compiled: tuple[CompileResult, ...]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.name}: {self.status}>"
+
+    @property
+    def name(self) -> str:
+        """As Google writes it, e.g. "v5litepod-8"."""
+        return self.target.name
+
+    @property
+    def device(self) -> str:
+        """The device that one program runs on: "v5e chip", "v3 device (half a chip)"."""
+        chip = self.target.chip
+        return f"{chip.generation} chip" if chip.devices == 1 else f"{chip.generation} device (half a chip)"
+
+    @property
+    def graph(self) -> LoweredGraph:
+        """The graph that all later steps run."""
+        return next((one for one in reversed(self.traced.graphs) if one.steady), self.traced.graphs[-1])
+
+    @property
+    def steady(self) -> CompileResult:
+        """The compile result of that graph."""
+        return self.compiled[self.traced.graphs.index(self.graph)]
+
+    @property
+    def worst(self) -> CompileResult:
+        """The result that decides: refused or too large, else without an answer, else the one that needs most HBM (the
+        steady one of equals)."""
+        return max(self.compiled, key=lambda one: (-_WORST.index(one.status), _needed(one), one is self.steady))
+
+    @property
+    def status(self) -> str:
+        """ "fits", "too-large", "refused" or "failed": of all graphs, the worst."""
+        return self.worst.status
+
+    @property
+    def fits(self) -> bool:
+        """Whether every graph compiles and fits into the HBM."""
+        return self.status == FITS
+
+    @property
+    def headroom(self) -> float | None:
+        """The free part of the HBM with the graph that needs most; below 0 where it is too large. None: unknown."""
+        memory = self.worst.memory
+        return None if memory is None or not memory.available else 1 - memory.needed / memory.available
+
+    @property
+    def bf16_share(self) -> float | None:
+        """The part of the FLOPs of multiplications in the steady program whose operands are bf16, 0 to 1. None: not
+        read, there are none, or no program was made."""
+        return bf16_share(self.steady) if is_made(self.steady) else None
+
+    @property
+    def padding_waste(self) -> float | None:
+        """The part of the HBM in use by the steady program that is padding of tiles, 0 to 1. None: not known, or no
+        program was made."""
+        return waste(self.steady)
+
+    @cached_property
+    def roofline(self) -> Roofline:
+        """Of the steady graph on one device: an estimate, and where `roofline.least` a lower bound of the time."""
+        return self.roofline_of(self.steady)
+
+    def roofline_of(self, compiled: CompileResult) -> Roofline:
+        """The roofline of any of its graphs."""
+        return roofline(compiled, self.target.chip.device_peak_flops, self.target.chip.device_bandwidth)
+
+    @cached_property
+    def turn(self) -> tuple[int, ...]:
+        """The places of the graphs that later steps run over and over, e.g. (0, 1, 1, 3) of an accumulation of four;
+        one where all later steps have one graph. Empty: not known."""
+        return turn(self.traced)
+
+    @cached_property
+    def cost(self) -> Cost:
+        """The cost of one full turn."""
+        return Cost.of([self.roofline_of(self.compiled[place]) for place in self.turn])
+
+    @property
+    def ranks(self) -> int | None:
+        """The ranks that train together, each with its own batch; `processes` may be fewer than the target has.
+        1 under SPMD. None: the program does not say (TensorFlow's is that of one replica)."""
+        return self.graph.replicas if self.traced.ranks_known else None
+
+    @property
+    def devices(self) -> int:
+        """The devices that share one batch: 1 without SPMD."""
+        return self.graph.partitions
+
+    @property
+    def chips(self) -> int:
+        """The chips that the program runs on: one rank per chip, if there are enough chips."""
+        return min(self.target.chips, self.graph.replicas * self.graph.partitions)
+
+    def everywhere(self, batch: int) -> int | None:
+        """The batch of all ranks together, for this batch of one rank. None: the number of ranks is unknown."""
+        return None if self.ranks is None else batch * self.ranks
+
+    def on_chip(self, batch: int) -> float:
+        """The batch of one chip, for this batch of one rank."""
+        return batch * self.graph.replicas / self.chips
+
+    @property
+    def rate(self) -> Rate | None:
+        """Samples per second at most. None: `no_rate` has the reason."""
+        seconds, rows = self.cost.seconds, self.samples
+        if not seconds or rows is None:
+            return None
+        every = self.everywhere(rows)
+        return Rate(self.on_chip(rows) / seconds, None if every is None else every / seconds, every)
+
+    @property
+    def samples(self) -> int | None:
+        """Samples of one rank in a step, or in a full turn of its graphs. None: unknown."""
+        if len(self.turn) < 2 or not self.traced.rows:
+            return self.traced.batch if len(self.turn) == 1 else None
+        return sum(self.traced.rows[place] or 0 for place in self.turn) or None
+
+    @property
+    def no_rate(self) -> str:
+        """Why there is no rate; "" where there is one."""
+        if self.rate is not None:
+            return ""
+        if self.roofline.seconds is None:
+            return next(iter(self.roofline.reasons.values()), "")
+        if not self.turn:
+            return "the graph of later steps is unknown"
+        if self.cost.seconds is None:
+            return "one of the graphs that take turns has no estimate"
+        return NO_RATE if len(self.turn) > 1 else "the batch size is unknown"
+
+    @cached_property
+    def verdict(self) -> TpuVerdict:
+        """Whether the step suits a TPU, with the reasons."""
+        return judge(Case(self.device, self.traced, self.steady, self.worst, self.roofline, self.devices))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {
+            "target": json_data(self.target),
+            "status": self.status,
+            "fits": self.fits,
+            "headroom": self.headroom,
+            "ranks": self.ranks,
+            "chips": self.chips,
+            "bf16_share": self.bf16_share,
+            "padding_waste": self.padding_waste,
+            "roofline": _roofline(self.roofline),
+            "turn": {"graphs": list(self.turn), **json_data(self.cost)},
+            "samples_per_second": json_data(self.rate),
+            "verdict": json_data(self.verdict),
+            "trace": json_data(self.traced),
+            "graphs": [
+                {"steady": graph is self.graph, **json_data(one)}
+                for graph, one in zip(self.traced.graphs, self.compiled, strict=True)
+            ],
+        }
+
+
+def _needed(one: CompileResult) -> int:
+    return one.memory.needed if one.memory is not None else 0
+
+
+def _roofline(found: Roofline) -> dict[str, Any]:
+    return {
+        "estimate": "a lower bound of the time" if found.least else "no bound of the time",
+        "seconds": found.seconds,
+        "steps_per_second": found.steps_per_second,
+        "bound": found.bound or None,
+        **{name: value for name, value in json_data(found).items() if name != "reasons"},
+        "not_known": found.reasons,
+    }
+
+
+# -- the result of all targets ----------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Preflight:
-    """What `tpu_magics.preflight(function, ..., target="v5e-8,v6e-8")` found, without a TPU and without a step.
+    """The result of `tpu_magics.preflight(function, ..., target="v5e-8,v6e-8")`, without a TPU and without a step.
 
-    `function`: its name; `results`: one for each target, in the order asked for; `fit`: one for each target where
-    `fit=NAME` was asked for; `results` are then of the size that it recommends for each target, so that `fits` says
-    whether there is one. A notebook shows it as tables and drawings, `print` as text.
+    `function`: its name; `results`: one for each target, in the given order; `fit`: one for each target with
+    `fit=NAME`; `results` are then for the size that it recommends for each target, so `fits` says whether there is
+    one. A notebook shows it as tables and drawings, `print` as text.
 
         found = tpu_magics.preflight(train, model, target="v5e-8,v6e-8")
         found.fits                            # on all targets
@@ -52,27 +289,27 @@ class Preflight:
         if found is None:
             known = ", ".join(one.name for one in self.results)
             raise TpuMagicsError(
-                f"There is no result for {name!r}.", f"This preflight was for {known}.", "Name one of these."
+                f"There is no result for {name!r}.", f"This preflight was for {known}.", "Use one of these names."
             )
         return found
 
     def __getitem__(self, name: str) -> TargetResult:
         return self.target(name)
 
-    def steady(self, name: str) -> Compiled:
-        """What the compiler of that target said of the graph that all later steps run."""
+    def steady(self, name: str) -> CompileResult:
+        """The compile result of the graph that all later steps run."""
         return self.target(name).steady
 
     def largest(self, name: str) -> FitResult:
-        """What the search for the largest size found for that target. Raises TpuMagicsError where none was made."""
+        """The result of the search for the largest size on that target. Raises TpuMagicsError without a search."""
         wanted = self.target(name).name
         for one in self.fit:
             if one.target == wanted:
                 return one
         raise TpuMagicsError(
-            "No largest size was searched.",
-            "This preflight was of one size: it was asked for without --fit.",
-            'Search it: %tpu_preflight ... --fit NAME, or preflight(..., fit="NAME").',
+            "There was no search for the largest size.",
+            "This preflight compiled one size, because it ran without --fit.",
+            'Run one: %tpu_preflight ... --fit NAME, or preflight(..., fit="NAME").',
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,7 +319,7 @@ class Preflight:
             "function": self.function,
             "fits": self.fits,
             "results": [one.to_dict() for one in self.results],
-            "fit": [plain(one) for one in self.fit],
+            "fit": [json_data(one) for one in self.fit],
         }
 
     def __repr__(self) -> str:
@@ -91,6 +328,6 @@ class Preflight:
 
 
 def _google(name: str) -> Iterator[str]:
-    """Google's name of the TPU that goes by that name."""
+    """Google's name of that TPU."""
     with contextlib.suppress(TpuMagicsError):
         yield parse(name).name

@@ -1,13 +1,10 @@
 """How fast one device can run a program at best, by its FLOPs and by its bytes: the roofline.
 
-What lives here: arithmetic on what the compiler counted. What does not: what a chip can do (targets.py), and what
-follows for the person (judge.py).
-
 The model: S. Williams, A. Waterman, D. Patterson, "Roofline: an insightful visual performance model for multicore
 architectures", CACM 52(4), 2009. A step takes at least its FLOPs over the peak rate, and at least its bytes over the
 bandwidth of the memory. It is an estimate, and a lower bound of the time: no program keeps either at its peak, and
 transfers between chips and work of the host are not in it. Only of a program with branches, or with a loop that may end
-early, it is no bound: what such a program does, it decides when it runs.
+early, it is no bound: how much such a program does is decided when it runs.
 
 Three things that libtpu counts in its own way, measured with libtpu 0.0.52 for v5e:
 - The body of a loop counts once, however often it runs, whether the count is known or not (a scan of ten
@@ -22,24 +19,24 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tpu_magics.preflight.facts import Compiled, Multiplications
+from tpu_magics.preflight.compile_result import CompileResult, Multiplications
 from tpu_magics.preflight.thresholds import THRESHOLDS
 
 COMPUTE, MEMORY = "compute", "memory"
 BF16 = "bf16"
 
-NO_PROGRAM = "no program was made"
-NO_FLOPS = "the compiler gave no count of FLOPs"
-NO_BYTES = "neither the program nor its memory could be read for the bytes that it moves"
-NO_FIGURE = "this chip's figure is not known"
-NO_SHARE = "multiplications in loops are counted in each round, and all else in them once"
-NO_MULTIPLICATIONS = "the program could not be read for its multiplications"
+NO_PROGRAM = "no program was compiled"
+NO_FLOPS = "the compiler reported no FLOPs"
+NO_BYTES = "the bytes that it moves could not be read from the program or its memory"
+NO_FIGURE = "this chip's figure is unknown"
+NO_SHARE = "in loops, multiplications count once per iteration, but all other FLOPs only once"
+NO_MULTIPLICATIONS = "the multiplications could not be read from the program"
 LOOPS = (
-    "In loops multiplications count in each round, where the program tells how many there are; all other FLOPs once."
+    "In loops, multiplications count once per iteration, if the program gives the number; all other FLOPs count once."
 )
 ONE_PASS = (
-    "The peak is bf16's. A TPU multiplies f32 operands in one bf16 pass, unless a higher precision is asked for: so it "
-    "bounds f32 as well, which costs memory and its traffic."
+    "The peak is that of bf16. A TPU multiplies f32 operands in one bf16 pass, unless a higher precision is requested, "
+    "so the bound holds for f32 too. But f32 needs more memory and memory traffic."
 )
 
 
@@ -53,9 +50,9 @@ class Roofline:
     `flops`: of one execution; `matmul_flops`: of them in matrix multiplications and convolutions; `bytes`: that it
     moves to or from HBM, and `counted`: where they are from ("program": its instructions, "arguments": each argument
     read and each output written once, which it cannot do without); `compute`, `memory`: seconds that each takes at
-    least; `ridge`: FLOPs a byte at which both take as long on this chip; `matmul_share`: of all FLOPs, 0 to 1. None
-    where not known: `reasons` say why, by the field's name. `least`: whether every execution does as much; False where
-    the program has branches or loops of unknown rounds, so that nothing here is a bound.
+    least; `ridge`: FLOPs per byte at which both take equally long on this chip; `matmul_share`: of all FLOPs, 0 to 1.
+    None where not known: `reasons` say why, by the field's name. `least`: whether every execution does as much; False
+    where the program has branches or loops of unknown rounds, so that nothing here is a bound.
     """
 
     flops: float | None
@@ -71,7 +68,7 @@ class Roofline:
 
     @property
     def bound(self) -> str:
-        """What binds: COMPUTE or MEMORY; "" where one of both is not known."""
+        """COMPUTE or MEMORY; "" where one of them is unknown."""
         if self.compute is None or self.memory is None:
             return ""
         return COMPUTE if self.compute >= self.memory else MEMORY
@@ -84,17 +81,17 @@ class Roofline:
 
     @property
     def steps_per_second(self) -> float | None:
-        """At most."""
+        """Steps per second at most."""
         return 1 / self.seconds if self.seconds else None
 
     @property
     def hasty(self) -> bool:
-        """Whether such a step is over before the next one can be started from Python."""
+        """Whether such a step ends before Python can start the next one."""
         return self.seconds is not None and self.seconds < THRESHOLDS["step"].good
 
     @property
     def intensity(self) -> float | None:
-        """FLOPs a byte."""
+        """FLOPs per byte."""
         return self.flops / self.bytes if self.flops is not None and self.bytes else None
 
     @property
@@ -103,9 +100,9 @@ class Roofline:
         return self.compute / self.seconds if self.compute is not None and self.bound and self.seconds else None
 
 
-def roofline(compiled: Compiled, peak: float | None, bandwidth: float | None) -> Roofline:
-    """The roofline of a program on one device. `peak`: FLOP/s in bf16; `bandwidth`: bytes/s of HBM. Where the compiler
-    made no program there is nothing to reckon with."""
+def roofline(compiled: CompileResult, peak: float | None, bandwidth: float | None) -> Roofline:
+    """The roofline of a program on one device. `peak`: FLOP/s in bf16; `bandwidth`: bytes/s of HBM. Without a
+    compiled program all figures are None."""
     if not is_made(compiled):
         return Roofline(None, None, None, "", None, None, None, None, False, dict.fromkeys(_FIGURES, NO_PROGRAM))
     multiplied = matmul_flops(compiled.multiplications)
@@ -132,10 +129,10 @@ def roofline(compiled: Compiled, peak: float | None, bandwidth: float | None) ->
     )
 
 
-def is_made(compiled: Compiled) -> bool:
-    """Whether the compiler made the program: one that is too large it gives up, and what it dumped on the way is what
-    it tried last (it computes more and more again, to save memory). Colab's makes some that are too large (programs.py
-    of compiler/)."""
+def is_made(compiled: CompileResult) -> bool:
+    """Whether the compiler finished the program. One that is too large it gives up; the dump is then its last try,
+    which recomputes more and more values to save memory. Colab's libtpu compiles some that are too large
+    (compiler/programs.py)."""
     return compiled.status == "fits" or (compiled.memory is not None and compiled.memory.arguments is not None)
 
 
@@ -144,20 +141,20 @@ def matmul_flops(found: Multiplications | None) -> float | None:
     return None if found is None else float(sum(found.flops.values()))
 
 
-def bf16_share(compiled: Compiled) -> float | None:
+def bf16_share(compiled: CompileResult) -> float | None:
     """The part of the FLOPs of multiplications whose operands are bf16, 0 to 1. None: not read, or there are none."""
     found = compiled.multiplications
     every = matmul_flops(found)
     return found.flops.get(BF16, 0.0) / every if found is not None and every else None
 
 
-def waste(compiled: Compiled) -> float | None:
+def waste(compiled: CompileResult) -> float | None:
     """The part of the HBM in use that is padding of tiles, 0 to 1. None: not known, or no program was made."""
     found = compiled.padding if is_made(compiled) else None
     return None if found is None or found.padded <= 0 else max(0.0, 1 - found.plain / found.padded)
 
 
-def _flops(compiled: Compiled, multiplied: float | None) -> float | None:
+def _flops(compiled: CompileResult, multiplied: float | None) -> float | None:
     """The compiler's count with what it leaves out; where that is less than the multiplications alone (it counts the
     body of a loop once, they count as often as it runs), these."""
     found = compiled.multiplications
@@ -166,14 +163,14 @@ def _flops(compiled: Compiled, multiplied: float | None) -> float | None:
     return max((one for one in (whole, multiplied) if one is not None and one >= 0), default=None)
 
 
-def _share(compiled: Compiled, flops: float | None, multiplied: float | None) -> float | None:
-    """Of a program whose loops multiply it is not known: of what else they do each round is not counted."""
+def _share(compiled: CompileResult, flops: float | None, multiplied: float | None) -> float | None:
+    """Unknown if loops multiply: their other FLOPs are not counted per iteration."""
     if not flops or multiplied is None or compiled.loops or compiled.flops is None:
         return None
     return min(1.0, multiplied / flops)
 
 
-def _no_share(compiled: Compiled, flops: float | None) -> str:
+def _no_share(compiled: CompileResult, flops: float | None) -> str:
     if flops is None or compiled.flops is None:
         return NO_FLOPS
     if compiled.multiplications is None:
@@ -181,7 +178,7 @@ def _no_share(compiled: Compiled, flops: float | None) -> str:
     return NO_SHARE if compiled.loops else "it has no FLOPs"
 
 
-def _bytes(compiled: Compiled) -> tuple[float, str] | None:
+def _bytes(compiled: CompileResult) -> tuple[float, str] | None:
     if compiled.hbm_bytes is not None:
         return compiled.hbm_bytes, "program"
     memory = compiled.memory

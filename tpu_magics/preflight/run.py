@@ -1,14 +1,10 @@
-"""A function -> what the compilers of the TPUs say of it: the road of a preflight.
-
-What lives here: the order of things: trace, compile, search. What does not: the things themselves (way.py, probing.py,
-fit/), and how the result looks (panel/preflight.py).
-"""
+"""Run a preflight: trace, compile, search."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tpu_magics.backends.base import STEPS
@@ -16,28 +12,172 @@ from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.launch import session
 from tpu_magics.launch.minder import minded
 from tpu_magics.launch.plan import ALL_DEVICES, Options
-from tpu_magics.preflight import installed
-from tpu_magics.preflight.fit import search
-from tpu_magics.preflight.probing import Probing, Ranked, require_change, require_steps
+from tpu_magics.preflight import compiler_versions
+from tpu_magics.preflight.compile_result import CompileResult, LoweredGraph, TraceResult
+from tpu_magics.preflight.pipeline import Callbacks, FunctionCall, PreflightPipeline, trace_request
 from tpu_magics.preflight.report import Preflight, TargetResult
+from tpu_magics.preflight.search import APART, FitPoint, FitResult, search
 from tpu_magics.preflight.sizes import Size
 from tpu_magics.preflight.store import Store, default_folder
 from tpu_magics.preflight.targets import Target, parse_all
-from tpu_magics.preflight.way import Call, Telling, Way, trace_request
+from tpu_magics.preflight.thresholds import SETTLES
 from tpu_magics.runs import preflights
 
-__all__ = ["SearchInterrupted", "Telling", "Way", "note", "preflight", "trace_request"]
+__all__ = [
+    "Callbacks",
+    "PreflightPipeline",
+    "SearchInterrupted",
+    "SearchProbe",
+    "SearchTarget",
+    "note",
+    "preflight",
+    "require_change",
+    "require_steps",
+    "trace_request",
+]
+
+
+LONGEST = 300  # characters of an error
+_ANSWERS = ("fits", "failed", "refused", "too-large")  # what one graph proves decides, whatever is unknown of another
+
+
+@dataclass(frozen=True)
+class SearchTarget:
+    """A target of a search: its ranks, and the devices that share the batch of one rank (1 without SPMD)."""
+
+    name: str
+    ranks: int
+    devices: int = 1
+
+    @classmethod
+    def of(cls, found: TargetResult) -> SearchTarget:
+        return cls(found.name, found.ranks or 1, found.devices)
+
+
+@dataclass(frozen=True)
+class SearchProbe:
+    """Probes one size. `call`: the function with the current size; `start`: the result with it; `pipeline`: makes the
+    pipeline of a call; `fits`: the results with other sizes that fit, by size and target."""
+
+    size: Size
+    call: FunctionCall
+    start: Preflight
+    pipeline: Callable[[FunctionCall], PreflightPipeline]
+    fits: dict[tuple[int, str], TargetResult] = field(default_factory=dict)
+
+    def probe(self, value: int, names: Sequence[str]) -> Mapping[str, FitPoint]:
+        """The compile results of that size for these targets. Raises TpuMagicsError where the function does not run
+        with it, or makes too few steps."""
+        if value == self.size.now:
+            start = map(self.start.target, names)
+            return {one.name: _point(value, one.graph, one.compiled) for one in start}
+        with self.size.at(value, self.call.args, self.call.kwargs) as (args, kwargs):
+            pipeline = self.pipeline(replace(self.call, args=args, kwargs=kwargs))
+            return {name: self._ask(pipeline, value, self.start.target(name)) for name in names}
+
+    def _ask(self, pipeline: PreflightPipeline, value: int, start: TargetResult) -> FitPoint:
+        """Compiles the graph that needed most first: if it is too large, the others need no compile."""
+        traced = pipeline.traced(start.target)
+        require_steps(f"{self.size.name} = {value}", traced)
+        compiled: dict[int, CompileResult] = {}
+        for number in _largest_first(traced.graphs, start):
+            [compiled[number]] = pipeline.compiled([traced.graphs[number]], start.target)
+            if compiled[number].status != "fits":
+                break
+        else:
+            in_order = tuple(compiled[number] for number in sorted(compiled))
+            self.fits[value, start.name] = TargetResult(start.target, traced, in_order)
+        return _point(value, traced.graphs[-1], tuple(compiled.values()))
+
+    def recommended(self, found: FitResult) -> TargetResult:
+        """The result with the recommended size, or with the start value if none fits."""
+        start = self.start.target(found.target)
+        return start if found.best is None else self.fits.get((found.best, found.target), start)
+
+
+def _largest_first(graphs: Sequence[LoweredGraph], start: TargetResult) -> list[int]:
+    first = min(start.compiled.index(start.worst), len(graphs) - 1)
+    return [first, *(number for number in range(len(graphs)) if number != first)]
+
+
+def _point(value: int, steady: LoweredGraph, compiled: Sequence[CompileResult]) -> FitPoint:
+    worst = max(compiled, key=lambda one: (_ANSWERS.index(one.status), one.memory.needed if one.memory else 0))
+    known = [one.seconds for one in compiled if one.seconds is not None]
+    return FitPoint(
+        size=value,
+        status=worst.status,
+        needed=worst.memory.needed if worst.memory is not None else None,
+        available=worst.memory.available if worst.memory is not None else None,
+        seconds=sum(known) if known else None,
+        error=_first_line(worst.error),
+        graph=steady.hash,
+    )
+
+
+def _first_line(text: str) -> str:
+    """A compiler's refusal can have pages."""
+    return next(iter(text.splitlines()), "")[:LONGEST]
+
+
+# -- what a search needs ----------------------------------------------------------------------------------------------
+
+
+def require_steps(what: str, traced: TraceResult, steps: int = SETTLES) -> None:
+    """Raise TpuMagicsError with too few steps: the graph of the first step has no optimizer state among its
+    arguments."""
+    if steps < SETTLES:
+        raise TpuMagicsError(
+            f"--fit does not work with --steps {steps}.",
+            "The first step of a training creates the optimizer state, the second is the first that has it, and the "
+            "third shows whether later steps are alike.",
+            f"Leave out --steps, or set it to {SETTLES} or more.",
+        )
+    if traced.settled or traced.syncs >= SETTLES:
+        return
+    made = "1 step" if traced.syncs == 1 else f"{traced.syncs} steps"
+    raise TpuMagicsError(
+        f"With {what} the function makes only {made}, so the memory of later steps is unknown.",
+        "The first steps of a training create the optimizer state, so their graphs need less memory than later ones.",
+        "Let the function make at least three steps with the largest batch to try: give it more data (repeated or "
+        "made-up batches are fine, because no step is executed).",
+    )
+
+
+def require_change(
+    size: Size, call: FunctionCall, traced: TraceResult, trace: Callable[[FunctionCall], TraceResult]
+) -> None:
+    """Raise TpuMagicsError where a notebook variable does not change a TensorFlow step: its batch comes from its
+    arguments, which were created before. `traced`: with the size that there is now."""
+    if size.is_argument:
+        return
+    other = size.now // APART or size.now * APART
+    with size.at(other, call.args, call.kwargs) as (args, kwargs):
+        changed = trace(replace(call, args=args, kwargs=kwargs))
+    if changed.graphs[-1].hash != traced.graphs[-1].hash:
+        return
+    rows = f", with {traced.batch:,} rows" if traced.batch is not None else ""
+    raise TpuMagicsError(
+        f"Changing {size.name} has no effect: {size.now} and {other} give the same graph.",
+        f"{call.name} gets its batch from its arguments. They were created before{rows}, and another value of "
+        f"{size.name} does not create new ones.",
+        f"Create the batch inside a function: def step({size.name}), which creates tensors with {size.name} rows "
+        "(tf.random.uniform; the compiler would remove work on zeros) and trains on them, as in "
+        f"model.train_step((x, y)). Then preflight that function, with {size.name}={size.now} and --fit {size.name}.",
+    )
+
+
+# -- the preflight ----------------------------------------------------------------------------------------------------
 
 
 class SearchInterrupted(TrainingInterrupted):
-    """The person stopped a search. `found`: what it had found by then."""
+    """The user interrupted a search. `found`: the results so far."""
 
     def __init__(self, found: Preflight, kept: bool) -> None:
-        goes_on = "Run it again to go on: what was compiled is kept." if kept else ""
+        again = "Run it again to continue: compiled results are cached." if kept else ""
         super().__init__(
             f"The search for the largest {found.fit[0].name} was interrupted.",
             " ".join(f"{one.target}: {_known(found, one.target)}." for one in found.fit),
-            f"What was found by then is shown. {goes_on}".strip(),
+            f"The results so far are shown. {again}".strip(),
         )
         self.found = found
 
@@ -55,70 +195,72 @@ def preflight(
     force: bool = False,
     kept: bool = True,
     packages: Sequence[str] = (),
-    telling: Telling | None = None,
+    callbacks: Callbacks | None = None,
 ) -> Preflight:
     """Compile `function(*args, **kwargs)` for TPUs that are not here; see `tpu_magics.preflight`.
 
-    Raises SearchInterrupted, with what was found, where the person stops the search that `fit` asks for.
+    Raises SearchInterrupted, with the results so far, where the user interrupts the search that `fit` asks for.
     """
     targets = parse_all(target)
     options = Options(processes, precision, steps=steps, force=force, spmd=ALL_DEVICES if spmd else None)
     options.check()
     _require_ranks(targets, processes)
-    installed.versions(packages)
+    compiler_versions.versions(packages)
     store = Store(default_folder()) if kept else None
-    going = _Going(options, _is_spmd(spmd, processes), store, packages, telling or Telling())
-    call = Call(function, args, dict(kwargs or {}))
+    settings = _Settings(options, _is_spmd(spmd, processes), store, packages, callbacks or Callbacks())
+    call = FunctionCall(function, args, dict(kwargs or {}))
     with minded():
-        return _compiled(call, targets, going) if fit is None else _searched(call, targets, going, fit)
+        return _compiled(call, targets, settings) if fit is None else _searched(call, targets, settings, fit)
 
 
 @dataclass(frozen=True)
-class _Going:
-    """What all sizes of a search have in common."""
+class _Settings:
+    """What all sizes of a search share."""
 
     options: Options
     spmd: bool
     store: Store | None
     packages: Sequence[str]
-    tell: Telling
+    callbacks: Callbacks
 
-    def way(self, call: Call) -> Way:
+    def pipeline(self, call: FunctionCall) -> PreflightPipeline:
         lower, own = call.lowering(self.options), not call.is_tensorflows
-        return Way(call.name, lower, self.spmd, self.options.processes, self.store, self.packages, self.tell, own)
+        return PreflightPipeline(
+            call.name, lower, self.spmd, self.options.processes, self.store, self.packages, self.callbacks, own
+        )
 
 
-def _compiled(call: Call, targets: Sequence[Target], going: _Going) -> Preflight:
-    way = going.way(call)
-    return _noted(Preflight(call.name, tuple(way.result(one) for one in targets)))
+def _compiled(call: FunctionCall, targets: Sequence[Target], settings: _Settings) -> Preflight:
+    pipeline = settings.pipeline(call)
+    return _with_note(Preflight(call.name, tuple(pipeline.result(one) for one in targets)))
 
 
-def _searched(call: Call, targets: Sequence[Target], going: _Going, name: str) -> Preflight:
-    """The largest size for each target, and what the compiler said of the one to take."""
-    way = going.way(call)
+def _searched(call: FunctionCall, targets: Sequence[Target], settings: _Settings, name: str) -> Preflight:
+    """The largest size for each target, and the compile results for the recommended one."""
+    pipeline = settings.pipeline(call)
     size = Size.of(name, call.function, call.args, call.kwargs, session.current.notebook.namespace)
-    first = way.traced(targets[0])
-    require_steps(f"{size.name} = {size.now}", first, going.options.steps or STEPS)
-    if not way.torch_xla:
-        require_change(size, call, first, lambda other: going.way(other).traced(targets[0]))
-    start = _noted(Preflight(call.name, tuple(way.result(one) for one in targets)))
-    probing = Probing(size, call, start, going.way)
-    ranked = [Ranked.of(one) for one in start.results]
-    fit = search(size.name, size.now, ranked, probing.probe, tell=going.tell.line)
-    found = Preflight(call.name, tuple(probing.recommended(one) for one in fit), fit)
+    first = pipeline.traced(targets[0])
+    require_steps(f"{size.name} = {size.now}", first, settings.options.steps or STEPS)
+    if not pipeline.torch_xla:
+        require_change(size, call, first, lambda other: settings.pipeline(other).traced(targets[0]))
+    start = _with_note(Preflight(call.name, tuple(pipeline.result(one) for one in targets)))
+    probe = SearchProbe(size, call, start, settings.pipeline)
+    ranked = [SearchTarget.of(one) for one in start.results]
+    fit = search(size.name, size.now, ranked, probe.probe, log=settings.callbacks.line)
+    found = Preflight(call.name, tuple(probe.recommended(one) for one in fit), fit)
     if any(one.interrupted for one in fit):
-        raise SearchInterrupted(found, kept=going.store is not None)
+        raise SearchInterrupted(found, kept=settings.store is not None)
     return found
 
 
 def _known(found: Preflight, target: str) -> str:
     """ "104 fits, 128 does not"."""
     one = next(each for each in found.fit if each.target == target)
-    fits = "no size that fits is known" if one.largest is None else f"{one.largest:,} fits"
+    fits = "no size is known to fit" if one.largest is None else f"{one.largest:,} fits"
     return f"{fits}, {one.beyond:,} does not" if one.beyond is not None else fits
 
 
-# -- what is asked for ------------------------------------------------------------------------------------------------
+# -- checks of the request ------------------------------------------------------------------------------------------
 
 
 def _require_ranks(targets: Sequence[Target], processes: int | None) -> None:
@@ -127,28 +269,28 @@ def _require_ranks(targets: Sequence[Target], processes: int | None) -> None:
     if few is not None:
         raise TpuMagicsError(
             f"-n {processes} is not possible on {few.name}.",
-            f"A training has {few.ranks} {'rank' if few.ranks == 1 else 'ranks'} there, one for each device.",
-            f"Leave -n away for {few.ranks}, or name a larger target.",
+            f"A training there has {few.ranks} {'rank' if few.ranks == 1 else 'ranks'}, one for each device.",
+            f"Leave out -n for {few.ranks}, or choose a larger target.",
         )
 
 
-def _is_spmd(asked: bool | None, processes: int | None) -> bool:
-    """As a training here would be, where it is not said."""
-    if asked is None:
+def _is_spmd(requested: bool | None, processes: int | None) -> bool:
+    """The session's default where it is None."""
+    if requested is None:
         return processes is None and session.current.spmd is not None
-    return asked
+    return requested
 
 
-# -- what is said of it -----------------------------------------------------------------------------------------------
+# -- for %tpu_check --ready -----------------------------------------------------------------------------------------
 
 
-def _noted(found: Preflight) -> Preflight:
+def _with_note(found: Preflight) -> Preflight:
     note(found.function, found.results)
     return found
 
 
 def note(name: str, results: Sequence[TargetResult]) -> None:
-    """For the checklist of %tpu_check --ready."""
+    """Record the results for the checklist of %tpu_check --ready."""
     now = time.time()
     for one in results:
         memory = one.worst.memory

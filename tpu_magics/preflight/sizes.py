@@ -1,7 +1,4 @@
-"""The name whose largest value is searched: an argument of the function, or a name of the notebook.
-
-What lives here: what it is now, and putting another value in its place for one trace. What does not: the search (fit/).
-"""
+"""The name whose largest value is searched: an argument of the function, or a variable of the notebook."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ LONGEST = 40  # characters of a value in an error
 
 @dataclass(frozen=True)
 class Size:
-    """`name`, its value `now`; `signature`: of the function where the name is an argument of it; else `spaces`: the
-    names of the notebook, and of the module that the function is of."""
+    """`name`, its value `now`; `signature`: of the function, if the name is one of its arguments; else `spaces`: the
+    namespaces of the notebook and of the function's module."""
 
     name: str
     now: int
@@ -46,7 +43,7 @@ class Size:
 
     @property
     def is_argument(self) -> bool:
-        """Whether the function gets it with the call; else it reads a name of the notebook."""
+        """Whether it is an argument of the function; else the function reads a variable of the notebook."""
         return self.signature is not None
 
     @contextmanager
@@ -95,7 +92,7 @@ def _argument(
         raise TpuMagicsError(
             f"{_named(function)}{signature} does not take these arguments: {error}.",
             f"Given: {len(args)} positional{''.join(f', {one}' for one in kwargs)}.",
-            f"Give a value for each parameter, {name} too: the search starts at its value.",
+            f"Give a value for each parameter, including {name}: the search starts at its value.",
         ) from None
     bound.apply_defaults()
     return kwargs[name] if name in kwargs else bound.arguments[name]
@@ -120,11 +117,15 @@ def _put(
 
 def _absent(name: str, signature: inspect.Signature | None) -> TpuMagicsError:
     parameters = ", ".join(signature.parameters) if signature is not None else ""
-    passed = f" {name}=8 among the ARGs passes it on." if signature is not None and _takes_any(signature) else ""
+    passed = (
+        f" To pass it through **kwargs, add {name}=8 to the ARGs."
+        if signature is not None and _takes_any(signature)
+        else ""
+    )
     return TpuMagicsError(
         f"--fit {name}: there is no such name.",
-        f"It is no parameter of the function ({parameters or 'it has none'}), and no name of the notebook.",
-        f"Name the argument or the notebook's name that holds the batch size.{passed}",
+        f"It is neither a parameter of the function ({parameters or 'it has none'}) nor a variable of the notebook.",
+        f"Give the argument or the notebook variable that holds the batch size.{passed}",
     )
 
 
@@ -133,13 +134,13 @@ def _whole(name: str, value: Any) -> int:
         return int(value)
     raise TpuMagicsError(
         f"--fit {name}: its value is {_brief(value)}.",
-        "The search goes through whole numbers above 0, and starts at the value that the name has.",
-        f"Give {name} a batch size that works, for example 8, or name what holds the batch size.",
+        "The search tries whole numbers above 0 and starts at the current value.",
+        f"Set {name} to a batch size that works, for example 8, or give the name that holds the batch size.",
     )
 
 
 def _brief(value: Any) -> str:
-    """A number or a short text as it is written; of all else the type, for a model's repr goes on for pages."""
+    """The repr of a number or a short text, else the type: a model's repr can have pages."""
     if value is None or isinstance(value, (bool, numbers.Number)) or (isinstance(value, str) and len(value) < LONGEST):
         return f"{value!r:.{LONGEST}}"
     return f"an object of type {type(value).__name__}"

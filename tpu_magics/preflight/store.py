@@ -1,12 +1,9 @@
-"""Results of compiles that are kept on disk, and how long those compiles took.
-
-What lives here: `Store`, its keys, its files. What does not: what a result says (facts.py), and the lines of the
-person's, which are not kept (compiling.py).
+"""Compile results that are cached on disk, and how long those compiles took.
 
 A key is the hash of all that a result depends on: the graph's module as it goes to the compiler, its donors, replicas,
 partitions and parameters, the TPU, the flags, the versions of jaxlib, libtpu and of this package, the sources of the
-code that asks the compiler and reads its answers, and the form of the files here. The modules have no source lines in
-them (`Graph.places`), so a result outlives edits around the training function.
+code that calls the compiler and reads its answers, and the file format. The modules have no source lines in them
+(`Graph.places`), so a result outlives edits around the training function.
 """
 
 from __future__ import annotations
@@ -23,17 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics import __version__
-from tpu_magics.preflight.facts import Compiled, Graph, from_json, to_json
+from tpu_magics.preflight.compile_result import CompileResult, LoweredGraph, from_json, to_json
 from tpu_magics.preflight.targets import Target
 
-__all__ = ["KEPT", "Store", "default_folder", "key"]
+__all__ = ["CACHED", "Store", "default_folder", "key"]
 
-FORM = 1  # of the files: a larger number makes all that were kept before a miss
-KEPT = ("fits", "too-large", "refused")  # the compiler's answers; "failed" is none
+FORM = 1  # of the files: a larger number invalidates all older entries
+CACHED = ("fits", "too-large", "refused")  # the compiler's answers; "failed" is none
 RESULT, PACE = ".result.json", ".pace.json"
 SIMILAR = 4  # times smaller or larger: beyond, one compile says nothing of how long another takes
 PACES = 50  # compiles that a TPU's file remembers
-_READERS = tuple(Path(__file__).with_name(name) for name in ("compiler", "optimised"))
+_READERS = tuple(Path(__file__).with_name(name) for name in ("compiler", "analysis"))
 
 
 def default_folder() -> Path:
@@ -44,26 +41,26 @@ def default_folder() -> Path:
         return Path(given) / "tpu_magics" / "preflight"
     try:
         return Path.home() / ".cache" / "tpu_magics" / "preflight"
-    except RuntimeError:  # no $HOME, and nobody of that number is known
+    except RuntimeError:  # no $HOME, and no account has this number
         return Path(tempfile.gettempdir()) / f"tpu_magics-{os.getuid()}" / "preflight"
 
 
-def key(graph: Graph, target: Target, versions: Mapping[str, str], flags: Sequence[str] = ()) -> str:
+def key(graph: LoweredGraph, target: Target, versions: Mapping[str, str], flags: Sequence[str] = ()) -> str:
     """64 hexadecimal digits."""
-    asked = {
+    inputs = {
         "form": [FORM, __version__, readers()],
         "flags": flags,
         "graph": [graph.form, graph.donors, graph.replicas, graph.partitions, graph.parameters],
         "target": [target.topology, target.options, target.accelerator_type, target.chip.available],
         "versions": [versions.get(name, "") for name in ("jaxlib", "libtpu")],
     }
-    text = json.dumps(asked, sort_keys=True, default=list).encode()
+    text = json.dumps(inputs, sort_keys=True, default=list).encode()
     return hashlib.sha256(text + b"\0" + graph.module).hexdigest()
 
 
 @functools.cache
 def readers() -> str:
-    """A hash of the code that a result comes from, as this process found it first."""
+    """A hash of the source code that makes a result, read once per process."""
     found = hashlib.sha256()
     for path in sorted(path for folder in _READERS for path in folder.glob("*.py")):
         found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -72,27 +69,28 @@ def readers() -> str:
 
 @dataclass(frozen=True)
 class Store:
-    """`folder`: made when something is kept; `entries` and `size`: results and bytes of them at most, the oldest go.
+    """`folder`: created at the first write; `entries` and `size`: at most so many results and bytes; the oldest are
+    removed.
 
-    What cannot be read is a miss, and what cannot be written is not kept: a preflight does not fail for its cache.
+    Read errors are misses and write errors are ignored: a preflight does not fail because of its cache.
     """
 
     folder: Path
     entries: int = 1000
     size: int = 100 * 2**20
 
-    def get(self, name: str) -> Compiled | None:
-        """The result of that key, `kept`."""
+    def get(self, name: str) -> CompileResult | None:
+        """The cached result of that key."""
         data = _read(self.folder / f"{name}{RESULT}")
         try:
-            found = from_json(Compiled, {**data["compiled"], "kept": True})
+            found = from_json(CompileResult, {**data["compiled"], "kept": True})
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
-        return found if data.get("key") == name and found.status in KEPT else None
+        return found if data.get("key") == name and found.status in CACHED else None
 
-    def put(self, name: str, compiled: Compiled) -> None:
-        """Keep it, if it is an answer of the compiler's."""
-        if compiled.status in KEPT:
+    def put(self, name: str, compiled: CompileResult) -> None:
+        """Cache it, if it is an answer of the compiler."""
+        if compiled.status in CACHED:
             _write(self.folder / f"{name}{RESULT}", {"key": name, "compiled": to_json(compiled)})
             self._drop_oldest()
 
@@ -144,7 +142,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:
-    """As a whole or not at all."""
+    """Write atomically."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")

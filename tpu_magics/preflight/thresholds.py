@@ -1,7 +1,4 @@
-"""The thresholds of the verdict, and where each is from.
-
-What lives here: one table. What does not: what is measured against it (judge_reasons.py, judge_work.py).
-"""
+"""The thresholds of the verdict, each with its source."""
 
 from __future__ import annotations
 

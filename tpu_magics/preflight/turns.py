@@ -1,22 +1,18 @@
-"""Graphs that take turns: gradient accumulation, two optimizers, a small graph between two steps.
-
-What lives here: which graphs make one full turn, and its time. What does not: how syncs are told apart (backends/), and
-what one graph costs (roofline.py).
-"""
+"""Graphs that alternate: gradient accumulation, two optimizers, a small graph between two steps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tpu_magics.backends.lowered import TraceResult as Traced
+from tpu_magics.backends.lowered import TraceResult
 from tpu_magics.preflight.roofline import Roofline
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one full turn on one device. `syncs`: in it; `seconds`: the sum of the least times of their graphs (None: of
-    one of them it is not known); `least`: whether each of these is a lower bound."""
+    """The cost of one full turn on one device. `syncs`: number of syncs; `seconds`: the sum of the least times of their
+    graphs (None: one of them is unknown); `least`: whether each of these is a lower bound."""
 
     syncs: int
     seconds: float | None
@@ -29,8 +25,8 @@ class Cost:
         return cls(len(found), whole, all(one.least for one in found))
 
 
-def turn(traced: Traced) -> tuple[int, ...]:
-    """The places in `traced.graphs` of the graphs that later steps run over and over, in the order of their syncs: of
+def turn(traced: TraceResult) -> tuple[int, ...]:
+    """The indices in `traced.graphs` of the graphs that later steps repeat, in the order of their syncs: for
     an accumulation of four e.g. (0, 1, 1, 3). Empty where that is not known, or no step was like the one before it."""
     steady = {place for place, one in enumerate(traced.graphs) if one.steady}
     if not traced.settled:

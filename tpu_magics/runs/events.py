@@ -1,11 +1,7 @@
-"""The records of a run: what may stand in `rank-<r>.jsonl`, and what each field means.
-
-What lives here: one frozen dataclass per kind of event, and their way to and from one JSON line. What does not:
-files (see writer.py and reader.py), and any thought about where an event came from. The field names are a contract:
-both front ends and other tools read them.
+"""The events of a run: the records in `rank-<r>.jsonl`, and what each field means.
 
 Every line is a JSON object with `v` (schema version), `kind`, `t` (unix seconds), `rank`, and the fields of its kind.
-Readers skip kinds and versions that they do not know.
+Readers skip kinds and versions that they do not know. Field names are a contract with both front ends and other tools.
 """
 
 from __future__ import annotations
@@ -35,8 +31,8 @@ class Event:
 @dataclass(frozen=True)
 class Site:
     """The user's source line that triggered something. `id`: its number in this rank, from 0, in the order of first
-    sight; `path` is "In [n]" for a cell, else a path; `line` counts from 1 in the cell as the person sees it, the
-    `%%tpu_train` line included; `cell_id`: where the front end told it."""
+    sight; `path` is "In [n]" for a cell, else a path; `line` counts from 1 in the cell as the user sees it, the
+    `%%tpu_train` line included; `cell_id`: where the front end provides it."""
 
     id: int
     path: str
@@ -67,7 +63,7 @@ class Start(Event):
 
 @dataclass(frozen=True)
 class Phase(Event):
-    """A worker entered a phase: "starting", "training", "collecting" (bringing weights home)."""
+    """A worker entered a phase: "starting", "training", "collecting" (transferring weights to the notebook)."""
 
     kind: ClassVar[str] = "phase"
     name: str = ""
@@ -94,7 +90,7 @@ class Steps(Event):
 class Value(Event):
     """What the user logged under `name`. `step`: total steps when it was logged.
 
-    For n > 1 the record stands for n values: `value`, `step` and `t` are those of the last, `low` and `high` the range
+    For n > 1 the record aggregates n values: `value`, `step` and `t` are those of the last, `low` and `high` the range
     of the numbers among them; `high` is "nan" where one of them was not a number. Non-finite numbers are the strings
     "nan", "inf" and "-inf". A value of another type is kept as text (at most 200 characters).
     """
@@ -112,7 +108,7 @@ class Value(Event):
 @dataclass(frozen=True)
 class Memory(Event):
     """Memory of one rank in bytes. Host memory as the worker's parent saw it: resident (0: not in this record), and
-    proportional (None: not available). HBM as the rank's runtime told it (None: not available, or not in this
+    proportional (None: not available). HBM as the rank's runtime reports it (None: not available, or not in this
     record)."""
 
     kind: ClassVar[str] = "memory"
@@ -133,11 +129,11 @@ class Compile(Event):
     `difference`: what differs, e.g. "input_ids now int64[32,129], before int64[32,128]"; `cause`: a code of CAUSES;
     `text` and `fix`: one sentence each. A first compile has a `text` and a `fix` only where there is something to say.
     `memory`: bytes of the compiled program by use ("arguments", "outputs", "aliased", "temporaries", "code"), None
-    where the runtime does not tell. `host_collective`: in a rehearsal, collectives on the host cut this graph in
-    `pieces` that were compiled one by one; together they are one logical graph (`graph`: of all their hashes).
-    `by_rank`: torch_xla itself made it another one for each rank (an all_gather pads by the rank).
-    `trigger`: what ran the graph ("sync", "loader", "read", "finish", "library"); `step`: steps done before it.
-    `part`: where a library stands between the line and the graph, what it did there, and its own line.
+    where the runtime does not report it. `host_collective`: in a rehearsal, collectives on the host split this graph
+    into `pieces` that were compiled one by one; together they are one logical graph (`graph`: of all their hashes).
+    `by_rank`: torch_xla itself made it another one for each rank (an all_gather pads by the rank). `trigger`: what ran
+    the graph ("sync", "loader", "read", "finish", "library"); `step`: steps done before it. `part`: if a library is
+    between the line and the graph, what it did, and its own line.
     """
 
     kind: ClassVar[str] = "compile"
@@ -187,7 +183,7 @@ EXPECTED_CAUSES = ("new-part", "optimizer-state")
 
 @dataclass(frozen=True)
 class Transfer(Event):
-    """A value that the host read in the middle of a step, which ran a part of it by itself. `count`: reads here so far
+    """A value that the host read in the middle of a step, which splits the step's graph. `count`: reads here so far
     (a later record of the same site replaces the earlier); `seconds`: waited for them so far; `code`: the line."""
 
     kind: ClassVar[str] = "transfer"
@@ -201,8 +197,8 @@ class Transfer(Event):
 
 @dataclass(frozen=True)
 class Read(Event):
-    """A value that the host read from the device after its step had run: it waits, and cuts nothing. Fields as in
-    `Transfer`."""
+    """A value that the host read from the device after its step had run: the host waits, but the graph is not split.
+    Fields as in `Transfer`."""
 
     kind: ClassVar[str] = "read"
     site: Site = field(default_factory=lambda: Site(0, "", 0))
@@ -267,12 +263,12 @@ class Mesh(Event):
 
 @dataclass(frozen=True)
 class Precision(Event):
-    """What was asked and what is true of the graph `graph`, read before XLA optimised it.
+    """The requested precision, and that of the graph `graph` before XLA optimised it.
 
-    `asked`: "fp32", "bf16", "bf16-downcast", another name, or ""; `source`: who asked ("--precision",
+    `asked`: "fp32", "bf16", "bf16-downcast", another name, or ""; `source`: where it was requested ("--precision",
     "Accelerator(mixed_precision=...)", a variable's name, ...). `ops`: matrix multiplications and convolutions;
     `share`: the part of them that is bf16, 0 to 1 (None: there is none, or not available). `parameters`: how many of
-    the graph's parameters have each element type ("f32": 12). `agrees`: request and truth do not contradict. `text`:
+    the graph's parameters have each element type ("f32": 12). `agrees`: the graph has the requested precision. `text`:
     one sentence; `notes`: deprecations and advice.
     """
 
@@ -323,7 +319,7 @@ class Digest(Event):
 class Display(Event):
     """Rank 0 displayed something. `file`: JSON in the run folder with "data" and "metadata"; `offset`: bytes of
     rank-0.log that had been written before; `update`: replaces the display with the same `display_id`;
-    `action` is "display" or "clear" (clear_output; then `wait` tells whether to wait for the next output)."""
+    `action` is "display" or "clear" (clear_output; then `wait`: whether to wait for the next output)."""
 
     kind: ClassVar[str] = "display"
     file: str = ""
@@ -338,7 +334,7 @@ class Display(Event):
 class Metrics(Event):
     """A report of the runtime's metrics was made (TrainingArguments(debug="tpu_metrics_debug")), the report `number` of
     this rank, from 0. `file`: text in the run folder ("": it could not be written), of which the newest 16 are kept;
-    the counts are of the whole process so far, so the last report says it all. `compiles` and `executions`: of graphs,
+    the counts are of the whole process so far, so the last report is complete. `compiles` and `executions`: of graphs,
     as the runtime counts them (in a rehearsal of their pieces), with their seconds; None: none was measured yet."""
 
     kind: ClassVar[str] = "metrics"
@@ -354,7 +350,7 @@ class Metrics(Event):
 class RuleFinding(Event):
     """A rule of XLA or of the launcher that the code breaks, found before the run (check/). `code`: e.g. "TPU101";
     `group`: e.g. "values"; `column` counts from 1; `message` says what, `why` and `fix` one sentence each; `advice`:
-    said, but nothing is broken. `site.id` is the number of the finding, from 0."""
+    a note, nothing is broken. `site.id` is the number of the finding, from 0."""
 
     kind: ClassVar[str] = "finding"
     code: str = ""
@@ -369,7 +365,7 @@ class RuleFinding(Event):
 
 @dataclass(frozen=True)
 class Warned(Event):
-    """Something the person should know; `code` is stable, `text` is one sentence."""
+    """Something the user should know; `code` is stable, `text` is one sentence."""
 
     kind: ClassVar[str] = "warning"
     code: str = ""
@@ -378,7 +374,7 @@ class Warned(Event):
 
 @dataclass(frozen=True)
 class Frame:
-    """One line of a stack as the person knows it: `path` is "In [n]" for a cell, else a path; `line` counts from 1
+    """One line of a stack as the user knows it: `path` is "In [n]" for a cell, else a path; `line` counts from 1
     in the cell as it is seen, the `%%tpu_train` line included. `library`: not the user's own code."""
 
     path: str
@@ -409,7 +405,7 @@ class End(Event):
     log_end: int | None = None
 
 
-STOPPED = "stopped"  # status of the last record of a rank that ended because it was asked to (--keep-partial)
+STOPPED = "stopped"  # status of the last record of a rank that was stopped on request (--keep-partial)
 
 KINDS: dict[str, type[Event]] = {
     cls.kind: cls
@@ -452,7 +448,7 @@ def to_line(event: Event) -> bytes:
 
 
 def cut_text(text: str, longest: int = LONGEST_TEXT) -> str:
-    """A text from outside as it is recorded: a longer one is cut, and tells its length."""
+    """A text from outside as it is recorded: a longer one is cut and ends with its length."""
     if len(text) <= longest:
         return text
     told = f"... ({len(text):,} characters in all)"
@@ -545,7 +541,7 @@ def _nested(cls: type[Any], record: Any) -> Any:
 
 
 def _tuples(cls: type[Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """JSON has lists where the dataclasses have tuples. Raises TypeError where something else stands there."""
+    """JSON has lists where the dataclasses have tuples. Raises TypeError for other values."""
     for name in fields.keys() & _TUPLES[cls.__name__]:
         if not isinstance(fields[name], (list, tuple)):
             raise TypeError(f"{name} is {fields[name]!r}")

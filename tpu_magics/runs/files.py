@@ -1,8 +1,4 @@
-"""Where runs are kept and what the files of a run are called.
-
-What lives here: the names, as the writers and the readers of a run share them, and how a record is opened. What does
-not: making a folder or writing into it (see folder.py), and events (see writer.py and reader.py).
-"""
+"""Where runs are stored, the names of a run's files, and how a record file is opened."""
 
 from __future__ import annotations
 
@@ -37,7 +33,7 @@ class RunFiles:
 
     @property
     def supervisor_path(self) -> Path:
-        """What the parent records (memory, warnings), because only one process may append to a file."""
+        """Records of the parent (memory, warnings): only one process may append to a file."""
         return self.path / "supervisor.jsonl"
 
     def events_path(self, rank: int) -> Path:
@@ -57,27 +53,27 @@ class RunFiles:
 
     @property
     def scratch_path(self) -> Path:
-        """What the workers need for a moment: not in the run folder, which may lie on a slow disk, and gone when the
+        """Temporary files of the workers: not in the run folder, which may be on a slow disk, and removed when the
         run has ended."""
         return _temporary(self.path, "scratch-")
 
     @property
     def spare_scratch_path(self) -> Path:
-        """The same where that one cannot be made: another account has taken its place."""
+        """Used where that one cannot be made because another account has its name."""
         return self.path / "scratch"
 
     def value_path(self, rank: int) -> Path:
-        """The pickled return value of a rank, while it travels home."""
+        """The pickled return value of a rank, until the notebook has read it."""
         return self.path / f"result-value-{rank}.pkl"
 
     @property
     def partial_path(self) -> Path:
-        """Says of which step the results of a run are that did not end well (--keep-partial)."""
+        """The step of the results of a run that did not end well (--keep-partial)."""
         return self.path / "result-partial.json"
 
     @property
     def weights_path(self) -> Path:
-        """The folder of the weights, while they travel home."""
+        """The folder of the weights, until the notebook has read them."""
         return self.path / "result-weights"
 
     def display_path(self, number: int) -> Path:
@@ -98,21 +94,21 @@ def _at_home(chosen: str) -> Path:
         return Path(chosen).expanduser().absolute()
     except RuntimeError as error:
         raise TpuMagicsError(
-            f"{ENVIRONMENT}={chosen} names no folder.",
-            "It begins with ~, and that account has no home folder here.",
-            f"Set {ENVIRONMENT} to a whole path: %env {ENVIRONMENT}=/tmp/tpu_runs",
+            f"{ENVIRONMENT}={chosen} is not a valid folder.",
+            "It begins with ~, but that account has no home folder here.",
+            f"Set {ENVIRONMENT} to an absolute path: %env {ENVIRONMENT}=/tmp/tpu_runs",
         ) from error
 
 
 def _cwd() -> Path:
     try:
         return Path.cwd()
-    except OSError:  # it was removed. Its old path must not come back into being, which mkdir(parents=True) would do
+    except OSError:  # it was removed, and mkdir(parents=True) must not create its old path again
         return Path("/proc/self/cwd")
 
 
 def fallback_root(root: Path | str) -> Path:
-    """Where the runs of `root` go when it cannot be written: the same folder each time, to be found again."""
+    """Where the runs of `root` go when it cannot be written: always the same folder, so that they are found again."""
     return _temporary(Path(root))
 
 
@@ -123,13 +119,13 @@ def _temporary(path: Path, prefix: str = "") -> Path:
 
 
 def private_root() -> Path:
-    """The folder of this account's in the temporary one. It is made, and looked at, in private.py."""
+    """The folder of this account's in the temporary one. private_folders.py makes and checks it."""
     return Path(tempfile.gettempdir()) / f"tpu_runs-{os.getuid()}"
 
 
 def open_record(path: Path) -> BinaryIO:
-    """A file of a run, opened for reading. Raises OSError where it cannot be read, or is no regular file: what stands
-    in a run folder may not block its reader (a FIFO), act when it is opened (a device) or lead elsewhere (a symlink).
+    """A file of a run, opened for reading. Raises OSError where it cannot be read, or is no regular file: a file
+    in a run folder must not block its reader (a FIFO), act when it is opened (a device) or lead elsewhere (a symlink).
     """
     if not stat.S_ISREG(path.lstat().st_mode):
         raise OSError(errno.EINVAL, _NO_FILE, str(path))
@@ -170,7 +166,7 @@ _KINDS = (
 
 
 def read_info(path: Path) -> dict[str, Any]:
-    """What a `run.json` holds; an empty dict where there is none or it is not one."""
+    """The content of a `run.json`; an empty dict where there is none or it is invalid."""
     try:
         info = from_json(read_record(path))
     except (OSError, ValueError, RecursionError):

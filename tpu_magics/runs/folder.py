@@ -1,14 +1,11 @@
-"""The run folder as the launcher makes and keeps it, and `run.json`.
-
-What lives here: making the folder, and `run.json` (the plan, the host, the status; replaced whole). What does not: the
-names of its files (see files.py), events (see writer.py) and everything that is read (see reader.py).
+"""The run folder as the launcher makes it, and `run.json`, which is replaced atomically.
 
 Fields of `run.json`: `v` schema version, `id` name of the folder, `name`, `created` unix seconds, `status`, `pid` and
 `pid_started` of the kernel, `kernel` its id and `notebook` its path ("" where they are not known), `plan`, `host`,
 `versions`, `workers` (one object per rank: `rank`, `pid`, `exit`, `signal`, `peak_rss`, `peak_pss`), `ended` unix
-seconds, `seconds`, `failure` (`what`, `why`, `todo`, `details`, or null), `models` (names that came home), `warnings`
-(texts). Of a run on several hosts also `hosts` (`index`, `name`, `address`, `ranks`), `host` in each worker (its
-index), and `sent` (bytes that went into the object store).
+seconds, `seconds`, `failure` (`what`, `why`, `todo`, `details`, or null), `models` (names updated in the notebook),
+`warnings` (texts). Of a run on several hosts also `hosts` (`index`, `name`, `address`, `ranks`), `host` in each worker
+(its index), and `sent` (bytes that went into the object store).
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs.events import VERSION, to_json
 from tpu_magics.runs.files import ENVIRONMENT, RunFiles, fallback_root, runs_root
 from tpu_magics.runs.owner import owner_fields, this_owner
-from tpu_magics.runs.private import private_or_new
+from tpu_magics.runs.private_folders import private_or_new
 
 MAX_NAME = 80
 _MAX_NAME_BYTES = 200  # a file name holds 255 bytes; the time before it and a number behind it need the rest
@@ -35,7 +32,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class RunFolder(RunFiles):
-    """A run folder that this process writes. `warning`: what the person should know about where it is, or ""."""
+    """A run folder that this process writes. `warning`: what the user should know about its location, or ""."""
 
     def __init__(self, path: Path, info: dict[str, Any], warning: str = "") -> None:
         super().__init__(path)
@@ -69,12 +66,12 @@ class RunFolder(RunFiles):
 
     @property
     def info(self) -> dict[str, Any]:
-        """A copy of what `run.json` holds."""
+        """A copy of the content of `run.json`."""
         with self._lock:
             return dict(self._info)
 
     def update(self, **fields: Any) -> None:
-        """Merge `fields` into `run.json`. A reader sees the old file or the new one, never a part.
+        """Merge `fields` into `run.json`. A reader sees the old file or the new one.
 
         Safe from any thread of the process that made the folder. Raises TpuMagicsError where it cannot be written;
         the fields are kept and go out with the next update.
@@ -101,7 +98,7 @@ def _name_problem(name: str) -> str:
     unprintable = any(unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") for char in name)
     problems = (
         (not name.strip(), "it is empty"),
-        (len(name) > MAX_NAME, f"it has {len(name)} characters, of which at most {MAX_NAME} fit"),
+        (len(name) > MAX_NAME, f"it has {len(name)} characters, and at most {MAX_NAME} are possible"),
         ("/" in name, "it contains a slash"),
         (name.startswith("."), "it begins with a dot"),
         (unprintable, "it contains a control character"),
@@ -117,7 +114,7 @@ def _make_somewhere(wanted: Path, name: str, created: float) -> tuple[Path, str]
         if error.errno in _NO_SPACE:
             raise _cannot_write(wanted, error) from error
         path = _make_temporary(wanted, name, created)
-        return path, f"{wanted} cannot be written ({error.strerror}): this run is kept in {path} instead."
+        return path, f"{wanted} cannot be written ({error.strerror}): this run is stored in {path} instead."
 
 
 def _make_temporary(wanted: Path, name: str, created: float) -> Path:

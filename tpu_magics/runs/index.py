@@ -1,9 +1,7 @@
-"""The index of a folder of runs: what finding a run needs of each, so that ten thousand need not be read.
+"""The index of a folder of runs: what finding a run needs of each, so that not every run.json is read.
 
-What lives here: reading, checking and writing it. What does not: choosing among the runs (see reader.py).
-
-The index is a cache, never the truth: an entry counts only while its `run.json` is the file that was read for it, and a
-folder without an entry is read. So it may be missing, torn, or written by another kernel at any moment.
+The index is a cache: an entry counts only while its `run.json` is the same file, and a folder without an entry is read.
+So it may be missing, torn, or written by another kernel at any moment.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from typing import Any, NamedTuple
 
 from tpu_magics.runs.files import fallback_root, read_info, read_record
 from tpu_magics.runs.owner import Owner, owner_of
-from tpu_magics.runs.private import make_private
+from tpu_magics.runs.private_folders import make_private
 from tpu_magics.runs.summary import ID_PATTERN, run_created, run_name
 
 VERSION = 1
@@ -34,7 +32,7 @@ Mark = tuple[int, int, int]
 
 
 class Entry(NamedTuple):
-    """One run. `created`: unix seconds, None where neither `run.json` nor the folder's name tells."""
+    """One run. `created`: unix seconds, None where neither `run.json` nor the folder's name has it."""
 
     place: str
     id: str
@@ -164,7 +162,7 @@ def _write(place: Path, current: Known) -> None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """By a file of mode 0600 that nobody else writes: two kernels may do this at once."""
+    """Through a temporary file of mode 0600: two kernels may do this at once."""
     _remove_left(path)
     opened, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}-")
     try:

@@ -1,8 +1,4 @@
-"""Whose code a line is: the user's, or a library's.
-
-What lives here: telling the two apart by the path of the code. What does not: stacks (launch/frames.py,
-backends/torch_xla/observe/).
-"""
+"""Whether a line of code is the user's or a library's, by its path."""
 
 from __future__ import annotations
 
@@ -14,18 +10,18 @@ from functools import lru_cache
 from pathlib import Path
 
 LEFT_OUT = "<left out>"
-"""Path of a frame that stands for `line` frames which were not kept."""
+"""Path of a frame that replaces `line` frames that were left out."""
 
 OWN = str(Path(__file__).parents[1])
 AUTOGRAPHS = "__autograph_generated_file"
-"""In the path of what TensorFlow makes of a person's function."""
+"""Part of the path of code that TensorFlow generates from a user's function."""
 _STDLIB = tuple(sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "scripts")}))
 _SITE = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\]+)")
-# Code without a file that a person can have typed; all others (<frozen ...>, <decorator-gen-3>) are made by libraries.
+# Code without a file that the user can have typed; all other names (<frozen ...>, <decorator-gen-3>) are generated.
 _TYPED = ("<ipython-input", "<stdin", "<string", "<cell")
 
 
-# Packages that are also installed into folders of their own (`pip install --target`), to keep them from others.
+# Packages that are also installed into separate folders (`pip install --target`).
 _APART = ("tensorflow", "keras")
 
 
@@ -42,7 +38,7 @@ def _is_installed(path: str) -> bool:
 
 
 def package_of(path: str) -> str:
-    """The name of the library that `path` belongs to, for people: "torch", "tpu_magics", "Python"; "" for none."""
+    """The name of the library that `path` belongs to, for display: "torch", "tpu_magics", "Python"; "" for none."""
     if path == LEFT_OUT or not is_library(path):
         return ""
     found = _SITE.findall(path) or _apart(path) or (["tensorflow"] if AUTOGRAPHS in path else [])
@@ -60,8 +56,8 @@ def _apart(path: str) -> list[str]:
 
 @lru_cache
 def _installs(*files: str) -> tuple[str, ...]:
-    """The folders above these packages that hold nothing but what was installed. The working folder is not one, though
-    somebody may install into it."""
+    """The folders above these packages that hold nothing but what was installed. The working folder is excluded,
+    although a user may install into it."""
     folders = dict.fromkeys(str(Path(file).parents[1]) for file in files if file)
     return tuple(one for one in folders if Path(one) != Path.cwd() and any(Path(one).glob("*.dist-info")))
 

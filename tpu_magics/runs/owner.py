@@ -1,8 +1,4 @@
-"""Which notebook made a run: by its path, its kernel or its process.
-
-What lives here: what `run.json` keeps of it, and telling this notebook's runs from others'. What does not: which run is
-meant (see reader.py).
-"""
+"""Which notebook made a run, by its path, its kernel or its process; processes are known by pid and start time."""
 
 from __future__ import annotations
 
@@ -12,12 +8,40 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tpu_magics.runs.alive import process_started
+
+def process_started(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None where it is gone or /proc is not available.
+
+    Field 22 of /proc/<pid>/stat (man 5 proc). The command's name, field 2, may hold blanks and brackets.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def same_process(pid: int, started: int | None) -> bool:
+    """Whether the process that had this pid and start time is still there (not: another that got its pid)."""
+    found = process_started(pid)
+    if found is not None:
+        return started is None or found == started
+    return not Path("/proc/self/stat").exists() and _answers(pid)
+
+
+def _answers(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 class Owner(NamedTuple):
-    """Who made a run. `notebook`: path of the notebook or script, "" where the front end does not tell; `kernel`: the
-    kernel's id, which a restart keeps; `pid`, `started`: of its process (see alive.py)."""
+    """Who made a run. `notebook`: path of the notebook or script, "" where the front end does not provide it; `kernel`:
+    the kernel's id, which a restart keeps; `pid`, `started`: of its process."""
 
     notebook: str = ""
     kernel: str = ""
@@ -38,19 +62,19 @@ def this_owner() -> Owner:
 
 
 def owner_fields(owner: Owner) -> dict[str, Any]:
-    """As `run.json` has them."""
+    """The owner's fields of `run.json`."""
     return {"notebook": owner.notebook, "kernel": owner.kernel, "pid": owner.pid, "pid_started": owner.started}
 
 
 def owner_of(info: Mapping[str, Any]) -> Owner:
-    """Who made the run of this `run.json`."""
+    """The owner in a `run.json`."""
     texts = [value if isinstance(value, str) else "" for value in (info.get("notebook"), info.get("kernel"))]
     numbers = [value if type(value) is int else None for value in (info.get("pid"), info.get("pid_started"))]
     return Owner(*texts, *numbers)  # type: ignore[arg-type]
 
 
 def foreign_text(owner: Owner) -> str:
-    """Whose a run is that this notebook did not make ("of another notebook, eval.ipynb"); "" for one of its own."""
+    """ "of another notebook, eval.ipynb" for a run that this notebook did not make; "" for its own."""
     mine = this_owner()
     if mine.same(owner):
         return ""
@@ -60,7 +84,7 @@ def foreign_text(owner: Owner) -> str:
 
 
 def _notebook() -> str:
-    """jupyter_server 2 sets JPY_SESSION_NAME, VS Code a name among the person's; a script is a file."""
+    """jupyter_server 2 sets JPY_SESSION_NAME, VS Code a variable of the notebook; a script is a file."""
     main = sys.modules.get("__main__")
     told = os.environ.get("JPY_SESSION_NAME") or getattr(main, "__vsc_ipynb_file__", None)
     told = told or (getattr(main, "__file__", None) if "ipykernel" not in sys.modules else None)

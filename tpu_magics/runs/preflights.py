@@ -1,7 +1,4 @@
-"""The newest preflights of this folder, for the checklist before a TPU is asked for.
-
-What lives here: one small file beside the runs: what fitted which TPU. What does not: preflights themselves.
-"""
+"""The newest preflight results of this folder, for `%tpu_check --ready`."""
 
 from __future__ import annotations
 
@@ -35,7 +32,8 @@ class Record:
 
 
 def note(record: Record, root: Path | None = None) -> None:
-    """Keep it as the newest. Where the folder cannot be written, nothing is kept: a preflight does not fail for it."""
+    """Store it as the newest. If the folder cannot be written, nothing is stored: a preflight does not fail because of
+    it."""
     folder = runs_root() if root is None else root
     found = [asdict(one) for one in (*_read(folder), record)][-_KEPT:]
     with contextlib.suppress(OSError):

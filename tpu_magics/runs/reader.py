@@ -1,9 +1,7 @@
-"""Reading runs back: one run, the new lines of a record file, all runs of a folder.
+"""Read runs back: one run, the new lines of a record file, all runs of a folder.
 
-What lives here: everything that is read from a run folder. What does not: what the records say of a run (see
-summary.py) and how it is shown (see panel/).
-Reading never raises because of what a file holds: a torn last line, garbage, a kind or version that is not known and
-a missing or half `run.json` are skipped.
+Reading never raises because of a file's content: a torn last line, garbage, an unknown kind or version, and a missing
+or partial `run.json` are skipped.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ class Tail:
 
 
 class Run(RunFiles):
-    """A run as its folder tells it, now: each property reads the disk again."""
+    """A run, read from its folder: each property reads the disk again."""
 
     def __repr__(self) -> str:
         return f"Run({self.id!r}, status={self.status!r})"
@@ -81,17 +79,17 @@ class Run(RunFiles):
 
     @property
     def status(self) -> str:
-        """See `run_status`: what `run.json` says, or "lost", or "unknown"."""
+        """See `run_status`: the status in `run.json`, "lost" or "unknown"."""
         return run_status(self.info)
 
     @property
     def created(self) -> float | None:
-        """Unix seconds; from the folder's name where `run.json` does not tell."""
+        """Unix seconds; from the folder's name where `run.json` has none."""
         return run_created(self.info, self.id)
 
     @property
     def foreign(self) -> str:
-        """Whose it is where this notebook did not make it ("of another notebook, eval.ipynb"), else ""."""
+        """Whose run it is, if not this notebook's ("of another notebook, eval.ipynb"), else ""."""
         return foreign_text(owner_of(self.info))
 
     @property
@@ -108,19 +106,19 @@ class Run(RunFiles):
         return [event for event in merged if kind in (None, event.kind) and rank in (None, event.rank)]
 
     def log(self, rank: int) -> str:
-        """What a rank printed; "" where it printed nothing."""
+        """The output of a rank; "" where it printed nothing."""
         try:
             return read_record(self.log_path(rank)).decode("utf-8", "replace")
         except OSError:
             return ""
 
     def summary(self) -> RunSummary:
-        """What can be said of the run in a few lines."""
+        """The summary of the run."""
         events = _merge(Tail(path).read() for path in (self.events_path(0), self.supervisor_path))
         return summarize(self.info, self.id, self.ranks, events, self.refused())
 
     def refused(self) -> tuple[str, ...]:
-        """Why records were not read although something of their name is there, as sentences."""
+        """Why records were not read although their paths exist, as sentences."""
         paths = (self.info_path, *map(self.events_path, self._recorded()), self.supervisor_path)
         return tuple(filter(None, map(refused_record, paths)))
 
@@ -132,8 +130,8 @@ class Run(RunFiles):
 
 
 def list_runs(root: Path | str | None = None) -> list[Run]:
-    """The runs under `root` (by default `runs_root()`), newest first; those that had to be kept in the temporary
-    folder because `root` could not be written are among them."""
+    """The runs under `root` (by default `runs_root()`), newest first; also those in the temporary
+    folder because `root` could not be written."""
     return newest_runs(None, root)[0]
 
 
@@ -154,15 +152,15 @@ def own_runs_first(name: str | None = None, root: Path | str | None = None) -> t
 
 
 def find_run(text: str, root: Path | str | None = None) -> Run:
-    """The run that `text` means: its id, "last", a name, or the beginning or end of one id.
+    """The run of that `text`: its id, "last", a name, or the beginning or end of one id.
 
     Of several of that name, and for "last", it is the newest that this notebook made; the newest of all where it made
-    none. Raises TpuMagicsError where there is none, or where the beginning or end fits several.
+    none. Raises TpuMagicsError where there is none, or where the beginning or end matches several.
     """
     found = _entries(root)
     if not found:
         place = Path(root).absolute() if root is not None else runs_root()
-        raise TpuMagicsError("There is no run yet.", f"{place} holds none.", "Train something with %%tpu_train.")
+        raise TpuMagicsError("There is no run yet.", f"{place} has none.", "Train something with %%tpu_train.")
     exact = [one for one in found if one.id == text]
     named = exact or [one for one in found if text == "last" or one.name == text]
     if named:
@@ -182,8 +180,8 @@ def _entries(root: Path | str | None) -> list[Entry]:
 def _not_found(text: str, runs: Sequence[Entry], near: Sequence[Entry]) -> TpuMagicsError:
     if near:
         fits = ", ".join(run.id for run in near[:5]) + (", ..." if len(near) > 5 else "")
-        todo = "Write more of it, or its name, or `last`; %tpu_runs lists all."
-        return TpuMagicsError(f"{text!r} fits {len(near)} runs.", f"These begin or end so: {fits}.", todo)
+        todo = "Type more of it, the run's name, or `last`; %tpu_runs lists all."
+        return TpuMagicsError(f"{text!r} matches {len(near)} runs.", f"They begin or end with it: {fits}.", todo)
     words = {word: None for run in runs[:COMPARED] for word in (run.name, run.id)}
     offered = difflib.get_close_matches(text, words, n=3, cutoff=0.4)
     hint = f"Did you mean {' or '.join(offered)}? " if offered else ""

@@ -1,8 +1,4 @@
-"""What the records of a run say of it.
-
-What lives here: the step from `run.json` and events to the few facts that tables show. What does not: reading files
-(see reader.py) and showing (see panel/). Nothing is taken for granted of a `run.json`: it may be from another version.
-"""
+"""The summary of a run from `run.json` and its events. `run.json` may be from another version: no field is trusted."""
 
 from __future__ import annotations
 
@@ -16,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tpu_magics.runs.alive import same_process
 from tpu_magics.runs.events import Compile, End, Event, Memory, Start, Steps, Value, Warned, only
 from tpu_magics.runs.files import LIVE
+from tpu_magics.runs.owner import same_process
 
 ID_PATTERN = re.compile(r"(\d{8}T\d{6}Z)-(.+)", re.DOTALL)
 _LARGEST = 1e18
@@ -26,13 +22,13 @@ _LARGEST = 1e18
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What can be said of a run in a few lines; None where it is not known.
+    """The summary of a run; None where a value is unknown.
 
-    `created`: unix seconds; `seconds`: wall time, so far where it runs. `steps`, `compiles` and
-    `recompiles` are those of rank 0, `causes` counts its recompiles by cause, `compiling` is the time of its compiles
-    in seconds, `steps_per_second` is over its whole training, the time of compiles included, `values` holds the last
-    value of each name it logged, and `complete` tells whether it wrote its last record. `peak_memory`: highest
-    resident memory of each rank that was seen, in bytes. `models`: names that came home. `warnings`: texts.
+    `created`: unix seconds; `seconds`: wall time, so far where it runs. `steps`, `compiles` and `recompiles` are those
+    of rank 0, `causes` counts its recompiles by cause, `compiling` is the time of its compiles in seconds,
+    `steps_per_second` is over its whole training, the time of compiles included, `values` holds the last value of each
+    name it logged, and `complete`: whether it wrote its last record. `peak_memory`: highest resident memory of each
+    rank that was seen, in bytes. `models`: names that were updated in the notebook. `warnings`: texts.
     """
 
     id: str
@@ -88,14 +84,13 @@ def summarize(
 
 
 def run_name(info: Mapping[str, Any], run_id: str) -> str:
-    """The run's name; from the folder's name where run.json does not tell."""
+    """The run's name; from the folder's name where run.json has none."""
     match = ID_PATTERN.fullmatch(run_id)
     return str(info.get("name") or (match[2] if match else run_id))
 
 
 def run_status(info: Mapping[str, Any]) -> str:
-    """The status as run.json says it; "lost" where it says that the run goes on but the kernel that ran it is gone,
-    "unknown" where it says nothing."""
+    """The status in run.json; "lost" where the run is live but its kernel is gone, "unknown" without a status."""
     status = str(info.get("status") or "unknown")
     pid, started = info.get("pid"), info.get("pid_started")
     if status not in LIVE:
@@ -105,7 +100,7 @@ def run_status(info: Mapping[str, Any]) -> str:
 
 
 def run_created(info: Mapping[str, Any], run_id: str) -> float | None:
-    """Unix seconds; from the folder's name where run.json does not tell."""
+    """Unix seconds; from the folder's name where run.json has none."""
     told = _number(info.get("created"))
     match = ID_PATTERN.fullmatch(run_id)
     if told is not None or not match:
@@ -125,7 +120,7 @@ def _seconds(info: Mapping[str, Any], status: str, events: list[Event]) -> float
 
 
 def _steps(first: list[Event], ends: list[End], status: str) -> int | None:
-    """Steps of rank 0: 0 where it still runs and has told nothing yet, None where it died before it told anything."""
+    """Steps of rank 0: 0 while it runs without a record of steps, None where it died before the first one."""
     if ends:
         return ends[-1].steps
     counted = only(first, Steps)
@@ -181,7 +176,7 @@ def _failure(info: Mapping[str, Any], ends: list[End]) -> Mapping[str, Any] | No
 
 
 def run_workers(info: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
-    """What run.json says of each worker, by rank."""
+    """The workers' entries in run.json, by rank."""
     entries = info.get("workers")
     found = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     return {entry["rank"]: entry for entry in found if isinstance(entry.get("rank"), int)}
@@ -194,7 +189,7 @@ def _names(value: object) -> tuple[str, ...]:
 
 
 def _number(value: object) -> float | None:
-    """A number that can be reckoned with, or None: of run.json nothing is taken for granted."""
+    """A number of usable size, or None."""
     if not isinstance(value, (int, float)) or abs(value) > _LARGEST or math.isnan(value):
         return None
     return float(value)

@@ -1,9 +1,4 @@
-"""Appending events to a record file, from inside a worker (or, for supervisor.jsonl, from its parent).
-
-What lives here: one line, one write. What does not: deciding what is worth a line (see meter.py), and reading.
-
-Nothing here raises into the training: a full disk must not end a run of ten hours.
-"""
+"""Append events to a record file. Nothing here raises into the training: a full disk must not end a ten-hour run."""
 
 from __future__ import annotations
 
@@ -39,7 +34,7 @@ class EventWriter:
 
     @property
     def mine(self) -> bool:
-        """Whether this process may write: it opened the file, or nobody has yet."""
+        """Whether this process may write: it opened the file, or no process has yet."""
         return self._pid in (None, os.getpid())
 
     def write(self, event: Event) -> int:
@@ -54,8 +49,7 @@ class EventWriter:
             return self._append(line)
 
     def write_last(self, event: Event) -> int:
-        """As `write`, for the record that says how it ended: tried once more where nothing could be written any more,
-        on a line of its own."""
+        """As `write`, for the last record: tries again after a failure, on a line of its own."""
         with self._lock:
             torn, self.failed = self.failed is not None, None
             if torn:
@@ -85,7 +79,7 @@ class EventWriter:
         return len(line)
 
     def _open(self) -> int:
-        """The open file; opened again where somebody has closed it: its number may be another file's by now."""
+        """The open file; opened again if it was closed: its number may belong to another file now."""
         if self._fd is None or self._file != _identity(self._fd):
             self._pid = os.getpid()
             self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -109,7 +109,7 @@ def recorded(build: Callable[[Path], fake_hosts.FakeHost], slice_: fake.FakeSlic
         fresh()
         known |= {"tensorflow": None, "tensorflow-cpu": None, "tensorflow-tpu": "2.20.0"}
         mended = inspect_host(there.environ, there.root, there.modules, known, "tensorflow")
-        return {**told(runtime.initialise("", "", mended)), "refused": refused, "place": mended.place.key}
+        return {**told(runtime.initialise("", "", mended)), "refused": refused, "place": mended.environment.key}
 
 
 def initialised_before() -> Any:
@@ -139,10 +139,10 @@ def problems_of_the_host() -> Any:
 
     return {
         "versions": refused("versions"),
-        "holder": refused("holder"),
+        "in use": refused("in use"),
         "tpu": refused("tpu"),
         "a warning": refused("versions", "warning"),
-        "a holder, without a TPU": refused("holder", device="CPU"),
+        "in use, without a TPU": refused("in use", device="CPU"),
         "versions, without a TPU": refused("versions", device="CPU"),
         "no TPU": error_of(lambda: (fresh(), runtime.initialise("local", "", Host("CPU")))),
     }

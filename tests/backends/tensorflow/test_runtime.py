@@ -106,12 +106,12 @@ def test_a_tensorflow_without_kernels_for_a_tpu_is_explained_from_its_own_error(
     assert 'pip install "tpu-magics[tf-tpu]"' in todo
 
 
-@pytest.mark.parametrize("about", ["versions", "holder", "tpu", "versions, without a TPU"])
+@pytest.mark.parametrize("about", ["versions", "in use", "tpu", "versions, without a TPU"])
 def test_what_is_wrong_with_the_host_is_told_before_tensorflow_is_asked(found: dict[str, Any], about: str) -> None:
     assert found["problems"][about][:3] == ["What.", "Why.", "command, then then"]
 
 
-@pytest.mark.parametrize("about", ["a warning", "a holder, without a TPU"])
+@pytest.mark.parametrize("about", ["a warning", "in use, without a TPU"])
 def test_what_does_not_stand_in_the_way_is_no_error(found: dict[str, Any], about: str) -> None:
     assert found["problems"][about] == []
 

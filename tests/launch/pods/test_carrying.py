@@ -25,7 +25,7 @@ from tpu_magics.launch.pods.remote_watch import RemoteWatch
 from tpu_magics.launch.pods.task import LOG, PARCEL, HostTask, is_news, is_result
 from tpu_magics.launch.relay import NoScreen, Relay
 from tpu_magics.launch.work import FunctionWork
-from tpu_magics.runs import private
+from tpu_magics.runs import private_folders
 from tpu_magics.runs.events import End
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.writer import EventWriter
@@ -234,8 +234,8 @@ def test_closing_leaves_nothing(carrier: Carrier, tmp_path: Path) -> None:
 def test_what_a_killed_carrier_has_left_goes_with_the_next(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not that of a living one, nor of another machine that shares the folder."""
     dead, far = Carrier("dead").folder, Carrier("far").folder
-    (dead / private.OWNER).write_text(f"{os.getpid()} 1 {private._machine()}")
-    (far / private.OWNER).write_text(f"{os.getpid()} 1 another/pid:[1]")
+    (dead / private_folders.OWNER).write_text(f"{os.getpid()} 1 {private_folders._machine()}")
+    (far / private_folders.OWNER).write_text(f"{os.getpid()} 1 another/pid:[1]")
     Carrier("next")
     assert not dead.exists() and far.exists() and carrier.folder.exists()
 

@@ -46,7 +46,7 @@ class TensorFlow:
     def initialise(self, asked: str = "", precision: str = "", host: Any = None) -> Placed:
         placed: Placed = self._part("runtime").initialise(asked, precision, host=host)
         self._placed = placed
-        self._on_colab = getattr(getattr(host, "place", None), "key", "") == "colab"
+        self._on_colab = getattr(getattr(host, "environment", None), "key", "") == "colab"
         return placed
 
     @property

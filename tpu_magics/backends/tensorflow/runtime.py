@@ -168,7 +168,7 @@ def _local(_asked: str, host: Host | None) -> Placed:
             '"local" is a TPU whose chips are in this machine, and none is in /sys, or PJRT_DEVICE=CPU is set.',
             "Choose a runtime with a TPU, or run %tpu_init without --tpu.",
         )
-    refuse_broken(host, ("versions", "tpu", "holder"))
+    refuse_broken(host, ("versions", "tpu", "in use"))
     import tensorflow as tf
 
     return _connected(tf.distribute.cluster_resolver.TPUClusterResolver(tpu=LOCAL), TPU_LOCAL)

@@ -1,7 +1,6 @@
-"""The doctor: what is wrong with this environment, and the one command that mends it.
+"""The doctor: checks of this environment, each with the one command that fixes it, and `--fix`.
 
-What lives here: the groups of checks in their order, and what `--fix` does and leaves. What does not: the checks (one
-file per group), how they look (panel/doctor.py), a runtime, and any import of a framework.
+Starts no runtime and imports no framework. The checks are in one file of this folder per topic.
 """
 
 from __future__ import annotations
@@ -11,77 +10,85 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpu_magics.host.doctor import (
+    capacity,
     devices,
-    environment,
-    frameworks,
-    holding,
-    libtpu,
     metadata,
     packages,
-    room,
+    variables,
     widgets,
 )
-from tpu_magics.host.doctor.check import BROKEN, NOT_AVAILABLE, OK, STATES, WARNING, Check
-from tpu_magics.host.doctor.mending import NotMended
-from tpu_magics.host.doctor.seen import Seen, look
+from tpu_magics.host.doctor.check import BROKEN, NOT_AVAILABLE, OK, STATES, WARNING, Check, FixError
+from tpu_magics.host.doctor.facts import HostFacts, collect_facts
 
-__all__ = ["BROKEN", "GROUPS", "NOT_AVAILABLE", "OK", "STATES", "WARNING", "Check", "Seen", "examine", "look", "mend"]
+__all__ = [
+    "BROKEN",
+    "GROUPS",
+    "NOT_AVAILABLE",
+    "OK",
+    "STATES",
+    "WARNING",
+    "Check",
+    "HostFacts",
+    "apply_fixes",
+    "collect_facts",
+    "examine",
+]
 
-Group = Callable[[Seen], Iterator[Check]]
+Group = Callable[[HostFacts], Iterator[Check]]
 
 GROUPS: tuple[tuple[str, Group], ...] = (
-    (packages.GROUP, packages.checks),
-    (frameworks.GROUP, frameworks.checks),
-    (libtpu.GROUP, libtpu.checks),
-    (devices.GROUP, devices.checks),
-    (holding.HOLDERS, holding.holder_checks),
-    (holding.LOCK_FILE, holding.lock_checks),
-    (environment.GROUP, environment.checks),
-    (room.MEMORY, room.memory_checks),
-    (room.DISK, room.disk_checks),
+    (packages.PACKAGES, packages.package_checks),
+    (packages.FRAMEWORKS, packages.framework_checks),
+    (packages.LIBTPU, packages.libtpu_checks),
+    (devices.DEVICES, devices.device_checks),
+    (devices.IN_USE_BY, devices.owner_checks),
+    (devices.LOCK_FILE, devices.lock_checks),
+    (variables.GROUP, variables.checks),
+    (capacity.MEMORY, capacity.memory_checks),
+    (capacity.DISK, capacity.disk_checks),
     (widgets.GROUP, widgets.checks),
     (metadata.GROUP, metadata.checks),
 )
 
 
-def examine(seen: Seen) -> tuple[Check, ...]:
-    """All checks, group by group. A check that fails itself is said, and does not hide the others."""
-    return tuple(check for name, group in GROUPS for check in _of_group(name, group, seen))
+def examine(facts: HostFacts) -> tuple[Check, ...]:
+    """All checks, group by group. A check that raises is reported, and does not hide the others."""
+    return tuple(check for name, group in GROUPS for check in _of_group(name, group, facts))
 
 
-def _of_group(name: str, group: Group, seen: Seen) -> Iterator[Check]:
+def _of_group(name: str, group: Group, facts: HostFacts) -> Iterator[Check]:
     try:
-        yield from group(seen)
-    except Exception as fault:  # a doctor that dies of what it finds is of no use
-        said = f"{type(fault).__name__}: {fault}"
-        yield Check(name, "This check", NOT_AVAILABLE, f"It broke off with {said}", "That is a fault of tpu_magics.")
+        yield from group(facts)
+    except Exception as error:  # one broken check must not hide the others
+        what = f"This check failed with {type(error).__name__}: {error}"
+        yield Check(name, "This check", NOT_AVAILABLE, what, "This is a bug in tpu_magics.")
 
 
 @dataclass(frozen=True)
-class Mended:
-    """What `--fix` did: a sentence for each thing. `left`: (check, why it was left) for what was not safe any more."""
+class FixReport:
+    """What `--fix` did, one sentence each. `left`: (check, reason) for what was no longer safe."""
 
     done: tuple[str, ...]
     left: tuple[tuple[Check, str], ...]
 
 
-_OF_THE_SHELL = "A command cannot change the environment of the shell that started it."
+_SHELL = "A command cannot change the variables of the shell that started it."
 
 
-def mend(
+def apply_fixes(
     checks: tuple[Check, ...], environ: MutableMapping[str, str], root: Path = Path("/"), *, in_session: bool = True
-) -> Mended:
-    """Do what is safe: this session's environment (`in_session`: there is one), and a lock file that nobody uses."""
+) -> FixReport:
+    """Apply the safe fixes: variables of this session (`in_session`: there is one), and an unused lock file."""
     done: list[str] = []
     left: list[tuple[Check, str]] = []
     for check in checks:
-        if check.mending is None or check.state == OK:
+        if check.fix is None or check.state == OK:
             continue
-        if check.mending.of_session and not in_session:
-            left.append((check, _OF_THE_SHELL))
+        if check.fix.of_session and not in_session:
+            left.append((check, _SHELL))
             continue
         try:
-            done.append(check.mending.mend(environ, root))
-        except NotMended as reason:
+            done.append(check.fix.apply(environ, root))
+        except FixError as reason:
             left.append((check, str(reason)))
-    return Mended(tuple(done), tuple(left))
+    return FixReport(tuple(done), tuple(left))

@@ -1,8 +1,4 @@
-"""Commands that mend something, as they are typed in a notebook and in a shell.
-
-What lives here: how the environment is changed in a notebook's cell, and the translation of a notebook's command into a
-shell's. What does not: which command mends what.
-"""
+"""Commands that fix something, as they are typed in a notebook and in a shell."""
 
 from __future__ import annotations
 
@@ -30,12 +26,13 @@ def change(values: Mapping[str, str | None]) -> str:
 
 
 def by_python(command: str, python: str) -> str:
-    """The same of a notebook, where the shell's `pip` is another environment's: `python` is this one's interpreter."""
+    """The command for a notebook whose shell has another environment's `pip`; `python`: this environment's
+    interpreter."""
     return command if python == PYTHON else _PIP.sub(lambda found: f"{found[1]}{shlex.quote(python)} -m pip ", command)
 
 
 def to_shell(command: str, python: str = PYTHON) -> str:
-    """The same for a shell: "%pip install x" -> "python -m pip install x". `python`: how this interpreter is called
+    """The command for a shell: "%pip install x" -> "python -m pip install x". `python`: this interpreter's name
     there."""
     python = shlex.quote(python)
     if command.startswith("%tpu_"):

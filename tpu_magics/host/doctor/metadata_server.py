@@ -1,7 +1,6 @@
-"""Asking the metadata server of Google's cloud which TPU this is, with a limit on the time of it all.
+"""One request to Google Cloud's metadata server, with a limit on its total time.
 
-What lives here: one request over a plain socket. What does not: what its answer means (metadata.py). By address, not by
-name, and without a proxy: looking a name up can hang for longer than any limit here, and no proxy knows the answer.
+By address and without a proxy: a name lookup can hang longer than the limit, and no proxy has the answer.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ _MOST = 65_536  # bytes; a tpu-env has about one thousand
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back. `status`: of HTTP, 0 where none came; `text`: the body, or why there is none; `seconds`: it
-    took."""
+    """An answer. `status`: of HTTP, 0 without an answer; `text`: the body, or why there is none; `seconds`:
+    duration."""
 
     status: int
     text: str
@@ -37,7 +36,7 @@ class Answer:
 
 
 def ask(address: tuple[str, int] = ADDRESS, seconds: float = SECONDS) -> Answer:
-    """Ask for `tpu-env` once. Never raises, and never takes much longer than `seconds`."""
+    """Request `tpu-env` once. Never raises, and never takes much longer than `seconds`."""
     began = time.monotonic()
     try:
         reply = _exchange(address, began + seconds)
@@ -47,7 +46,7 @@ def ask(address: tuple[str, int] = ADDRESS, seconds: float = SECONDS) -> Answer:
     found = re.match(rb"HTTP/1\.[01] (\d{3})", reply)
     head, _, body = reply.partition(b"\r\n\r\n")
     if found is None or b"metadata-flavor: google" not in head.lower():
-        return Answer(0, "what answers there is no metadata server", time.monotonic() - began)
+        return Answer(0, "another server answered", time.monotonic() - began)
     return Answer(int(found[1]), body.decode("utf-8", "replace"), time.monotonic() - began)
 
 

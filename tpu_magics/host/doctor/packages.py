@@ -1,100 +1,250 @@
-"""Python and the packages that the magics themselves need.
+"""Checks of installed software: Python and packages, the frameworks' versions, libtpu.
 
-What lives here: Python, our requirements, and packages that were changed after they were imported. What does not:
-the frameworks (frameworks.py), and ipywidgets' other half in the browser (widgets.py).
+libtpu is checked by package metadata and file names only: loading it would take the TPU.
 """
 
 from __future__ import annotations
 
+import os.path
 import struct
 import sys
 from collections.abc import Iterator
 
-from tpu_magics.host import versions
-from tpu_magics.host.doctor.check import OK, WARNING, Check, from_problems
-from tpu_magics.host.doctor.seen import Seen
-from tpu_magics.host.problem import BROKEN
+from tpu_magics.host.chips import TPU7X
+from tpu_magics.host.doctor.check import BROKEN, NOT_AVAILABLE, OK, WARNING, Check, VariableFix, from_problems
+from tpu_magics.host.doctor.commands import change
+from tpu_magics.host.doctor.facts import HostFacts
+from tpu_magics.host.versions import (
+    TENSORFLOWS,
+    has_other_libtpu,
+    judge_framework,
+    judge_ipython,
+    judge_libtpu,
+    release,
+)
 
-GROUP = "Python and packages"
+PACKAGES = "Python and packages"
 OLDEST = (3, 10)
 _NEEDED = ("psutil", "safetensors")
 _LARGE = 8  # bytes of a pointer
 
 
-def checks(seen: Seen) -> Iterator[Check]:
-    """Python, IPython, and what is missing or was changed under this process's feet."""
-    yield _python(seen)
+def package_checks(facts: HostFacts) -> Iterator[Check]:
+    """Python, IPython, missing requirements, and packages that changed after their import."""
+    yield _python(facts)
     yield from from_problems(
-        GROUP,
+        PACKAGES,
         "IPython",
-        versions.judge_ipython(seen.versions),
-        f"IPython {seen.versions.get('ipython') or 'not installed (needed in notebooks only)'}",
+        judge_ipython(facts.versions),
+        f"IPython {facts.versions.get('ipython') or 'not installed (needed in notebooks only)'}",
     )
-    yield _needed(seen)
-    yield _changed(seen)
+    yield _needed(facts)
+    yield _changed(facts)
 
 
-def _python(seen: Seen) -> Check:
-    version = str(seen.versions["python"])
+def _python(facts: HostFacts) -> Check:
+    version = str(facts.versions["python"])
     numbers = tuple(int(part) for part in version.split(".")[:2])
     if numbers < OLDEST:
         return Check(
-            GROUP,
+            PACKAGES,
             "Python",
             BROKEN,
             f"Python {version} is older than 3.10.",
-            "tpu_magics and the releases of torch_xla that it knows need 3.10 or newer.",
+            "tpu_magics and the torch_xla releases that it supports need 3.10 or newer.",
             then="start the notebook with a newer Python",
         )
     if struct.calcsize("P") < _LARGE or sys.platform != "linux":
         return Check(
-            GROUP,
+            PACKAGES,
             "Python",
             BROKEN,
             f"This is Python {version} for {sys.platform}, {8 * struct.calcsize('P')} bits.",
             "torch_xla and libtpu are built for 64-bit Linux only.",
             then="use a Linux machine, Colab, Kaggle, or a Linux container",
         )
-    return Check(GROUP, "Python", OK, f"Python {version}")
+    return Check(PACKAGES, "Python", OK, f"Python {version}")
 
 
-def _needed(seen: Seen) -> Check:
-    missing = [name for name in _NEEDED if not seen.versions.get(name)]
+def _needed(facts: HostFacts) -> Check:
+    missing = [name for name in _NEEDED if not facts.versions.get(name)]
     if missing:
         return Check(
-            GROUP,
+            PACKAGES,
             "Requirements",
             BROKEN,
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed.",
-            "A run measures memory with psutil and brings weights home with safetensors.",
+            "A run measures memory with psutil and transfers trained weights with safetensors.",
             f"%pip install {' '.join(missing)}",
             "run the cell again",
         )
-    return Check(GROUP, "Requirements", OK, ", ".join(f"{name} {seen.versions[name]}" for name in _NEEDED))
+    return Check(PACKAGES, "Requirements", OK, ", ".join(f"{name} {facts.versions[name]}" for name in _NEEDED))
 
 
-def _installed(seen: Seen, module: str) -> str | None:
+def _installed(facts: HostFacts, module: str) -> str | None:
     """The version of the package that brings the module: tensorflow's has three names."""
-    packages = versions.TENSORFLOWS if module == "tensorflow" else (module,)
-    return next((found for name in packages if (found := seen.versions.get(name))), None)
+    packages = TENSORFLOWS if module == "tensorflow" else (module,)
+    return next((found for name in packages if (found := facts.versions.get(name))), None)
 
 
-def _changed(seen: Seen) -> Check:
-    """pip has changed a package that this process had imported: the old one goes on until a restart."""
+def _changed(facts: HostFacts) -> Check:
+    """pip changed a package after this process imported it: the old version stays in use until a restart."""
     changed = [
         f"{name} {loaded} (installed: {installed})"
-        for name, loaded in seen.loaded.items()
-        if (installed := _installed(seen, name)) and versions.release(loaded) != versions.release(installed)
+        for name, loaded in facts.loaded.items()
+        if (installed := _installed(facts, name)) and release(loaded) != release(installed)
     ]
     if changed:
         return Check(
-            GROUP,
+            PACKAGES,
             "Imported packages",
             WARNING,
             f"This process still uses {', '.join(changed)}.",
-            "The package was changed after it was imported; workers, which are forked from this process, use the old "
-            "one, and what it imports later is of the new one.",
+            "The package changed after its import. This process and its workers keep the old version, but later "
+            "imports from it get the new one.",
             then="restart the kernel",
         )
-    what = ", ".join(f"{name} {version}" for name, version in seen.loaded.items()) or "none of the known ones yet"
-    return Check(GROUP, "Imported packages", OK, f"As installed: {what}")
+    what = ", ".join(f"{name} {version}" for name, version in facts.loaded.items()) or "no known package yet"
+    return Check(PACKAGES, "Imported packages", OK, f"As installed: {what}")
+
+
+# -- framework versions -----------------------------------------------------------------------------------------------
+
+FRAMEWORKS = "Framework versions"
+_TORCH = ("torch", "torch_xla")
+_OLDEST_ACCELERATE = (1, 10)
+
+
+def framework_checks(facts: HostFacts) -> Iterator[Check]:
+    """The framework that cells use, accelerate, and two frameworks in one process."""
+    torch = facts.host.framework == "torch"
+    tpu = bool(facts.host.chips) if torch else facts.host.device == "TPU"
+    names = _TORCH if torch else (*TENSORFLOWS, "keras")
+    found = [f"{name} {facts.versions[name]}" for name in names if facts.versions.get(name)]
+    fine = f"{', '.join(found)}: versions are compatible"
+    problems = judge_framework(facts.versions, tpu, facts.host.framework, facts.host.environment.key)
+    yield from from_problems(FRAMEWORKS, "Framework", problems, fine)
+    if torch:
+        yield _accelerate(facts)
+    yield _together(facts)
+
+
+def _accelerate(facts: HostFacts) -> Check:
+    version = facts.versions.get("accelerate")
+    if not version:
+        return Check(
+            FRAMEWORKS,
+            "accelerate",
+            NOT_AVAILABLE,
+            "accelerate is not installed.",
+            "Only cells that use Accelerator or the Trainer of transformers need it.",
+            '%pip install "accelerate>=1.10"',
+        )
+    if release(version) < _OLDEST_ACCELERATE:
+        return Check(
+            FRAMEWORKS,
+            "accelerate",
+            WARNING,
+            f"accelerate {version} is older than 1.10.",
+            "tpu_magics is tested with 1.10 and newer.",
+            '%pip install "accelerate>=1.10"',
+            "restart the kernel",
+        )
+    return Check(FRAMEWORKS, "accelerate", OK, f"accelerate {version}")
+
+
+def _together(facts: HostFacts) -> Check:
+    both = "tensorflow" in facts.loaded and "torch_xla" in facts.loaded
+    if both:
+        return Check(
+            FRAMEWORKS,
+            "One framework in a process",
+            WARNING,
+            "This process has imported both TensorFlow and torch_xla.",
+            "Each has its own XLA. Which of the two still works depends on the order of the imports.",
+            then="restart the kernel, and use only one of them in a notebook",
+        )
+    return Check(FRAMEWORKS, "One framework in a process", OK, "No conflicting frameworks are imported")
+
+
+# -- libtpu -----------------------------------------------------------------------------------------------------------
+
+LIBTPU = "libtpu"
+LIBRARY_PATH = "TPU_LIBRARY_PATH"
+_KNOWS_7X = (0, 0, 22)  # 0.0.21.1 does not support tpu7x, 0.0.51 does; which one was the first is unknown
+
+
+def libtpu_checks(facts: HostFacts) -> Iterator[Check]:
+    """The package, the file, and whether it supports the TPU's generation."""
+    yield from _libtpu_package(facts)
+    if facts.versions.get("libtpu-nightly") and facts.versions.get("libtpu"):
+        yield _twice(facts)
+    if LIBRARY_PATH in facts.environ:
+        yield _library_path(facts)
+    if TPU7X in {chip.generation for chip in facts.host.chips} and facts.versions.get("libtpu"):
+        yield _supports(facts)
+
+
+def _libtpu_package(facts: HostFacts) -> Iterator[Check]:
+    version, other = facts.versions.get("libtpu"), has_other_libtpu(facts.environ)
+    problems = judge_libtpu(facts.versions, bool(facts.host.chips), other) if facts.host.framework == "torch" else []
+    if problems or version:
+        yield from from_problems(LIBTPU, "Package", problems, f"libtpu {version}")
+    elif other:
+        yield Check(
+            LIBTPU, "Package", OK, f"Not the package: torch_xla's own libtpu, or the one that {LIBRARY_PATH} names"
+        )
+    else:
+        why = (
+            "pip installs it together with tensorflow-tpu."
+            if facts.host.chips
+            else "On this host only preflights need it."
+        )
+        yield Check(LIBTPU, "Package", NOT_AVAILABLE, "libtpu is not installed.", why)
+
+
+def _twice(facts: HostFacts) -> Check:
+    same, nightly = facts.versions["libtpu"], facts.versions["libtpu-nightly"]
+    return Check(
+        LIBTPU,
+        "One libtpu",
+        WARNING,
+        f"libtpu {same} and libtpu-nightly {nightly} are both installed.",
+        "They own the same files, so the one that was installed last is loaded.",
+        f"!pip uninstall -y libtpu-nightly && pip install --force-reinstall --no-deps libtpu=={same}",
+        "restart the kernel",
+    )
+
+
+def _library_path(facts: HostFacts) -> Check:
+    path = facts.environ[LIBRARY_PATH]
+    if os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises for a name that is too long
+        return Check(LIBTPU, LIBRARY_PATH, OK, f"{LIBRARY_PATH} names an existing file: {path}")
+    values = {LIBRARY_PATH: None}
+    return Check(
+        LIBTPU,
+        LIBRARY_PATH,
+        BROKEN if facts.host.chips else WARNING,
+        f"{LIBRARY_PATH}={path}: there is no such file.",
+        "torch_xla loads only the libtpu that it names.",
+        change(values),
+        "continue; if torch_xla is already imported, restart the kernel and run this first",
+        VariableFix(values),
+    )
+
+
+def _supports(facts: HostFacts) -> Check:
+    version = str(facts.versions["libtpu"])
+    if release(version) >= _KNOWS_7X:
+        return Check(
+            LIBTPU, "Generation", OK, f"libtpu {version} is newer than the last version known not to support 7x"
+        )
+    return Check(
+        LIBTPU,
+        "Generation",
+        BROKEN,
+        f"libtpu {version} does not support a TPU of generation 7x.",
+        "Version 0.0.21.1 and older do not know its name.",
+        "%pip install -U libtpu",
+        "restart the kernel",
+    )

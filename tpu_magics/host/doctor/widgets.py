@@ -1,8 +1,4 @@
-"""The live panel's two halves: ipywidgets in this kernel and its manager in the page; and our JupyterLab extension.
-
-What lives here: what the files of this environment tell. What does not: a server of another environment, whose files
-are not seen here; that is said, not guessed.
-"""
+"""Checks of ipywidgets, JupyterLab's widget manager and our JupyterLab extension, by the files of this environment."""
 
 from __future__ import annotations
 
@@ -13,8 +9,8 @@ from typing import Any
 
 from tpu_magics import __version__
 from tpu_magics.host.doctor.check import NOT_AVAILABLE, OK, WARNING, Check, from_problems
-from tpu_magics.host.doctor.seen import Seen
-from tpu_magics.host.files import read
+from tpu_magics.host.doctor.facts import HostFacts
+from tpu_magics.host.system_files import read
 from tpu_magics.host.versions import judge_ipywidgets, release
 
 GROUP = "Widgets and JupyterLab"
@@ -26,35 +22,35 @@ _OWN_PAGE = ("colab", "kaggle")  # pages that are no JupyterLab
 _MANAGERS: Mapping[int, tuple[int, str]] = {7: (3, "jupyterlab_widgets<2"), 8: (5, "jupyterlab_widgets>=3")}
 
 
-def checks(seen: Seen) -> Iterator[Check]:
-    """This kernel's half, then the page's."""
+def checks(facts: HostFacts) -> Iterator[Check]:
+    """This kernel's side, then the page's."""
     yield from from_problems(
         GROUP,
         "ipywidgets",
-        judge_ipywidgets(seen.versions),
-        f"ipywidgets {seen.versions.get('ipywidgets')}, in the environment of this kernel",
+        judge_ipywidgets(facts.versions),
+        f"ipywidgets {facts.versions.get('ipywidgets')}, in the environment of this kernel",
     )
-    reason = _unseen(seen)
+    reason = _unseen(facts)
     for name, judge in (("Widget manager", _manager), ("JupyterLab extension", _ours)):
-        yield judge(seen) if not reason else Check(GROUP, name, NOT_AVAILABLE, "Not looked at.", reason)
+        yield judge(facts) if not reason else Check(GROUP, name, NOT_AVAILABLE, "Not checked.", reason)
 
 
-def _unseen(seen: Seen) -> str:
-    """Why the page's half cannot be seen here; "" where it can."""
-    if seen.host.place.key in _OWN_PAGE:
-        return f"{seen.host.place.name}'s page is no JupyterLab; it brings its own widget manager."
-    server = _server_prefix(seen)
-    if server is not None and server.resolve() != seen.prefix.resolve():
-        return f"The Jupyter server runs in another environment ({server}), whose extensions are not seen here."
-    if server is None and not seen.versions.get("jupyterlab"):
-        return "JupyterLab is not installed in this environment; the page that shows this may be of another one."
+def _unseen(facts: HostFacts) -> str:
+    """Why the page's extensions are not visible here; "" where they are."""
+    if facts.host.environment.key in _OWN_PAGE:
+        return f"{facts.host.environment.name}'s page is not JupyterLab and has its own widget manager."
+    server = _server_prefix(facts)
+    if server is not None and server.resolve() != facts.prefix.resolve():
+        return f"The Jupyter server runs in another environment ({server}), whose extensions are not visible here."
+    if server is None and not facts.versions.get("jupyterlab"):
+        return "JupyterLab is not installed in this environment; this page may come from another one."
     return ""
 
 
-def _server_prefix(seen: Seen) -> Path | None:
-    """The environment of the server that started this kernel (jupyter_client tells kernels its pid), by its command."""
-    pid = seen.environ.get("JPY_PARENT_PID", "")
-    words = (read(seen.root / "proc" / pid / "cmdline") or "").split("\0") if pid.isdigit() else []
+def _server_prefix(facts: HostFacts) -> Path | None:
+    """The environment of the server that started this kernel (jupyter_client sets JPY_PARENT_PID), by its command."""
+    pid = facts.environ.get("JPY_PARENT_PID", "")
+    words = (read(facts.root / "proc" / pid / "cmdline") or "").split("\0") if pid.isdigit() else []
     python = Path(words[0]) if words and words[0] else None
     if python is None or not python.is_absolute() or not python.name.startswith("python"):
         return None
@@ -64,9 +60,9 @@ def _server_prefix(seen: Seen) -> Path | None:
 # -- the widgets' manager -------------------------------------------------------------------------------------------
 
 
-def _manager(seen: Seen) -> Check:
-    package, _ = _package(seen, MANAGER)
-    version, whole = str(package.get("version", "")), seen.versions.get("ipywidgets") or "8"
+def _manager(facts: HostFacts) -> Check:
+    package, _ = _package(facts, MANAGER)
+    version, whole = str(package.get("version", "")), facts.versions.get("ipywidgets") or "8"
     wanted, install = _MANAGERS.get(release(whole)[0], _MANAGERS[8])
     command = f'%pip install "{install}"'
     name = "Widget manager"
@@ -76,56 +72,56 @@ def _manager(seen: Seen) -> Check:
             name,
             WARNING,
             f"JupyterLab has no widget manager ({MANAGER}).",
-            "The page shows the text of a widget, not the live panel.",
+            "The page shows a widget's text instead of the live panel.",
             command,
             _RELOAD,
         )
-    if _disabled(seen, MANAGER):
-        return _is_disabled(name, MANAGER, "The page shows the text of a widget, not the live panel.")
+    if _disabled(facts, MANAGER):
+        return _is_disabled(name, MANAGER, "The page shows a widget's text instead of the live panel.")
     if release(version)[:1] != (wanted,):
         return Check(
             GROUP,
             name,
             WARNING,
-            f"JupyterLab's widget manager is {version}, which is not made for this kernel's ipywidgets {whole}.",
-            f"ipywidgets {whole[:1]} is shown by version {wanted} of {MANAGER}; with another one, widgets may not "
+            f"JupyterLab's widget manager {version} does not support this kernel's ipywidgets {whole}.",
+            f"ipywidgets {whole[:1]} needs version {wanted} of {MANAGER}. With another version, widgets may not "
             "appear.",
             command,
             _RELOAD,
         )
-    return Check(GROUP, name, OK, f"{MANAGER} {version}, which fits")
+    return Check(GROUP, name, OK, f"{MANAGER} {version}, compatible")
 
 
 # -- our extension --------------------------------------------------------------------------------------------------
 
 
-def _ours(seen: Seen) -> Check:
-    package, path = _package(seen, OURS)
+def _ours(facts: HostFacts) -> Check:
+    package, path = _package(facts, OURS)
     version, name = str(package.get("version", "")), "JupyterLab extension"
-    why = "Without it the panel below a cell is shown all the same; the status bar, side panel and badges are not."
+    why = "Without it, the panel below a cell still works, but the status bar, side panel and badges are missing."
     if not version:
         return Check(
             GROUP,
             name,
             WARNING,
-            "tpu_magics' extension is not installed in this JupyterLab.",
+            "The tpu_magics extension is not installed in this JupyterLab.",
             why,
             "%pip install --force-reinstall --no-deps tpu-magics",
             _RELOAD,
         )
-    if _disabled(seen, OURS):
+    if _disabled(facts, OURS):
         return _is_disabled(name, OURS, why)
     if version != __version__:
         return Check(
             GROUP,
             name,
             WARNING,
-            f"The extension in {path} is {version}, and tpu_magics here is {__version__}.",
-            "What the one says the other may not understand.",
+            f"The extension in {path} has version {version}, but tpu_magics here has {__version__}.",
+            "Different versions may not understand each other's messages.",
             f"%pip install --force-reinstall --no-deps tpu-magics=={__version__}",
             _RELOAD,
         )
-    return Check(GROUP, name, OK, f"{version}, enabled, of the same version as this package")
+    return Check(GROUP, name, OK, f"{version}, enabled, same version as this package")
 
 
 def _is_disabled(name: str, extension: str, why: str) -> Check:
@@ -140,19 +136,19 @@ def _is_disabled(name: str, extension: str, why: str) -> Check:
     )
 
 
-def _package(seen: Seen, name: str) -> tuple[Mapping[str, Any], Path | None]:
-    """The extension's package.json and its folder, of the folder that counts."""
-    for folder in seen.jupyter.data:
+def _package(facts: HostFacts, name: str) -> tuple[Mapping[str, Any], Path | None]:
+    """The extension's package.json and its folder, from the first folder that has it."""
+    for folder in facts.jupyter.data:
         found = _json(folder / "labextensions" / name / "package.json")
         if found:
             return found, folder / "labextensions" / name
     return {}, None
 
 
-def _disabled(seen: Seen, name: str) -> bool:
+def _disabled(facts: HostFacts, name: str) -> bool:
     """Whether page_config.json names it, in the folders that JupyterLab reads (the first that names it counts)."""
-    files = [folder / "labconfig/page_config.json" for folder in seen.jupyter.config]
-    files += [folder / "lab/settings/page_config.json" for folder in seen.jupyter.data]
+    files = [folder / "labconfig/page_config.json" for folder in facts.jupyter.config]
+    files += [folder / "lab/settings/page_config.json" for folder in facts.jupyter.data]
     for each in (_json(file).get("disabledExtensions") for file in files):
         if isinstance(each, list) and name in each:
             return True

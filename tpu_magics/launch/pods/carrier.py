@@ -24,7 +24,7 @@ from typing import Any
 
 from tpu_magics.host import free_disk
 from tpu_magics.launch.pods.task import DISPLAYS, LOG, OUTPUT, PARCEL, RECORDS, RESULTS, TASK, HostTask, read_state
-from tpu_magics.runs import private
+from tpu_magics.runs import private_folders
 from tpu_magics.runs.files import RunFiles, private_root
 
 CHUNK = 4 << 20  # bytes of files in one answer; of records there may be as many again
@@ -42,10 +42,10 @@ class Carrier:
     """One host of a run."""
 
     def __init__(self, name: str) -> None:
-        root = private.private_or_new(private_root() / "hosts")  # what is loaded from there are pickles
-        private.remove_orphans(root)
+        root = private_folders.private_or_new(private_root() / "hosts")  # what is loaded from there are pickles
+        private_folders.remove_orphans(root)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root))
-        private.note_owner(self.folder)
+        private_folders.note_owner(self.folder)
         self.process: subprocess.Popen[bytes] | None = None
 
     def hello(self, ports: int) -> dict[str, Any]:
@@ -172,5 +172,5 @@ def _free_ports(count: int) -> Iterator[int]:
 
 
 def _remove(folder: Path) -> None:
-    private.remove_scratch(RunFiles(folder))
+    private_folders.remove_scratch(RunFiles(folder))
     shutil.rmtree(folder, ignore_errors=True)

@@ -30,7 +30,7 @@ from tpu_magics.launch.pods.task import ENDED, PARCEL, REFUSED, RUNNING, TASK, H
 from tpu_magics.launch.relay import NoScreen, Relay
 from tpu_magics.launch.state.walk import take
 from tpu_magics.runs.files import RunFiles
-from tpu_magics.runs.private import make_scratch
+from tpu_magics.runs.private_folders import make_scratch
 
 
 def main(folder: Path) -> int:

@@ -1,7 +1,6 @@
-"""The compile process's own main: `python -m tpu_magics.preflight.compiler JOB.json DESCRIPTOR`.
+"""The main of the compile process: `python -m tpu_magics.preflight.compiler JOB.json DESCRIPTOR`.
 
-What lives here: what the process must be before libtpu is loaded, and the loop over the programs of its job. Events go
-to the open file DESCRIPTOR as JSON lines (job.py). What does not: compiling one program (programs.py).
+Events go to the open file DESCRIPTOR as JSON lines (job.py).
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from importlib import metadata
 from pathlib import Path
 
 from tpu_magics.launch.process import die_with_parent
+from tpu_magics.preflight.compile_result import to_json
+from tpu_magics.preflight.compiler import jaxlib_private, programs
 from tpu_magics.preflight.compiler import job as events
-from tpu_magics.preflight.compiler import private, programs
 from tpu_magics.preflight.compiler.job import Job
-from tpu_magics.preflight.facts import to_json
 
 FIRST_TO_GO = 1000  # for the kernel, when memory runs out: before the notebook's own process (proc(5), oom_score_adj)
 
@@ -41,29 +40,29 @@ def become_compiler(parent: int) -> None:
         pass  # not allowed in some containers; the bound on memory is watched all the same
 
 
-def compile_all(job: Job, tell: Callable[..., None]) -> int:
+def compile_all(job: Job, send: Callable[..., None]) -> int:
     others = _other_versions(job)
     if others:
-        tell(event=events.UNUSABLE, text=others)
+        send(event=events.UNUSABLE, text=others)
         return 1
     try:
-        devices = private.devices(job.topology, job.options)
-    except private.TopologyRefused as error:
-        tell(event=events.NO_TOPOLOGY, text=str(error))
+        devices = jaxlib_private.devices(job.topology, job.options)
+    except jaxlib_private.TopologyRefused as error:
+        send(event=events.NO_TOPOLOGY, text=str(error))
         return 1
     except Exception as error:  # libtpu does not load, or jaxlib is not what it was read as
-        tell(event=events.UNUSABLE, text=_text(error))
+        send(event=events.UNUSABLE, text=_text(error))
         return 1
-    tell(event=events.READY)
+    send(event=events.READY)
     for program in job.programs:
-        tell(event=events.STARTED, graph=program.number)
+        send(event=events.STARTED, graph=program.number)
         try:
             found = programs.compiled(job, program, devices)
         except Exception as error:  # not a refusal: jaxlib is not what it was read as
-            tell(event=events.UNUSABLE, text=_text(error))
+            send(event=events.UNUSABLE, text=_text(error))
             return 1
         measured = replace(found, peak=programs.peak_memory())
-        tell(event=events.COMPILED, graph=program.number, compiled=to_json(measured))
+        send(event=events.COMPILED, graph=program.number, compiled=to_json(measured))
     return 0
 
 
@@ -73,7 +72,7 @@ def _other_versions(job: Job) -> str:
     if found == job.versions:
         return ""
     names = [f"{name} {version}" for name, version in found.items() if version != job.versions[name]]
-    return f"The compile process finds other versions: {', '.join(names)}."
+    return f"The compile process finds different versions: {', '.join(names)}."
 
 
 def _text(error: Exception) -> str:

@@ -1,7 +1,6 @@
-"""What the two sides of the compile process tell each other.
+"""What both sides of the compile process exchange: the job, a JSON file, and the events, JSON lines.
 
-What lives here: the job, a JSON file, and the events, JSON lines. What does not: who reads and writes them
-(compile_process.py, __main__.py). Standard library only.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ NO_TOPOLOGY = "no-topology"  # libtpu does not take the topology: `text`
 
 
 @dataclass(frozen=True)
-class Program:
+class JobProgram:
     """A graph of the job. `number`: by which the events name it; `file`: where its module lies; else as in `Graph`."""
 
     number: int
@@ -36,7 +35,7 @@ class Program:
 @dataclass(frozen=True)
 class Job:
     """`parent`: process with which the compile process ends; `available`: HBM bytes that a program may have, where that
-    is known; `folder`: for what is needed on the way; `versions`: of jaxlib and libtpu."""
+    is known; `folder`: for temporary files; `versions`: of jaxlib and libtpu."""
 
     parent: int
     target: str
@@ -45,7 +44,7 @@ class Job:
     available: int | None
     folder: str
     versions: Mapping[str, str]
-    programs: tuple[Program, ...] = field(default_factory=tuple)
+    programs: tuple[JobProgram, ...] = field(default_factory=tuple)
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -54,7 +53,7 @@ class Job:
     def read(cls, path: Path) -> Job:
         data = json.loads(path.read_text(encoding="utf-8"))
         programs = [_tuples(one) for one in data.pop("programs")]
-        return cls(**data, programs=tuple(Program(**one) for one in programs))
+        return cls(**data, programs=tuple(JobProgram(**one) for one in programs))
 
 
 def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,8 @@
-"""One program through the TPU's compiler.
+"""Compile one program with the TPU's compiler.
 
-What lives here: what the compiler says of it -> `Compiled`. What does not: the parts of jaxlib that ask it
-(private.py), its refusals (refusals.py), and the programs that it dumps (optimised/).
-
-Measured on programs at the limit of what v5e lets them have (16 GiB - 258 MiB): libtpu 0.0.52 takes those whose
+Measured on programs at the limit of what v5e lets them have (16 GiB - 258 MiB): libtpu 0.0.52 compiles those whose
 arguments + outputs - aliased + temporaries + code is below it, but for the last 32 KiB, and refuses those above.
-0.0.21.1 does so without the outputs: it takes programs whose outputs have no room beside the rest. These are
+0.0.21.1 does so without the outputs: it compiles programs whose outputs have no room beside the rest. These are
 "too-large" here, with a note.
 """
 
@@ -19,18 +16,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.preflight.compiler import private, refusals
-from tpu_magics.preflight.compiler.job import Job, Program
-from tpu_magics.preflight.facts import Compiled, Memory, Refused
-from tpu_magics.preflight.optimised import ProgramFacts, read
+from tpu_magics.preflight.analysis import ProgramFacts, read
+from tpu_magics.preflight.compile_result import CompileResult, HbmUsage, UnsupportedOp
+from tpu_magics.preflight.compiler import jaxlib_private, refusals
+from tpu_magics.preflight.compiler.job import Job, JobProgram
 
-LOOPS = "XLA's FLOPs count the body of a loop once, however often it runs"
+LOOPS = "XLA's FLOPs count the body of a loop once, no matter how often it runs"
 OUTPUTS_NOT_COUNTED = (
-    "this libtpu takes the program, but does not count its outputs, for which there is no room beside the rest"
+    "this libtpu accepts the program because it does not count the outputs, but they do not fit beside the rest"
 )
 NOT_COUNTED = (
-    "XLA gives no FLOPs and bytes of its own for this program: it holds a kernel (one that the compiler made, or one "
-    "of the person's) whose cost XLA does not know"
+    "XLA reports no FLOPs and bytes for this program: it contains a kernel (from the compiler or from your code) whose "
+    "cost XLA does not know"
 )
 
 
@@ -38,21 +35,21 @@ class TooFewDevices(Exception):
     """The topology is smaller than the program wants; the sentence."""
 
 
-def compiled(job: Job, program: Program, devices: Sequence[Any]) -> Compiled:
-    """What the compiler says of the program."""
+def compiled(job: Job, program: JobProgram, devices: Sequence[Any]) -> CompileResult:
+    """Compile the program."""
     dump = Path(job.folder) / "dump"
-    result = Compiled(target=job.target, graph=program.hash, status="failed", versions=job.versions)
+    result = CompileResult(target=job.target, graph=program.hash, status="failed", versions=job.versions)
     try:
-        with private.context() as made:
-            module = private.parse(made, Path(program.file).read_bytes(), program.form)
-            private.donate(module, program.donors)
-            unknown = [one for one in private.signature(module) if _dynamic(one)]
+        with jaxlib_private.context() as made:
+            module = jaxlib_private.parse(made, Path(program.file).read_bytes(), program.form)
+            jaxlib_private.donate(module, program.donors)
+            unknown = [one for one in jaxlib_private.signature(module) if _dynamic(one)]
             if unknown:  # libtpu 0.0.52 ends its process at these
                 return replace(
                     result, status="refused", refused=_dynamic_refused(unknown), error=_dynamic_text(unknown)
                 )
-            return _asked(result, job, program, module, _chosen(devices, program), dump)
-    except private.NotAProgram as error:
+            return _compile(result, job, program, module, _chosen(devices, program), dump)
+    except jaxlib_private.NotAProgram as error:
         return replace(result, status="refused", refused=(refusals.refused(str(error)),), error=str(error))
     except TooFewDevices as error:
         return replace(result, error=str(error))
@@ -66,26 +63,28 @@ def peak_memory() -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
-def _asked(result: Compiled, job: Job, program: Program, module: Any, chosen: Sequence[Any], dump: Path) -> Compiled:
+def _compile(
+    result: CompileResult, job: Job, program: JobProgram, module: Any, chosen: Sequence[Any], dump: Path
+) -> CompileResult:
     began = time.monotonic()
     try:
-        executable = private.compile_module(module, chosen, program.replicas, program.partitions, dump)
+        executable = jaxlib_private.compile_module(module, chosen, program.replicas, program.partitions, dump)
     except RuntimeError as error:  # XlaRuntimeError and JaxRuntimeError are such
         timed = replace(result, seconds=time.monotonic() - began)
         return _refused(timed, str(error), job.available, _dumped(dump, program.parameters))
     timed = replace(result, seconds=time.monotonic() - began)
-    return _taken(timed, executable, job.available, _dumped(dump, program.parameters))
+    return _accepted(timed, executable, job.available, _dumped(dump, program.parameters))
 
 
 def _dumped(dump: Path, parameters: Sequence[str]) -> ProgramFacts:
-    """Whatever is wrong with the dump, the compiler's own answer is not lost for it."""
+    """A broken dump must not hide the compiler's own answer."""
     try:
         return read(dump, parameters=parameters)
     except Exception as error:
         return ProgramFacts(notes=(f"the compiler's dump could not be read: {type(error).__name__}: {error}",))
 
 
-def _with(result: Compiled, facts: ProgramFacts) -> Compiled:
+def _with(result: CompileResult, facts: ProgramFacts) -> CompileResult:
     return replace(
         result,
         hbm_bytes=facts.hbm_bytes,
@@ -102,10 +101,10 @@ def _with(result: Compiled, facts: ProgramFacts) -> Compiled:
 # -- programs that the compiler takes ----------------------------------------------------------------------------------
 
 
-def _taken(result: Compiled, executable: Any, available: int | None, facts: ProgramFacts) -> Compiled:
+def _accepted(result: CompileResult, executable: Any, available: int | None, facts: ProgramFacts) -> CompileResult:
     memory = _memory(executable.get_compiled_memory_stats(), available)
     fits = memory.available is None or memory.needed <= memory.available
-    flops, moved = (_known(private.cost(executable).get(name)) for name in ("flops", "bytes accessed"))
+    flops, moved = (_known(jaxlib_private.cost(executable).get(name)) for name in ("flops", "bytes accessed"))
     notes = (*(() if fits else (OUTPUTS_NOT_COUNTED,)), *((NOT_COUNTED,) if flops is None or moved is None else ()))
     return _with(
         replace(
@@ -120,13 +119,13 @@ def _taken(result: Compiled, executable: Any, available: int | None, facts: Prog
     )
 
 
-def _memory(stats: Any, available: int | None) -> Memory:
+def _memory(stats: Any, available: int | None) -> HbmUsage:
     """`available` is never below what the compiler has just let this program have besides its outputs."""
     arguments, outputs = stats.argument_size_in_bytes, stats.output_size_in_bytes
     aliased, temporaries = stats.alias_size_in_bytes, stats.temp_size_in_bytes
     code = stats.generated_code_size_in_bytes
     granted = arguments + temporaries + code
-    return Memory(
+    return HbmUsage(
         needed=granted + outputs - aliased,
         available=None if available is None else max(available, granted),
         arguments=arguments,
@@ -145,13 +144,13 @@ def _known(value: float | None) -> float | None:
 # -- programs that it does not take ------------------------------------------------------------------------------------
 
 
-def _refused(result: Compiled, text: str, available: int | None, facts: ProgramFacts) -> Compiled:
-    told = replace(result, error=refusals.cleaned(text))
+def _refused(result: CompileResult, text: str, available: int | None, facts: ProgramFacts) -> CompileResult:
+    known = replace(result, error=refusals.cleaned(text))
     if refusals.too_large(text):
         memory, listed = refusals.memory(text, available), refusals.buffers(text)
-        found = _with(replace(told, status="too-large", memory=memory), _without_program(facts))
+        found = _with(replace(known, status="too-large", memory=memory), _without_program(facts))
         return replace(found, buffers=found.buffers or listed)
-    return replace(told, status="refused", refused=_with_places(refusals.refused(text), facts.custom_calls))
+    return replace(known, status="refused", refused=_with_places(refusals.refused(text), facts.custom_calls))
 
 
 def _without_program(facts: ProgramFacts) -> ProgramFacts:
@@ -160,7 +159,7 @@ def _without_program(facts: ProgramFacts) -> ProgramFacts:
     return replace(facts, hbm_bytes=None, padding=None, loops=False, guessed=False)
 
 
-def _with_places(refused: Refused, custom_calls: Sequence[Refused]) -> tuple[Refused, ...]:
+def _with_places(refused: UnsupportedOp, custom_calls: Sequence[UnsupportedOp]) -> tuple[UnsupportedOp, ...]:
     """The compiler names a custom call, its dump has the lines where that stands."""
     places = [
         replace(one, text=refused.text) for one in custom_calls if refused.kind == "custom" and _same(one, refused)
@@ -168,7 +167,7 @@ def _with_places(refused: Refused, custom_calls: Sequence[Refused]) -> tuple[Ref
     return tuple(places) or (refused,)
 
 
-def _same(one: Refused, other: Refused) -> bool:
+def _same(one: UnsupportedOp, other: UnsupportedOp) -> bool:
     return one.op.partition("#")[0] == other.op.partition("#")[0]
 
 
@@ -178,23 +177,21 @@ def _dynamic(kind: str) -> bool:
 
 
 def _dynamic_text(kinds: Sequence[str]) -> str:
-    return f"The program takes or gives tensors of unknown size: {', '.join(dict.fromkeys(kinds))}."
+    return f"The program has inputs or outputs of unknown size: {', '.join(dict.fromkeys(kinds))}."
 
 
-def _dynamic_refused(kinds: Sequence[str]) -> tuple[Refused, ...]:
-    return tuple(
-        Refused(one, "its size is not known when the program is compiled", "compiler") for one in dict.fromkeys(kinds)
-    )
+def _dynamic_refused(kinds: Sequence[str]) -> tuple[UnsupportedOp, ...]:
+    return tuple(UnsupportedOp(one, "its size is unknown at compile time", "compiler") for one in dict.fromkeys(kinds))
 
 
 # -- devices -----------------------------------------------------------------------------------------------------------
 
 
-def _chosen(devices: Sequence[Any], program: Program) -> Sequence[Any]:
+def _chosen(devices: Sequence[Any], program: JobProgram) -> Sequence[Any]:
     """One device of each chip where that suffices: replicas are one to a chip where the launcher starts them so."""
     wanted = program.replicas * program.partitions
     chips = [one for one in devices if one.core_on_chip == 0]
     of = chips if wanted <= len(chips) else devices
     if wanted > len(of):
-        raise TooFewDevices(f"The program wants {wanted} devices, and this TPU has {len(devices)}.")
+        raise TooFewDevices(f"The program needs {wanted} devices, but this TPU has {len(devices)}.")
     return of[:wanted]

@@ -1,12 +1,9 @@
-"""What the compiler says when it does not take a program.
+"""The compiler's error texts -> sizes, buffers, ops, source lines. Standard library only.
 
-What lives here: its texts -> sizes, buffers, ops, lines. What does not: asking it (private.py), and what it says of
-programs that it takes (programs.py, optimised/). Standard library only.
-
-The texts are those of libtpu 0.0.21.1 and 0.0.52. Of HBM that does not suffice there are three: a short one ("the total
-memory required for HLO temporaries (16.00G) exceeds available HBM (15.75G)", 0.0.52; its "temporaries" include
-arguments and outputs), a long one, with a table ("Used 16.00G of 15.75G hbm. Exceeded hbm capacity by 258.00M."), and
-one of a single buffer ("Allocation (size=30198988800) would exceed memory (size=17179869184)", 0.0.21.1).
+The texts are those of libtpu 0.0.21.1 and 0.0.52. For too little HBM there are three: a short one ("the total memory
+required for HLO temporaries (16.00G) exceeds available HBM (15.75G)", 0.0.52; its "temporaries" include arguments and
+outputs), a long one, with a table ("Used 16.00G of 15.75G hbm. Exceeded hbm capacity by 258.00M."), and one of a single
+buffer ("Allocation (size=30198988800) would exceed memory (size=17179869184)", 0.0.21.1).
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tpu_magics.preflight.facts import Buffer, Memory, Place, Refused
+from tpu_magics.preflight.compile_result import Buffer, HbmUsage, SourceLine, UnsupportedOp
 
 _TOO_LARGE = re.compile(
     r"CompileTimeHbmOom|RESOURCE_EXHAUSTED.*(?:memory space hbm|would exceed.*space=hbm)", re.DOTALL
@@ -49,8 +46,8 @@ def too_large(text: str) -> bool:
     return _TOO_LARGE.search(text) is not None
 
 
-def memory(text: str, available: int | None) -> Memory | None:
-    """Of a refusal for want of HBM; None where the text is of no known form.
+def memory(text: str, available: int | None) -> HbmUsage | None:
+    """The memory in a refusal for too little HBM; None where the text has an unknown format.
 
     `available`: what a program may have, where it is known better than from the text, which rounds to two decimals.
     `needed` is always above it. libtpu 0.0.21.1 does not count outputs, so they are added here.
@@ -65,16 +62,16 @@ def memory(text: str, available: int | None) -> Memory | None:
     return None
 
 
-def _at_least(needed: int, available: int) -> Memory:
-    return Memory(needed=max(needed, available + 1), available=available)
+def _at_least(needed: int, available: int) -> HbmUsage:
+    return HbmUsage(needed=max(needed, available + 1), available=available)
 
 
-def _of_table(text: str, available: int, used: int) -> Memory:
+def _of_table(text: str, available: int, used: int) -> HbmUsage:
     arguments, program, temporaries = (_row(text, name) for name in ("arguments", "program", "HLO temp"))
     found = _OUTPUTS.search(text)
     outputs, aliased = (_size(*found.group(1, 2)), _size(*found.group(3, 4))) if found else (None, None)
     total = (arguments or 0) + (program or 0) + (outputs or 0) - (aliased or 0)
-    return Memory(
+    return HbmUsage(
         needed=max(used, total, available + 1),
         available=available,
         arguments=arguments,
@@ -128,11 +125,11 @@ def _buffer(piece: dict[str, str]) -> Buffer | None:
     )
 
 
-def refused(text: str) -> Refused:
-    """Of any other refusal: the op, as far as the compiler names it."""
+def refused(text: str) -> UnsupportedOp:
+    """The op of any other refusal, as far as the compiler names it."""
     if custom := _CUSTOM.search(text):
-        return Refused(custom[1], "the TPU's compiler knows no custom call of this name", "custom", _place(text))
-    return Refused(_op(text), sentence(text), "compiler", _place(text))
+        return UnsupportedOp(custom[1], "the TPU compiler does not know this custom call", "custom", _place(text))
+    return UnsupportedOp(_op(text), sentence(text), "compiler", _place(text))
 
 
 def _op(text: str) -> str:
@@ -140,15 +137,15 @@ def _op(text: str) -> str:
     return next((one[1] for one in found if one), NO_NAME)
 
 
-def _place(text: str) -> Place | None:
+def _place(text: str) -> SourceLine | None:
     found = _SUSPECTED.search(text) or _SOURCE.search(text)
-    return Place(found[1], int(found[2])) if found else None
+    return SourceLine(found[1], int(found[2])) if found else None
 
 
 def sentence(text: str) -> str:
-    """Without "INVALID_ARGUMENT: ", and not longer than a person reads."""
-    told = " ".join(line.strip() for line in cleaned(text).splitlines() if line.strip())
-    short = re.sub(r"^[A-Z_]+: (?:E\d+: )?|, metadata=\{.*", "", told)
+    """Without "INVALID_ARGUMENT: ", and cut to a readable length."""
+    text_line = " ".join(line.strip() for line in cleaned(text).splitlines() if line.strip())
+    short = re.sub(r"^[A-Z_]+: (?:E\d+: )?|, metadata=\{.*", "", text_line)
     return short if len(short) <= LONGEST else f"{short[:LONGEST]} ..."
 
 

@@ -41,7 +41,7 @@ def observing(writer: EventWriter, watching: Watching) -> Iterator[Observer]:
     from tpu_magics.backends.tensorflow.observe import armed, hooks
     from tpu_magics.backends.tensorflow.observe.dumps import Dumps
     from tpu_magics.backends.tensorflow.observe.observer import Observer
-    from tpu_magics.runs import live
+    from tpu_magics.runs import value_log
 
     def warn(text: str) -> None:
         writer.write(events.Warned(round(time.time(), 3), writer.rank, code="not-observed", text=text))
@@ -58,7 +58,7 @@ def observing(writer: EventWriter, watching: Watching) -> Iterator[Observer]:
         for text in missing:
             warn(f"Not observed: {text}.")
         try:
-            with live.recorded_by(observer.log):
+            with value_log.recorded_by(observer.log):
                 yield observer
         finally:
             observer.closed = True

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpu_magics.runs import locked
+from tpu_magics.runs import locked_folders
 
 FLAGS = "--xla_dump_hlo_as_text --xla_dump_disable_metadata"
 NAMED = "before_optimizations.txt"
@@ -59,7 +59,7 @@ def _arm(device: str) -> Armed:
     if "xla_dump_to" in os.environ.get(_VARIABLE, ""):
         return _theirs(os.environ[_VARIABLE], device)
     try:
-        folder = locked.make()
+        folder = locked_folders.make()
     except OSError as error:
         return Armed(None, f"no temporary folder could be made: {error.strerror or error}")
     dumps = folder.path / "dumps"
@@ -108,7 +108,7 @@ def _texts(folder: Path) -> dict[str, int]:
     return {one.name: one.stat().st_mtime_ns for one in folder.iterdir() if one.name.endswith(NAMED)}
 
 
-def _remove(folder: locked.LockedFolder, owner: int) -> None:
+def _remove(folder: locked_folders.LockedFolder, owner: int) -> None:
     if os.getpid() == owner:  # not in a child that was forked from the notebook
         folder.remove()
 

@@ -50,7 +50,7 @@ def observing(writer: EventWriter, watching: ObserverConfig) -> Iterator[TorchOb
     from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
     from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
     from tpu_magics.backends.torch_xla.precision import TorchPrecisionWatch
-    from tpu_magics.runs import live
+    from tpu_magics.runs import value_log
 
     def write(kind: type[events.Event], **fields: Any) -> None:
         writer.write(kind(t=time.time(), rank=writer.rank, **fields))
@@ -71,7 +71,7 @@ def observing(writer: EventWriter, watching: ObserverConfig) -> Iterator[TorchOb
         write(events.Warned, code="not-observed", text=f"Compile information is incomplete: {note}.")
     with hooks.installed(observer), trainer.recording(writer):
         try:
-            with live.recorded_by(observer.log):
+            with value_log.recorded_by(observer.log):
                 yield observer
         finally:
             observer.closed = True

@@ -1,0 +1,119 @@
+"""The kind of environment that a notebook runs in: Kaggle, Colab, GKE, a TPU VM or a local machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+Environ = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The environment of a notebook.
+
+    `key`: "kaggle", "colab", "gke", "tpu-vm" or "plain"; `name`: for display; `menu`: where the user selects the
+    accelerator ("" where there is no such menu); `promise`: the variable that says that this host has a TPU ("" where
+    none does; only /sys can prove it); `restart`: how to get a fresh host; `hosts`: the names of all hosts of the
+    slice.
+    """
+
+    key: str
+    name: str
+    menu: str = ""
+    promise: str = ""
+    restart: str = ""
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NamedTpu:
+    """A TPU that a variable of the environment names. `name`: a name, "local" or "grpc://host:port"."""
+
+    name: str
+    variable: str
+
+
+# In the order in which TensorFlow asks (tensorflow/python/tpu/client/client.py, 2.21), and Colab's of before 2025,
+# which notebooks read themselves.
+_NAMING = ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME", "COLAB_TPU_ADDR")
+
+
+def named_tpu(environ: Environ) -> NamedTpu | None:
+    """The TPU that the environment names; None where it names none."""
+    found = (NamedTpu(environ[name].strip(), name) for name in _NAMING if environ.get(name, "").strip())
+    named = next(found, None)
+    if named is None or named.variable != "COLAB_TPU_ADDR" or "://" in named.name:
+        return named
+    return NamedTpu(f"grpc://{named.name}", named.variable)
+
+
+LOCAL = Environment(key="plain", name="local machine")
+
+
+@dataclass(frozen=True)
+class _Signs:
+    environ: Environ
+    modules: Collection[str]
+    chips: int
+
+
+def find_environment(environ: Environ, modules: Collection[str] = (), chips: int = 0) -> Environment:
+    """The environment, from the variables, the names of imported `modules` and the number of TPU `chips`."""
+    signs = _Signs(environ, modules, chips)
+    return next((found for found in (find(signs) for find in _FINDERS) if found is not None), LOCAL)
+
+
+def _kaggle(signs: _Signs) -> Environment | None:
+    # Before Colab: Kaggle builds its images on Colab's, so Colab's variables can be found there too.
+    environ = signs.environ
+    if not environ.get("KAGGLE_KERNEL_RUN_TYPE"):
+        return None
+    return Environment(
+        key="kaggle",
+        name="Kaggle",
+        menu="Settings > Accelerator",
+        promise="ISTPUVM=1" if environ.get("ISTPUVM") == "1" else "",
+        restart="stop the session and start it again",
+        hosts=_hosts(environ),
+    )
+
+
+def _colab(signs: _Signs) -> Environment | None:
+    environ = signs.environ
+    if "google.colab" not in signs.modules and not environ.get("COLAB_RELEASE_TAG"):
+        return None
+    return Environment(
+        key="colab",
+        name="Colab",
+        menu="Runtime > Change runtime type",
+        # The variable exists, empty, on Colab's GPU and CPU machines.
+        promise="COLAB_TPU_1VM=1" if environ.get("COLAB_TPU_1VM") == "1" else "",
+        restart="Runtime > Disconnect and delete runtime, and connect again",
+        hosts=_hosts(environ),
+    )
+
+
+def _gke(signs: _Signs) -> Environment | None:
+    # All four, since a person may set single ones on a TPU VM or for an ahead-of-time compile.
+    environ, names = signs.environ, ("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_TOPOLOGY")
+    if not all(environ.get(name) for name in names) or environ.get("TPU_SKIP_MDS_QUERY", "").lower() != "true":
+        return None
+    return Environment(
+        key="gke",
+        name="Google Kubernetes Engine",
+        promise=f"TPU_TOPOLOGY={environ['TPU_TOPOLOGY']}",
+        restart="give the pod the resource google.com/tpu and a node pool that has TPUs",
+        hosts=_hosts(environ),
+    )
+
+
+def _tpu_vm(signs: _Signs) -> Environment | None:
+    return Environment(key="tpu-vm", name="TPU VM", hosts=_hosts(signs.environ)) if signs.chips else None
+
+
+def _hosts(environ: Environ) -> tuple[str, ...]:
+    return tuple(name.strip() for name in environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if name.strip())
+
+
+_FINDERS: tuple[Callable[[_Signs], Environment | None], ...] = (_kaggle, _colab, _gke, _tpu_vm)

@@ -1,0 +1,113 @@
+"""Analysis of the files that XLA's TPU compiler dumps for a program.
+
+A dump is a folder made with `XLA_FLAGS="--xla_dump_to=FOLDER --xla_dump_hlo_as_text"`; the formats are those of libtpu
+0.0.21.1 (jaxlib 0.7.2) and 0.0.52 (jaxlib 0.10.2). What is missing, or of an unknown form, gives a note and is None or
+empty; a partly written dump raises nothing. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpu_magics.preflight.analysis.buffers import Assignment, BufferNames, hbm_pieces, largest, padding, read_assignment
+from tpu_magics.preflight.analysis.dump_files import ProgramFiles, find
+from tpu_magics.preflight.analysis.hlo_module import HloModule, read_module
+from tpu_magics.preflight.analysis.multiplications import multiplications
+from tpu_magics.preflight.analysis.traffic import hbm_bytes
+from tpu_magics.preflight.analysis.unsupported_ops import refused
+from tpu_magics.preflight.compile_result import Buffer, Multiplications, TilePadding, UnsupportedOp
+
+__all__ = ["ProgramFacts", "read"]
+
+
+@dataclass(frozen=True)
+class ProgramFacts:
+    """One optimised program.
+
+    `multiplications`: FLOPs of one execution by the element types of the operands (multiplications.py says which);
+    bodies of loops count as often as they run. `loops`: a loop has multiplications in its body; XLA's own FLOPs count
+    it once. `guessed`: branches, or loops of unknown rounds (runs.py). `hbm_bytes`: bytes of one execution
+    (traffic.py).
+
+    `padding` and `buffers` are of what HBM holds at the point of the program where the temporaries take most: all
+    arguments, outputs and constants, and the temporaries alive there. A result that takes over the memory of an
+    argument is one buffer, an argument. Tables of addresses of tuples are left out. `buffers`: the largest 20.
+
+    `custom_calls`: what does not belong in a training step. `notes`: what could not be read, and why.
+    """
+
+    multiplications: Multiplications | None = None
+    padding: TilePadding | None = None
+    buffers: tuple[Buffer, ...] = ()
+    custom_calls: tuple[UnsupportedOp, ...] = ()
+    hbm_bytes: float | None = None
+    loops: bool = False
+    guessed: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def read(folder: Path, module: str | None = None, parameters: Sequence[str] = ()) -> ProgramFacts:
+    """Reads the dump of one program.
+
+    `folder`: of the dump; `module`: the program's name ("jit_step") or the beginning of its files' names, where the
+    folder has more than one (without it, the last one is read, with a note); `parameters`: what the framework calls the
+    program's parameters, by their numbers ("f32[768,768] encoder.weight"). Takes about a second per 20 MB of text.
+    """
+    found = find(Path(folder), module)
+    if not found:
+        return ProgramFacts(notes=("the compiler dumped no optimised program",))
+    several = (f"the dump has {len(found)} programs: {found[0].stem} was read",) if len(found) > 1 else ()
+    facts = _read(found[0], parameters)
+    return ProgramFacts(**{**vars(facts), "notes": (*several, *facts.notes)})
+
+
+def _read(module: ProgramFiles, parameters: Sequence[str]) -> ProgramFacts:
+    program = _program(module.optimised)
+    unoptimised = _program(module.unoptimised)
+    assignment = _assignment(module)
+    if program is None or not program.entry:
+        return ProgramFacts(notes=("the text of the optimised program is incomplete or has an unknown format",))
+    counted = multiplications(program, unoptimised)
+    pieces, names = hbm_pieces(assignment), BufferNames(program, parameters)
+    return ProgramFacts(
+        multiplications=counted.multiplications,
+        padding=padding(pieces, names) if pieces else None,
+        buffers=largest(pieces, names),
+        custom_calls=refused(program, unoptimised),
+        hbm_bytes=hbm_bytes(program, counted.executions),
+        loops=counted.loops,
+        guessed=counted.executions.guessed,
+        notes=(*counted.notes, *_missing(unoptimised, assignment)),
+    )
+
+
+def _missing(unoptimised: HloModule | None, assignment: Assignment) -> tuple[str, ...]:
+    """Notes on what the compiler did not dump."""
+    missing = (
+        (
+            unoptimised is None,
+            "no program before optimisation: f32 that the compiler itself turned into bf16 counts as bf16",
+        ),
+        (not assignment.allocations, "no buffer assignment: padding and the largest buffers are unknown"),
+        (
+            bool(assignment.allocations) and not assignment.ranges,
+            "no live ranges: padding and the largest buffers are for the whole program, not for its memory peak",
+        ),
+    )
+    return tuple(note for there, note in missing if there)
+
+
+def _program(path: Path) -> HloModule | None:
+    try:
+        return read_module(path)
+    except OSError:
+        return None
+
+
+def _assignment(module: ProgramFiles) -> Assignment:
+    with ExitStack() as stack:
+        files = [stack.enter_context(path.open(encoding="utf-8", errors="replace")) for path in module.memory]
+        return read_assignment(*files)

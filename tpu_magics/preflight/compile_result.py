@@ -1,0 +1,160 @@
+"""The result of compiling one graph for one target, and its way to JSON and back.
+
+All sizes are bytes, all times seconds, all rates per second. What is not known is None, and `notes` says why.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any, TypeVar
+
+from tpu_magics.backends.lowered import HostRead, LoweredGraph, SourceLine, TraceResult, UnsupportedOp
+
+__all__ = [
+    "Buffer",
+    "CompileResult",
+    "HbmUsage",
+    "HostRead",
+    "LoweredGraph",
+    "Multiplications",
+    "PaddedDimension",
+    "SourceLine",
+    "TilePadding",
+    "TraceResult",
+    "UnsupportedOp",
+    "from_json",
+    "to_json",
+]
+
+T = TypeVar("T")
+
+
+# -- what comes out -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HbmUsage:
+    """HBM of one device as the compiler lays it out. `needed` = arguments + outputs - aliased + temporaries + code, or
+    what the compiler's refusal says; `available`: what the compiler allows a program on this TPU."""
+
+    needed: int
+    available: int | None
+    arguments: int | None = None
+    outputs: int | None = None
+    aliased: int | None = None
+    temporaries: int | None = None
+    code: int | None = None
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One of the largest buffers in HBM. `shape`: "f32[32,12,128,128]"; `layout`: "{3,2,1,0:T(8,128)}"; `size`: with
+    padding; `plain`: without padding; `kind`: "argument", "output", "temporary", "constant"; `op`: what makes it."""
+
+    size: int
+    plain: int
+    shape: str
+    layout: str
+    kind: str
+    op: str = ""
+    place: SourceLine | None = None
+
+
+@dataclass(frozen=True)
+class PaddedDimension:
+    """A dimension that a tiled layout makes larger: `size` -> `padded`. `wasted`: bytes over all buffers that have it;
+    `buffers`: how many; `example`: one of them, "f32[30522,100]"; `name`: of a parameter that has it, where known."""
+
+    size: int
+    padded: int
+    wasted: int
+    buffers: int
+    example: str
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class TilePadding:
+    """HBM of arguments, outputs and temporaries: `padded` bytes as laid out, against `plain` bytes of the elements."""
+
+    padded: int
+    plain: int
+    dimensions: tuple[PaddedDimension, ...] = ()
+
+
+@dataclass(frozen=True)
+class Multiplications:
+    """FLOPs of matrix multiplications and convolutions in the optimised program, by the element type of their operands
+    ("bf16", "f32", ...; of two types the wider one). `count`: how many, by the same names; `kernels`: FLOPs of them in
+    kernels (custom calls), which XLA's own count of FLOPs leaves out."""
+
+    flops: Mapping[str, float] = field(default_factory=dict)
+    count: Mapping[str, int] = field(default_factory=dict)
+    kernels: float = 0.0
+
+
+@dataclass(frozen=True)
+class CompileResult:
+    """The result of compiling one graph for one target.
+
+    `status`: "fits", "too-large" (it needs more HBM than there is), "refused" (the compiler does not take the program),
+    "failed" (no answer: the process died, was stopped at its memory bound, ...). `seconds`: of the compile itself, and
+    of the first time where the result is cached (`kept`). `flops`, `bytes_accessed`: of one execution on one device as
+    XLA counts them (loop bodies once, copies into on-chip memory too); `hbm_bytes`: what the optimised program reads
+    from and writes to HBM. `loops`: a loop has multiplications in its body; `guessed`: how often a part of the program
+    runs is not in it (of branches the one that multiplies most counts, a loop of unknown rounds once). `error`: the
+    compiler's text; `versions`: {"jaxlib": ..., "libtpu": ...}; `peak`: the most host memory that the
+    compile process used.
+    """
+
+    target: str
+    graph: str
+    status: str
+    seconds: float | None = None
+    memory: HbmUsage | None = None
+    flops: float | None = None
+    bytes_accessed: float | None = None
+    hbm_bytes: float | None = None
+    multiplications: Multiplications | None = None
+    loops: bool = False
+    guessed: bool = False
+    padding: TilePadding | None = None
+    buffers: tuple[Buffer, ...] = ()
+    refused: tuple[UnsupportedOp, ...] = ()
+    error: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    peak: int | None = None
+    kept: bool = False
+    notes: tuple[str, ...] = ()
+
+
+# -- to JSON and back -----------------------------------------------------------------------------------------------
+
+
+def to_json(value: Any) -> Any:
+    """A dataclass of this file as plain JSON data (`Graph.module` is left out: it has a file of its own)."""
+    return {name: found for name, found in asdict(value).items() if name != "module"}
+
+
+def from_json(kind: type[T], data: Mapping[str, Any]) -> T:
+    """The dataclass of that data. Raises TypeError or KeyError where it is not of this form."""
+    hints = typing.get_type_hints(kind)
+    names = [one.name for one in fields(kind) if one.name in data]  # type: ignore[arg-type]
+    return kind(**{name: _value(hints[name], data[name]) for name in names})
+
+
+def _value(hint: Any, data: Any) -> Any:
+    if data is None:
+        return None
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return _value(next(one for one in inner if one is not type(None)), data)
+    if origin is tuple:
+        kinds: Sequence[Any] = [inner[0]] * len(data) if inner[-1] is Ellipsis else inner
+        return tuple(_value(one, item) for one, item in zip(kinds, data, strict=True))
+    if is_dataclass(hint):
+        return from_json(hint, data)  # type: ignore[arg-type]
+    return dict(data) if isinstance(data, Mapping) else data

@@ -1,0 +1,273 @@
+"""The pipeline of a preflight: trace a function, then compile its graphs for a target."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpu_magics.backends.base import STEPS
+from tpu_magics.backends.lowered import TRACED
+from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
+from tpu_magics.launch import session, tracing
+from tpu_magics.launch.plan import Options
+from tpu_magics.launch.tracing import Asked
+from tpu_magics.launch.train import Request, function_request
+from tpu_magics.preflight.compilation import Progress, compile_graphs
+from tpu_magics.preflight.compile_environment import torch_xla_flags
+from tpu_magics.preflight.compile_result import CompileResult, LoweredGraph, SourceLine, TraceResult, from_json
+from tpu_magics.preflight.report import TargetResult
+from tpu_magics.preflight.store import Store
+from tpu_magics.preflight.targets import Target
+from tpu_magics.runs.events import EXPECTED_CAUSES, Compile, Warned
+from tpu_magics.runs.reader import Run
+
+if TYPE_CHECKING:
+    from tpu_magics.preflight.report import Preflight
+
+__all__ = ["Callbacks", "FunctionCall", "PreflightPipeline", "trace_request"]
+
+
+_FIRST = ("new-line", "A step ends here for the first time.")
+_UNKNOWN = ("unknown", "The reason why this graph differs is unknown.")
+_LOGS = re.compile(r"(?<=[.!?]) [^.!?]*%tpu_logs.*$")  # a trace leaves no run folder
+
+
+class HostTooSmall(TpuMagicsError):
+    """This machine has too little memory for the trace; that says nothing about the TPU."""
+
+
+def trace(request: Request, options: Options, asked: tracing.Asked) -> TraceResult:
+    """Trace a function in a forked worker.
+
+    Raises:
+        HostTooSmall: what it makes on the host does not fit in this machine's memory.
+        TpuMagicsError: it cannot be forked, fails while it is traced, or never syncs.
+        TrainingInterrupted: the user stopped it.
+    """
+    try:
+        with tracing.traced(request, options, asked) as (folder, run):
+            found = _read_trace(request.name, folder, run)
+    except TrainingInterrupted:
+        raise
+    except TrainingFailed as error:
+        raise _failed(request.name, error) from None
+    _require_sync(request.name, found, asked.world)
+    return found
+
+
+def _failed(name: str, error: TrainingFailed) -> TpuMagicsError:
+    if "host memory" not in error.what:
+        what = f"{name} failed during tracing: {error.what}"
+        return TpuMagicsError(what, error.why, _LOGS.sub("", error.todo), error.details)
+    return HostTooSmall(
+        f"This machine has too little memory to trace {name}: {error.what}",
+        "Tracing executes no step, but the function still creates its data on the host, mainly the batches. This "
+        f"machine's memory is too small, not the TPU's. {error.why}",
+        "Create large batches on the device (torch.randn(..., device=device)), where they take no memory during "
+        "tracing. Or trace with a smaller batch, or on a machine with more memory.",
+        error.details,
+    )
+
+
+def _require_sync(name: str, found: TraceResult, world: int) -> None:
+    if found.syncs:
+        return
+    pending = "Everything it did is one graph at its end" if found.graphs else "It did nothing on the XLA device"
+    ranks = (
+        f" It was traced as one of {world} ranks, and each gets 1/{world} of the data: with too little data, a "
+        "loader gives no batch."
+        if world > 1
+        else ""
+    )
+    raise TpuMagicsError(
+        f"{name} never syncs, so it has no step to compile.",
+        f"{pending}. A step ends with torch_xla.sync(), or when a loader from accelerator.prepare gives the next "
+        f"batch.{ranks}",
+        "End each step with torch_xla.sync(), and let the function make at least three steps"
+        + (" on each rank: give it more data." if ranks else "."),
+    )
+
+
+def _read_trace(name: str, folder: Path, run: Run) -> TraceResult:
+    try:
+        return _read(folder, run)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TpuMagicsError(
+            f"The trace of {name} cannot be read.",
+            f"{TRACED} or a file next to it is damaged or was removed: {type(error).__name__}: {error}",
+            "Run the preflight again, and check that the folder for temporary files has free space.",
+        ) from error
+
+
+def _read(folder: Path, run: Run) -> TraceResult:
+    """What the worker wrote."""
+    path = folder / TRACED
+    if not path.is_file():
+        return TraceResult((), 0, False, notes=tuple(_warnings(run)))
+    data = json.loads(path.read_text())
+    graphs = tuple(_graph(folder, one) for one in data.pop("graphs"))
+    found = from_json(TraceResult, {**data, "graphs": ()})
+    compiles = [one for one in run.events("compile", rank=0) if isinstance(one, Compile)]
+    return TraceResult(
+        **{
+            **vars(found),
+            "graphs": graphs,
+            "changes": () if found.settled else tuple(_changes(compiles, data.get("differences", ()))),
+            "notes": (*found.notes, *_warnings(run)),
+        }
+    )
+
+
+def _changes(compiles: Sequence[Compile], differences: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Cause and sentence of each graph from the third on: what the observer makes of it, and what is different."""
+    for compile_, different in list(zip_longest(compiles, differences))[2:]:
+        cause, text = _FIRST if compile_ is not None and compile_.nearest is None else _UNKNOWN
+        if compile_ is not None and compile_.cause:
+            cause, text = compile_.cause, compile_.text
+        yield cause, " ".join(one for one in (text, different) if one)
+
+
+def _warnings(run: Run) -> Sequence[str]:
+    wanted = ("observing-stopped", "not-observed")
+    return [one.text for one in run.events("warning", rank=0) if isinstance(one, Warned) and one.code in wanted]
+
+
+def _graph(folder: Path, data: Mapping[str, Any]) -> LoweredGraph:
+    lines = [from_json(SourceLine, one) for one in data["places"]["lines"]]
+    places = {int(number): lines[line] for number, line in data["places"]["of"].items()}
+    module = (folder / data["file"]).read_bytes()
+    rest = {name: value for name, value in data.items() if name not in ("file", "places")}
+    return from_json(LoweredGraph, {**rest, "module": module, "places": places})
+
+
+# -- the pipeline -----------------------------------------------------------------------------------------------------
+
+# Causes that a loop that is too short has as well.
+_UNSPECIFIC = frozenset({"new-line", "unknown", "new-code", *EXPECTED_CAUSES})
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Called with the progress of each compile at least once a second, a `line` for each trace, and the result."""
+
+    progress: Callable[[Progress], None] = lambda _now: None
+    line: Callable[[str], None] = lambda _line: None
+    found: Callable[[Preflight], None] = lambda _found: None
+
+
+@dataclass(frozen=True)
+class PreflightPipeline:
+    """Traces a function and compiles its graphs. `lower`: (ranks, devices of an SPMD worker) -> Traced; `torch_xla`:
+    whether torch_xla makes the graphs."""
+
+    name: str
+    lower: Callable[[int, int | None], TraceResult]
+    spmd: bool
+    processes: int | None
+    store: Store | None
+    packages: Sequence[str]
+    callbacks: Callbacks
+    torch_xla: bool = True
+    traces: dict[tuple[int, int | None], TraceResult] = field(default_factory=dict)
+
+    def traced(self, target: Target) -> TraceResult:
+        """The trace for that target; targets with the same number of ranks share one."""
+        key: tuple[int, int | None] = (self.processes or target.ranks, None)
+        if not self.torch_xla:
+            key = (1, None)  # TensorFlow's program is that of one replica
+        elif self.spmd:
+            key = (1, target.devices)
+        if key not in self.traces:
+            self.callbacks.line(f"{self.name}: tracing for {_ranks(*key)}")
+            self.traces[key] = self.lower(*key)
+        return self.traces[key]
+
+    def result(self, target: Target) -> TargetResult:
+        """All graphs of the trace, compiled for that target."""
+        traced = self.traced(target)
+        return TargetResult(target, traced, tuple(self.compiled(traced.graphs, target)))
+
+    def compiled(self, graphs: Sequence[LoweredGraph], target: Target) -> list[CompileResult]:
+        """What the compiler says of these graphs."""
+        flags = torch_xla_flags(target) if self.torch_xla else ()
+        return compile_graphs(
+            graphs, target, store=self.store, on_progress=self.callbacks.progress, packages=self.packages, flags=flags
+        )
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """The function to lower, with its arguments."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.function, "__name__", "") or type(self.function).__name__).strip("<>") or "function"
+
+    @property
+    def is_tensorflows(self) -> bool:
+        if not any(name in sys.modules for name in ("tensorflow", "keras")):
+            return False
+        from tpu_magics.backends import tensorflow
+
+        return tensorflow.is_step(self.function, self.args, self.kwargs)
+
+    def lowering(self, options: Options) -> Callable[[int, int | None], TraceResult]:
+        """(ranks, devices of an SPMD worker) -> the graphs of this call. Raises TpuMagicsError where the function does
+        not take these arguments."""
+        if self.is_tensorflows:
+            return lambda _world, _devices: _lower_tensorflow(self, options)
+        request = function_request(self.function, self.args, self.kwargs)
+        return lambda world, devices: trace_request(request, options, Asked(world, devices, options.steps or STEPS))
+
+
+def trace_request(request: Request, options: Options, asked: Asked) -> TraceResult:
+    """The graphs of a request. Raises TpuMagicsError where they change at every step."""
+    found = trace(request, options, asked)
+    precision = options.precision or session.current.precision
+    if found.changes and len(found.graphs) >= found.syncs:
+        if found.ended:
+            raise _too_short(request.name, found)
+        raise TpuMagicsError(
+            f"The graph of {request.name} changes at every step: {found.syncs} steps gave {found.syncs} graphs.",
+            "A compile of one graph says nothing about the next one, and on a TPU each step would wait for a compile.",
+            "Fix the causes below, then run the preflight again. %tpu_check finds such code without a run.",
+            [f"{cause}: {text}" for cause, text in dict.fromkeys(found.changes)],
+        )
+    return replace(found, precision=precision)
+
+
+def _too_short(name: str, found: TraceResult) -> TpuMagicsError:
+    """The function ended before two successive steps had one graph; it may still be correct."""
+    known = [f"{cause}: {text}" for cause, text in dict.fromkeys(found.changes) if cause not in _UNSPECIFIC]
+    return TpuMagicsError(
+        f"{name} made only {found.syncs} steps, and no two successive steps had the same graph.",
+        "The first steps of a training differ from the later ones (the optimizer creates its state in the first), so "
+        "such a short loop does not show the graph of later steps.",
+        f"Let it make at least {found.syncs + 3} steps (more data, or a longer loop), and run the preflight again"
+        + (". If the graphs still change, see the causes below." if known else "."),
+        known,
+    )
+
+
+def _lower_tensorflow(call: FunctionCall, options: Options) -> TraceResult:
+    from tpu_magics.backends.tensorflow.lower import lower
+
+    notebook = session.current.notebook
+    precision = options.precision or session.current.precision
+    return lower(call.function, call.args, call.kwargs, precision=precision, cell_names=notebook.cell_names())
+
+
+def _ranks(world: int, devices: int | None) -> str:
+    if devices is not None:
+        return f"one process with {devices} devices"
+    return "one rank" if world == 1 else f"{world} ranks"

@@ -1,0 +1,321 @@
+"""The search for the largest batch that fits, for several targets at once.
+
+A trace takes a second or two, a compile up to a minute; a program that needs far too much HBM is refused within
+seconds. So sizes that several targets need are traced once, no target compiles a size twice, and the sizes are chosen
+for few compiles. Compiled results are cached, so an interrupted search continues quickly.
+
+The search keeps a bracket: the largest size that fits, and the smallest size above it that does not (or with which the
+function fails). HBM of a training step is close to a + b * size, so a line through two points names the next try. The
+line is a guess only: layouts are padded to tiles, and near the limit the compiler recomputes values instead of keeping
+them, so that more fits than the line says. Where lines do not help, the bracket is halved. For large sizes the bracket
+need not close (Range.gap): a guess near one of its ends is moved away from it, so that the answer ends the search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.preflight.search.points import TOLERANCE, FitPoint, Range, bracket, nice_sizes, step_of, stopped
+from tpu_magics.preflight.search.result import FitResult, to_result
+
+__all__ = ["APART", "HIGHEST", "TargetLike", "next_size", "search"]
+
+
+SLACK = 3  # tries that lines may take more than doubling and halving would
+UP = 2 / 3  # of a bracket narrower than a doubling: a refusal costs seconds, a compile up to a minute
+BENT = 1.02  # so many times what a line allows fits: the line is no guide
+LEAST = 8  # the second try is at least an eighth away from the first: a shorter line says little
+LEAP = 64  # no try is more than so many times the largest that fits: the batch is made on this host, too
+
+
+def next_size(points: Sequence[FitPoint], sizes: Range) -> int | None:
+    """The next size to try, given the points in the order in which they were tried (at least one). None: the
+    largest size that fits is known."""
+    low, high = bracket(points, sizes)
+    if low >= sizes.last or (high is not None and high - low <= sizes.gap(low)):
+        return None
+    above = _just_above(points, sizes, low)
+    if above is not None and above < (high or sizes.last):
+        return _near(above, low, high or sizes.last, sizes)
+    if high is None:
+        return _upwards(points, sizes, low)
+    if _bent(_fits(points)) or _late(points, sizes):
+        return _middle(low, high, sizes)
+    guess = next((one for one in _guesses(points) if low <= one < high), None)
+    return _middle(low, high, sizes) if guess is None else _near(_settling(guess, low, high, sizes), low, high, sizes)
+
+
+# -- between a size that fits and one that does not -----------------------------------------------------------------
+
+
+def _late(points: Sequence[FitPoint], sizes: Range) -> bool:
+    """Whether halving the bracket from the start would have made it smaller by now."""
+    widths = []
+    for count in range(1, len(points) + 1):
+        low, high = bracket(points[:count], sizes)
+        if high is not None:
+            widths.append(max(1, high - low))
+    return len(widths) - 1 > SLACK + math.log2(widths[0] / widths[-1])
+
+
+def _middle(low: int, high: int, sizes: Range) -> int:
+    share = UP if high < 2 * low else 0.5
+    return _near(_settling(low + int((high - low) * share), low, high, sizes), low, high, sizes)
+
+
+def _settling(guess: int, low: int, high: int, sizes: Range) -> int:
+    """The guess, or the size nearest to it whose answer ends the search one way or the other."""
+    gap = sizes.gap(low)
+    if gap <= sizes.step:
+        return guess
+    return max(min(guess, high - gap + min(sizes.unit, gap) - 1), low + gap)
+
+
+def _near(guess: int, low: int, high: int, sizes: Range) -> int:
+    """The size to try for a guess of the largest one that fits: a nice one first, the guess itself, the next one."""
+    if (nice := guess // sizes.unit * sizes.unit) > low:
+        return nice
+    return min(max(sizes.down(guess), low + sizes.step), high - sizes.step)
+
+
+# -- where all fit so far -------------------------------------------------------------------------------------------
+
+
+def _just_above(points: Sequence[FitPoint], sizes: Range, low: int) -> int | None:
+    """If a line says that little more than this large size fits: the size whose refusal ends the search."""
+    fits, gap = _fits(points), sizes.gap(low)
+    if gap <= sizes.step or len(fits) < 2 or low - fits[-2].size <= gap:
+        return None
+    guess = _line(fits[-2], fits[-1])
+    return low + gap if guess is not None and guess < low + gap else None
+
+
+def _upwards(points: Sequence[FitPoint], sizes: Range, low: int) -> int:
+    last = sizes.last
+    fits = _fits(points)
+    guess = _further(fits, low, sizes.step)
+    if len(points) > SLACK + 2 + math.log2(low / fits[0].size):
+        guess = max(guess, 2 * low)
+    if (gap := sizes.gap(low)) > sizes.step:
+        guess = max(guess, low + gap)
+    return _near(min(guess, LEAP * low, last), low, last + sizes.step, sizes)
+
+
+def _further(fits: Sequence[FitPoint], low: int, step: int) -> int:
+    """A size above the largest that fits. If more fits than the line said, the steps at least double."""
+    guess = next(_guesses(fits), None)
+    if len(fits) == 1:
+        return 2 * low if guess is None else max(guess, low + low // LEAST)
+    if _bent(fits):
+        return max(guess or 0, low + 2 * max(step, low - fits[-2].size))
+    return 2 * low if guess is None else guess
+
+
+# -- lines ----------------------------------------------------------------------------------------------------------
+
+
+def _fits(points: Iterable[FitPoint]) -> list[FitPoint]:
+    return sorted((point for point in points if point.status == "fits"), key=lambda point: point.size)
+
+
+def _bent(fits: Sequence[FitPoint]) -> bool:
+    """Whether the largest that fits lies beyond what lines through the first and another one allowed."""
+    guesses = [_line(fits[0], one) for one in fits[1:-1]]
+    return any(guess is not None and BENT * guess < fits[-1].size for guess in guesses)
+
+
+def _guesses(points: Sequence[FitPoint]) -> Iterator[int]:
+    """The largest size that fits, as lines through two points (of one: through nothing at 0) say it; the best first."""
+    fits = _fits(points)
+    large = sorted((point for point in points if point.status == "too-large"), key=lambda point: point.size)
+    if fits:
+        pairs = [*((one, fits[-1]) for one in reversed(fits[:-1])), *((fits[-1], one) for one in large[:1])]
+    else:
+        pairs = [(large[0], one) for one in large[1:]]
+    found = [_line(one, other) for one, other in pairs]
+    yield from (max(guess, 0) for guess in found if guess is not None)
+    if len(points) == 1 and points[0].needed and points[0].available:
+        yield points[0].size * points[0].available // points[0].needed
+
+
+def _line(one: FitPoint, other: FitPoint) -> int | None:
+    """Where the line through two points meets the available memory. None: it does not rise, or is not known."""
+    if one.needed is None or other.needed is None or other.available is None or other.needed <= one.needed:
+        return None
+    return one.size + (other.available - one.needed) * (other.size - one.size) // (other.needed - one.needed)
+
+
+# -- the search -------------------------------------------------------------------------------------------------------
+
+HIGHEST = 1 << 20  # the default limit
+APART = 8  # if sizes that differ by this factor give one graph, the name has no effect
+
+Probe = Callable[[int, Sequence[str]], Mapping[str, FitPoint]]
+
+
+class TargetLike(Protocol):
+    """A target: its name, the ranks of a training on it, and, where several devices share one size (SPMD),
+    `devices`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def ranks(self) -> int: ...
+
+
+def search(
+    name: str,
+    start: int,
+    targets: Sequence[TargetLike],
+    probe: Probe,
+    *,
+    lowest: int = 1,
+    highest: int | None = None,
+    log: Callable[[str], None] | None = None,
+    tolerance: float = TOLERANCE,
+) -> tuple[FitResult, ...]:
+    """The largest value of `name` with which the step fits each target, one result for each in the order given.
+
+    `probe(size, names of targets)` traces the step with that size once, compiles it for these targets, and gives a
+    point for each. It is never called twice for one size and target. Sizes are whole numbers from `lowest` to `highest`
+    (2**20 where it is None). `log` gets a line before each probe.
+
+    Where the function itself fails for a size (probe raises TpuMagicsError), that size is left out: if the sizes that
+    ran are multiples of some number and those that failed are not, only multiples of it are tried; else the search
+    goes on below. A compile that is refused or gives no answer ends the search for its target only. KeyboardInterrupt
+    ends it for all unfinished targets; their results so far are marked `interrupted`.
+
+    Sizes below EXACT_BELOW are settled exactly: the largest fits, the next one does not. From there on it ends when the
+    two are within `tolerance` (a part of the size). A nice size is always one that was compiled and fits.
+
+    Raises TpuMagicsError: the start value is not from `lowest` to `highest`; the function fails for the start value
+    (its own error); the graph is the same whatever the size. KeyboardInterrupt, where there is no result yet.
+    """
+    last = HIGHEST if highest is None else highest
+    if not 1 <= lowest <= start <= last:
+        raise TpuMagicsError(
+            f"The search for the largest {name} cannot start at {start}.",
+            f"It tries whole numbers from {lowest} to {last}.",
+            f"Set {name} to a value between them.",
+        )
+    searches = [_Search(name, start, target, lowest, last, tolerance) for target in targets]
+    prober = _Prober(name, probe, log or (lambda _line: None))
+    undone: list[_Search] = []
+    try:
+        while wanted := _wanted(searches, prober):
+            undone = [one for several in wanted.values() for one in several]
+            # The size that most targets want, so that one trace serves them all; of these the smallest.
+            size = min(wanted, key=lambda one: (-len(wanted[one]), one))
+            prober.run(size, wanted[size])
+    except KeyboardInterrupt:
+        if not all(one.points for one in searches):
+            raise
+        return tuple(one.result(prober, interrupted=one in undone) for one in searches)
+    return tuple(one.result(prober) for one in searches)
+
+
+def _wanted(searches: Sequence[_Search], prober: _Prober) -> dict[int, list[_Search]]:
+    wanted: dict[int, list[_Search]] = {}
+    for one in searches:
+        if (size := one.wants(prober)) is not None:
+            wanted.setdefault(size, []).append(one)
+    return wanted
+
+
+class _Prober:
+    """Runs probes, and remembers the sizes that the function ran with, which do not depend on the target."""
+
+    def __init__(self, name: str, probe: Probe, log: Callable[[str], None]) -> None:
+        self.name, self.probe, self.log = name, probe, log
+        self.ran: set[int] = set()
+        self.failed: dict[int, str] = {}
+
+    def run(self, size: int, searches: Sequence[_Search]) -> None:
+        names = [one.target.name for one in searches]
+        self.log(f"{self.name} = {size}: {', '.join(one.state() for one in searches)}")
+        try:
+            found = self.probe(size, names)
+        except KeyboardInterrupt:
+            raise  # TrainingInterrupted is a TpuMagicsError, too
+        except TpuMagicsError as error:
+            if not self.ran:
+                raise
+            self.failed[size] = error.what
+            found = {one: FitPoint(size, "failed", error=error.what) for one in names}
+        else:
+            self.ran.add(size)
+        for one in searches:
+            one.points.append(found[one.target.name])
+
+
+class _Search:
+    """The search for one target."""
+
+    def __init__(self, name: str, start: int, target: TargetLike, lowest: int, highest: int, tolerance: float) -> None:
+        self.name, self.start, self.target = name, start, target
+        self.lowest, self.highest, self.tolerance = lowest, highest, tolerance
+        self.devices: int = getattr(target, "devices", 1)
+        self.points: list[FitPoint] = []
+
+    def _sizes(self, prober: _Prober) -> Range:
+        failed = frozenset(prober.failed)
+        step = step_of(prober.ran, prober.failed)
+        return Range(self.lowest, self.highest, step, failed, self.devices, self.tolerance)
+
+    def result(self, prober: _Prober, interrupted: bool = False) -> FitResult:
+        """The result so far."""
+        name, ranks, sizes = self.target.name, self.target.ranks, self._sizes(prober)
+        return to_result(name, self.name, ranks, self.points, sizes, prober.failed, interrupted)
+
+    def state(self) -> str:
+        """The target and its bracket: "v5e-8 (32 fits, 107 does not)"."""
+        fits = max((point.size for point in self.points if point.status == "fits"), default=None)
+        large = min((point.size for point in self.points if point.status == "too-large"), default=None)
+        known = [f"{fits} fits"] * (fits is not None) + [f"{large} does not"] * (large is not None)
+        return f"{self.target.name} ({', '.join(known)})" if known else self.target.name
+
+    def wants(self, prober: _Prober) -> int | None:
+        """The size to try next. None: this target is done."""
+        if not self.points:
+            return self.start
+        sizes = self._sizes(prober)
+        if stopped(self.points, sizes):
+            return None
+        if _one_graph(self.points):
+            return self._far(sizes)
+        found = next_size(self.points, sizes)
+        return self._nice(sizes) if found is None else found
+
+    def _far(self, sizes: Range) -> int:
+        """A size further away from those that all gave one graph. Raises TpuMagicsError where there is none."""
+        tried = sorted(point.size for point in self.points if point.graph)
+        low, high = bracket(self.points, sizes)
+        if tried[-1] < APART * tried[0]:
+            if high is None and low < sizes.last:
+                return min(2 * low, sizes.last)
+            if sizes.below < sizes.down(tried[0] // 2):
+                return sizes.down(tried[0] // 2)
+        raise TpuMagicsError(
+            f"Changing {self.name} has no effect: {' and '.join(map(str, (tried[0], tried[-1])))} give the same graph.",
+            f"The data were created in an earlier cell, with the value that {self.name} had there; or the function "
+            f"does not use {self.name}.",
+            f"Create the batch inside the function, from {self.name} or from an argument, and search again.",
+        )
+
+    def _nice(self, sizes: Range) -> int | None:
+        """A multiple of NICE (on each device) below the largest size, where none is known to fit so far."""
+        low, _high = bracket(self.points, sizes)
+        known = {point.size: point.status for point in self.points}
+        for size in nice_sizes(low, sizes):
+            if known.get(size, "fits") == "fits":
+                return None if size in known else size
+        return None
+
+
+def _one_graph(points: Sequence[FitPoint]) -> bool:
+    graphs = [point.graph for point in points if point.graph]
+    return len(graphs) > 1 and len(set(graphs)) == 1
