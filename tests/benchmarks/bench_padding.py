@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from tests.benchmarks import fresh, report
-from tpu_magics.padding.best import best_buckets
+from tpu_magics.padding.bucket_bounds import best_buckets
 from tpu_magics.padding.report import Asked, advise
 from tpu_magics.panel.padding import to_html, to_text
 

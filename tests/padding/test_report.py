@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 import tpu_magics
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.padding.choices import Choice
+from tpu_magics.padding.strategies import Choice
 from tpu_magics.padding.report import Asked, Report, advise
 
 CHOOSER = random.Random(11)

@@ -14,11 +14,11 @@ from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.padding import tf_data
-from tpu_magics.padding.batches import SEED, draw
-from tpu_magics.padding.choices import Choice, Names, Task, choices, choose, code, shown
+from tpu_magics.padding.batch_simulation import SEED, draw
+from tpu_magics.padding.strategies import Choice, Names, Task, choices, choose, code, shown
 from tpu_magics.padding.lengths import Source
 from tpu_magics.padding.loaders import is_loader, unwrapped
-from tpu_magics.padding.measured import Seconds, check_given, not_asked, seconds
+from tpu_magics.padding.timings import Seconds, check_given, not_asked, seconds
 from tpu_magics.padding.sources import read
 
 BATCH = 32  # where nobody tells

@@ -1,6 +1,6 @@
 """Batches of a few lengths: a batch sampler that sorts samples into buckets, and the collator that pads to them.
 
-What lives here: what carries out the choice "K buckets" in a training. What does not: which bounds are best (best.py).
+What lives here: what carries out the choice "K buckets" in a training. What does not: which bounds are best (bucket_bounds.py).
 torch is not imported: a DataLoader takes any iterable with a length as its batch_sampler, and any callable as its
 collate_fn.
 """

@@ -1,7 +1,7 @@
 """The line of tf.data that pads as it was chosen.
 
 What lives here: one line of code for each way, for a dataset of (token ids, label). What does not: the ways, and the
-lines for PyTorch (choices.py).
+lines for PyTorch (strategies.py).
 
 bucket_by_sequence_length takes bounds that lengths lie below, and pads to one less than them (TensorFlow 2.21).
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tpu_magics.padding.choices import Choice, Task
+from tpu_magics.padding.strategies import Choice, Task
 
 
 def line(way: Choice, task: Task, dataset: str = "dataset") -> str:

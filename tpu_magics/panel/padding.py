@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from tpu_magics.padding.choices import Choice
+from tpu_magics.padding.strategies import Choice
 from tpu_magics.padding.report import Report
 from tpu_magics.panel import table as plain
 from tpu_magics.panel.padding_chart import Dot, histogram, scatter

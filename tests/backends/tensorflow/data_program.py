@@ -27,7 +27,7 @@ from fake_hf_dataset import FakeHfDataset
 from tpu_magics import tf as public
 from tpu_magics.backends.base import Placed
 from tpu_magics.backends.tensorflow import data
-from tpu_magics.backends.tensorflow.fits import watching_fits
+from tpu_magics.backends.tensorflow.fit_checks import watching_fits
 from tpu_magics.backends.tensorflow.in_memory import in_memory
 from tpu_magics.errors import TpuMagicsError
 

@@ -482,7 +482,7 @@ def put_back_whole() -> Any:
     from tensorflow.python.distribute.distribute_lib import StrategyBase
     from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
-    from tpu_magics.backends.tensorflow import jit_functions, jit_run
+    from tpu_magics.backends.tensorflow import jit_functions, jit_strategy_run
 
     def parts() -> Any:
         return (Function._call, Function._initialize, TensorFlowTrainer.make_train_function, StrategyBase.run)
@@ -490,12 +490,12 @@ def put_back_whole() -> Any:
     before = parts()
     run(lambda: None)
     after = parts()
-    kinds = (jit_functions._kind, jit_run._kind, jit._trainer)
-    jit_functions._kind = jit_run._kind = jit._trainer = lambda: None
+    kinds = (jit_functions._kind, jit_strategy_run._kind, jit._trainer)
+    jit_functions._kind = jit_strategy_run._kind = jit._trainer = lambda: None
     try:
         unknown = run(lambda: fit(model()))
     finally:
-        jit_functions._kind, jit_run._kind, jit._trainer = kinds
+        jit_functions._kind, jit_strategy_run._kind, jit._trainer = kinds
     return {"same": before == after, "unknown": unknown}
 
 
@@ -519,7 +519,7 @@ def stack_is_tensorflows() -> Any:
 
     run(lambda: step())
     run(lambda: over(iter(tf.data.Dataset.range(2))))
-    return [path for path in seen if path.endswith(("jit.py", "jit_functions.py", "jit_run.py"))]
+    return [path for path in seen if path.endswith(("jit.py", "jit_functions.py", "jit_strategy_run.py"))]
 
 
 SCENARIOS = (

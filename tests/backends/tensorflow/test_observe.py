@@ -1,4 +1,4 @@
-"""TensorFlow's runs as they are observed: observed.py runs its programs in processes of their own."""
+"""TensorFlow's runs as they are observed: observe_program.py runs its programs in processes of their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tpu_magics.runs.events import CAUSES
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[3]
-PROGRAMS = Path(__file__).with_name("observed.py")
+PROGRAMS = Path(__file__).with_name("observe_program.py")
 
 
 def report(folder: Path, what: str, *arguments: str, **environment: str) -> dict[str, Any]:

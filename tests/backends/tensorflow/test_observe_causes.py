@@ -10,9 +10,9 @@ import pytest
 from tpu_magics.backends.observing import hlo
 from tpu_magics.backends.observing.compiled import Told, Verdict
 from tpu_magics.backends.tensorflow.observe import causes
-from tpu_magics.backends.tensorflow.observe.compiled import Compiled, Facts
+from tpu_magics.backends.tensorflow.observe.function_compile import Compiled, Facts
 from tpu_magics.backends.tensorflow.observe.dumps import Dumps
-from tpu_magics.backends.tensorflow.observe.programs import dtype_name
+from tpu_magics.backends.tensorflow.observe.traced_functions import dtype_name
 from tpu_magics.runs.events import Input, Site
 
 SITE = Site(0, "In [1]", 4)

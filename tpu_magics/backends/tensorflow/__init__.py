@@ -96,7 +96,7 @@ class TensorFlow:
     def watching_data(
         self, tell: Callable[[Problem], None], items: Sequence[tuple[str, Any]], cells: Mapping[str, str]
     ) -> AbstractContextManager[None]:
-        return self._part("fits").watching_fits(  # type: ignore[no-any-return]
+        return self._part("fit_checks").watching_fits(  # type: ignore[no-any-return]
             self.placed, tell, items, cells, self._on_colab
         )
 
@@ -109,11 +109,11 @@ class TensorFlow:
         return self._part("observe").observing(writer, watching)  # type: ignore[no-any-return]
 
     def cancelling(self) -> AbstractContextManager[Callable[[], None]]:
-        return self._part("cancelling").cancelling()  # type: ignore[no-any-return]
+        return self._part("cancellation").cancelling()  # type: ignore[no-any-return]
 
     def explained(self, error: BaseException, cells: Mapping[str, str]) -> TpuMagicsError | None:
         put_on = self._part("jit").was_put_on(self._changed())
-        return self._part("mistakes").explained(error, cells, put_on)  # type: ignore[no-any-return]
+        return self._part("error_messages").explained(error, cells, put_on)  # type: ignore[no-any-return]
 
     def _part(self, name: str) -> Any:
         """A file of this folder; it imports TensorFlow, so it is imported when it is first asked."""

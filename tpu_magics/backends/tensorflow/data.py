@@ -1,7 +1,7 @@
 """What of an input pipeline cannot work, or costs a compile, where the training goes on.
 
 What lives here: finding the pipelines among a cell's values, and the sentences. What does not: reading a pipeline
-(pipelines.py), what `model.fit` is given within the cell (fits.py), and arrays in memory (in_memory.py).
+(input_pipeline.py), what `model.fit` is given within the cell (fit_checks.py), and arrays in memory (in_memory.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tensorflow as tf
 from tpu_magics.backends.base import Placed, Problem
 from tpu_magics.backends.lowered import Place
 from tpu_magics.backends.tensorflow.batches import Batches
-from tpu_magics.backends.tensorflow.pipelines import Pipeline, pipeline_of
+from tpu_magics.backends.tensorflow.input_pipeline import Pipeline, pipeline_of
 
 REMOTE = "tpu-remote"
 HOME = "default"

@@ -1,7 +1,7 @@
 """The jit policy of a run: XLA compiles the steps at home, and jit_compile is taken off on a TPU.
 
 What lives here: what of it is put on Keras models, and the list of what was changed. What does not: what compile() was
-told (compile_calls.py), tf.functions (jit_functions.py, jit_run.py), and whether what was compiled is right for a TPU
+told (compile_calls.py), tf.functions (jit_functions.py, jit_strategy_run.py), and whether what was compiled is right for a TPU
 (check/, preflight/).
 
 On a TPU the strategy compiles what it runs, and the guide has jit_compile taken out there. At home nothing is compiled
@@ -26,8 +26,8 @@ import keras
 from tpu_magics.backends.base import DEFAULT, Placed
 from tpu_magics.backends.tensorflow import compile_calls
 from tpu_magics.backends.tensorflow.jit_functions import PUT_ON, Functions
-from tpu_magics.backends.tensorflow.jit_run import Runs
-from tpu_magics.backends.tensorflow.places import Places
+from tpu_magics.backends.tensorflow.jit_strategy_run import Runs
+from tpu_magics.backends.tensorflow.source_locations import Places
 
 Cells = Mapping[str, str] | Callable[[], Mapping[str, str]]
 

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import tensorflow as tf
 
-from tpu_magics.backends.tensorflow.jit_fit import IN_ARGUMENTS, grows, has_pipeline, unfit
+from tpu_magics.backends.tensorflow.jit_eligibility import IN_ARGUMENTS, grows, has_pipeline, unfit
 
 # What of a tf.function its traces are kept in, and how it is made empty.
 _EMPTY: dict[str, Callable[[Any], Any]] = {

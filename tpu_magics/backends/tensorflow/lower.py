@@ -1,7 +1,7 @@
 """A TensorFlow training step as the preflight needs it.
 
 What lives here: tracing a step and asking TensorFlow for its HLO. What does not: what is a step (step.py), its
-arguments (arguments.py), what becomes of the HLO (program.py), and what a TPU's compiler says of it (preflight/).
+arguments (step_arguments.py), what becomes of the HLO (hlo_program.py), and what a TPU's compiler says of it (preflight/).
 
 Read and seen in TensorFlow 2.21, `tf.function(...).experimental_get_compiler_ir`:
 - tensorflow-cpu lowers for XLA:CPU only (`platform_name="TPU"`: no kernels registered for XLA_TPU_JIT). The HLO is
@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.lowered import Graph, Traced
-from tpu_magics.backends.tensorflow.absent import require_alone
+from tpu_magics.backends.tensorflow.availability import require_alone
 
 if TYPE_CHECKING:
-    from tpu_magics.backends.tensorflow.program import Program, Value
+    from tpu_magics.backends.tensorflow.hlo_program import Program, Value
     from tpu_magics.backends.tensorflow.step import Step
 
 _CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -71,7 +71,7 @@ def lower(
     """
     started = time.monotonic()
     require_alone()
-    from tpu_magics.backends.tensorflow.places import Places
+    from tpu_magics.backends.tensorflow.source_locations import Places
     from tpu_magics.backends.tensorflow.step import step_of
 
     places = Places(cell_names or {})
@@ -100,8 +100,8 @@ def lower(
 def _program(step: Step, places: Any) -> Program:
     import tensorflow as tf
 
-    from tpu_magics.backends.tensorflow.program import program_of
-    from tpu_magics.backends.tensorflow.refusals import unlowered, untraceable
+    from tpu_magics.backends.tensorflow.hlo_program import program_of
+    from tpu_magics.backends.tensorflow.lowering_errors import unlowered, untraceable
 
     compiled = tf.function(step.call, jit_compile=True, autograph=False)
     given = step.arguments.given()
@@ -128,7 +128,7 @@ def _hlo(write: Any, concrete: Any) -> bytes:
 
 def _values(step: Step, concrete: Any) -> list[Value]:
     """Arguments and captures, in the order in which XLA takes them."""
-    from tpu_magics.backends.tensorflow.program import Value, dtype_name
+    from tpu_magics.backends.tensorflow.hlo_program import Value, dtype_name
 
     variables = {id(one.handle): one for one in concrete.variables}
     found = [Value(leaf.name, dtype_name(leaf.spec.dtype), tuple(leaf.spec.shape)) for leaf in step.arguments.leaves]

@@ -1,7 +1,7 @@
 """Where TensorFlow trains: the TPU of this host, a remote one, or, without a TPU, the default strategy.
 
 What lives here: importing TensorFlow, connecting, the strategy, and what is told of them. What does not: looking at the
-host (host/; what it found comes in as `host`), why it cannot be (absent.py), reaching a remote TPU (remote.py), the
+host (host/; what it found comes in as `host`), why it cannot be (availability.py), reaching a remote TPU (remote_tpu.py), the
 precision (precision.py), and what runs in the strategy.
 
 Read in TensorFlow 2.21: TPUClusterResolver(tpu="local") has the master ""; connecting to it does nothing, initialising
@@ -17,7 +17,7 @@ from typing import Any
 from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, TPU_REMOTE, Placed, Problem
 from tpu_magics.backends.tensorflow import compile_calls
 from tpu_magics.backends.tensorflow import precision as precisions
-from tpu_magics.backends.tensorflow.absent import Host, no_tpu, not_importable, refuse_broken, require_alone
+from tpu_magics.backends.tensorflow.availability import Host, no_tpu, not_importable, refuse_broken, require_alone
 from tpu_magics.errors import TpuMagicsError
 
 LOCAL = "local"
@@ -173,9 +173,9 @@ def _local(_asked: str, host: Host | None) -> Placed:
 
 
 def _remote(asked: str, _host: Host | None) -> Placed:
-    from tpu_magics.backends.tensorflow import remote
+    from tpu_magics.backends.tensorflow import remote_tpu
 
-    placed = _connected(remote.resolved(asked), TPU_REMOTE)
+    placed = _connected(remote_tpu.resolved(asked), TPU_REMOTE)
     return replace(placed, problems=(NODE_ENDED,))
 
 

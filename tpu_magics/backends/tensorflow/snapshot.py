@@ -1,7 +1,7 @@
 """The state before a run, kept on disk, and put back where the run fails.
 
 What lives here: which variables there are, their bytes in a file, and putting all back. What does not: finding what
-holds state in Python (holders.py), random states (randomness.py), and when any of it is done (launch/).
+holds state in Python (trackables.py), random states (random_states.py), and when any of it is done (launch/).
 
 The bytes of all variables stand one after the other in `values.bin`; `values.json` tells of each its name, dtype,
 shape, and where it begins: a process that dies with the run leaves both behind.
@@ -23,14 +23,14 @@ import numpy as np
 import tensorflow as tf
 
 from tpu_magics.backends.base import DEFAULT, Placed, Problem
-from tpu_magics.backends.tensorflow import holders, randomness
+from tpu_magics.backends.tensorflow import trackables, random_states
 
 VALUES, INDEX = "values.bin", "values.json"
 
 
 def state_bytes(items: Sequence[tuple[str, Any]]) -> int:
     """Bytes that a Snapshot of `items` writes."""
-    return sum(_size(one) for one in _parts(holders.find(items).variables))
+    return sum(_size(one) for one in _parts(trackables.find(items).variables))
 
 
 def _parts(variables: Sequence[Any]) -> Iterator[Any]:
@@ -70,9 +70,9 @@ class Snapshot:
 
     def __init__(self, items: Sequence[tuple[str, Any]], folder: Path) -> None:
         self.folder = folder
-        self._found = holders.find(items)
-        self._before = holders.Before(self._found)
-        self._random = randomness.taken()
+        self._found = trackables.find(items)
+        self._before = trackables.Before(self._found)
+        self._random = random_states.taken()
         self._written: list[_Written] = []
         try:
             folder.mkdir(mode=0o700)
@@ -148,7 +148,7 @@ def placement_problems(items: Sequence[tuple[str, Any]], placed: Placed) -> Sequ
     """Models, optimizers and metrics among `items` whose variables the strategy does not own, one Problem each."""
     if placed.kind == DEFAULT and placed.strategy is tf.distribute.get_strategy():
         return []
-    found = holders.find(items)
+    found = trackables.find(items)
     outside = [name for name, value in found.models.items() if not _in_scope(value, placed.strategy)]
     if outside:
         return [_outside(name, placed) for name in outside]
@@ -158,7 +158,7 @@ def placement_problems(items: Sequence[tuple[str, Any]], placed: Placed) -> Sequ
 
 def _in_scope(model: Any, strategy: Any) -> bool:
     own = getattr(model, "distribute_strategy", None)  # of a Keras model, also of one that is not built
-    variables = holders.find([("", model)]).variables
+    variables = trackables.find([("", model)]).variables
     return (own is None or own is strategy) and all(_owned(one, strategy) for one in variables)
 
 

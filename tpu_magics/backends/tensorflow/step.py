@@ -1,7 +1,7 @@
 """What is to be lowered, in one form.
 
 What lives here: tf.functions, Python functions, Keras models and their train_step as one function over flat tensors.
-What does not: their arguments (arguments.py), tracing (lower.py).
+What does not: their arguments (step_arguments.py), tracing (lower.py).
 
 Keras' own parts were read in Keras 3.15.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tpu_magics.backends.tensorflow.arguments import READ_BATCH, Arguments, element_of, taken
+from tpu_magics.backends.tensorflow.step_arguments import READ_BATCH, Arguments, element_of, taken
 from tpu_magics.errors import TpuMagicsError
 
 _BATCH = ("x", "y", "sample_weight")

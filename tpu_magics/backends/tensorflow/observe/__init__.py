@@ -24,9 +24,9 @@ __all__ = ["arm", "observing"]
 
 def arm(device: str = "CPU") -> None:
     """Make XLA tell of its compiles from now on; before anything is compiled in this process. Once is enough."""
-    from tpu_magics.backends.tensorflow.observe import armed
+    from tpu_magics.backends.tensorflow.observe import dump_setup
 
-    armed.arm(device)
+    dump_setup.arm(device)
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def observing(writer: EventWriter, watching: Watching) -> Iterator[Observer]:
     import tensorflow as tf
     from tensorflow.python.eager import context
 
-    from tpu_magics.backends.tensorflow.observe import armed, hooks
+    from tpu_magics.backends.tensorflow.observe import dump_setup, hooks
     from tpu_magics.backends.tensorflow.observe.dumps import Dumps
     from tpu_magics.backends.tensorflow.observe.observer import Observer
     from tpu_magics.runs import live
@@ -46,7 +46,7 @@ def observing(writer: EventWriter, watching: Watching) -> Iterator[Observer]:
     def warn(text: str) -> None:
         writer.write(events.Warned(round(time.time(), 3), writer.rank, code="not-observed", text=text))
 
-    found = armed.arm(watching.device)
+    found = dump_setup.arm(watching.device)
     dumps = Dumps(found.folder, context.context().has_function, found.theirs) if found.folder is not None else None
     if dumps is not None:
         dumps.empty()  # of code outside of a run

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from tpu_magics.backends.observing import hlo
 from tpu_magics.backends.observing.compiled import Verdict
-from tpu_magics.backends.tensorflow.observe.compiled import Compiled
-from tpu_magics.backends.tensorflow.observe.programs import Literal
+from tpu_magics.backends.tensorflow.observe.function_compile import Compiled
+from tpu_magics.backends.tensorflow.observe.traced_functions import Literal
 from tpu_magics.runs.events import Input
 
 _FLAGS = ("training", "is_training", "train", "trainable", "inference")

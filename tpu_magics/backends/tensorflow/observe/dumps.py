@@ -1,6 +1,6 @@
 """What XLA wrote of each compile, read and removed.
 
-What lives here: the way from a folder of dumps to one record per module. What does not: making XLA write (armed.py),
+What lives here: the way from a folder of dumps to one record per module. What does not: making XLA write (dump_setup.py),
 and what a compile means.
 
 Read and seen in TensorFlow 2.21: each compile writes `module_NNNN.a_inference_NAME_UID__....before_optimizations.txt`
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tpu_magics.backends.observing import hlo
 from tpu_magics.backends.observing.compiled import Told
-from tpu_magics.backends.tensorflow.observe.armed import NAMED
+from tpu_magics.backends.tensorflow.observe.dump_setup import NAMED
 
 _MODULE = re.compile(r"module_(\d+)\.(.*)$")
 _FORBIDDEN = re.compile(r"\W", re.ASCII)

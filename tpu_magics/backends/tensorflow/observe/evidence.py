@@ -14,8 +14,8 @@ from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from tpu_magics.backends.tensorflow.observe import keras_calls, programs
-from tpu_magics.backends.tensorflow.observe.compiled import Facts
+from tpu_magics.backends.tensorflow.observe import keras_calls, traced_functions
+from tpu_magics.backends.tensorflow.observe.function_compile import Facts
 from tpu_magics.backends.tensorflow.observe.dumps import Module
 from tpu_magics.runs.events import Input
 
@@ -65,16 +65,16 @@ class Evidence:
 
     def called_inside(self, concrete: Any) -> None:
         """While a function is traced, it calls another one."""
-        self.programs[programs.text_of(concrete.name)] = concrete
+        self.programs[traced_functions.text_of(concrete.name)] = concrete
 
     def of(self, module: Module, call: Call) -> Known:
         """What is known of a module that was compiled in a call."""
         concrete = self._program(module, call)
         loop = keras_calls.loop_of(call.frame)
-        name = stem(module.function or programs.text_of(getattr(concrete, "name", "")))
+        name = stem(module.function or traced_functions.text_of(getattr(concrete, "name", "")))
         inputs = () if name.startswith(_GRADIENT) else tuple(_inputs(module, concrete, call))
         if loop is not None:
-            inputs = tuple(map(programs.as_batch, inputs))
+            inputs = tuple(map(traced_functions.as_batch, inputs))
         short, arrays = keras_calls.short_batch(loop)
         code = getattr(call.function, "_key_for_call_stats", None)  # TensorFlow 2.21: the Python function's code
         facts = Facts(
@@ -83,7 +83,7 @@ class Evidence:
             code=(getattr(code, "co_filename", ""), getattr(code, "co_firstlineno", 0)),
             keras=loop is not None,
             mode=keras_calls.mode_of(loop),
-            trains=call.concrete is not None and programs.trains(call.concrete),
+            trains=call.concrete is not None and traced_functions.trains(call.concrete),
             literals={**_literals(call.concrete), **_literals(concrete)},
             short=short if arrays else frozenset(self._short(inputs, call.args)),
             arrays=arrays,
@@ -96,7 +96,7 @@ class Evidence:
         known = self.programs.get(module.function)
         if known is not None:
             return known
-        own = "" if call.concrete is None else programs.text_of(call.concrete.name)
+        own = "" if call.concrete is None else traced_functions.text_of(call.concrete.name)
         if own and module.function and stem(own) == stem(module.function):
             return call.concrete
         given = {**self.programs, own: call.concrete}
@@ -128,16 +128,16 @@ class Evidence:
 
 def _inputs(module: Module, concrete: Any, call: Call) -> Sequence[Input]:
     if concrete is not None and concrete is call.concrete:
-        return programs.inputs_of_call(concrete, call.tensors)
+        return traced_functions.inputs_of_call(concrete, call.tensors)
     if concrete is not None:
-        return programs.inputs_of_graph(programs.names_of_arguments(concrete), module.told.graph)
+        return traced_functions.inputs_of_graph(traced_functions.names_of_arguments(concrete), module.told.graph)
     definition = _definition(module.function)
-    names = programs.names_of_definition(definition) if definition is not None else []
-    return programs.inputs_of_graph(names, module.told.graph)
+    names = traced_functions.names_of_definition(definition) if definition is not None else []
+    return traced_functions.inputs_of_graph(names, module.told.graph)
 
 
-def _literals(concrete: Any) -> dict[str, programs.Literal]:
-    return {} if concrete is None else programs.literals(programs.parameters_of(concrete))
+def _literals(concrete: Any) -> dict[str, traced_functions.Literal]:
+    return {} if concrete is None else traced_functions.literals(traced_functions.parameters_of(concrete))
 
 
 def _definition(name: str) -> Any:

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from tpu_magics.backends.observing.sites import outwards
-from tpu_magics.backends.tensorflow.observe.compiled import EVALUATION, PREDICTION, TRAINING
+from tpu_magics.backends.tensorflow.observe.function_compile import EVALUATION, PREDICTION, TRAINING
 
 _TRAINER = "trainer.py"
 _MODES = {

@@ -24,15 +24,15 @@ from tpu_magics.backends.observing.compiled import Verdict, of_evaluation
 from tpu_magics.backends.observing.guarded import Guarded, guarded
 from tpu_magics.backends.observing.history import History
 from tpu_magics.backends.observing.sites import Sites
-from tpu_magics.backends.tensorflow.observe import keras_calls, programs
+from tpu_magics.backends.tensorflow.observe import keras_calls, traced_functions
 from tpu_magics.backends.tensorflow.observe.causes import distance, explain
-from tpu_magics.backends.tensorflow.observe.compiled import TRAINING, Compiled
+from tpu_magics.backends.tensorflow.observe.function_compile import TRAINING, Compiled
 from tpu_magics.backends.tensorflow.observe.dumps import Dumps, Module
 from tpu_magics.backends.tensorflow.observe.evidence import Call, Called, Evidence, Known
 from tpu_magics.backends.tensorflow.observe.precision import PrecisionWatch
 from tpu_magics.backends.tensorflow.observe.retraces import Retraces
 from tpu_magics.backends.tensorflow.observe.values import Values, flat, is_symbolic
-from tpu_magics.backends.tensorflow.observe.vitals import Vitals
+from tpu_magics.backends.tensorflow.observe.device_usage import Vitals
 from tpu_magics.runs import events
 from tpu_magics.runs.meter import StepMeter
 from tpu_magics.runs.writer import EventWriter
@@ -135,7 +135,7 @@ class Observer(Guarded):
         try:
             most = self.most.get(concrete)
             if most is None:
-                most = keras_calls.many(frame, function) if programs.trains(concrete) else 0
+                most = keras_calls.many(frame, function) if traced_functions.trains(concrete) else 0
                 self.most[concrete] = most
             return most if most <= 1 else keras_calls.steps_done(frame, most, result)
         except Exception as error:
@@ -174,7 +174,7 @@ class Observer(Guarded):
         self.compiled_in_step = True
         self.seconds += told.seconds or 0.0
         if told.graph is not None:
-            variables = programs.trainable_dtypes(known.concrete) if known.concrete is not None else {}
+            variables = traced_functions.trainable_dtypes(known.concrete) if known.concrete is not None else {}
             self.precision.compiled(told.graph, told.hash, variables)
 
     def _first(self, known: Known, call: Call) -> Verdict | None:

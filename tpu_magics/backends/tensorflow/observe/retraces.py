@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from tpu_magics.backends.tensorflow.observe.programs import leaves, text_of
+from tpu_magics.backends.tensorflow.observe.traced_functions import leaves, text_of
 
 TOLD_EACH = 3  # retraces of a function that are told one by one
 TOLD_IN_ALL = 24

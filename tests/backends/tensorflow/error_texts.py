@@ -1,6 +1,6 @@
 """Texts of errors that need a TPU to be raised, as people have reported them or as TensorFlow's source has them.
 
-What lives here: texts, each with where it was read. What does not: what is said of them (test_mistakes.py).
+What lives here: texts, each with where it was read. What does not: what is said of them (test_error_messages.py).
 """
 
 from __future__ import annotations

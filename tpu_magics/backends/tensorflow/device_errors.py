@@ -1,6 +1,6 @@
 """Errors of places: another device, no kernels for a TPU, no memory, outside of the strategy's scope.
 
-What lives here: the texts of errors and their explanations. What does not: XLA's rules (mistakes_rules.py), and the
+What lives here: the texts of errors and their explanations. What does not: XLA's rules (xla_errors.py), and the
 same things found before training (runtime.py, snapshot.py, data.py).
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tpu_magics.backends.base import TPU_LOCAL
-from tpu_magics.backends.tensorflow.absent import no_tpu
-from tpu_magics.backends.tensorflow.mistakes_seen import Seen
+from tpu_magics.backends.tensorflow.availability import no_tpu
+from tpu_magics.backends.tensorflow.located_error import Seen
 from tpu_magics.errors import TpuMagicsError
 
 # -- a TPU that TensorFlow cannot use ---------------------------------------------------------------------------------

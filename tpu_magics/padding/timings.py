@@ -1,7 +1,7 @@
 """What compiles and tokens cost, as earlier runs of this notebook measured it.
 
 What lives here: from run folders to seconds for one compile and for one token, with where they come from. What does
-not: what is made of them (choices.py). What was not measured is None, with the reason; nothing is guessed.
+not: what is made of them (strategies.py). What was not measured is None, with the reason; nothing is guessed.
 """
 
 from __future__ import annotations

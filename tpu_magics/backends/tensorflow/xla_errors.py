@@ -2,7 +2,7 @@
 
 What lives here: conditions and loops on values, values read in the step, shapes that depend on values, variables made
 in the step; each with the rule in a sentence and the rewrite in TensorFlow's terms. What does not: how the line is
-found (mistakes_seen.py).
+found (located_error.py).
 
 The signs were seen in TensorFlow 2.21, where no comment says where else. The first and the fifth rule are those of the
 guide for transformers on TPUs.
@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tpu_magics.backends.tensorflow.mistakes_seen import Seen
+from tpu_magics.backends.tensorflow.located_error import Seen
 from tpu_magics.errors import TpuMagicsError
 
 _KERAS = "Keras lets no AutoGraph into a layer's call, so `if`, `while`, `for` and `and` stay Python's there. "

@@ -14,7 +14,7 @@ from typing import Any
 
 from tpu_magics.backends.lowered import Place, Refused
 from tpu_magics.backends.tensorflow import xla_ops
-from tpu_magics.backends.tensorflow.places import Places, ops
+from tpu_magics.backends.tensorflow.source_locations import Places, ops
 from tpu_magics.backends.tensorflow.step import GIVE_MODEL, Step, runs_many_steps
 from tpu_magics.errors import TpuMagicsError
 

@@ -2,7 +2,7 @@
 
 What lives here: taking them and putting them back: Python's, NumPy's, those of TensorFlow's eager operations, its
 global generator, and Keras' global seed generator. What does not: seed generators of layers, which are variables of
-their model (holders.py).
+their model (trackables.py).
 
 An operation of a tf.function that is not stateless (tf.random.normal) has a counter of its own inside the function,
 which cannot be read or set: after a failed run it goes on from where it was.

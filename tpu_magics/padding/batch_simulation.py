@@ -1,7 +1,7 @@
 """The batches of an epoch, as they would be drawn: the longest sample of each.
 
 What lives here: the simulation of collators that pad each batch by itself. What does not: buckets, whose batches need
-no simulation (best.py).
+no simulation (bucket_bounds.py).
 """
 
 from __future__ import annotations

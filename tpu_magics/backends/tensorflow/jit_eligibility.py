@@ -1,7 +1,7 @@
 """Which tf.functions XLA is not to compile.
 
 What lives here: looking at a function's arguments and at its traced graph. What does not: what is done then
-(jit_functions.py), and ops that XLA refuses: it is asked for those at home, so that they show (mistakes.py).
+(jit_functions.py), and ops that XLA refuses: it is asked for those at home, so that they show (error_messages.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tpu_magics.backends.tensorflow.places import ops
+from tpu_magics.backends.tensorflow.source_locations import ops
 
 _UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
 _PIPELINE = ("Iterator", "Dataset", "OptionalFromValue", "OptionalGetValue")

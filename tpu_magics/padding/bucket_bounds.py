@@ -1,6 +1,6 @@
 """The best bounds for K buckets: exact.
 
-What lives here: the dynamic programme. What does not: what else can be done about padding (choices.py), and the batches
+What lives here: the dynamic programme. What does not: what else can be done about padding (strategies.py), and the batches
 themselves (sampler.py), whose count per bucket is the one reckoned with here.
 
 Samples go to the smallest bucket that holds them, and batches are made bucket by bucket from short to long; what does

@@ -2,7 +2,7 @@
 
 What lives here: which explanation an error gets, and ops that XLA has not. What does not: which ops those are
 (xla_ops.py), the texts of the rules
-(mistakes_rules.py), of devices, memory and scopes (mistakes_devices.py), finding the line (mistakes_seen.py). What
+(xla_errors.py), of devices, memory and scopes (device_errors.py), finding the line (located_error.py). What
 TensorFlow says clearly itself, shapes that do not fit foremost, is left to it.
 """
 
@@ -16,10 +16,10 @@ from typing import Any
 import tensorflow as tf
 
 from tpu_magics.backends.lowered import Refused
-from tpu_magics.backends.tensorflow import mistakes_devices, mistakes_rules, refusals, xla_ops
+from tpu_magics.backends.tensorflow import device_errors, xla_errors, lowering_errors, xla_ops
 from tpu_magics.backends.tensorflow.checkpoint_names import name_refused
-from tpu_magics.backends.tensorflow.mistakes_seen import Seen
-from tpu_magics.backends.tensorflow.places import Places
+from tpu_magics.backends.tensorflow.located_error import Seen
+from tpu_magics.backends.tensorflow.source_locations import Places
 from tpu_magics.errors import TpuMagicsError
 
 _UNSUPPORTED = re.compile(r"Detected unsupported operations when trying to compile graph|OpKernel for XLA_\w+_JIT")
@@ -52,7 +52,7 @@ def explained(error: BaseException, cells: Mapping[str, str], put_on: bool = Fal
         seen = Seen(one, places)
         if (found := _unsupported(seen, put_on)) is not None:
             return found
-        for explain in (_named, mistakes_devices.explained, mistakes_rules.explained, _refused):
+        for explain in (_named, device_errors.explained, xla_errors.explained, _refused):
             if (found := explain(seen)) is not None:
                 return _with_flag(found) if put_on and seen.is_of_xla else found
     return None
@@ -82,9 +82,9 @@ def _unsupported(seen: Seen, put_on: bool) -> TpuMagicsError | None:
     if not _UNSUPPORTED.search(seen.text) or not isinstance(seen.error, Exception):
         return None
     functions = list(dict.fromkeys(_FUNCTION.findall(seen.text)))
-    refused = refusals.all_refused(seen.text, _graph(functions), seen.places)
+    refused = lowering_errors.all_refused(seen.text, _graph(functions), seen.places)
     if not refused:
-        found = refusals.unlowered(_step_name(functions), seen.error, tf.Graph(), seen.places)
+        found = lowering_errors.unlowered(_step_name(functions), seen.error, tf.Graph(), seen.places)
         return TpuMagicsError(f"{found.what.removesuffix('.')}{seen.at()}.", found.why, found.todo, seen.details())
     return _lacking(seen, refused, put_on)
 
@@ -98,19 +98,19 @@ def _lacking(seen: Seen, refused: Sequence[Refused], put_on: bool) -> TpuMagicsE
     if on_tpu:
         ways = [_instead(first), _TPU_HOST]
         return TpuMagicsError(
-            f"XLA cannot compile {first.op}{place}{rest}.", refusals.told(refused), *_said(seen, refused, ways)
+            f"XLA cannot compile {first.op}{place}{rest}.", lowering_errors.told(refused), *_said(seen, refused, ways)
         )
     ways = [_KEEP if put_on else _OWN, "" if where == xla_ops.AT_HOME else f"For a TPU: {_instead(first)}"]
     ways.append(f"To have it compiled here as well: {_instead(first)}" if where == xla_ops.AT_HOME else _TPU_HOST)
     return TpuMagicsError(
         f"XLA cannot compile {first.op}{place}{rest}; {where}.",
-        f"{refusals.told(refused)} {_WHY[where]}",
+        f"{lowering_errors.told(refused)} {_WHY[where]}",
         *_said(seen, refused, ways),
     )
 
 
 def _said(seen: Seen, refused: Sequence[Refused], ways: Sequence[str]) -> tuple[str, list[str]]:
-    return " ".join(filter(None, ways)), refusals.shown(refused) or seen.details()
+    return " ".join(filter(None, ways)), lowering_errors.shown(refused) or seen.details()
 
 
 def _instead(refused: Refused) -> str:

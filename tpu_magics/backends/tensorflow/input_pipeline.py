@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tpu_magics.backends.lowered import Place
 from tpu_magics.backends.tensorflow.batches import Batches, short_batches, size_of, values_of
-from tpu_magics.backends.tensorflow.places import Places, ops
+from tpu_magics.backends.tensorflow.source_locations import Places, ops
 
 _PYTHON = {
     "GeneratorDataset": "Dataset.from_generator",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_magics.padding.best import Buckets, best_buckets
+from tpu_magics.padding.bucket_bounds import Buckets, best_buckets
 from tpu_magics.padding.sampler import BucketBatches
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tpu_magics.backends.observing import compiled
-from tpu_magics.backends.tensorflow.observe.programs import Literal
+from tpu_magics.backends.tensorflow.observe.traced_functions import Literal
 
 TRAINING, EVALUATION, PREDICTION = "training", "evaluation", "prediction"
 

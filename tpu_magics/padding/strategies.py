@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tpu_magics.padding.batches import Drawn, rounded
-from tpu_magics.padding.best import best_buckets
-from tpu_magics.padding.measured import Seconds
+from tpu_magics.padding.batch_simulation import Drawn, rounded
+from tpu_magics.padding.bucket_bounds import best_buckets
+from tpu_magics.padding.timings import Seconds
 
 MOST_PADDED = 0.2  # of all token slots: what a choice without measured seconds may waste
 SHOWN_BUCKETS = (2, 4, 8)

@@ -1,6 +1,6 @@
 """What `model.fit` is given within the cell: data and callbacks that no variable of the notebook held before it.
 
-What lives here: looking at them before the first step. What does not: reading a pipeline (pipelines.py), the sentences
+What lives here: looking at them before the first step. What does not: reading a pipeline (input_pipeline.py), the sentences
 about pipelines (data.py), and where callbacks write to (checkpoint_paths.py).
 
 Keras 3.15, backend/tensorflow/trainer.py: `fit` builds one TFEpochIterator out of its arguments, before it traces or

@@ -17,7 +17,7 @@ from functools import cached_property
 from traceback import walk_tb
 
 from tpu_magics.backends.lowered import Place
-from tpu_magics.backends.tensorflow.places import Places
+from tpu_magics.backends.tensorflow.source_locations import Places
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs.origin import OWN, under
 

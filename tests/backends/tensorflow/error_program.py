@@ -1,11 +1,11 @@
-"""Mistakes, typed into cells and run, and what is said of them, for test_mistakes.py: a program of its own, for
+"""Mistakes, typed into cells and run, and what is said of them, for test_error_messages.py: a program of its own, for
 TensorFlow and torch_xla do not go into one process.
 
 What lives here: cells that TensorFlow or XLA refuse, stock layers and ops among them, the texts of errors that only a
 TPU gives, and the guide's three rules in their bad and good form; a report as JSON on the last line. What does not:
 what is right.
 
-Usage: python mistakes_program.py FOLDER
+Usage: python error_program.py FOLDER
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ import numpy as np
 import tensorflow as tf
 
 from tests.backends.tensorflow import fake_tpu_resolver as fake
-from tests.backends.tensorflow import mistakes_guide
-from tests.backends.tensorflow.mistakes_texts import TEXTS
+from tests.backends.tensorflow import error_guide
+from tests.backends.tensorflow.error_texts import TEXTS
 from tpu_magics.backends.base import Watching
-from tpu_magics.backends.tensorflow import mistakes, observe, xla_ops
+from tpu_magics.backends.tensorflow import error_messages, observe, xla_ops
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs import origin
 from tpu_magics.runs.writer import EventWriter
@@ -154,7 +154,7 @@ def raised(text: str) -> Exception | None:
 
 
 def said(error: BaseException | None, put_on: bool = False) -> Any:
-    found = mistakes.explained(error, {CELL: "In [3]"}, put_on) if error is not None else None
+    found = error_messages.explained(error, {CELL: "In [3]"}, put_on) if error is not None else None
     if found is None:
         return None if error is not None else "passes"
     return {"what": found.what, "why": found.why, "todo": found.todo, "details": list(found.details)}
@@ -217,7 +217,7 @@ def main() -> None:
         "tpu": of_a_tpu(),
         "with its graph": with_its_graph(),
         "chained": chained(),
-        "rules": mistakes_guide.run(compiles, function),
+        "rules": error_guide.run(compiles, function),
         "observed": observed(),
         "libraries": [origin.is_library(one.__file__) for one in (tf, keras, np)],
     }

@@ -1,4 +1,4 @@
-"""TensorFlow's errors, explained: mistakes_program.py raises them in a process of its own, once."""
+"""TensorFlow's errors, explained: error_program.py raises them in a process of its own, once."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from tests import overlay
-from tests.backends.tensorflow.mistakes_guide import FORMS, LENGTHS
+from tests.backends.tensorflow.error_guide import FORMS, LENGTHS
 from tpu_magics.check import check_cells, check_text
 from tpu_magics.check.cells import cell_of
 
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[3]
-PROGRAM = Path(__file__).with_name("mistakes_program.py")
+PROGRAM = Path(__file__).with_name("error_program.py")
 LITTLE = "proves little"
 
 

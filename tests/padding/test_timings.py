@@ -18,7 +18,7 @@ from tests.panel.recorded import (
     recompile,
 )
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.padding.measured import check_given, seconds
+from tpu_magics.padding.timings import check_given, seconds
 from tpu_magics.runs.events import Site, Steps
 
 

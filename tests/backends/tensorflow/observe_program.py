@@ -1,6 +1,6 @@
 """Programs of TensorFlow that the observer's tests watch, run in a process without torch_xla.
 
-`python observed.py watched FILE`: each program under an observer; `python observed.py counted FILE FOLDER`: those of
+`python observe_program.py watched FILE`: each program under an observer; `python observe_program.py counted FILE FOLDER`: those of
 COUNTED without one, where XLA_FLAGS sends XLA's dump to FOLDER. FILE gets JSON. A line that a compile is told of ends
 with `# site`.
 """
