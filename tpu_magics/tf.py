@@ -1,8 +1,4 @@
-"""For TensorFlow: data in memory, and checkpoints that work wherever the TPU is.
-
-What lives here: the public functions. What does not: how they do it (backends/tensorflow/). TensorFlow is imported when
-one of them is first called.
-"""
+"""TensorFlow helpers: data in memory, and checkpoints that work wherever the TPU is."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Datasets and their columns: what holds many samples, as lengths.
-
-What lives here: Hugging Face datasets and columns, dicts of columns, tokenizers' outputs, data frames, arrays, tensors,
-and datasets that are indexed. What does not: loaders (loaders.py), one sample (lengths.py). None of these libraries is
-imported: they are known by what they offer, and Arrow's by `sys.modules`.
-"""
+"""Sample lengths from datasets, columns, data frames, arrays and tensors. None of these libraries is imported."""
 
 from __future__ import annotations
 
@@ -13,13 +8,13 @@ from itertools import islice
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.padding.lengths import MASK, TODO, TOKENS, Source, Texts, lengths_of, without_padding
+from tpu_magics.padding.lengths import MASK, TODO, TOKENS, LengthSource, Texts, lengths_of, without_padding
 
 SAMPLED = 10_000  # samples that are looked at where a source has no end that is known
 _CHUNK = 10_000  # rows of an Arrow table at once
 
 
-def read_splits(given: Any) -> Source | None:
+def read_splits(given: Any) -> LengthSource | None:
     """A DatasetDict: its training split."""
     if not hasattr(given, "keys") or not callable(getattr(given, "values", None)):
         return None
@@ -27,10 +22,10 @@ def read_splits(given: Any) -> Source | None:
         return None
     name = "train" if "train" in given else next(iter(given))
     found = read_table(given[name])
-    return found and Source(found.lengths, f"the split {name!r} ({found.what})", notes=found.notes)
+    return found and LengthSource(found.lengths, f"the split {name!r} ({found.what})", notes=found.notes)
 
 
-def read_table(given: Any) -> Source | None:
+def read_table(given: Any) -> LengthSource | None:
     """A Hugging Face Dataset, a data frame, a BatchEncoding or a dict: the column that holds the tokens."""
     names = _names(given)
     if names is None or not hasattr(given, "__getitem__") or not hasattr(given, "__len__") or _transformed(given):
@@ -94,7 +89,7 @@ def _of_arrow(values: Any, compute: Any) -> list[Any]:
     return found
 
 
-def read_column(given: Any) -> Source | None:
+def read_column(given: Any) -> LengthSource | None:
     """A column of a Hugging Face Dataset (datasets 4 and newer), and Arrow's own arrays."""
     compute = sys.modules.get("pyarrow.compute")
     name, source = getattr(given, "column_name", None), getattr(given, "source", None)
@@ -108,7 +103,7 @@ def read_column(given: Any) -> Source | None:
     return without_padding(lengths_of(_of_arrow(given, compute), what), None, what)
 
 
-def read_array(given: Any) -> Source | None:
+def read_array(given: Any) -> LengthSource | None:
     """NumPy arrays, tensors and data frames' columns: lengths, or rows of token ids."""
     if not hasattr(given, "tolist") or not hasattr(given, "shape"):
         return None
@@ -116,12 +111,12 @@ def read_array(given: Any) -> Source | None:
         raise TpuMagicsError(f"One number is not many lengths: {given.tolist()!r}.", "LENGTHS has no dimension.", TODO)
     what = f"the {type(given).__name__}"
     if len(given.shape) == 1:
-        return Source(lengths_of(given.tolist(), what), what)
+        return LengthSource(lengths_of(given.tolist(), what), what)
     rows, length = int(given.shape[0]), int(given.shape[1])
     return without_padding(lengths_of([length] * rows, what), None, what)
 
 
-def read_many(given: Any) -> Source | None:
+def read_many(given: Any) -> LengthSource | None:
     """A list or another sequence of samples, a dataset with an index, or what can be gone through again and again."""
     what = f"the {type(given).__name__}"
     if isinstance(given, Sequence):
@@ -137,8 +132,8 @@ def read_many(given: Any) -> Source | None:
     return None
 
 
-def _plain(lengths: list[int], what: str) -> Source:
-    return Source(list(lengths), what)
+def _plain(lengths: list[int], what: str) -> LengthSource:
+    return LengthSource(list(lengths), what)
 
 
 def _masks(rows: Sequence[Any]) -> Callable[[], Iterator[Any]] | None:
@@ -147,8 +142,10 @@ def _masks(rows: Sequence[Any]) -> Callable[[], Iterator[Any]] | None:
     return (lambda: (row[MASK] for row in rows)) if has else None
 
 
-def _stream(given: Any, what: str) -> Source:
+def _stream(given: Any, what: str) -> LengthSource:
     rows = list(islice(iter(given), SAMPLED))
     found = without_padding(lengths_of(rows, what), _masks(rows), what)
     said = f"{what[0].upper()}{what[1:]} does not tell its size: its first {len(rows):,} samples were looked at."
-    return Source(found.lengths, what, indexed=False, notes=(*found.notes, *((said,) if len(rows) == SAMPLED else ())))
+    return LengthSource(
+        found.lengths, what, indexed=False, notes=(*found.notes, *((said,) if len(rows) == SAMPLED else ()))
+    )

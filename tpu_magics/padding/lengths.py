@@ -1,8 +1,4 @@
-"""The lengths of samples, whatever form the samples have.
-
-What lives here: one sample -> its number of tokens, many samples -> checked lengths. What does not: where samples come
-from (sources.py, columns.py, loaders.py). NumPy, torch and tokenizers are recognised by their attributes.
-"""
+"""The length in tokens of one sample, and checked lengths of many."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ TODO = (
 
 
 @dataclass(frozen=True)
-class Source:
+class LengthSource:
     """Lengths in tokens, in the order of the dataset, and what the source tells of its batches.
 
     `what`: the source in words. `batch_size` and `drop_last`: None where it does not tell. `order`: "shuffled",
@@ -59,11 +55,11 @@ def lengths_of(samples: Iterable[Any], what: str) -> list[int]:
     elif kinds <= {list} and not any(item and type(item[0]) is not int for item in items):
         found = list(map(len, items))
     else:
-        found = [_told(item, number, what) for number, item in enumerate(items)]
+        found = [_length_or_error(item, number, what) for number, item in enumerate(items)]
     return checked(found, what)
 
 
-def _told(item: Any, number: int, what: str) -> int:
+def _length_or_error(item: Any, number: int, what: str) -> int:
     try:
         return length_of(item)
     except Texts:
@@ -175,17 +171,17 @@ def _number(item: Any) -> int | None:
 # -- samples that are padded already -------------------------------------------------------------------------------
 
 
-def without_padding(lengths: list[int], masks: Callable[[], Iterable[Any]] | None, what: str) -> Source:
+def without_padding(lengths: list[int], masks: Callable[[], Iterable[Any]] | None, what: str) -> LengthSource:
     """The source of these lengths; where all are equal, the samples may be padded already, and then their lengths are
     what their masks mark. `masks`: gives the masks (None: there are none)."""
     if len(lengths) < 2 or min(lengths) != max(lengths):
-        return Source(lengths, what)
+        return LengthSource(lengths, what)
     found = checked([marked(mask) for mask in masks()], what) if masks is not None else lengths
     if found == lengths:
         said = f"All samples have {lengths[0]:,} tokens. If that is padding, give them unpadded, or with their mask."
-        return Source(lengths, what, notes=(said,))
+        return LengthSource(lengths, what, notes=(said,))
     note = f"The samples are padded to {lengths[0]:,} already: their lengths are the tokens that the {MASK} marks."
-    return Source(found, what, notes=(note,))
+    return LengthSource(found, what, notes=(note,))
 
 
 def marked(mask: Any) -> int:

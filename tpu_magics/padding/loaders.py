@@ -1,9 +1,4 @@
-"""DataLoaders: the lengths of their samples, and how they make batches.
-
-What lives here: torch's DataLoader, and loaders that wrap one (accelerate's). What does not: datasets (columns.py).
-A loader is known by its attributes; torch is never imported. The model is never run, and the random states of Python,
-NumPy and torch are put back, for a dataset or sampler may draw from them.
-"""
+"""Sample lengths and batches from DataLoaders, without torch, without the model, and with random states restored."""
 
 from __future__ import annotations
 
@@ -17,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.padding.lengths import MASK, TOKENS, Source, Texts, lengths_of, marked
+from tpu_magics.padding.lengths import MASK, TOKENS, LengthSource, Texts, lengths_of, marked
 
 BATCHES = 2_000  # batches that are looked at, where only batches tell lengths
 _RANDOM = ("RandomSampler", "SeedableRandomSampler", "DistributedSampler")
@@ -33,7 +28,7 @@ def unwrapped(given: Any) -> Any:
     return inner if is_loader(inner) and not is_loader(given) else given
 
 
-def read_loader(given: Any, read_dataset: Callable[[Any], Source]) -> Source | None:
+def read_loader(given: Any, read_dataset: Callable[[Any], LengthSource]) -> LengthSource | None:
     """The lengths of a loader's dataset; of its batches where the dataset has none."""
     loader = unwrapped(given)
     if not is_loader(loader):
@@ -48,7 +43,7 @@ def read_loader(given: Any, read_dataset: Callable[[Any], Source]) -> Source | N
         return _ordered(loader, replace(found, what=f"the DataLoader's dataset ({found.what})"))
 
 
-def _ordered(loader: Any, found: Source) -> Source:
+def _ordered(loader: Any, found: LengthSource) -> LengthSource:
     """With the loader's batch size and order."""
     drawn = getattr(loader, "batch_sampler", None)
     sampler = getattr(drawn, "sampler", None)
@@ -63,7 +58,7 @@ def _ordered(loader: Any, found: Source) -> Source:
     return _drawn(drawn, found)
 
 
-def _drawn(batch_sampler: Any, found: Source) -> Source:
+def _drawn(batch_sampler: Any, found: LengthSource) -> LengthSource:
     """With the batches that a sampler of the person's own draws in one epoch."""
     try:
         drawn = islice(copy.copy(batch_sampler), len(found.lengths))  # a copy: it may count its epochs
@@ -79,7 +74,7 @@ def _drawn(batch_sampler: Any, found: Source) -> Source:
 # -- batches as they are -------------------------------------------------------------------------------------------
 
 
-def _from_batches(loader: Any, why: str) -> Source:
+def _from_batches(loader: Any, why: str) -> LengthSource:
     """Lengths from the loader's real batches: what their masks mark."""
     lengths: list[int] = []
     batches: list[tuple[int, ...]] = []
@@ -89,7 +84,7 @@ def _from_batches(loader: Any, why: str) -> Source:
         batches.append(tuple(range(len(lengths), len(lengths) + len(found))))
         lengths += found
         masked = masked and has_mask
-    return Source(
+    return LengthSource(
         lengths_of(lengths, "the DataLoader"),
         f"{len(batches):,} batches of the DataLoader",
         batch_size=loader.batch_size or max(map(len, batches)),

@@ -1,8 +1,4 @@
-"""The advice about padding: what `%tpu_pad` finds out.
-
-What lives here: from what was given and asked to the table's rows, the choice and the sentences. What does not: showing
-them (panel/padding.py).
-"""
+"""The advice of `%tpu_pad`: table rows, choice and notes."""
 
 from __future__ import annotations
 
@@ -14,12 +10,12 @@ from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.padding import tf_data
-from tpu_magics.padding.batch_simulation import SEED, draw
-from tpu_magics.padding.strategies import Choice, Names, Task, choices, choose, code, shown
-from tpu_magics.padding.lengths import Source
+from tpu_magics.padding.batch_simulation import SEED, simulate
+from tpu_magics.padding.lengths import LengthSource
 from tpu_magics.padding.loaders import is_loader, unwrapped
-from tpu_magics.padding.timings import Seconds, check_given, not_asked, seconds
 from tpu_magics.padding.sources import read
+from tpu_magics.padding.strategies import CodeNames, PaddingStrategy, PaddingTask, choose, code, shown, strategies
+from tpu_magics.padding.timings import Seconds, check_given, not_asked, seconds
 
 BATCH = 32  # where nobody tells
 MULTIPLES = (32, 64, 128)
@@ -27,7 +23,7 @@ MOST_BUCKETS = 64
 
 
 @dataclass(frozen=True)
-class Asked:
+class PadOptions:
     """The options of `%tpu_pad`; None: found out, or its default. `tf_data`: the line of code is for TensorFlow."""
 
     multiples: Sequence[int] = MULTIPLES
@@ -65,15 +61,15 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Report:
+class PaddingReport:
     """What was found. `counts`: samples of each length, as they are after cutting; `ways`: the rows; `choice`: one of
     them; `because`: why, as the end of a sentence; `seconds`: what was measured; `notes`: sentences."""
 
     what: str
     counts: dict[int, int]
-    task: Task
-    ways: tuple[Choice, ...]
-    choice: Choice
+    task: PaddingTask
+    ways: tuple[PaddingStrategy, ...]
+    choice: PaddingStrategy
     because: str
     seconds: Seconds
     notes: tuple[str, ...]
@@ -82,9 +78,9 @@ class Report:
         return f"<{type(self).__name__}: {self.choice.name}, {self.choice.code}>"
 
 
-def advise(given: Any, asked: Asked | None = None, expression: str = "lengths") -> Report:
+def advise(given: Any, asked: PadOptions | None = None, expression: str = "lengths") -> PaddingReport:
     """The advice about the lengths of `given` (see `sources.read`). `expression`: how the person's code names it."""
-    asked = asked or Asked()
+    asked = asked or PadOptions()
     asked.check()
     source = _as_asked(read(given), asked)
     longest = asked.max_length or max(source.lengths)
@@ -94,14 +90,14 @@ def advise(given: Any, asked: Asked | None = None, expression: str = "lengths") 
     names = _names(given, source, expression)
     ways = tuple(
         replace(way, code=tf_data.line(way, task) if asked.tf_data else code(way, task, names, cut > 0))
-        for way in choices(task, found)
+        for way in strategies(task, found)
     )
     choice, because = choose(ways)
     notes = (*_notes(source, task, asked, found, cut), *_tiles(choice, task))
-    return Report(source.what, dict(task.counts), task, shown(ways, choice), choice, because, found, notes)
+    return PaddingReport(source.what, dict(task.counts), task, shown(ways, choice), choice, because, found, notes)
 
 
-def _as_asked(source: Source, asked: Asked) -> Source:
+def _as_asked(source: LengthSource, asked: PadOptions) -> LengthSource:
     """Drawn batches count only where their size is the one asked for; then the samples are those in them."""
     if source.order != "as drawn":
         return source
@@ -128,12 +124,12 @@ def _counts(lengths: list[int]) -> dict[int, int]:
     return dict(sorted((+counts).items()))
 
 
-def _task(source: Source, lengths: list[int], asked: Asked) -> Task:
+def _task(source: LengthSource, lengths: list[int], asked: PadOptions) -> PaddingTask:
     batch = asked.batch or source.batch_size or min(BATCH, len(lengths))
-    return Task(
+    return PaddingTask(
         counts=_counts(lengths),
         tokens=sum(lengths),
-        drawn=draw(lengths, source, batch, asked.epochs),
+        drawn=simulate(lengths, source, batch, asked.epochs),
         batch_size=batch,
         ranks=asked.ranks,
         max_length=asked.max_length or max(lengths),
@@ -145,21 +141,21 @@ def _task(source: Source, lengths: list[int], asked: Asked) -> Task:
     )
 
 
-def _names(given: Any, source: Source, expression: str) -> Names:
+def _names(given: Any, source: LengthSource, expression: str) -> CodeNames:
     """Names for the code. A loader's own dataset and collate function are used again."""
     if is_loader(unwrapped(given)):
         inner = expression if is_loader(given) else f"{expression}.dataloader"
         dataset = f"{inner}.dataset"
-        return Names(dataset if source.indexed else "lengths", dataset, f"{inner}.collate_fn")
+        return CodeNames(dataset if source.indexed else "lengths", dataset, f"{inner}.collate_fn")
     if hasattr(given, "column_names") and expression.isidentifier():
-        return Names(expression, expression)
-    return Names(expression)
+        return CodeNames(expression, expression)
+    return CodeNames(expression)
 
 
 # -- sentences -----------------------------------------------------------------------------------------------------
 
 
-def _notes(source: Source, task: Task, asked: Asked, found: Seconds, cut: int) -> Iterator[str]:
+def _notes(source: LengthSource, task: PaddingTask, asked: PadOptions, found: Seconds, cut: int) -> Iterator[str]:
     yield from source.notes
     if cut:
         many = f"{cut:,} samples are" if cut > 1 else "1 sample is"
@@ -174,7 +170,7 @@ def _notes(source: Source, task: Task, asked: Asked, found: Seconds, cut: int) -
         yield from filter(None, _seconds(task, found))
 
 
-def _batches(source: Source, task: Task, asked: Asked) -> str:
+def _batches(source: LengthSource, task: PaddingTask, asked: PadOptions) -> str:
     told = (
         "--batch" if asked.batch else "as the DataLoader has it" if source.batch_size else "assumed: --batch tells it"
     )
@@ -189,12 +185,12 @@ def _batches(source: Source, task: Task, asked: Asked) -> str:
     return f"{text}, drawn by a shuffle with seed {SEED}, {epochs}; another shuffle gives batches a little different."
 
 
-def _tiles(choice: Choice, task: Task) -> Iterator[str]:
+def _tiles(choice: PaddingStrategy, task: PaddingTask) -> Iterator[str]:
     if choice.kind == "buckets" and task.align == 1 and any(bound % 8 for bound in choice.lengths):
         yield "On a TPU arrays lie in tiles of 8 by 128: bounds that are multiples of 8 fill them better (--align 8)."
 
 
-def _last(task: Task) -> str:
+def _last(task: PaddingTask) -> str:
     if not task.drawn.short:
         return "No batch is short."
     if task.last:
@@ -202,7 +198,7 @@ def _last(task: Task) -> str:
     return "The last batch is short: its shape is not counted, because training on XLA takes drop_last=True."
 
 
-def _seconds(task: Task, found: Seconds) -> Iterator[str]:
+def _seconds(task: PaddingTask, found: Seconds) -> Iterator[str]:
     yield found.compile_text
     yield found.token_text
     if found.compile is None and found.token is None:

@@ -1,9 +1,4 @@
-"""Batches of a few lengths: a batch sampler that sorts samples into buckets, and the collator that pads to them.
-
-What lives here: what carries out the choice "K buckets" in a training. What does not: which bounds are best (bucket_bounds.py).
-torch is not imported: a DataLoader takes any iterable with a length as its batch_sampler, and any callable as its
-collate_fn.
-"""
+"""A batch sampler that sorts samples into buckets, and a collator that pads to the bucket's length."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What `%tpu_pad` was given, as lengths.
-
-What lives here: the order in which forms are tried, and what is refused. What does not: the forms themselves
-(columns.py, loaders.py, lengths.py).
-"""
+"""Sample lengths from anything that `%tpu_pad` accepts."""
 
 from __future__ import annotations
 
@@ -10,13 +6,13 @@ from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.padding.columns import read_array, read_column, read_many, read_splits, read_table
-from tpu_magics.padding.lengths import TODO, Source, Texts
+from tpu_magics.padding.lengths import TODO, LengthSource, Texts
 from tpu_magics.padding.loaders import kept_random_states, read_loader
 
 _FORMS = (read_splits, read_array, read_table, read_column, read_many)  # a Series is an array that has keys, too
 
 
-def read(given: Any) -> Source:
+def read(given: Any) -> LengthSource:
     """The lengths of samples. Nothing is used up, and no random state is left changed.
 
     Args:
@@ -46,7 +42,7 @@ def read(given: Any) -> Source:
         ) from error
 
 
-def read_dataset(given: Any) -> Source:
+def read_dataset(given: Any) -> LengthSource:
     """The lengths of what is no loader."""
     _refuse(given)
     for form in _FORMS:

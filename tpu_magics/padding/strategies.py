@@ -1,15 +1,11 @@
-"""The ways of padding, and what each costs.
-
-What lives here: for each way its distinct shapes, padded tokens, predicted seconds and line of code, and which of them
-is chosen. What does not: reading lengths and runs (report.py puts it together).
-"""
+"""Padding strategies: shapes, padded tokens, predicted seconds and code of each, and which one to choose."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tpu_magics.padding.batch_simulation import Drawn, rounded
+from tpu_magics.padding.batch_simulation import SimulatedBatches, rounded
 from tpu_magics.padding.bucket_bounds import best_buckets
 from tpu_magics.padding.timings import Seconds
 
@@ -21,7 +17,7 @@ RANKS_DIFFER = "ranks draw batches of their own, and would take different shapes
 
 
 @dataclass(frozen=True)
-class Choice:
+class PaddingStrategy:
     """One way of padding.
 
     `kind`: "none", "longest", "multiple", "max" or "buckets". `lengths`: what samples are padded to; `shapes`: distinct
@@ -49,13 +45,13 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Task:
+class PaddingTask:
     """What is asked. `counts`: samples of each length (after cutting to `max_length`); `tokens`: in one epoch;
     `last`: whether a last, short batch is trained on; `most_buckets`: None for up to 8, of which the best is found."""
 
     counts: dict[int, int]
     tokens: int
-    drawn: Drawn
+    drawn: SimulatedBatches
     batch_size: int
     ranks: int
     max_length: int
@@ -66,13 +62,13 @@ class Task:
     align: int = 1
 
 
-def choices(task: Task, seconds: Seconds) -> tuple[Choice, ...]:
+def strategies(task: PaddingTask, seconds: Seconds) -> tuple[PaddingStrategy, ...]:
     """All ways, from the least padding by itself to the fewest shapes, then buckets."""
     ways = [_none(task), _in_batch(task, 1), *(_in_batch(task, each) for each in task.multiples), _longest(task)]
     return tuple(_predicted(way, task, seconds) for way in (*ways, *_buckets(task)))
 
 
-def _none(task: Task) -> Choice:
+def _none(task: PaddingTask) -> PaddingStrategy:
     lengths = tuple(sorted(task.counts))
     one = task.batch_size == 1 or len(lengths) == 1
     barred = "" if one else "a batch needs one length: it is for batches of one sample"
@@ -81,7 +77,7 @@ def _none(task: Task) -> Choice:
     return _choice(task, "no padding", "none", lengths, len(lengths), task.tokens, barred=barred)
 
 
-def _in_batch(task: Task, multiple: int) -> Choice:
+def _in_batch(task: PaddingTask, multiple: int) -> PaddingStrategy:
     padded = task.drawn.padded_to(multiple)
     shapes = len(padded.lengths) + (padded.short_shapes if task.last else 0)
     barred = RANKS_DIFFER if task.ranks > 1 and shapes > 1 else ""
@@ -92,13 +88,13 @@ def _in_batch(task: Task, multiple: int) -> Choice:
     return _choice(task, name, kind, padded.lengths, shapes, padded.slots, barred=barred, multiple=multiple)
 
 
-def _longest(task: Task) -> Choice:
+def _longest(task: PaddingTask) -> PaddingStrategy:
     samples = sum(task.counts.values())
     short = len({size for size, _longest in task.drawn.short}) if task.last and task.drawn.full else 0
     return _choice(task, "max length", "max", (task.max_length,), 1 + short, samples * task.max_length)
 
 
-def _buckets(task: Task) -> Iterator[Choice]:
+def _buckets(task: PaddingTask) -> Iterator[PaddingStrategy]:
     """The number of buckets that was asked for, else each up to 8 (of which `shown` takes some)."""
     counts: dict[int, int] = {}
     for length, samples in task.counts.items():
@@ -123,7 +119,7 @@ def _buckets(task: Task) -> Iterator[Choice]:
 
 
 def _choice(
-    task: Task,
+    task: PaddingTask,
     name: str,
     kind: str,
     lengths: tuple[int, ...],
@@ -132,11 +128,13 @@ def _choice(
     *,
     barred: str = "",
     multiple: int = 1,
-) -> Choice:
-    return Choice(name, kind, lengths, shapes, slots, 1 - task.tokens / slots, barred=barred, multiple=multiple)
+) -> PaddingStrategy:
+    return PaddingStrategy(
+        name, kind, lengths, shapes, slots, 1 - task.tokens / slots, barred=barred, multiple=multiple
+    )
 
 
-def _predicted(way: Choice, task: Task, seconds: Seconds) -> Choice:
+def _predicted(way: PaddingStrategy, task: PaddingTask, seconds: Seconds) -> PaddingStrategy:
     compiling = None if seconds.compile is None else way.shapes * seconds.compile
     alone = way.kind == "none" and task.batch_size > 1  # a step of one sample is not a part of a step of many
     training = None if seconds.token is None or alone else task.epochs * way.slots / task.ranks * seconds.token
@@ -146,7 +144,7 @@ def _predicted(way: Choice, task: Task, seconds: Seconds) -> Choice:
 # -- the choice ----------------------------------------------------------------------------------------------------
 
 
-def choose(ways: Sequence[Choice]) -> tuple[Choice, str]:
+def choose(ways: Sequence[PaddingStrategy]) -> tuple[PaddingStrategy, str]:
     """The best way, and why it is the best, as the end of a sentence. Of equal ones the one that promises most."""
     free = sorted((way for way in ways if not way.barred), key=lambda way: SURE.index(way.kind))
     timed = [way for way in free if way.seconds is not None]
@@ -162,7 +160,7 @@ def choose(ways: Sequence[Choice]) -> tuple[Choice, str]:
     return best, f"none has at most {share} padded tokens, and it has the fewest with up to {max(SHOWN_BUCKETS)} shapes"
 
 
-def shown(ways: Sequence[Choice], chosen: Choice) -> tuple[Choice, ...]:
+def shown(ways: Sequence[PaddingStrategy], chosen: PaddingStrategy) -> tuple[PaddingStrategy, ...]:
     """Of the numbers of buckets the usual ones, the largest, and the chosen one."""
     wanted = {*SHOWN_BUCKETS, max((len(way.lengths) for way in ways if way.kind == "buckets"), default=0)}
     return tuple(way for way in ways if way.kind != "buckets" or way is chosen or len(way.lengths) in wanted)
@@ -172,7 +170,7 @@ def shown(ways: Sequence[Choice], chosen: Choice) -> tuple[Choice, ...]:
 
 
 @dataclass(frozen=True)
-class Names:
+class CodeNames:
     """How the person's code names things. `lengths`: the expression given to %tpu_pad."""
 
     lengths: str = "lengths"
@@ -180,7 +178,7 @@ class Names:
     collate: str = "collator"
 
 
-def code(way: Choice, task: Task, names: Names, cut: bool) -> str:
+def code(way: PaddingStrategy, task: PaddingTask, names: CodeNames, cut: bool) -> str:
     """The one line that does it. `cut`: there are samples longer than the longest that is wanted."""
     return _CODE[way.kind](way, task, names, cut)
 
@@ -189,28 +187,28 @@ def _collator(*arguments: str) -> str:
     return f"DataCollatorWithPadding({', '.join(('tokenizer', *arguments))})"
 
 
-def _max_code(_way: Choice, task: Task, _names: Names, cut: bool) -> str:
+def _max_code(_way: PaddingStrategy, task: PaddingTask, _names: CodeNames, cut: bool) -> str:
     if cut:
         return f'tokenizer(texts, padding="max_length", truncation=True, max_length={task.max_length})'
     return _collator('padding="max_length"', f"max_length={task.max_length}")
 
 
-def _bucket_code(way: Choice, task: Task, names: Names, _cut: bool) -> str:
+def _bucket_code(way: PaddingStrategy, task: PaddingTask, names: CodeNames, _cut: bool) -> str:
     ranks = f", ranks={task.ranks}" if task.ranks > 1 else ""
     last = ", drop_last=False" if task.last and task.ranks == 1 else ""
     arguments = f"{names.lengths}, {list(way.lengths)}, {task.batch_size}, collate={names.collate}{ranks}{last}"
     return f"DataLoader({names.dataset}, **tpu_magics.padding.buckets({arguments}))"
 
 
-def _none_code(_way: Choice, _task: Task, names: Names, _cut: bool) -> str:
+def _none_code(_way: PaddingStrategy, _task: PaddingTask, names: CodeNames, _cut: bool) -> str:
     return f"DataLoader({names.dataset}, batch_size=1)"
 
 
-def _batch_code(way: Choice, _task: Task, _names: Names, _cut: bool) -> str:
+def _batch_code(way: PaddingStrategy, _task: PaddingTask, _names: CodeNames, _cut: bool) -> str:
     return _collator(f"pad_to_multiple_of={way.multiple}") if way.multiple > 1 else _collator()
 
 
-_CODE: dict[str, Callable[[Choice, Task, Names, bool], str]] = {
+_CODE: dict[str, Callable[[PaddingStrategy, PaddingTask, CodeNames, bool], str]] = {
     "none": _none_code,
     "longest": _batch_code,
     "multiple": _batch_code,

@@ -1,32 +1,28 @@
-"""The line of tf.data that pads as it was chosen.
+"""The tf.data line for each padding strategy, for a dataset of (token ids, label)."""
 
-What lives here: one line of code for each way, for a dataset of (token ids, label). What does not: the ways, and the
-lines for PyTorch (strategies.py).
-
-bucket_by_sequence_length takes bounds that lengths lie below, and pads to one less than them (TensorFlow 2.21).
-"""
+# bucket_by_sequence_length takes bounds that lengths lie below, and pads to one less than them (TensorFlow 2.21).
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from tpu_magics.padding.strategies import Choice, Task
+from tpu_magics.padding.strategies import PaddingStrategy, PaddingTask
 
 
-def line(way: Choice, task: Task, dataset: str = "dataset") -> str:
+def line(way: PaddingStrategy, task: PaddingTask, dataset: str = "dataset") -> str:
     """For the rows of `dataset`, which are not batched yet."""
     return f"{dataset}.{_LINES[way.kind](way, task)}"
 
 
-def _whole(task: Task) -> str:
+def _whole(task: PaddingTask) -> str:
     return "" if task.last else ", drop_remainder=True"
 
 
-def _batches(task: Task, length: int | None) -> str:
+def _batches(task: PaddingTask, length: int | None) -> str:
     return f"padded_batch({task.batch_size}, padded_shapes=([{length}], []){_whole(task)})"
 
 
-def _buckets(way: Choice, task: Task) -> str:
+def _buckets(way: PaddingStrategy, task: PaddingTask) -> str:
     bounds = [length + 1 for length in way.lengths]
     sizes = f"[{task.batch_size}] * {len(bounds) + 1}"
     return (
@@ -35,7 +31,7 @@ def _buckets(way: Choice, task: Task) -> str:
     )
 
 
-def _in_batch(way: Choice, task: Task) -> str:
+def _in_batch(way: PaddingStrategy, task: PaddingTask) -> str:
     longest = _batches(task, None)
     if way.multiple == 1:
         return longest
@@ -43,7 +39,7 @@ def _in_batch(way: Choice, task: Task) -> str:
     return f"{longest}.map(lambda ids, label: (tf.pad(ids, [[0, 0], [0, {missing}]]), label))"
 
 
-_LINES: dict[str, Callable[[Choice, Task], str]] = {
+_LINES: dict[str, Callable[[PaddingStrategy, PaddingTask], str]] = {
     "none": lambda _way, _task: "batch(1)",
     "longest": _in_batch,
     "multiple": _in_batch,

@@ -1,8 +1,4 @@
-"""What compiles and tokens cost, as earlier runs of this notebook measured it.
-
-What lives here: from run folders to seconds for one compile and for one token, with where they come from. What does
-not: what is made of them (strategies.py). What was not measured is None, with the reason; nothing is guessed.
-"""
+"""Seconds per compile and per token, measured by earlier runs; None, with the reason, where nothing was measured."""
 
 from __future__ import annotations
 

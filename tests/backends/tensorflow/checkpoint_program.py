@@ -29,8 +29,8 @@ from fake_remote_host import DEVICE, remote_host
 
 from tpu_magics import tf as public
 from tpu_magics.backends.base import Placed
-from tpu_magics.backends.tensorflow import cloud_storage as buckets_tried
 from tpu_magics.backends.tensorflow import checkpoints, keras_files
+from tpu_magics.backends.tensorflow import cloud_storage as buckets_tried
 from tpu_magics.backends.tensorflow.checkpoint_calls import saving_problems
 from tpu_magics.backends.tensorflow.checkpoint_state import is_remote
 from tpu_magics.errors import TpuMagicsError

@@ -27,7 +27,7 @@ from fake_hf_dataset import FakeHfDataset
 from tpu_magics import tf as public
 from tpu_magics.backends.base import Placed
 from tpu_magics.backends.tensorflow import data
-from tpu_magics.backends.tensorflow.fit_checks import watching_fits
+from tpu_magics.backends.tensorflow.fit_checks import checking_fits
 from tpu_magics.backends.tensorflow.in_memory import in_memory
 from tpu_magics.errors import TpuMagicsError
 
@@ -198,7 +198,7 @@ def fits(folder: Path) -> dict[str, Any]:
     for name, (placed, act, items) in cases.items():
         said: list[Any] = []
         one = model()
-        with watching_fits(placed, said.append, items):
+        with checking_fits(placed, said.append, items):
             try:
                 act(one)
                 raised = ""
@@ -206,14 +206,14 @@ def fits(folder: Path) -> dict[str, Any]:
                 raised = str(error)
         found[name] = {"said": told(said), "raised": raised, "steps": int(one.optimizer.iterations)}
     endless: list[Any] = []
-    with watching_fits(HOME, endless.append), suppress(StopIteration):
+    with checking_fits(HOME, endless.append), suppress(StopIteration):
         model().fit(known.repeat(), verbose=0, callbacks=[Stop()])
     found["endless"] = told(endless)
     trainer = sys.modules["keras.src.backend.tensorflow.trainer"]
     found["left as it was"] = "fits.py" not in trainer.TFEpochIterator.__init__.__code__.co_filename
     iterator, told_so = trainer.TFEpochIterator, []
     del trainer.TFEpochIterator
-    with watching_fits(HOME, told_so.append):
+    with checking_fits(HOME, told_so.append):
         found["another Keras"] = told(told_so)
     trainer.TFEpochIterator = iterator
     return found

@@ -25,8 +25,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.backends.tensorflow import fake_tpu_resolver as fake
 from tests.backends.tensorflow import error_guide
+from tests.backends.tensorflow import fake_tpu_resolver as fake
 from tests.backends.tensorflow.error_texts import TEXTS
 from tpu_magics.backends.base import Watching
 from tpu_magics.backends.tensorflow import error_messages, observe, xla_ops
@@ -154,7 +154,7 @@ def raised(text: str) -> Exception | None:
 
 
 def said(error: BaseException | None, put_on: bool = False) -> Any:
-    found = error_messages.explained(error, {CELL: "In [3]"}, put_on) if error is not None else None
+    found = error_messages.explain(error, {CELL: "In [3]"}, put_on) if error is not None else None
     if found is None:
         return None if error is not None else "passes"
     return {"what": found.what, "why": found.why, "todo": found.todo, "details": list(found.details)}
@@ -175,7 +175,7 @@ def of_stock() -> Mapping[str, Any]:
 
     found = {name: said(raised(text), put_on=True) for name, text in {**STOCK, "CutMix": MIX}.items()}
     compiled = {one.op for one in kernels.get_all_registered_kernels().kernel if one.device_type == "XLA_CPU_JIT"}
-    known = {**xla_ops.LACKING, **xla_ops.TPU_ALONE}
+    known = {**xla_ops.LACKING, **xla_ops.TPU_ONLY}
     return {"said": found, "compiled": len(compiled), "has by now": sorted(compiled & set(known))}
 
 

@@ -34,7 +34,7 @@ X = np.random.default_rng(0).normal(size=(32, 8)).astype("f")
 Y = np.random.default_rng(1).integers(0, 3, 32)
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 CELLS = {__file__: "In [3]"}
-compile_calls.listen()
+compile_calls.record_calls()
 HOME = Placed(DEFAULT, tf.distribute.get_strategy())
 TPU = Placed(TPU_LOCAL, tf.distribute.get_strategy(), 8)  # the policy looks at the kind
 
@@ -120,9 +120,9 @@ def told_false() -> Any:
         return keras.models.load_model(path)
 
     def unheard() -> Any:
-        compile_calls.listen_no_more()
+        compile_calls.stop_recording()
         made = own(keras.Sequential)
-        compile_calls.listen()
+        compile_calls.record_calls()
         return made
 
     models = {"False": model(jit_compile=False), "in a subclass": own(Own), "loaded": loaded(), "unheard": unheard()}

@@ -1,8 +1,8 @@
 """Programs of TensorFlow that the observer's tests watch, run in a process without torch_xla.
 
-`python observe_program.py watched FILE`: each program under an observer; `python observe_program.py counted FILE FOLDER`: those of
-COUNTED without one, where XLA_FLAGS sends XLA's dump to FOLDER. FILE gets JSON. A line that a compile is told of ends
-with `# site`.
+`observe_program.py watched FILE`: each program under an observer. `observe_program.py counted FILE FOLDER`: those of
+COUNTED without one, where XLA_FLAGS sends XLA's dump to FOLDER. FILE gets JSON. A line that should be reported for a
+compile ends with `# site`.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def held(*values: Any) -> list[Any]:
 def around(folder: Path, items: dict[str, Any], change: Callable[[], Any]) -> list[str]:
     """Keep, change, put back. Gives what could not be put back."""
     reached = [one for name, value in items.items() for one in reach.inside(name, value)]  # as of a cell
-    kept = snapshot.Snapshot(reached, folder / "state")
+    kept = snapshot.TrainingSnapshot(reached, folder / "state")
     try:
         change()
         return list(kept.put_back())
@@ -181,7 +181,7 @@ def broken(folder: Path) -> dict[str, Any]:
     one = model()
     with mock.patch.object(snapshot, "_write_one", side_effect=OSError(errno.ENOSPC, "full")):
         try:
-            snapshot.Snapshot([("one", one)], folder / "state")
+            snapshot.TrainingSnapshot([("one", one)], folder / "state")
             raised = ""
         except OSError as error:
             raised = error.strerror

@@ -10,8 +10,8 @@ import pytest
 from tpu_magics.backends.observing import hlo
 from tpu_magics.backends.observing.compiled import Told, Verdict
 from tpu_magics.backends.tensorflow.observe import causes
-from tpu_magics.backends.tensorflow.observe.function_compile import Compiled, Facts
 from tpu_magics.backends.tensorflow.observe.dumps import Dumps
+from tpu_magics.backends.tensorflow.observe.function_compile import FunctionCompile, FunctionFacts
 from tpu_magics.backends.tensorflow.observe.traced_functions import dtype_name
 from tpu_magics.runs.events import Input, Site
 
@@ -26,13 +26,13 @@ def graph(*ops: str) -> hlo.Graph:
 
 def compiled(
     inputs: dict[str, tuple[tuple[int, ...], str]], ops: tuple[str, ...] = ("negate",), **facts: Any
-) -> Compiled:
+) -> FunctionCompile:
     given = tuple(Input(name, shape, dtype) for name, (shape, dtype) in inputs.items())
     told = Told(graph=graph(*ops) if ops else None)
-    return Compiled(SITE, 0, 0, told, inputs=given, facts=Facts(**{"function": "step", **facts}))
+    return FunctionCompile(SITE, 0, 0, told, inputs=given, facts=FunctionFacts(**{"function": "step", **facts}))
 
 
-def why(new: Compiled, old: Compiled) -> Verdict:
+def why(new: FunctionCompile, old: FunctionCompile) -> Verdict:
     return causes.explain(new, old)
 
 

@@ -1,9 +1,4 @@
-"""TensorFlow: tf.functions, Keras models, custom loops.
-
-What lives here: the way from the seam's methods (LocalBackend in base.py) to the files of this folder, and telling a
-TensorFlow step from another function. Importing this imports no framework. What does not: the work of each method,
-and lowering a step (lower.py).
-"""
+"""The TensorFlow backend: tf.functions, Keras models and custom loops. Importing it imports no framework."""
 
 from __future__ import annotations
 
@@ -62,13 +57,13 @@ class TensorFlow:
         return self._part("snapshot").state_bytes(items)  # type: ignore[no-any-return]
 
     def kept(self, items: Sequence[tuple[str, Any]], folder: Path) -> Kept:
-        return self._part("snapshot").Snapshot(items, folder)  # type: ignore[no-any-return]
+        return self._part("snapshot").TrainingSnapshot(items, folder)  # type: ignore[no-any-return]
 
     def precision(self, asked: str) -> AbstractContextManager[None]:
         return self._part("precision").within(asked)  # type: ignore[no-any-return]
 
     def precision_notes(self, models: Mapping[str, Any], asked: str) -> Sequence[str]:
-        return self._part("precision").kept(models, asked)  # type: ignore[no-any-return]
+        return self._part("precision").models_with_other_policy(models, asked)  # type: ignore[no-any-return]
 
     def jit(self, how: str, cells: Mapping[str, str]) -> AbstractContextManager[Callable[[], Sequence[str]]]:
         policy: AbstractContextManager[Callable[[], Sequence[str]]] = self._part("jit").policy(how, self.placed, cells)
@@ -96,7 +91,7 @@ class TensorFlow:
     def watching_data(
         self, tell: Callable[[Problem], None], items: Sequence[tuple[str, Any]], cells: Mapping[str, str]
     ) -> AbstractContextManager[None]:
-        return self._part("fit_checks").watching_fits(  # type: ignore[no-any-return]
+        return self._part("fit_checks").checking_fits(  # type: ignore[no-any-return]
             self.placed, tell, items, cells, self._on_colab
         )
 
@@ -112,8 +107,8 @@ class TensorFlow:
         return self._part("cancellation").cancelling()  # type: ignore[no-any-return]
 
     def explained(self, error: BaseException, cells: Mapping[str, str]) -> TpuMagicsError | None:
-        put_on = self._part("jit").was_put_on(self._changed())
-        return self._part("error_messages").explained(error, cells, put_on)  # type: ignore[no-any-return]
+        jit_enabled = self._part("jit").has_enabled_jit(self._changed())
+        return self._part("error_messages").explain(error, cells, jit_enabled)  # type: ignore[no-any-return]
 
     def _part(self, name: str) -> Any:
         """A file of this folder; it imports TensorFlow, so it is imported when it is first asked."""

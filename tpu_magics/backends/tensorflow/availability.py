@@ -1,8 +1,4 @@
-"""Why TensorFlow or its TPU cannot be had, told before TensorFlow's own error or in place of it.
-
-What lives here: the texts, and what is asked of the host. What does not: what was tried (runtime.py), and finding out
-what is wrong with the host (host/).
-"""
+"""Errors for a TensorFlow or a TPU that cannot be used."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ class _Problem(Protocol):
     def state(self) -> str: ...
 
 
-class Host(Protocol):
+class HostStatus(Protocol):
     """What is asked of the host (tpu_magics.host.Host has it; this room may not import that one)."""
 
     @property
@@ -38,7 +34,7 @@ class Host(Protocol):
     def problems(self) -> Sequence[_Problem]: ...
 
 
-def require_alone() -> None:
+def require_no_torch_xla() -> None:
     """Raise TpuMagicsError where torch_xla is in this process."""
     if "torch_xla" in sys.modules:
         # Seen with tensorflow-cpu 2.21 and torch_xla 2.9.0: imported in this order it works, in the other the process
@@ -62,7 +58,7 @@ def not_importable(error: ImportError) -> TpuMagicsError:
     return TpuMagicsError("TensorFlow cannot be imported.", f"{type(error).__name__}: {error}", _RESTART)
 
 
-def refuse_broken(host: Host, about: tuple[str, ...]) -> None:
+def refuse_broken(host: HostStatus, about: tuple[str, ...]) -> None:
     """Raise TpuMagicsError for the first thing that is wrong with the host, of those it may be `about`."""
     for problem in host.problems:
         if problem.state == "broken" and problem.about in about:

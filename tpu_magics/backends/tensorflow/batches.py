@@ -1,9 +1,7 @@
-"""The batches of a pipeline: how many rows, how many batches, and whether the last is short.
+"""Batch size, number of rows, and whether the last batch is short, read from a tf.data.Dataset without iterating it."""
 
-What lives here: reading it from the objects that a tf.data.Dataset was made of, without taking an element. What does
-not: what else a pipeline is made of (input_pipeline.py). `_batch_size`, `_drop_remainder`, `_input_dataset` and `_count` are
-those of TensorFlow 2.21 (data/ops/*.py); where they are missing, nothing is said.
-"""
+# `_batch_size`, `_drop_remainder`, `_input_dataset` and `_count` are those of TensorFlow 2.21 (data/ops/*.py). Where
+# they are missing, nothing is reported.
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Giving up what TensorFlow executes: for an interrupt that comes while the process is in a long tf.function.
-
-What lives here: the cancellation that TensorFlow itself has. What does not: when it is asked for (launch/).
-"""
+"""Cancel running tf.functions when the user interrupts."""
 
 from __future__ import annotations
 
@@ -21,18 +18,18 @@ def cancelling() -> Iterator[Callable[[], None]]:
     try:
         from tensorflow.python.eager import cancellation
 
-        theirs, given = cancellation.context, _Managers(cancellation.CancellationManager)
+        theirs, given = cancellation.context, _CurrentManager(cancellation.CancellationManager)
     except (ImportError, AttributeError):
         yield _nothing
         return
     cancellation.context = lambda: theirs() or given.usable()
     try:
-        yield given.give_up
+        yield given.cancel
     finally:
         cancellation.context = theirs
 
 
-class _Managers:
+class _CurrentManager:
     """One manager for call after call. TensorFlow cancels it where a call fails, also by the end of its data, and a
     call with a cancelled one would fail as well: then there is a new one."""
 
@@ -45,7 +42,7 @@ class _Managers:
             self.current = self.make()
         return self.current
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         self.current.start_cancel()
 
 

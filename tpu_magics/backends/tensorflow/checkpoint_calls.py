@@ -1,11 +1,7 @@
-"""Where the code itself will save to, known before it trains: `model.save_weights("x.h5")` behind a `model.fit`.
+"""Save calls in the user's code (`model.save_weights("x.h5")` after `model.fit`), checked before training starts."""
 
-What lives here: reading such calls from the code, and what of them cannot work. What does not: whether a path can be
-written (checkpoint_paths.py), and callbacks and managers, which are objects already.
-
-A run that fails at its last line puts all back that it has learned, so it is worth to look before. Only what is written
-out is seen: a text, or a name of the notebook that holds one.
-"""
+# A run that fails in its last line loses everything it has learned, so the check comes first. Only literal paths and
+# names of the notebook that hold a path are read.
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
-class _Saving:
+class _SaveCall:
     """A call that saves. `endings`: those that its name may have, () for any; `always`: it stands in no branch."""
 
     path: str
@@ -57,14 +53,14 @@ def saving_problems(
     if len(body) == 1 and isinstance(body[0], _FUNCTIONS):  # it is what is trained
         tree = ast.Module(body[0].body, [])
     remote, found = placed.kind == "tpu-remote", {}
-    for one in _savings(tree, names, True):
+    for one in _save_calls(tree, names, True):
         problem = _problem(one, on_colab, remote)
         if problem is not None:
             found[problem] = replace(problem, refuses=one.always)
     return tuple(found.values())
 
 
-def _problem(one: _Saving, on_colab: bool, remote: bool) -> Problem | None:
+def _problem(one: _SaveCall, on_colab: bool, remote: bool) -> Problem | None:
     try:
         if one.endings and not one.path.endswith(one.endings):
             raise old_name(one.path)
@@ -78,24 +74,24 @@ def _problem(one: _Saving, on_colab: bool, remote: bool) -> Problem | None:
 # -- reading the code -------------------------------------------------------------------------------------------------
 
 
-def _savings(node: ast.AST, names: Mapping[str, Any], always: bool) -> Iterator[_Saving]:
-    if isinstance(node, ast.Call) and (one := _saving(node, names, always)) is not None:
+def _save_calls(node: ast.AST, names: Mapping[str, Any], always: bool) -> Iterator[_SaveCall]:
+    if isinstance(node, ast.Call) and (one := _save_call(node, names, always)) is not None:
         yield one
     for inner in ast.iter_child_nodes(node):
-        yield from _savings(inner, names, always and not isinstance(inner, (*_SOMETIMES, *_FUNCTIONS, ast.Lambda)))
+        yield from _save_calls(inner, names, always and not isinstance(inner, (*_SOMETIMES, *_FUNCTIONS, ast.Lambda)))
 
 
-def _saving(call: ast.Call, names: Mapping[str, Any], always: bool) -> _Saving | None:
+def _save_call(call: ast.Call, names: Mapping[str, Any], always: bool) -> _SaveCall | None:
     own = _OWN.get(_dotted(call.func, names))
     if own is not None:
         path = _path(call, own, "path", names)
-        return _Saving(path, (), always) if path else None
+        return _SaveCall(path, (), always) if path else None
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in _KERAS:
         return None
     path, model = _path(call, 0, "filepath", names), _value(call.func.value, names)
     # Nothing but Keras has save_weights. What else is not made yet may be anything.
     known = isinstance(model, keras.Model) or (model is None and call.func.attr == "save_weights")
-    return _Saving(path, _KERAS[call.func.attr], always) if path and known else None
+    return _SaveCall(path, _KERAS[call.func.attr], always) if path and known else None
 
 
 def _path(call: ast.Call, position: int, keyword: str, names: Mapping[str, Any]) -> str:

@@ -1,8 +1,4 @@
-"""Writing so that an earlier checkpoint is never lost: beside it first, then in its place.
-
-What lives here: single files and folders of tf.train.Checkpoint's, local and in a bucket. What does not: what is
-written (checkpoints.py), and whether it can be (checkpoint_paths.py).
-"""
+"""Write checkpoints so that the earlier one survives a failure: write beside it first, then replace it."""
 
 from __future__ import annotations
 
@@ -34,21 +30,21 @@ def replacing(path: str) -> Iterator[str]:
         name = path.rpartition("/")[2]
         suffix = ending(name)
         beside = folder / f".{name.removesuffix(suffix)}-{uuid.uuid4().hex[:8]}{suffix}"
-        stack.callback(_forget, beside)
+        stack.callback(_remove_file, beside)
         yield str(beside)
         if local:
-            _kept_on_disk(beside)
+            _flush(beside)
             beside.replace(path)
         else:
             _upload(str(beside), path)
 
 
-def _kept_on_disk(path: Path) -> None:
+def _flush(path: Path) -> None:
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 
 
-def _forget(path: Path) -> None:
+def _remove_file(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink()
 
@@ -115,14 +111,14 @@ def adding(folder: str, prefix: str, keep: int) -> Iterator[None]:
     known = [one for one in _known(folder) if tf.io.gfile.exists(f"{one}.index")]
     try:
         yield
-        _tell(folder, [*known, prefix])
+        _write_state(folder, [*known, prefix])
     except BaseException:
         if latest(folder) != prefix:
             _remove(prefix)
         raise
     kept = [*known, prefix][-keep:]
     if len(kept) <= len(known):
-        _tell(folder, kept)
+        _write_state(folder, kept)
         for old in [one for one in known if one not in kept]:
             _remove(old)
 
@@ -132,14 +128,14 @@ def _known(folder: str) -> list[str]:
     return list(state.all_model_checkpoint_paths) if state else []
 
 
-def _tell(folder: str, prefixes: list[str]) -> None:
+def _write_state(folder: str, prefixes: list[str]) -> None:
     names = [one.rpartition("/")[2] for one in prefixes]
     lines = [f'model_checkpoint_path: "{names[-1]}"', *(f'all_model_checkpoint_paths: "{name}"' for name in names)]
     beside = f"{folder}/.checkpoint-{uuid.uuid4().hex[:8]}"
     with tf.io.gfile.GFile(beside, "w") as file:
         file.write("\n".join(lines) + "\n")
     if is_local(folder):
-        _kept_on_disk(Path(beside))
+        _flush(Path(beside))
     tf.io.gfile.rename(beside, f"{folder}/checkpoint", overwrite=True)
 
 

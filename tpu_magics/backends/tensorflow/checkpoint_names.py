@@ -1,7 +1,4 @@
-"""What a checkpoint may be called: Keras 3's endings, and its refusal of the old ones, explained.
-
-What lives here: names alone. What does not: whether a path can be written (checkpoint_paths.py).
-"""
+"""File names of checkpoints: the endings that Keras 3 accepts, and its errors for old ones explained."""
 
 from __future__ import annotations
 

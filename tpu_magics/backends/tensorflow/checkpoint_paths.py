@@ -1,8 +1,4 @@
-"""Whether a checkpoint can be written where it is to go.
-
-What lives here: trying a path before it is needed, and the paths that are known before a training. What does not:
-names (checkpoint_names.py), what a bucket refuses (cloud_storage.py), and writing (checkpoint_files.py, checkpoints.py).
-"""
+"""Whether a checkpoint path can be written, tested before training starts."""
 
 from __future__ import annotations
 
@@ -18,8 +14,8 @@ import keras
 import tensorflow as tf
 
 from tpu_magics.backends.base import Placed, Problem
-from tpu_magics.backends.tensorflow.cloud_storage import PATIENCE, bucket_problem
 from tpu_magics.backends.tensorflow.checkpoint_names import OLD, USE_SAVE, ending, old_name
+from tpu_magics.backends.tensorflow.cloud_storage import PATIENCE, bucket_problem
 from tpu_magics.errors import TpuMagicsError
 
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://", re.IGNORECASE)

@@ -1,8 +1,4 @@
-"""What of a model goes into a checkpoint, where it lies, and putting it back.
-
-What lives here: variables, the seeds of random layers, the machine that holds them. What does not: files
-(checkpoints.py).
-"""
+"""What a checkpoint of a model contains (weights, optimizer, seeds), and restoring it."""
 
 from __future__ import annotations
 
@@ -73,7 +69,7 @@ def options_for(path: str, held: Sequence[Any]) -> Any:
 
 
 @contextlib.contextmanager
-def or_as_before(variables: Sequence[Any], path: str) -> Iterator[None]:
+def restoring_on_error(variables: Sequence[Any], path: str) -> Iterator[None]:
     """If the block fails or is interrupted, all variables are what they were."""
     before = [one.numpy() for one in variables]
     try:
@@ -83,7 +79,7 @@ def or_as_before(variables: Sequence[Any], path: str) -> Iterator[None]:
             one.assign(value)
         if not isinstance(error, Exception) or isinstance(error, TpuMagicsError):
             raise
-        raise _unread(path, error) from error
+        raise _load_error(path, error) from error
 
 
 def set_seeds(model: Any, found: Sequence[Any]) -> None:
@@ -107,7 +103,7 @@ def require_matched(status: Any, model: Any) -> None:
         raise AssertionError(f"not in the checkpoint: {', '.join(missing)}")
 
 
-def _unread(path: str, error: Exception) -> TpuMagicsError:
+def _load_error(path: str, error: Exception) -> TpuMagicsError:
     first = re.sub(r"\s+", " ", str(error)).strip()
     return TpuMagicsError(
         f"{path} could not be loaded; the model is as it was.",

@@ -1,8 +1,4 @@
-"""Saving and loading models: weights, optimizer, step, and the state of the model's random numbers.
-
-What lives here: which form it is, and folders of tf.train.Checkpoint's. What does not: files of Keras (keras_files.py),
-writing without losing the earlier one (checkpoint_files.py), and which paths can be written (checkpoint_paths.py).
-"""
+"""Save and load models: weights, optimizer, step and random seeds."""
 
 from __future__ import annotations
 
@@ -20,9 +16,9 @@ from tpu_magics.backends.tensorflow.checkpoint_state import (
     bytes_of,
     is_remote,
     options_for,
-    or_as_before,
     require_built,
     require_matched,
+    restoring_on_error,
     seeds_of,
     strategy_of,
     variables_of,
@@ -58,7 +54,7 @@ def load(model: Any, path: str | Path) -> Any:
     if not tf.io.gfile.exists(text):
         raise _missing(text)
     require_built(model)
-    with or_as_before(variables_of(model), text), local_copy(text) as copied:
+    with restoring_on_error(variables_of(model), text), local_copy(text) as copied:
         read_file(model, copied)
     return model
 
@@ -122,7 +118,7 @@ class Checkpoint:
             return self.step
         self._build()
         held = self._variables()
-        with or_as_before(held, self.path):
+        with restoring_on_error(held, self.path):
             prefix = latest(self.path)
             names = names_in(prefix)
             status = self._tracked(names).read(prefix, options=options_for(self.path, held))

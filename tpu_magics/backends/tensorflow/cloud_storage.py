@@ -1,8 +1,4 @@
-"""Whether a bucket can be written, found out before it is needed.
-
-What lives here: a small file written and removed, bounded in time, and TensorFlow's refusals in words. What does not:
-local paths (checkpoint_paths.py).
-"""
+"""Whether a gs:// bucket can be written: a small file is written and removed, with a time limit."""
 
 from __future__ import annotations
 

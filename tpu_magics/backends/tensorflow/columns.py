@@ -1,8 +1,4 @@
-"""The columns of a dataset, on their way into memory.
-
-What lives here: gathering rows, the memory that they will take, padding, and what a TPU cannot take. What does not:
-where rows come from (rows.py), and the pipeline made of the columns (in_memory.py).
-"""
+"""Columns of a dataset gathered into arrays: memory estimate, padding, unsupported dtypes."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ LONGEST = "longest"
 ROWS = "rows"  # what the only column is called where it has no name
 _BLOCK = 256  # rows that become one array together
 _COPIES = 3  # at the worst moment: the rows, the array made of them, and TensorFlow's own copy
-_TOLD = 32  # rows whose size tells that of the others
+_SAMPLED = 32  # rows whose size tells that of the others
 _PER_ROW = 120  # bytes of Python's own for an array of its own
 _GIB = 2**30
 _NO_TPU_KINDS = {
@@ -47,7 +43,7 @@ class Column:
     bytes: int = 0
 
     @property
-    def said(self) -> str:
+    def title(self) -> str:
         """It, at the start of a sentence."""
         return "The dataset" if self.name == ROWS else f"The column {self.name}"
 
@@ -86,14 +82,14 @@ class Column:
         except ValueError:  # NumPy 1.24 and newer: lists of different lengths
             row = np.asarray(None)
         if row.dtype.kind in _NO_TPU_KINDS or row.dtype == np.complex128:
-            raise self._refused(row)
+            raise self._unsupported(row)
         self.numbers = self.numbers or not typed
         return row
 
-    def _refused(self, row: Any) -> TpuMagicsError:
+    def _unsupported(self, row: Any) -> TpuMagicsError:
         kind = _NO_TPU_KINDS.get(row.dtype.kind, f"values of dtype {row.dtype}")
         return TpuMagicsError(
-            f"{self.said} holds {kind}.",
+            f"{self.title} holds {kind}.",
             "A TPU takes numbers and truth values.",
             _TODO_DTYPE.format(name=self.name),
         )
@@ -110,7 +106,7 @@ class Column:
     def _padded(self, blocks: list[Any], shapes: Sequence[tuple[int, ...]], pad: Pad, fill: Any) -> list[Any]:
         if len({len(shape) for shape in shapes}) > 1:
             raise TpuMagicsError(
-                f"{self.said} has rows that differ in their number of dimensions: {_words(shapes)}.",
+                f"{self.title} has rows that differ in their number of dimensions: {_words(shapes)}.",
                 "They cannot become one array.",
                 "Give each row the same dimensions.",
             )
@@ -128,7 +124,7 @@ class Column:
 
     def _ragged(self, shapes: Sequence[tuple[int, ...]]) -> TpuMagicsError:
         return TpuMagicsError(
-            f"{self.said} has rows that differ in shape: {_words(shapes)}.",
+            f"{self.title} has rows that differ in shape: {_words(shapes)}.",
             "A TPU's program is compiled for one shape, and an array in memory has one.",
             'Pad them: in_memory(..., pad="longest") to the longest row, pad=32 to a multiple of 32 that holds it '
             "(with fill=, e.g. -100 for labels that a loss leaves out). %tpu_pad tells what that costs.",
@@ -163,7 +159,7 @@ class Columns:
 
     def _check(self) -> None:
         held = sum(column.bytes for column in self.columns.values()) + _PER_ROW * self.rows
-        rows = self.rows if self.count is None or self.rows < _TOLD else max(self.rows, self.count)
+        rows = self.rows if self.count is None or self.rows < _SAMPLED else max(self.rows, self.count)
         if self.available is not None and held / self.rows * rows * self.copies > self.available:
             raise self._too_large(held / self.rows, rows)
 
@@ -206,8 +202,8 @@ def _fill_of(fill: Any, name: str) -> Any:
 
 
 def _words(shapes: Sequence[tuple[int, ...]]) -> str:
-    said = ", ".join(str(list(shape)) for shape in (shapes if len(shapes) <= 4 else (shapes[0], shapes[-1])))
-    return said if len(shapes) <= 4 else f"{len(shapes)} shapes from {said.replace(', [', ' to [')}"
+    shown = ", ".join(str(list(shape)) for shape in (shapes if len(shapes) <= 4 else (shapes[0], shapes[-1])))
+    return shown if len(shapes) <= 4 else f"{len(shapes)} shapes from {shown.replace(', [', ' to [')}"
 
 
 def _narrowed(array: Any) -> Any:

@@ -1,8 +1,4 @@
-"""What of an input pipeline cannot work, or costs a compile, where the training goes on.
-
-What lives here: finding the pipelines among a cell's values, and the sentences. What does not: reading a pipeline
-(input_pipeline.py), what `model.fit` is given within the cell (fit_checks.py), and arrays in memory (in_memory.py).
-"""
+"""Problems of input pipelines: Python or local files on a remote TPU, short last batches."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ import tensorflow as tf
 from tpu_magics.backends.base import Placed, Problem
 from tpu_magics.backends.lowered import Place
 from tpu_magics.backends.tensorflow.batches import Batches
-from tpu_magics.backends.tensorflow.input_pipeline import Pipeline, pipeline_of
+from tpu_magics.backends.tensorflow.input_pipeline import InputPipeline, pipeline_of
 
 REMOTE = "tpu-remote"
 HOME = "default"
@@ -118,7 +114,7 @@ def dataset_of(value: Any) -> Any:
 # -- sentences ------------------------------------------------------------------------------------------------------
 
 
-def _remote_problems(name: str, pipeline: Pipeline) -> list[Problem]:
+def _remote_problems(name: str, pipeline: InputPipeline) -> list[Problem]:
     found = [python_problem(name, one.what, one.place) for one in pipeline.python]
     for one in pipeline.files:
         if one.local:

@@ -1,8 +1,4 @@
-"""Errors of places: another device, no kernels for a TPU, no memory, outside of the strategy's scope.
-
-What lives here: the texts of errors and their explanations. What does not: XLA's rules (xla_errors.py), and the
-same things found before training (runtime.py, snapshot.py, data.py).
-"""
+"""Errors about devices, memory and the strategy's scope explained."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from pathlib import Path
 
 from tpu_magics.backends.base import TPU_LOCAL
 from tpu_magics.backends.tensorflow.availability import no_tpu
-from tpu_magics.backends.tensorflow.located_error import Seen
+from tpu_magics.backends.tensorflow.located_error import LocatedError
 from tpu_magics.errors import TpuMagicsError
 
 # -- a TPU that TensorFlow cannot use ---------------------------------------------------------------------------------
@@ -20,11 +16,11 @@ from tpu_magics.errors import TpuMagicsError
 _NO_TPU = re.compile(r"ConfigureDistributedTPU|TPUs not found in the cluster|already in use by process|libtpu_lockfile")
 
 
-def _no_tpu(seen: Seen) -> TpuMagicsError | None:
-    if not _NO_TPU.search(seen.text) or not isinstance(seen.error, Exception):
+def _no_tpu(error: LocatedError) -> TpuMagicsError | None:
+    if not _NO_TPU.search(error.text) or not isinstance(error.error, Exception):
         return None
-    found = no_tpu(seen.error, TPU_LOCAL)
-    return TpuMagicsError(found.what, found.why, found.todo, seen.details())
+    found = no_tpu(error.error, TPU_LOCAL)
+    return TpuMagicsError(found.what, found.why, found.todo, error.details())
 
 
 # "No registered 'PyFunc' OpKernel for 'CPU' devices", of a remote TPU's host (facts.md; python/ops/script_ops.py keeps
@@ -32,17 +28,17 @@ def _no_tpu(seen: Seen) -> TpuMagicsError | None:
 _PYTHON = re.compile(r"No registered '(?:Eager)?PyFunc(?:Stateless)?' OpKernel for '?CPU|pyfunc_\d+ not found")
 
 
-def _python_away(seen: Seen) -> TpuMagicsError | None:
-    found = _PYTHON.search(seen.text)
+def _python_away(error: LocatedError) -> TpuMagicsError | None:
+    found = _PYTHON.search(error.text)
     if not found:
         return None
-    return seen.explained(
+    return error.explain(
         "The input pipeline calls Python, and the TPU's host has no Python",
         "A remote TPU runs the pipeline on its own host: from_generator, tf.py_function, tf.numpy_function and "
         "to_tf_dataset of a Hugging Face dataset all call back into this notebook.",
         "Put the data into memory first (tpu_magics.tf.in_memory(dataset, batch_size=...)), or write TFRecord files "
         'into a bucket and read them by tf.data.TFRecordDataset("gs://...").',
-        [seen.said(found)],
+        [error.said(found)],
     )
 
 
@@ -53,21 +49,21 @@ _REPLICA = re.compile(r"/replica_\d+")
 _DEVICE = re.compile(r"device:(\w+:\d+)")
 
 
-def _other_device(seen: Seen) -> TpuMagicsError | None:
-    found = _RESOURCE.search(seen.text)
+def _other_device(error: LocatedError) -> TpuMagicsError | None:
+    found = _RESOURCE.search(error.text)
     if not found:
         return None
     name, there, here = found.groups()
-    made = f", made at {seen.made}," if seen.made else ""
+    made = f", made at {error.made}," if error.made else ""
     what = f"A step that is compiled for {_short(here)} uses {name}{made} of {_short(there)}"
     rule = "XLA compiles one program for one device, and all variables of the program lie there."
     if _REPLICA.search(name):
-        return seen.explained(
+        return error.explain(
             what,
             f"{rule} Each replica has its own copy, and jit_compile=True cannot compile a step of several replicas.",
             "Leave jit_compile out: on a TPU the strategy compiles what it runs. At home, try XLA with one replica.",
         )
-    return seen.explained(
+    return error.explain(
         what,
         rule,
         "Make the variable without tf.device, under the strategy's scope, or move its use out of the compiled step.",
@@ -94,25 +90,25 @@ _SMALLER = (
 )
 
 
-def _memory(seen: Seen) -> TpuMagicsError | None:
-    hbm = next((found for found in (sign.search(seen.text) for sign in _HBM) if found), None)
+def _memory(error: LocatedError) -> TpuMagicsError | None:
+    hbm = next((found for found in (sign.search(error.text) for sign in _HBM) if found), None)
     if hbm:
         why = f"The compiled program needs {hbm[1]}, and {hbm[2]} are there."
-        return seen.explained("The step does not fit into the TPU's memory (HBM)", why, _SMALLER, [seen.said(hbm)])
-    tensor = _TENSOR.search(seen.text)
+        return error.explain("The step does not fit into the TPU's memory (HBM)", why, _SMALLER, [error.said(hbm)])
+    tensor = _TENSOR.search(error.text)
     if tensor:
-        return _tensor(seen, *tensor.groups())
-    exhausted = "ResourceExhausted" in type(seen.error).__name__ or "RESOURCE_EXHAUSTED" in seen.text
-    found = _EXHAUSTED.search(seen.text) if exhausted else None
+        return _tensor(error, *tensor.groups())
+    exhausted = "ResourceExhausted" in type(error.error).__name__ or "RESOURCE_EXHAUSTED" in error.text
+    found = _EXHAUSTED.search(error.text) if exhausted else None
     if found:
         why = "TensorFlow asked for memory that was not there; how much is not in its text."
-        return seen.explained("Memory ran out", why, _SMALLER, [seen.said(found)])
+        return error.explain("Memory ran out", why, _SMALLER, [error.said(found)])
     return None
 
 
-def _tensor(seen: Seen, shape: str, dtype: str, device: str) -> TpuMagicsError:
+def _tensor(error: LocatedError, shape: str, dtype: str, device: str) -> TpuMagicsError:
     on_host = "CPU:" in device
-    return seen.explained(
+    return error.explain(
         f"A tensor of shape {shape} ({dtype}) has no room in the memory of {_short(device)}",
         f"TensorFlow asked for it in one piece, and {'this host' if on_host else 'the device'} did not have that much.",
         "Use a smaller batch or a smaller tensor; keep the data in a pipeline that reads it piece by piece."
@@ -134,26 +130,26 @@ _SCOPE = re.compile(
 _UPDATE = "keras/src/backend/tensorflow/optimizer.py"
 
 
-def _scope(seen: Seen) -> TpuMagicsError | None:
-    found = _SCOPE.search(seen.text)
-    if not found and not _is_assertion_of_keras(seen):
+def _scope(error: LocatedError) -> TpuMagicsError | None:
+    found = _SCOPE.search(error.text)
+    if not found and not _is_assertion_of_keras(error):
         return None
-    used = f", and are used at {seen.place}" if seen.place else ""
+    used = f", and are used at {error.place}" if error.place else ""
     return TpuMagicsError(
         f"The model, its optimizer or its metrics were made outside of the strategy's scope{used}.",
         "Variables belong to the strategy in whose scope they were made, and one step uses those of one strategy.",
         "Make the model, the optimizer and the metrics, and call model.compile, under `with strategy.scope():`, or "
         "all in the cell under %%tpu_train, which runs inside the scope.",
-        [*seen.details(seen.made), *([seen.said(found)] if found else ())],
+        [*error.details(error.made), *([error.said(found)] if found else ())],
     )
 
 
-def _is_assertion_of_keras(seen: Seen) -> bool:
-    silent = isinstance(seen.error, AssertionError) and not seen.text
-    return silent and bool(seen.raised) and Path(seen.raised[-1][0]).as_posix().endswith(_UPDATE)
+def _is_assertion_of_keras(error: LocatedError) -> bool:
+    silent = isinstance(error.error, AssertionError) and not error.text
+    return silent and bool(error.raised) and Path(error.raised[-1][0]).as_posix().endswith(_UPDATE)
 
 
-_EXPLAINERS: tuple[Callable[[Seen], TpuMagicsError | None], ...] = (
+_EXPLAINERS: tuple[Callable[[LocatedError], TpuMagicsError | None], ...] = (
     _no_tpu,
     _python_away,
     _other_device,
@@ -162,6 +158,6 @@ _EXPLAINERS: tuple[Callable[[Seen], TpuMagicsError | None], ...] = (
 )
 
 
-def explained(seen: Seen) -> TpuMagicsError | None:
+def explain(error: LocatedError) -> TpuMagicsError | None:
     """The error in words, where it is of a device or of a scope."""
-    return next((found for found in (explain(seen) for explain in _EXPLAINERS) if found), None)
+    return next((found for found in (explain(error) for explain in _EXPLAINERS) if found), None)

@@ -1,10 +1,4 @@
-"""TensorFlow's and XLA's errors, explained: the person's line, the rule, and the rewrite.
-
-What lives here: which explanation an error gets, and ops that XLA has not. What does not: which ops those are
-(xla_ops.py), the texts of the rules
-(xla_errors.py), of devices, memory and scopes (device_errors.py), finding the line (located_error.py). What
-TensorFlow says clearly itself, shapes that do not fit foremost, is left to it.
-"""
+"""TensorFlow's and XLA's errors explained: the user's line, the rule and the fix. Clear errors are left as they are."""
 
 from __future__ import annotations
 
@@ -16,10 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from tpu_magics.backends.lowered import Refused
-from tpu_magics.backends.tensorflow import device_errors, xla_errors, lowering_errors, xla_ops
+from tpu_magics.backends.tensorflow import device_errors, lowering_errors, xla_errors, xla_ops
 from tpu_magics.backends.tensorflow.checkpoint_names import name_refused
-from tpu_magics.backends.tensorflow.located_error import Seen
-from tpu_magics.backends.tensorflow.source_locations import Places
+from tpu_magics.backends.tensorflow.located_error import LocatedError
+from tpu_magics.backends.tensorflow.source_locations import SourceLocations
 from tpu_magics.errors import TpuMagicsError
 
 _UNSUPPORTED = re.compile(r"Detected unsupported operations when trying to compile graph|OpKernel for XLA_\w+_JIT")
@@ -34,12 +28,12 @@ _TPU_HOST = (
 )
 _WHY = {
     xla_ops.EVERYWHERE: "TensorFlow (read: 2.21) has no kernel of XLA for it on any device.",
-    xla_ops.AT_HOME: "TensorFlow has a kernel of XLA for it on a TPU alone.",
+    xla_ops.ONLY_CPU: "TensorFlow has a kernel of XLA for it on a TPU alone.",
     xla_ops.UNKNOWN: "TensorFlow's kernels of XLA are the same for all devices but a few, so expect that it cannot.",
 }
 
 
-def explained(error: BaseException, cells: Mapping[str, str], put_on: bool = False) -> TpuMagicsError | None:
+def explain(error: BaseException, cells: Mapping[str, str], jit_enabled: bool = False) -> TpuMagicsError | None:
     """The error in words; None for what is not of XLA, of the TPU or of the strategy.
 
     Args:
@@ -47,14 +41,14 @@ def explained(error: BaseException, cells: Mapping[str, str], put_on: bool = Fal
         cells: file names of cells -> "In [n]".
         put_on: whether the run had put jit_compile on something.
     """
-    places = Places(cells)
+    places = SourceLocations(cells)
     for one in _chain(error):
-        seen = Seen(one, places)
-        if (found := _unsupported(seen, put_on)) is not None:
+        seen = LocatedError(one, places)
+        if (found := _unsupported(seen, jit_enabled)) is not None:
             return found
-        for explain in (_named, device_errors.explained, xla_errors.explained, _refused):
+        for explain in (_named, device_errors.explain, xla_errors.explain, _refused):
             if (found := explain(seen)) is not None:
-                return _with_flag(found) if put_on and seen.is_of_xla else found
+                return _with_flag(found) if jit_enabled and seen.is_of_xla else found
     return None
 
 
@@ -71,25 +65,25 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def _named(seen: Seen) -> TpuMagicsError | None:
+def _named(seen: LocatedError) -> TpuMagicsError | None:
     return name_refused(seen.error)
 
 
 # -- ops that XLA has not ---------------------------------------------------------------------------------------------
 
 
-def _unsupported(seen: Seen, put_on: bool) -> TpuMagicsError | None:
+def _unsupported(seen: LocatedError, jit_enabled: bool) -> TpuMagicsError | None:
     if not _UNSUPPORTED.search(seen.text) or not isinstance(seen.error, Exception):
         return None
     functions = list(dict.fromkeys(_FUNCTION.findall(seen.text)))
-    refused = lowering_errors.all_refused(seen.text, _graph(functions), seen.places)
+    refused = lowering_errors.unsupported_ops(seen.text, _graph(functions), seen.places)
     if not refused:
-        found = lowering_errors.unlowered(_step_name(functions), seen.error, tf.Graph(), seen.places)
+        found = lowering_errors.lowering_error(_step_name(functions), seen.error, tf.Graph(), seen.places)
         return TpuMagicsError(f"{found.what.removesuffix('.')}{seen.at()}.", found.why, found.todo, seen.details())
-    return _lacking(seen, refused, put_on)
+    return _lacking(seen, refused, jit_enabled)
 
 
-def _lacking(seen: Seen, refused: Sequence[Refused], put_on: bool) -> TpuMagicsError:
+def _lacking(seen: LocatedError, refused: Sequence[Refused], jit_enabled: bool) -> TpuMagicsError:
     """For ops that XLA has not: whether a TPU has them, and both ways on."""
     first, on_tpu = refused[0], "XLA_TPU_JIT" in seen.text
     where = xla_ops.where([one.op for one in refused])
@@ -98,19 +92,21 @@ def _lacking(seen: Seen, refused: Sequence[Refused], put_on: bool) -> TpuMagicsE
     if on_tpu:
         ways = [_instead(first), _TPU_HOST]
         return TpuMagicsError(
-            f"XLA cannot compile {first.op}{place}{rest}.", lowering_errors.told(refused), *_said(seen, refused, ways)
+            f"XLA cannot compile {first.op}{place}{rest}.",
+            lowering_errors.describe(refused),
+            *_said(seen, refused, ways),
         )
-    ways = [_KEEP if put_on else _OWN, "" if where == xla_ops.AT_HOME else f"For a TPU: {_instead(first)}"]
-    ways.append(f"To have it compiled here as well: {_instead(first)}" if where == xla_ops.AT_HOME else _TPU_HOST)
+    ways = [_KEEP if jit_enabled else _OWN, "" if where == xla_ops.ONLY_CPU else f"For a TPU: {_instead(first)}"]
+    ways.append(f"To have it compiled here as well: {_instead(first)}" if where == xla_ops.ONLY_CPU else _TPU_HOST)
     return TpuMagicsError(
         f"XLA cannot compile {first.op}{place}{rest}; {where}.",
-        f"{lowering_errors.told(refused)} {_WHY[where]}",
+        f"{lowering_errors.describe(refused)} {_WHY[where]}",
         *_said(seen, refused, ways),
     )
 
 
-def _said(seen: Seen, refused: Sequence[Refused], ways: Sequence[str]) -> tuple[str, list[str]]:
-    return " ".join(filter(None, ways)), lowering_errors.shown(refused) or seen.details()
+def _said(seen: LocatedError, refused: Sequence[Refused], ways: Sequence[str]) -> tuple[str, list[str]]:
+    return " ".join(filter(None, ways)), lowering_errors.code_lines(refused) or seen.details()
 
 
 def _instead(refused: Refused) -> str:
@@ -120,12 +116,12 @@ def _instead(refused: Refused) -> str:
     return f"{known.instead}." if known and known.instead else "use another op in its place, or several."
 
 
-def _refused(seen: Seen) -> TpuMagicsError | None:
+def _refused(seen: LocatedError) -> TpuMagicsError | None:
     """What XLA says of a step, where nothing more is known of it."""
     found = seen.is_of_xla
     if found is None:
         return None
-    return seen.explained(
+    return seen.explain(
         "XLA cannot compile the step",
         "What XLA names is not known here, nor whether a TPU's compiler refuses it: %tpu_preflight asks that.",
         "Look at TensorFlow's own words below.",

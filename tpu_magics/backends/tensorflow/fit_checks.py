@@ -1,13 +1,8 @@
-"""What `model.fit` is given within the cell: data and callbacks that no variable of the notebook held before it.
+"""Data and callbacks given to `model.fit` inside the cell, checked before the first step."""
 
-What lives here: looking at them before the first step. What does not: reading a pipeline (input_pipeline.py), the sentences
-about pipelines (data.py), and where callbacks write to (checkpoint_paths.py).
-
-Keras 3.15, backend/tensorflow/trainer.py: `fit` builds one TFEpochIterator out of its arguments, before it traces or
-trains anything. That is where we look, and not at `fit` itself: a frame of ours around the training would hide the
-person's line from those who look for it. Its locals are `callbacks`, `val_x` and, once the first iterator is built,
-`epoch_iterator`. Where it is missing, `watching_fits` tells so and the training goes on.
-"""
+# Keras 3.15, backend/tensorflow/trainer.py: `fit` builds one TFEpochIterator from its arguments before it traces or
+# trains anything. The check wraps that and not `fit`: a frame of ours around the training would hide the user's line.
+# The locals of `fit` are `callbacks`, `val_x` and, once the first iterator is built, `epoch_iterator`.
 
 from __future__ import annotations
 
@@ -38,7 +33,7 @@ from tpu_magics.errors import TpuMagicsError
 
 Tell = Callable[[Problem], None]
 _TRAINER, _ITERATOR = "keras.src.backend.tensorflow.trainer", "TFEpochIterator"
-_NOT_SEEN = Problem(
+_NOT_CHECKED = Problem(
     "What model.fit is given within the cell is not looked at.",
     f"This Keras has no {_TRAINER}.{_ITERATOR}, which was read in Keras 3.15.",
     refuses=False,
@@ -48,7 +43,7 @@ _NAME, _VALIDATION = "the data given to fit", "the validation data given to fit"
 
 
 @dataclass(frozen=True)
-class _Watch:
+class _FitContext:
     """`known`: what was told of already, held so that no id comes again; `written`: paths that were tried already."""
 
     placed: Placed
@@ -59,7 +54,7 @@ class _Watch:
 
 
 @contextmanager
-def watching_fits(
+def checking_fits(
     placed: Placed,
     tell: Tell,
     items: Sequence[tuple[str, Any]] = (),
@@ -77,24 +72,24 @@ def watching_fits(
         on_colab: how to log in to a bucket is said as Colab has it.
     """
     written = tuple(destinations([value for _, value in items]))
-    watch = _Watch(placed, {id(data): data for _, data in reached(items)}, written, cells or {}, on_colab)
+    context = _FitContext(placed, {id(data): data for _, data in reached(items)}, written, cells or {}, on_colab)
     kind = _iterator()
     if kind is None:
-        tell(_NOT_SEEN)
+        tell(_NOT_CHECKED)
         yield
         return
     original = kind.__init__
 
     @wraps(original)
-    def looked_at(self: Any, *args: Any, **given: Any) -> None:
+    def init_with_checks(self: Any, *args: Any, **given: Any) -> None:
         __tracebackhide__ = True
         caller = sys._getframe(1)
         if caller.f_code.co_name == "fit" and "epoch_iterator" not in caller.f_locals:  # else that of the validation
-            for problem in _problems(given, caller.f_locals, watch):
-                _said(problem, tell)
+            for problem in _problems(given, caller.f_locals, context):
+                _report(problem, tell)
         original(self, *args, **given)
 
-    kind.__init__ = looked_at
+    kind.__init__ = init_with_checks
     try:
         yield
     finally:
@@ -108,45 +103,45 @@ def _iterator() -> Any:
         return None
 
 
-def _said(problem: Problem, tell: Tell) -> None:
+def _report(problem: Problem, tell: Tell) -> None:
     if problem.refuses:
         raise TpuMagicsError(problem.what, problem.why, problem.todo)
     tell(problem)
 
 
-def _problems(given: Mapping[str, Any], local: Mapping[str, Any], watch: _Watch) -> Iterator[Problem]:
+def _problems(given: Mapping[str, Any], local: Mapping[str, Any], context: _FitContext) -> Iterator[Problem]:
     """For the arguments of fit's iterator and the locals of fit. What was told is not told again."""
-    for problem in (*_of_data(given, watch), *_of_validation(local, watch), *_of_callbacks(local, watch)):
+    for problem in (*_of_data(given, context), *_of_validation(local, context), *_of_callbacks(local, context)):
         yield replace(problem, what=problem.what[:1].upper() + problem.what[1:])
 
 
-def _of_callbacks(local: Mapping[str, Any], watch: _Watch) -> Sequence[Problem]:
+def _of_callbacks(local: Mapping[str, Any], context: _FitContext) -> Sequence[Problem]:
     items = [("callbacks", local.get("callbacks"))]
-    return path_problems(items, watch.placed, watch.on_colab, watch.written)
+    return path_problems(items, context.placed, context.on_colab, context.written)
 
 
-def _of_validation(local: Mapping[str, Any], watch: _Watch) -> Iterator[Problem]:
+def _of_validation(local: Mapping[str, Any], context: _FitContext) -> Iterator[Problem]:
     """What cannot work; a short batch costs the training step nothing there, and its end is found by Keras."""
     data = local.get("val_x")
     dataset = dataset_of(data)
-    if dataset is not None and id(dataset) not in watch.known:
-        watch.known[id(dataset)] = dataset
-        found = data_problems(_VALIDATION, dataset, watch.placed, watch.cells)
+    if dataset is not None and id(dataset) not in context.known:
+        context.known[id(dataset)] = dataset
+        found = data_problems(_VALIDATION, dataset, context.placed, context.cells)
         yield from (problem for problem in found if problem.refuses)
     elif dataset is None:
-        yield from _python_batches(_VALIDATION, data, watch)
+        yield from _python_batches(_VALIDATION, data, context)
 
 
-def _of_data(given: Mapping[str, Any], watch: _Watch) -> Iterator[Problem]:
+def _of_data(given: Mapping[str, Any], context: _FitContext) -> Iterator[Problem]:
     dataset = dataset_of(given.get("x"))
     if dataset is None:
-        yield from _others(given, watch)
+        yield from _others(given, context)
         return
-    if id(dataset) not in watch.known:
-        watch.known[id(dataset)] = dataset
-        yield from data_problems(_NAME, dataset, watch.placed, watch.cells)
+    if id(dataset) not in context.known:
+        context.known[id(dataset)] = dataset
+        yield from data_problems(_NAME, dataset, context.placed, context.cells)
     if isinstance(dataset, tf.data.Dataset) and not given.get("steps_per_epoch"):
-        yield from _unknown_size(size_of(dataset), watch.placed)
+        yield from _unknown_size(size_of(dataset), context.placed)
 
 
 def _unknown_size(size: int, placed: Placed) -> Iterator[Problem]:
@@ -167,24 +162,24 @@ def _unknown_size(size: int, placed: Placed) -> Iterator[Problem]:
         )
 
 
-def _others(given: Mapping[str, Any], watch: _Watch) -> Iterator[Problem]:
+def _others(given: Mapping[str, Any], context: _FitContext) -> Iterator[Problem]:
     """For arrays, and for Python that gives batches."""
     data = given.get("x")
-    if id(data) in watch.known:
+    if id(data) in context.known:
         return
-    watch.known[id(data)] = data
+    context.known[id(data)] = data
     rows = _rows(data)
     if rows is not None:
         size = given.get("batch_size") or _BATCH
         if rows > size and rows % size and not given.get("steps_per_epoch"):
-            problem = short_batch(_NAME, Batches(size, rows), watch.placed)
+            problem = short_batch(_NAME, Batches(size, rows), context.placed)
             yield from [problem] if problem else []
     else:
-        yield from _python_batches(_NAME, data, watch)
+        yield from _python_batches(_NAME, data, context)
 
 
-def _python_batches(name: str, data: Any, watch: _Watch) -> Iterator[Problem]:
-    if watch.placed.kind == REMOTE and (isinstance(data, GeneratorType) or _is_loader(data)):
+def _python_batches(name: str, data: Any, context: _FitContext) -> Iterator[Problem]:
+    if context.placed.kind == REMOTE and (isinstance(data, GeneratorType) or _is_loader(data)):
         yield python_problem(name, f"a {type(data).__name__}, of which Keras makes Dataset.from_generator")
 
 

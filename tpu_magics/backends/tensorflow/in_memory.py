@@ -1,7 +1,4 @@
-"""A pipeline out of memory: what a dataset gives, as arrays that any TPU can be fed from.
-
-What lives here: `in_memory`. What does not: the forms of datasets (rows.py), and the arrays (columns.py).
-"""
+"""A tf.data pipeline over arrays in memory."""
 
 from __future__ import annotations
 

@@ -1,14 +1,10 @@
-"""What an input pipeline is made of: Python, files, batches, and how many of them.
+"""Python calls, files and batches of an input pipeline, read from a tf.data.Dataset without iterating it."""
 
-What lives here: reading it from a tf.data.Dataset, without taking an element. What does not: what of it is wrong for
-which TPU (data.py).
-
-A dataset is walked by the Python objects that it was made of, for these hold the graphs of its functions with the
-person's lines, and nothing is copied (`tf.raw_ops.DatasetToGraphV2` writes arrays in memory into its graph). That graph
-is read where there are no such objects: for a dataset that was loaded, or is captured by a function. The attributes
-(`_map_func.function`, `_tensors`, `_filenames`, ...) are those of TensorFlow 2.21 (data/ops/*.py); what is missing in
-another version is not found, and nothing is said of it.
-"""
+# A dataset is walked by the Python objects that it was made of: these hold the graphs of its functions with the user's
+# lines, and nothing is copied (`tf.raw_ops.DatasetToGraphV2` writes arrays in memory into its graph). That graph is
+# read only where there are no such objects: for a dataset that was loaded, or is captured by a function. The attributes
+# (`_map_func.function`, `_tensors`, `_filenames`, ...) are those of TensorFlow 2.21 (data/ops/*.py); what is missing in
+# another version is not found, and nothing is reported.
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ import tensorflow as tf
 
 from tpu_magics.backends.lowered import Place
 from tpu_magics.backends.tensorflow.batches import Batches, short_batches, size_of, values_of
-from tpu_magics.backends.tensorflow.source_locations import Places, ops
+from tpu_magics.backends.tensorflow.source_locations import SourceLocations, ops
 
 _PYTHON = {
     "GeneratorDataset": "Dataset.from_generator",
@@ -62,7 +58,7 @@ class Python:
 
 
 @dataclass(frozen=True)
-class Files:
+class PipelineFiles:
     """Files that a pipeline reads or writes. `local`: one that lies on this machine ("": all are elsewhere, or their
     names are not known)."""
 
@@ -72,21 +68,21 @@ class Files:
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class InputPipeline:
     """`size`: elements, INFINITE or UNKNOWN; `batches`: None where the last is as the others, or none is made."""
 
     size: int
     python: tuple[Python, ...] = ()
-    files: tuple[Files, ...] = ()
+    files: tuple[PipelineFiles, ...] = ()
     batches: Batches | None = None
 
 
-def pipeline_of(dataset: Any, cells: Mapping[str, str] | None = None) -> Pipeline:
+def pipeline_of(dataset: Any, cells: Mapping[str, str] | None = None) -> InputPipeline:
     """What `dataset` is made of; nothing is run and no element is taken. `cells`: file names of cells -> "In [n]"."""
-    found = _Found(Places(cells or {}))
+    found = _PipelineScan(SourceLocations(cells or {}))
     for part in _parts(dataset):
         found.look_at(part)
-    return Pipeline(
+    return InputPipeline(
         size=size_of(dataset),
         python=tuple(dict.fromkeys(found.python)),
         files=tuple(found.read_files()),
@@ -109,10 +105,10 @@ def _parts(dataset: Any) -> Iterator[Any]:
             waiting += [value for value in values_of(one) if isinstance(value, tf.data.Dataset)]
 
 
-class _Found:
+class _PipelineScan:
     """Collects what the parts hold."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: SourceLocations) -> None:
         self.places = places
         self.python: list[Python] = []
         self.readers: list[tuple[str, Place | None]] = []
@@ -133,7 +129,7 @@ class _Found:
             else:
                 self.names.update(dict.fromkeys(_texts(value)))
         if kind == "_VariantDataset":
-            self._written(part._variant_tensor)
+            self._read_graph(part._variant_tensor)
 
     def _function(self, function: Any) -> None:
         if id(function.graph) in self._seen:
@@ -141,7 +137,7 @@ class _Found:
         self._seen.add(id(function.graph))
         for captured in function.captured_inputs:
             if getattr(captured, "dtype", None) == tf.variant:
-                self._written(captured)
+                self._read_graph(captured)
             else:
                 self.names.update(dict.fromkeys(_texts(captured)))
         for _, op in ops(function.graph):
@@ -169,7 +165,7 @@ class _Found:
         values = node.attr["value"].tensor.string_val[:_STRINGS]
         self.names.update(dict.fromkeys(value.decode("utf-8", "replace") for value in values))
 
-    def _written(self, variant: Any) -> None:
+    def _read_graph(self, variant: Any) -> None:
         """From the graph of a dataset that has no Python objects."""
         if not hasattr(variant, "numpy") or variant.shape.rank != 0:
             return
@@ -187,10 +183,10 @@ class _Found:
             else:
                 self._reader(node.op, None)
 
-    def read_files(self) -> Iterator[Files]:
+    def read_files(self) -> Iterator[PipelineFiles]:
         local = _local(self.names)
         for what, place in self.readers:
-            yield Files(what, local, place)
+            yield PipelineFiles(what, local, place)
 
 
 def _frames(op: Any) -> list[tuple[str, int]]:

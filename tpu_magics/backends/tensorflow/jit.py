@@ -1,15 +1,9 @@
-"""The jit policy of a run: XLA compiles the steps at home, and jit_compile is taken off on a TPU.
+"""The jit policy of a run: XLA compiles steps on CPU and GPU; on a TPU, `jit_compile` is removed."""
 
-What lives here: what of it is put on Keras models, and the list of what was changed. What does not: what compile() was
-told (compile_calls.py), tf.functions (jit_functions.py, jit_strategy_run.py), and whether what was compiled is right for a TPU
-(check/, preflight/).
-
-On a TPU the strategy compiles what it runs, and the guide has jit_compile taken out there. At home nothing is compiled
-without it, so that what XLA refuses would first show on the TPU. All is put back at the end of the run; what was traced
-and compiled for it is kept aside for the next one.
-
-Keras' own parts were read in Keras 3.15 (src/trainers/trainer.py, src/backend/tensorflow/trainer.py).
-"""
+# On a TPU the strategy compiles what it runs, and the guide says to remove jit_compile there. Elsewhere nothing is
+# compiled without it, so what XLA refuses would first show on the TPU. Everything is restored after the run; traces and
+# compiled programs are cached for the next run.
+# Keras' own parts were read in Keras 3.15 (src/trainers/trainer.py, src/backend/tensorflow/trainer.py).
 
 from __future__ import annotations
 
@@ -25,9 +19,9 @@ import keras
 
 from tpu_magics.backends.base import DEFAULT, Placed
 from tpu_magics.backends.tensorflow import compile_calls
-from tpu_magics.backends.tensorflow.jit_functions import PUT_ON, Functions
-from tpu_magics.backends.tensorflow.jit_strategy_run import Runs
-from tpu_magics.backends.tensorflow.source_locations import Places
+from tpu_magics.backends.tensorflow.jit_functions import ENABLED, FunctionJit
+from tpu_magics.backends.tensorflow.jit_strategy_run import StrategyRunJit
+from tpu_magics.backends.tensorflow.source_locations import SourceLocations
 
 Cells = Mapping[str, str] | Callable[[], Mapping[str, str]]
 
@@ -43,7 +37,7 @@ _EXPLICIT = (
     "would first show on a TPU"
 )
 # Not "_...": Keras walks over a model's attributes when it saves it, without those that begin with two underscores.
-_ASIDE = "__tpu_magics_jit__"
+_CACHE = "__tpu_magics_jit__"
 
 
 def policy(how: str, placed: Placed, cells: Cells | None = None) -> AbstractContextManager[Callable[[], Sequence[str]]]:
@@ -57,50 +51,50 @@ def policy(how: str, placed: Placed, cells: Cells | None = None) -> AbstractCont
     Returns:
         A function that tells what was changed so far, a line each.
     """
-    return _kept() if how == "keep" else _auto(placed.kind == DEFAULT, _Told(cells or {}))
+    return _unchanged() if how == "keep" else _auto(placed.kind == DEFAULT, _ChangeLog(cells or {}))
 
 
-def was_put_on(lines: Sequence[str]) -> bool:
+def has_enabled_jit(lines: Sequence[str]) -> bool:
     """Whether the policy has put jit_compile on something, by what it has told."""
-    return any(PUT_ON in line for line in lines)
+    return any(ENABLED in line for line in lines)
 
 
 @contextmanager
-def _kept() -> Iterator[Callable[[], Sequence[str]]]:
+def _unchanged() -> Iterator[Callable[[], Sequence[str]]]:
     yield lambda: ()
 
 
 @contextmanager
-def _auto(compiled: bool, told: _Told) -> Iterator[Callable[[], Sequence[str]]]:
+def _auto(compiled: bool, log: _ChangeLog) -> Iterator[Callable[[], Sequence[str]]]:
     with ExitStack() as parts:
-        parts.enter_context(Models(compiled, told.of_caller).watching())
-        parts.enter_context(Functions(compiled, told.is_persons, told.of_function).watching())
+        parts.enter_context(KerasJit(compiled, log.of_caller).watching())
+        parts.enter_context(FunctionJit(compiled, log.is_user_code, log.of_function).watching())
         if compiled:
-            parts.enter_context(Runs(told.is_persons, told.of_function).watching())
-        yield lambda: tuple(told.lines)
+            parts.enter_context(StrategyRunJit(log.is_user_code, log.of_function).watching())
+        yield lambda: tuple(log.lines)
 
 
 @dataclass
-class _Told:
+class _ChangeLog:
     """What was changed, in the order in which it was; a line is told once."""
 
     cells: Cells
     lines: dict[str, None] = field(default_factory=dict)
 
-    def _places(self) -> Places:
-        return Places(self.cells() if callable(self.cells) else self.cells)
+    def _locations(self) -> SourceLocations:
+        return SourceLocations(self.cells() if callable(self.cells) else self.cells)
 
-    def is_persons(self, path: str) -> bool:
-        return self._places().is_persons(path)
+    def is_user_code(self, path: str) -> bool:
+        return self._locations().is_user_code(path)
 
     def of_function(self, function: Any, name: str, text: str) -> None:
         """At the line where a Python function stands; None: no line."""
-        place = self._places().of_function(function)
+        place = self._locations().of_function(function)
         self._tell(f"{place} {name}: {text}" if place else f"{name}: {text}")
 
     def of_caller(self, name: str, text: str) -> None:
         """At the person's line that is being run."""
-        place = self._places().of_frames(_frames_above())
+        place = self._locations().of_frames(_frames_above())
         self._tell(f"{place} {name}: {text}" if place else f"{name}: {text}")
 
     def _tell(self, line: str) -> None:
@@ -117,7 +111,7 @@ def _frames_above() -> list[tuple[str, int]]:
 
 
 @dataclass
-class _Before:
+class _ModelState:
     """A model as it was: `jit`: its jit_compile; `functions`: what Keras has made of its steps."""
 
     model: Any
@@ -125,7 +119,7 @@ class _Before:
     functions: dict[str, Any]
 
 
-class Models:
+class KerasJit:
     """`compiled`: the jit_compile that models are trained with; `tell`: takes a name and a text.
 
     Keras makes a model's training function when it is first trained, with what jit_compile is then. There it is
@@ -134,7 +128,7 @@ class Models:
     def __init__(self, compiled: bool, tell: Callable[[str, str], None]) -> None:
         self._compiled = compiled
         self._tell = tell
-        self._changed: dict[int, _Before] = {}
+        self._changed: dict[int, _ModelState] = {}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -147,7 +141,7 @@ class Models:
         original = kind.make_train_function
 
         def make_train_function(model: Any, force: bool = False) -> Any:
-            self._see(model)
+            self._apply(model)
             return original(model, force=force)
 
         kind.make_train_function = make_train_function
@@ -156,36 +150,36 @@ class Models:
         finally:
             kind.make_train_function = original
             for before in self._changed.values():
-                self._put_back(before)
+                self._restore(before)
 
-    def _see(self, model: Any) -> None:
+    def _apply(self, model: Any) -> None:
         if bool(model.jit_compile) == self._compiled:
             return
-        said = compile_calls.told(model)
+        said = compile_calls.requested_jit(model)
         if self._compiled and said is False:
-            self._tell(_named(model), _EXPLICIT)
+            self._tell(_title(model), _EXPLICIT)
             return
-        if self._compiled and (why := _unfit(model)):
-            self._tell(_named(model), f"left without jit_compile: {why}")
+        if self._compiled and (why := _ineligible_reason(model)):
+            self._tell(_title(model), f"left without jit_compile: {why}")
             return
-        before = _Before(model, bool(model.jit_compile), {name: getattr(model, name, None) for name in _FUNCTIONS})
+        before = _ModelState(model, bool(model.jit_compile), {name: getattr(model, name, None) for name in _FUNCTIONS})
         model.jit_compile = self._compiled  # Keras warns, and leaves it off, where the model does not support it
         if bool(model.jit_compile) != self._compiled:
-            self._tell(_named(model), "left without jit_compile: Keras says that the model does not support it")
+            self._tell(_title(model), "left without jit_compile: Keras says that the model does not support it")
             return
         self._changed[id(model)] = before
-        _put(model, _aside(model, self._compiled))
+        _set_functions(model, _cached(model, self._compiled))
         was = _WAS[None if self._compiled and said is None else before.jit]
-        self._tell(_named(model), f"jit_compile={self._compiled} for this run ({was})")
+        self._tell(_title(model), f"jit_compile={self._compiled} for this run ({was})")
 
-    def _put_back(self, before: _Before) -> None:
+    def _restore(self, before: _ModelState) -> None:
         model = before.model
         if bool(model.jit_compile) != self._compiled:
             return  # compiled again since, and not trained
         made = {name: getattr(model, name, None) for name in _FUNCTIONS}
-        model.__dict__[_ASIDE] = (self._compiled, _compiled_as(model), made)
+        model.__dict__[_CACHE] = (self._compiled, _compiled_as(model), made)
         model.jit_compile = before.jit
-        _put(model, before.functions)
+        _set_functions(model, before.functions)
 
 
 def _trainer() -> Any:
@@ -197,7 +191,7 @@ def _trainer() -> Any:
     return TensorFlowTrainer if hasattr(TensorFlowTrainer, "make_train_function") else None
 
 
-def _unfit(model: Any) -> str:
+def _ineligible_reason(model: Any) -> str:
     if model.run_eagerly:
         return "it has run_eagerly=True"
     if model.distribute_strategy.num_replicas_in_sync > 1:
@@ -205,11 +199,11 @@ def _unfit(model: Any) -> str:
     return ""
 
 
-def _named(model: Any) -> str:
+def _title(model: Any) -> str:
     return f"model {model.name!r}"
 
 
-def _put(model: Any, functions: Mapping[str, Any]) -> None:
+def _set_functions(model: Any, functions: Mapping[str, Any]) -> None:
     for name in _FUNCTIONS:
         setattr(model, name, functions.get(name))
 
@@ -219,7 +213,7 @@ def _compiled_as(model: Any) -> Any:
     return getattr(model, "_compile_config", None)
 
 
-def _aside(model: Any, compiled: bool) -> Mapping[str, Any]:
+def _cached(model: Any, compiled: bool) -> Mapping[str, Any]:
     """What an earlier run made of the model's steps, unless it was compiled anew since."""
-    was, config, functions = model.__dict__.get(_ASIDE, (None, None, {}))
+    was, config, functions = model.__dict__.get(_CACHE, (None, None, {}))
     return functions if was is compiled and config is not None and config is _compiled_as(model) else {}

@@ -1,8 +1,4 @@
-"""Which tf.functions XLA is not to compile.
-
-What lives here: looking at a function's arguments and at its traced graph. What does not: what is done then
-(jit_functions.py), and ops that XLA refuses: it is asked for those at home, so that they show (error_messages.py).
-"""
+"""Whether XLA can compile a tf.function, judged by its arguments and its traced graph."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ _GROWS = (
 )
 
 
-def grows(graph: Any) -> str:
+def growth_warning(graph: Any) -> str:
     """What is to be said besides, where a traced function that XLA compiles lets a TensorArray grow; "" else."""
     writes = (op for _, op in ops(graph) if op.type == "TensorListSetItem")
     return _GROWS if any(op.get_attr("resize_if_index_out_of_bounds") for op in writes) else ""
@@ -46,7 +42,7 @@ def has_pipeline(arguments: Any) -> bool:
         return False
 
 
-def unfit(graph: Any) -> str | None:
+def ineligible_reason(graph: Any) -> str | None:
     """Why a traced function is not compiled by XLA: a sentence, "" where it changes no variable, None where it is."""
     found = [op for _, op in ops(graph)]
     if any(sign in op.type for op in found for sign in _PIPELINE):

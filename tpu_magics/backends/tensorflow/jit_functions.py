@@ -1,14 +1,9 @@
-"""The jit policy on tf.functions.
+"""The jit policy for tf.functions: which ones get another `jit_compile` for one run."""
 
-What lives here: which of a person's tf.functions are traced with another jit_compile for one run, and putting them
-back. What does not: Keras' own (they go with their model, jit.py).
-
-At home a function's first call in the run decides: it is traced with jit_compile=True, and its graph is looked at
-before anything is executed. If XLA cannot take it because of an input pipeline or several replicas, or it changes no
-variable, it is traced again as it was. A function that was traced before has its traces put aside for the run.
-
-TensorFlow's own parts were read in TensorFlow 2.21 (python/eager/polymorphic_function/polymorphic_function.py).
-"""
+# On CPU the first call of a function in the run decides: it is traced with jit_compile=True, and its graph is inspected
+# before anything is executed. If XLA cannot take it because of an input pipeline or several replicas, or if it changes
+# no variable, it is traced again without. Traces from before the run are set aside until the run ends.
+# TensorFlow's own parts were read in TensorFlow 2.21 (python/eager/polymorphic_function/polymorphic_function.py).
 
 from __future__ import annotations
 
@@ -20,7 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import tensorflow as tf
 
-from tpu_magics.backends.tensorflow.jit_eligibility import IN_ARGUMENTS, grows, has_pipeline, unfit
+from tpu_magics.backends.tensorflow.jit_eligibility import IN_ARGUMENTS, growth_warning, has_pipeline, ineligible_reason
 
 # What of a tf.function its traces are kept in, and how it is made empty.
 _EMPTY: dict[str, Callable[[Any], Any]] = {
@@ -33,29 +28,29 @@ _EMPTY: dict[str, Callable[[Any], Any]] = {
     "_jit_compile": lambda _: None,
 }
 _MAY_LACK = "_concrete_variable_creation_fn"  # before the first trace
-_ASIDE = "_tpu_magics_jit"
+_CACHE = "_tpu_magics_jit"
 
-PUT_ON = "jit_compile=True for this run"
-_TAKEN_OFF = "jit_compile taken off for this run: on a TPU the strategy compiles what it runs"
+ENABLED = "jit_compile=True for this run"
+_DISABLED = "jit_compile taken off for this run: on a TPU the strategy compiles what it runs"
 _EXPLICIT = (
     "left as it is: it has jit_compile=False. XLA does not see it here, and what it cannot compile would first show on "
     "a TPU"
 )
 
 
-class Functions:
+class FunctionJit:
     """`compiled`: whether XLA is to compile them; `is_persons`: of a path; `tell`: takes a Python function, a name and
     a text."""
 
     def __init__(
-        self, compiled: bool, is_persons: Callable[[str], bool], tell: Callable[[Any, str, str], None]
+        self, compiled: bool, is_user_code: Callable[[str], bool], tell: Callable[[Any, str, str], None]
     ) -> None:
         self._compiled = compiled
-        self._is_persons = is_persons
+        self._is_user_code = is_user_code
         self._tell = tell
         self._seen: WeakSet[Any] = WeakSet()
         self._trials: WeakSet[Any] = WeakSet()
-        self._said: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        self._reported: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         self._before: list[tuple[Any, dict[str, Any]]] = []
         self._lock = threading.RLock()
 
@@ -74,10 +69,10 @@ class Functions:
         finally:
             kind._call, kind._initialize = call, initialize
             for function, before in reversed(self._before):
-                self._put_back(function, before)
+                self._restore(function, before)
 
     def _wrapped(self, call: Any, initialize: Any) -> tuple[Any, Any]:
-        see, trying, checked = self._see, self._trying, self._checked
+        see, trying, checked = self._inspect, self._trying, self._checked
 
         def _call(function: Any, *args: Any, **kwds: Any) -> Any:
             __tracebackhide__ = True
@@ -93,10 +88,10 @@ class Functions:
                 initialize(function, *args, **kwds)
                 function._created_variables = [*earlier, *function._created_variables]
 
-        return as_tensorflows(_call), as_tensorflows(_initialize)
+        return with_tensorflow_filename(_call), with_tensorflow_filename(_initialize)
 
     # -- at its first call ---------------------------------------------------------------------------------------------
-    def _see(self, function: Any, args: tuple[Any, ...], kwds: dict[str, Any]) -> None:
+    def _inspect(self, function: Any, args: tuple[Any, ...], kwds: dict[str, Any]) -> None:
         if function in self._seen:
             return
         if self._compiled and not function._jit_compile and inside_xla():
@@ -104,41 +99,41 @@ class Functions:
         with self._lock:
             self._seen.add(function)
             code = getattr(python_of(function), "__code__", None)
-            if code is None or not self._is_persons(code.co_filename):
+            if code is None or not self._is_user_code(code.co_filename):
                 return
             if self._compiled:
-                self._put_on(function, args, kwds)
+                self._enable(function, args, kwds)
             elif function._jit_compile:
-                self._change(function, None, _TAKEN_OFF)
+                self._change(function, None, _DISABLED)
 
-    def _put_on(self, function: Any, args: tuple[Any, ...], kwds: dict[str, Any]) -> None:
+    def _enable(self, function: Any, args: tuple[Any, ...], kwds: dict[str, Any]) -> None:
         if function._jit_compile is not None:
             if function._jit_compile is False:
-                self._say(function, _EXPLICIT)
+                self._report(function, _EXPLICIT)
             return
         if has_pipeline((args, kwds)):
             self._change(function, None, IN_ARGUMENTS)
             return
-        found = [unfit(one.graph) for one in function._function_cache.values()]
+        found = [ineligible_reason(one.graph) for one in function._function_cache.values()]
         why = next(filter(None, found), "")
         if why:
             self._change(function, None, why)
         elif not found or None in found:
-            self._change(function, True, PUT_ON)
+            self._change(function, True, ENABLED)
 
     def _change(self, function: Any, jit: bool | None, text: str) -> None:
         """Without traces, or with those of an earlier run; then what was found in that run is said."""
         self._before.append((function, _state(function)))
-        state, said = self._aside(function, jit) or (_empty(function, jit), text)
+        state, said = self._cached(function, jit) or (_empty(function, jit), text)
         _set_state(function, state)
         if function._jit_compile and function._concrete_variable_creation_fn is None:
             self._trials.add(function)
         else:
-            self._say(function, said)
+            self._report(function, said)
 
-    def _aside(self, function: Any, jit: bool | None) -> tuple[dict[str, Any], str] | None:
+    def _cached(self, function: Any, jit: bool | None) -> tuple[dict[str, Any], str] | None:
         """What an earlier run made of it, and what was said of it; None where that is not for this call."""
-        compiled, state, said = function.__dict__.get(_ASIDE, (None, {}, ""))
+        compiled, state, said = function.__dict__.get(_CACHE, (None, {}, ""))
         if compiled is not self._compiled:
             return None
         unfit_then = jit is True and said != IN_ARGUMENTS
@@ -161,8 +156,8 @@ class Functions:
             return None
         self._trials.discard(function)
         graph = function._concrete_variable_creation_fn.graph
-        why = unfit(graph)
-        self._say(function, PUT_ON + grows(graph) if why is None else why)
+        why = ineligible_reason(graph)
+        self._report(function, ENABLED + growth_warning(graph) if why is None else why)
         if why is None:
             return None
         made = list(function._created_variables)
@@ -170,14 +165,14 @@ class Functions:
         return made
 
     # -- at the end --------------------------------------------------------------------------------------------------
-    def _put_back(self, function: Any, before: dict[str, Any]) -> None:
+    def _restore(self, function: Any, before: dict[str, Any]) -> None:
         """As it was; what was traced in the run is kept aside for the next one."""
         if function._concrete_variable_creation_fn is not None:
-            function.__dict__[_ASIDE] = (self._compiled, _state(function), self._said.get(function, ""))
+            function.__dict__[_CACHE] = (self._compiled, _state(function), self._reported.get(function, ""))
         _set_state(function, before)
 
-    def _say(self, function: Any, text: str) -> None:
-        self._said[function] = text
+    def _report(self, function: Any, text: str) -> None:
+        self._reported[function] = text
         if text:
             python = python_of(function)
             self._tell(python, getattr(python, "__name__", "a tf.function"), text)
@@ -195,7 +190,7 @@ def _kind() -> Any:
     return Function if isinstance(probe, Function) and has_state and has_methods else None
 
 
-def as_tensorflows(function: Any) -> Any:
+def with_tensorflow_filename(function: Any) -> Any:
     """With TensorFlow's own file as that of its code: it stands on the stack of all that is traced, and a frame of ours
     would hide the person's lines above it."""
     from tensorflow.python.eager.polymorphic_function import polymorphic_function

@@ -1,14 +1,9 @@
-"""The jit policy on what is given to `strategy.run`.
+"""The jit policy for functions given to `strategy.run`: XLA compiles them on CPU, as TPUStrategy.run does."""
 
-What lives here: at home, a Python function that a step gives to `strategy.run` is compiled by XLA, as TPUStrategy.run
-compiles it. What does not: the tf.function around it (jit_functions.py), and Keras' own calls of `strategy.run`.
-
-The guide for TPUs has the whole step in one tf.function, which takes its batch from an iterator. XLA compiles no input
-pipeline, so of that form nothing would be compiled at home; on a TPU it is what `strategy.run` gets.
-
-TensorFlow's own parts were read in TensorFlow 2.21 (python/distribute/distribute_lib.py, StrategyBase.run, and
-tpu_strategy.py, validate_run_function).
-"""
+# The TPU guide puts the whole step into one tf.function that takes its batch from an iterator. XLA compiles no input
+# pipeline, so on CPU nothing of such a step would be compiled; on a TPU, what `strategy.run` gets is compiled.
+# TensorFlow's own parts were read in TensorFlow 2.21 (python/distribute/distribute_lib.py, StrategyBase.run, and
+# tpu_strategy.py, validate_run_function).
 
 from __future__ import annotations
 
@@ -20,19 +15,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from tpu_magics.backends.tensorflow.jit_functions import as_tensorflows, inside_xla, python_of
+from tpu_magics.backends.tensorflow.jit_functions import inside_xla, python_of, with_tensorflow_filename
 
-_PUT_ON = "jit_compile=True for this run: on a TPU strategy.run compiles it"
+_ENABLED = "jit_compile=True for this run: on a TPU strategy.run compiles it"
 _EAGER = (
     "strategy.run runs it op by op here, and a TPU refuses that: make it a tf.function, or call strategy.run in one"
 )
 
 
-class Runs:
+class StrategyRunJit:
     """`is_persons`: of a path; `tell`: takes a Python function, a name and a text."""
 
-    def __init__(self, is_persons: Callable[[str], bool], tell: Callable[[Any, str, str], None]) -> None:
-        self._is_persons = is_persons
+    def __init__(self, is_user_code: Callable[[str], bool], tell: Callable[[Any, str, str], None]) -> None:
+        self._is_user_code = is_user_code
         self._tell = tell
 
     @contextmanager
@@ -50,7 +45,7 @@ class Runs:
             __tracebackhide__ = True
             return original(strategy, compiled(strategy, fn), args, kwargs, options)
 
-        kind.run = as_tensorflows(run)
+        kind.run = with_tensorflow_filename(run)
         try:
             yield
         finally:
@@ -63,13 +58,13 @@ class Runs:
         if code is None or strategy.num_replicas_in_sync > 1:
             return fn  # a tf.function is looked at when it is called
         if tf.executing_eagerly():
-            if self._is_persons(code.co_filename):
+            if self._is_user_code(code.co_filename):
                 self._tell(python, python.__name__, _EAGER)
             return fn
         around = _traced()
         if inside_xla() or not self._may_change(around):
             return fn
-        self._tell(python_of(around), python.__name__, _PUT_ON)
+        self._tell(python_of(around), python.__name__, _ENABLED)
         return tf.function(fn, jit_compile=True)
 
     def _may_change(self, function: Any) -> bool:
@@ -78,7 +73,7 @@ class Runs:
         if function is None or function._jit_compile is not None:
             return False
         code = getattr(python_of(function), "__code__", None)
-        return code is not None and self._is_persons(code.co_filename)
+        return code is not None and self._is_user_code(code.co_filename)
 
 
 def _innermost(fn: Any) -> Any:

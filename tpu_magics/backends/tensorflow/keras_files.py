@@ -1,11 +1,8 @@
-"""Files of Keras, with the seeds of the model's random layers in them.
+"""Keras files (`.keras`, `.weights.h5`) that also hold the seeds of random layers."""
 
-What lives here: writing and reading one local file. What does not: replacing an earlier one (checkpoint_files.py).
-
-Keras 3.15 writes the optimizer's variables, with its iterations, into both kinds of file, but not the seeds of Dropout
-and its like (SeedGenerator.state), without which a training does not go on as it would have. They are added: in a
-`.weights.h5` as an attribute, in a `.keras` as a member of their own. Keras reads neither.
-"""
+# Keras 3.15 writes the optimizer's variables, with its iterations, into both kinds of file, but not the seeds of
+# Dropout and similar layers (SeedGenerator.state). Without them training does not continue identically. They are added
+# as an attribute of a `.weights.h5`, and as a member of a `.keras`. Keras ignores both.
 
 from __future__ import annotations
 

@@ -1,12 +1,7 @@
-"""An error as it is looked at: its text without colours, and the person's line.
+"""An error with the user's line, found in its text or in its traceback."""
 
-What lives here: finding the line in the text, which names those of ops and of functions that AutoGraph rewrote, and in
-the traceback. What does not: what the error means.
-
-The forms were seen in TensorFlow 2.21: `File "...", line N` of "in user code", "The op is created at" and "Detected at
-node ... defined at (most recent call last)"; `(defined @ path:line)` of a variable, which is where it
-was made.
-"""
+# Forms seen in TensorFlow 2.21: `File "...", line N` of "in user code", "The op is created at" and "Detected at node
+# ... defined at (most recent call last)"; `(defined @ path:line)` of a variable is where it was made.
 
 from __future__ import annotations
 
@@ -17,7 +12,7 @@ from functools import cached_property
 from traceback import walk_tb
 
 from tpu_magics.backends.lowered import Place
-from tpu_magics.backends.tensorflow.source_locations import Places
+from tpu_magics.backends.tensorflow.source_locations import SourceLocations
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs.origin import OWN, under
 
@@ -32,11 +27,11 @@ _OF_XLA = re.compile(
 _SAID = 300  # characters of TensorFlow's own text
 
 
-class Seen:
+class LocatedError:
     """One error. `place`: the innermost line of the person's that its text names, else that of its traceback; `made`:
     the line of the variable that it is about."""
 
-    def __init__(self, error: BaseException, places: Places) -> None:
+    def __init__(self, error: BaseException, places: SourceLocations) -> None:
         self.error = error
         self.places = places
         self.text = _COLOUR.sub("", str(error))
@@ -82,7 +77,7 @@ class Seen:
         line = self.text[start:].partition("\n")[0].strip().removeprefix(f"{kind}: ")
         return f"{kind}: {line if len(line) <= _SAID else f'{line[:_SAID]} ...'}"
 
-    def explained(self, what: str, why: str, todo: str, said: Sequence[str] = ()) -> TpuMagicsError:
+    def explain(self, what: str, why: str, todo: str, said: Sequence[str] = ()) -> TpuMagicsError:
         """`what` without its full stop; the line is put in."""
         return TpuMagicsError(f"{what}{self.at()}.", why, todo, [*self.details(self.made), *said])
 

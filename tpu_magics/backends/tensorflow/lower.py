@@ -1,16 +1,13 @@
-"""A TensorFlow training step as the preflight needs it.
+"""Lower a TensorFlow training step to HLO for preflight."""
 
-What lives here: tracing a step and asking TensorFlow for its HLO. What does not: what is a step (step.py), its
-arguments (step_arguments.py), what becomes of the HLO (hlo_program.py), and what a TPU's compiler says of it (preflight/).
-
-Read and seen in TensorFlow 2.21, `tf.function(...).experimental_get_compiler_ir`:
-- tensorflow-cpu lowers for XLA:CPU only (`platform_name="TPU"`: no kernels registered for XLA_TPU_JIT). The HLO is
-  that from before XLA's optimisations. For dense, convolution, recurrent and transformer models with Keras' optimizers
-  it had no custom call, and a TPU's compiler took it as it was. What differs: random numbers, where the TPU's own
-  lowering leaves the algorithm to the compiler (DefaultRngAlgForDeviceType), and XLA:CPU's names Philox.
-- Variables that the function assigns share their memory with the result (`alias_resource_update`), as on a TPU.
-- Without a device name it draws a random number, and so moves the global generator on.
-"""
+# Read and seen in TensorFlow 2.21, `tf.function(...).experimental_get_compiler_ir`:
+# - tensorflow-cpu lowers for XLA:CPU only (`platform_name="TPU"`: no kernels registered for XLA_TPU_JIT). The HLO is
+#   the one before XLA's optimisations. For dense, convolution, recurrent and transformer models with Keras'
+#   optimizers it had no custom call, and a TPU's compiler accepted it unchanged. What differs: random numbers, where
+#   the TPU's own lowering leaves the algorithm to the compiler (DefaultRngAlgForDeviceType), and XLA:CPU names
+#   Philox.
+# - Variables that the function assigns share their memory with the result (`alias_resource_update`), as on a TPU.
+# - Without a device name it draws a random number, and so advances the global generator.
 
 from __future__ import annotations
 
@@ -20,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.lowered import Graph, Traced
-from tpu_magics.backends.tensorflow.availability import require_alone
+from tpu_magics.backends.tensorflow.availability import require_no_torch_xla
 
 if TYPE_CHECKING:
-    from tpu_magics.backends.tensorflow.hlo_program import Program, Value
+    from tpu_magics.backends.tensorflow.hlo_program import HloProgram, ProgramInput
     from tpu_magics.backends.tensorflow.step import Step
 
 _CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -35,7 +32,7 @@ _KEPT_POLICY = "Precision {asked} was asked for; {model} was made with the polic
 _NO_POLICY = (
     "Precision {asked} was asked for: that sets Keras' policy for models made afterwards; this step is as it is."
 )
-_GROWING = "{op}{place} gives a shape that depends on values; the program is compiled for the largest it can have."
+_DYNAMIC = "{op}{place} gives a shape that depends on values; the program is compiled for the largest it can have."
 
 
 def lower(
@@ -70,11 +67,11 @@ def lower(
             or torch_xla is in this process.
     """
     started = time.monotonic()
-    require_alone()
-    from tpu_magics.backends.tensorflow.source_locations import Places
+    require_no_torch_xla()
+    from tpu_magics.backends.tensorflow.source_locations import SourceLocations
     from tpu_magics.backends.tensorflow.step import step_of
 
-    places = Places(cell_names or {})
+    places = SourceLocations(cell_names or {})
     step = step_of(function, args, kwargs or {})
     program = _program(step, places)
     graph = Graph(
@@ -97,11 +94,11 @@ def lower(
     )
 
 
-def _program(step: Step, places: Any) -> Program:
+def _program(step: Step, places: Any) -> HloProgram:
     import tensorflow as tf
 
     from tpu_magics.backends.tensorflow.hlo_program import program_of
-    from tpu_magics.backends.tensorflow.lowering_errors import unlowered, untraceable
+    from tpu_magics.backends.tensorflow.lowering_errors import lowering_error, tracing_error
 
     compiled = tf.function(step.call, jit_compile=True, autograph=False)
     given = step.arguments.given()
@@ -110,11 +107,11 @@ def _program(step: Step, places: Any) -> Program:
         concrete = compiled.get_concrete_function(*given)
         write = compiled.experimental_get_compiler_ir(*given)
     except Exception as error:
-        raise untraceable(step, error, places) from error
+        raise tracing_error(step, error, places) from error
     try:
         serialized = _hlo(write, concrete)
     except Exception as error:
-        raise unlowered(step.name, error, concrete.graph, places) from error
+        raise lowering_error(step.name, error, concrete.graph, places) from error
     return program_of(serialized, step.name, places.of_graph(concrete.graph), _values(step, concrete))
 
 
@@ -126,22 +123,24 @@ def _hlo(write: Any, concrete: Any) -> bytes:
         return bytes(write(stage="hlo_serialized", device_name=device))
 
 
-def _values(step: Step, concrete: Any) -> list[Value]:
+def _values(step: Step, concrete: Any) -> list[ProgramInput]:
     """Arguments and captures, in the order in which XLA takes them."""
-    from tpu_magics.backends.tensorflow.hlo_program import Value, dtype_name
+    from tpu_magics.backends.tensorflow.hlo_program import ProgramInput, dtype_name
 
     variables = {id(one.handle): one for one in concrete.variables}
-    found = [Value(leaf.name, dtype_name(leaf.spec.dtype), tuple(leaf.spec.shape)) for leaf in step.arguments.leaves]
+    found = [
+        ProgramInput(leaf.name, dtype_name(leaf.spec.dtype), tuple(leaf.spec.shape)) for leaf in step.arguments.leaves
+    ]
     for captured in concrete.captured_inputs:
         one = variables.get(id(captured), captured)
         name = one.name.removesuffix(":0") if one is not captured else "a captured tensor"
-        found.append(Value(name, dtype_name(one.dtype), tuple(one.shape)))
+        found.append(ProgramInput(name, dtype_name(one.dtype), tuple(one.shape)))
     return found
 
 
-def _notes(step: Step, program: Program, precision: str) -> tuple[str, ...]:
-    growing = [_GROWING.format(op=op, place=f" at {place}" if place else "") for op, place in program.growing]
-    return (_ONE_REPLICA, *step.arguments.notes, *step.notes, *growing, *_precision_notes(step, precision))
+def _notes(step: Step, program: HloProgram, precision: str) -> tuple[str, ...]:
+    dynamic = [_DYNAMIC.format(op=op, place=f" at {place}" if place else "") for op, place in program.dynamic]
+    return (_ONE_REPLICA, *step.arguments.notes, *step.notes, *dynamic, *_precision_notes(step, precision))
 
 
 def _precision_notes(step: Step, asked: str) -> list[str]:

@@ -1,10 +1,6 @@
-"""Why a step has no program: TensorFlow's refusals, told with the person's line.
+"""TensorFlow's errors while a step is traced and lowered, explained with the user's line."""
 
-What lives here: the texts of errors. What does not: which ops XLA lacks (xla_ops.py), and what a TPU's compiler refuses
-later (preflight/).
-
-The forms of TensorFlow's errors were read in TensorFlow 2.21.
-"""
+# The forms of TensorFlow's errors were read in TensorFlow 2.21.
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from typing import Any
 
 from tpu_magics.backends.lowered import Place, Refused
 from tpu_magics.backends.tensorflow import xla_ops
-from tpu_magics.backends.tensorflow.source_locations import Places, ops
+from tpu_magics.backends.tensorflow.source_locations import SourceLocations, ops
 from tpu_magics.backends.tensorflow.step import GIVE_MODEL, Step, runs_many_steps
 from tpu_magics.errors import TpuMagicsError
 
@@ -58,7 +54,7 @@ _ADVICE = (
 )
 
 
-def untraceable(step: Step, error: Exception, places: Places) -> TpuMagicsError:
+def tracing_error(step: Step, error: Exception, places: SourceLocations) -> TpuMagicsError:
     """For what a step's Python body raised while TensorFlow traced it."""
     if isinstance(error, TpuMagicsError):
         return error
@@ -68,46 +64,46 @@ def untraceable(step: Step, error: Exception, places: Places) -> TpuMagicsError:
         f"{step.name} cannot be traced{_at(place)}.",
         f"{kind}: {_words(str(error)).removeprefix(f'{kind}: ')}",
         GIVE_MODEL if runs_many_steps(step.source) else _advice(error, _MEND),
-        _shown([place]),
+        _code_lines([place]),
     )
 
 
-def unlowered(name: str, error: Exception, graph: Any, places: Places) -> TpuMagicsError:
+def lowering_error(name: str, error: Exception, graph: Any, places: SourceLocations) -> TpuMagicsError:
     """For what TensorFlow's bridge to XLA refused. It names the first op; ops of the host are all told."""
-    refused = all_refused(str(error), graph, places)
+    refused = unsupported_ops(str(error), graph, places)
     if not refused:
         lines = places.of_graph(graph)
         return TpuMagicsError(
             f"TensorFlow has no XLA program for {name}.",
             _words(str(error)),
             _advice(error, _SAME_ERROR),
-            _shown([_line(node, lines) for node in _NODE.findall(str(error))]),
+            _code_lines([_line(node, lines) for node in _NODE.findall(str(error))]),
         )
     first = refused[0]
     rest = f" and {len(refused) - 1} more" if refused[1:] else ""
     return TpuMagicsError(
         f"{name} holds what XLA cannot compile: {first.op}{_at(first.place)}{rest}.",
-        told(refused),
+        describe(refused),
         _TAKE_OUT if first.kind == "host" else _replaced(first.op),
-        shown(refused),
+        code_lines(refused),
     )
 
 
-def all_refused(text: str, graph: Any, places: Places) -> tuple[Refused, ...]:
+def unsupported_ops(text: str, graph: Any, places: SourceLocations) -> tuple[Refused, ...]:
     """The ops that an error names, and where it names any, those of the host in this graph, each with its line."""
     lines = places.of_graph(graph)
-    refused = refused_ops(text, lines)
+    refused = named_ops(text, lines)
     return tuple(dict.fromkeys((*refused, *host_ops(graph, lines)))) if refused else ()
 
 
-def told(refused: Sequence[Refused]) -> str:
+def describe(refused: Sequence[Refused]) -> str:
     """Each of the ops in a few words."""
     return "; ".join(f"{one.op}{_at(one.place)}: {one.text}" for one in refused) + "."
 
 
-def shown(refused: Sequence[Refused]) -> list[str]:
+def code_lines(refused: Sequence[Refused]) -> list[str]:
     """The code of their lines."""
-    return _shown([one.place for one in refused])
+    return _code_lines([one.place for one in refused])
 
 
 def _replaced(op: str) -> str:
@@ -115,7 +111,7 @@ def _replaced(op: str) -> str:
     return f"In place of {known.called}: {known.instead}." if known and known.instead else _REPLACE
 
 
-def refused_ops(text: str, lines: Mapping[str, Place]) -> tuple[Refused, ...]:
+def named_ops(text: str, lines: Mapping[str, Place]) -> tuple[Refused, ...]:
     """The ops that an error names, each with its line."""
     found = dict.fromkeys((op, _line(node, lines)) for op, node in _NO_KERNEL.findall(text))
     return tuple(_refused(op, place) for op, place in found)
@@ -148,7 +144,7 @@ def _at(place: Place | None) -> str:
     return f" at {place}" if place else ""
 
 
-def _shown(places: list[Place | None]) -> list[str]:
+def _code_lines(places: list[Place | None]) -> list[str]:
     return [f"{place}: {place.code}" for place in dict.fromkeys(places) if place and place.code]
 
 

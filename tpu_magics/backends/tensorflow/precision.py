@@ -1,8 +1,4 @@
-"""The precision that is asked for, as Keras' dtype policy.
-
-What lives here: setting it for models that are built afterwards, and telling which were built before. What does not:
-the precision that a program really has (observe/).
-"""
+"""`--precision` as Keras' dtype policy."""
 
 from __future__ import annotations
 
@@ -52,7 +48,7 @@ def within(asked: str) -> Iterator[None]:
         keras.config.set_dtype_policy(before)
 
 
-def kept(models: Mapping[str, Any], asked: str) -> list[str]:
+def models_with_other_policy(models: Mapping[str, Any], asked: str) -> list[str]:
     """A line for each Keras model that was made with another policy than the asked one: it keeps its own."""
     policy = POLICIES.get(asked)
     found = ((name, getattr(getattr(model, "dtype_policy", None), "name", policy)) for name, model in models.items())

@@ -1,12 +1,7 @@
-"""The random states that a training draws from.
+"""Save and restore random states of Python, NumPy, TensorFlow and Keras."""
 
-What lives here: taking them and putting them back: Python's, NumPy's, those of TensorFlow's eager operations, its
-global generator, and Keras' global seed generator. What does not: seed generators of layers, which are variables of
-their model (trackables.py).
-
-An operation of a tf.function that is not stateless (tf.random.normal) has a counter of its own inside the function,
-which cannot be read or set: after a failed run it goes on from where it was.
-"""
+# An op of a tf.function that is not stateless (tf.random.normal) has a counter of its own inside the function, which
+# cannot be read or set: after a failed run it continues from where it was.
 
 from __future__ import annotations
 
@@ -21,24 +16,24 @@ GLOBAL_SEED_GENERATOR = "global_seed_generator"  # keras.src.random.seed_generat
 
 
 @dataclass(frozen=True)
-class Randomness:
+class RandomStates:
     """The states as they were. `variables`: those of generators, whose values are kept elsewhere."""
 
     variables: tuple[Any, ...]
     _undo: tuple[Callable[[], None], ...]
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """All but the values of `variables`."""
         for one in self._undo:
             one()
 
 
-def taken() -> Randomness:
+def capture() -> RandomStates:
     """The states as they are."""
     numbers, arrays = random.getstate(), np.random.get_state()
     generators = (_global_generator(), _keras_generator())
     undo = [lambda: random.setstate(numbers), lambda: np.random.set_state(arrays), _eager()]
-    return Randomness(
+    return RandomStates(
         tuple(variable for variables, _ in generators for variable in variables),
         (*undo, *(one for _, one in generators)),
     )

@@ -1,11 +1,7 @@
-"""Reaching a remote TPU, by name or by grpc address, in bounded time.
+"""Reach a remote TPU by name or grpc address, with a time limit (TensorFlow has none)."""
 
-What lives here: resolving its name and trying its address before TensorFlow does, which has no time limit. What does
-not: connecting (runtime.py).
-
-Read in TensorFlow 2.21 (python/tpu/client/client.py): a name is looked up with the project and zone of the metadata
-server and the Cloud TPU API; an address ("grpc://host:port", port 8470 where it has none) is taken as it is.
-"""
+# Read in TensorFlow 2.21 (python/tpu/client/client.py): a name is looked up with the project and zone of the metadata
+# server and the Cloud TPU API; an address ("grpc://host:port", port 8470 where it has none) is used unchanged.
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ _GRPC = "grpc://"
 _PREFACE, _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\0\0\0\4\0\0\0\0\0"
 
 
-def resolved(asked: str, limit: float = LIMIT) -> Any:
+def resolve(asked: str, limit: float = LIMIT) -> Any:
     """A TPUClusterResolver whose address answers.
 
     Args:
@@ -93,12 +89,12 @@ def _try(address: str, asked: str, limit: float) -> None:
             connection.settimeout(max(1.0, limit - (time.monotonic() - started)))
             answer = connection.recv(len(_SETTINGS))
     except (OSError, ValueError) as error:
-        raise _silent(asked, address, time.monotonic() - started, f"{type(error).__name__}: {error}") from error
+        raise _no_answer(asked, address, time.monotonic() - started, f"{type(error).__name__}: {error}") from error
     if answer[3:4] != _SETTINGS[3:4]:
-        raise _silent(asked, address, time.monotonic() - started, "What answers does not speak grpc.")
+        raise _no_answer(asked, address, time.monotonic() - started, "What answers does not speak grpc.")
 
 
-def _silent(asked: str, address: str, seconds: float, said: str) -> TpuMagicsError:
+def _no_answer(asked: str, address: str, seconds: float, said: str) -> TpuMagicsError:
     tried = f"Tried: a grpc connection to {address}, for {seconds:.1f} s. {said}"
     return TpuMagicsError(f"The TPU {asked!r} does not answer.", tried, _TODO)
 

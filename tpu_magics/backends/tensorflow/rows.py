@@ -1,9 +1,7 @@
-"""The rows of a dataset, whatever form the dataset has.
+"""Rows of a dataset in any form: tf.data, Hugging Face, PyDataset, arrays, lists, generators."""
 
-What lives here: tf.data pipelines, Hugging Face datasets, Keras' PyDataset, arrays, lists and generators, as pieces of
-rows. What does not: what becomes of the rows (columns.py, in_memory.py). Hugging Face's datasets are known by what
-they offer (datasets 4: `column_names`, `with_format`, slices that give columns), and never imported.
-"""
+# Hugging Face datasets are recognised by their attributes (datasets 4: `column_names`, `with_format`, slices that give
+# columns), and never imported.
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ _TODO = (
 
 
 @dataclass(frozen=True)
-class Piece:
+class RowBlock:
     """`values`: a nest of tuples and mappings; `many`: each value holds rows, else it is one row's."""
 
     values: Any
@@ -39,7 +37,7 @@ class Rows:
     """`count`: rows, None where not known; `batch_size`: of the batches that the source gives, None for single rows;
     `copied`: False for arrays that are there already; `endless`: it never ends by itself."""
 
-    pieces: Iterable[Piece]
+    pieces: Iterable[RowBlock]
     count: int | None = None
     batch_size: int | None = None
     copied: bool = True
@@ -64,9 +62,9 @@ def _pipeline(given: Any) -> Rows | None:
     size, batches = size_of(given), outermost_batches(given)
     endless = size == INFINITE
     if batches is None or not _are_batches(given.element_spec, batches):
-        return Rows((Piece(_dense(one)) for one in given), size if size >= 0 else None, endless=endless)
+        return Rows((RowBlock(_dense(one)) for one in given), size if size >= 0 else None, endless=endless)
     most = size * batches.size if size >= 0 else None  # the last batch may be short
-    return Rows((Piece(_dense(one), many=True) for one in given), most, batches.size, endless=endless)
+    return Rows((RowBlock(_dense(one), many=True) for one in given), most, batches.size, endless=endless)
 
 
 def _are_batches(spec: Any, batches: Batches) -> bool:
@@ -119,9 +117,9 @@ def _as_arrays(given: Any) -> Any:
     return given.with_format("numpy", columns=told.get("columns") or given.column_names)
 
 
-def _chunks(given: Any) -> Iterator[Piece]:
+def _chunks(given: Any) -> Iterator[RowBlock]:
     for start in range(0, len(given), _CHUNK):
-        yield Piece(dict(given[start : start + _CHUNK]), many=True)
+        yield RowBlock(dict(given[start : start + _CHUNK]), many=True)
 
 
 # -- Keras, arrays, Python ------------------------------------------------------------------------------------------
@@ -131,10 +129,10 @@ def _py_dataset(given: Any) -> Rows | None:
     if not isinstance(given, keras.utils.PyDataset):
         return None
     if getattr(given, "num_batches", None) is None:
-        return Rows((Piece(_dense(given[at]), many=True) for at in count()), None, 1, endless=True)
+        return Rows((RowBlock(_dense(given[at]), many=True) for at in count()), None, 1, endless=True)
     first = _dense(given[0])
     size = len(next(iter(leaves(first).values())))
-    pieces = (Piece(_dense(given[at]), many=True) for at in range(given.num_batches))
+    pieces = (RowBlock(_dense(given[at]), many=True) for at in range(given.num_batches))
     return Rows(pieces, size * given.num_batches, size)
 
 
@@ -156,7 +154,7 @@ def _arrays(given: Any) -> Rows | None:
             "Give columns of one length.",
         )
     copied = not all(_is_array(value) for value in leaves(values).values())
-    return Rows([Piece(values, many=True)], next(iter(sizes.values())), copied=copied)
+    return Rows([RowBlock(values, many=True)], next(iter(sizes.values())), copied=copied)
 
 
 def _is_array(value: Any) -> bool:
@@ -171,9 +169,9 @@ def _python(given: Any) -> Rows | None:
         given = given()
     rows = len(given) if hasattr(given, "__len__") else None
     if hasattr(given, "__iter__"):
-        return Rows((Piece(_dense(row)) for row in given), rows)
+        return Rows((RowBlock(_dense(row)) for row in given), rows)
     if hasattr(given, "__getitem__") and rows is not None:
-        return Rows((Piece(_dense(given[at])) for at in range(rows)), rows)
+        return Rows((RowBlock(_dense(given[at])) for at in range(rows)), rows)
     return None
 
 

@@ -1,12 +1,7 @@
-"""Where TensorFlow trains: the TPU of this host, a remote one, or, without a TPU, the default strategy.
+"""Where TensorFlow trains: this host's TPU, a remote TPU, or the default strategy."""
 
-What lives here: importing TensorFlow, connecting, the strategy, and what is told of them. What does not: looking at the
-host (host/; what it found comes in as `host`), why it cannot be (availability.py), reaching a remote TPU (remote_tpu.py), the
-precision (precision.py), and what runs in the strategy.
-
-Read in TensorFlow 2.21: TPUClusterResolver(tpu="local") has the master ""; connecting to it does nothing, initialising
-runs ConfigureDistributedTPU on this host. Initialising a TPU a second time loses the variables that lie on it.
-"""
+# Read in TensorFlow 2.21: TPUClusterResolver(tpu="local") has the master ""; connecting to it does nothing,
+# initialising runs ConfigureDistributedTPU on this host. Initialising a TPU a second time loses the variables on it.
 
 from __future__ import annotations
 
@@ -17,7 +12,13 @@ from typing import Any
 from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, TPU_REMOTE, Placed, Problem
 from tpu_magics.backends.tensorflow import compile_calls
 from tpu_magics.backends.tensorflow import precision as precisions
-from tpu_magics.backends.tensorflow.availability import Host, no_tpu, not_importable, refuse_broken, require_alone
+from tpu_magics.backends.tensorflow.availability import (
+    HostStatus,
+    no_tpu,
+    not_importable,
+    refuse_broken,
+    require_no_torch_xla,
+)
 from tpu_magics.errors import TpuMagicsError
 
 LOCAL = "local"
@@ -31,7 +32,7 @@ ONE_REPLICA = (
     'for CPU devices when compiling with XLA". So gradients are not summed over replicas, and the global batch is that '
     "of one."
 )
-_MISSED = (
+_RESTART_FOR_TPU = (
     "This host has a TPU now, and this kernel has begun without one (PJRT_DEVICE=CPU was set, or there was none). To "
     "train on it: restart the kernel."
 )
@@ -45,19 +46,19 @@ NODE_ENDED = Problem(
 
 
 @dataclass(frozen=True)
-class _Up:
+class _Connection:
     """What this process is connected to. `asked`: "local", a name, an address, or "" for no TPU."""
 
     asked: str
     placed: Placed
 
 
-_up: _Up | None = None
+_connection: _Connection | None = None
 
 
-def prepare(host: Host | None = None) -> None:
+def prepare(host: HostStatus | None = None) -> None:
     """Import TensorFlow and Keras. Raises TpuMagicsError where that cannot be, or would break something."""
-    require_alone()
+    require_no_torch_xla()
     if host is not None:
         refuse_broken(host, ("versions",))
     try:
@@ -72,13 +73,13 @@ def prepare(host: Host | None = None) -> None:
             'Restart the kernel and set os.environ["KERAS_BACKEND"] = "tensorflow" before Keras is imported.',
         )
     assert tensorflow is not None
-    compile_calls.listen()
+    compile_calls.record_calls()
 
 
 # -- where ---------------------------------------------------------------------------------------------------------
 
 
-def initialise(asked: str = "", precision: str = "", host: Host | None = None) -> Placed:
+def initialise(asked: str = "", precision: str = "", host: HostStatus | None = None) -> Placed:
     """Connect, make the strategy, and set the precision of models built from now on.
 
     Args:
@@ -92,23 +93,23 @@ def initialise(asked: str = "", precision: str = "", host: Host | None = None) -
     Raises:
         TpuMagicsError: TensorFlow or the TPU cannot be had, or this process is connected to another one.
     """
-    global _up
+    global _connection
     precisions.check(precision)
-    prepare(host if _up is None else None)
+    prepare(host if _connection is None else None)
     wanted = asked.strip() or _own(host)
-    if _up is None:
-        _up = _Up(wanted, _KINDS[kind_of(wanted)](wanted, host))
-        _arm(_up.placed.device)
-    elif asked.strip() and wanted != _up.asked:
-        raise _other(wanted, _up.asked)
-    missed = () if _up.asked or host is None or host.device != "TPU" else (_MISSED,)
-    return replace(_up.placed, notes=(*_up.placed.notes, *missed, *precisions.set_policy(precision)))
+    if _connection is None:
+        _connection = _Connection(wanted, _KINDS[kind_of(wanted)](wanted, host))
+        _arm(_connection.placed.device)
+    elif asked.strip() and wanted != _connection.asked:
+        raise _other(wanted, _connection.asked)
+    missed = () if _connection.asked or host is None or host.device != "TPU" else (_RESTART_FOR_TPU,)
+    return replace(_connection.placed, notes=(*_connection.placed.notes, *missed, *precisions.set_policy(precision)))
 
 
-def _own(host: Host | None) -> str:
+def _own(host: HostStatus | None) -> str:
     """What is meant by no name: the TPU of this host, or none. What is up stays, whatever the host shows now."""
-    if _up is not None:
-        return _up.asked
+    if _connection is not None:
+        return _connection.asked
     return LOCAL if host is not None and host.device == "TPU" else ""
 
 
@@ -120,7 +121,7 @@ def _arm(device: str) -> None:
     from tpu_magics.backends.tensorflow import observe
 
     if device == "TPU" or not tf.config.list_physical_devices("GPU"):
-        observe.arm(device)
+        observe.enable_dumps(device)
 
 
 def kind_of(asked: str) -> str:
@@ -143,7 +144,7 @@ def _called(asked: str) -> str:
 # -- without a TPU -------------------------------------------------------------------------------------------------
 
 
-def _default(_asked: str, _host: Host | None) -> Placed:
+def _default(_asked: str, _host: HostStatus | None) -> Placed:
     import tensorflow as tf
 
     gpus = len(tf.config.list_physical_devices("GPU"))
@@ -159,7 +160,7 @@ def _default(_asked: str, _host: Host | None) -> Placed:
 # -- a TPU ---------------------------------------------------------------------------------------------------------
 
 
-def _local(_asked: str, host: Host | None) -> Placed:
+def _local(_asked: str, host: HostStatus | None) -> Placed:
     if host is None or host.device != "TPU":
         raise TpuMagicsError(
             "This host has no TPU that could be used.",
@@ -172,10 +173,10 @@ def _local(_asked: str, host: Host | None) -> Placed:
     return _connected(tf.distribute.cluster_resolver.TPUClusterResolver(tpu=LOCAL), TPU_LOCAL)
 
 
-def _remote(asked: str, _host: Host | None) -> Placed:
+def _remote(asked: str, _host: HostStatus | None) -> Placed:
     from tpu_magics.backends.tensorflow import remote_tpu
 
-    placed = _connected(remote_tpu.resolved(asked), TPU_REMOTE)
+    placed = _connected(remote_tpu.resolve(asked), TPU_REMOTE)
     return replace(placed, problems=(NODE_ENDED,))
 
 
@@ -217,7 +218,7 @@ def _shape(topology: Any) -> str:
     )
 
 
-_KINDS: Mapping[str, Callable[[str, Host | None], Placed]] = {
+_KINDS: Mapping[str, Callable[[str, HostStatus | None], Placed]] = {
     DEFAULT: _default,
     TPU_LOCAL: _local,
     TPU_REMOTE: _remote,

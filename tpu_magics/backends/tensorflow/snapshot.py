@@ -1,11 +1,7 @@
-"""The state before a run, kept on disk, and put back where the run fails.
+"""The training state before a run, kept on disk and restored if the run fails."""
 
-What lives here: which variables there are, their bytes in a file, and putting all back. What does not: finding what
-holds state in Python (trackables.py), random states (random_states.py), and when any of it is done (launch/).
-
-The bytes of all variables stand one after the other in `values.bin`; `values.json` tells of each its name, dtype,
-shape, and where it begins: a process that dies with the run leaves both behind.
-"""
+# The bytes of all variables stand one after the other in `values.bin`; `values.json` has the name, dtype, shape and
+# offset of each, so that both are readable after the process has died.
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tpu_magics.backends.base import DEFAULT, Placed, Problem
-from tpu_magics.backends.tensorflow import trackables, random_states
+from tpu_magics.backends.tensorflow import random_states, trackables
 
 VALUES, INDEX = "values.bin", "values.json"
 
@@ -48,7 +44,7 @@ def _size(variable: Any) -> int:
 
 
 @dataclass(frozen=True)
-class _Written:
+class _StoredVariable:
     """One variable's bytes in the file; `held`: its value, where that is no plain bytes."""
 
     variable: Any
@@ -62,7 +58,7 @@ class _Written:
         return int(self.dtype.itemsize) * math.prod(self.shape)
 
 
-class Snapshot:
+class TrainingSnapshot:
     """What training can change of what is reachable from `items` (Kept in base.py).
 
     Raises OSError where it cannot be written; nothing is left in `folder` then.
@@ -71,9 +67,9 @@ class Snapshot:
     def __init__(self, items: Sequence[tuple[str, Any]], folder: Path) -> None:
         self.folder = folder
         self._found = trackables.find(items)
-        self._before = trackables.Before(self._found)
-        self._random = random_states.taken()
-        self._written: list[_Written] = []
+        self._before = trackables.SavedAttributes(self._found)
+        self._random = random_states.capture()
+        self._stored: list[_StoredVariable] = []
         try:
             folder.mkdir(mode=0o700)
             self._write()
@@ -89,46 +85,46 @@ class Snapshot:
         return self._found.holds(value)
 
     def drop(self) -> None:
-        self._written = []
+        self._stored = []
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # -- writing --------------------------------------------------------------------------------------------------
     def _write(self) -> None:
         with _private(self.folder / VALUES) as file:
             for variable in _parts([*self._found.variables, *self._random.variables]):
-                self._written.append(_write_one(variable, file))
+                self._stored.append(_store(variable, file))
         lines = [
             {"name": one.variable.name, "dtype": one.dtype.name, "shape": one.shape, "offset": one.offset}
-            for one in self._written
+            for one in self._stored
         ]
         with _private(self.folder / INDEX) as file:
             file.write(json.dumps(lines).encode())
 
     # -- putting back ---------------------------------------------------------------------------------------------
     def put_back(self) -> Sequence[str]:
-        lost = [*self._before.put_back()]
+        failed = [*self._before.restore()]
         with open(self.folder / VALUES, "rb") as file:
-            for one in self._written:
-                lost += _put_back_one(one, file)
-        self._random.put_back()
-        return lost
+            for one in self._stored:
+                failed += _restore_variable(one, file)
+        self._random.restore()
+        return failed
 
 
 def _private(path: Path) -> Any:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
 
 
-def _write_one(variable: Any, file: Any) -> _Written:
+def _store(variable: Any, file: Any) -> _StoredVariable:
     value = variable.numpy()
     array = np.asarray(value)
     if array.dtype.hasobject:
-        return _Written(variable, file.tell(), np.dtype("V0"), array.shape, held=value)
-    written = _Written(variable, file.tell(), array.dtype, array.shape)
+        return _StoredVariable(variable, file.tell(), np.dtype("V0"), array.shape, held=value)
+    written = _StoredVariable(variable, file.tell(), array.dtype, array.shape)
     file.write(array.tobytes())
     return written
 
 
-def _put_back_one(one: _Written, file: Any) -> list[str]:
+def _restore_variable(one: _StoredVariable, file: Any) -> list[str]:
     try:
         if one.held is not None:
             one.variable.assign(one.held)

@@ -1,11 +1,7 @@
-"""The person's line behind an op of a graph.
+"""The user's source line for each op of a graph."""
 
-What lives here: the ops of a traced function and of all functions that it calls, by the names that XLA gives them,
-with the line that made each. What does not: what is done with them.
-
-TensorFlow's own parts were read in TensorFlow 2.21. It does note a line for each instruction itself, but always the
-same one, of its own framework/ops.py.
-"""
+# TensorFlow's own parts were read in TensorFlow 2.21. Its own debug info has a line for each instruction, but always
+# the same one, in its framework/ops.py.
 
 from __future__ import annotations
 
@@ -32,13 +28,13 @@ _PLAIN = ("Const", "Placeholder")
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
-class Places:
+class SourceLocations:
     """`cell_names`: file names of cells -> "In [n]"."""
 
     def __init__(self, cell_names: Mapping[str, str]) -> None:
         self.cell_names = cell_names
         self._known: dict[tuple[str, int], Place] = {}
-        self.is_persons = lru_cache(maxsize=4096)(self._is_persons)
+        self.is_user_code = lru_cache(maxsize=4096)(self._is_user_code)
 
     def of_graph(self, graph: Any) -> dict[str, Place]:
         """Name of each op -> its line, without those that stand in no line of the person's. Two ops of one name (in two
@@ -54,7 +50,7 @@ class Places:
         for path, line in frames:
             if under(path, OWN):
                 return None
-            if self.is_persons(path):
+            if self.is_user_code(path):
                 return self.place(path, line)
         return None
 
@@ -69,7 +65,7 @@ class Places:
             error = error.__cause__ or error.__context__
         return found
 
-    def _is_persons(self, path: str) -> bool:
+    def _is_user_code(self, path: str) -> bool:
         if path in self.cell_names:
             return True
         generated = _GENERATED in path or any(under(path, folder) for folder in _LIBRARIES)
@@ -85,7 +81,9 @@ class Places:
     def of_function(self, function: Any) -> Place | None:
         """Where a Python function stands."""
         code = getattr(function, "__code__", None)
-        return self.place(code.co_filename, code.co_firstlineno) if code and self.is_persons(code.co_filename) else None
+        return (
+            self.place(code.co_filename, code.co_firstlineno) if code and self.is_user_code(code.co_filename) else None
+        )
 
 
 def _stack(op: Any) -> list[Any]:

@@ -1,10 +1,6 @@
-"""What is to be lowered, in one form.
+"""A training step in any form (tf.function, Python function, Keras model) as one function of flat tensors."""
 
-What lives here: tf.functions, Python functions, Keras models and their train_step as one function over flat tensors.
-What does not: their arguments (step_arguments.py), tracing (lower.py).
-
-Keras' own parts were read in Keras 3.15.
-"""
+# Keras' own parts were read in Keras 3.15.
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tpu_magics.backends.tensorflow.step_arguments import READ_BATCH, Arguments, element_of, taken
+from tpu_magics.backends.tensorflow.step_arguments import READ_BATCH, StepArguments, element_of, flatten_arguments
 from tpu_magics.errors import TpuMagicsError
 
 _BATCH = ("x", "y", "sample_weight")
@@ -34,7 +30,7 @@ class Step:
 
     name: str
     call: Callable[..., Any]
-    arguments: Arguments
+    arguments: StepArguments
     source: Callable[..., Any] | None = None
     prepare: Callable[[], None] = lambda: None
     model: Any = None
@@ -67,7 +63,7 @@ def _model_of(function: Any) -> Any:
 def _of_model(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
     _require_ready(model)
     data, was_read = _data((*args, *(kwargs[name] for name in _BATCH if name in kwargs)))
-    arguments = taken(data, dict(enumerate(_BATCH)), _as_floatx)
+    arguments = flatten_arguments(data, dict(enumerate(_BATCH)), _as_floatx)
 
     def call(*tensors: Any) -> Any:
         return model.train_step(arguments.pack(tensors))
@@ -130,7 +126,7 @@ def _of_function(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     source = getattr(function, "python_function", function)
     positional, was_read = _spread(source, tuple(args), kwargs)
     names = (*_names(source, len(positional)), *kwargs)
-    arguments = taken((*positional, *kwargs.values()), dict(enumerate(names)))
+    arguments = flatten_arguments((*positional, *kwargs.values()), dict(enumerate(names)))
     traced = function if _is_tf_function(function) else tf.function(function)
 
     def call(*tensors: Any) -> Any:

@@ -1,8 +1,4 @@
-"""The arguments of a step, as tensors or specs with names.
-
-What lives here: arrays, tensors, specs, datasets and iterators in any nest of tuples, lists and mappings, taken apart
-and put together again. What does not: which function takes them (step.py).
-"""
+"""Arguments of a training step as a flat tuple of named tensors or specs, and back."""
 
 from __future__ import annotations
 
@@ -32,7 +28,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Arguments:
+class StepArguments:
     """`structure`: a nest whose tensors are replaced by Leafs; `leaves`: those in order."""
 
     structure: Any
@@ -61,14 +57,14 @@ class Arguments:
         return None if largest is None else int(largest.shape[0])
 
 
-class Feed:
+class FixedIterator:
     """Stands for an iterator over batches: gives the same one each time, so that a step that takes its batch from an
     iterator can be traced without taking one."""
 
     def __init__(self, element: Any) -> None:
         self.element = element
 
-    def __iter__(self) -> Feed:
+    def __iter__(self) -> FixedIterator:
         return self
 
     def __next__(self) -> Any:
@@ -79,9 +75,9 @@ class Feed:
         return self.element
 
 
-def taken(
+def flatten_arguments(
     structure: Any, names: Mapping[int, str] | None = None, cast: Callable[[Any], Any] | None = None
-) -> Arguments:
+) -> StepArguments:
     """Take a tuple of arguments apart.
 
     Args:
@@ -91,9 +87,9 @@ def taken(
     Raises:
         TpuMagicsError: a shape with an unknown dimension, a ragged or sparse tensor.
     """
-    taking = _Taking(cast or (lambda array: array))
-    made = tuple(_mapped(one, (names or {}).get(n, f"[{n}]"), taking.leaf) for n, one in enumerate(structure))
-    return Arguments(made, tuple(taking.leaves), tuple(dict.fromkeys(taking.notes)))
+    flattener = _Flattener(cast or (lambda array: array))
+    made = tuple(_mapped(one, (names or {}).get(n, f"[{n}]"), flattener.leaf) for n, one in enumerate(structure))
+    return StepArguments(made, tuple(flattener.leaves), tuple(dict.fromkeys(flattener.notes)))
 
 
 def element_of(dataset: Any) -> tuple[Any, bool]:
@@ -107,7 +103,7 @@ def element_of(dataset: Any) -> tuple[Any, bool]:
 
 
 @dataclass
-class _Taking:
+class _Flattener:
     cast: Callable[[Any], Any]
     leaves: list[Leaf] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -119,7 +115,7 @@ class _Taking:
             self.notes += [READ_BATCH] * was_read
             return _mapped(element, path, self.leaf)
         if isinstance(value, tf.data.Iterator):
-            return Feed(_mapped(value.element_spec, path, self.leaf))
+            return FixedIterator(_mapped(value.element_spec, path, self.leaf))
         if isinstance(value, (tf.RaggedTensor, tf.SparseTensor, tf.RaggedTensorSpec, tf.SparseTensorSpec)):
             raise _irregular(path, value)
         if isinstance(value, tf.TensorSpec):
@@ -169,6 +165,6 @@ def _mapped(value: Any, path: str, change: Callable[[str, Any], Any]) -> Any:
 def _filled(one: Any, tensors: tuple[Any, ...]) -> Any:
     if isinstance(one, Leaf):
         return tensors[one.number]
-    if isinstance(one, Feed):
-        return Feed(_mapped(one.element, "", lambda _, inner: _filled(inner, tensors)))
+    if isinstance(one, FixedIterator):
+        return FixedIterator(_mapped(one.element, "", lambda _, inner: _filled(inner, tensors)))
     return one

@@ -1,11 +1,7 @@
-"""What holds the state of a training in Python: Keras' objects, modules, their lists, and tf.functions.
+"""Python objects that hold training state: Keras objects, tf.Modules, their containers, and tf.functions."""
 
-What lives here: finding them from the names that a cell reads, and putting their attributes back as they were, so that
-what a run has made (an optimizer's slots, the weights of a model that was not built) is forgotten. What does not: the
-values of variables (snapshot.py).
-
-Read in TensorFlow 2.21 and Keras 3.15. Attributes are taken and put back whole, without a knowledge of their meaning.
-"""
+# Read in TensorFlow 2.21 and Keras 3.15. Attributes are saved and restored as a whole; their meaning is not
+# interpreted.
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ _KERAS = ("KerasSaveable", "Tracker", "SeedGenerator", "Variable")
 
 
 @dataclass
-class Found:
+class Trackables:
     """What was found. `models`: outermost ones, by name; `objects`: whatever has attributes that a run can change;
     `containers`: their lists, dicts and sets; `functions`: tf.functions; `variables`: TensorFlow's own."""
 
@@ -47,18 +43,18 @@ class Found:
         return id(value) in self.ids
 
 
-def find(items: Sequence[tuple[str, Any]]) -> Found:
+def find(items: Sequence[tuple[str, Any]]) -> Trackables:
     """Everything of that kind among `items`, and inside it."""
-    found = Found()
+    found = Trackables()
     inner: set[int] = set()
     for name, value in items:
-        if not _is_holder(value) or found.holds(value):
+        if not _is_trackable(value) or found.holds(value):
             inner |= {id(value)} & found.ids
             continue
         if _is_model(value):
             found.models[name] = value
         before = set(found.ids)
-        _take(value, found)
+        _collect(value, found)
         inner |= found.ids - before - {id(value)}
     found.models = {name: model for name, model in found.models.items() if id(model) not in inner}
     return found
@@ -71,7 +67,7 @@ def _is_model(value: Any) -> bool:
     return isinstance(value, tf.Module) and not isinstance(value, parts)
 
 
-def _is_holder(value: Any) -> bool:
+def _is_trackable(value: Any) -> bool:
     return isinstance(value, (*_VARIABLES, Function)) or _has_state(value)
 
 
@@ -84,7 +80,7 @@ def _has_state(value: Any) -> bool:
     )
 
 
-def _take(root: Any, found: Found) -> None:
+def _collect(root: Any, found: Trackables) -> None:
     """`root` and all that is inside it; no recursion, as a model's layers may be chained deeply."""
     waiting = [root]
     while waiting:
@@ -140,7 +136,7 @@ def _plain(value: Any) -> Any:
     return value if issubclass(type(value), kinds) else getattr(value, "__wrapped__", value)
 
 
-_Kind = tuple[Callable[[Any], bool], Callable[[Found], list[Any]], Callable[[Any], Iterator[Any]]]
+_Kind = tuple[Callable[[Any], bool], Callable[[Trackables], list[Any]], Callable[[Any], Iterator[Any]]]
 
 
 def _nothing(_value: Any) -> Iterator[Any]:
@@ -158,17 +154,17 @@ _KINDS: tuple[_Kind, ...] = (
 # -- as it was --------------------------------------------------------------------------------------------------------
 
 
-class Before:
+class SavedAttributes:
     """What the objects, lists and functions of a Found were like when this was made."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: Trackables) -> None:
         self._objects = [(one, dict(_attributes(one))) for one in (*found.objects, *found.containers)]
         self._lists = [(_plain(one), _copy(_plain(one))) for one in found.containers]
         self._untraced = [(one, dict(vars(one))) for one in found.functions if not _traced(one)]
         shared = {id(one): one for value in found.objects for one in _shared_functions(value)}
         self._methods = [(one, _instances(one)) for one in shared.values()]
 
-    def put_back(self) -> list[str]:
+    def restore(self) -> list[str]:
         """All as it was. Returns what could not be, a line each."""
         for one, attributes in self._objects:
             _set(_attributes(one), attributes)

@@ -1,12 +1,7 @@
-"""XLA's rules, where an error says that one was broken.
+"""Errors about XLA's rules explained: conditions, loops, values read in the step, shapes that depend on values."""
 
-What lives here: conditions and loops on values, values read in the step, shapes that depend on values, variables made
-in the step; each with the rule in a sentence and the rewrite in TensorFlow's terms. What does not: how the line is
-found (located_error.py).
-
-The signs were seen in TensorFlow 2.21, where no comment says where else. The first and the fifth rule are those of the
-guide for transformers on TPUs.
-"""
+# The patterns were seen in TensorFlow 2.21, where no comment says otherwise. The first and the fifth rule are those of
+# the guide for transformers on TPUs.
 
 from __future__ import annotations
 
@@ -14,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tpu_magics.backends.tensorflow.located_error import Seen
+from tpu_magics.backends.tensorflow.located_error import LocatedError
 from tpu_magics.errors import TpuMagicsError
 
 _KERAS = "Keras lets no AutoGraph into a layer's call, so `if`, `while`, `for` and `and` stay Python's there. "
@@ -110,17 +105,17 @@ _RULES = (
 )
 
 
-def explained(seen: Seen) -> TpuMagicsError | None:
+def explain(error: LocatedError) -> TpuMagicsError | None:
     """The error in words, where it is of one of the rules."""
-    rule, found = next(_broken(seen), (None, None))
+    rule, found = next(_broken(error), (None, None))
     if rule is None or found is None:
         return None
     why = f"{rule.why.strip()} {_LITTLE}" if rule.little else rule.why
-    return seen.explained(rule.what, why, rule.todo, [seen.said(found)])
+    return error.explain(rule.what, why, rule.todo, [error.said(found)])
 
 
-def _broken(seen: Seen) -> Iterator[tuple[_Rule, re.Match[str]]]:
+def _broken(error: LocatedError) -> Iterator[tuple[_Rule, re.Match[str]]]:
     for rule in _RULES:
         for sign in rule.signs:
-            if found := re.search(sign, seen.text, re.IGNORECASE):
+            if found := re.search(sign, error.text, re.IGNORECASE):
                 yield rule, found

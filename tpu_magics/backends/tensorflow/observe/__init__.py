@@ -1,9 +1,4 @@
-"""What a run of TensorFlow notes while it trains: steps, compiles with their causes, retraces, values, precision.
-
-What lives here: the door for the launcher; the way of a compile is hooks.py (a call came back) -> dumps.py (what XLA
-wrote) -> evidence.py (what was known) -> causes.py (why) -> observing/history.py (its record). What
-does not: the graph's text (observing/hlo.py).
-"""
+"""Records of a TensorFlow run: steps, compiles with their causes, retraces, logged values, precision."""
 
 from __future__ import annotations
 
@@ -16,21 +11,21 @@ from tpu_magics.runs import events
 
 if TYPE_CHECKING:
     from tpu_magics.backends.base import Watching
-    from tpu_magics.backends.tensorflow.observe.observer import Observer
+    from tpu_magics.backends.tensorflow.observe.observer import TensorFlowObserver
     from tpu_magics.runs.writer import EventWriter
 
-__all__ = ["arm", "observing"]
+__all__ = ["enable_dumps", "observing"]
 
 
-def arm(device: str = "CPU") -> None:
+def enable_dumps(device: str = "CPU") -> None:
     """Make XLA tell of its compiles from now on; before anything is compiled in this process. Once is enough."""
     from tpu_magics.backends.tensorflow.observe import dump_setup
 
-    dump_setup.arm(device)
+    dump_setup.enable(device)
 
 
 @contextmanager
-def observing(writer: EventWriter, watching: Watching) -> Iterator[Observer]:
+def observing(writer: EventWriter, watching: Watching) -> Iterator[TensorFlowObserver]:
     """Watch this process until the block ends. Changes methods of TensorFlow's and Keras' classes for as long."""
     from pathlib import Path
 
@@ -40,20 +35,20 @@ def observing(writer: EventWriter, watching: Watching) -> Iterator[Observer]:
 
     from tpu_magics.backends.tensorflow.observe import dump_setup, hooks
     from tpu_magics.backends.tensorflow.observe.dumps import Dumps
-    from tpu_magics.backends.tensorflow.observe.observer import Observer
+    from tpu_magics.backends.tensorflow.observe.observer import TensorFlowObserver
     from tpu_magics.runs import live
 
     def warn(text: str) -> None:
         writer.write(events.Warned(round(time.time(), 3), writer.rank, code="not-observed", text=text))
 
-    found = dump_setup.arm(watching.device)
+    found = dump_setup.enable(watching.device)
     dumps = Dumps(found.folder, context.context().has_function, found.theirs) if found.folder is not None else None
     if dumps is not None:
         dumps.empty()  # of code outside of a run
     else:
         warn(f"Compiles are not available: {found.reason}.")
     libraries = tuple(str(Path(one.__file__).parent) for one in (tf, keras))
-    observer = Observer(writer, watching, dumps, libraries)
+    observer = TensorFlowObserver(writer, watching, dumps, libraries)
     with hooks.installed(observer) as missing:
         for text in missing:
             warn(f"Not observed: {text}.")

@@ -1,8 +1,4 @@
-"""Why a line compiled again: the difference of two compiles of TensorFlow programs, put into words.
-
-What lives here: one small rule per cause, asked in the order of RULES; each looks at the evidence and answers, or
-passes on; and what is near. What does not: collecting the evidence (observer.py), numbering (observing/history.py).
-"""
+"""Why a line compiled again: rules that compare a compile with the nearest earlier one of its site."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tpu_magics.backends.observing import hlo
 from tpu_magics.backends.observing.compiled import Verdict
-from tpu_magics.backends.tensorflow.observe.function_compile import Compiled
+from tpu_magics.backends.tensorflow.observe.function_compile import FunctionCompile
 from tpu_magics.backends.tensorflow.observe.traced_functions import Literal
 from tpu_magics.runs.events import Input
 
@@ -31,11 +27,11 @@ _PAD = (
 
 
 @dataclass
-class Pair:
+class FunctionComparison:
     """A compile and the nearest earlier one of its site."""
 
-    new: Compiled
-    old: Compiled
+    new: FunctionCompile
+    old: FunctionCompile
     change: hlo.GraphChange | None = None
     inputs: list[tuple[Input, Input]] = field(default_factory=list)
     literals: dict[str, tuple[Literal, Literal]] = field(default_factory=dict)
@@ -67,13 +63,13 @@ class Pair:
         return tuple(_input_change(*one) for one in self.inputs)
 
 
-def explain(new: Compiled, old: Compiled) -> Verdict:
+def explain(new: FunctionCompile, old: FunctionCompile) -> Verdict:
     """The cause of `new`, compared with `old`."""
-    pair = Pair(new, old)
+    pair = FunctionComparison(new, old)
     return next(verdict for rule in RULES if (verdict := rule(pair)) is not None)
 
 
-def distance(new: Compiled, old: Compiled) -> tuple[int, ...]:
+def distance(new: FunctionCompile, old: FunctionCompile) -> tuple[int, ...]:
     """Near: the same function in the same mode, the same operations, the latest."""
     graphs = hlo.distance(new.told.graph, old.told.graph) if new.told.graph and old.told.graph else 0
     a, b = new.facts, old.facts
@@ -83,7 +79,7 @@ def distance(new: Compiled, old: Compiled) -> tuple[int, ...]:
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
-def _mode_switch(pair: Pair) -> Verdict | None:
+def _mode_switch(pair: FunctionComparison) -> Verdict | None:
     differences = list(_modes(pair))
     if not differences:
         return None
@@ -92,7 +88,7 @@ def _mode_switch(pair: Pair) -> Verdict | None:
     return Verdict("mode-switch", text, _ONCE_EACH, (*differences, *pair.input_lines))
 
 
-def _modes(pair: Pair) -> Iterator[str]:
+def _modes(pair: FunctionComparison) -> Iterator[str]:
     new, old = pair.new.facts, pair.old.facts
     if new.mode and old.mode and new.mode != old.mode:
         yield f"{new.mode} now, {old.mode} before"
@@ -101,7 +97,7 @@ def _modes(pair: Pair) -> Iterator[str]:
             yield f"{name} is now {now}, before {before}"
 
 
-def _optimizer_state(pair: Pair) -> Verdict | None:
+def _optimizer_state(pair: FunctionComparison) -> Verdict | None:
     """What the first step was not given, because it makes it: a state that comes back as an argument."""
     new, old = pair.new, pair.old
     if not (new.facts.trains and old.facts.trains and pair.same_function) or pair.inputs:
@@ -125,7 +121,7 @@ def _part_of(name: str, whole: str) -> bool:
     return name == whole or name.startswith((f"{whole}[", f"{whole}."))
 
 
-def _python_number(pair: Pair) -> Verdict | None:
+def _python_number(pair: FunctionComparison) -> Verdict | None:
     numbers = {name: one for name, one in pair.literals.items() if _are_numbers(*one)}
     if not numbers or not pair.same_function:
         return None
@@ -144,7 +140,7 @@ def _are_numbers(before: Literal, now: Literal) -> bool:
     return isinstance(before, (int, float)) and isinstance(now, (int, float))
 
 
-def _input(pair: Pair) -> Verdict | None:
+def _input(pair: FunctionComparison) -> Verdict | None:
     if not pair.inputs:
         return None
     lines = pair.input_lines
@@ -158,7 +154,7 @@ def _input(pair: Pair) -> Verdict | None:
     return Verdict("input-shape", f"An input has another shape: {lines[0]}.", _shape_fix(pair), lines)
 
 
-def _short(pair: Pair) -> tuple[int, int] | None:
+def _short(pair: FunctionComparison) -> tuple[int, int] | None:
     """(full, last) where an input's first dimension became the size of a short last batch, or back."""
     for new, old in pair.inputs:
         if new.shape and old.shape and new.shape[1:] == old.shape[1:]:
@@ -168,12 +164,12 @@ def _short(pair: Pair) -> tuple[int, int] | None:
     return None
 
 
-def _shape_fix(pair: Pair) -> str:
+def _shape_fix(pair: FunctionComparison) -> str:
     rows_only = all(n.shape[1:] == o.shape[1:] and n.shape[:1] != o.shape[:1] for n, o in pair.inputs if n.shape)
     return _SAME_BATCH if rows_only and all(len(n.shape) > 1 for n, _ in pair.inputs) else _PAD
 
 
-def _made_anew(pair: Pair) -> Verdict | None:
+def _made_anew(pair: FunctionComparison) -> Verdict | None:
     new, old = pair.new.facts, pair.old.facts
     if new.made == old.made or not pair.same_function:
         return None
@@ -187,7 +183,7 @@ def _made_anew(pair: Pair) -> Verdict | None:
     return Verdict("new-code", text, fix, pair.evidence)
 
 
-def _other_function(pair: Pair) -> Verdict | None:
+def _other_function(pair: FunctionComparison) -> Verdict | None:
     """One line runs several programs."""
     if pair.same_function:
         return None
@@ -195,7 +191,7 @@ def _other_function(pair: Pair) -> Verdict | None:
     return Verdict("new-code", text, "Expected once for each of them.", pair.evidence)
 
 
-def _other_arguments(pair: Pair) -> Verdict | None:
+def _other_arguments(pair: FunctionComparison) -> Verdict | None:
     new, old = pair.new, pair.old
     names = {one.name for one in new.inputs} ^ {one.name for one in old.inputs}
     if names:
@@ -209,7 +205,7 @@ def _other_arguments(pair: Pair) -> Verdict | None:
     return Verdict("new-code", text, fix, pair.evidence)
 
 
-def _other_operations(pair: Pair) -> Verdict | None:
+def _other_operations(pair: FunctionComparison) -> Verdict | None:
     if pair.change is None or pair.change.same_ops:
         return None
     text = "The program has other operations than before; its function was traced again."
@@ -217,13 +213,13 @@ def _other_operations(pair: Pair) -> Verdict | None:
     return Verdict("new-code", text, fix, pair.evidence)
 
 
-def _unknown(pair: Pair) -> Verdict:
+def _unknown(pair: FunctionComparison) -> Verdict:
     why = "the graphs could not be compared" if pair.change is None else "none of the known causes fits"
     fix = "Compare the evidence with your code; if it is no cause of yours, please report it."
     return Verdict("unknown", f"The cause is not certain: {why}.", fix, pair.evidence)
 
 
-RULES: tuple[Callable[[Pair], Verdict | None], ...] = (
+RULES: tuple[Callable[[FunctionComparison], Verdict | None], ...] = (
     _mode_switch,
     _optimizer_state,
     _python_number,

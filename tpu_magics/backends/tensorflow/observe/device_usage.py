@@ -1,7 +1,4 @@
-"""What is looked at now and then: seconds of compiling, memory of the device.
-
-What lives here: when, and recording what changed. What does not: host memory (launch/ samples it), compiles.
-"""
+"""Seconds of compiling and device memory, sampled now and then."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from tpu_magics.backends.observing.vitals import NowAndThen
 from tpu_magics.runs import events
 
 
-class Vitals(NowAndThen):
+class DeviceUsage(NowAndThen):
     """Of one rank. `device`: "CPU" or "TPU"; `compiling`: seconds of compiling so far (None: not known)."""
 
     def __init__(

@@ -1,12 +1,8 @@
-"""XLA made to tell of its compiles, once per process.
+"""Enable XLA's dumps, once per process, and prove that they work with one small compile."""
 
-What lives here: the folder that XLA dumps into, and the compile that proves it. What does not: reading what lies there
-(dumps.py).
-
-Seen in TensorFlow 2.21: XLA reads XLA_FLAGS when it first compiles, also where TensorFlow was imported before, and
-never again. TensorFlow itself counts traces, which are not compiles (a relaxed trace compiles once for each shape); the
-dump is the one source of compiles that a process has once TensorFlow is imported.
-"""
+# Seen in TensorFlow 2.21: XLA reads XLA_FLAGS when it first compiles, also where TensorFlow was imported before, and
+# never again. TensorFlow itself counts traces, which are not compiles (a relaxed trace compiles once for each shape);
+# the dump is the only source of compiles in a process that has imported TensorFlow.
 
 from __future__ import annotations
 
@@ -36,7 +32,7 @@ _NONE_ON_TPU = "the TPU's compiler wrote no dump into a folder of this host"
 
 
 @dataclass(frozen=True)
-class Armed:
+class DumpSetup:
     """`folder`: where XLA dumps; None where it does not, and `reason` says why. `theirs`: XLA_FLAGS had named it
     before: what lies there is the person's."""
 
@@ -45,23 +41,23 @@ class Armed:
     theirs: bool = False
 
 
-_armed: list[Armed] = []
+_setups: list[DumpSetup] = []
 
 
-def arm(device: str) -> Armed:
+def enable(device: str) -> DumpSetup:
     """Make XLA dump from now on. Again it gives what it gave. `device`: "CPU" or "TPU"."""
-    if not _armed:
-        _armed.append(_arm(device))
-    return _armed[0]
+    if not _setups:
+        _setups.append(_enable(device))
+    return _setups[0]
 
 
-def _arm(device: str) -> Armed:
+def _enable(device: str) -> DumpSetup:
     if "xla_dump_to" in os.environ.get(_VARIABLE, ""):
-        return _theirs(os.environ[_VARIABLE], device)
+        return _user_folder(os.environ[_VARIABLE], device)
     try:
         folder = locked.make()
     except OSError as error:
-        return Armed(None, f"no temporary folder could be made: {error.strerror or error}")
+        return DumpSetup(None, f"no temporary folder could be made: {error.strerror or error}")
     dumps = folder.path / "dumps"
     dumps.mkdir(mode=0o700)
     try:
@@ -71,26 +67,28 @@ def _arm(device: str) -> Armed:
         folder.remove()
         if not isinstance(error, Exception):
             raise
-        return Armed(None, f"a first compile failed ({type(error).__name__}: {error})"[:300])
+        return DumpSetup(None, f"a first compile failed ({type(error).__name__}: {error})"[:300])
     if not any(path.name.endswith(NAMED) for path in dumps.iterdir()):
         folder.remove()
-        return Armed(None, _TOO_LATE if device == "CPU" else _NONE_ON_TPU)
+        return DumpSetup(None, _TOO_LATE if device == "CPU" else _NONE_ON_TPU)
     atexit.register(_remove, folder, os.getpid())
-    return Armed(dumps)
+    return DumpSetup(dumps)
 
 
-def _theirs(flags: str, device: str) -> Armed:
+def _user_folder(flags: str, device: str) -> DumpSetup:
     """Where XLA dumps for the person: a first compile shows whether it can be read there."""
     folder = _folder_in(flags)
     if folder is None:
-        return Armed(None, _UNREAD.format(folder="no folder"))
+        return DumpSetup(None, _UNREAD.format(folder="no folder"))
     before = _texts(folder)
     try:
         with _flags(_TEXT):  # without it there is none where XLA_FLAGS asks for protos
             _compile(device)
     except Exception as error:
-        return Armed(None, f"a first compile failed ({type(error).__name__}: {error})"[:300])
-    return Armed(folder, theirs=True) if _texts(folder) != before else Armed(None, _UNREAD.format(folder=folder))
+        return DumpSetup(None, f"a first compile failed ({type(error).__name__}: {error})"[:300])
+    return (
+        DumpSetup(folder, theirs=True) if _texts(folder) != before else DumpSetup(None, _UNREAD.format(folder=folder))
+    )
 
 
 def _folder_in(flags: str) -> Path | None:

@@ -1,13 +1,9 @@
-"""What XLA wrote of each compile, read and removed.
+"""Read XLA's dumps: one record per compiled module."""
 
-What lives here: the way from a folder of dumps to one record per module. What does not: making XLA write (dump_setup.py),
-and what a compile means.
-
-Read and seen in TensorFlow 2.21: each compile writes `module_NNNN.a_inference_NAME_UID__....before_optimizations.txt`
-(of the FunctionDef `__inference_NAME_UID`), the assignment of its buffers, and a hundred files that nobody needs here.
-The first is written when XLA begins, the last when it is done. In a folder of the person's, which XLA_FLAGS had named
-before, nothing is removed; what an earlier process left there XLA writes over, which the folder's time does not show.
-"""
+# Read and seen in TensorFlow 2.21: each compile writes `module_NNNN.a_inference_NAME_UID__....before_optimizations.txt`
+# (of the FunctionDef `__inference_NAME_UID`), the assignment of its buffers, and a hundred other files. The first is
+# written when XLA begins, the last when it has finished. In a folder that the user's XLA_FLAGS had named before,
+# nothing is removed; XLA overwrites files of an earlier process, which the folder's time does not show.
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*):$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Module:
+class DumpedModule:
     """One compile. `name`: as XLA has it; `function`: name of its FunctionDef, "" where that is not known by it."""
 
     name: str
@@ -56,7 +52,7 @@ class Dumps:
             return True
         return any(_written(path) != written for path, written in self._read.items())
 
-    def read(self) -> list[Module]:
+    def read(self) -> list[DumpedModule]:
         """The compiles since the last look, in the order in which they began; their files are removed."""
         groups: dict[int, list[Path]] = {}
         for path in self.folder.iterdir():
@@ -77,7 +73,7 @@ class Dumps:
                 path.unlink()
         self.seen = self.folder.stat().st_mtime_ns
 
-    def _module(self, paths: list[Path]) -> Module | None:
+    def _module(self, paths: list[Path]) -> DumpedModule | None:
         text = next((path for path in paths if path.name.endswith(NAMED) and self._is_new(path)), None)
         if text is None:
             return None
@@ -88,7 +84,7 @@ class Dumps:
         name = text.name.partition(".")[2]
         seconds = (max(times) - min(times)) / 1e9
         digest = hlo.fingerprint(graph)[:32] if graph is not None else ""
-        return Module(name, self._function(name), Told(digest, _memory(paths), seconds, graph))
+        return DumpedModule(name, self._function(name), Told(digest, _memory(paths), seconds, graph))
 
     def _is_new(self, text: Path) -> bool:
         return self._read.get(text) != _written(text)

@@ -1,8 +1,4 @@
-"""What is known of a compile: which traced function it is of, for what it was called, where the batch came from.
-
-What lives here: the way from a module and the call in which it was compiled to the facts that causes are found from.
-What does not: noticing a compile (observer.py), causes (causes.py).
-"""
+"""Facts about a compile: which traced function it is, the call that caused it, and where the batch came from."""
 
 from __future__ import annotations
 
@@ -15,23 +11,23 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from tpu_magics.backends.tensorflow.observe import keras_calls, traced_functions
-from tpu_magics.backends.tensorflow.observe.function_compile import Facts
-from tpu_magics.backends.tensorflow.observe.dumps import Module
+from tpu_magics.backends.tensorflow.observe.dumps import DumpedModule
+from tpu_magics.backends.tensorflow.observe.function_compile import FunctionFacts
 from tpu_magics.runs.events import Input
 
 _STEM = re.compile(r"^__(?:inference|forward|backward)_(__backward_)?(.*?)(?:_\d+)+$")
 _GRADIENT = "the gradient of "
-Called = tuple[Any, Sequence[Any]] | None  # a concrete function and its tensors
+ConcreteCall = tuple[Any, Sequence[Any]] | None  # a concrete function and its tensors
 
 
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """An outermost call of a traced function. `function`: None for a concrete one; `args`: as the person gave them;
     `called`: what ran at last; `frame`: of the caller."""
 
     function: Any
     args: Sequence[Any]
-    called: Called
+    called: ConcreteCall
     frame: FrameType
 
     @property
@@ -46,11 +42,11 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Known:
+class CompiledFunction:
     """Of one compile. `concrete`: None where its function is gone, or was never seen."""
 
     concrete: Any
-    facts: Facts
+    facts: FunctionFacts
     inputs: tuple[Input, ...]
 
 
@@ -67,7 +63,7 @@ class Evidence:
         """While a function is traced, it calls another one."""
         self.programs[traced_functions.text_of(concrete.name)] = concrete
 
-    def of(self, module: Module, call: Call) -> Known:
+    def of(self, module: DumpedModule, call: FunctionCall) -> CompiledFunction:
         """What is known of a module that was compiled in a call."""
         concrete = self._program(module, call)
         loop = keras_calls.loop_of(call.frame)
@@ -77,7 +73,7 @@ class Evidence:
             inputs = tuple(map(traced_functions.as_batch, inputs))
         short, arrays = keras_calls.short_batch(loop)
         code = getattr(call.function, "_key_for_call_stats", None)  # TensorFlow 2.21: the Python function's code
-        facts = Facts(
+        facts = FunctionFacts(
             function=name,
             made=self._number(call.function),
             code=(getattr(code, "co_filename", ""), getattr(code, "co_firstlineno", 0)),
@@ -88,9 +84,9 @@ class Evidence:
             short=short if arrays else frozenset(self._short(inputs, call.args)),
             arrays=arrays,
         )
-        return Known(concrete, facts, inputs)
+        return CompiledFunction(concrete, facts, inputs)
 
-    def _program(self, module: Module, call: Call) -> Any:
+    def _program(self, module: DumpedModule, call: FunctionCall) -> Any:
         """The traced function that was compiled: one that another calls, or the one that was called itself, perhaps in
         the form that it has under a tape."""
         known = self.programs.get(module.function)
@@ -126,7 +122,7 @@ class Evidence:
                     yield dataset
 
 
-def _inputs(module: Module, concrete: Any, call: Call) -> Sequence[Input]:
+def _inputs(module: DumpedModule, concrete: Any, call: FunctionCall) -> Sequence[Input]:
     if concrete is not None and concrete is call.concrete:
         return traced_functions.inputs_of_call(concrete, call.tensors)
     if concrete is not None:

@@ -1,7 +1,4 @@
-"""One compile of a TensorFlow program with all that is known of it.
-
-What lives here: the record that causes are found from. What does not: finding them (causes.py).
-"""
+"""One compile of a TensorFlow function, with the facts that causes are found from."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ TRAINING, EVALUATION, PREDICTION = "training", "evaluation", "prediction"
 
 
 @dataclass(frozen=True)
-class Facts:
+class FunctionFacts:
     """What a program was compiled for.
 
     `function`: its name; `made`: number of the tf.function, in the order of first sight; `code`: where the Python
@@ -36,7 +33,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Compiled(compiled.Compiled):
+class FunctionCompile(compiled.Compiled):
     """One compile at a site."""
 
-    facts: Facts = field(default_factory=Facts)
+    facts: FunctionFacts = field(default_factory=FunctionFacts)

@@ -1,13 +1,9 @@
-"""Where TensorFlow and Keras are listened to: calls of traced functions, eager optimizer steps, epochs, iterators.
+"""Hooks into TensorFlow and Keras: calls of traced functions, eager optimizer steps, epochs, iterators."""
 
-What lives here: the wrapping of their methods, and putting them back. What does not: what is made of a call
-(observer.py).
-
-Read in TensorFlow 2.21 and Keras 3.15: Function.__call__ is the call of every tf.function and knows the person's frame;
-ConcreteFunction._call_flat is what each of them, and a concrete function by itself, comes to: it knows the program and
-its tensors, and is called while tracing, too, for the functions inside. A method that is not there is said once, and
-what depends on it is not observed.
-"""
+# Read in TensorFlow 2.21 and Keras 3.15: Function.__call__ is the call of every tf.function and knows the user's frame;
+# ConcreteFunction._call_flat is what each of them, and a concrete function by itself, ends in: it knows the program and
+# its tensors, and is also called for inner functions while tracing. A missing method is reported once, and what depends
+# on it is not observed.
 
 from __future__ import annotations
 
@@ -17,17 +13,17 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.tensorflow.jit_functions import as_tensorflows
+from tpu_magics.backends.tensorflow.jit_functions import with_tensorflow_filename
 
 if TYPE_CHECKING:
-    from tpu_magics.backends.tensorflow.observe.observer import Observer
+    from tpu_magics.backends.tensorflow.observe.observer import TensorFlowObserver
 
 Wrapped = Callable[..., Any]
-Wrap = Callable[[Wrapped, "Observer"], Wrapped]
+Wrap = Callable[[Wrapped, "TensorFlowObserver"], Wrapped]
 
 
 @contextmanager
-def installed(observer: Observer) -> Iterator[list[str]]:
+def installed(observer: TensorFlowObserver) -> Iterator[list[str]]:
     """Listen until the block ends. Gives what could not be listened to, in words."""
     missing: list[str] = []
     with ExitStack() as around:
@@ -38,7 +34,7 @@ def installed(observer: Observer) -> Iterator[list[str]]:
             except (ImportError, AttributeError) as error:
                 missing.append(f"{what} ({error})")
                 continue
-            ours = as_tensorflows(wrap(original, observer))  # its errors show the stack of what is traced
+            ours = with_tensorflow_filename(wrap(original, observer))  # its errors show the stack of what is traced
             around.enter_context(_replaced(owner, name, ours, original))
         yield missing
 
@@ -56,7 +52,7 @@ def _replaced(owner: Any, name: str, ours: Wrapped, original: Wrapped) -> Iterat
 # -- calls ------------------------------------------------------------------------------------------------------------
 
 
-def _function_call(original: Wrapped, observer: Observer) -> Wrapped:
+def _function_call(original: Wrapped, observer: TensorFlowObserver) -> Wrapped:
     ident = threading.get_ident
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,7 +85,7 @@ def _traces(function: Any) -> int:
     return len(getattr(function, "_function_cache", ()))  # TensorFlow 2.21: a FunctionCache
 
 
-def _concrete_call(original: Wrapped, observer: Observer) -> Wrapped:
+def _concrete_call(original: Wrapped, observer: TensorFlowObserver) -> Wrapped:
     ident = threading.get_ident
     from tensorflow.python.eager import context
 
@@ -119,7 +115,7 @@ def _concrete_call(original: Wrapped, observer: Observer) -> Wrapped:
     return _call_flat
 
 
-def _apply(original: Wrapped, observer: Observer) -> Wrapped:
+def _apply(original: Wrapped, observer: TensorFlowObserver) -> Wrapped:
     """An optimizer's step that is no part of a traced function."""
     from tensorflow.python.eager import context
 
@@ -139,7 +135,7 @@ def _apply(original: Wrapped, observer: Observer) -> Wrapped:
     return apply
 
 
-def _epoch_end(original: Wrapped, observer: Observer) -> Wrapped:
+def _epoch_end(original: Wrapped, observer: TensorFlowObserver) -> Wrapped:
     def on_epoch_end(self: Any, epoch: Any, logs: Any = None) -> Any:
         __tracebackhide__ = True
         if not observer.closed and threading.get_ident() == observer.thread:
@@ -149,7 +145,7 @@ def _epoch_end(original: Wrapped, observer: Observer) -> Wrapped:
     return on_epoch_end
 
 
-def _next(original: Wrapped, observer: Observer) -> Wrapped:
+def _next(original: Wrapped, observer: TensorFlowObserver) -> Wrapped:
     evidence = observer.evidence
 
     def __next__(self: Any) -> Any:

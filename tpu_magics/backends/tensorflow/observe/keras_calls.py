@@ -1,11 +1,8 @@
-"""What Keras was doing when a program ran, read from the frames of its trainer.
+"""What Keras was doing when a program ran (mode, steps per call, batch sizes), read from its trainer's frames."""
 
-What lives here: the mode, the steps in one call, the sizes of batches. What does not: what they are used for.
-
-Read in Keras 3.15 (src/backend/tensorflow/trainer.py, src/trainers/epoch_iterator.py, data_adapters/): the local names
-`epoch_iterator`, `begin_step` and `self` of fit, evaluate and predict; ArrayDataAdapter.batch_size and
-.partial_batch_size. Where a name is not there, nothing is known.
-"""
+# Read in Keras 3.15 (src/backend/tensorflow/trainer.py, src/trainers/epoch_iterator.py, data_adapters/): the local
+# names `epoch_iterator`, `begin_step` and `self` of fit, evaluate and predict; ArrayDataAdapter.batch_size and
+# .partial_batch_size. Where a name is missing, nothing is known.
 
 from __future__ import annotations
 

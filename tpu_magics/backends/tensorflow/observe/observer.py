@@ -1,11 +1,7 @@
-"""The observer of one run: it is told by the hooks what ran, and writes records.
+"""The observer of one TensorFlow run: gets calls from the hooks and writes records."""
 
-What lives here: what is done after each call, and the evidence of each compile. What does not: the wrapping of methods
-(hooks.py), causes (causes.py), the guard (observing/guarded.py).
-
-A call costs a look at the dump folder's time and at what is known of its program; compiles are rare, and looked at when
-they have happened.
-"""
+# A call costs one look at the time of the dump folder and at what is known of its program. Compiles are rare, and are
+# examined after they have happened.
 
 from __future__ import annotations
 
@@ -26,13 +22,13 @@ from tpu_magics.backends.observing.history import History
 from tpu_magics.backends.observing.sites import Sites
 from tpu_magics.backends.tensorflow.observe import keras_calls, traced_functions
 from tpu_magics.backends.tensorflow.observe.causes import distance, explain
-from tpu_magics.backends.tensorflow.observe.function_compile import TRAINING, Compiled
-from tpu_magics.backends.tensorflow.observe.dumps import Dumps, Module
-from tpu_magics.backends.tensorflow.observe.evidence import Call, Called, Evidence, Known
-from tpu_magics.backends.tensorflow.observe.precision import PrecisionWatch
+from tpu_magics.backends.tensorflow.observe.device_usage import DeviceUsage
+from tpu_magics.backends.tensorflow.observe.dumps import DumpedModule, Dumps
+from tpu_magics.backends.tensorflow.observe.evidence import CompiledFunction, ConcreteCall, Evidence, FunctionCall
+from tpu_magics.backends.tensorflow.observe.function_compile import TRAINING, FunctionCompile
+from tpu_magics.backends.tensorflow.observe.precision import ProgramPrecision
 from tpu_magics.backends.tensorflow.observe.retraces import Retraces
 from tpu_magics.backends.tensorflow.observe.values import Values, flat, is_symbolic
-from tpu_magics.backends.tensorflow.observe.device_usage import Vitals
 from tpu_magics.runs import events
 from tpu_magics.runs.meter import StepMeter
 from tpu_magics.runs.writer import EventWriter
@@ -43,7 +39,7 @@ _IN_TRACE = (
 )
 
 
-class Observer(Guarded):
+class TensorFlowObserver(Guarded):
     """Steps, compiles, retraces and values of one run; made in the thread that runs the user's code. `dumps`: None
     where compiles are not available; `libraries`: folders of TensorFlow and Keras."""
 
@@ -56,15 +52,15 @@ class Observer(Guarded):
         self.sites = Sites(watching.cell_names, watching.cell_ids, libraries)
         self.steps = StepMeter(writer)
         self.values = Values(writer)
-        self.history: History[Compiled] = History(writer.write, writer.rank, distance, explain)
-        self.precision = PrecisionWatch(watching.precision, writer.write, writer.rank)
+        self.history: History[FunctionCompile] = History(writer.write, writer.rank, distance, explain)
+        self.precision = ProgramPrecision(watching.precision, writer.write, writer.rank)
         self.retraces = Retraces(ops.uid())
         self.seconds = 0.0
-        self.vitals = Vitals(writer.write, writer.rank, watching.device, self._compiling)
+        self.vitals = DeviceUsage(writer.write, writer.rank, watching.device, self._compiling)
         self.thread = threading.get_ident()
         self.inside = False  # in a call of a traced function
         self.applying = False  # in a step of an optimizer
-        self.called: Called = None  # what ran last, with its tensors
+        self.called: ConcreteCall = None  # what ran last, with its tensors
         self.evidence = Evidence()
         self.compiled_in_step = False
         self.uncounted = ""
@@ -100,10 +96,10 @@ class Observer(Guarded):
             self.step(count)
 
     @guarded
-    def _look(self, function: Any, args: Sequence[Any], called: Called, frame: FrameType) -> None:
+    def _look(self, function: Any, args: Sequence[Any], called: ConcreteCall, frame: FrameType) -> None:
         if self.dumps is None or not self.dumps.changed():
             return
-        self._compiled(Call(function, args, called, frame))
+        self._compiled(FunctionCall(function, args, called, frame))
         limit = self.watching.max_recompiles
         if limit is not None and self.history.recompiles > limit:
             raise RecompileLimit(self.history.recompiles, limit)
@@ -113,7 +109,7 @@ class Observer(Guarded):
         """It raised: what was compiled before that is its own."""
         called, self.called = self.called, None
         if self.dumps is not None and self.dumps.changed():
-            self._compiled(Call(function, args, called, frame))
+            self._compiled(FunctionCall(function, args, called, frame))
 
     @guarded
     def traced(self, function: Any) -> None:
@@ -161,23 +157,23 @@ class Observer(Guarded):
         self.vitals.look_now_and_then()
 
     # -- compiles ---------------------------------------------------------------------------------------------------
-    def _compiled(self, call: Call) -> None:
+    def _compiled(self, call: FunctionCall) -> None:
         assert self.dumps is not None
         for module in self.dumps.read():
             self._one_compile(module, self.sites.of_frame(call.frame), call)
 
-    def _one_compile(self, module: Module, site: events.Site, call: Call) -> None:
+    def _one_compile(self, module: DumpedModule, site: events.Site, call: FunctionCall) -> None:
         known, told = self.evidence.of(module, call), module.told
         nth, steps = self.history.nth(site), self.steps.total
         first = self._first(known, call)
-        self.history.add(Compiled(site, nth, steps, told, inputs=known.inputs, facts=known.facts), first)
+        self.history.add(FunctionCompile(site, nth, steps, told, inputs=known.inputs, facts=known.facts), first)
         self.compiled_in_step = True
         self.seconds += told.seconds or 0.0
         if told.graph is not None:
             variables = traced_functions.trainable_dtypes(known.concrete) if known.concrete is not None else {}
             self.precision.compiled(told.graph, told.hash, variables)
 
-    def _first(self, known: Known, call: Call) -> Verdict | None:
+    def _first(self, known: CompiledFunction, call: FunctionCall) -> Verdict | None:
         """What there is to say of a first compile; the first program that Keras trains with tells the batch."""
         rows = next((one.shape[0] for one in known.inputs if one.shape), None)
         if rows is None or not known.facts.keras:
@@ -209,7 +205,7 @@ class Observer(Guarded):
     def ended(self) -> None:
         """The user's code has ended."""
         if self.dumps is not None and self.dumps.changed():
-            self._compiled(Call(None, (), None, sys._getframe()))
+            self._compiled(FunctionCall(None, (), None, sys._getframe()))
         for text in self.retraces.rest():
             self._warn("retrace", text)
         self.vitals.look()

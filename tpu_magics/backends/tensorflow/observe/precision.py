@@ -1,11 +1,7 @@
-"""Which precision was asked for, and which one the compiled programs have.
+"""The requested precision and the precision of the compiled programs."""
 
-What lives here: the judgement, and recording it as it changes. What does not: setting it (../precision.py), how a
-graph is read (observing/hlo.py).
-
-Under Keras' policy mixed_bfloat16 variables are float32 and layers compute in bfloat16; a program is read before XLA
-optimises it, so what is counted is what the program says.
-"""
+# Under Keras' policy mixed_bfloat16, variables are float32 and layers compute in bfloat16. A program is read before XLA
+# optimises it, so the figures are those of the program as traced.
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ _EARLIER = (
 _OWN = " The program itself uses bfloat16: a policy of the model, or a cast."
 
 
-class PrecisionWatch:
+class ProgramPrecision:
     """Of one rank. `option`: as in Watching; `write` takes an event."""
 
     def __init__(self, option: str, write: Callable[[events.Event], object], rank: int) -> None:

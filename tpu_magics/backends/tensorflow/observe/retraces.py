@@ -1,12 +1,8 @@
-"""Functions that were traced again, with TensorFlow's own reason: what of its cache's key is another.
+"""Retraces of tf.functions, with the part of TensorFlow's cache key that changed."""
 
-What lives here: noticing new keys, their nearest earlier one, the difference in words. What does not: compiles; a trace
-can lead to none or to many.
-
-Read in TensorFlow 2.21: Function._function_cache._primary (core/function/polymorphism/function_cache.py) holds
-(context, function type); a call is traced when no type in it is a supertype of its own. TensorFlow's own warning says
-only that it happened, after five in a row.
-"""
+# Read in TensorFlow 2.21: Function._function_cache._primary (core/function/polymorphism/function_cache.py) holds
+# (context, function type); a call is traced when no type in it is a supertype of its own. TensorFlow's own warning says
+# only that it happened, after five in a row.
 
 from __future__ import annotations
 
@@ -17,8 +13,8 @@ from weakref import WeakKeyDictionary
 
 from tpu_magics.backends.tensorflow.observe.traced_functions import leaves, text_of
 
-TOLD_EACH = 3  # retraces of a function that are told one by one
-TOLD_IN_ALL = 24
+REPORTED_EACH = 3  # retraces of a function that are told one by one
+REPORTED_IN_ALL = 24
 _SHOWN, _LONGEST = 3, 60
 _ADVICE = "Pass Python numbers as tensors and keep shapes and dtypes the same, or give the function an input_signature."
 _KERAS_ADVICE = "Give it batches of the same shapes and dtypes each time."
@@ -62,7 +58,7 @@ class Retraces:
         if not differences:
             return ""
         self.counts[name] = self.counts.get(name, 0) + 1
-        if self.counts[name] > TOLD_EACH or self.told >= TOLD_IN_ALL:
+        if self.counts[name] > REPORTED_EACH or self.told >= REPORTED_IN_ALL:
             return ""
         self.told += 1
         more = f" and {len(differences) - _SHOWN} more" if differences[_SHOWN:] else ""
@@ -72,8 +68,8 @@ class Retraces:
     def rest(self) -> Iterator[str]:
         """At the end: functions with more retraces than were told."""
         for name, count in self.counts.items():
-            if count > TOLD_EACH:
-                yield f"{name} was traced again {count} times in this run; the first {TOLD_EACH} were told."
+            if count > REPORTED_EACH:
+                yield f"{name} was traced again {count} times in this run; the first {REPORTED_EACH} were told."
 
 
 def _keys(function: Any) -> list[tuple[Key, int]]:

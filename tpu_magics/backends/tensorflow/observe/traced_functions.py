@@ -1,10 +1,7 @@
-"""What is known of a traced function: its arguments by name, the Python values it was traced for, what it assigns.
+"""Facts about a traced function: arguments by name, Python values, variables that it assigns."""
 
-What lives here: reading a ConcreteFunction and its types. What does not: when it runs (hooks.py).
-
-TensorFlow's own parts were read in TensorFlow 2.21: ConcreteFunction.function_type and the trace types of its
-parameters (core/function/trace_type/default_types.py), framework/auto_control_deps_utils.py.
-"""
+# TensorFlow's own parts were read in TensorFlow 2.21: ConcreteFunction.function_type and the trace types of its
+# parameters (core/function/trace_type/default_types.py), framework/auto_control_deps_utils.py.
 
 from __future__ import annotations
 

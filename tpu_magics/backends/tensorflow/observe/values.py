@@ -1,7 +1,4 @@
-"""Values that the user logs, of TensorFlow: a tensor is read after its step.
-
-What lives here: which values wait, and their reading. What does not: keeping them (observing/values.py).
-"""
+"""Values that the user logs: a tensor is read after its step."""
 
 from __future__ import annotations
 
