@@ -104,15 +104,17 @@ def test_a_short_last_batch_is_a_shape_only_where_it_is_trained_on() -> None:
     kept = advise(DataLoader(ROWS[:90], batch_size=32, shuffle=True))
     dropped = advise(DataLoader(ROWS[:90], batch_size=32, shuffle=True, drop_last=True))
     assert way(kept, "max length").shapes == 2 and way(dropped, "max length").shapes == 1
-    assert "counted as a shape of its own: drop_last=True saves that compile" in " ".join(kept.notes)
-    assert "its shape is not counted" in " ".join(dropped.notes)
+    assert "counts as a shape of its own. drop_last=True saves that compile" in " ".join(kept.notes)
+    assert "Its shape is not counted" in " ".join(dropped.notes)
     assert "No batch is short." in " ".join(advise(ROWS[:64]).notes)
 
 
 def test_longer_samples_are_cut() -> None:
     report = advise(LENGTHS, PadOptions(max_length=64))
     cut = sum(length > 64 for length in LENGTHS)
-    assert f"{cut:,} samples are cut to 64: tokenizer(..., truncation=True, max_length=64)." in report.notes
+    assert (
+        f"{cut:,} samples are truncated to 64 tokens: tokenizer(..., truncation=True, max_length=64)." in report.notes
+    )
     assert max(report.counts) == 64 and way(report, "max length").lengths == (64,)
     assert way(report, "max length").code == 'tokenizer(texts, padding="max_length", truncation=True, max_length=64)'
     assert way(advise([3, 4], PadOptions(max_length=64)), "max length").padded == 1 - 7 / 128
@@ -139,7 +141,7 @@ def test_without_seconds_the_fewest_shapes_with_little_padding() -> None:
     report = advise(LENGTHS)
     free = [each for each in report.ways if not each.barred and each.padded <= 0.2]
     assert report.choice.shapes == min(each.shapes for each in free)
-    assert report.because == "it has the fewest shapes of those with at most 20 % padded tokens"
+    assert report.because == "it has the fewest shapes of all with at most 20 % padded tokens"
     assert advise([60, 61, 64] * 50).choice.name == "max length"
 
 
@@ -154,7 +156,7 @@ def test_seconds_decide_where_they_are_known() -> None:
     assert slow_compiles.choice.shapes == 1
     quick_compiles = advise(LENGTHS, PadOptions(compile_seconds=0.001, tokens_per_second=1e3))
     assert quick_compiles.choice.name == "best 8 buckets"
-    assert quick_compiles.because == "it takes the fewest predicted seconds"
+    assert quick_compiles.because == "it has the lowest predicted time"
     chosen = quick_compiles.choice
     assert chosen.seconds == pytest.approx(8 * 0.001 + chosen.slots / 1e3)
     twice = advise(LENGTHS, PadOptions(compile_seconds=0.001, tokens_per_second=1e3, epochs=2)).choice
@@ -208,12 +210,12 @@ def test_the_line_for_a_loader_uses_what_it_has() -> None:
         "DataLoader(loader.dataset, **tpu_magics.padding.buckets(loader.dataset, ["
     )
     assert way(report, "best 2 buckets").code.endswith("], 8, collate=loader.collate_fn))")
-    assert "Batches of 8 (as the DataLoader has it)" in " ".join(report.notes)
+    assert "Batches of 8 (from the DataLoader)" in " ".join(report.notes)
 
 
 def test_what_is_assumed_is_said() -> None:
     said = " ".join(advise(LENGTHS).notes)
-    assert "Batches of 32 (assumed: --batch tells it), drawn by a shuffle with seed 0, 1 epoch" in said
+    assert "Batches of 32 (assumed; set it with --batch), drawn by a shuffle with seed 0, 1 epoch" in said
     assert "Batches of 4 (--batch) on each of 2 ranks" in " ".join(advise(LENGTHS, PadOptions(batch=4, ranks=2)).notes)
 
 

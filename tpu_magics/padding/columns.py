@@ -56,9 +56,9 @@ def _transformed(given: Any) -> bool:
 
 def _no_tokens(given: Any, names: list[Any]) -> TpuMagicsError:
     return TpuMagicsError(
-        f"No column of the {type(given).__name__} is known to hold tokens.",
-        f"It has {', '.join(map(repr, names[:10])) or 'none'}; looked for: {', '.join(TOKENS)}.",
-        "Tokenise it first, or name the column: %tpu_pad dataset['my_ids']",
+        f"No token column found in the {type(given).__name__}.",
+        f"Its columns: {', '.join(map(repr, names[:10])) or 'none'}; looked for: {', '.join(TOKENS)}.",
+        "Tokenise it first, or pass the column: %tpu_pad dataset['my_ids']",
     )
 
 
@@ -108,7 +108,11 @@ def read_array(given: Any) -> LengthSource | None:
     if not hasattr(given, "tolist") or not hasattr(given, "shape"):
         return None
     if len(given.shape) == 0:
-        raise TpuMagicsError(f"One number is not many lengths: {given.tolist()!r}.", "LENGTHS has no dimension.", TODO)
+        raise TpuMagicsError(
+            f"This is a single number, not a list of lengths: {given.tolist()!r}.",
+            "LENGTHS needs one length for each sample.",
+            TODO,
+        )
     what = f"the {type(given).__name__}"
     if len(given.shape) == 1:
         return LengthSource(lengths_of(given.tolist(), what), what)
@@ -145,7 +149,7 @@ def _masks(rows: Sequence[Any]) -> Callable[[], Iterator[Any]] | None:
 def _stream(given: Any, what: str) -> LengthSource:
     rows = list(islice(iter(given), SAMPLED))
     found = without_padding(lengths_of(rows, what), _masks(rows), what)
-    said = f"{what[0].upper()}{what[1:]} does not tell its size: its first {len(rows):,} samples were looked at."
+    said = f"{what[0].upper()}{what[1:]} has no known size: only its first {len(rows):,} samples were used."
     return LengthSource(
         found.lengths, what, indexed=False, notes=(*found.notes, *((said,) if len(rows) == SAMPLED else ()))
     )

@@ -13,8 +13,8 @@ TOKENS = ("input_ids", "input_features", "input_values", "inputs", "tokens", "le
 MASK = "attention_mask"
 LONGEST = 10_000_000  # tokens of one sample: beyond, it is something else than a length
 TODO = (
-    "Give the lengths themselves ([len(ids) for ids in ...]), lists of token ids, a tokenised dataset or its column, "
-    "or a DataLoader."
+    "Pass the lengths ([len(ids) for ids in ...]), lists of token ids, a tokenised dataset or its column, or a "
+    "DataLoader."
 )
 
 
@@ -73,7 +73,9 @@ def _length_or_error(item: Any, number: int, what: str) -> int:
 def checked(lengths: list[int], what: str) -> list[int]:
     """The lengths, if all of them can be lengths."""
     if not lengths:
-        raise TpuMagicsError(f"There are no samples in {what}.", "Padding is chosen from the lengths of samples.", TODO)
+        raise TpuMagicsError(
+            f"There are no samples in {what}.", "The lengths of samples are needed to choose a padding.", TODO
+        )
     low, high = min(lengths), max(lengths)
     if low < 0:
         raise TpuMagicsError(
@@ -82,12 +84,12 @@ def checked(lengths: list[int], what: str) -> list[int]:
     if high > LONGEST:
         raise TpuMagicsError(
             f"Sample {lengths.index(high)} of {what} has the length {high:,}.",
-            f"More than {LONGEST:,} tokens in one sample are no length: these may be ids, hashes or bytes.",
+            f"A sample cannot have more than {LONGEST:,} tokens. These may be ids, hashes or bytes.",
             TODO,
         )
     if high == 0:
         raise TpuMagicsError(
-            f"All {len(lengths):,} samples of {what} are empty.", "The longest has 0 tokens.", "Look at the tokenizer."
+            f"All {len(lengths):,} samples of {what} are empty.", "The longest has 0 tokens.", "Check the tokenizer."
         )
     return lengths
 
@@ -178,9 +180,12 @@ def without_padding(lengths: list[int], masks: Callable[[], Iterable[Any]] | Non
         return LengthSource(lengths, what)
     found = checked([marked(mask) for mask in masks()], what) if masks is not None else lengths
     if found == lengths:
-        said = f"All samples have {lengths[0]:,} tokens. If that is padding, give them unpadded, or with their mask."
+        said = (
+            f"All samples have {lengths[0]:,} tokens. If they are padded, pass them unpadded or with their "
+            "attention mask."
+        )
         return LengthSource(lengths, what, notes=(said,))
-    note = f"The samples are padded to {lengths[0]:,} already: their lengths are the tokens that the {MASK} marks."
+    note = f"The samples are already padded to {lengths[0]:,}. Their lengths were taken from the {MASK}."
     return LengthSource(found, what, notes=(note,))
 
 

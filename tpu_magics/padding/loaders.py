@@ -37,7 +37,7 @@ def read_loader(given: Any, read_dataset: Callable[[Any], LengthSource]) -> Leng
         try:
             found = read_dataset(loader.dataset)
         except Texts:
-            return _from_batches(loader, "its collate function makes the tokens")
+            return _from_batches(loader, "its collate function tokenises")
         if not found.indexed:
             return _from_batches(loader, "its dataset has no index")
         return _ordered(loader, replace(found, what=f"the DataLoader's dataset ({found.what})"))
@@ -97,9 +97,9 @@ def _from_batches(loader: Any, why: str) -> LengthSource:
 
 
 def _said(why: str, count: int, masked: bool) -> Iterator[str]:
-    yield f"Lengths are those of {count:,} batches as the DataLoader gave them, because {why}."
+    yield f"Lengths were read from {count:,} batches of the DataLoader, because {why}."
     if not masked:
-        yield f"The batches have no {MASK}: padding counts as tokens, and the padded share reads too low."
+        yield f"The batches have no {MASK}: padding counts as tokens, so the padded share is too low."
 
 
 def _batch_lengths(batch: Any) -> tuple[list[int], bool]:
@@ -114,9 +114,9 @@ def _batch_lengths(batch: Any) -> tuple[list[int], bool]:
     shape = getattr(tokens, "shape", None)
     if shape is None or len(shape) < 2:
         raise TpuMagicsError(
-            "The DataLoader's batches hold no token ids.",
-            f"A batch is a {type(batch).__name__}; looked for: input_ids, or a tensor (batch, length) at first.",
-            "Give the lengths themselves: %tpu_pad [len(ids) for ids in ...]",
+            "The DataLoader's batches contain no token ids.",
+            f"A batch is a {type(batch).__name__}; looked for: input_ids, or a first tensor of shape (batch, length).",
+            "Pass the lengths: %tpu_pad [len(ids) for ids in ...]",
         )
     return [int(shape[1])] * int(shape[0]), False
 

@@ -15,7 +15,7 @@ from tpu_magics.padding.lengths import LengthSource
 from tpu_magics.padding.loaders import is_loader, unwrapped
 from tpu_magics.padding.sources import read
 from tpu_magics.padding.strategies import CodeNames, PaddingStrategy, PaddingTask, choose, code, shown, strategies
-from tpu_magics.padding.timings import Seconds, check_given, not_asked, seconds
+from tpu_magics.padding.timings import Timings, check_given, not_asked, seconds
 
 BATCH = 32  # where nobody tells
 MULTIPLES = (32, 64, 128)
@@ -52,10 +52,12 @@ class PadOptions:
         }
         for option, value in whole.items():
             if value is not None and value < 1:
-                raise TpuMagicsError(f"{option} is {value}.", "It is a whole number above 0.", "Correct it.")
+                raise TpuMagicsError(f"{option} is {value}.", "It must be a positive integer.", "Correct it.")
         if self.buckets is not None and self.buckets > MOST_BUCKETS:
             raise TpuMagicsError(
-                f"--buckets is {self.buckets}.", f"Each is a compile; at most {MOST_BUCKETS}.", "Take fewer."
+                f"--buckets is {self.buckets}.",
+                f"Each bucket is a compile; the maximum is {MOST_BUCKETS}.",
+                "Use fewer buckets.",
             )
         check_given(self.tokens_per_second, self.compile_seconds)
 
@@ -71,7 +73,7 @@ class PaddingReport:
     ways: tuple[PaddingStrategy, ...]
     choice: PaddingStrategy
     because: str
-    seconds: Seconds
+    seconds: Timings
     notes: tuple[str, ...]
 
     def __repr__(self) -> str:
@@ -155,25 +157,27 @@ def _names(given: Any, source: LengthSource, expression: str) -> CodeNames:
 # -- sentences -----------------------------------------------------------------------------------------------------
 
 
-def _notes(source: LengthSource, task: PaddingTask, asked: PadOptions, found: Seconds, cut: int) -> Iterator[str]:
+def _notes(source: LengthSource, task: PaddingTask, asked: PadOptions, found: Timings, cut: int) -> Iterator[str]:
     yield from source.notes
     if cut:
         many = f"{cut:,} samples are" if cut > 1 else "1 sample is"
-        yield f"{many} cut to {task.max_length:,}: tokenizer(..., truncation=True, max_length={task.max_length})."
+        yield (
+            f"{many} truncated to {task.max_length:,} tokens: tokenizer(..., truncation=True, "
+            f"max_length={task.max_length})."
+        )
     yield _batches(source, task, asked)
     yield (
-        "Multiples: each batch is padded to its longest sample, rounded up, as pad_to_multiple_of does. Buckets: each "
-        "sample goes to the smallest bucket that holds it, and a batch is made of one bucket; no other bounds pad less."
+        "Multiples: each batch is padded to its longest sample, rounded up, as pad_to_multiple_of does. Buckets: "
+        "each sample goes to the smallest bucket that holds it, and a batch is made of one bucket; these bounds "
+        "need the least padding."
     )
-    yield f"Padded tokens: the part of all token slots of an epoch that is padding. {_last(task)}"
+    yield f"Padded tokens: the share of padding in all token slots of an epoch. {_last(task)}"
     if not asked.plain:
         yield from filter(None, _seconds(task, found))
 
 
 def _batches(source: LengthSource, task: PaddingTask, asked: PadOptions) -> str:
-    told = (
-        "--batch" if asked.batch else "as the DataLoader has it" if source.batch_size else "assumed: --batch tells it"
-    )
+    told = "--batch" if asked.batch else "from the DataLoader" if source.batch_size else "assumed; set it with --batch"
     text = f"Batches of {task.batch_size:,} ({told})"
     if task.ranks > 1:
         text += f" on each of {task.ranks} ranks"
@@ -182,23 +186,23 @@ def _batches(source: LengthSource, task: PaddingTask, asked: PadOptions) -> str:
     if source.order == "in order":
         return f"{text}, in the order of the dataset (no shuffle)."
     epochs = f"{task.drawn.epochs:,} epoch{'s' if task.drawn.epochs > 1 else ''}"
-    return f"{text}, drawn by a shuffle with seed {SEED}, {epochs}; another shuffle gives batches a little different."
+    return f"{text}, drawn by a shuffle with seed {SEED}, {epochs}; another shuffle gives slightly different batches."
 
 
 def _tiles(choice: PaddingStrategy, task: PaddingTask) -> Iterator[str]:
     if choice.kind == "buckets" and task.align == 1 and any(bound % 8 for bound in choice.lengths):
-        yield "On a TPU arrays lie in tiles of 8 by 128: bounds that are multiples of 8 fill them better (--align 8)."
+        yield "A TPU stores arrays in tiles of 8 by 128: bounds that are multiples of 8 use them better (--align 8)."
 
 
 def _last(task: PaddingTask) -> str:
     if not task.drawn.short:
         return "No batch is short."
     if task.last:
-        return "The last batch is short, and counted as a shape of its own: drop_last=True saves that compile."
-    return "The last batch is short: its shape is not counted, because training on XLA takes drop_last=True."
+        return "The last batch is short and counts as a shape of its own. drop_last=True saves that compile."
+    return "The last batch is short. Its shape is not counted, because training on XLA should use drop_last=True."
 
 
-def _seconds(task: PaddingTask, found: Seconds) -> Iterator[str]:
+def _seconds(task: PaddingTask, found: Timings) -> Iterator[str]:
     yield found.compile_text
     yield found.token_text
     if found.compile is None and found.token is None:
@@ -206,11 +210,11 @@ def _seconds(task: PaddingTask, found: Seconds) -> Iterator[str]:
     epochs = f"{task.epochs:,} epoch{'s' if task.epochs > 1 else ''}"
     steps = ", and the steps" if found.token is not None else ""
     yield (
-        f"Predicted for {epochs} (--epochs): one compile for each shape{steps}. An optimiser that makes its state in "
-        "the first step compiles once more, whatever is chosen."
+        f"Predicted for {epochs} (--epochs): one compile per shape{steps}. An optimizer that creates its state in "
+        "the first step adds one compile to every row."
     )
     if found.device == "CPU":
         yield (
-            "These are seconds of XLA:CPU. On a TPU a token takes much less time, and a compile of a large model more: "
-            "there, fewer shapes pay. Look again after a run on one."
+            "These seconds are for XLA:CPU. On a TPU, a token takes much less time and compiling a large model "
+            "takes more, so fewer shapes are better there. Run this again after a run on a TPU."
         )

@@ -21,8 +21,8 @@ def bucket_for(length: int, bounds: Sequence[int]) -> int:
     if at == len(bounds):
         raise TpuMagicsError(
             f"A sample has {length:,} tokens, more than the largest bound, {bounds[-1]:,}.",
-            "Each sample is padded to a bound, never cut.",
-            f"Cut it in the tokenizer (truncation=True, max_length={bounds[-1]}), or add a bound.",
+            "Samples are padded to a bound, never truncated.",
+            f"Truncate it in the tokenizer (truncation=True, max_length={bounds[-1]}), or add a bound.",
         )
     return bounds[at]
 
@@ -112,7 +112,7 @@ class BucketBatches:
 
     def _check(self) -> None:
         wrong = [
-            (not self.bounds or self.bounds[0] < 1, f"bounds are {list(self.bounds)}", "Give lengths of 1 and more."),
+            (not self.bounds or self.bounds[0] < 1, f"bounds are {list(self.bounds)}", "Bounds must be 1 or more."),
             (self.batch_size < 1, f"batch_size is {self.batch_size}", "Give 1 or more."),
             (self.ranks < 1, f"ranks is {self.ranks}", "Give 1 or more."),
             (self.rank is not None and not 0 <= self.rank < self.ranks, f"rank is {self.rank}", "Ranks count from 0."),
@@ -136,25 +136,25 @@ class BucketBatches:
             raise self._always_dropped(longest)
         if self.drop_last and not any(groups.values()):
             raise TpuMagicsError(
-                f"{left:,} samples fill no batch.",
-                f"A step takes {unit:,}: batches of {self.batch_size:,} on {self.ranks:,} rank(s).",
-                "Take a smaller batch_size.",
+                f"{left:,} samples are fewer than one step needs.",
+                f"A step takes {unit:,} samples: batches of {self.batch_size:,} on {self.ranks:,} rank(s).",
+                "Use a smaller batch_size.",
             )
         return groups
 
     def _too_few(self, bound: int, own: int, groups: int) -> TpuMagicsError:
         return TpuMagicsError(
-            f"The bucket of {bound:,} tokens has {own:,} samples of its own for {groups * self.ranks:,} batches.",
-            "Each batch needs one: else the ranks of a step would pad to different lengths.",
-            f"Leave out the next smaller bound, or ask %tpu_pad for bounds with -n {self.ranks}.",
+            f"The bucket of {bound:,} tokens has only {own:,} samples of its own for {groups * self.ranks:,} batches.",
+            "Each batch needs one of them. Otherwise the ranks of a step would pad to different lengths.",
+            f"Remove the next smaller bound, or let %tpu_pad -n {self.ranks} choose the bounds.",
         )
 
     def _always_dropped(self, bound: int) -> TpuMagicsError:
         many = len(self._members[bound])
         return TpuMagicsError(
-            f"The bucket of {bound:,} tokens would never be trained on: its {many:,} samples fill no batch.",
-            f"A step takes {self.batch_size * self.ranks:,} samples, and what fills no batch is dropped.",
-            "Leave out the next smaller bound, or cut the longest samples in the tokenizer.",
+            f"The bucket of {bound:,} tokens would never be used: its {many:,} samples are fewer than one step needs.",
+            f"A step takes {self.batch_size * self.ranks:,} samples, and incomplete batches are dropped.",
+            "Remove the next smaller bound, or truncate the longest samples in the tokenizer.",
         )
 
     def _epoch(self, chance: random.Random) -> tuple[list[list[Batch]], Batch]:
@@ -183,8 +183,8 @@ def _of_dataset(lengths: Any) -> list[int]:
     if not source.indexed:
         raise TpuMagicsError(
             f"Batches cannot be chosen from {source.what}.",
-            "A batch sampler names samples by their index, and here is none.",
-            "Give the dataset an index (a list, a map-style dataset), or pad to a multiple.",
+            "A batch sampler selects samples by index, and there is no index here.",
+            "Use a dataset with an index (a list, a map-style dataset), or pad to a multiple.",
         )
     return source.lengths
 
@@ -213,8 +213,8 @@ class PadTo:
 def _own(collate: Any) -> Any:
     if not hasattr(collate, "pad_to_multiple_of"):
         raise TpuMagicsError(
-            f"{type(collate).__name__} cannot be told what to pad to.",
-            "It has no pad_to_multiple_of, and is no tokenizer.",
+            f"{type(collate).__name__} has no setting for the padded length.",
+            "It has no pad_to_multiple_of and is not a tokenizer.",
             "Write a collate function that pads to tpu_magics.padding.bucket_for(longest, bounds).",
         )
     own = copy.copy(collate)

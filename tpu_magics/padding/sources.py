@@ -28,17 +28,17 @@ def read(given: Any) -> LengthSource:
             return read_loader(given, read_dataset) or read_dataset(given)
     except Texts as found:
         raise TpuMagicsError(
-            f"These are texts and have no length in tokens yet: {found}.",
-            "A text's length depends on the tokenizer.",
+            f"These are texts, which have no length in tokens yet: {found}.",
+            "The length of a text depends on the tokenizer.",
             "Tokenise them first: lengths = [len(ids) for ids in tokenizer(texts)['input_ids']]",
         ) from None
     except TpuMagicsError:
         raise
     except Exception as error:  # of the person's own data set, collator or loader
         raise TpuMagicsError(
-            f"Reading the samples broke off with {type(error).__name__}: {error}.",
-            f"The {type(given).__name__} itself raised it, for one of its samples or batches.",
-            "Mend it, or give the lengths themselves: %tpu_pad [len(ids) for ids in ...]",
+            f"Reading the samples failed with {type(error).__name__}: {error}.",
+            f"The {type(given).__name__} itself raised the error, for one of its samples or batches.",
+            "Fix it, or pass the lengths: %tpu_pad [len(ids) for ids in ...]",
         ) from error
 
 
@@ -49,17 +49,17 @@ def read_dataset(given: Any) -> LengthSource:
         found = form(given)
         if found is not None:
             return found
-    raise TpuMagicsError(f"A {type(given).__name__} holds no lengths.", "It has neither items nor columns.", TODO)
+    raise TpuMagicsError(f"A {type(given).__name__} contains no lengths.", "It has neither items nor columns.", TODO)
 
 
 def _refuse(given: Any) -> None:
     if isinstance(given, (str, bytes)):
         raise Texts(repr(given[:30]))
     if isinstance(given, (set, frozenset)):
-        raise TpuMagicsError("A set is not a list of lengths.", "It holds each length once only.", TODO)
+        raise TpuMagicsError("A set is not a list of lengths.", "It keeps each length only once.", TODO)
     if hasattr(given, "__next__"):
         raise TpuMagicsError(
-            f"A {type(given).__name__} would be used up by reading it.",
-            "It gives its samples only once, and the training would find none.",
-            "Put them in a list first, or give the dataset that it reads.",
+            f"Reading a {type(given).__name__} would use it up.",
+            "It yields its samples only once, so none would be left for training.",
+            "Put the samples in a list first, or pass the dataset that it reads.",
         )

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from tpu_magics.padding.batch_simulation import SimulatedBatches, rounded
 from tpu_magics.padding.bucket_bounds import best_buckets
-from tpu_magics.padding.timings import Seconds
+from tpu_magics.padding.timings import Timings
 
 MOST_PADDED = 0.2  # of all token slots: what a choice without measured seconds may waste
 SHOWN_BUCKETS = (2, 4, 8)
 SURE = ("max", "multiple", "none", "longest", "buckets")  # shapes hold for any data; or only for data like these
-SHUFFLES_DIFFER = "its lengths are those of one shuffle, and each other one brings new ones"
-RANKS_DIFFER = "ranks draw batches of their own, and would take different shapes in one step: on a TPU they hang"
+SHUFFLES_DIFFER = "its lengths come from one shuffle, and every other shuffle has new ones"
+RANKS_DIFFER = "each rank draws its own batches, so ranks would have different shapes in one step and hang on a TPU"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class PaddingTask:
     align: int = 1
 
 
-def strategies(task: PaddingTask, seconds: Seconds) -> tuple[PaddingStrategy, ...]:
+def strategies(task: PaddingTask, seconds: Timings) -> tuple[PaddingStrategy, ...]:
     """All ways, from the least padding by itself to the fewest shapes, then buckets."""
     ways = [_none(task), _in_batch(task, 1), *(_in_batch(task, each) for each in task.multiples), _longest(task)]
     return tuple(_predicted(way, task, seconds) for way in (*ways, *_buckets(task)))
@@ -71,7 +71,7 @@ def strategies(task: PaddingTask, seconds: Seconds) -> tuple[PaddingStrategy, ..
 def _none(task: PaddingTask) -> PaddingStrategy:
     lengths = tuple(sorted(task.counts))
     one = task.batch_size == 1 or len(lengths) == 1
-    barred = "" if one else "a batch needs one length: it is for batches of one sample"
+    barred = "" if one else "a batch needs one length, so this works only for batches of one sample"
     if task.ranks > 1 and len(lengths) > 1:
         barred = RANKS_DIFFER
     return _choice(task, "no padding", "none", lengths, len(lengths), task.tokens, barred=barred)
@@ -134,7 +134,7 @@ def _choice(
     )
 
 
-def _predicted(way: PaddingStrategy, task: PaddingTask, seconds: Seconds) -> PaddingStrategy:
+def _predicted(way: PaddingStrategy, task: PaddingTask, seconds: Timings) -> PaddingStrategy:
     compiling = None if seconds.compile is None else way.shapes * seconds.compile
     alone = way.kind == "none" and task.batch_size > 1  # a step of one sample is not a part of a step of many
     training = None if seconds.token is None or alone else task.epochs * way.slots / task.ranks * seconds.token
@@ -149,15 +149,17 @@ def choose(ways: Sequence[PaddingStrategy]) -> tuple[PaddingStrategy, str]:
     free = sorted((way for way in ways if not way.barred), key=lambda way: SURE.index(way.kind))
     timed = [way for way in free if way.seconds is not None]
     if timed:
-        return min(timed, key=lambda way: (way.seconds, way.shapes)), "it takes the fewest predicted seconds"
+        return min(timed, key=lambda way: (way.seconds, way.shapes)), "it has the lowest predicted time"
     little = [way for way in free if way.padded <= MOST_PADDED]
     share = f"{MOST_PADDED:.0%}".replace("%", " %")
     if little:
         best = min(little, key=lambda way: (way.shapes, way.slots))
-        return best, f"it has the fewest shapes of those with at most {share} padded tokens"
+        return best, f"it has the fewest shapes of all with at most {share} padded tokens"
     few = [way for way in free if way.shapes <= max(SHOWN_BUCKETS)]
     best = min(few or free, key=lambda way: (way.slots, way.shapes))
-    return best, f"none has at most {share} padded tokens, and it has the fewest with up to {max(SHOWN_BUCKETS)} shapes"
+    return best, (
+        f"none has at most {share} padded tokens, and it has the fewest of all with up to {max(SHOWN_BUCKETS)} shapes"
+    )
 
 
 def shown(ways: Sequence[PaddingStrategy], chosen: PaddingStrategy) -> tuple[PaddingStrategy, ...]:

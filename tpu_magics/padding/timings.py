@@ -14,12 +14,12 @@ from tpu_magics.runs.reader import Run, Tail, find_run, own_runs_first
 NEWEST = 20  # runs that are read
 FEWEST_STEPS = 5  # steady steps without which the time of a step is not told
 _SHAPE_CAUSES = ("input-shape", "last-batch")
-MEASURE = "train once with %%tpu_train"
+MEASURE = "Train once with %%tpu_train"
 _MISSING = (("compiles", "--compile-seconds"), ("training", "--tokens-per-second"))
 
 
 @dataclass(frozen=True)
-class Seconds:
+class Timings:
     """Seconds of one compile and of one token on one rank; None: not available. `compile_text` and `token_text`: where
     each comes from, or why there is none, as a sentence. `device`: "CPU", "TPU", or "" for numbers of the person's."""
 
@@ -49,7 +49,7 @@ class _Record:
         return self.name, self.device, self.foreign
 
 
-def seconds(name: str | None = None, one: float | None = None, rate: float | None = None) -> Seconds:
+def seconds(name: str | None = None, one: float | None = None, rate: float | None = None) -> Timings:
     """The seconds to predict with.
 
     Args:
@@ -61,27 +61,27 @@ def seconds(name: str | None = None, one: float | None = None, rate: float | Non
     if one is not None:
         found = replace(found, compile=one, compile_text=f"One compile: {one:g} s, as given.")
     if rate is not None:
-        found = replace(found, token=1 / rate, token_text=f"Tokens: {rate:,.0f} a second, as given.")
+        found = replace(found, token=1 / rate, token_text=f"Tokens: {rate:,.0f} per second, as given.")
     return replace(found, device="") if one is not None and rate is not None else found
 
 
-def not_asked() -> Seconds:
+def not_asked() -> Timings:
     """For a text that must not change from run to run."""
-    return Seconds()
+    return Timings()
 
 
-def _measured(name: str | None) -> Seconds:
+def _measured(name: str | None) -> Timings:
     first, then = _runs_of(name)
     records = _records(first) or _records(then)
     if not records:
         there = len(first) + len(then)
-        why = f"none of the {there} earlier runs" if there else "no earlier run"
-        text = f"are not available: {why} measured them here; {MEASURE}, or give"
-        return Seconds(None, None, *(f"Seconds of {what} {text} {option}." for what, option in _MISSING))
+        why = f"None of the {there} earlier runs" if there else "No earlier run"
+        text = f"n/a. {why} here measured them. {MEASURE}, or pass"
+        return Timings(None, None, *(f"Seconds of {what}: {text} {option}." for what, option in _MISSING))
     mine = [each for each in records if each.source == records[0].source]
     one, compile_text = _one_compile(mine)
     token, token_text = _one_token(mine)
-    return Seconds(one, token, compile_text, token_text, records[0].device)
+    return Timings(one, token, compile_text, token_text, records[0].device)
 
 
 def _runs_of(name: str | None) -> tuple[list[Run], list[Run]]:
@@ -115,29 +115,29 @@ def _one_token(records: Sequence[_Record]) -> tuple[float | None, str]:
     """From steps whose token ids all had one shape."""
     alike = [each for each in records if len(each.shapes) == 1 and each.step is not None]
     if not alike:
-        return None, f"Seconds of training are not available: {_why_no_token(records[0])}."
+        return None, f"Seconds of training: n/a. {_why_no_token(records[0])}."
     shape = next(iter(alike[0].shapes))
     same = [each for each in alike if each.shapes == alike[0].shapes]
     step = median([each.step for each in same if each.step is not None])
     text = (
         f"One step of {list(shape)} token ids: {_short(step)}, from {sum(each.steady for each in same):,} steady steps."
     )
-    return step / math.prod(shape), f"{text} Time is taken as proportional to tokens, padding included."
+    return step / math.prod(shape), f"{text} Time is assumed to be proportional to tokens, including padding."
 
 
 def _why_no_token(record: _Record) -> str:
     if record.step is None:
-        return f"run {record.name!r} has fewer than {FEWEST_STEPS} steps without a compile"
+        return f"Run {record.name!r} has fewer than {FEWEST_STEPS} steps without a compile"
     if not record.shapes:
-        return f"the records of run {record.name!r} name no token ids"
+        return f"Run {record.name!r} recorded no token ids"
     return (
-        f"the steps of run {record.name!r} had {len(record.shapes)} shapes, and the time of each is not recorded "
-        "(a run with one shape tells it; --tokens-per-second gives it)"
+        f"The steps of run {record.name!r} had {len(record.shapes)} shapes, and times per shape are not recorded. "
+        "Train once with one shape, or pass --tokens-per-second"
     )
 
 
 def _runs(records: Sequence[_Record]) -> str:
-    device = {"CPU": "XLA:CPU", "": "a device that is not known"}.get(records[0].device, records[0].device)
+    device = {"CPU": "XLA:CPU", "": "an unknown device"}.get(records[0].device, records[0].device)
     many = f"run {records[0].name!r}" if len(records) == 1 else f"{len(records)} runs named {records[0].name!r}"
     foreign = f" ({records[0].foreign})" if records[0].foreign else ""
     return f"{many}{foreign} on {device}"
@@ -205,4 +205,4 @@ def check_given(rate: float | None, one: float | None) -> None:
     """Raise TpuMagicsError where a number of the person's cannot be."""
     for value, option in ((rate, "--tokens-per-second"), (one, "--compile-seconds")):
         if value is not None and not _positive(value):
-            raise TpuMagicsError(f"{option} is {value:g}.", "It is a number above 0.", "Leave it out, or correct it.")
+            raise TpuMagicsError(f"{option} is {value:g}.", "It must be a positive number.", "Omit it, or correct it.")

@@ -63,7 +63,7 @@ def test_a_smaller_batch_is_the_last_one_only_where_the_data_says_so() -> None:
     verdict = why(compiled(smaller, short=frozenset({(8, 3)})), compiled(BATCH))
     assert verdict.cause == "last-batch" and "3 samples instead of 8" in verdict.text
     other = why(compiled(smaller, short=frozenset({(16, 3)})), compiled(BATCH))
-    assert other.cause == "input-shape" and "Keep the batch size the same" in other.fix
+    assert other.cause == "input-shape" and "Use the same batch size" in other.fix
 
 
 def test_a_number_that_is_nan_twice_has_not_changed() -> None:

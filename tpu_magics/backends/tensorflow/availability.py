@@ -9,7 +9,7 @@ from typing import Protocol
 from tpu_magics.backends.base import TPU_LOCAL
 from tpu_magics.errors import TpuMagicsError
 
-_RESTART = "Restart the kernel, and run %tpu_init first."
+_RESTART = "Restart the kernel and run %tpu_init first."
 
 
 class _Problem(Protocol):
@@ -41,8 +41,8 @@ def require_no_torch_xla() -> None:
         # aborts ("Option ... registered more than once"). Which of two XLAs answers is not something to build on.
         raise TpuMagicsError(
             "TensorFlow and torch_xla are both in this kernel.",
-            "Each brings an XLA of its own, and the two do not go together in one process.",
-            "Restart the kernel, and run this notebook's TensorFlow cells without importing torch_xla.",
+            "Each has its own copy of XLA, and one process cannot hold both.",
+            "Restart the kernel and run the TensorFlow cells without importing torch_xla.",
         )
 
 
@@ -52,8 +52,8 @@ def not_importable(error: ImportError) -> TpuMagicsError:
     if isinstance(error, ModuleNotFoundError) and missing in ("tensorflow", "keras"):
         return TpuMagicsError(
             f"{'TensorFlow' if missing == 'tensorflow' else 'Keras'} is not installed.",
-            "Cells are trained with TensorFlow here.",
-            '%pip install "tpu-magics[tf]", on a TPU VM "tpu-magics[tf-tpu]"; then restart the kernel.',
+            "This notebook trains with TensorFlow.",
+            'Run %pip install "tpu-magics[tf]" (on a TPU VM: "tpu-magics[tf-tpu]"), then restart the kernel.',
         )
     return TpuMagicsError("TensorFlow cannot be imported.", f"{type(error).__name__}: {error}", _RESTART)
 
@@ -70,22 +70,22 @@ _TEXTS = (
     (
         "ConfigureDistributedTPU",
         "The installed TensorFlow has no kernels for a TPU.",
-        '!pip uninstall -y tensorflow tensorflow-cpu && pip install "tpu-magics[tf-tpu]", then restart the kernel.',
+        'Run !pip uninstall -y tensorflow tensorflow-cpu && pip install "tpu-magics[tf-tpu]", then restart the kernel.',
     ),
     (
         "already in use by process",
-        "The TPU is held by another process.",
-        "End that process (%tpu_init names it), or shut the other notebook's kernel down; then restart this kernel.",
+        "Another process is using the TPU.",
+        "Stop that process (%tpu_init shows it) or shut down the other notebook's kernel, then restart this kernel.",
     ),
     (
         "libtpu_lockfile",
-        "A lock file of another account's process was left over.",
-        "!sudo rm /tmp/libtpu_lockfile, then restart the kernel.",
+        "A process of another account left a lock file behind.",
+        "Run !sudo rm /tmp/libtpu_lockfile, then restart the kernel.",
     ),
     (
         "TPUs not found in the cluster",
-        "TensorFlow found no TPU where it was told that one is.",
-        "Choose a runtime with a TPU, and look at %tpu_init's table; then restart the kernel.",
+        "TensorFlow did not find the TPU.",
+        "Choose a runtime with a TPU, check the table of %tpu_init, then restart the kernel.",
     ),
 )
 

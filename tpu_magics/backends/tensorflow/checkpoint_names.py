@@ -9,7 +9,7 @@ from tpu_magics.errors import TpuMagicsError
 
 KERAS, WEIGHTS = ".keras", ".weights.h5"
 OLD = (".h5", ".hdf5", ".tf", ".ckpt")
-USE_SAVE = "tpu_magics.tf.save(model, path), which takes a local path for a remote TPU too"
+USE_SAVE = "tpu_magics.tf.save(model, path), which accepts a local path also with a remote TPU"
 _RECEIVED = re.compile(r"[Rr]eceived: filepath=(\S+?)\.?(?:\s|$)|not supported: filepath=(\S+?)\.?\s")
 
 
@@ -22,10 +22,11 @@ def old_name(path: str) -> TpuMagicsError:
     """For a name that Keras 2 took."""
     stem = re.sub(r"(?:\.weights)?\.(?:h5|hdf5|tf|ckpt|keras)$", "", path)
     return TpuMagicsError(
-        f"{path} is a name that Keras 3 refuses.",
-        "It tells the form by the ending: .weights.h5 for weights, .keras for a whole model.",
-        f'Write "{stem}.weights.h5" for the weights and the optimizer (model.save_weights), "{stem}.keras" for the '
-        f'whole model (model.save), or "{stem}" for a folder of tf.train.Checkpoint\'s (tpu_magics.tf.save only).',
+        f"Keras 3 does not accept the file name {path}.",
+        "The ending sets the file format: .weights.h5 for weights, .keras for a whole model.",
+        f'Use "{stem}.weights.h5" for the weights and the optimizer (model.save_weights), "{stem}.keras" for the '
+        f'whole model (model.save), or "{stem}" for a folder of tf.train.Checkpoint files (tpu_magics.tf.save '
+        "only).",
     )
 
 
@@ -44,25 +45,24 @@ def name_refused(error: BaseException) -> TpuMagicsError | None:
 def _loading(path: str) -> TpuMagicsError:
     return TpuMagicsError(
         f"Keras 3 cannot load {path}.",
-        "It loads .keras, .weights.h5 and old .h5 files; folders of SavedModel's and of tf.train.Checkpoint's it does "
-        "not know.",
-        f'A checkpoint of tf.train.Checkpoint\'s: tpu_magics.tf.load(model, "{path}"). A SavedModel: '
-        f'keras.layers.TFSMLayer("{path}", call_endpoint="serving_default"), for inference.',
+        "It loads .keras, .weights.h5 and old .h5 files, but no folders of a SavedModel or of tf.train.Checkpoint.",
+        f'For a tf.train.Checkpoint: tpu_magics.tf.load(model, "{path}"). For a SavedModel (inference only): '
+        f'keras.layers.TFSMLayer("{path}", call_endpoint="serving_default").',
     )
 
 
 def _save_format(_: str) -> TpuMagicsError:
     return TpuMagicsError(
-        "save_format is an argument that Keras 3 refuses.",
-        "It tells the form by the ending of the name.",
-        'Leave it out, and write model.save("model.keras") or model.save_weights("model.weights.h5").',
+        "Keras 3 does not accept the argument save_format.",
+        "The ending of the name sets the file format.",
+        'Remove it and use model.save("model.keras") or model.save_weights("model.weights.h5").',
     )
 
 
 def _on_client(_: str) -> TpuMagicsError:
     return TpuMagicsError(
-        "TensorFlow was told a path of this machine, and the TPU is another's.",
-        "It reads and writes on the TPU's host (\"File system scheme '[local]' not implemented\").",
+        "The path is on this machine, but the TPU is on another one.",
+        "TensorFlow reads and writes on the TPU's host (\"File system scheme '[local]' not implemented\").",
         f'Use a path in a bucket ("gs://bucket/..."), {USE_SAVE}, or '
         'options=tf.train.CheckpointOptions(experimental_io_device="/job:localhost").',
     )

@@ -31,7 +31,7 @@ def normal(path: str | Path) -> str:
     under."""
     text = located(path)
     if not str(path).strip():
-        raise TpuMagicsError("The path is empty.", "", 'Give one: "model.keras".')
+        raise TpuMagicsError("The path is empty.", "", 'Give a path, such as "model.keras".')
     if not ending(text) and text.lower().endswith(OLD):
         raise old_name(text)
     return text
@@ -85,15 +85,19 @@ def _local_problem(path: Path, is_file: bool, needed: int) -> Problem | None:
         ),
         (
             not is_file and path.exists() and not path.is_dir(),
-            "it is a file, and a folder of checkpoints needs that name.",
+            "a file with this name exists, and a folder is needed.",
             "Give another name, or the ending .keras or .weights.h5.",
         ),
         (folder.exists() and not folder.is_dir(), f"{folder} is not a directory.", "Give a path in a directory."),
-        (not folder.exists(), f"there is no directory {folder}.", f"Make it: Path('{folder}').mkdir(parents=True)"),
+        (
+            not folder.exists(),
+            f"the directory {folder} does not exist.",
+            f"Create it: Path('{folder}').mkdir(parents=True)",
+        ),
     )
     for wrong, what, todo in checks:
         if wrong:
-            return Problem(f"Nothing can be saved at {path}: {what}", "", todo)
+            return Problem(f"Cannot save to {path}: {what}", "", todo)
     return _unwritten(path, path if path.is_dir() and not is_file else folder, needed)
 
 
@@ -104,19 +108,19 @@ def _unwritten(path: Path, folder: Path, needed: int) -> Problem | None:
         free = shutil.disk_usage(folder).free
     except OSError as error:
         return Problem(
-            f"Nothing can be saved at {path}.",
-            f"Writing into {folder} failed: {error.strerror or error}.",
-            "Give a path where this account may write and where there is room.",
+            f"Cannot save to {path}.",
+            f"Writing to {folder} failed: {error.strerror or error}.",
+            "Give a path that you can write to, on a disk with free space.",
         )
     finally:
         with contextlib.suppress(OSError):
             trial.unlink(missing_ok=True)
     if free < needed:
         return Problem(
-            f"There is no room for {path}.",
-            f"It takes about {needed / 2**20:,.1f} MiB, and {free / 2**20:,.1f} MiB are free; the earlier one is kept "
-            "until the new one is whole.",
-            "Make room, or give a path on another disk.",
+            f"Not enough disk space for {path}.",
+            f"It needs about {needed / 2**20:,.1f} MiB, and {free / 2**20:,.1f} MiB are free. The earlier "
+            "checkpoint is kept until the new one is complete.",
+            "Free some space, or give a path on another disk.",
         )
     return None
 

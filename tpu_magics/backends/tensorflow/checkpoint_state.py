@@ -21,8 +21,8 @@ def require_built(model: Any) -> None:
     if not getattr(model, "built", True):
         raise TpuMagicsError(
             f"The model {model.name} is not built: it has no weights yet.",
-            "Keras makes them when it learns the shape of the input.",
-            "Call it on a batch, or model.build(shape), first.",
+            "Keras creates the weights when the input shape is known.",
+            "Call the model on a batch first, or call model.build(shape).",
         )
 
 
@@ -106,7 +106,8 @@ def require_matched(status: Any, model: Any) -> None:
 def _load_error(path: str, error: Exception) -> TpuMagicsError:
     first = re.sub(r"\s+", " ", str(error)).strip()
     return TpuMagicsError(
-        f"{path} could not be loaded; the model is as it was.",
+        f"{path} could not be loaded. The model is unchanged.",
         f"{type(error).__name__}: {first[:300]}",
-        "Load it into a model of the same layers and shapes, with the same optimizer. If it is torn, take another.",
+        "Load it into a model with the same layers, shapes and optimizer. If the file is damaged, use "
+        "another checkpoint.",
     )

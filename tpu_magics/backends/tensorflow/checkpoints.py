@@ -131,20 +131,20 @@ class Checkpoint:
 
     def _check(self) -> None:
         if self.model is None and self.optimizer is None and not self._more:
-            raise TpuMagicsError("There is nothing to save.", "", "Give model=, optimizer= or variables by name.")
+            raise TpuMagicsError("There is nothing to save.", "", "Pass model=, optimizer= or variables by name.")
         foreign = self.optimizer is not getattr(self.model, "optimizer", None)
         if ending(self.path) and (self.model is None or foreign or self._own_step is not None or self._more):
             raise TpuMagicsError(
-                f"{self.path} holds a compiled model, and nothing beside it.",
-                "A file of Keras' has no place for an optimizer of your own loop, a step or other variables.",
-                f'Leave out the ending, for a folder of tf.train.Checkpoint\'s: "{_stem(self.path)}".',
+                f"{self.path} can hold only a compiled model.",
+                "A Keras file cannot hold an optimizer of your own loop, a step or other variables.",
+                f'Remove the ending to save a folder of tf.train.Checkpoint files: "{_stem(self.path)}".',
             )
         if isinstance(self._own_step, int):
             raise TpuMagicsError(
-                "step is a Python number, which nothing can be restored into.",
-                "A checkpoint holds variables.",
-                "Give step=tf.Variable(0, dtype=tf.int64), and count with step.assign_add(1); or leave it out, for the "
-                "optimizer's iterations.",
+                "step is a Python number, which cannot be restored.",
+                "A checkpoint holds only variables.",
+                "Pass step=tf.Variable(0, dtype=tf.int64) and count with step.assign_add(1), or omit it to use "
+                "the optimizer's iterations.",
             )
 
     def _build(self) -> None:
@@ -155,8 +155,8 @@ class Checkpoint:
             if model is None:
                 raise TpuMagicsError(
                     "The optimizer has no variables yet.",
-                    "It makes them for the variables that it trains.",
-                    "Call optimizer.build(model.trainable_variables) first, or give model=.",
+                    "It creates them from the variables that it trains.",
+                    "Call optimizer.build(model.trainable_variables) first, or pass model=.",
                 )
             with strategy_of(model).scope():
                 optimizer.build(model.trainable_variables)
@@ -194,8 +194,8 @@ def _require_keras(model: Any, path: str) -> None:
     if not isinstance(model, keras.Model):
         raise TpuMagicsError(
             f"A {type(model).__name__} cannot be saved as {path}.",
-            "Files of this ending hold models of Keras.",
-            f'Leave out the ending, for a folder of tf.train.Checkpoint\'s: "{_stem(path)}".',
+            "Files with this ending hold Keras models.",
+            f'Remove the ending to save a folder of tf.train.Checkpoint files: "{_stem(path)}".',
         )
 
 
@@ -205,7 +205,7 @@ def _missing(path: str) -> TpuMagicsError:
         names = sorted(tf.io.gfile.listdir(folder))[:8]
     except tf.errors.OpError:
         names = []
-    there = f"{folder} holds {', '.join(names)}." if names else f"There is nothing in {folder}."
+    there = f"{folder} contains {', '.join(names)}." if names else f"{folder} is empty or does not exist."
     return TpuMagicsError(f"There is no checkpoint at {path}.", there, "Correct the path.")
 
 

@@ -70,8 +70,8 @@ _COLAB = (
     "cell again"
 )
 _ELSEWHERE = (
-    "gcloud auth application-default login, then gcloud config set project PROJECT (or GOOGLE_APPLICATION_CREDENTIALS "
-    "with the path of a service account's key), and run this cell again"
+    "gcloud auth application-default login, then gcloud config set project PROJECT (or set "
+    "GOOGLE_APPLICATION_CREDENTIALS to the path of a service account's key), and run this cell again"
 )
 # (what the text has, what is wrong, what to do; {login}, {bucket} and {account} are filled in). The texts are those of
 # TensorFlow's file system for gs:// (tsl/platform/cloud: google_auth_provider.cc, gcs_file_system.cc).
@@ -83,24 +83,25 @@ _REFUSALS = (
     ),
     (
         ("code 401", "Anonymous caller", "empty token", "Could not locate the credentials", "Invalid Credentials"),
-        "nobody is logged in to Google Cloud",
+        "you are not logged in to Google Cloud",
         "Log in: {login}.",
     ),
     (
         ("code 404", "bucket does not exist", "notFound"),
         "there is no bucket gs://{bucket}",
-        "Correct the name, or make it: gcloud storage buckets create gs://{bucket}. With another account: {login}.",
+        "Correct the name, or create the bucket: gcloud storage buckets create gs://{bucket}. With another "
+        "account: {login}.",
     ),
     (
         ("code 403", "does not have storage.", "forbidden", "AccessDenied"),
-        "{account} may not write there",
+        "{account} has no permission to write there",
         "Grant it: gcloud storage buckets add-iam-policy-binding gs://{bucket} --member=MEMBER "
         "--role=roles/storage.objectAdmin. With another account: {login}.",
     ),
     (
         ("libcurl", "no answer within", "resolve host", "Callback aborted", "retry attempts failed"),
         "Google Cloud Storage does not answer",
-        "Look whether this machine reaches storage.googleapis.com. Where nobody is logged in yet: {login}.",
+        "Check that this machine can reach storage.googleapis.com. If you are not logged in: {login}.",
     ),
 )
 _ACCOUNT = re.compile(r"([\w.+-]+@[\w.-]+) does not have")
@@ -115,15 +116,16 @@ def _refused(path: str, text: str, on_colab: bool, remote_tpu: bool) -> Problem:
         "path": path,
     }
     known = (one for one in _REFUSALS if any(sign.lower() in text.lower() for sign in one[0]))
-    _, what, todo = next(known, ((), "it was refused", "Look at the text; where nobody is logged in: {login}."))
+    _, what, todo = next(
+        known, ((), "the write was refused", "Read the message above. If you are not logged in: {login}.")
+    )
     also = (
-        " The TPU's own account (service-NUMBER@cloud-tpu.iam.gserviceaccount.com) needs the role as well: it writes."
+        " The TPU's service account (service-NUMBER@cloud-tpu.iam.gserviceaccount.com) needs the role as "
+        "well, because it writes the files."
         if remote_tpu
         else ""
     )
-    return Problem(
-        f"Nothing can be saved at {path}: {what.format(**words)}.", _short(text), todo.format(**words) + also
-    )
+    return Problem(f"Cannot save to {path}: {what.format(**words)}.", _short(text), todo.format(**words) + also)
 
 
 def _short(text: str) -> str:

@@ -19,15 +19,15 @@ _SAMPLED = 32  # rows whose size tells that of the others
 _PER_ROW = 120  # bytes of Python's own for an array of its own
 _GIB = 2**30
 _NO_TPU_KINDS = {
-    "O": "Python objects (texts, None, or rows of different lengths within)",
-    "U": "texts",
-    "S": "texts (bytes)",
+    "O": "Python objects (text, None, or rows of different lengths)",
+    "U": "text",
+    "S": "text (bytes)",
     "M": "dates",
-    "m": "spans of time",
+    "m": "time spans",
     "V": "records",
 }
 _TODO_DTYPE = (
-    "Turn it into numbers before (tokens, indices of classes), or leave it out: dataset.remove_columns({name!r}) for a "
+    "Convert it to numbers first (tokens, class indices), or remove it: dataset.remove_columns({name!r}) for a "
     "Hugging Face dataset, dataset.map(lambda row: {{...}}) for a tf.data pipeline."
 )
 
@@ -89,8 +89,8 @@ class Column:
     def _unsupported(self, row: Any) -> TpuMagicsError:
         kind = _NO_TPU_KINDS.get(row.dtype.kind, f"values of dtype {row.dtype}")
         return TpuMagicsError(
-            f"{self.title} holds {kind}.",
-            "A TPU takes numbers and truth values.",
+            f"{self.title} contains {kind}.",
+            "A TPU accepts only numbers and booleans.",
             _TODO_DTYPE.format(name=self.name),
         )
 
@@ -106,9 +106,9 @@ class Column:
     def _padded(self, blocks: list[Any], shapes: Sequence[tuple[int, ...]], pad: Pad, fill: Any) -> list[Any]:
         if len({len(shape) for shape in shapes}) > 1:
             raise TpuMagicsError(
-                f"{self.title} has rows that differ in their number of dimensions: {_words(shapes)}.",
-                "They cannot become one array.",
-                "Give each row the same dimensions.",
+                f"{self.title} has rows with different numbers of dimensions: {_words(shapes)}.",
+                "They do not fit into one array.",
+                "Give each row the same number of dimensions.",
             )
         if pad is None:
             raise self._ragged(shapes)
@@ -124,10 +124,11 @@ class Column:
 
     def _ragged(self, shapes: Sequence[tuple[int, ...]]) -> TpuMagicsError:
         return TpuMagicsError(
-            f"{self.title} has rows that differ in shape: {_words(shapes)}.",
-            "A TPU's program is compiled for one shape, and an array in memory has one.",
-            'Pad them: in_memory(..., pad="longest") to the longest row, pad=32 to a multiple of 32 that holds it '
-            "(with fill=, e.g. -100 for labels that a loss leaves out). %tpu_pad tells what that costs.",
+            f"{self.title} has rows of different shapes: {_words(shapes)}.",
+            "A TPU program is compiled for one shape, and an array in memory has one shape.",
+            'Pad them: in_memory(..., pad="longest") pads to the longest row, pad=32 to the next multiple of 32 '
+            "above it. fill= sets the padding value, e.g. -100 for labels that the loss ignores. %tpu_pad shows "
+            "what padding costs.",
         )
 
 
@@ -169,17 +170,16 @@ class Columns:
         return TpuMagicsError(
             f"The dataset does not fit in memory: {so_far} of about {_size(each)} take {_size(needed)}, and "
             f"{_size(self.available or 0)} are available.",
-            "While it is put there, each row is there "
-            + ("in the array and in" if self.copies == 1 else "as it came, in the array made of all, and in")
-            + " TensorFlow's copy.",
-            f"Give limit={max(1, fit)} or less, narrower values (int32, float16, uint8), or write it as TFRecord files "
-            "into a bucket and read those.",
+            "While it is loaded, each row is in memory "
+            + ("twice: in the array" if self.copies == 1 else "three times: as read, in the array of all rows")
+            + " and in TensorFlow's copy.",
+            f"Use limit={max(1, fit)} or less, smaller dtypes (int32, float16, uint8), or TFRecord files in a bucket.",
         )
 
     def _others(self, values: Mapping[str, Any]) -> TpuMagicsError:
         return TpuMagicsError(
-            f"Row {self.rows:,} has the columns {', '.join(values)}; those before have {', '.join(self.columns)}.",
-            "All rows become one array for each column.",
+            f"Row {self.rows:,} has the columns {', '.join(values)}, but earlier rows have {', '.join(self.columns)}.",
+            "Each column becomes one array.",
             "Give each row the same columns.",
         )
 

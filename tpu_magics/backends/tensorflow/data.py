@@ -20,25 +20,25 @@ _DEPTH = 4  # containers in containers
 _MOST = 1000  # items of a container that are looked at
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), tf.Tensor, tf.Variable)
 _PYTHON_WHY = (
-    "The pipeline runs on the TPU's host, which has neither this Python process nor its functions (\"No registered "
-    "'PyFunc' OpKernel\")."
+    "The pipeline runs on the TPU's host, which does not have this Python process or its functions (\"No "
+    "registered 'PyFunc' OpKernel\")."
 )
 _FILES_WHY = (
     "The pipeline runs on the TPU's host, which does not have this machine's files (\"File system scheme '[local]' not "
     'implemented").'
 )
 _IN_MEMORY = (
-    "Put it into memory before: tpu_magics.tf.in_memory({name}, batch_size=...). What does not fit there: write it as "
-    'TFRecord into a bucket, and read it with tf.data.TFRecordDataset("gs://bucket/...").'
+    "Load it into memory first: tpu_magics.tf.in_memory({name}, batch_size=...). If it does not fit, write "
+    'TFRecord files to a bucket and read them with tf.data.TFRecordDataset("gs://bucket/...").'
 )
 _BUCKET = (
-    'Copy the files into a bucket and name them "gs://bucket/...", or put what they give into memory: '
+    'Copy the files to a bucket and use "gs://bucket/..." paths, or load the data into memory: '
     "tpu_magics.tf.in_memory({name}, batch_size=...)."
 )
-_OPEN = "the size of a batch is not known when the step is traced, so that TPUStrategy pads each one as it comes"
+_OPEN = "the batch size is unknown when the step is traced, so TPUStrategy pads every batch"
 _DROP = (
-    "Use batch({size}, drop_remainder=True), a batch size that divides the rows, or repeat() before batch() together "
-    "with steps_per_epoch."
+    "Use batch({size}, drop_remainder=True), a batch size that divides the number of rows, or repeat() before "
+    "batch() together with steps_per_epoch."
 )
 
 
@@ -118,14 +118,17 @@ def _remote_problems(name: str, pipeline: InputPipeline) -> list[Problem]:
     found = [python_problem(name, one.what, one.place) for one in pipeline.python]
     for one in pipeline.files:
         if one.local:
-            what = f"{name} takes {one.local} from this machine ({one.what}{_at(one.place)}), and the TPU is another."
+            what = (
+                f"{name} reads {one.local} from this machine ({one.what}{_at(one.place)}), but the TPU is on "
+                "another machine."
+            )
             found.append(Problem(what, _FILES_WHY, _BUCKET.format(name=name)))
     return found
 
 
 def python_problem(name: str, what: str, place: Place | None = None) -> Problem:
     """For Python in the pipeline of a TPU of another host."""
-    said = f"{name} runs Python in the pipeline of a remote TPU: {what}{_at(place)}."
+    said = f"{name} runs Python in the input pipeline of a remote TPU: {what}{_at(place)}."
     return Problem(said, _PYTHON_WHY, _IN_MEMORY.format(name=name))
 
 
@@ -134,7 +137,7 @@ def short_batch(name: str, batches: Batches, placed: Placed) -> Problem | None:
     what = (
         f"The last batch of {name} has {batches.rest:,} of {batches.size:,} rows."
         if batches.rest is not None
-        else f"The last batch of {name} may have fewer than {batches.size:,} rows: the number of rows is not known."
+        else f"The last batch of {name} may have fewer than {batches.size:,} rows: the number of rows is unknown."
     )
     why = _cost(batches, placed)
     return Problem(what, why, _DROP.format(size=batches.size), refuses=False) if why else None
@@ -148,19 +151,18 @@ def _cost(batches: Batches, placed: Placed) -> str:
     to the largest share, two rows at least, and the program is compiled for that.
     """
     if placed.kind == HOME:
-        return "Fewer rows are another shape, and XLA compiles the training step once more for it."
+        return "Fewer rows are a new shape, so XLA compiles the training step once more."
     full = _share(batches.size, placed.replicas)
     if batches.rest is None:
         return (
-            f"Where its rows make another share than {full:,} on a replica, XLA compiles the training step once more; "
-            f"and {_OPEN}."
+            f"If a replica does not get {full:,} rows of it, XLA compiles the training step once more. Also, {_OPEN}."
         )
     share = _share(batches.rest, placed.replicas)
     if share == full:
-        return f"That costs no compile ({share:,} rows on a replica, as in the other batches), but {_OPEN}."
+        return f"It costs no compile ({share:,} rows per replica, as in the other batches), but {_OPEN}."
     return (
-        f"TPUStrategy gives each of {placed.replicas} replicas {share:,} rows at most in place of {full:,}: another "
-        f"shape, for which XLA compiles the training step once more; and {_OPEN}."
+        f"TPUStrategy gives each of {placed.replicas} replicas at most {share:,} rows instead of {full:,}. That "
+        f"is a new shape, so XLA compiles the training step once more. Also, {_OPEN}."
     )
 
 

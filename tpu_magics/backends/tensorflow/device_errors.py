@@ -33,11 +33,11 @@ def _python_away(error: LocatedError) -> TpuMagicsError | None:
     if not found:
         return None
     return error.explain(
-        "The input pipeline calls Python, and the TPU's host has no Python",
+        "The input pipeline calls Python, but the TPU's host has no Python",
         "A remote TPU runs the pipeline on its own host: from_generator, tf.py_function, tf.numpy_function and "
         "to_tf_dataset of a Hugging Face dataset all call back into this notebook.",
-        "Put the data into memory first (tpu_magics.tf.in_memory(dataset, batch_size=...)), or write TFRecord files "
-        'into a bucket and read them by tf.data.TFRecordDataset("gs://...").',
+        "Load the data into memory first (tpu_magics.tf.in_memory(dataset, batch_size=...)), or write TFRecord "
+        'files to a bucket and read them with tf.data.TFRecordDataset("gs://...").',
         [error.said(found)],
     )
 
@@ -54,19 +54,20 @@ def _other_device(error: LocatedError) -> TpuMagicsError | None:
     if not found:
         return None
     name, there, here = found.groups()
-    made = f", made at {error.made}," if error.made else ""
-    what = f"A step that is compiled for {_short(here)} uses {name}{made} of {_short(there)}"
-    rule = "XLA compiles one program for one device, and all variables of the program lie there."
+    made = f", created at {error.made}," if error.made else ""
+    what = f"A step compiled for {_short(here)} uses {name}{made} on {_short(there)}"
+    rule = "XLA compiles a program for one device, and all its variables must be on that device."
     if _REPLICA.search(name):
         return error.explain(
             what,
             f"{rule} Each replica has its own copy, and jit_compile=True cannot compile a step of several replicas.",
-            "Leave jit_compile out: on a TPU the strategy compiles what it runs. At home, try XLA with one replica.",
+            "Remove jit_compile: on a TPU the strategy compiles what it runs. On this machine, use XLA with "
+            "one replica.",
         )
     return error.explain(
         what,
         rule,
-        "Make the variable without tf.device, under the strategy's scope, or move its use out of the compiled step.",
+        "Create the variable without tf.device, inside the strategy's scope, or use it outside the compiled step.",
     )
 
 
@@ -85,15 +86,15 @@ _HBM = (  # libtpu's, as facts.md has them
 _TENSOR = re.compile(r"OOM when allocating tensor with shape(\[[\d,]*\]) and type (\w+) on (\S+)")
 _EXHAUSTED = re.compile(r"(?=.*(?:out of memory|allocat|OOM|\bhbm\b)).*", re.IGNORECASE)
 _SMALLER = (
-    "Use a smaller batch for each replica, --precision bf16 (activations take half), or tf.recompute_grad around the "
-    "large blocks. %tpu_preflight tells what a program needs before it is run."
+    "Use a smaller batch per replica, --precision bf16 (activations need half the memory), or tf.recompute_grad "
+    "around large blocks. %tpu_preflight shows what a program needs before a run."
 )
 
 
 def _memory(error: LocatedError) -> TpuMagicsError | None:
     hbm = next((found for found in (sign.search(error.text) for sign in _HBM) if found), None)
     if hbm:
-        why = f"The compiled program needs {hbm[1]}, and {hbm[2]} are there."
+        why = f"The compiled program needs {hbm[1]}, and {hbm[2]} are available."
         return error.explain("The step does not fit into the TPU's memory (HBM)", why, _SMALLER, [error.said(hbm)])
     tensor = _TENSOR.search(error.text)
     if tensor:
@@ -101,19 +102,18 @@ def _memory(error: LocatedError) -> TpuMagicsError | None:
     exhausted = "ResourceExhausted" in type(error.error).__name__ or "RESOURCE_EXHAUSTED" in error.text
     found = _EXHAUSTED.search(error.text) if exhausted else None
     if found:
-        why = "TensorFlow asked for memory that was not there; how much is not in its text."
-        return error.explain("Memory ran out", why, _SMALLER, [error.said(found)])
+        why = "TensorFlow could not allocate memory. Its message does not say how much."
+        return error.explain("Out of memory", why, _SMALLER, [error.said(found)])
     return None
 
 
 def _tensor(error: LocatedError, shape: str, dtype: str, device: str) -> TpuMagicsError:
     on_host = "CPU:" in device
     return error.explain(
-        f"A tensor of shape {shape} ({dtype}) has no room in the memory of {_short(device)}",
-        f"TensorFlow asked for it in one piece, and {'this host' if on_host else 'the device'} did not have that much.",
-        "Use a smaller batch or a smaller tensor; keep the data in a pipeline that reads it piece by piece."
-        if on_host
-        else _SMALLER,
+        f"A tensor of shape {shape} ({dtype}) does not fit into the memory of {_short(device)}",
+        f"TensorFlow allocates it in one piece, and {'this host' if on_host else 'the device'} does not have that "
+        "much free.",
+        "Use a smaller batch or tensor, or a pipeline that reads the data in pieces." if on_host else _SMALLER,
     )
 
 
@@ -136,10 +136,11 @@ def _scope(error: LocatedError) -> TpuMagicsError | None:
         return None
     used = f", and are used at {error.place}" if error.place else ""
     return TpuMagicsError(
-        f"The model, its optimizer or its metrics were made outside of the strategy's scope{used}.",
-        "Variables belong to the strategy in whose scope they were made, and one step uses those of one strategy.",
-        "Make the model, the optimizer and the metrics, and call model.compile, under `with strategy.scope():`, or "
-        "all in the cell under %%tpu_train, which runs inside the scope.",
+        f"The model, its optimizer or its metrics were created outside the strategy's scope{used}.",
+        "Variables belong to the strategy in whose scope they were created, and a step can use the variables "
+        "of only one strategy.",
+        "Create the model, the optimizer and the metrics, and call model.compile, under `with "
+        "strategy.scope():`, or all in the cell under %%tpu_train, which runs inside the scope.",
         [*error.details(error.made), *([error.said(found)] if found else ())],
     )
 

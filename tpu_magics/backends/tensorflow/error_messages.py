@@ -20,16 +20,16 @@ _UNSUPPORTED = re.compile(r"Detected unsupported operations when trying to compi
 _FUNCTION = re.compile(r"__inference_\w+")
 _NAME = re.compile(r"__inference_(?:one_step_on_data|train_function|multi_step_on_iterator)_\d+")
 _INFERENCE = re.compile(r"^__inference_+(.+)_\d+$")
-_KEEP = "To train here without XLA: %%tpu_train --jit keep. The step is then tried by XLA only on the TPU."
-_OWN = "To train here without XLA, take jit_compile=True out of the code."
+_KEEP = "To train here without XLA: %%tpu_train --jit keep. XLA then compiles the step only on the TPU."
+_OWN = "To train here without XLA, remove jit_compile=True from the code."
 _TPU_HOST = (
-    "Or leave it in: with tf.config.set_soft_device_placement(True) before the strategy is made, the TPU's host runs "
-    "it in each step, which is slow."
+    "Or keep it: with tf.config.set_soft_device_placement(True), called before the strategy is created, the "
+    "TPU's host runs it in each step, which is slow."
 )
 _WHY = {
-    xla_ops.EVERYWHERE: "TensorFlow (read: 2.21) has no kernel of XLA for it on any device.",
-    xla_ops.ONLY_CPU: "TensorFlow has a kernel of XLA for it on a TPU alone.",
-    xla_ops.UNKNOWN: "TensorFlow's kernels of XLA are the same for all devices but a few, so expect that it cannot.",
+    xla_ops.EVERYWHERE: "TensorFlow (checked: 2.21) has no XLA kernel for it on any device.",
+    xla_ops.ONLY_CPU: "TensorFlow has an XLA kernel for it only on a TPU.",
+    xla_ops.UNKNOWN: "TensorFlow's XLA kernels are nearly the same on all devices, so it will probably fail there too.",
 }
 
 
@@ -112,8 +112,8 @@ def _said(seen: LocatedError, refused: Sequence[Refused], ways: Sequence[str]) -
 def _instead(refused: Refused) -> str:
     known = xla_ops.of(refused.op)
     if refused.kind == "host":
-        return "do it before the step, in the tf.data pipeline, or after it, with what the step returns."
-    return f"{known.instead}." if known and known.instead else "use another op in its place, or several."
+        return "do it before the step in the tf.data pipeline, or after the step on its result."
+    return f"{known.instead}." if known and known.instead else "use another op, or several others."
 
 
 def _refused(seen: LocatedError) -> TpuMagicsError | None:
@@ -123,8 +123,8 @@ def _refused(seen: LocatedError) -> TpuMagicsError | None:
         return None
     return seen.explain(
         "XLA cannot compile the step",
-        "What XLA names is not known here, nor whether a TPU's compiler refuses it: %tpu_preflight asks that.",
-        "Look at TensorFlow's own words below.",
+        "This is not one of the known XLA errors. %tpu_preflight shows whether the TPU compiler accepts the step.",
+        "Read TensorFlow's message below.",
         [seen.said(found)],
     )
 

@@ -34,8 +34,8 @@ from tpu_magics.errors import TpuMagicsError
 Tell = Callable[[Problem], None]
 _TRAINER, _ITERATOR = "keras.src.backend.tensorflow.trainer", "TFEpochIterator"
 _NOT_CHECKED = Problem(
-    "What model.fit is given within the cell is not looked at.",
-    f"This Keras has no {_TRAINER}.{_ITERATOR}, which was read in Keras 3.15.",
+    "Data and callbacks given to model.fit inside the cell are not checked.",
+    f"This Keras version has no {_TRAINER}.{_ITERATOR} (Keras 3.15 has it).",
     refuses=False,
 )
 _BATCH = 32  # Keras' own, where fit is not told
@@ -147,17 +147,17 @@ def _of_data(given: Mapping[str, Any], context: _FitContext) -> Iterator[Problem
 def _unknown_size(size: int, placed: Placed) -> Iterator[Problem]:
     if size == INFINITE:
         yield Problem(
-            "The dataset given to fit has no end, and fit has no steps_per_epoch.",
+            "The dataset given to fit is infinite, and steps_per_epoch is not set.",
             "The first epoch would never end.",
-            "Give fit steps_per_epoch=rows // batch_size, or leave out repeat().",
+            "Set steps_per_epoch=rows // batch_size in fit, or remove repeat().",
             refuses=False,
         )
     elif size < 0 and placed.kind != HOME:
         yield Problem(
-            "The dataset given to fit is of unknown size, and fit has no steps_per_epoch.",
-            "Its cardinality is UNKNOWN (a generator, a filter or files), so that fit would find the end only by an "
-            "OutOfRange error of steps that were sent to the TPU before.",
-            "Give fit steps_per_epoch=rows // batch_size, and the dataset a repeat(); or tell its size: "
+            "The size of the dataset given to fit is unknown, and steps_per_epoch is not set.",
+            "Its cardinality is UNKNOWN (a generator, a filter or files), so fit would find the end only through "
+            "an OutOfRange error of steps that were already sent to the TPU.",
+            "Set steps_per_epoch=rows // batch_size in fit and add repeat() to the dataset; or declare its size: "
             "dataset.apply(tf.data.experimental.assert_cardinality(batches)); or use tpu_magics.tf.in_memory.",
         )
 
@@ -180,7 +180,7 @@ def _others(given: Mapping[str, Any], context: _FitContext) -> Iterator[Problem]
 
 def _python_batches(name: str, data: Any, context: _FitContext) -> Iterator[Problem]:
     if context.placed.kind == REMOTE and (isinstance(data, GeneratorType) or _is_loader(data)):
-        yield python_problem(name, f"a {type(data).__name__}, of which Keras makes Dataset.from_generator")
+        yield python_problem(name, f"a {type(data).__name__}, which Keras turns into Dataset.from_generator")
 
 
 def _rows(data: Any) -> int | None:

@@ -27,9 +27,9 @@ def in_memory(
     rows = rows_of(dataset)
     if rows.endless and limit is None:
         raise TpuMagicsError(
-            "The dataset has no end.",
-            "It repeats itself, or tells that it never stops.",
-            "Leave out repeat() and put it after in_memory, or give limit=ROWS.",
+            "The dataset is infinite.",
+            "It repeats, or reports an infinite size.",
+            "Move repeat() after in_memory, or set limit=ROWS.",
         )
     shape, columns = _gathered(rows, limit, available)
     count = columns.rows
@@ -60,7 +60,7 @@ def _gathered(rows: Rows, limit: int | None, available: int | None) -> tuple[Any
         if columns.rows == limit:
             break
     if shape is None or not columns.rows:
-        raise TpuMagicsError("The dataset is empty.", "It gave no row.", "Give a dataset with rows.")
+        raise TpuMagicsError("The dataset is empty.", "It returned no rows.", "Use a dataset with rows.")
     return shape, columns
 
 
@@ -70,13 +70,13 @@ def _check(batch_size: int | None, limit: int | None, pad: Pad) -> None:
             continue
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             also = f', or "{LONGEST}"' if name == "pad" else ""
-            raise TpuMagicsError(f"{name} is {value!r}.", f"It is a whole number above 0{also}.", "Correct it.")
+            raise TpuMagicsError(f"{name} is {value!r}.", f"It must be a positive integer{also}.", "Correct it.")
 
 
 def _check_batches(count: int, size: int | None, drop_remainder: bool) -> None:
     if size is not None and drop_remainder and count < size:
         raise TpuMagicsError(
-            f"{count:,} rows fill no batch of {size:,}.",
-            "With drop_remainder=True what fills no batch is left out, and that is all.",
-            f"Give a batch_size of {count:,} or less, or drop_remainder=False.",
+            f"{count:,} rows are fewer than one batch of {size:,}.",
+            "With drop_remainder=True an incomplete batch is dropped, so nothing would remain.",
+            f"Use a batch_size of {count:,} or less, or drop_remainder=False.",
         )

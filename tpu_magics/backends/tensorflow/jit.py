@@ -27,14 +27,14 @@ Cells = Mapping[str, str] | Callable[[], Mapping[str, str]]
 
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
 _WAS = {
-    True: "it was True",
-    False: 'it was off, as Keras\' own "auto" has it without a GPU',
-    None: 'it was off: Keras\' own "auto" has it so without a GPU, and what compile() was told is not known; --jit '
+    True: "it was on",
+    False: 'it was off: Keras\' "auto" turns it off without a GPU',
+    None: 'it was off: Keras\' "auto" turns it off without a GPU, and the value given to compile() is unknown; --jit '
     "keep leaves it off",
 }
 _EXPLICIT = (
-    "left as it is: compile() was told jit_compile=False. XLA does not see this step here, and what it cannot compile "
-    "would first show on a TPU"
+    "unchanged: compile() got jit_compile=False. XLA does not compile this step here, so an op that XLA cannot "
+    "compile would first fail on a TPU"
 )
 # Not "_...": Keras walks over a model's attributes when it saves it, without those that begin with two underscores.
 _CACHE = "__tpu_magics_jit__"
@@ -135,7 +135,9 @@ class KerasJit:
         """Within it models that are trained are changed first."""
         kind = _trainer()
         if kind is None:
-            self._tell("models", f"jit_compile is as they have it: Keras {keras.__version__} has other parts than 3.15")
+            self._tell(
+                "models", f"jit_compile is unchanged: Keras {keras.__version__} differs from 3.15, which this supports"
+            )
             yield
             return
         original = kind.make_train_function
@@ -160,12 +162,12 @@ class KerasJit:
             self._tell(_title(model), _EXPLICIT)
             return
         if self._compiled and (why := _ineligible_reason(model)):
-            self._tell(_title(model), f"left without jit_compile: {why}")
+            self._tell(_title(model), f"jit_compile stays off: {why}")
             return
         before = _ModelState(model, bool(model.jit_compile), {name: getattr(model, name, None) for name in _FUNCTIONS})
         model.jit_compile = self._compiled  # Keras warns, and leaves it off, where the model does not support it
         if bool(model.jit_compile) != self._compiled:
-            self._tell(_title(model), "left without jit_compile: Keras says that the model does not support it")
+            self._tell(_title(model), "jit_compile stays off: Keras reports that the model does not support it")
             return
         self._changed[id(model)] = before
         _set_functions(model, _cached(model, self._compiled))
@@ -195,7 +197,7 @@ def _ineligible_reason(model: Any) -> str:
     if model.run_eagerly:
         return "it has run_eagerly=True"
     if model.distribute_strategy.num_replicas_in_sync > 1:
-        return "its strategy has several replicas, and XLA compiles no collectives on a CPU"
+        return "its strategy has several replicas, and XLA cannot compile collectives on a CPU"
     return ""
 
 

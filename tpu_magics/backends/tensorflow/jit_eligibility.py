@@ -12,18 +12,18 @@ _UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
 _PIPELINE = ("Iterator", "Dataset", "OptionalFromValue", "OptionalGetValue")
 
 IN_ARGUMENTS = (
-    "left without jit_compile: it takes its batches from an iterator or a dataset, and XLA compiles no input pipeline; "
-    "a step that it calls is compiled where it is a tf.function of its own, or given to strategy.run"
+    "jit_compile stays off: it takes its batches from an iterator or a dataset, and XLA cannot compile an input "
+    "pipeline. A step that it calls is compiled if it is a tf.function of its own or is passed to strategy.run"
 )
 _IN_GRAPH = (
-    "left without jit_compile: it reads from an input pipeline, which XLA does not compile; a step that it calls is "
-    "compiled where it is a tf.function of its own, or given to strategy.run"
+    "jit_compile stays off: it reads from an input pipeline, which XLA cannot compile. A step that it calls is "
+    "compiled if it is a tf.function of its own or is passed to strategy.run"
 )
-_REPLICAS = "left without jit_compile: it runs on several replicas, and XLA compiles no collectives on a CPU"
+_REPLICAS = "jit_compile stays off: it runs on several replicas, and XLA cannot compile collectives on a CPU"
 # Seen in 2.21: nothing is raised; one of size 0 gives an empty result, one of size 2 keeps two of five.
 _GROWS = (
-    "; it writes into a TensorArray with dynamic_size=True, which XLA does not let grow: what is beyond its size is "
-    "lost without an error, so give it the size that it can reach"
+    "; it writes to a TensorArray with dynamic_size=True, which cannot grow under XLA: elements beyond its size "
+    "are lost without an error, so set its size to the maximum"
 )
 
 

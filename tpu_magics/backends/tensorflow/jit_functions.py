@@ -31,10 +31,10 @@ _MAY_LACK = "_concrete_variable_creation_fn"  # before the first trace
 _CACHE = "_tpu_magics_jit"
 
 ENABLED = "jit_compile=True for this run"
-_DISABLED = "jit_compile taken off for this run: on a TPU the strategy compiles what it runs"
+_DISABLED = "jit_compile removed for this run: on a TPU the strategy compiles what it runs"
 _EXPLICIT = (
-    "left as it is: it has jit_compile=False. XLA does not see it here, and what it cannot compile would first show on "
-    "a TPU"
+    "unchanged: it has jit_compile=False. XLA does not compile it here, so an op that XLA cannot compile would "
+    "first fail on a TPU"
 )
 
 
@@ -59,7 +59,9 @@ class FunctionJit:
         """Within it tf.functions are looked at when they are first called."""
         kind = _kind()
         if kind is None:
-            self._tell(None, "tf.functions", f"left as they are: TensorFlow {tf.__version__} has other parts than 2.21")
+            self._tell(
+                None, "tf.functions", f"unchanged: TensorFlow {tf.__version__} differs from 2.21, which this supports"
+            )
             yield
             return
         call, initialize = kind._call, kind._initialize

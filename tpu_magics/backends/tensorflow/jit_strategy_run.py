@@ -19,7 +19,7 @@ from tpu_magics.backends.tensorflow.jit_functions import inside_xla, python_of, 
 
 _ENABLED = "jit_compile=True for this run: on a TPU strategy.run compiles it"
 _EAGER = (
-    "strategy.run runs it op by op here, and a TPU refuses that: make it a tf.function, or call strategy.run in one"
+    "strategy.run runs it op by op here, which fails on a TPU: make it a tf.function, or call strategy.run inside one"
 )
 
 
@@ -35,7 +35,9 @@ class StrategyRunJit:
         """Within it what strategies are to run is looked at."""
         kind = _kind()
         if kind is None:
-            self._tell(None, "strategy.run", f"left as it is: TensorFlow {tf.__version__} has other parts than 2.21")
+            self._tell(
+                None, "strategy.run", f"unchanged: TensorFlow {tf.__version__} differs from 2.21, which this supports"
+            )
             yield
             return
         original, compiled = kind.run, self._compiled

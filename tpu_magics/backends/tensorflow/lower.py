@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 _CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 _ONE_REPLICA = (
-    "The program is that of one replica: the all-reduce of gradients that a strategy with more replicas puts in is not "
-    "part of it."
+    "The program is for one replica. The all-reduce of gradients that a strategy with several replicas adds is "
+    "not included."
 )
-_KEPT_POLICY = "Precision {asked} was asked for; {model} was made with the policy {policy} before, and keeps it."
+_KEPT_POLICY = "Precision {asked} was requested, but {model} was created with the policy {policy} and keeps it."
 _NO_POLICY = (
-    "Precision {asked} was asked for: that sets Keras' policy for models made afterwards; this step is as it is."
+    "Precision {asked} was requested. It sets Keras' policy for models created afterwards; this step is unchanged."
 )
-_DYNAMIC = "{op}{place} gives a shape that depends on values; the program is compiled for the largest it can have."
+_DYNAMIC = "The result shape of {op}{place} depends on values; the program is compiled for the largest possible shape."
 
 
 def lower(

@@ -24,30 +24,30 @@ _AROUND = (
 )
 _FAILED = "Failed getting HLO text: '"
 _TAKE_OUT = (
-    "Do it before the step, in the tf.data pipeline, or after it with what the step returns. (With soft device "
-    "placement TensorFlow on a TPU may run it on the host in the middle of each step; the preflight has no program "
-    "for that.)"
+    "Do it before the step in the tf.data pipeline, or after the step on its result. (With soft device "
+    "placement, TensorFlow on a TPU can run it on the host in the middle of each step; preflight cannot compile "
+    "that.)"
 )
-_REPLACE = "Use another op in its place: one that XLA has, or several that give the same."
-_MEND = "Mend the line. A call of the function with these arguments shows the whole traceback."
-_SAME_ERROR = "Mend what the text names; tf.function(..., jit_compile=True) gives the same error on a CPU."
-_ONE_REPLICA = "For the preflight, make the model outside of a strategy with more than one replica."
+_REPLACE = "Use another op that XLA supports, or several with the same result."
+_FIX = "Fix the line. Call the function with these arguments to see the whole traceback."
+_SAME_ERROR = "Fix what the message names; tf.function(..., jit_compile=True) gives the same error on a CPU."
+_ONE_REPLICA = "For preflight, create the model outside a strategy with several replicas."
 # (what the error's type or text has, what to do)
 _ADVICE = (
     (
         "Using a symbolic `tf.Tensor` as a Python `bool`",
-        "Use tf.cond or tf.where in place of the Python `if`, `while`, `for` or `and` on a tensor. (Keras lets no "
-        "AutoGraph into layers.)",
+        "Use tf.cond or tf.where instead of the Python `if`, `while`, `for` or `and` on a tensor. (Keras does "
+        "not apply AutoGraph to layers.)",
     ),
     (
         "no attribute 'numpy'",
-        "Take the read out of the step: return the tensor, and read it after the step.",
+        "Move the read out of the step: return the tensor and read it after the step.",
     ),
-    ("created on the first call", "Make variables once, outside of the step."),
+    ("created on the first call", "Create variables once, outside the step."),
     (
         "compile-time constant",
-        "Give the value as a Python number, or as an array in place of a tf.TensorSpec: the program's shapes depend "
-        "on it.",
+        "Pass the value as a Python number, or as an array instead of a tf.TensorSpec: the program's shapes "
+        "depend on it.",
     ),
     ("Trying to access resource", _ONE_REPLICA),
     ('Need to be inside "with strategy.scope()"', _ONE_REPLICA),
@@ -63,7 +63,7 @@ def tracing_error(step: Step, error: Exception, places: SourceLocations) -> TpuM
     return TpuMagicsError(
         f"{step.name} cannot be traced{_at(place)}.",
         f"{kind}: {_words(str(error)).removeprefix(f'{kind}: ')}",
-        GIVE_MODEL if runs_many_steps(step.source) else _advice(error, _MEND),
+        GIVE_MODEL if runs_many_steps(step.source) else _advice(error, _FIX),
         _code_lines([place]),
     )
 
@@ -74,7 +74,7 @@ def lowering_error(name: str, error: Exception, graph: Any, places: SourceLocati
     if not refused:
         lines = places.of_graph(graph)
         return TpuMagicsError(
-            f"TensorFlow has no XLA program for {name}.",
+            f"TensorFlow cannot lower {name} to XLA.",
             _words(str(error)),
             _advice(error, _SAME_ERROR),
             _code_lines([_line(node, lines) for node in _NODE.findall(str(error))]),
@@ -82,7 +82,7 @@ def lowering_error(name: str, error: Exception, graph: Any, places: SourceLocati
     first = refused[0]
     rest = f" and {len(refused) - 1} more" if refused[1:] else ""
     return TpuMagicsError(
-        f"{name} holds what XLA cannot compile: {first.op}{_at(first.place)}{rest}.",
+        f"{name} contains an op that XLA cannot compile: {first.op}{_at(first.place)}{rest}.",
         describe(refused),
         _TAKE_OUT if first.kind == "host" else _replaced(first.op),
         code_lines(refused),
@@ -108,7 +108,7 @@ def code_lines(refused: Sequence[Refused]) -> list[str]:
 
 def _replaced(op: str) -> str:
     known = xla_ops.of(op)
-    return f"In place of {known.called}: {known.instead}." if known and known.instead else _REPLACE
+    return f"Instead of {known.called}: {known.instead}." if known and known.instead else _REPLACE
 
 
 def named_ops(text: str, lines: Mapping[str, Place]) -> tuple[Refused, ...]:
@@ -131,8 +131,8 @@ def host_ops(graph: Any, lines: Mapping[str, Place]) -> Iterator[Refused]:
 def _refused(op: str, place: Place | None) -> Refused:
     known = xla_ops.of(op)
     if op in xla_ops.HOST and known is not None:
-        return Refused(op, f"{known.called} runs on the host, outside of the program", "host", place)
-    return Refused(op, f"{known.called}, for which XLA has no op" if known else "XLA has no such op", "compiler", place)
+        return Refused(op, f"{known.called} runs on the host, outside the XLA program", "host", place)
+    return Refused(op, f"XLA has no op for {known.called}" if known else "XLA has no such op", "compiler", place)
 
 
 def _advice(error: Exception, otherwise: str) -> str:

@@ -16,10 +16,10 @@ def check(asked: str) -> None:
     if asked in ("", *POLICIES):
         return
     raise TpuMagicsError(
-        f"--precision {asked} is not for TensorFlow.",
-        "It is a switch of torch_xla that turns float into bfloat16 and double into float; Keras has policies in its "
-        "place, and its variables stay float32 under mixed_bfloat16, as the optimizer needs them.",
-        "Ask for --precision bf16 (the policy mixed_bfloat16), or fp32.",
+        f"--precision {asked} does not work with TensorFlow.",
+        "It is a torch_xla switch that turns float into bfloat16 and double into float. Keras has dtype policies "
+        "instead; under mixed_bfloat16, variables stay float32, as the optimizer needs them.",
+        "Use --precision bf16 (the policy mixed_bfloat16) or fp32.",
     )
 
 
@@ -32,7 +32,7 @@ def set_policy(asked: str) -> tuple[str, ...]:
     if policy is None or keras.config.dtype_policy().name == policy:
         return ()
     keras.config.set_dtype_policy(policy)
-    return (f"Keras' dtype policy is {policy} for layers and models made from now on.",)
+    return (f"Keras' dtype policy is {policy} for layers and models created from now on.",)
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def models_with_other_policy(models: Mapping[str, Any], asked: str) -> list[str]
     policy = POLICIES.get(asked)
     found = ((name, getattr(getattr(model, "dtype_policy", None), "name", policy)) for name, model in models.items())
     return [
-        f"{name} was made with the policy {own} before, and keeps it; build it again under --precision {asked}."
+        f"{name} was created with the policy {own} and keeps it. Build it again under --precision {asked}."
         for name, own in found
         if policy is not None and own != policy
     ]

@@ -68,10 +68,10 @@ def _unresolved(asked: str, error: BaseException | None, limit: float) -> TpuMag
     said = f"{type(error).__name__}: {error}" if error else f"no answer within {limit:g} s"
     if asked.startswith(_GRPC):
         return TpuMagicsError(
-            f"{asked} is not the address of a TPU.", f"Tried: reading it as grpc://host:port. {said}", _TODO
+            f"{asked} is not a valid TPU address.", f"Tried: reading it as grpc://host:port. {said}", _TODO
         )
     return TpuMagicsError(
-        f"The TPU {asked!r} does not resolve.",
+        f"The TPU name {asked!r} could not be resolved.",
         "Tried: the metadata server of Google's cloud for project and zone, then the Cloud TPU API for the node's "
         f"address. {said}",
         _TODO,
@@ -91,7 +91,7 @@ def _try(address: str, asked: str, limit: float) -> None:
     except (OSError, ValueError) as error:
         raise _no_answer(asked, address, time.monotonic() - started, f"{type(error).__name__}: {error}") from error
     if answer[3:4] != _SETTINGS[3:4]:
-        raise _no_answer(asked, address, time.monotonic() - started, "What answers does not speak grpc.")
+        raise _no_answer(asked, address, time.monotonic() - started, "The server does not use gRPC.")
 
 
 def _no_answer(asked: str, address: str, seconds: float, said: str) -> TpuMagicsError:
@@ -100,6 +100,6 @@ def _no_answer(asked: str, address: str, seconds: float, said: str) -> TpuMagics
 
 
 _TODO = (
-    "Check the name (gcloud compute tpus list), its zone and its state. TPU nodes ended in April 2025: on a TPU VM run "
-    "the notebook on the VM itself, with %tpu_init and no --tpu."
+    "Check the name (gcloud compute tpus list), the zone and the state. Google discontinued TPU nodes in April "
+    "2025: on a TPU VM, run the notebook on the VM itself, with %tpu_init and without --tpu."
 )

@@ -19,8 +19,8 @@ from tpu_magics.errors import TpuMagicsError
 
 _CHUNK = 1_000  # rows of a Hugging Face dataset at once
 _TODO = (
-    "Give a Hugging Face dataset, a tf.data.Dataset, a keras.utils.PyDataset, arrays (alone, in a tuple or a mapping), "
-    "a list of rows, or a function that gives rows."
+    "Pass a Hugging Face dataset, a tf.data.Dataset, a keras.utils.PyDataset, arrays (alone, in a tuple or a "
+    "mapping), a list of rows, or a function that returns rows."
 )
 
 
@@ -50,7 +50,7 @@ def rows_of(given: Any) -> Rows:
         found = form(given)
         if found is not None:
             return found
-    raise TpuMagicsError(f"A {type(given).__name__} holds no rows.", "It cannot be gone through.", _TODO)
+    raise TpuMagicsError(f"A {type(given).__name__} contains no rows.", "It is not iterable.", _TODO)
 
 
 # -- tf.data --------------------------------------------------------------------------------------------------------
@@ -103,9 +103,9 @@ def _refuse_splits(given: Any) -> None:
     if isinstance(given, Mapping) and given and all(hasattr(one, "column_names") for one in given.values()):
         names = ", ".join(map(repr, given))
         raise TpuMagicsError(
-            f"A {type(given).__name__} is several datasets: {names}.",
-            "One goes into one pipeline.",
-            f"Name the split: dataset[{next(iter(given))!r}].",
+            f"A {type(given).__name__} contains several datasets: {names}.",
+            "A pipeline takes one dataset.",
+            f"Choose a split: dataset[{next(iter(given))!r}].",
         )
 
 
@@ -145,13 +145,13 @@ def _arrays(given: Any) -> Rows | None:
     values = _dense(given)
     sizes = {name: len(value) for name, value in leaves(values).items() if hasattr(value, "__len__")}
     if not sizes or len(sizes) < len(leaves(values)):
-        raise TpuMagicsError(f"A {type(given).__name__} of single values holds no rows.", "", _TODO)
+        raise TpuMagicsError(f"A {type(given).__name__} of single values contains no rows.", "", _TODO)
     if len(set(sizes.values())) > 1:
         said = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
         raise TpuMagicsError(
-            f"The columns differ in their number of rows: {said}.",
+            f"The columns have different numbers of rows: {said}.",
             "Row n of one belongs to row n of the others.",
-            "Give columns of one length.",
+            "Give all columns the same length.",
         )
     copied = not all(_is_array(value) for value in leaves(values).values())
     return Rows([RowBlock(values, many=True)], next(iter(sizes.values())), copied=copied)

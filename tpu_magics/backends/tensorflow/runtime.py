@@ -28,19 +28,19 @@ LOCAL = "local"
 # Keras 3.15's fit does not know its PerReplica values either). keras.distribution does nothing with TensorFlow, and
 # DTensor on virtual CPUs leaves jit_compile unheeded.
 ONE_REPLICA = (
-    'one replica: more cannot be rehearsed truthfully, for TensorFlow stops with "Collectives are not yet implemented '
-    'for CPU devices when compiling with XLA". So gradients are not summed over replicas, and the global batch is that '
-    "of one."
+    'one replica. More cannot be rehearsed: TensorFlow raises "Collectives are not yet implemented for CPU '
+    'devices when compiling with XLA". Gradients are not summed over replicas, and the global batch is that of '
+    "one replica."
 )
 _RESTART_FOR_TPU = (
-    "This host has a TPU now, and this kernel has begun without one (PJRT_DEVICE=CPU was set, or there was none). To "
-    "train on it: restart the kernel."
+    "This host now has a TPU, but this kernel started without it (PJRT_DEVICE=CPU was set, or there was none). "
+    "Restart the kernel to train on the TPU."
 )
 NODE_ENDED = Problem(
-    "This is a TPU node: it is reached over the network, and Google ended TPU nodes in April 2025.",
+    "This is a TPU node, reached over the network. Google discontinued TPU nodes in April 2025.",
     "TensorFlow runs the input pipeline and reads files on the node, not here.",
-    "Keep the data in memory (tpu_magics.tf.in_memory) or as TFRecord files under gs://, and checkpoints under gs:// "
-    "or with tpu_magics.tf.save. A TPU VM has none of these limits.",
+    "Keep the data in memory (tpu_magics.tf.in_memory) or as TFRecord files under gs://, and save checkpoints "
+    "under gs:// or with tpu_magics.tf.save. A TPU VM does not have these limits.",
     refuses=False,
 )
 
@@ -68,8 +68,8 @@ def prepare(host: HostStatus | None = None) -> None:
         raise not_importable(error) from error
     if keras.backend.backend() != "tensorflow":
         raise TpuMagicsError(
-            f"Keras runs on {keras.backend.backend()} here.",
-            "Cells are trained with TensorFlow, and Keras takes its backend when it is imported.",
+            f"Keras uses the {keras.backend.backend()} backend.",
+            "Cells train with TensorFlow, and Keras chooses its backend when it is imported.",
             'Restart the kernel and set os.environ["KERAS_BACKEND"] = "tensorflow" before Keras is imported.',
         )
     assert tensorflow is not None
@@ -131,9 +131,9 @@ def kind_of(asked: str) -> str:
 
 def _other(wanted: str, up: str) -> TpuMagicsError:
     return TpuMagicsError(
-        f"This kernel trains on {_called(up)}, and {_called(wanted)} was asked for.",
-        "TensorFlow connects a process once: what was made before would lie on devices that are no longer there.",
-        f"Restart the kernel, and run %tpu_init --tpu {wanted} before anything of TensorFlow.",
+        f"This kernel trains on {_called(up)}, but {_called(wanted)} was requested.",
+        "TensorFlow connects only once per process: existing variables would be on devices that are gone.",
+        f"Restart the kernel and run %tpu_init --tpu {wanted} before any other TensorFlow code.",
     )
 
 
@@ -150,10 +150,8 @@ def _default(_asked: str, _host: HostStatus | None) -> Placed:
     gpus = len(tf.config.list_physical_devices("GPU"))
     where = "a GPU" if gpus else "the CPU"
     topology = f"one replica, on one of {gpus} GPUs" if gpus > 1 else "one replica" if gpus else ONE_REPLICA
-    first = (
-        f"No TPU: the default strategy on {where}. Steps are compiled by XLA there (jit_compile=True), so that what "
-    )
-    rest = "XLA cannot compile shows here; that it passes proves little, see %tpu_check and %tpu_preflight."
+    first = f"No TPU: using the default strategy on {where}. XLA compiles the steps (jit_compile=True), so ops that "
+    rest = "XLA cannot compile fail here. Success here proves little for a TPU: use %tpu_check and %tpu_preflight."
     return Placed(DEFAULT, tf.distribute.get_strategy(), 1, topology, (first + rest,))
 
 
@@ -163,8 +161,8 @@ def _default(_asked: str, _host: HostStatus | None) -> Placed:
 def _local(_asked: str, host: HostStatus | None) -> Placed:
     if host is None or host.device != "TPU":
         raise TpuMagicsError(
-            "This host has no TPU that could be used.",
-            '"local" is a TPU whose chips are in this machine, and none is in /sys, or PJRT_DEVICE=CPU is set.',
+            "This host has no usable TPU.",
+            '"local" means a TPU in this machine; none was found in /sys, or PJRT_DEVICE=CPU is set.',
             "Choose a runtime with a TPU, or run %tpu_init without --tpu.",
         )
     refuse_broken(host, ("versions", "tpu", "holder"))
@@ -190,7 +188,7 @@ def _connected(resolver: Any, kind: str) -> Placed:
         if topology is None:
             topology = tf.tpu.experimental.initialize_tpu_system(resolver)
         else:
-            notes = ("The TPU was initialised in this notebook already; that was kept.",)
+            notes = ("The TPU was already initialised in this notebook. It was not initialised again.",)
         strategy = tf.distribute.TPUStrategy(resolver)
     except Exception as error:
         raise no_tpu(error, kind) from error

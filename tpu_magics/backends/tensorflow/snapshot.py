@@ -167,8 +167,8 @@ def _owned(variable: Any, strategy: Any) -> bool:
 def _outside(name: str, placed: Placed) -> Problem:
     return Problem(
         f"The model `{name}` was built outside strategy.scope().",
-        f"Its variables, or its optimizer's, do not belong to {type(placed.strategy).__name__} "
-        f"({placed.replicas} replicas), so model.fit and strategy.run refuse to train them together.",
+        f"Its variables, or its optimizer's, do not belong to {type(placed.strategy).__name__} ({placed.replicas} "
+        "replicas), so model.fit and strategy.run cannot train them together.",
         "Build and compile it in a cell below %tpu_init under `with strategy.scope():`, or in the cell under "
         "%%tpu_train, which runs inside the scope.",
     )
@@ -177,8 +177,8 @@ def _outside(name: str, placed: Placed) -> Problem:
 def _loose(names: Sequence[str]) -> Problem:
     shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
     return Problem(
-        f"Made outside strategy.scope(): {shown}.",
-        "Each replica cannot have its own copy of them.",
-        "Where strategy.run uses them, make them under `with strategy.scope():`.",
+        f"Created outside strategy.scope(): {shown}.",
+        "Replicas cannot have their own copies of them.",
+        "If strategy.run uses them, create them under `with strategy.scope():`.",
         refuses=False,
     )

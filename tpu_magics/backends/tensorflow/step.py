@@ -19,8 +19,8 @@ _BATCH = ("x", "y", "sample_weight")
 _TRAIN_STEP = "train_step"
 _MANY_STEPS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
-_ONE_STEP = "What is compiled is the program of one training step."
-GIVE_MODEL = "Give the model itself and one batch, in place of `fit`: (model, x, y), or a dataset for x and y."
+_ONE_STEP = "Only one training step can be compiled."
+GIVE_MODEL = "Pass the model and one batch instead of `fit`: (model, x, y), or a dataset for x and y."
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Step:
 def step_of(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
     """What lower.lower takes, in one form. Raises TpuMagicsError for what has no shape to compile for."""
     if isinstance(getattr(function, "__self__", None), keras.Model) and function.__name__ in _MANY_STEPS:
-        raise TpuMagicsError(f"model.{function.__name__} is more than a step.", _ONE_STEP, GIVE_MODEL)
+        raise TpuMagicsError(f"model.{function.__name__} runs more than one step.", _ONE_STEP, GIVE_MODEL)
     model = _model_of(function)
     return _of_function(function, args, kwargs) if model is None else _of_model(model, args, kwargs)
 
@@ -92,8 +92,8 @@ def _data(given: tuple[Any, ...]) -> tuple[tuple[Any, ...], bool]:
 def _require_ready(model: Any) -> None:
     if keras.backend.backend() != "tensorflow":
         raise TpuMagicsError(
-            f"Keras runs on {keras.backend.backend()} here.",
-            "A Keras model's step is lowered by TensorFlow.",
+            f"Keras uses the {keras.backend.backend()} backend.",
+            "TensorFlow lowers the step of a Keras model.",
             'Restart the kernel and set os.environ["KERAS_BACKEND"] = "tensorflow" before Keras is imported.',
         )
     if not model.compiled:
@@ -116,7 +116,7 @@ def _build(model: Any, data: Any) -> None:
 
 def _notes_of(model: Any) -> list[str]:
     steps = getattr(model, "steps_per_execution", 1)
-    return [f"steps_per_execution is {steps}; the program here is one step."] if steps > 1 else []
+    return [f"steps_per_execution is {steps}; the program compiled here is one step."] if steps > 1 else []
 
 
 # -- functions ------------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ import tensorflow as tf
 from tpu_magics.errors import TpuMagicsError
 
 READ_BATCH = (
-    "The shapes of the dataset are not known from its elements' spec, so its first batch was read. A pipeline that "
-    "shuffles anew for each pass is one pass further on."
+    "The element spec of the dataset has unknown shapes, so its first batch was read. A pipeline that reshuffles "
+    "each epoch has advanced by one epoch."
 )
 
 
@@ -99,7 +99,9 @@ def element_of(dataset: Any) -> tuple[Any, bool]:
         return dataset.element_spec, False
     for element in dataset.take(1):
         return element, True
-    raise TpuMagicsError("The dataset is empty.", "A batch of it tells the shapes.", "Give a dataset with a batch.")
+    raise TpuMagicsError(
+        "The dataset is empty.", "The shapes are read from a batch.", "Use a dataset with at least one batch."
+    )
 
 
 @dataclass
@@ -133,8 +135,8 @@ class _Flattener:
         if not _is_known(spec):
             raise TpuMagicsError(
                 f"The shape of {path} is not known: {spec.shape}.",
-                "A TPU's program is compiled for one shape.",
-                "Give a tf.TensorSpec with every dimension, or a batch; for a dataset: batch(n, drop_remainder=True).",
+                "A TPU program is compiled for one shape.",
+                "Pass a tf.TensorSpec with every dimension, or a batch; for a dataset: batch(n, drop_remainder=True).",
             )
         self.leaves.append(Leaf(len(self.leaves), path, spec, value))
         return self.leaves[-1]
@@ -147,7 +149,7 @@ def _is_known(spec: Any) -> bool:
 def _irregular(path: str, value: Any) -> TpuMagicsError:
     return TpuMagicsError(
         f"{path} is a {type(value).__name__.removesuffix('Spec')}.",
-        "Its rows differ in length, and a TPU's program is compiled for one shape.",
+        "Its rows differ in length, but a TPU program is compiled for one shape.",
         "Pad it to a dense tensor first: tensor.to_tensor(shape=...), or tf.sparse.to_dense(tensor).",
     )
 

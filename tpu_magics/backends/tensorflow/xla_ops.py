@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-EVERYWHERE = "on a TPU this would fail too"
-ONLY_CPU = "only at home: a TPU has this op"
-UNKNOWN = "whether a TPU can is not known"
+EVERYWHERE = "it would fail on a TPU too"
+ONLY_CPU = "only on this machine: a TPU supports this op"
+UNKNOWN = "TPU support is unknown"
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class UnsupportedOp:
     instead: str = ""
 
 
-_IN_DATA = "do it in the data's pipeline: dataset.map(lambda x, y: (layer(x), y)), before the step"
-_DRAWN = f"{_IN_DATA}; or draw from tf.random.normal or tf.random.uniform, which XLA has"
+_IN_DATA = "do it before the step in the input pipeline: dataset.map(lambda x, y: (layer(x), y))"
+_DRAWN = f"{_IN_DATA}; or use tf.random.normal or tf.random.uniform, which XLA supports"
 _SEGMENTS = "tf.math.unsorted_segment_{0}(data, ids, num_segments), or keras.ops.segment_{0} without sorted=True"
-_RESIZED = 'interpolation="bilinear"; or resize in the data\'s pipeline'
-_DECOMPOSED = "tf.linalg.qr: the determinant's size is the product of the diagonal of r"
-_PADDED = "pad to one length, and multiply with the mask (tf.sequence_mask)"
-_BEFORE = "do it before the step, in the data's pipeline, or after it, with what the step returns"
+_RESIZED = 'interpolation="bilinear"; or resize in the input pipeline'
+_DECOMPOSED = "tf.linalg.qr: the absolute value of the determinant is that of the product of r's diagonal"
+_PADDED = "pad to one length and multiply by the mask (tf.sequence_mask)"
+_BEFORE = "do it before the step in the input pipeline, or after the step on its result"
 
 HOST: Mapping[str, UnsupportedOp] = {
     "PyFunc": UnsupportedOp("tf.numpy_function"),
@@ -71,8 +71,8 @@ LACKING: Mapping[str, UnsupportedOp] = {
     "StatelessRandomBinomial": UnsupportedOp("a binomial distribution (keras.random.binomial)", _DRAWN),
     "LogUniformCandidateSampler": UnsupportedOp(
         "the sampler of tf.nn.nce_loss and tf.nn.sampled_softmax_loss",
-        "the loss over all classes (tf.nn.sparse_softmax_cross_entropy_with_logits), or draw sampled_values= in the "
-        "data's pipeline",
+        "the loss over all classes (tf.nn.sparse_softmax_cross_entropy_with_logits), or draw sampled_values= in "
+        "the input pipeline",
     ),
     "SegmentSum": UnsupportedOp("tf.math.segment_sum", _SEGMENTS.format("sum")),
     "SegmentMean": UnsupportedOp("tf.math.segment_mean", "tf.math.unsorted_segment_mean(data, ids, num_segments)"),
@@ -85,8 +85,8 @@ LACKING: Mapping[str, UnsupportedOp] = {
     "RaggedTensorToTensor": UnsupportedOp("a ragged tensor", _PADDED),
     "LogMatrixDeterminant": UnsupportedOp("tf.linalg.slogdet", _DECOMPOSED),
     "MatrixDeterminant": UnsupportedOp("tf.linalg.det", _DECOMPOSED),
-    "MatrixSquareRoot": UnsupportedOp("tf.linalg.sqrtm", "tf.linalg.eigh, where the matrix is symmetric"),
-    "Eig": UnsupportedOp("tf.linalg.eig", "tf.linalg.eigh, where the matrix is symmetric"),
+    "MatrixSquareRoot": UnsupportedOp("tf.linalg.sqrtm", "tf.linalg.eigh, if the matrix is symmetric"),
+    "Eig": UnsupportedOp("tf.linalg.eig", "tf.linalg.eigh, if the matrix is symmetric"),
     "ResourceGatherNd": UnsupportedOp(
         "tf.gather_nd of a variable", "tf.gather_nd(tf.convert_to_tensor(variable), ...)"
     ),
@@ -96,9 +96,7 @@ LACKING: Mapping[str, UnsupportedOp] = {
     "EditDistance": UnsupportedOp("tf.edit_distance", _BEFORE),
     "CTCGreedyDecoder": UnsupportedOp("tf.nn.ctc_greedy_decoder", _BEFORE),
     "CTCBeamSearchDecoder": UnsupportedOp("tf.nn.ctc_beam_search_decoder", _BEFORE),
-    "MaxPoolWithArgmax": UnsupportedOp(
-        "tf.nn.max_pool_with_argmax", "tf.nn.max_pool2d, where the places are not needed"
-    ),
+    "MaxPoolWithArgmax": UnsupportedOp("tf.nn.max_pool_with_argmax", "tf.nn.max_pool2d, if the indices are not needed"),
     "FractionalMaxPool": UnsupportedOp("tf.nn.fractional_max_pool", "tf.nn.max_pool2d"),
     "Dilation2D": UnsupportedOp("tf.nn.dilation2d"),
     "BesselI0": UnsupportedOp("tf.math.bessel_i0", "tf.exp(tf.abs(x)) * tf.math.bessel_i0e(x)"),
@@ -112,7 +110,7 @@ LACKING: Mapping[str, UnsupportedOp] = {
 TPU_ONLY: Mapping[str, UnsupportedOp] = {
     "ResizeNearestNeighborGrad": UnsupportedOp(
         'the gradient of resizing with "nearest" (tf.image.resize, keras.layers.Resizing)',
-        "keras.layers.UpSampling2D, which repeats, where the size is a multiple",
+        "keras.layers.UpSampling2D, which repeats pixels, if the new size is a multiple",
     ),
     "InplaceAdd": UnsupportedOp("tf.raw_ops.InplaceAdd", "tf.tensor_scatter_nd_add"),
     "InplaceUpdate": UnsupportedOp("tf.raw_ops.InplaceUpdate", "tf.tensor_scatter_nd_update"),

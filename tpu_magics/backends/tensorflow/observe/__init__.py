@@ -46,12 +46,12 @@ def observing(writer: EventWriter, watching: Watching) -> Iterator[TensorFlowObs
     if dumps is not None:
         dumps.empty()  # of code outside of a run
     else:
-        warn(f"Compiles are not available: {found.reason}.")
+        warn(f"Compiles are not recorded: {found.reason}.")
     libraries = tuple(str(Path(one.__file__).parent) for one in (tf, keras))
     observer = TensorFlowObserver(writer, watching, dumps, libraries)
     with hooks.installed(observer) as missing:
         for text in missing:
-            warn(f"Not observed: {text}.")
+            warn(f"Not recorded: {text}.")
         try:
             with live.recorded_by(observer.log):
                 yield observer

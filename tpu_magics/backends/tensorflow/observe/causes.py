@@ -12,17 +12,15 @@ from tpu_magics.backends.tensorflow.observe.traced_functions import Literal
 from tpu_magics.runs.events import Input
 
 _FLAGS = ("training", "is_training", "train", "trainable", "inference")
-_ONCE_EACH = "Expected once for each mode; keep the batch size of training in the others."
-_DROP_ARRAYS = (
-    "Give fit a batch_size that divides the number of samples, or a tf.data pipeline with drop_remainder=True."
-)
+_ONCE_EACH = "Expected once per mode. Use the training batch size in the other modes."
+_DROP_ARRAYS = "Use a batch_size that divides the number of samples, or a tf.data pipeline with drop_remainder=True."
 _DROP_PIPELINE = (
-    "Give the pipeline batch(..., drop_remainder=True); to keep all samples, pad the last batch and weigh it."
+    "Use batch(..., drop_remainder=True). To keep all samples, pad the last batch and give padded rows weight 0."
 )
-_SAME_BATCH = "Keep the batch size the same in every step: batch(..., drop_remainder=True), also for evaluation."
+_SAME_BATCH = "Use the same batch size in every step: batch(..., drop_remainder=True), also for evaluation."
 _PAD = (
-    "Pad to a multiple: padded_batch(..., padded_shapes=..., drop_remainder=True), or pad_to_multiple_of=64 in the "
-    "tokenizer; an input_signature with None saves traces, not compiles."
+    "Pad to a multiple: padded_batch(..., padded_shapes=..., drop_remainder=True), or pad_to_multiple_of=64 in "
+    "the tokenizer. An input_signature with None saves retraces, not compiles."
 )
 
 
@@ -108,11 +106,12 @@ def _optimizer_state(pair: FunctionComparison) -> Verdict | None:
     state = [one for one in arrived if any(_part_of(one.name, name) for name in empty - new.facts.literals.keys())]
     if not state or len(state) != len(arrived):
         return None
-    line = f"{state[0].name} is an argument now ({_tensor(state[0])}), before it was None and made in the step"
+    line = f"{state[0].name} is now an argument ({_tensor(state[0])}); before, it was None and created in the step"
     return Verdict(
         "optimizer-state",
-        "The optimizer's state was made in the first step; now it is an argument, which is another program.",
-        "Expected once after the first step; make the state before the loop, and it does not happen.",
+        "The optimizer's state was created in the first step. It is now an argument, which makes a different program.",
+        "Expected: the optimizer state is created in the first step. No action needed. To avoid it, create "
+        "the state before the loop.",
         (line, *pair.evidence),
     )
 
@@ -129,9 +128,9 @@ def _python_number(pair: FunctionComparison) -> Verdict | None:
     lines = tuple(f"{name} now {now!r}, before {before!r}" for name, (before, now) in numbers.items())
     return Verdict(
         "python-number",
-        f"A Python number is an argument of the tf.function: {name} is now {now!r}, before {before!r}; each value is "
-        "traced and compiled anew.",
-        f"Pass it as a tensor: {name}=tf.constant({now!r}), or keep it the same in every step.",
+        f"A Python number is an argument of the tf.function: {name} is now {now!r}, before {before!r}; each new "
+        "value is traced and compiled.",
+        f"Pass it as a tensor: {name}=tf.constant({now!r}), or use the same value in every step.",
         (*lines, *pair.input_lines),
     )
 
@@ -174,12 +173,12 @@ def _made_anew(pair: FunctionComparison) -> Verdict | None:
     if new.made == old.made or not pair.same_function:
         return None
     if new.keras:
-        text = "Keras made a new function: the model was compiled again, or it is another model."
+        text = "Keras created a new function: model.compile was called again, or it is another model."
         fix = "Call model.compile once, before the loop, and train the same model; one compile for each model remains."
     else:
-        how = "made anew, or a method of another object"
-        text = f"{new.function} is another tf.function than before, of the same Python function ({how})."
-        fix = "Make the tf.function once, outside of the loop (or decorate the function), and call that one."
+        how = "created again, or a method of another object"
+        text = f"{new.function} is a new tf.function of the same Python function ({how})."
+        fix = "Create the tf.function once, outside the loop (or decorate the function), and call that one."
     return Verdict("new-code", text, fix, pair.evidence)
 
 
@@ -188,35 +187,35 @@ def _other_function(pair: FunctionComparison) -> Verdict | None:
     if pair.same_function:
         return None
     text = f"This line runs more than one program; this one is {pair.new.facts.function or 'of another function'}."
-    return Verdict("new-code", text, "Expected once for each of them.", pair.evidence)
+    return Verdict("new-code", text, "Expected once per program.", pair.evidence)
 
 
 def _other_arguments(pair: FunctionComparison) -> Verdict | None:
     new, old = pair.new, pair.old
     names = {one.name for one in new.inputs} ^ {one.name for one in old.inputs}
     if names:
-        text = f"The function was called with other arguments: {', '.join(sorted(names)[:4])}."
+        text = f"The function was called with different arguments: {', '.join(sorted(names)[:4])}."
     elif pair.literals:
         name, (before, now) = next(iter(pair.literals.items()))
-        text = f"The function was called with another Python value: {name} is now {now!r}, before {before!r}."
+        text = f"The function was called with a different Python value: {name} is now {now!r}, before {before!r}."
     else:
         return None
-    fix = "Call it with the same arguments in every step, or give each way a function of its own."
+    fix = "Call it with the same arguments in every step, or use one function per set of arguments."
     return Verdict("new-code", text, fix, pair.evidence)
 
 
 def _other_operations(pair: FunctionComparison) -> Verdict | None:
     if pair.change is None or pair.change.same_ops:
         return None
-    text = "The program has other operations than before; its function was traced again."
-    fix = "Look at the difference of the graphs, and at the retraces that the run tells."
+    text = "The operations changed between steps; the function was traced again."
+    fix = "Look for a Python branch or loop that depends on the step, and see the retraces of this run."
     return Verdict("new-code", text, fix, pair.evidence)
 
 
 def _unknown(pair: FunctionComparison) -> Verdict:
     why = "the graphs could not be compared" if pair.change is None else "none of the known causes fits"
-    fix = "Compare the evidence with your code; if it is no cause of yours, please report it."
-    return Verdict("unknown", f"The cause is not certain: {why}.", fix, pair.evidence)
+    fix = "Compare the evidence with your code. If your code is not the cause, please report it."
+    return Verdict("unknown", f"The cause is unknown: {why}.", fix, pair.evidence)
 
 
 RULES: tuple[Callable[[FunctionComparison], Verdict | None], ...] = (

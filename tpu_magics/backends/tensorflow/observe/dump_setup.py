@@ -21,14 +21,14 @@ NAMED = "before_optimizations.txt"
 _VARIABLE = "XLA_FLAGS"
 _TEXT = "--xla_dump_hlo_as_text"
 _UNREAD = (
-    "XLA_FLAGS sends XLA's dump to {folder}, and XLA wrote no text of a compile there: add --xla_dump_hlo_as_text to "
-    "XLA_FLAGS, take what chooses modules out of it, and restart the kernel"
+    "XLA_FLAGS sends XLA's dump to {folder}, but XLA wrote no HLO text there. Add --xla_dump_hlo_as_text to "
+    "XLA_FLAGS, remove flags that select modules, and restart the kernel"
 )
 _TOO_LATE = (
-    "XLA had compiled before this run and reads XLA_FLAGS only once: restart the kernel, and let %tpu_init or the run "
-    "come before the first compile"
+    "XLA had already compiled before this run, and it reads XLA_FLAGS only once. Restart the kernel and run "
+    "%tpu_init before the first compile"
 )
-_NONE_ON_TPU = "the TPU's compiler wrote no dump into a folder of this host"
+_NONE_ON_TPU = "the TPU compiler wrote no dump to a folder on this host"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def _enable(device: str) -> DumpSetup:
     try:
         folder = locked.make()
     except OSError as error:
-        return DumpSetup(None, f"no temporary folder could be made: {error.strerror or error}")
+        return DumpSetup(None, f"no temporary folder could be created: {error.strerror or error}")
     dumps = folder.path / "dumps"
     dumps.mkdir(mode=0o700)
     try:

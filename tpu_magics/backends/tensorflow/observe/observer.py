@@ -34,8 +34,8 @@ from tpu_magics.runs.meter import StepMeter
 from tpu_magics.runs.writer import EventWriter
 
 _IN_TRACE = (
-    "tpu_magics.log was given a tensor inside a function that TensorFlow traces: it runs there once for each trace, "
-    "and there is no value. Return the tensor from the function, and log it after the call."
+    "tpu_magics.log was called with a tensor inside a tf.function, where it runs once per trace and has no "
+    "value. Return the tensor from the function and log it after the call."
 )
 
 
@@ -136,7 +136,7 @@ class TensorFlowObserver(Guarded):
             return most if most <= 1 else keras_calls.steps_done(frame, most, result)
         except Exception as error:
             self.uncounted = f"{type(error).__name__}: {error}"
-            self._warn("steps-stopped", f"Steps are not counted any more ({self.uncounted}).")
+            self._warn("steps-stopped", f"Step counting stopped ({self.uncounted}).")
             return 0
 
     def step(self, count: int) -> None:

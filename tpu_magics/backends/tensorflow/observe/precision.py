@@ -15,10 +15,10 @@ from tpu_magics.runs import events
 _POLICIES = {"mixed_bfloat16": "bf16", "bfloat16": "bf16", "float32": "fp32"}
 OPTION, POLICY = "--precision", "Keras' dtype policy"
 _EARLIER = (
-    " Layers keep the dtype that they were made with: build the model again under --precision bf16; those with "
-    'dtype="float32" stay so.'
+    " Layers keep the dtype that they were created with: build the model again under --precision bf16. Layers "
+    'with dtype="float32" stay float32.'
 )
-_OWN = " The program itself uses bfloat16: a policy of the model, or a cast."
+_OWN = " The model itself uses bfloat16 (a dtype policy or a cast)."
 
 
 class ProgramPrecision:
@@ -56,7 +56,7 @@ def judge(asked: str, source: str, graph: hlo.Graph, digest: str, variables: Map
     types = hlo.multiplied_types(graph)
     agrees = not total or {"bf16": bf16 == total, "fp32": bf16 == 0}.get(asked, True)
     reason = "" if agrees else _EARLIER if asked == "bf16" else _OWN
-    request = f"{asked} asked by {source}" if asked else "no precision asked"
+    request = f"{asked} requested by {source}" if asked else "no precision requested"
     return {
         "asked": asked,
         "source": source,

@@ -69,7 +69,7 @@ class Retraces:
         """At the end: functions with more retraces than were told."""
         for name, count in self.counts.items():
             if count > REPORTED_EACH:
-                yield f"{name} was traced again {count} times in this run; the first {REPORTED_EACH} were told."
+                yield f"{name} was traced again {count} times in this run; only the first {REPORTED_EACH} are listed."
 
 
 def _keys(function: Any) -> list[tuple[Key, int]]:
@@ -103,9 +103,9 @@ def _differences(new: Key, old: Key) -> Iterator[str]:
     now, before = new[1], old[1]
     for name in (*now, *(one for one in before if one not in now)):
         if now.get(name) != before.get(name):
-            yield f"{name} is now {now.get(name, 'not there')}, before {before.get(name, 'not there')}"
+            yield f"{name} is now {now.get(name, 'absent')}, before {before.get(name, 'absent')}"
     if new[0] != old[0]:
-        yield "it was called in another place (device, strategy's scope)"
+        yield "it was called in another context (device, strategy scope)"
 
 
 def _short(kind: Any) -> str:
