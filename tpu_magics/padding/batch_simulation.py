@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from tpu_magics.padding.lengths import LengthSource
 
 SEED = 0
-SAMPLES = 3_000_000  # drawn at most; more epochs than fit are not simulated
+SAMPLES = 3_000_000  # maximum; further epochs are not simulated
 
 
 @dataclass(frozen=True)
 class SimulatedBatches:
-    """Batches of `epochs` epochs. `full`: how many full batches have each longest length; `short`: the same of the
-    batches that have fewer samples, by (samples, longest)."""
+    """Batches of `epochs` epochs. `full`: number of full batches of each longest length; `short`: the same for batches
+    with fewer samples, by (samples, longest)."""
 
     epochs: int
     full: Counter[int]
@@ -24,7 +24,7 @@ class SimulatedBatches:
     batch_size: int
 
     def padded_to(self, multiple: int) -> PaddedBatches:
-        """What these batches become where each is padded to its longest, rounded up to a multiple."""
+        """These batches, each padded to its longest sample rounded up to a multiple."""
         full = [(rounded(longest, multiple), count) for longest, count in self.full.items()]
         short = [(size, rounded(longest, multiple), count) for (size, longest), count in self.short.items()]
         slots = self.batch_size * sum(length * count for length, count in full)
@@ -39,7 +39,7 @@ class SimulatedBatches:
 
 @dataclass(frozen=True)
 class PaddedBatches:
-    """Lengths of full batches, shapes of short ones, and token slots of one epoch."""
+    """Lengths of full batches, number of shapes of short ones, and token slots of one epoch."""
 
     lengths: tuple[int, ...]
     short_shapes: int
@@ -47,12 +47,12 @@ class PaddedBatches:
 
 
 def rounded(length: int, multiple: int) -> int:
-    """Up to a multiple, and to one at least."""
+    """`length` rounded up to a multiple, at least one."""
     return max(1, -(-length // multiple)) * multiple
 
 
 def simulate(lengths: Sequence[int], source: LengthSource, batch_size: int, epochs: int) -> SimulatedBatches:
-    """The batches of the first epochs: a seeded shuffle of all samples, or the order that the source tells."""
+    """The batches of the first epochs: a seeded shuffle of all samples, or the order of the source."""
     many = min(epochs, max(1, SAMPLES // len(lengths))) if source.order == "shuffled" else 1
     full: Counter[int] = Counter()
     short: Counter[tuple[int, int]] = Counter()

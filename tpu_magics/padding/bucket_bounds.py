@@ -41,16 +41,16 @@ class _BoundsProblem:
 
 
 def best_buckets(counts: Mapping[int, int], most: int, group: int = 1, ranks: int = 1) -> list[Buckets]:
-    """The best bounds for at most 1, 2, ... `most` buckets; fewer results where more buckets save nothing, none where
-    all samples together fill no group.
+    """The best bounds for at most 1, 2, ... `most` buckets; fewer results if more buckets save nothing, none if all
+    samples together fill no group.
 
     Each bucket that makes batches has a sample of its own for each rank, and the longest bucket makes some: samples
     that fill no group are dropped, and must not be the same ones in every epoch.
 
     Args:
-        counts: how many samples have each length.
-        group: samples that are taken together: batch size times ranks.
-        ranks: how many take a step together.
+        counts: number of samples of each length.
+        group: samples per step: batch size times ranks.
+        ranks: number of ranks that take a step together.
     """
     problem = _bounds_problem(counts, group, ranks)
     costs: list[int | None] = [0, *([None] * len(problem.lengths))]
@@ -72,12 +72,12 @@ def _bounds_problem(counts: Mapping[int, int], group: int, ranks: int) -> _Bound
     for length in lengths:
         below.append(below[-1] + counts[length])
     filled = [samples // group * group for samples in below]
-    filled[-1] = below[-1]  # what fills no group is reckoned as long as the longest
+    filled[-1] = below[-1]  # samples that fill no group count as long as the longest
     return _BoundsProblem(lengths, below, filled, group, ranks)
 
 
 def _one_more(before: Sequence[int | None], problem: _BoundsProblem) -> tuple[list[int | None], list[int]]:
-    """The least costs with one bucket more, and where the last of them begins."""
+    """The lowest costs with one more bucket, and where that bucket begins."""
     below, filled = problem.below, problem.filled
     costs: list[int | None] = [0, *([None] * (len(before) - 1))]
     origin = [0] * len(before)
@@ -99,7 +99,7 @@ def _one_more(before: Sequence[int | None], problem: _BoundsProblem) -> tuple[li
 
 
 def _longest(before: Sequence[int | None], problem: _BoundsProblem) -> tuple[int | None, int]:
-    """The same for the longest bucket, by all its beginnings: it must fill a group."""
+    """The same for the longest bucket, over all its beginnings: it must fill a group."""
     bound, samples = problem.lengths[-1], problem.below[-1]
     ways = [
         (cost + bound * (samples - problem.filled[start]), start)
@@ -116,7 +116,7 @@ def _at(line: Line, x: int) -> int:
 
 
 def _add(hull: deque[Line], line: Line) -> None:
-    """Put a line behind the others, none of which falls more steeply, and take out those that are lowest nowhere."""
+    """Append a line, none of the others being steeper, and remove lines that are lowest nowhere."""
     if hull and hull[-1][0] == line[0]:
         if hull[-1][1] <= line[1]:
             return
@@ -132,7 +132,7 @@ def _needless(first: Line, middle: Line, last: Line) -> bool:
 
 
 def _bounds(came: Sequence[Sequence[int]], problem: _BoundsProblem) -> tuple[int, ...]:
-    """The bounds, back from the longest; those that make no batch are left out."""
+    """The bounds, from the longest backwards, without those that make no batch."""
     bounds: list[int] = []
     end = len(problem.lengths)
     for origin in reversed(came):

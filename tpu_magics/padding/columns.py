@@ -10,8 +10,8 @@ from typing import Any
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.padding.lengths import MASK, TODO, TOKENS, LengthSource, Texts, lengths_of, without_padding
 
-SAMPLED = 10_000  # samples that are looked at where a source has no end that is known
-_CHUNK = 10_000  # rows of an Arrow table at once
+SAMPLED = 10_000  # samples read from a source of unknown size
+_CHUNK = 10_000  # rows read at once from an Arrow table
 
 
 def read_splits(given: Any) -> LengthSource | None:
@@ -26,7 +26,7 @@ def read_splits(given: Any) -> LengthSource | None:
 
 
 def read_table(given: Any) -> LengthSource | None:
-    """A Hugging Face Dataset, a data frame, a BatchEncoding or a dict: the column that holds the tokens."""
+    """A Hugging Face Dataset, a data frame, a BatchEncoding or a dict: the column that has the tokens."""
     names = _names(given)
     if names is None or not hasattr(given, "__getitem__") or not hasattr(given, "__len__") or _transformed(given):
         return None
@@ -40,18 +40,18 @@ def read_table(given: Any) -> LengthSource | None:
 
 
 def _names(given: Any) -> list[Any] | None:
-    """The names of the columns, None where it has none."""
+    """The names of the columns; None without columns."""
     for names in ("column_names", "columns"):
-        told = getattr(given, names, None)
-        if told is not None and not callable(told) and not isinstance(told, dict):
-            return list(told)
+        columns = getattr(given, names, None)
+        if columns is not None and not callable(columns) and not isinstance(columns, dict):
+            return list(columns)
     return list(given.keys()) if hasattr(given, "keys") else None
 
 
 def _transformed(given: Any) -> bool:
-    """Whether rows are made on the fly (set_transform): then its columns are not what a model gets."""
-    told = getattr(given, "format", None)
-    return isinstance(told, dict) and told.get("type") == "custom"
+    """Whether rows are made on the fly (set_transform): then a model does not get these columns."""
+    style = getattr(given, "format", None)
+    return isinstance(style, dict) and style.get("type") == "custom"
 
 
 def _no_tokens(given: Any, names: list[Any]) -> TpuMagicsError:
@@ -63,13 +63,13 @@ def _no_tokens(given: Any, names: list[Any]) -> TpuMagicsError:
 
 
 def column(given: Any, name: str) -> Any:
-    """A column's values: rows of a 2-D array or tensor as its lists."""
+    """A column's values; rows of a 2-D array or tensor as lists."""
     values = given[name]
     return values.tolist() if hasattr(values, "tolist") else values
 
 
 def _arrow_lengths(given: Any, name: str) -> list[int] | None:
-    """The lengths of a Dataset's column from its Arrow table: the ids themselves are never made into Python objects."""
+    """Lengths of a Dataset's column from its Arrow table, without making Python objects of the ids."""
     compute = sys.modules.get("pyarrow.compute")
     if compute is None or not hasattr(given, "with_format") or not hasattr(given, "select_columns"):
         return None
@@ -121,7 +121,7 @@ def read_array(given: Any) -> LengthSource | None:
 
 
 def read_many(given: Any) -> LengthSource | None:
-    """A list or another sequence of samples, a dataset with an index, or what can be gone through again and again."""
+    """A list or another sequence of samples, a dataset with an index, or an iterable that can be read repeatedly."""
     what = f"the {type(given).__name__}"
     if isinstance(given, Sequence):
         lengths = lengths_of(list(given), what)
@@ -149,7 +149,7 @@ def _masks(rows: Sequence[Any]) -> Callable[[], Iterator[Any]] | None:
 def _stream(given: Any, what: str) -> LengthSource:
     rows = list(islice(iter(given), SAMPLED))
     found = without_padding(lengths_of(rows, what), _masks(rows), what)
-    said = f"{what[0].upper()}{what[1:]} has no known size: only its first {len(rows):,} samples were used."
+    note = f"{what[0].upper()}{what[1:]} has no known size: only its first {len(rows):,} samples were used."
     return LengthSource(
-        found.lengths, what, indexed=False, notes=(*found.notes, *((said,) if len(rows) == SAMPLED else ()))
+        found.lengths, what, indexed=False, notes=(*found.notes, *((note,) if len(rows) == SAMPLED else ()))
     )

@@ -9,9 +9,17 @@ from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
 
-TOKENS = ("input_ids", "input_features", "input_values", "inputs", "tokens", "length", "lengths")  # first found counts
+TOKENS = (
+    "input_ids",
+    "input_features",
+    "input_values",
+    "inputs",
+    "tokens",
+    "length",
+    "lengths",
+)  # the first one found is used
 MASK = "attention_mask"
-LONGEST = 10_000_000  # tokens of one sample: beyond, it is something else than a length
+LONGEST = 10_000_000  # tokens of one sample; more is not a length
 TODO = (
     "Pass the lengths ([len(ids) for ids in ...]), lists of token ids, a tokenised dataset or its column, or a "
     "DataLoader."
@@ -20,11 +28,11 @@ TODO = (
 
 @dataclass(frozen=True)
 class LengthSource:
-    """Lengths in tokens, in the order of the dataset, and what the source tells of its batches.
+    """Lengths in tokens, in the order of the dataset, and what is known of its batches.
 
-    `what`: the source in words. `batch_size` and `drop_last`: None where it does not tell. `order`: "shuffled",
-    "in order", or "as drawn": then `batches` holds the indices of each batch of one epoch. `indexed`: the positions are
-    those of a dataset, so that a batch sampler can be made for it. `notes`: sentences for the person.
+    `what`: the source in words. `batch_size` and `drop_last`: None if unknown. `order`: "shuffled", "in order", or "as
+    drawn": then `batches` has the indices of each batch of one epoch. `indexed`: the positions are those of a dataset,
+    so a batch sampler can be made for it. `notes`: sentences for the user.
     """
 
     lengths: list[int]
@@ -38,16 +46,16 @@ class LengthSource:
 
 
 class NoLength(Exception):
-    """A sample without a length; the text says what it is instead."""
+    """A sample without a length; the message says what it is."""
 
 
 class Texts(NoLength):
-    """The samples are texts, which have no tokens yet."""
+    """The samples are texts, without tokens yet."""
 
 
 def lengths_of(samples: Iterable[Any], what: str) -> list[int]:
-    """The checked length of each sample. Raises TpuMagicsError that names the first sample that has none, and Texts
-    where the samples are texts."""
+    """The checked length of each sample. Raises TpuMagicsError for the first sample without a length, and Texts if the
+    samples are texts."""
     items = samples if isinstance(samples, list) else list(samples)
     kinds = set(map(type, items))
     if kinds <= {int}:
@@ -71,7 +79,7 @@ def _length_or_error(item: Any, number: int, what: str) -> int:
 
 
 def checked(lengths: list[int], what: str) -> list[int]:
-    """The lengths, if all of them can be lengths."""
+    """The lengths, if all are valid."""
     if not lengths:
         raise TpuMagicsError(
             f"There are no samples in {what}.", "The lengths of samples are needed to choose a padding.", TODO
@@ -112,7 +120,7 @@ def length_of(item: Any) -> int:
 
 
 def _row(item: Any) -> int | None:
-    """A row of columns: its tokens, padded ones too."""
+    """A row of columns: its tokens, including padding."""
     if not (hasattr(item, "keys") and hasattr(item, "__getitem__")):
         return None
     names = list(item.keys())
@@ -125,8 +133,8 @@ def _row(item: Any) -> int | None:
 
 
 def _shaped(item: Any) -> int | None:
-    """An array or tensor: its first dimension; of ids in one row (a tokenizer's return_tensors) the second. Whole
-    numbers in several rows are no sample of tokens."""
+    """An array or tensor: its first dimension, or the second if there is one row of ids (a tokenizer's return_tensors).
+    Several rows of integers are not one sample of tokens."""
     shape = getattr(item, "shape", None)
     if shape is None or callable(shape) or len(shape) == 0:
         return None
@@ -138,7 +146,7 @@ def _shaped(item: Any) -> int | None:
 
 
 def _encoding(item: Any) -> int | None:
-    """What the library tokenizers gives for one text."""
+    """An Encoding of the library tokenizers."""
     ids = getattr(item, "ids", None)
     return len(ids) if isinstance(ids, list) else None
 
@@ -156,7 +164,7 @@ def _sequence(item: Any) -> int | None:
 
 
 def _number(item: Any) -> int | None:
-    """A number of any library: whole ones by the protocol for indices, floats that are whole."""
+    """A number of any library: integers by the index protocol, floats with integer values."""
     try:
         return operator.index(item)
     except TypeError:
@@ -174,23 +182,23 @@ def _number(item: Any) -> int | None:
 
 
 def without_padding(lengths: list[int], masks: Callable[[], Iterable[Any]] | None, what: str) -> LengthSource:
-    """The source of these lengths; where all are equal, the samples may be padded already, and then their lengths are
-    what their masks mark. `masks`: gives the masks (None: there are none)."""
+    """The source of these lengths. If all are equal, the samples may be padded, and the lengths are taken from the
+    masks. `masks`: returns the masks (None: there are none)."""
     if len(lengths) < 2 or min(lengths) != max(lengths):
         return LengthSource(lengths, what)
     found = checked([marked(mask) for mask in masks()], what) if masks is not None else lengths
     if found == lengths:
-        said = (
+        note = (
             f"All samples have {lengths[0]:,} tokens. If they are padded, pass them unpadded or with their "
             "attention mask."
         )
-        return LengthSource(lengths, what, notes=(said,))
+        return LengthSource(lengths, what, notes=(note,))
     note = f"The samples are already padded to {lengths[0]:,}. Their lengths were taken from the {MASK}."
     return LengthSource(found, what, notes=(note,))
 
 
 def marked(mask: Any) -> int:
-    """How many tokens a mask marks."""
+    """Number of tokens that a mask marks."""
     values = mask.tolist() if hasattr(mask, "tolist") else mask
     while values and isinstance(values[0], (list, tuple)):
         values = values[0]

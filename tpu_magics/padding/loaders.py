@@ -14,7 +14,7 @@ from typing import Any
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.padding.lengths import MASK, TOKENS, LengthSource, Texts, lengths_of, marked
 
-BATCHES = 2_000  # batches that are looked at, where only batches tell lengths
+BATCHES = 2_000  # maximum number of batches to read lengths from
 _RANDOM = ("RandomSampler", "SeedableRandomSampler", "DistributedSampler")
 
 
@@ -23,13 +23,13 @@ def is_loader(given: Any) -> bool:
 
 
 def unwrapped(given: Any) -> Any:
-    """The loader inside of one that accelerate has prepared."""
+    """The loader inside one that accelerate has prepared."""
     inner = getattr(given, "dataloader", None)
     return inner if is_loader(inner) and not is_loader(given) else given
 
 
 def read_loader(given: Any, read_dataset: Callable[[Any], LengthSource]) -> LengthSource | None:
-    """The lengths of a loader's dataset; of its batches where the dataset has none."""
+    """Lengths from a loader's dataset, or from its batches if the dataset has none."""
     loader = unwrapped(given)
     if not is_loader(loader):
         return None
@@ -59,11 +59,11 @@ def _ordered(loader: Any, found: LengthSource) -> LengthSource:
 
 
 def _drawn(batch_sampler: Any, found: LengthSource) -> LengthSource:
-    """With the batches that a sampler of the person's own draws in one epoch."""
+    """With the batches that a custom sampler draws in one epoch."""
     try:
-        drawn = islice(copy.copy(batch_sampler), len(found.lengths))  # a copy: it may count its epochs
+        drawn = islice(copy.copy(batch_sampler), len(found.lengths))  # a copy, as it may count epochs
         batches = tuple(tuple(map(int, batch)) for batch in drawn)
-    except Exception:  # a sampler's own code may raise anything, e.g. because it wants a process group
+    except Exception:  # custom samplers may raise anything, e.g. for a missing process group
         return found
     known = all(0 <= index < len(found.lengths) for batch in batches for index in batch)
     if not batches or not known:
@@ -75,7 +75,7 @@ def _drawn(batch_sampler: Any, found: LengthSource) -> LengthSource:
 
 
 def _from_batches(loader: Any, why: str) -> LengthSource:
-    """Lengths from the loader's real batches: what their masks mark."""
+    """Lengths from the loader's real batches, by their masks."""
     lengths: list[int] = []
     batches: list[tuple[int, ...]] = []
     masked = True
@@ -103,7 +103,7 @@ def _said(why: str, count: int, masked: bool) -> Iterator[str]:
 
 
 def _batch_lengths(batch: Any) -> tuple[list[int], bool]:
-    """The length of each row of a batch, and whether a mask told it."""
+    """The length of each row of a batch, and whether it came from a mask."""
     if hasattr(batch, "keys"):
         if MASK in batch:
             return [marked(row) for row in batch[MASK]], True
@@ -123,7 +123,7 @@ def _batch_lengths(batch: Any) -> tuple[list[int], bool]:
 
 @contextmanager
 def kept_random_states() -> Iterator[None]:
-    """What the block draws at random, the notebook does not notice."""
+    """Restore the random states of Python, NumPy and torch after the block."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     python = random.getstate()
     of_torch = torch.random.get_rng_state() if torch is not None else None

@@ -15,16 +15,16 @@ from tpu_magics.padding.lengths import LengthSource
 from tpu_magics.padding.loaders import is_loader, unwrapped
 from tpu_magics.padding.sources import read
 from tpu_magics.padding.strategies import CodeNames, PaddingStrategy, PaddingTask, choose, code, shown, strategies
-from tpu_magics.padding.timings import Timings, check_given, not_asked, seconds
+from tpu_magics.padding.timings import Timings, check_given, seconds, without_times
 
-BATCH = 32  # where nobody tells
+BATCH = 32  # default batch size
 MULTIPLES = (32, 64, 128)
 MOST_BUCKETS = 64
 
 
 @dataclass(frozen=True)
 class PadOptions:
-    """The options of `%tpu_pad`; None: found out, or its default. `tf_data`: the line of code is for TensorFlow."""
+    """The options of `%tpu_pad`; None: detected, or the default. `tf_data`: the line of code is for TensorFlow."""
 
     multiples: Sequence[int] = MULTIPLES
     batch: int | None = None
@@ -40,7 +40,7 @@ class PadOptions:
     tf_data: bool = False
 
     def check(self) -> None:
-        """Raise TpuMagicsError where one of them cannot be."""
+        """Raise TpuMagicsError for an invalid option."""
         whole = {
             "--batch": self.batch,
             "--max-length": self.max_length,
@@ -64,8 +64,8 @@ class PadOptions:
 
 @dataclass(frozen=True)
 class PaddingReport:
-    """What was found. `counts`: samples of each length, as they are after cutting; `ways`: the rows; `choice`: one of
-    them; `because`: why, as the end of a sentence; `seconds`: what was measured; `notes`: sentences."""
+    """`counts`: samples of each length, after truncation; `ways`: the rows; `choice`: one of them; `because`: the
+    reason, as the end of a sentence; `seconds`: measured times; `notes`: sentences."""
 
     what: str
     counts: dict[int, int]
@@ -80,30 +80,32 @@ class PaddingReport:
         return f"<{type(self).__name__}: {self.choice.name}, {self.choice.code}>"
 
 
-def advise(given: Any, asked: PadOptions | None = None, expression: str = "lengths") -> PaddingReport:
-    """The advice about the lengths of `given` (see `sources.read`). `expression`: how the person's code names it."""
-    asked = asked or PadOptions()
-    asked.check()
-    source = _as_asked(read(given), asked)
-    longest = asked.max_length or max(source.lengths)
+def advise(given: Any, options: PadOptions | None = None, expression: str = "lengths") -> PaddingReport:
+    """The advice for the lengths of `given` (see `sources.read`). `expression`: the name in the user's code."""
+    options = options or PadOptions()
+    options.check()
+    source = _as_requested(read(given), options)
+    longest = options.max_length or max(source.lengths)
     lengths, cut = _cut(source.lengths, longest)
-    task = _task(source, lengths, asked)
-    found = not_asked() if asked.plain else seconds(asked.run, asked.compile_seconds, asked.tokens_per_second)
+    task = _task(source, lengths, options)
+    found = (
+        without_times() if options.plain else seconds(options.run, options.compile_seconds, options.tokens_per_second)
+    )
     names = _names(given, source, expression)
     ways = tuple(
-        replace(way, code=tf_data.line(way, task) if asked.tf_data else code(way, task, names, cut > 0))
+        replace(way, code=tf_data.line(way, task) if options.tf_data else code(way, task, names, cut > 0))
         for way in strategies(task, found)
     )
     choice, because = choose(ways)
-    notes = (*_notes(source, task, asked, found, cut), *_tiles(choice, task))
+    notes = (*_notes(source, task, options, found, cut), *_tiles(choice, task))
     return PaddingReport(source.what, dict(task.counts), task, shown(ways, choice), choice, because, found, notes)
 
 
-def _as_asked(source: LengthSource, asked: PadOptions) -> LengthSource:
-    """Drawn batches count only where their size is the one asked for; then the samples are those in them."""
+def _as_requested(source: LengthSource, options: PadOptions) -> LengthSource:
+    """Drawn batches are used only if their size is the requested one; then the samples are those in them."""
     if source.order != "as drawn":
         return source
-    if asked.batch not in (None, source.batch_size):
+    if options.batch not in (None, source.batch_size):
         return replace(source, order="shuffled", batches=())
     ends = [0]
     for batch in source.batches:
@@ -113,38 +115,38 @@ def _as_asked(source: LengthSource, asked: PadOptions) -> LengthSource:
 
 
 def _cut(lengths: list[int], longest: int) -> tuple[list[int], int]:
-    """The lengths, none above `longest`, and how many were cut."""
+    """The lengths truncated to `longest`, and how many were truncated."""
     if max(lengths) <= longest:
         return lengths, 0
     return [min(length, longest) for length in lengths], sum(length > longest for length in lengths)
 
 
 def _counts(lengths: list[int]) -> dict[int, int]:
-    """Samples of each length, the shortest first; an empty sample takes one slot all the same."""
+    """Samples of each length, shortest first; an empty sample still takes one slot."""
     counts = Counter(lengths)
     counts[1] += counts.pop(0, 0)
     return dict(sorted((+counts).items()))
 
 
-def _task(source: LengthSource, lengths: list[int], asked: PadOptions) -> PaddingTask:
-    batch = asked.batch or source.batch_size or min(BATCH, len(lengths))
+def _task(source: LengthSource, lengths: list[int], options: PadOptions) -> PaddingTask:
+    batch = options.batch or source.batch_size or min(BATCH, len(lengths))
     return PaddingTask(
         counts=_counts(lengths),
         tokens=sum(lengths),
-        drawn=simulate(lengths, source, batch, asked.epochs),
+        drawn=simulate(lengths, source, batch, options.epochs),
         batch_size=batch,
-        ranks=asked.ranks,
-        max_length=asked.max_length or max(lengths),
-        epochs=asked.epochs,
-        multiples=tuple(sorted(set(asked.multiples))),
+        ranks=options.ranks,
+        max_length=options.max_length or max(lengths),
+        epochs=options.epochs,
+        multiples=tuple(sorted(set(options.multiples))),
         last=source.drop_last is False or source.order == "as drawn",
-        buckets=asked.buckets,
-        align=asked.align,
+        buckets=options.buckets,
+        align=options.align,
     )
 
 
 def _names(given: Any, source: LengthSource, expression: str) -> CodeNames:
-    """Names for the code. A loader's own dataset and collate function are used again."""
+    """Names for the code; a loader's own dataset and collate function are reused."""
     if is_loader(unwrapped(given)):
         inner = expression if is_loader(given) else f"{expression}.dataloader"
         dataset = f"{inner}.dataset"
@@ -157,7 +159,7 @@ def _names(given: Any, source: LengthSource, expression: str) -> CodeNames:
 # -- sentences -----------------------------------------------------------------------------------------------------
 
 
-def _notes(source: LengthSource, task: PaddingTask, asked: PadOptions, found: Timings, cut: int) -> Iterator[str]:
+def _notes(source: LengthSource, task: PaddingTask, options: PadOptions, found: Timings, cut: int) -> Iterator[str]:
     yield from source.notes
     if cut:
         many = f"{cut:,} samples are" if cut > 1 else "1 sample is"
@@ -165,20 +167,22 @@ def _notes(source: LengthSource, task: PaddingTask, asked: PadOptions, found: Ti
             f"{many} truncated to {task.max_length:,} tokens: tokenizer(..., truncation=True, "
             f"max_length={task.max_length})."
         )
-    yield _batches(source, task, asked)
+    yield _batches(source, task, options)
     yield (
         "Multiples: each batch is padded to its longest sample, rounded up, as pad_to_multiple_of does. Buckets: "
         "each sample goes to the smallest bucket that holds it, and a batch is made of one bucket; these bounds "
         "need the least padding."
     )
     yield f"Padded tokens: the share of padding in all token slots of an epoch. {_last(task)}"
-    if not asked.plain:
+    if not options.plain:
         yield from filter(None, _seconds(task, found))
 
 
-def _batches(source: LengthSource, task: PaddingTask, asked: PadOptions) -> str:
-    told = "--batch" if asked.batch else "from the DataLoader" if source.batch_size else "assumed; set it with --batch"
-    text = f"Batches of {task.batch_size:,} ({told})"
+def _batches(source: LengthSource, task: PaddingTask, options: PadOptions) -> str:
+    origin = (
+        "--batch" if options.batch else "from the DataLoader" if source.batch_size else "assumed; set it with --batch"
+    )
+    text = f"Batches of {task.batch_size:,} ({origin})"
     if task.ranks > 1:
         text += f" on each of {task.ranks} ranks"
     if source.order == "as drawn":

@@ -51,19 +51,19 @@ class BucketBatches:
     """A batch sampler: batches of samples that fit one bound, in a new random order in each epoch.
 
     What does not fill a batch (or a group of `ranks` batches) goes into the next larger bucket, so at most one group in
-    an epoch is incomplete; it is dropped. Each batch holds a sample of its own bucket, so a collator that pads the
+    an epoch is incomplete; it is dropped. Each batch has a sample of its own bucket, so a collator that pads the
     longest up to its bound pads to this bucket's.
 
     Args:
         lengths: what `%tpu_pad` takes, in the order of the dataset.
         bounds: the lengths to pad to; the largest holds the longest sample.
         batch_size: samples of one batch on one rank.
-        shuffle: in each epoch another order, the same on all ranks.
+        shuffle: a new order in each epoch, the same on all ranks.
         seed: of the shuffles.
         drop_last: drop the samples that fill no batch; else they are a last batch of another shape (one rank only).
         ranks: ranks that take a step together. Each group of so many batches has one bound: on a TPU, ranks that run
-            different programs in one step wait for each other for ever.
-        rank: give only the batches of this rank; None gives those of all ranks in turn, as accelerate expects it.
+            different programs in one step hang.
+        rank: yield only the batches of this rank; None yields those of all ranks in turn, as accelerate expects.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class BucketBatches:
         self._groups = self._count_groups()
 
     def __len__(self) -> int:
-        """The batches of one epoch: of all ranks, or of the one rank."""
+        """Batches of one epoch: of all ranks, or of `rank`."""
         full: int = sum(self._groups.values())
         return full * (self.ranks if self.rank is None else 1) + bool(self._left and not self.drop_last)
 
@@ -102,12 +102,12 @@ class BucketBatches:
             yield left
 
     def set_epoch(self, epoch: int) -> None:
-        """The order of the next epoch is that of this one; without it, each epoch takes the next."""
+        """Set the epoch whose order comes next; without it, each epoch takes the next order."""
         self.epoch = epoch
 
     @property
     def counts(self) -> dict[int, int]:
-        """How many batches of one epoch have each length."""
+        """Number of batches of each length in one epoch."""
         return {bound: count * self.ranks for bound, count in self._groups.items() if count}
 
     def _check(self) -> None:
@@ -123,7 +123,7 @@ class BucketBatches:
                 raise TpuMagicsError(f"BucketBatches cannot make batches: {what}.", "", todo)
 
     def _count_groups(self) -> dict[int, int]:
-        """How many groups each bucket makes, in every epoch alike."""
+        """Number of groups that each bucket makes, the same in every epoch."""
         groups: dict[int, int] = {}
         left, unit = 0, self.batch_size * self.ranks
         for bound, members in self._members.items():
@@ -225,7 +225,7 @@ def _own(collate: Any) -> Any:
 
 
 def _collator(collate: Any, features: Sequence[Any], bound: int) -> Any:
-    """The longest is at most the bound, so the next multiple of the bound is the bound itself."""
+    """The longest sample is at most the bound, so the next multiple of the bound is the bound itself."""
     collate.pad_to_multiple_of = bound
     return collate(features)
 

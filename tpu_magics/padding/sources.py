@@ -13,14 +13,14 @@ _FORMS = (read_splits, read_array, read_table, read_column, read_many)  # a Seri
 
 
 def read(given: Any) -> LengthSource:
-    """The lengths of samples. Nothing is used up, and no random state is left changed.
+    """The lengths of samples. Nothing is consumed, and random states are restored.
 
     Args:
         given: lengths, lists of token ids, an array or tensor, a tokenised dataset or its column, rows, a tokenizer's
             output, or a DataLoader.
 
     Raises:
-        TpuMagicsError: it holds no lengths, or would be used up by reading it.
+        TpuMagicsError: it has no lengths, or reading would consume it.
     """
     try:
         _refuse(given)
@@ -34,7 +34,7 @@ def read(given: Any) -> LengthSource:
         ) from None
     except TpuMagicsError:
         raise
-    except Exception as error:  # of the person's own data set, collator or loader
+    except Exception as error:  # raised by the user's dataset, collator or loader
         raise TpuMagicsError(
             f"Reading the samples failed with {type(error).__name__}: {error}.",
             f"The {type(given).__name__} itself raised the error, for one of its samples or batches.",
@@ -43,7 +43,7 @@ def read(given: Any) -> LengthSource:
 
 
 def read_dataset(given: Any) -> LengthSource:
-    """The lengths of what is no loader."""
+    """The lengths of anything but a loader."""
     _refuse(given)
     for form in _FORMS:
         found = form(given)

@@ -9,9 +9,15 @@ from tpu_magics.padding.batch_simulation import SimulatedBatches, rounded
 from tpu_magics.padding.bucket_bounds import best_buckets
 from tpu_magics.padding.timings import Timings
 
-MOST_PADDED = 0.2  # of all token slots: what a choice without measured seconds may waste
+MOST_PADDED = 0.2  # of all token slots; maximum for a choice without measured seconds
 SHOWN_BUCKETS = (2, 4, 8)
-SURE = ("max", "multiple", "none", "longest", "buckets")  # shapes hold for any data; or only for data like these
+SURE = (
+    "max",
+    "multiple",
+    "none",
+    "longest",
+    "buckets",
+)  # from shapes that hold for any data to shapes of this data only
 SHUFFLES_DIFFER = "its lengths come from one shuffle, and every other shuffle has new ones"
 RANKS_DIFFER = "each rank draws its own batches, so ranks would have different shapes in one step and hang on a TPU"
 
@@ -22,8 +28,8 @@ class PaddingStrategy:
 
     `kind`: "none", "longest", "multiple", "max" or "buckets". `lengths`: what samples are padded to; `shapes`: distinct
     shapes of batches, each of which is one compile; `slots`: tokens of one epoch with padding, `padded`: the share of
-    it that is padding. `compiling` and `training`: predicted seconds of all epochs, None: not available. `barred`: why
-    it cannot be chosen, or "". `multiple`: of which its lengths are. `code`: the line that does it.
+    padding. `compiling` and `training`: predicted seconds of all epochs, None: n/a. `barred`: why it cannot be chosen,
+    or "". `multiple`: of which its lengths are. `code`: the line of code.
     """
 
     name: str
@@ -40,14 +46,14 @@ class PaddingStrategy:
 
     @property
     def seconds(self) -> float | None:
-        """Compiling and training; None where one of them is not available."""
+        """Compiling and training; None if one of them is n/a."""
         return None if self.compiling is None or self.training is None else self.compiling + self.training
 
 
 @dataclass(frozen=True)
 class PaddingTask:
-    """What is asked. `counts`: samples of each length (after cutting to `max_length`); `tokens`: in one epoch;
-    `last`: whether a last, short batch is trained on; `most_buckets`: None for up to 8, of which the best is found."""
+    """`counts`: samples of each length (truncated to `max_length`); `tokens`: in one epoch; `last`: whether a short
+    last batch is used; `buckets`: None for up to 8, of which the best is found."""
 
     counts: dict[int, int]
     tokens: int
@@ -63,7 +69,7 @@ class PaddingTask:
 
 
 def strategies(task: PaddingTask, seconds: Timings) -> tuple[PaddingStrategy, ...]:
-    """All ways, from the least padding by itself to the fewest shapes, then buckets."""
+    """All strategies, from the least padding per batch to the fewest shapes, then buckets."""
     ways = [_none(task), _in_batch(task, 1), *(_in_batch(task, each) for each in task.multiples), _longest(task)]
     return tuple(_predicted(way, task, seconds) for way in (*ways, *_buckets(task)))
 
@@ -95,14 +101,14 @@ def _longest(task: PaddingTask) -> PaddingStrategy:
 
 
 def _buckets(task: PaddingTask) -> Iterator[PaddingStrategy]:
-    """The number of buckets that was asked for, else each up to 8 (of which `shown` takes some)."""
+    """The requested number of buckets, or each number up to 8 (`shown` selects some)."""
     counts: dict[int, int] = {}
     for length, samples in task.counts.items():
         bound = min(rounded(length, task.align), max(task.max_length, length))
         counts[bound] = counts.get(bound, 0) + samples
     group = task.batch_size * task.ranks
     samples = sum(counts.values())
-    if samples < group or (task.batch_size == 1 and task.ranks > 1):  # BucketBatches cannot serve these
+    if samples < group or (task.batch_size == 1 and task.ranks > 1):  # BucketBatches needs more samples
         return
     short = task.last and samples % group > 0
     found_all = best_buckets(counts, task.buckets or max(SHOWN_BUCKETS), group, task.ranks)
@@ -136,7 +142,9 @@ def _choice(
 
 def _predicted(way: PaddingStrategy, task: PaddingTask, seconds: Timings) -> PaddingStrategy:
     compiling = None if seconds.compile is None else way.shapes * seconds.compile
-    alone = way.kind == "none" and task.batch_size > 1  # a step of one sample is not a part of a step of many
+    alone = (
+        way.kind == "none" and task.batch_size > 1
+    )  # the time of a batch of one cannot be derived from that of a large batch
     training = None if seconds.token is None or alone else task.epochs * way.slots / task.ranks * seconds.token
     return replace(way, compiling=compiling, training=training)
 
@@ -145,7 +153,7 @@ def _predicted(way: PaddingStrategy, task: PaddingTask, seconds: Timings) -> Pad
 
 
 def choose(ways: Sequence[PaddingStrategy]) -> tuple[PaddingStrategy, str]:
-    """The best way, and why it is the best, as the end of a sentence. Of equal ones the one that promises most."""
+    """The best strategy, and the reason as the end of a sentence. Of equal ones, the most certain."""
     free = sorted((way for way in ways if not way.barred), key=lambda way: SURE.index(way.kind))
     timed = [way for way in free if way.seconds is not None]
     if timed:
@@ -163,7 +171,7 @@ def choose(ways: Sequence[PaddingStrategy]) -> tuple[PaddingStrategy, str]:
 
 
 def shown(ways: Sequence[PaddingStrategy], chosen: PaddingStrategy) -> tuple[PaddingStrategy, ...]:
-    """Of the numbers of buckets the usual ones, the largest, and the chosen one."""
+    """Of the numbers of buckets: the usual ones, the largest, and the chosen one."""
     wanted = {*SHOWN_BUCKETS, max((len(way.lengths) for way in ways if way.kind == "buckets"), default=0)}
     return tuple(way for way in ways if way.kind != "buckets" or way is chosen or len(way.lengths) in wanted)
 
@@ -173,7 +181,7 @@ def shown(ways: Sequence[PaddingStrategy], chosen: PaddingStrategy) -> tuple[Pad
 
 @dataclass(frozen=True)
 class CodeNames:
-    """How the person's code names things. `lengths`: the expression given to %tpu_pad."""
+    """Names in the user's code. `lengths`: the expression given to %tpu_pad."""
 
     lengths: str = "lengths"
     dataset: str = "dataset"
@@ -181,7 +189,7 @@ class CodeNames:
 
 
 def code(way: PaddingStrategy, task: PaddingTask, names: CodeNames, cut: bool) -> str:
-    """The one line that does it. `cut`: there are samples longer than the longest that is wanted."""
+    """The line of code. `cut`: some samples are longer than the requested maximum."""
     return _CODE[way.kind](way, task, names, cut)
 
 

@@ -10,7 +10,7 @@ from tpu_magics.padding.strategies import PaddingStrategy, PaddingTask
 
 
 def line(way: PaddingStrategy, task: PaddingTask, dataset: str = "dataset") -> str:
-    """For the rows of `dataset`, which are not batched yet."""
+    """For the rows of `dataset`, before batching."""
     return f"{dataset}.{_LINES[way.kind](way, task)}"
 
 

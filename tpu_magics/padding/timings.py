@@ -11,8 +11,8 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs.events import Compile, Event, Input, Steps, only
 from tpu_magics.runs.reader import Run, Tail, find_run, own_runs_first
 
-NEWEST = 20  # runs that are read
-FEWEST_STEPS = 5  # steady steps without which the time of a step is not told
+NEWEST = 20  # number of runs to read
+FEWEST_STEPS = 5  # fewer steady steps give no step time
 _SHAPE_CAUSES = ("input-shape", "last-batch")
 MEASURE = "Train once with %%tpu_train"
 _MISSING = (("compiles", "--compile-seconds"), ("training", "--tokens-per-second"))
@@ -20,8 +20,8 @@ _MISSING = (("compiles", "--compile-seconds"), ("training", "--tokens-per-second
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds of one compile and of one token on one rank; None: not available. `compile_text` and `token_text`: where
-    each comes from, or why there is none, as a sentence. `device`: "CPU", "TPU", or "" for numbers of the person's."""
+    """Seconds of one compile and of one token on one rank; None: n/a. `compile_text` and `token_text`: where each comes
+    from, or why there is none, as a sentence. `device`: "CPU", "TPU", or "" for given numbers."""
 
     compile: float | None = None
     token: float | None = None
@@ -32,7 +32,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class _Record:
-    """What one run measured. `shapes`: of the token ids that its steps received; `step`: seconds of a steady step."""
+    """Measurements of one run. `shapes`: of the token ids of its steps; `step`: seconds of a steady step."""
 
     name: str
     device: str
@@ -45,17 +45,17 @@ class _Record:
 
     @property
     def source(self) -> tuple[str, str, str]:
-        """Records of one source are taken together."""
+        """Records of one source are combined."""
         return self.name, self.device, self.foreign
 
 
 def seconds(name: str | None = None, one: float | None = None, rate: float | None = None) -> Timings:
-    """The seconds to predict with.
+    """The seconds for predictions.
 
     Args:
-        name: take the runs of this name, not those of the newest run's.
-        one: seconds of one compile as the person knows them.
-        rate: tokens per second of one rank, as the person knows them.
+        name: use the runs of this name instead of the newest run's.
+        one: seconds of one compile, given by the user.
+        rate: tokens per second of one rank, given by the user.
     """
     found = _measured(name)
     if one is not None:
@@ -65,8 +65,8 @@ def seconds(name: str | None = None, one: float | None = None, rate: float | Non
     return replace(found, device="") if one is not None and rate is not None else found
 
 
-def not_asked() -> Timings:
-    """For a text that must not change from run to run."""
+def without_times() -> Timings:
+    """For a text that must be the same in every run."""
     return Timings()
 
 
@@ -85,7 +85,7 @@ def _measured(name: str | None) -> Timings:
 
 
 def _runs_of(name: str | None) -> tuple[list[Run], list[Run]]:
-    """This notebook's and the others', those of the run's maker first that was named."""
+    """This notebook's runs and others; for a named run, those of its owner first."""
     if name is None:
         return own_runs_first()
     wanted = find_run(name)
@@ -94,14 +94,14 @@ def _runs_of(name: str | None) -> tuple[list[Run], list[Run]]:
 
 
 def _records(runs: Sequence[Run]) -> list[_Record]:
-    """Of the newest of these; those of a TPU before others, and those that tell shapes before others."""
+    """Records of the newest runs; those of a TPU, and those with shapes, are preferred."""
     records = [record for record in map(_read, runs[:NEWEST]) if record is not None]
     records = [each for each in records if each.device == "TPU"] or records
     return [each for each in records if each.shapes] or records
 
 
 def _one_compile(records: Sequence[_Record]) -> tuple[float, str]:
-    """The median of compiles for another input shape; of all compiles of the busiest line where there was none."""
+    """The median of compiles for another input shape, or of all compiles of the busiest line."""
     again = [each for record in records for each in record.recompiles]
     every = again or [each for record in records for each in record.compiles]
     kind = "recompiles for another input shape" if again else "compiles"
@@ -151,7 +151,7 @@ def _short(value: float) -> str:
 
 
 def _read(run: Run) -> _Record | None:
-    """What rank 0 measured; None where it measured no compile."""
+    """Measurements of rank 0; None if it has no compile."""
     events: list[Event] = Tail(run.events_path(0)).read()
     compiled = [each for each in only(events, Compile) if _positive(each.seconds)]
     if not compiled:
@@ -174,7 +174,7 @@ def _positive(value: float | None) -> bool:
 
 
 def _busiest(compiled: Sequence[Compile]) -> list[float]:
-    """The compiles of the line that compiled longest: a training's step, not a value that was read."""
+    """The compiles of the line that compiled longest: a training step, not a value read."""
     by_site: dict[int, list[float]] = {}
     for each in compiled:
         by_site.setdefault(each.site.id, []).append(each.seconds or 0.0)
@@ -182,7 +182,7 @@ def _busiest(compiled: Sequence[Compile]) -> list[float]:
 
 
 def _tokens(inputs: Sequence[Input]) -> Iterator[tuple[int, ...]]:
-    """The shape of the token ids among what a step received: input_ids, else the first table of whole numbers."""
+    """The shape of the token ids among the inputs of a step: input_ids, else the first 2-D integers."""
     tables = [each for each in inputs if len(each.shape) == 2 and each.dtype.startswith("int")]
     tables = [each for each in tables if all(isinstance(size, int) and size > 0 for size in each.shape)]
     named = [each for each in tables if "input_ids" in each.name]
@@ -190,7 +190,7 @@ def _tokens(inputs: Sequence[Input]) -> Iterator[tuple[int, ...]]:
 
 
 def _steady(counted: Sequence[Steps]) -> tuple[float | None, int]:
-    """Seconds of a step that compiled nothing, and how many there were."""
+    """Seconds of a step without a compile, and the number of such steps."""
     steady = sum(each.n - each.compiled for each in counted)
     spent = sum(each.seconds - each.compiled_seconds for each in counted)
     return (spent / steady, steady) if steady >= FEWEST_STEPS and _positive(spent) else (None, max(steady, 0))
@@ -202,7 +202,7 @@ def _device(run: Run) -> str:
 
 
 def check_given(rate: float | None, one: float | None) -> None:
-    """Raise TpuMagicsError where a number of the person's cannot be."""
+    """Raise TpuMagicsError for an invalid number of the user."""
     for value, option in ((rate, "--tokens-per-second"), (one, "--compile-seconds")):
         if value is not None and not _positive(value):
             raise TpuMagicsError(f"{option} is {value:g}.", "It must be a positive number.", "Omit it, or correct it.")

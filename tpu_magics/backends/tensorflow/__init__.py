@@ -28,8 +28,8 @@ class TensorFlow:
 
     def __init__(self) -> None:
         self._placed: Placed | None = None
-        self._changed: Callable[[], Sequence[str]] = tuple  # what the last run's jit policy has done
-        self._on_colab = False  # what mends a bucket is said as Colab has it
+        self._changed: Callable[[], Sequence[str]] = tuple  # changes of the last run's jit policy
+        self._on_colab = False  # how to log in to a bucket differs on Colab
 
     def prepare(self) -> None:
         self._part("runtime").prepare()
@@ -42,12 +42,12 @@ class TensorFlow:
 
     @property
     def placed(self) -> Placed:
-        """Where it trains; initialised here where nobody has yet."""
+        """Where it trains. Initialises TensorFlow on first use."""
         return self._placed or self.initialise()
 
     def scope(self) -> AbstractContextManager[None]:
-        """Without a TPU it is none: TensorFlow's default strategy is current anyhow, and a cell that enters its scope
-        explicitly can enter no other one, such as that of the MirroredStrategy that tutorials begin with."""
+        """No scope without a TPU: TensorFlow's default strategy is current anyhow, and inside an explicit scope a cell
+        could not enter another one, such as the MirroredStrategy of tutorials."""
         return nullcontext() if self.placed.kind == DEFAULT else self.placed.strategy.scope()
 
     def is_model(self, value: object) -> bool:
@@ -111,26 +111,26 @@ class TensorFlow:
         return self._part("error_messages").explain(error, cells, jit_enabled)  # type: ignore[no-any-return]
 
     def _part(self, name: str) -> Any:
-        """A file of this folder; it imports TensorFlow, so it is imported when it is first asked."""
+        """A module of this folder. They import TensorFlow, so each is imported on first use."""
         return import_module(f"{__name__}.{name}")
 
 
 def _classes(*names: str) -> tuple[type, ...]:
-    """Those of the classes ("module:Class") whose module was imported."""
+    """The classes ("module:Class") whose module was imported."""
     found = (getattr(sys.modules.get(name.partition(":")[0]), name.partition(":")[2], None) for name in names)
     return tuple(one for one in found if isinstance(one, type))
 
 
 def _is_part(value: object) -> bool:
-    """What is a tf.Module by its class and no model of a person's: layers, metrics, optimizers, generators."""
+    """Whether `value` is a tf.Module but not a user's model: a layer, metric, optimizer or generator."""
     return not isinstance(value, _classes("keras:Model")) and isinstance(
         value, _classes("keras:Layer", "keras:Metric", "keras:Optimizer", "keras:Variable")
     )
 
 
 def is_step(function: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> bool:
-    """Whether lower.py is the one to lower `function`: a tf.function, a Keras model, a method of one, or a Python
-    function that takes TensorFlow's values or names TensorFlow. False where TensorFlow was never imported."""
+    """Whether lower.py can lower `function`: a tf.function, a Keras model or a method of one, or a Python function that
+    takes or names TensorFlow objects. False if TensorFlow was never imported."""
     if not any(name in sys.modules for name in _NAMES):
         return False
     found = (function, getattr(function, "__self__", None), *args, *(kwargs or {}).values())

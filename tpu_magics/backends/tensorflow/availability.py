@@ -26,7 +26,7 @@ class _Problem(Protocol):
 
 
 class HostStatus(Protocol):
-    """What is asked of the host (tpu_magics.host.Host has it; this room may not import that one)."""
+    """The attributes of tpu_magics.host.Host that are needed here; backends may not import host."""
 
     @property
     def device(self) -> str: ...
@@ -35,10 +35,10 @@ class HostStatus(Protocol):
 
 
 def require_no_torch_xla() -> None:
-    """Raise TpuMagicsError where torch_xla is in this process."""
+    """Raise TpuMagicsError if torch_xla was imported in this process."""
     if "torch_xla" in sys.modules:
         # Seen with tensorflow-cpu 2.21 and torch_xla 2.9.0: imported in this order it works, in the other the process
-        # aborts ("Option ... registered more than once"). Which of two XLAs answers is not something to build on.
+        # aborts ("Option ... registered more than once"). Neither is reliable.
         raise TpuMagicsError(
             "TensorFlow and torch_xla are both in this kernel.",
             "Each has its own copy of XLA, and one process cannot hold both.",
@@ -47,7 +47,7 @@ def require_no_torch_xla() -> None:
 
 
 def not_importable(error: ImportError) -> TpuMagicsError:
-    """For what importing TensorFlow or Keras raised."""
+    """The error for a failed import of TensorFlow or Keras."""
     missing = (error.name or "").partition(".")[0]
     if isinstance(error, ModuleNotFoundError) and missing in ("tensorflow", "keras"):
         return TpuMagicsError(
@@ -59,13 +59,13 @@ def not_importable(error: ImportError) -> TpuMagicsError:
 
 
 def refuse_broken(host: HostStatus, about: tuple[str, ...]) -> None:
-    """Raise TpuMagicsError for the first thing that is wrong with the host, of those it may be `about`."""
+    """Raise TpuMagicsError for the first broken thing on the host that is `about` one of these."""
     for problem in host.problems:
         if problem.state == "broken" and problem.about in about:
             raise TpuMagicsError(problem.what, problem.why, problem.todo)
 
 
-# (what TensorFlow's or libtpu's text has, what happened, what to do); texts: see tests/backends/tensorflow.
+# (pattern in TensorFlow's or libtpu's message, what happened, what to do); full texts in tests/backends/tensorflow.
 _TEXTS = (
     (
         "ConfigureDistributedTPU",
@@ -91,7 +91,7 @@ _TEXTS = (
 
 
 def no_tpu(error: Exception, kind: str) -> TpuMagicsError:
-    """For what connecting to a TPU of this kind, or initialising it, raised."""
+    """The error for a failed connection to a TPU of this kind, or a failed initialisation."""
     text = str(error)
     for sign, what, todo in _TEXTS:
         if sign in text:

@@ -9,11 +9,11 @@ from typing import Any
 
 @contextmanager
 def cancelling() -> Iterator[Callable[[], None]]:
-    """Within it tf.functions can be given up between two of their ops (a program of XLA is one op). The function that
-    is given does that, from any thread, to what is executed at that moment; what is called afterwards is not concerned.
+    """Inside it, tf.functions can be cancelled between two of their ops (an XLA program is one op). Yields a function
+    that cancels what is running, from any thread; later calls are not affected.
 
     Read in TensorFlow 2.21: tensorflow/python/eager/cancellation.py, which has no public name, and context.py, which
-    asks it for the manager of each call. Where they are missing, nothing can be given up before it has ended.
+    asks it for the manager of each call. If they are missing, nothing can be cancelled.
     """
     try:
         from tensorflow.python.eager import cancellation
@@ -30,8 +30,8 @@ def cancelling() -> Iterator[Callable[[], None]]:
 
 
 class _CurrentManager:
-    """One manager for call after call. TensorFlow cancels it where a call fails, also by the end of its data, and a
-    call with a cancelled one would fail as well: then there is a new one."""
+    """The manager for successive calls. TensorFlow cancels it when a call fails, also at the end of its data, and a
+    call with a cancelled manager fails: then a new one is made."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.make = make

@@ -20,7 +20,7 @@ from tpu_magics.backends.tensorflow.checkpoint_paths import existing, is_local, 
 from tpu_magics.errors import TpuMagicsError
 
 _OWN = {"tpu_magics.tf.save": 1, "tpu_magics.tf.checkpoint": 0}  # position of `path`
-# Keras 3.15: the endings that it takes; () where it takes any (saving/saving_api.py, models/model.py).
+# Endings that Keras 3.15 accepts, () for any (saving/saving_api.py, models/model.py).
 _KERAS: Mapping[str, tuple[str, ...]] = {
     "save": (".keras", ".h5", ".hdf5"),
     "save_weights": (WEIGHTS, ".weights.json"),
@@ -32,7 +32,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class _SaveCall:
-    """A call that saves. `endings`: those that its name may have, () for any; `always`: it stands in no branch."""
+    """A call that saves. `endings`: allowed endings of its path, () for any; `always`: it is not inside a branch."""
 
     path: str
     endings: tuple[str, ...]
@@ -42,15 +42,15 @@ class _SaveCall:
 def saving_problems(
     tree: ast.AST, names: Mapping[str, Any], placed: Placed, on_colab: bool = False
 ) -> tuple[Problem, ...]:
-    """What of the places that the code of `tree` names in its calls cannot be saved to. A call in a branch, or in a
-    function beside the one that is trained, may never be made: its problem does not refuse.
+    """Problems with paths in save calls of `tree`. A call in a branch, or in a function other than the trained one, may
+    never run: its problem does not refuse the run.
 
     Args:
-        tree: of a cell, or of the function that is trained (a module that holds its `def`).
-        names: those of the notebook, and the arguments.
+        tree: of a cell, or a module with the `def` of the trained function.
+        names: of the notebook, and the arguments.
     """
     body = getattr(tree, "body", [])
-    if len(body) == 1 and isinstance(body[0], _FUNCTIONS):  # it is what is trained
+    if len(body) == 1 and isinstance(body[0], _FUNCTIONS):  # the trained function
         tree = ast.Module(body[0].body, [])
     remote, found = placed.kind == "tpu-remote", {}
     for one in _save_calls(tree, names, True):
@@ -89,27 +89,27 @@ def _save_call(call: ast.Call, names: Mapping[str, Any], always: bool) -> _SaveC
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in _KERAS:
         return None
     path, model = _path(call, 0, "filepath", names), _value(call.func.value, names)
-    # Nothing but Keras has save_weights. What else is not made yet may be anything.
+    # Only Keras has save_weights. Any other method of an undefined name may belong to anything.
     known = isinstance(model, keras.Model) or (model is None and call.func.attr == "save_weights")
     return _SaveCall(path, _KERAS[call.func.attr], always) if path and known else None
 
 
 def _path(call: ast.Call, position: int, keyword: str, names: Mapping[str, Any]) -> str:
-    """The path that a call is given; "" where it cannot be read."""
+    """The path argument of a call; "" if it cannot be read."""
     given = [one.value for one in call.keywords if one.arg == keyword] or call.args[position : position + 1]
     value = _value(given[0], names) if given else None
     return str(value) if isinstance(value, (str, Path)) else ""
 
 
 def _value(node: ast.AST, names: Mapping[str, Any]) -> Any:
-    """Of a constant or a name; None for anything else. Nothing is run."""
+    """Value of a constant or a name; None for anything else. Nothing is run."""
     if isinstance(node, ast.Constant):
         return node.value
     return names.get(node.id) if isinstance(node, ast.Name) else None
 
 
 def _dotted(node: ast.AST, names: Mapping[str, Any]) -> str:
-    """The full name of a function: "tpu_magics.tf.save"; "" for what has none. Nothing is run or imported."""
+    """The full name of a function, "tpu_magics.tf.save"; "" if it has none. Nothing is run or imported."""
     if isinstance(node, ast.Attribute):
         return f"{_dotted(node.value, names)}.{node.attr}"
     value = _value(node, names)

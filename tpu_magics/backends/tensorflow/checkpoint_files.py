@@ -21,10 +21,10 @@ _NAME = "ckpt"
 
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[str]:
-    """Gives the name of a local file to write; when the block ends, that file is at `path`. If it does not end, by an
-    error or an interrupt, what was at `path` stays as it was, and nothing else is left."""
+    """Yield the name of a local file to write. When the block ends, that file is moved to `path`; after an error or an
+    interrupt, the old file at `path` is unchanged and nothing else is left."""
     with contextlib.ExitStack() as stack:
-        # A bucket gets whole files only.
+        # Only complete files are uploaded to a bucket.
         local = is_local(path)
         folder = Path(path).absolute().parent if local else Path(stack.enter_context(TemporaryDirectory()))
         name = path.rpartition("/")[2]
@@ -62,7 +62,7 @@ def _upload(local: str, path: str) -> None:
 
 @contextlib.contextmanager
 def local_copy(path: str) -> Iterator[str]:
-    """A local file of the same content."""
+    """A local file with the content of `path`."""
     if is_local(path):
         yield path
         return
@@ -76,7 +76,7 @@ def local_copy(path: str) -> Iterator[str]:
 
 
 def latest(folder: str) -> str:
-    """The prefix of the newest whole checkpoint: of a folder, or of the prefix itself; "" where there is none."""
+    """The prefix of the newest complete checkpoint in a folder (or the prefix itself); "" if there is none."""
     if tf.io.gfile.exists(f"{folder}.index"):
         return folder
     named: str = tf.train.latest_checkpoint(folder) or "" if tf.io.gfile.isdir(folder) else ""
@@ -84,15 +84,15 @@ def latest(folder: str) -> str:
 
 
 def names_in(prefix: str) -> set[str]:
-    """What a checkpoint holds at its top ("model", "optimizer", ...). TensorFlow 2.21 keeps it as a tensor of this
-    name, a TrackableObjectGraph whose first node is the top."""
+    """Names of the top-level objects in a checkpoint ("model", "optimizer", ...). TensorFlow 2.21 keeps them in a
+    tensor of this name, a TrackableObjectGraph whose first node is the root."""
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     graph.ParseFromString(tf.compat.v1.train.NewCheckpointReader(prefix).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
     return {child.local_name for child in graph.nodes[0].children}
 
 
 def next_prefix(folder: str, step: int | None) -> str:
-    """A name in `folder` that nothing has: by the step, where later ones are not there already."""
+    """An unused prefix in `folder`, numbered by the step unless later ones exist."""
     taken = [int(found[1]) for name in _names(folder) if (found := re.match(rf"{_NAME}-(\d+)\.", name))]
     number = max(taken, default=-1) + 1
     return f"{folder}/{_NAME}-{number if step is None else max(step, number)}"
@@ -104,9 +104,9 @@ def _names(folder: str) -> list[str]:
 
 @contextlib.contextmanager
 def adding(folder: str, prefix: str, keep: int) -> Iterator[None]:
-    """What the block writes at `prefix` becomes the newest checkpoint of `folder` when the block ends; then all but
-    `keep` are removed. If it does not end, its files are removed and the newest stays what it was: the file named
-    "checkpoint", which tells the newest, is replaced as a whole."""
+    """The files that the block writes at `prefix` become the newest checkpoint of `folder`; then all but `keep` are
+    removed. If the block fails, they are removed and the newest stays the same: the file "checkpoint", which names the
+    newest, is replaced as a whole."""
     tf.io.gfile.makedirs(folder)
     known = [one for one in _known(folder) if tf.io.gfile.exists(f"{one}.index")]
     try:
@@ -140,7 +140,7 @@ def _write_state(folder: str, prefixes: list[str]) -> None:
 
 
 def _remove(prefix: str) -> None:
-    """All files of one checkpoint, those of a write that broke off too."""
+    """Remove all files of one checkpoint, also those of an unfinished write."""
     folder, _, name = prefix.rpartition("/")
     for one in _names(folder):
         path = f"{folder}/{one}"

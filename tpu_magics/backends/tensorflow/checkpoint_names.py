@@ -14,12 +14,12 @@ _RECEIVED = re.compile(r"[Rr]eceived: filepath=(\S+?)\.?(?:\s|$)|not supported: 
 
 
 def ending(path: str) -> str:
-    """ ".keras", ".weights.h5", or "" for a folder of tf.train.Checkpoint's."""
+    """ ".keras", ".weights.h5", or "" for a folder of tf.train.Checkpoint files."""
     return next((one for one in (WEIGHTS, KERAS) if path.endswith(one)), "")
 
 
 def old_name(path: str) -> TpuMagicsError:
-    """For a name that Keras 2 took."""
+    """The error for a file name that only Keras 2 accepts."""
     stem = re.sub(r"(?:\.weights)?\.(?:h5|hdf5|tf|ckpt|keras)$", "", path)
     return TpuMagicsError(
         f"Keras 3 does not accept the file name {path}.",
@@ -31,8 +31,8 @@ def old_name(path: str) -> TpuMagicsError:
 
 
 def name_refused(error: BaseException) -> TpuMagicsError | None:
-    """Keras 3's refusal of a name, and a local path for a remote TPU, in words; None for any other error. The texts are
-    those of Keras 3.15 (saving/saving_api.py, callbacks/model_checkpoint.py)."""
+    """Keras 3's error about a file name, or TensorFlow's about a local path with a remote TPU, explained; None for any
+    other error. The texts are those of Keras 3.15 (saving/saving_api.py, callbacks/model_checkpoint.py)."""
     text = str(error)
     received = _RECEIVED.search(text)
     path = next((one for one in received.groups() if one), "") if received else "the path"

@@ -22,13 +22,12 @@ _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
 def is_local(path: str) -> bool:
-    """Whether it lies on this machine."""
+    """Whether `path` is on this machine."""
     return not _SCHEME.match(path)
 
 
 def normal(path: str | Path) -> str:
-    """As text; a local one with the home directory put in. Raises TpuMagicsError for a name that nothing is saved
-    under."""
+    """`path` as text, with ~ expanded. Raises TpuMagicsError for a name that nothing can be saved under."""
     text = located(path)
     if not str(path).strip():
         raise TpuMagicsError("The path is empty.", "", 'Give a path, such as "model.keras".')
@@ -38,7 +37,7 @@ def normal(path: str | Path) -> str:
 
 
 def located(path: str | Path) -> str:
-    """The same for what is there already, whatever its name."""
+    """The same for an existing path, without a check of its name."""
     text = str(path)
     return str(Path(text).expanduser()) if is_local(text) else text.rstrip("/")
 
@@ -55,15 +54,15 @@ def writable(
     attempt: Callable[[str], None] | None = None,
     patience: float = PATIENCE,
 ) -> Problem | None:
-    """Why nothing can be written at `path`; None where it can. A small file is written beside it and removed.
+    """Why nothing can be written at `path`; None if it can. A small file is written next to it and removed.
 
     Args:
         path: of a file (".keras", ".weights.h5") or of a folder of checkpoints, local or "gs://...".
-        on_colab: it is Colab, where credentials come from google.colab.
+        on_colab: credentials come from google.colab.
         needed: bytes.
-        remote_tpu: the TPU's host is another machine, whose own account writes into the bucket.
-        attempt: writes and removes a file at the path that it is given; TensorFlow's own, where it is None.
-        patience: seconds that a bucket has for its answer.
+        remote_tpu: the TPU's host is another machine, whose own account writes to the bucket.
+        attempt: writes and removes a file at a given path; None: TensorFlow does it.
+        patience: seconds to wait for a bucket.
     """
     try:
         text = normal(path)
@@ -128,14 +127,14 @@ def _unwritten(path: Path, folder: Path, needed: int) -> Problem | None:
 # -- paths that are known before training ---------------------------------------------------------------------------
 
 
-Destination = tuple[str, bool]  # a path, and whether TensorFlow's ops write there, where Python does otherwise
+Destination = tuple[str, bool]  # a path, and whether TensorFlow ops (and not Python) write to it
 
 
 def path_problems(
     items: Sequence[tuple[str, Any]], placed: Placed, on_colab: bool = False, known: Collection[Destination] = ()
 ) -> Sequence[Problem]:
-    """What of the places that callbacks and managers among `items` (also in lists) will write to cannot be written.
-    `known`: those that were tried already."""
+    """Problems with the paths that callbacks and managers among `items` (also in lists) will write to. `known`: paths
+    that were already tested."""
     found: list[Problem] = []
     remote = placed.kind == "tpu-remote"
     for path, by_tensorflow in dict.fromkeys(destinations([value for _, value in items])):
@@ -153,7 +152,7 @@ def path_problems(
 
 
 def destinations(values: Sequence[Any]) -> Iterator[Destination]:
-    """Where callbacks and managers among `values` will write. A name that Keras fills in is left out."""
+    """Paths that callbacks and managers among `values` will write to. A name that Keras fills in is left out."""
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from destinations(value)
@@ -169,7 +168,7 @@ def destinations(values: Sequence[Any]) -> Iterator[Destination]:
 
 
 def existing(path: str) -> str:
-    """Callbacks and managers make the folders that are missing: the nearest one that is there has to be writable."""
+    """The nearest existing folder: callbacks and managers create missing ones, so this one has to be writable."""
     one = Path(path).expanduser().absolute()
     while not one.exists() and one != one.parent:
         one = one.parent

@@ -35,7 +35,7 @@ def variables_of(model: Any) -> list[Any]:
 
 
 def seeds_of(model: Any) -> list[Any]:
-    """The states of the model's random numbers: variables that are neither weights nor a metric's."""
+    """The random states of the model: variables that are neither weights nor metrics."""
     if not isinstance(model, keras.Model):
         return []
     others = {id(one) for one in (*model.weights, *model.metrics_variables)}
@@ -51,7 +51,7 @@ def bytes_of(variables: Sequence[Any]) -> int:
 
 
 def is_remote(held: Any) -> bool:
-    """Whether variables lie on another machine, by the job in the names of their devices."""
+    """Whether variables are on another machine, by the job in their device names."""
     variables = held if isinstance(held, (list, tuple)) else getattr(held, "variables", ())
     return any("/job:" in place and LOCALHOST not in place for place in map(_device, variables))
 
@@ -63,14 +63,14 @@ def _device(variable: Any) -> str:
 
 
 def options_for(path: str, held: Sequence[Any]) -> Any:
-    """A local path is one of this machine: it is written and read here, also where the variables are elsewhere."""
+    """A local path is on this machine: it is written and read here, even if the variables are elsewhere."""
     local = is_local(path) and is_remote(list(held))
     return tf.train.CheckpointOptions(experimental_io_device=LOCALHOST if local else None)
 
 
 @contextlib.contextmanager
 def restoring_on_error(variables: Sequence[Any], path: str) -> Iterator[None]:
-    """If the block fails or is interrupted, all variables are what they were."""
+    """Restore all variables if the block fails or is interrupted."""
     before = [one.numpy() for one in variables]
     try:
         yield
@@ -90,9 +90,9 @@ def set_seeds(model: Any, found: Sequence[Any]) -> None:
 
 
 def require_matched(status: Any, model: Any) -> None:
-    """Raise AssertionError where not all weights of `model` were in what was read, whatever else was not (its
-    optimizer). Which they were is what TensorFlow 2.21 keeps in `status._checkpoint.object_by_proto_id`; where that is
-    missing, everything has to match."""
+    """Raise AssertionError if a weight of `model` was not in the checkpoint; other objects (the optimizer) may be
+    missing. The objects found are in TensorFlow 2.21's `status._checkpoint.object_by_proto_id`; without it, everything
+    has to match."""
     found = getattr(getattr(status, "_checkpoint", None), "object_by_proto_id", None)
     if found is None:
         status.assert_existing_objects_matched()

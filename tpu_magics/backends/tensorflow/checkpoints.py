@@ -85,19 +85,20 @@ class Checkpoint:
 
     @property
     def exists(self) -> bool:
-        """Whether there is one to restore."""
+        """Whether there is a checkpoint to restore."""
         if ending(self.path):
             return bool(tf.io.gfile.exists(self.path))
         return bool(latest(self.path))
 
     @property
     def step(self) -> int:
-        """Of the variable that was given as `step`, else the optimizer's iterations; 0 where there is neither."""
+        """The value of `step`, else the optimizer's iterations, else 0."""
         counter = self._own_step if self._own_step is not None else getattr(self.optimizer, "iterations", 0)
         return int(counter.numpy() if hasattr(counter, "numpy") else counter)  # a distributed one has no int
 
     def save(self) -> str:
-        """Write it. The earlier one is there until this one is whole. Returns its path (the prefix, in a folder)."""
+        """Write a checkpoint; the earlier one is kept until it is complete. Returns its path (in a folder: the
+        prefix)."""
         if ending(self.path):
             return save(self.model, self.path, on_colab=self._on_colab)
         self._build()
@@ -109,8 +110,8 @@ class Checkpoint:
         return prefix
 
     def restore(self) -> int:
-        """Read the newest into the model, the optimizer and the rest, and return its step; where there is none, leave
-        all as it is and return 0. What cannot be read whole changes nothing."""
+        """Read the newest checkpoint and return its step; without one, change nothing and return 0. An unreadable
+        checkpoint changes nothing."""
         if not self.exists:
             return 0
         if ending(self.path):
@@ -162,13 +163,13 @@ class Checkpoint:
                 optimizer.build(model.trainable_variables)
 
     def _tracked(self, held: Collection[str] | None = None) -> Any:
-        """`held`: names in a checkpoint that is to be read. What nobody asked for by name may be missing there: the
-        model's own optimizer and its seeds."""
+        """`held`: names in a checkpoint that is being read. The model's own optimizer and its seeds, which nobody
+        requested by name, may be missing there."""
         seeds = {f"seed{number}": one.value for number, one in enumerate(seeds_of(self.model))}
         own = {"optimizer": self.optimizer, "seeds": tf.train.Checkpoint(**seeds) if seeds else None}
         if held is not None:
-            asked = ("optimizer",) if self._given_optimizer is not None else ()
-            own = {name: one for name, one in own.items() if name in (*held, *asked)}
+            requested = ("optimizer",) if self._given_optimizer is not None else ()
+            own = {name: one for name, one in own.items() if name in (*held, *requested)}
         named = {"model": self.model, "step": self._own_step, **self._more, **own}
         return tf.train.Checkpoint(**{name: one for name, one in named.items() if one is not None})
 
@@ -181,7 +182,7 @@ class Checkpoint:
 
 
 def require_writable(path: str, on_colab: bool, needed: int, held: Any) -> None:
-    """Raise TpuMagicsError where nothing can be written there."""
+    """Raise TpuMagicsError if nothing can be written to `path`."""
     problem = writable(path, on_colab, needed=needed, remote_tpu=is_remote(held))
     if problem is not None:
         raise TpuMagicsError(problem.what, problem.why, problem.todo)

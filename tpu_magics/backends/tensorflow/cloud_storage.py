@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tpu_magics.backends.base import Problem
 
-PATIENCE = 20.0  # seconds for a bucket to answer; TensorFlow itself tries again for minutes
+PATIENCE = 20.0  # seconds for a bucket to answer; TensorFlow itself retries for minutes
 
 
 def bucket_problem(
@@ -23,15 +23,15 @@ def bucket_problem(
     attempt: Callable[[str], None] | None = None,
     patience: float = PATIENCE,
 ) -> Problem | None:
-    """Why nothing can be written at `path`; None where it can.
+    """Why nothing can be written at `path`; None if it can.
 
     Args:
-        path: "gs://bucket/...", as it is told.
-        folder: where the trial file goes.
-        on_colab: it is Colab, where credentials come from google.colab.
+        path: "gs://bucket/...", for the message.
+        folder: where the test file goes.
+        on_colab: credentials come from google.colab.
         remote_tpu: the TPU's host is another machine, whose own account writes.
-        attempt: writes and removes a file at the path that it is given; TensorFlow's own, where it is None.
-        patience: seconds for its answer.
+        attempt: writes and removes a file at a given path; None: TensorFlow does it.
+        patience: seconds to wait for an answer.
     """
     beside = f"{folder}/.tpu_magics-{uuid.uuid4().hex[:12]}"
     error, answered = _within(patience, lambda: (attempt or _try)(beside))
@@ -48,7 +48,7 @@ def _try(path: str) -> None:
 
 
 def _within(seconds: float, do: Callable[[], None]) -> tuple[BaseException | None, bool]:
-    """(what it raised, whether it ended in time). TensorFlow's calls cannot be stopped: the thread is left to them."""
+    """(what it raised, whether it ended in time). TensorFlow's calls cannot be stopped: their thread keeps running."""
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -73,7 +73,7 @@ _ELSEWHERE = (
     "gcloud auth application-default login, then gcloud config set project PROJECT (or set "
     "GOOGLE_APPLICATION_CREDENTIALS to the path of a service account's key), and run this cell again"
 )
-# (what the text has, what is wrong, what to do; {login}, {bucket} and {account} are filled in). The texts are those of
+# (patterns, what is wrong, what to do; {login}, {bucket} and {account} are filled in). The messages are those of
 # TensorFlow's file system for gs:// (tsl/platform/cloud: google_auth_provider.cc, gcs_file_system.cc).
 _REFUSALS = (
     (
@@ -129,6 +129,6 @@ def _refused(path: str, text: str, on_colab: bool, remote_tpu: bool) -> Problem:
 
 
 def _short(text: str) -> str:
-    said = re.search(r'"message": "([^"]+)"', text)
-    first = said[1] if said else " ".join(text.split())
+    message = re.search(r'"message": "([^"]+)"', text)
+    first = message[1] if message else " ".join(text.split())
     return first if len(first) <= 300 else f"{first[:300]}..."

@@ -12,11 +12,11 @@ from tpu_magics.errors import TpuMagicsError
 
 Pad = str | int | None  # "longest", a multiple, or None: rows have one shape
 LONGEST = "longest"
-ROWS = "rows"  # what the only column is called where it has no name
-_BLOCK = 256  # rows that become one array together
-_COPIES = 3  # at the worst moment: the rows, the array made of them, and TensorFlow's own copy
-_SAMPLED = 32  # rows whose size tells that of the others
-_PER_ROW = 120  # bytes of Python's own for an array of its own
+ROWS = "rows"  # name of an unnamed only column
+_BLOCK = 256  # rows stacked at once
+_COPIES = 3  # at the peak: the rows, the array of them, and TensorFlow's copy
+_SAMPLED = 32  # rows from which the size of all is estimated
+_PER_ROW = 120  # bytes of overhead per NumPy array
 _GIB = 2**30
 _NO_TPU_KINDS = {
     "O": "Python objects (text, None, or rows of different lengths)",
@@ -34,7 +34,7 @@ _TODO_DTYPE = (
 
 @dataclass
 class Column:
-    """One component of the rows. `numbers`: its values came as Python numbers, which have no width of their own."""
+    """One component of the rows. `numbers`: its values came as Python numbers, without a dtype."""
 
     name: str
     numbers: bool = False
@@ -44,11 +44,11 @@ class Column:
 
     @property
     def title(self) -> str:
-        """It, at the start of a sentence."""
+        """The column as the start of a sentence."""
         return "The dataset" if self.name == ROWS else f"The column {self.name}"
 
     def add(self, value: Any) -> None:
-        """One row."""
+        """Add one row."""
         row = self._array(value)
         self.waiting.append(row)
         self.bytes += row.nbytes
@@ -56,7 +56,7 @@ class Column:
             self._pack()
 
     def add_many(self, values: Any) -> None:
-        """Rows, in an array of theirs where they have one shape."""
+        """Add rows, as one array if they have one shape."""
         if getattr(values, "dtype", None) is not None and values.dtype.kind != "O":
             self._pack()
             self.blocks.append(self._array(values))
@@ -66,7 +66,7 @@ class Column:
                 self.add(value)
 
     def gathered(self, pad: Pad, fill: Any) -> Any:
-        """All rows as one array, of shape [rows, ...]. What was gathered is given up."""
+        """All rows as one array of shape [rows, ...]. The gathered rows are released."""
         self._pack()
         blocks, self.blocks = self.blocks, []
         shapes = sorted({block.shape[1:] for block in blocks})
@@ -95,7 +95,7 @@ class Column:
         )
 
     def _pack(self) -> None:
-        """Rows of one shape that follow each other become one array."""
+        """Stack successive rows of one shape into one array."""
         rows, self.waiting = self.waiting, []
         start = 0
         for end in range(1, len(rows) + 1):
@@ -134,8 +134,8 @@ class Column:
 
 @dataclass
 class Columns:
-    """All columns of the rows. `available`: bytes that may be used, None: not known; `count`: rows that will come,
-    None: not known; `copies`: of a row, at the worst moment."""
+    """All columns of the rows. `available`: bytes that may be used (None: unknown); `count`: rows that will come (None:
+    unknown); `copies`: of a row, at the peak."""
 
     available: int | None = None
     count: int | None = None
@@ -144,8 +144,8 @@ class Columns:
     columns: dict[str, Column] = field(default_factory=dict)
 
     def add(self, values: Mapping[str, Any], rows: int | None = None) -> None:
-        """One row, or `rows` rows of which each value holds as many. Raises TpuMagicsError where the columns are
-        others than before, or the dataset will not fit."""
+        """Add one row, or `rows` rows of which each value holds as many. Raises TpuMagicsError if the columns differ
+        from earlier ones, or if the dataset will not fit."""
         if self.columns and values.keys() != self.columns.keys():
             raise self._others(values)
         for name, value in values.items():
@@ -192,7 +192,7 @@ def _size(count: float) -> str:
 
 
 def _target(sizes: Sequence[int], pad: Pad) -> int:
-    """For one axis. One that all rows share stays."""
+    """Length of one axis. An axis that all rows share is not padded."""
     multiple = pad if isinstance(pad, int) and len(set(sizes)) > 1 else 1
     return -(-max(sizes) // multiple) * multiple
 
@@ -207,7 +207,7 @@ def _words(shapes: Sequence[tuple[int, ...]]) -> str:
 
 
 def _narrowed(array: Any) -> Any:
-    """Python's numbers as TensorFlow takes them: float32, and int32 where they fit."""
+    """Python numbers as TensorFlow takes them: float32, and int32 if they fit."""
     if array.dtype == np.float64:
         return array.astype(np.float32)
     limits = np.iinfo(np.int32)

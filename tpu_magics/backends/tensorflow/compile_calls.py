@@ -11,15 +11,15 @@ from functools import wraps
 from traceback import walk_stack
 from typing import Any
 
-# Not "_...": Keras walks over a model's attributes when it saves it, without those that begin with two underscores.
+# Two underscores: Keras walks over a model's attributes when it saves it, but skips those.
 _RECORD = "__tpu_magics_told__"
 _LOADED = "compile_from_config"
-_NEAR = 8  # frames between a call of compile() and Keras' own caller
+_NEAR = 8  # frames to search for Keras' own caller of compile()
 AUTO = "auto"
 
 
 def record_calls() -> None:
-    """Note from now on what compile() is told, where Keras is imported and runs on TensorFlow (idempotent)."""
+    """Record the arguments of compile() from now on, if Keras is imported and runs on TensorFlow (idempotent)."""
     kind = _trainer()
     original = getattr(kind, "compile", None)
     if kind is None or original is None or hasattr(original, _RECORD):
@@ -38,7 +38,7 @@ def record_calls() -> None:
 
 
 def stop_recording() -> None:
-    """Keras' class is as it was."""
+    """Restore Keras' own compile()."""
     kind = _trainer()
     original = getattr(getattr(kind, "compile", None), _RECORD, None)
     if kind is not None and original is not None:
@@ -46,7 +46,7 @@ def stop_recording() -> None:
 
 
 def requested_jit(model: Any) -> Any:
-    """What compile() was last told: "auto", True or False; None where that is not known."""
+    """The jit_compile of the last compile(): "auto", True or False; None if unknown."""
     config, value = model.__dict__.get(_RECORD, (None, None))
     return value if config is not None and config is getattr(model, "_compile_config", None) else None
 

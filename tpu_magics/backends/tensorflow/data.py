@@ -16,8 +16,8 @@ from tpu_magics.backends.tensorflow.input_pipeline import InputPipeline, pipelin
 
 REMOTE = "tpu-remote"
 HOME = "default"
-_DEPTH = 4  # containers in containers
-_MOST = 1000  # items of a container that are looked at
+_DEPTH = 4  # nested containers
+_MOST = 1000  # items checked per container
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), tf.Tensor, tf.Variable)
 _PYTHON_WHY = (
     "The pipeline runs on the TPU's host, which does not have this Python process or its functions (\"No "
@@ -45,11 +45,11 @@ _DROP = (
 def problems(
     items: Sequence[tuple[str, Any]], placed: Placed, cells: Mapping[str, str] | None = None
 ) -> Sequence[Problem]:
-    """What is wrong with the input pipelines among `items`. Nothing is run, no element is taken.
+    """Problems of the input pipelines among `items`. Nothing is run, no element is taken.
 
     Args:
         items: (name, value) of the notebook; also in lists, tuples, mappings, iterators and distributed datasets.
-        placed: where the training goes on. Python and local files are wrong for a TPU of another host only.
+        placed: where training runs. Python and local files are a problem only for a TPU on another host.
         cells: file names of cells -> "In [n]".
     """
     found: list[Problem] = []
@@ -66,7 +66,7 @@ def reached(items: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
 
 
 def data_problems(name: str, data: Any, placed: Placed, cells: Mapping[str, str] | None = None) -> Sequence[Problem]:
-    """Those of one dataset (also a distributed one), or of one PyDataset."""
+    """Problems of one dataset (also a distributed one) or one PyDataset."""
     if isinstance(data, keras.utils.PyDataset):
         return [python_problem(name, "a keras.utils.PyDataset")] if placed.kind == REMOTE else []
     pipeline = pipeline_of(data, cells)
@@ -89,14 +89,14 @@ def _reached(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tupl
     elif depth and isinstance(value, (list, tuple)):
         for number, one in enumerate(value[:_MOST]):
             yield from _reached(f"{name}[{number}]", one, seen, depth - 1)
-    elif depth and type(value).__module__ == "__main__":  # an object of a class of the notebook's
+    elif depth and type(value).__module__ == "__main__":  # an instance of a class defined in the notebook
         for key, one in list(getattr(value, "__dict__", {}).items()):
             yield from _reached(f"{name}.{key}", one, seen, depth - 1)
 
 
 def dataset_of(value: Any) -> Any:
-    """The dataset that `value` is, or is made of; None for what is none. Attributes as in TensorFlow 2.21
-    (distribute/input_lib.py, data/ops/iterator_ops.py); where they are missing, it is not looked into."""
+    """The dataset that `value` is or was made from; None if there is none. Attributes as in TensorFlow 2.21
+    (distribute/input_lib.py, data/ops/iterator_ops.py); if they are missing, it is not found."""
     if isinstance(value, (tf.data.Dataset, keras.utils.PyDataset)):
         return value
     if isinstance(value, tf.distribute.DistributedDataset):
@@ -127,13 +127,13 @@ def _remote_problems(name: str, pipeline: InputPipeline) -> list[Problem]:
 
 
 def python_problem(name: str, what: str, place: Place | None = None) -> Problem:
-    """For Python in the pipeline of a TPU of another host."""
+    """Python in the pipeline of a TPU on another host."""
     said = f"{name} runs Python in the input pipeline of a remote TPU: {what}{_at(place)}."
     return Problem(said, _PYTHON_WHY, _IN_MEMORY.format(name=name))
 
 
 def short_batch(name: str, batches: Batches, placed: Placed) -> Problem | None:
-    """None where the last batch costs no compile."""
+    """None if the last batch costs no compile."""
     what = (
         f"The last batch of {name} has {batches.rest:,} of {batches.size:,} rows."
         if batches.rest is not None
@@ -144,11 +144,11 @@ def short_batch(name: str, batches: Batches, placed: Placed) -> Problem | None:
 
 
 def _cost(batches: Batches, placed: Placed) -> str:
-    """What XLA makes of it.
+    """What a short last batch costs.
 
     With TPUStrategy (read in TensorFlow 2.21: distribute/input_lib.py and tpu/tpu.py, _pad_all_input; the shares were
-    seen with MirroredStrategy over logical CPUs): each replica gets up to ceil(rest / replicas) rows, all are padded
-    to the largest share, two rows at least, and the program is compiled for that.
+    seen with MirroredStrategy over logical CPUs): each replica gets up to ceil(rest / replicas) rows, all are padded to
+    the largest share, at least two rows, and the program is compiled for that shape.
     """
     if placed.kind == HOME:
         return "Fewer rows are a new shape, so XLA compiles the training step once more."

@@ -38,7 +38,7 @@ def _python_away(error: LocatedError) -> TpuMagicsError | None:
         "to_tf_dataset of a Hugging Face dataset all call back into this notebook.",
         "Load the data into memory first (tpu_magics.tf.in_memory(dataset, batch_size=...)), or write TFRecord "
         'files to a bucket and read them with tf.data.TFRecordDataset("gs://...").',
-        [error.said(found)],
+        [error.quote(found)],
     )
 
 
@@ -79,7 +79,7 @@ def _short(device: str) -> str:
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 _SIZE = r"([\d.]+ ?[KMGT]?i?B?)"
-_HBM = (  # libtpu's, as facts.md has them
+_HBM = (  # libtpu's messages, see facts.md
     re.compile(rf"Ran out of memory in memory space hbm\.\s*Used {_SIZE} of {_SIZE} hbm"),
     re.compile(rf"memory required for [^()]*\({_SIZE}\) exceeds available HBM \({_SIZE}\)"),
 )
@@ -95,7 +95,7 @@ def _memory(error: LocatedError) -> TpuMagicsError | None:
     hbm = next((found for found in (sign.search(error.text) for sign in _HBM) if found), None)
     if hbm:
         why = f"The compiled program needs {hbm[1]}, and {hbm[2]} are available."
-        return error.explain("The step does not fit into the TPU's memory (HBM)", why, _SMALLER, [error.said(hbm)])
+        return error.explain("The step does not fit into the TPU's memory (HBM)", why, _SMALLER, [error.quote(hbm)])
     tensor = _TENSOR.search(error.text)
     if tensor:
         return _tensor(error, *tensor.groups())
@@ -103,7 +103,7 @@ def _memory(error: LocatedError) -> TpuMagicsError | None:
     found = _EXHAUSTED.search(error.text) if exhausted else None
     if found:
         why = "TensorFlow could not allocate memory. Its message does not say how much."
-        return error.explain("Out of memory", why, _SMALLER, [error.said(found)])
+        return error.explain("Out of memory", why, _SMALLER, [error.quote(found)])
     return None
 
 
@@ -126,7 +126,7 @@ _SCOPE = re.compile(
 )
 
 
-# Keras 3.15 asserts there, without a text, that the variables belong to a strategy.
+# Keras 3.15 asserts there, without a message, that the variables belong to a strategy.
 _UPDATE = "keras/src/backend/tensorflow/optimizer.py"
 
 
@@ -141,7 +141,7 @@ def _scope(error: LocatedError) -> TpuMagicsError | None:
         "of only one strategy.",
         "Create the model, the optimizer and the metrics, and call model.compile, under `with "
         "strategy.scope():`, or all in the cell under %%tpu_train, which runs inside the scope.",
-        [*error.details(error.made), *([error.said(found)] if found else ())],
+        [*error.details(error.made), *([error.quote(found)] if found else ())],
     )
 
 
@@ -160,5 +160,5 @@ _EXPLAINERS: tuple[Callable[[LocatedError], TpuMagicsError | None], ...] = (
 
 
 def explain(error: LocatedError) -> TpuMagicsError | None:
-    """The error in words, where it is of a device or of a scope."""
+    """The error explained, if it is about a device, memory or a scope."""
     return next((found for found in (explain(error) for explain in _EXPLAINERS) if found), None)

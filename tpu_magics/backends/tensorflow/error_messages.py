@@ -34,21 +34,21 @@ _WHY = {
 
 
 def explain(error: BaseException, cells: Mapping[str, str], jit_enabled: bool = False) -> TpuMagicsError | None:
-    """The error in words; None for what is not of XLA, of the TPU or of the strategy.
+    """The error explained; None if it is not about XLA, the TPU or the strategy.
 
     Args:
-        error: what the person's code raised, with its traceback.
+        error: raised by the user's code, with its traceback.
         cells: file names of cells -> "In [n]".
-        put_on: whether the run had put jit_compile on something.
+        jit_enabled: whether the run had set jit_compile on something.
     """
     places = SourceLocations(cells)
     for one in _chain(error):
-        seen = LocatedError(one, places)
-        if (found := _unsupported(seen, jit_enabled)) is not None:
+        located = LocatedError(one, places)
+        if (found := _unsupported(located, jit_enabled)) is not None:
             return found
         for explain in (_named, device_errors.explain, xla_errors.explain, _refused):
-            if (found := explain(seen)) is not None:
-                return _with_flag(found) if jit_enabled and seen.is_of_xla else found
+            if (found := explain(located)) is not None:
+                return _with_flag(found) if jit_enabled and located.is_of_xla else found
     return None
 
 
@@ -57,7 +57,7 @@ def _with_flag(found: TpuMagicsError) -> TpuMagicsError:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it was raised from, the nearest first."""
+    """The error and its causes, nearest first."""
     known: set[int] = set()
     while error is not None and id(error) not in known and not isinstance(error, TpuMagicsError):
         yield error
@@ -65,48 +65,50 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def _named(seen: LocatedError) -> TpuMagicsError | None:
-    return name_refused(seen.error)
+def _named(located: LocatedError) -> TpuMagicsError | None:
+    return name_refused(located.error)
 
 
-# -- ops that XLA has not ---------------------------------------------------------------------------------------------
+# -- ops that XLA lacks ----------------------------------------------------------------------------------------------
 
 
-def _unsupported(seen: LocatedError, jit_enabled: bool) -> TpuMagicsError | None:
-    if not _UNSUPPORTED.search(seen.text) or not isinstance(seen.error, Exception):
+def _unsupported(located: LocatedError, jit_enabled: bool) -> TpuMagicsError | None:
+    if not _UNSUPPORTED.search(located.text) or not isinstance(located.error, Exception):
         return None
-    functions = list(dict.fromkeys(_FUNCTION.findall(seen.text)))
-    refused = lowering_errors.unsupported_ops(seen.text, _graph(functions), seen.places)
+    functions = list(dict.fromkeys(_FUNCTION.findall(located.text)))
+    refused = lowering_errors.unsupported_ops(located.text, _graph(functions), located.places)
     if not refused:
-        found = lowering_errors.lowering_error(_step_name(functions), seen.error, tf.Graph(), seen.places)
-        return TpuMagicsError(f"{found.what.removesuffix('.')}{seen.at()}.", found.why, found.todo, seen.details())
-    return _lacking(seen, refused, jit_enabled)
+        found = lowering_errors.lowering_error(_step_name(functions), located.error, tf.Graph(), located.places)
+        return TpuMagicsError(
+            f"{found.what.removesuffix('.')}{located.at()}.", found.why, found.todo, located.details()
+        )
+    return _lacking(located, refused, jit_enabled)
 
 
-def _lacking(seen: LocatedError, refused: Sequence[Refused], jit_enabled: bool) -> TpuMagicsError:
-    """For ops that XLA has not: whether a TPU has them, and both ways on."""
-    first, on_tpu = refused[0], "XLA_TPU_JIT" in seen.text
+def _lacking(located: LocatedError, refused: Sequence[Refused], jit_enabled: bool) -> TpuMagicsError:
+    """The error for ops that XLA lacks: whether a TPU has them, and the ways to continue."""
+    first, on_tpu = refused[0], "XLA_TPU_JIT" in located.text
     where = xla_ops.where([one.op for one in refused])
-    place = f" at {first.place}" if first.place else seen.at()  # the text has the line of one op
+    place = f" at {first.place}" if first.place else located.at()  # the message has the line of only one op
     rest = f" and {len(refused) - 1} more" if refused[1:] else ""
     if on_tpu:
         ways = [_instead(first), _TPU_HOST]
         return TpuMagicsError(
             f"XLA cannot compile {first.op}{place}{rest}.",
             lowering_errors.describe(refused),
-            *_said(seen, refused, ways),
+            *_todo_and_code(located, refused, ways),
         )
     ways = [_KEEP if jit_enabled else _OWN, "" if where == xla_ops.ONLY_CPU else f"For a TPU: {_instead(first)}"]
     ways.append(f"To have it compiled here as well: {_instead(first)}" if where == xla_ops.ONLY_CPU else _TPU_HOST)
     return TpuMagicsError(
         f"XLA cannot compile {first.op}{place}{rest}; {where}.",
         f"{lowering_errors.describe(refused)} {_WHY[where]}",
-        *_said(seen, refused, ways),
+        *_todo_and_code(located, refused, ways),
     )
 
 
-def _said(seen: LocatedError, refused: Sequence[Refused], ways: Sequence[str]) -> tuple[str, list[str]]:
-    return " ".join(filter(None, ways)), lowering_errors.code_lines(refused) or seen.details()
+def _todo_and_code(located: LocatedError, refused: Sequence[Refused], ways: Sequence[str]) -> tuple[str, list[str]]:
+    return " ".join(filter(None, ways)), lowering_errors.code_lines(refused) or located.details()
 
 
 def _instead(refused: Refused) -> str:
@@ -116,30 +118,30 @@ def _instead(refused: Refused) -> str:
     return f"{known.instead}." if known and known.instead else "use another op, or several others."
 
 
-def _refused(seen: LocatedError) -> TpuMagicsError | None:
-    """What XLA says of a step, where nothing more is known of it."""
-    found = seen.is_of_xla
+def _refused(located: LocatedError) -> TpuMagicsError | None:
+    """An XLA error of which nothing more is known."""
+    found = located.is_of_xla
     if found is None:
         return None
-    return seen.explain(
+    return located.explain(
         "XLA cannot compile the step",
         "This is not one of the known XLA errors. %tpu_preflight shows whether the TPU compiler accepts the step.",
         "Read TensorFlow's message below.",
-        [seen.said(found)],
+        [located.quote(found)],
     )
 
 
 def _step_name(functions: list[str]) -> str:
-    """As the person knows the function; those of Keras' trainer are called the step."""
+    """The name that the user knows; functions of Keras' trainer are called the training step."""
     own = [one for one in functions if not _NAME.match(one)]
     found = _INFERENCE.match(own[0]) if own else None
     return found[1].strip("_") if found else "The training step"
 
 
 def _graph(functions: list[str]) -> Any:
-    """The graph of the first of these functions that is still there; an empty one for none. TensorFlow 2.21 keeps no
-    list of them (AtomicFunction.graph in python/eager/polymorphic_function/atomic_function.py), so all objects are
-    looked at: an error happens once."""
+    """The graph of the first of these functions that still exists, else an empty one. TensorFlow 2.21 keeps no list of
+    them (AtomicFunction.graph in python/eager/polymorphic_function/atomic_function.py), so all objects are searched; an
+    error happens only once."""
     try:
         from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicFunction
 

@@ -17,11 +17,11 @@ from tpu_magics.backends.lowered import Traced
 from tpu_magics.backends.tensorflow.lower import lower
 
 Ask = Callable[[Traced], None]
-MOST = 5  # tf.functions that are looked at for one that trains
+MOST = 5  # tf.functions checked to find one that trains
 
 
 class _FirstStep:
-    """Asks once. `ask` may raise, and so end the run before its first step."""
+    """Calls `ask` once. `ask` may raise, and so end the run before its first step."""
 
     def __init__(self, ask: Ask, precision: str, cells: Mapping[str, str]) -> None:
         self.found = False
@@ -47,16 +47,16 @@ class _FirstStep:
             found = lower(function, args, kwargs, precision=self._precision, cell_names=self._cells)
         finally:
             self._busy = False
-        if any(graph.donors for graph in found.graphs):  # it assigns variables: a step that trains
+        if any(graph.donors for graph in found.graphs):  # it assigns variables, so it trains
             self.found = True
             self._ask(found)
 
 
 @contextmanager
 def before_first_step(ask: Ask, precision: str, cells: Mapping[str, str]) -> Iterator[Callable[[], bool]]:
-    """Within it `ask` is given the lowered program of the first training step, before that is executed: of the model
-    and the data of `model.fit`, or of a tf.function that assigns variables. What `ask` raises ends the run. Gives a
-    function that tells whether there was such a step."""
+    """Inside it, `ask` gets the lowered program of the first training step before it is executed: of the model and the
+    data of `model.fit`, or of a tf.function that assigns variables. An exception of `ask` ends the run. Yields a
+    function that returns whether there was such a step."""
     first_step = _FirstStep(ask, precision, cells)
     with ExitStack() as patches:
         for kind, name, look in _patch_points(first_step):

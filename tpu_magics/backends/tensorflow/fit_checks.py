@@ -31,20 +31,21 @@ from tpu_magics.backends.tensorflow.data import (
 )
 from tpu_magics.errors import TpuMagicsError
 
-Tell = Callable[[Problem], None]
+Report = Callable[[Problem], None]
 _TRAINER, _ITERATOR = "keras.src.backend.tensorflow.trainer", "TFEpochIterator"
 _NOT_CHECKED = Problem(
     "Data and callbacks given to model.fit inside the cell are not checked.",
     f"This Keras version has no {_TRAINER}.{_ITERATOR} (Keras 3.15 has it).",
     refuses=False,
 )
-_BATCH = 32  # Keras' own, where fit is not told
+_BATCH = 32  # Keras' default
 _NAME, _VALIDATION = "the data given to fit", "the validation data given to fit"
 
 
 @dataclass(frozen=True)
 class _FitContext:
-    """`known`: what was told of already, held so that no id comes again; `written`: paths that were tried already."""
+    """`known`: data that was already reported, kept alive so that no id is reused; `written`: paths that were already
+    tested."""
 
     placed: Placed
     known: dict[int, Any]
@@ -56,26 +57,26 @@ class _FitContext:
 @contextmanager
 def checking_fits(
     placed: Placed,
-    tell: Tell,
+    report: Report,
     items: Sequence[tuple[str, Any]] = (),
     cells: Mapping[str, str] | None = None,
     on_colab: bool = False,
 ) -> Iterator[None]:
-    """Within it each `model.fit` raises TpuMagicsError for data that cannot work, and for callbacks that cannot write,
-    before its first step.
+    """Inside it, each `model.fit` raises TpuMagicsError before its first step for data that cannot work and callbacks
+    that cannot write.
 
     Args:
-        placed: where the training goes on.
-        tell: is called with each Problem that does not refuse.
-        items: what `data.problems` and `path_problems` were told already.
+        placed: where training runs.
+        report: is called with each Problem that does not refuse.
+        items: values that `data.problems` and `path_problems` have already checked.
         cells: file names of cells -> "In [n]".
-        on_colab: how to log in to a bucket is said as Colab has it.
+        on_colab: how to log in to a bucket differs on Colab.
     """
     written = tuple(destinations([value for _, value in items]))
     context = _FitContext(placed, {id(data): data for _, data in reached(items)}, written, cells or {}, on_colab)
     kind = _iterator()
     if kind is None:
-        tell(_NOT_CHECKED)
+        report(_NOT_CHECKED)
         yield
         return
     original = kind.__init__
@@ -84,9 +85,9 @@ def checking_fits(
     def init_with_checks(self: Any, *args: Any, **given: Any) -> None:
         __tracebackhide__ = True
         caller = sys._getframe(1)
-        if caller.f_code.co_name == "fit" and "epoch_iterator" not in caller.f_locals:  # else that of the validation
+        if caller.f_code.co_name == "fit" and "epoch_iterator" not in caller.f_locals:  # else it is the validation's
             for problem in _problems(given, caller.f_locals, context):
-                _report(problem, tell)
+                _raise_or_report(problem, report)
         original(self, *args, **given)
 
     kind.__init__ = init_with_checks
@@ -103,14 +104,14 @@ def _iterator() -> Any:
         return None
 
 
-def _report(problem: Problem, tell: Tell) -> None:
+def _raise_or_report(problem: Problem, report: Report) -> None:
     if problem.refuses:
         raise TpuMagicsError(problem.what, problem.why, problem.todo)
-    tell(problem)
+    report(problem)
 
 
 def _problems(given: Mapping[str, Any], local: Mapping[str, Any], context: _FitContext) -> Iterator[Problem]:
-    """For the arguments of fit's iterator and the locals of fit. What was told is not told again."""
+    """For the arguments of fit's iterator and the locals of fit. Each problem is reported once."""
     for problem in (*_of_data(given, context), *_of_validation(local, context), *_of_callbacks(local, context)):
         yield replace(problem, what=problem.what[:1].upper() + problem.what[1:])
 
@@ -121,7 +122,7 @@ def _of_callbacks(local: Mapping[str, Any], context: _FitContext) -> Sequence[Pr
 
 
 def _of_validation(local: Mapping[str, Any], context: _FitContext) -> Iterator[Problem]:
-    """What cannot work; a short batch costs the training step nothing there, and its end is found by Keras."""
+    """Only what cannot work: a short batch costs no compile of the training step there, and Keras finds its end."""
     data = local.get("val_x")
     dataset = dataset_of(data)
     if dataset is not None and id(dataset) not in context.known:
@@ -163,7 +164,7 @@ def _unknown_size(size: int, placed: Placed) -> Iterator[Problem]:
 
 
 def _others(given: Mapping[str, Any], context: _FitContext) -> Iterator[Problem]:
-    """For arrays, and for Python that gives batches."""
+    """For arrays, and for Python objects that yield batches."""
     data = given.get("x")
     if id(data) in context.known:
         return
@@ -184,7 +185,7 @@ def _python_batches(name: str, data: Any, context: _FitContext) -> Iterator[Prob
 
 
 def _rows(data: Any) -> int | None:
-    """Rows of arrays; None for what is none."""
+    """Number of rows of arrays; None for anything else."""
     leaves = tf.nest.flatten(data)
     shapes = [getattr(leaf, "shape", None) for leaf in leaves]
     first = shapes[0] if shapes and all(shape is not None and len(shape) for shape in shapes) else None
@@ -192,6 +193,6 @@ def _rows(data: Any) -> int | None:
 
 
 def _is_loader(data: Any) -> bool:
-    """As Keras tells it: by the names of its classes, importing nothing."""
+    """As Keras does it: by class names, without imports."""
     names = {(kind.__name__, kind.__module__.partition(".")[0]) for kind in type(data).__mro__}
     return bool(names & {("DataLoader", "torch"), ("MapDataset", "grain"), ("IterDataset", "grain")})

@@ -18,7 +18,7 @@ from tpu_magics.backends.lowered import Place
 
 @dataclass(frozen=True)
 class ProgramInput:
-    """What may be a parameter of the program: an argument or what the function captured. `dtype`: "f32"."""
+    """A possible parameter of the program: an argument or a captured value. `dtype`: "f32"."""
 
     name: str
     dtype: str
@@ -30,8 +30,8 @@ class ProgramInput:
 
 @dataclass(frozen=True)
 class HloProgram:
-    """`hash`: of the module without the names and numbers of its ops; `places`: number of an op -> its line; `growing`:
-    op types whose result has a shape that depends on values, with their lines."""
+    """`hash`: of the module without names and numbers of ops; `places`: op number -> source line; `dynamic`: op types
+    whose result shape depends on values, with their lines."""
 
     module: bytes
     hash: str
@@ -42,14 +42,14 @@ class HloProgram:
 
 
 def program_of(serialized: bytes, name: str, lines: Mapping[str, Place], values: Sequence[ProgramInput]) -> HloProgram:
-    """Args: a serialized HloModuleProto; the step's name; name of each op -> its line; what may be its parameters."""
+    """Args: a serialized HloModuleProto; the step's name; op name -> source line; possible parameters."""
     module = hlo_pb2.HloModuleProto.FromString(serialized)
     _normalise_names(module, name)
     _replace_copies(module)
     donors = {one.parameter_number for one in module.input_output_alias.entries}
     dynamic = tuple(dict.fromkeys(_dynamic(module, lines)))
     hash_ = _hash(module)
-    module.ClearField("input_output_alias")  # the compiler refuses a module that has donors (see Graph) and this
+    module.ClearField("input_output_alias")  # the compiler refuses a module with both donors (see Graph) and this
     made = numbered(module.SerializeToString(deterministic=True))
     return HloProgram(
         module=made.module,
@@ -72,7 +72,7 @@ def _instructions(module: Any) -> Iterator[Any]:
 
 
 def _normalise_names(module: Any, name: str) -> None:
-    """Names that hold TensorFlow's running numbers of functions, which are others in each trace."""
+    """Replace names that contain TensorFlow's running function numbers, which differ in each trace."""
     module.name, module.id = name, 0
     for number, computation in enumerate(module.computations):
         if computation.name == module.entry_computation_name:
@@ -84,8 +84,8 @@ def _normalise_names(module: Any, name: str) -> None:
 
 
 def _replace_copies(module: Any) -> None:
-    """TensorFlow puts a copy before each updated variable. StableHLO has none, and jaxlib's conversion refuses it (seen
-    in 0.10.2); a reshape to the same shape is as little."""
+    """TensorFlow puts a copy before each updated variable. StableHLO has none, and jaxlib's conversion fails on it
+    (seen in 0.10.2); a reshape to the same shape is equivalent."""
     for instruction in _instructions(module):
         if instruction.opcode == "copy":
             instruction.opcode = "reshape"
@@ -109,7 +109,7 @@ def _dynamic(module: Any, lines: Mapping[str, Place]) -> Iterator[tuple[str, Pla
 
 
 def _parameters(module: Any, values: Sequence[ProgramInput]) -> tuple[str, ...]:
-    """The program's parameters come in the order of the values, without those that became constants."""
+    """The program's parameters are in the order of the values, without those that became constants."""
     left = list(values)
     found = []
     for shape in module.host_program_shape.parameters:

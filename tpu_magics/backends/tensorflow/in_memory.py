@@ -22,7 +22,7 @@ def in_memory(
     fill: Any = 0,
     available: int | None = None,
 ) -> Any:
-    """See tpu_magics.tf.in_memory; `available`: bytes of memory that may be used, None: not known."""
+    """See tpu_magics.tf.in_memory; `available`: bytes of memory that may be used (None: unknown)."""
     _check(batch_size, limit, pad)
     rows = rows_of(dataset)
     if rows.endless and limit is None:
@@ -45,7 +45,7 @@ def in_memory(
 
 
 def _gathered(rows: Rows, limit: int | None, available: int | None) -> tuple[Any, Columns]:
-    """A nest as the rows have it, and the columns."""
+    """(one row's structure, the columns)."""
     count = min((one for one in (rows.count, limit) if one is not None), default=None)
     columns = Columns(available, count, *(() if rows.copied else (1,)))
     shape = None

@@ -41,17 +41,17 @@ _READERS = {
     "MatchingFiles": "tf.io.matching_files",
     "ReadFile": "tf.io.read_file",
 }
-_OF_GENERATOR = "from_generator"  # in the names of the functions that from_generator itself makes, which hold PyFuncs
+_OF_GENERATOR = "from_generator"  # in names of functions that from_generator creates itself; they contain PyFuncs
 _HUGGING_FACE = ("datasets/utils/tf_utils.py", "datasets/arrow_dataset.py")
 _FILE_ATTRIBUTES = ("_filenames", "_filename", "_path", "_patterns")
-_STRINGS = 64  # of one tensor that are looked at
+_STRINGS = 64  # checked per tensor
 _SCHEME = re.compile(r"^(?:[a-z][a-z0-9+.-]+:/|/(?:bigstore|cns|gcs)/)", re.IGNORECASE)
 _LIKE_A_PATH = re.compile(r"^(?:/|~|\.{1,2}/)|/|\.\w{1,8}$|[*?]")
 
 
 @dataclass(frozen=True)
 class Python:
-    """Python in a pipeline. `what`: the call that put it there."""
+    """A Python call in a pipeline. `what`: the API that put it there."""
 
     what: str
     place: Place | None = None
@@ -59,8 +59,7 @@ class Python:
 
 @dataclass(frozen=True)
 class PipelineFiles:
-    """Files that a pipeline reads or writes. `local`: one that lies on this machine ("": all are elsewhere, or their
-    names are not known)."""
+    """Files that a pipeline reads or writes. `local`: one on this machine ("": none, or names unknown)."""
 
     what: str
     local: str = ""
@@ -69,7 +68,8 @@ class PipelineFiles:
 
 @dataclass(frozen=True)
 class InputPipeline:
-    """`size`: elements, INFINITE or UNKNOWN; `batches`: None where the last is as the others, or none is made."""
+    """`size`: elements, INFINITE or UNKNOWN; `batches`: None if the last is as large as the others, or without
+    batches."""
 
     size: int
     python: tuple[Python, ...] = ()
@@ -78,7 +78,7 @@ class InputPipeline:
 
 
 def pipeline_of(dataset: Any, cells: Mapping[str, str] | None = None) -> InputPipeline:
-    """What `dataset` is made of; nothing is run and no element is taken. `cells`: file names of cells -> "In [n]"."""
+    """The parts of `dataset`. Nothing is run and no element is taken. `cells`: file names of cells -> "In [n]"."""
     found = _PipelineScan(SourceLocations(cells or {}))
     for part in _parts(dataset):
         found.look_at(part)
@@ -94,7 +94,7 @@ def pipeline_of(dataset: Any, cells: Mapping[str, str] | None = None) -> InputPi
 
 
 def _parts(dataset: Any) -> Iterator[Any]:
-    """The dataset and all that it was made of."""
+    """The dataset and all datasets that it was made from."""
     seen: set[int] = set()
     waiting = [dataset]
     while waiting:
@@ -106,13 +106,11 @@ def _parts(dataset: Any) -> Iterator[Any]:
 
 
 class _PipelineScan:
-    """Collects what the parts hold."""
-
     def __init__(self, places: SourceLocations) -> None:
         self.places = places
         self.python: list[Python] = []
         self.readers: list[tuple[str, Place | None]] = []
-        self.names: dict[str, None] = {}  # strings that a reader may take for names of files, in order
+        self.names: dict[str, None] = {}  # strings that may be file names, in order
         self._seen: set[int] = set()
 
     def look_at(self, part: Any) -> None:
@@ -166,12 +164,12 @@ class _PipelineScan:
         self.names.update(dict.fromkeys(value.decode("utf-8", "replace") for value in values))
 
     def _read_graph(self, variant: Any) -> None:
-        """From the graph of a dataset that has no Python objects."""
+        """Scan the graph of a dataset without Python objects."""
         if not hasattr(variant, "numpy") or variant.shape.rank != 0:
             return
         try:
             written = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=1).numpy()
-        except (tf.errors.OpError, ValueError):  # what cannot be written; more than a graph can hold
+        except (tf.errors.OpError, ValueError):  # not serialisable, or larger than a graph can be
             return
         graph = tf.compat.v1.GraphDef.FromString(written)
         inner = [(each.signature.name, node) for each in graph.library.function for node in each.node_def]
@@ -199,14 +197,14 @@ def _reader(kind: str) -> str:
 
 
 def _texts(value: Any) -> list[str]:
-    """Of a tensor of strings whose values are known: the first ones; none of anything else."""
+    """The first strings of a tensor with known values; none for anything else."""
     if not tf.is_tensor(value) or value.dtype != tf.string or not hasattr(value, "numpy"):
         return []
     return [text.decode("utf-8", "replace") for text in tf.reshape(value, [-1])[:_STRINGS].numpy()]
 
 
 def _local(names: Iterable[str]) -> str:
-    """The first name of a file of this machine. Where some lie in a bucket, a name alone may be joined to it."""
+    """The first name of a file on this machine. If some are in a bucket, a bare name may be joined to it."""
     elsewhere = any(_SCHEME.match(name) for name in names)
     for name in names:
         if name and "\n" not in name and not _SCHEME.match(name) and _names_file(name, elsewhere):

@@ -36,26 +36,26 @@ _EXPLICIT = (
     "unchanged: compile() got jit_compile=False. XLA does not compile this step here, so an op that XLA cannot "
     "compile would first fail on a TPU"
 )
-# Not "_...": Keras walks over a model's attributes when it saves it, without those that begin with two underscores.
+# Two underscores: Keras walks over a model's attributes when it saves it, but skips those.
 _CACHE = "__tpu_magics_jit__"
 
 
 def policy(how: str, placed: Placed, cells: Cells | None = None) -> AbstractContextManager[Callable[[], Sequence[str]]]:
-    """Within it the policy holds.
+    """Inside it the policy is active.
 
     Args:
-        how: "auto", or "keep" to leave all as it is.
+        how: "auto", or "keep" to change nothing.
         placed: where the steps run.
-        cells: file names of cells -> "In [n]", or what gives them.
+        cells: file names of cells -> "In [n]", or a function that returns them.
 
     Returns:
-        A function that tells what was changed so far, a line each.
+        A function that returns the changes so far, one line each.
     """
     return _unchanged() if how == "keep" else _auto(placed.kind == DEFAULT, _ChangeLog(cells or {}))
 
 
 def has_enabled_jit(lines: Sequence[str]) -> bool:
-    """Whether the policy has put jit_compile on something, by what it has told."""
+    """Whether the policy has set jit_compile on something, by its report."""
     return any(ENABLED in line for line in lines)
 
 
@@ -76,7 +76,7 @@ def _auto(compiled: bool, log: _ChangeLog) -> Iterator[Callable[[], Sequence[str
 
 @dataclass
 class _ChangeLog:
-    """What was changed, in the order in which it was; a line is told once."""
+    """The changes in order; each line is reported once."""
 
     cells: Cells
     lines: dict[str, None] = field(default_factory=dict)
@@ -88,21 +88,21 @@ class _ChangeLog:
         return self._locations().is_user_code(path)
 
     def of_function(self, function: Any, name: str, text: str) -> None:
-        """At the line where a Python function stands; None: no line."""
+        """A change at the line of a Python function; None: no line."""
         place = self._locations().of_function(function)
-        self._tell(f"{place} {name}: {text}" if place else f"{name}: {text}")
+        self._add(f"{place} {name}: {text}" if place else f"{name}: {text}")
 
     def of_caller(self, name: str, text: str) -> None:
-        """At the person's line that is being run."""
+        """A change at the user's line that is running."""
         place = self._locations().of_frames(_frames_above())
-        self._tell(f"{place} {name}: {text}" if place else f"{name}: {text}")
+        self._add(f"{place} {name}: {text}" if place else f"{name}: {text}")
 
-    def _tell(self, line: str) -> None:
+    def _add(self, line: str) -> None:
         self.lines[line] = None
 
 
 def _frames_above() -> list[tuple[str, int]]:
-    """The stack, innermost first, without the frames of this file that called."""
+    """The stack, innermost first, without the calling frames of this file."""
     frames = ((frame.f_code.co_filename, line) for frame, line in walk_stack(sys._getframe(1)))
     return list(dropwhile(lambda one: one[0] == __file__, frames))
 
@@ -112,7 +112,7 @@ def _frames_above() -> list[tuple[str, int]]:
 
 @dataclass
 class _ModelState:
-    """A model as it was: `jit`: its jit_compile; `functions`: what Keras has made of its steps."""
+    """A model's jit_compile and the functions that Keras made for its steps."""
 
     model: Any
     jit: bool
@@ -120,22 +120,23 @@ class _ModelState:
 
 
 class KerasJit:
-    """`compiled`: the jit_compile that models are trained with; `tell`: takes a name and a text.
+    """`compiled`: the jit_compile for training; `log`: takes a name and a text.
 
-    Keras makes a model's training function when it is first trained, with what jit_compile is then. There it is
-    changed, unless compile() was told False, and compile()'s own record of it stays as it was."""
+    Keras makes a model's training function when it first trains, with the jit_compile of that moment. It is changed
+    there, unless compile() got False; compile()'s own record stays the same.
+    """
 
-    def __init__(self, compiled: bool, tell: Callable[[str, str], None]) -> None:
+    def __init__(self, compiled: bool, log: Callable[[str, str], None]) -> None:
         self._compiled = compiled
-        self._tell = tell
+        self._log = log
         self._changed: dict[int, _ModelState] = {}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Within it models that are trained are changed first."""
+        """Inside it, models are changed before they train."""
         kind = _trainer()
         if kind is None:
-            self._tell(
+            self._log(
                 "models", f"jit_compile is unchanged: Keras {keras.__version__} differs from 3.15, which this supports"
             )
             yield
@@ -157,27 +158,27 @@ class KerasJit:
     def _apply(self, model: Any) -> None:
         if bool(model.jit_compile) == self._compiled:
             return
-        said = compile_calls.requested_jit(model)
-        if self._compiled and said is False:
-            self._tell(_title(model), _EXPLICIT)
+        requested = compile_calls.requested_jit(model)
+        if self._compiled and requested is False:
+            self._log(_title(model), _EXPLICIT)
             return
         if self._compiled and (why := _ineligible_reason(model)):
-            self._tell(_title(model), f"jit_compile stays off: {why}")
+            self._log(_title(model), f"jit_compile stays off: {why}")
             return
         before = _ModelState(model, bool(model.jit_compile), {name: getattr(model, name, None) for name in _FUNCTIONS})
-        model.jit_compile = self._compiled  # Keras warns, and leaves it off, where the model does not support it
+        model.jit_compile = self._compiled  # Keras warns, and leaves it off, if the model does not support it
         if bool(model.jit_compile) != self._compiled:
-            self._tell(_title(model), "jit_compile stays off: Keras reports that the model does not support it")
+            self._log(_title(model), "jit_compile stays off: Keras reports that the model does not support it")
             return
         self._changed[id(model)] = before
         _set_functions(model, _cached(model, self._compiled))
-        was = _WAS[None if self._compiled and said is None else before.jit]
-        self._tell(_title(model), f"jit_compile={self._compiled} for this run ({was})")
+        was = _WAS[None if self._compiled and requested is None else before.jit]
+        self._log(_title(model), f"jit_compile={self._compiled} for this run ({was})")
 
     def _restore(self, before: _ModelState) -> None:
         model = before.model
         if bool(model.jit_compile) != self._compiled:
-            return  # compiled again since, and not trained
+            return  # compiled again since, but not trained
         made = {name: getattr(model, name, None) for name in _FUNCTIONS}
         model.__dict__[_CACHE] = (self._compiled, _compiled_as(model), made)
         model.jit_compile = before.jit
@@ -185,7 +186,7 @@ class KerasJit:
 
 
 def _trainer() -> Any:
-    """Keras' trainer on TensorFlow; None where this version has it elsewhere."""
+    """Keras' trainer on TensorFlow; None if this version has it elsewhere."""
     try:
         from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
     except ImportError:
@@ -211,11 +212,11 @@ def _set_functions(model: Any, functions: Mapping[str, Any]) -> None:
 
 
 def _compiled_as(model: Any) -> Any:
-    """What is another object after each compile(); None where this Keras does not have it."""
+    """An object that compile() replaces; None if this Keras does not have it."""
     return getattr(model, "_compile_config", None)
 
 
 def _cached(model: Any, compiled: bool) -> Mapping[str, Any]:
-    """What an earlier run made of the model's steps, unless it was compiled anew since."""
+    """What an earlier run made of the model's steps, unless it was compiled again since."""
     was, config, functions = model.__dict__.get(_CACHE, (None, None, {}))
     return functions if was is compiled and config is not None and config is _compiled_as(model) else {}

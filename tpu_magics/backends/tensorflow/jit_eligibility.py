@@ -20,7 +20,7 @@ _IN_GRAPH = (
     "compiled if it is a tf.function of its own or is passed to strategy.run"
 )
 _REPLICAS = "jit_compile stays off: it runs on several replicas, and XLA cannot compile collectives on a CPU"
-# Seen in 2.21: nothing is raised; one of size 0 gives an empty result, one of size 2 keeps two of five.
+# Seen in 2.21: no error; with size 0 the result is empty, with size 2 two of five elements are kept.
 _GROWS = (
     "; it writes to a TensorArray with dynamic_size=True, which cannot grow under XLA: elements beyond its size "
     "are lost without an error, so set its size to the maximum"
@@ -28,13 +28,13 @@ _GROWS = (
 
 
 def growth_warning(graph: Any) -> str:
-    """What is to be said besides, where a traced function that XLA compiles lets a TensorArray grow; "" else."""
+    """A warning for a function that XLA compiles and that lets a TensorArray grow; "" if it does not."""
     writes = (op for _, op in ops(graph) if op.type == "TensorListSetItem")
     return _GROWS if any(op.get_attr("resize_if_index_out_of_bounds") for op in writes) else ""
 
 
 def has_pipeline(arguments: Any) -> bool:
-    """Whether a dataset or an iterator over one is among the arguments."""
+    """Whether a dataset or a dataset iterator is among the arguments."""
     kinds = (tf.data.Dataset, tf.data.Iterator, tf.distribute.DistributedDataset, tf.distribute.DistributedIterator)
     try:
         return any(isinstance(one, kinds) for one in tf.nest.flatten(arguments))
@@ -43,7 +43,7 @@ def has_pipeline(arguments: Any) -> bool:
 
 
 def ineligible_reason(graph: Any) -> str | None:
-    """Why a traced function is not compiled by XLA: a sentence, "" where it changes no variable, None where it is."""
+    """Why XLA should not compile a traced function: a sentence; "" if it changes no variable; None if XLA should."""
     found = [op for _, op in ops(graph)]
     if any(sign in op.type for op in found for sign in _PIPELINE):
         return _IN_GRAPH

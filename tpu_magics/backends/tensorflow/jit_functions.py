@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tpu_magics.backends.tensorflow.jit_eligibility import IN_ARGUMENTS, growth_warning, has_pipeline, ineligible_reason
 
-# What of a tf.function its traces are kept in, and how it is made empty.
+# Attributes of a tf.function that hold its traces, with the empty value of each.
 _EMPTY: dict[str, Callable[[Any], Any]] = {
     "_function_cache": lambda cache: type(cache)(),
     "_function_captures": lambda captures: type(captures)(),
@@ -39,27 +39,27 @@ _EXPLICIT = (
 
 
 class FunctionJit:
-    """`compiled`: whether XLA is to compile them; `is_persons`: of a path; `tell`: takes a Python function, a name and
+    """`compiled`: whether XLA compiles them; `is_user_code`: takes a path; `log`: takes a Python function, a name and
     a text."""
 
     def __init__(
-        self, compiled: bool, is_user_code: Callable[[str], bool], tell: Callable[[Any, str, str], None]
+        self, compiled: bool, is_user_code: Callable[[str], bool], log: Callable[[Any, str, str], None]
     ) -> None:
         self._compiled = compiled
         self._is_user_code = is_user_code
-        self._tell = tell
+        self._log = log
         self._seen: WeakSet[Any] = WeakSet()
         self._trials: WeakSet[Any] = WeakSet()
-        self._reported: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        self._reports: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         self._before: list[tuple[Any, dict[str, Any]]] = []
         self._lock = threading.RLock()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Within it tf.functions are looked at when they are first called."""
+        """Inside it, tf.functions are inspected at their first call."""
         kind = _kind()
         if kind is None:
-            self._tell(
+            self._log(
                 None, "tf.functions", f"unchanged: TensorFlow {tf.__version__} differs from 2.21, which this supports"
             )
             yield
@@ -97,7 +97,7 @@ class FunctionJit:
         if function in self._seen:
             return
         if self._compiled and not function._jit_compile and inside_xla():
-            return  # it is compiled with what calls it; it may be called alone later
+            return  # compiled with its caller; it may be called alone later
         with self._lock:
             self._seen.add(function)
             code = getattr(python_of(function), "__code__", None)
@@ -124,27 +124,27 @@ class FunctionJit:
             self._change(function, True, ENABLED)
 
     def _change(self, function: Any, jit: bool | None, text: str) -> None:
-        """Without traces, or with those of an earlier run; then what was found in that run is said."""
+        """Start with empty traces, or with those of an earlier run; then that run's report is repeated."""
         self._before.append((function, _state(function)))
-        state, said = self._cached(function, jit) or (_empty(function, jit), text)
+        state, report = self._cached(function, jit) or (_empty(function, jit), text)
         _set_state(function, state)
         if function._jit_compile and function._concrete_variable_creation_fn is None:
             self._trials.add(function)
         else:
-            self._report(function, said)
+            self._report(function, report)
 
     def _cached(self, function: Any, jit: bool | None) -> tuple[dict[str, Any], str] | None:
-        """What an earlier run made of it, and what was said of it; None where that is not for this call."""
-        compiled, state, said = function.__dict__.get(_CACHE, (None, {}, ""))
+        """Traces and report of an earlier run; None if they do not fit this call."""
+        compiled, state, report = function.__dict__.get(_CACHE, (None, {}, ""))
         if compiled is not self._compiled:
             return None
-        unfit_then = jit is True and said != IN_ARGUMENTS
-        return (state, said) if state["_jit_compile"] is jit or unfit_then else None
+        unfit_then = jit is True and report != IN_ARGUMENTS
+        return (state, report) if state["_jit_compile"] is jit or unfit_then else None
 
     # -- after its first trace -----------------------------------------------------------------------------------------
     @contextmanager
     def _trying(self, function: Any) -> Iterator[None]:
-        """A first trace that fails is no first trace: the next one is looked at."""
+        """After a failed first trace, the next one is inspected."""
         try:
             yield
         except BaseException:
@@ -153,7 +153,8 @@ class FunctionJit:
             raise
 
     def _checked(self, function: Any) -> list[Any] | None:
-        """The variables that its trace has made, where it has to be traced once more, as it was before; else None."""
+        """The variables that its trace created, if the function has to be traced again without jit_compile; else
+        None."""
         if function not in self._trials:
             return None
         self._trials.discard(function)
@@ -168,20 +169,20 @@ class FunctionJit:
 
     # -- at the end --------------------------------------------------------------------------------------------------
     def _restore(self, function: Any, before: dict[str, Any]) -> None:
-        """As it was; what was traced in the run is kept aside for the next one."""
+        """Restore the earlier state; traces of this run are cached for the next one."""
         if function._concrete_variable_creation_fn is not None:
-            function.__dict__[_CACHE] = (self._compiled, _state(function), self._reported.get(function, ""))
+            function.__dict__[_CACHE] = (self._compiled, _state(function), self._reports.get(function, ""))
         _set_state(function, before)
 
     def _report(self, function: Any, text: str) -> None:
-        self._reported[function] = text
+        self._reports[function] = text
         if text:
             python = python_of(function)
-            self._tell(python, getattr(python, "__name__", "a tf.function"), text)
+            self._log(python, getattr(python, "__name__", "a tf.function"), text)
 
 
 def _kind() -> Any:
-    """The class of tf.functions; None where it is not as it was read."""
+    """The class of tf.functions; None if it differs from TensorFlow 2.21."""
     try:
         from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
     except ImportError:
@@ -193,8 +194,8 @@ def _kind() -> Any:
 
 
 def with_tensorflow_filename(function: Any) -> Any:
-    """With TensorFlow's own file as that of its code: it stands on the stack of all that is traced, and a frame of ours
-    would hide the person's lines above it."""
+    """`function` with TensorFlow's own file name: it is on the stack of everything traced, and a frame of ours would
+    hide the user's lines above it."""
     from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
     function.__code__ = function.__code__.replace(co_filename=polymorphic_function.__file__)
@@ -202,7 +203,7 @@ def with_tensorflow_filename(function: Any) -> Any:
 
 
 def inside_xla() -> bool:
-    """Whether what is being traced is compiled by XLA as a whole."""
+    """Whether XLA compiles what is being traced."""
     from tensorflow.python.framework import ops as framework
     from tensorflow.python.ops import control_flow_util
 
@@ -210,7 +211,7 @@ def inside_xla() -> bool:
 
 
 def python_of(function: Any) -> Any:
-    """The Python function below the wrappers of methods and decorators."""
+    """The Python function inside wrappers of methods and decorators."""
     found = function._python_function
     while hasattr(found, "__wrapped__") or hasattr(found, "__func__"):
         found = getattr(found, "__wrapped__", None) or found.__func__
@@ -236,7 +237,7 @@ def _set_state(function: Any, state: dict[str, Any]) -> None:
 
 
 def _forget_traces(function: Any) -> None:
-    """TensorFlow warns of a function that is traced in most of its calls, by the number of its traces."""
+    """TensorFlow warns about a function that is traced in most of its calls, by its number of traces."""
     from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
     detectors = getattr(polymorphic_function, "_frequent_tracing_detector_manager", None)

@@ -24,25 +24,25 @@ _EAGER = (
 
 
 class StrategyRunJit:
-    """`is_persons`: of a path; `tell`: takes a Python function, a name and a text."""
+    """`is_user_code`: takes a path; `log`: takes a Python function, a name and a text."""
 
-    def __init__(self, is_user_code: Callable[[str], bool], tell: Callable[[Any, str, str], None]) -> None:
+    def __init__(self, is_user_code: Callable[[str], bool], log: Callable[[Any, str, str], None]) -> None:
         self._is_user_code = is_user_code
-        self._tell = tell
+        self._log = log
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Within it what strategies are to run is looked at."""
+        """Inside it, functions given to strategy.run are inspected."""
         kind = _kind()
         if kind is None:
-            self._tell(
+            self._log(
                 None, "strategy.run", f"unchanged: TensorFlow {tf.__version__} differs from 2.21, which this supports"
             )
             yield
             return
         original, compiled = kind.run, self._compiled
 
-        @wraps(original)  # AutoGraph does not rewrite what is in TensorFlow's modules
+        @wraps(original)  # AutoGraph does not rewrite functions of TensorFlow's modules
         def run(strategy: Any, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
             __tracebackhide__ = True
             return original(strategy, compiled(strategy, fn), args, kwargs, options)
@@ -58,20 +58,20 @@ class StrategyRunJit:
         python = _innermost(fn)
         code = getattr(python, "__code__", None)
         if code is None or strategy.num_replicas_in_sync > 1:
-            return fn  # a tf.function is looked at when it is called
+            return fn  # a tf.function is inspected when it is called
         if tf.executing_eagerly():
             if self._is_user_code(code.co_filename):
-                self._tell(python, python.__name__, _EAGER)
+                self._log(python, python.__name__, _EAGER)
             return fn
         around = _traced()
         if inside_xla() or not self._may_change(around):
             return fn
-        self._tell(python_of(around), python.__name__, _ENABLED)
+        self._log(python_of(around), python.__name__, _ENABLED)
         return tf.function(fn, jit_compile=True)
 
     def _may_change(self, function: Any) -> bool:
-        """Whether the tf.function that is being traced is one whose traces of this run are put aside by
-        jit_functions.py: a person's, without a jit_compile of its own."""
+        """Whether the tf.function being traced is the user's and has no jit_compile of its own: then jit_functions.py
+        sets its traces of this run aside."""
         if function is None or function._jit_compile is not None:
             return False
         code = getattr(python_of(function), "__code__", None)
@@ -79,14 +79,14 @@ class StrategyRunJit:
 
 
 def _innermost(fn: Any) -> Any:
-    """Without arguments that were given before."""
+    """The function inside functools.partial."""
     while isinstance(fn, partial):
         fn = fn.func
     return fn
 
 
 def _kind() -> Any:
-    """The class of strategies; None where it is not as it was read."""
+    """The class of strategies; None if it differs from TensorFlow 2.21."""
     try:
         from tensorflow.python.distribute.distribute_lib import StrategyBase
     except ImportError:
@@ -95,7 +95,7 @@ def _kind() -> Any:
 
 
 def _traced() -> Any:
-    """The innermost tf.function that is being traced; None without one."""
+    """The innermost tf.function that is being traced; None if there is none."""
     from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
     path = polymorphic_function.__file__

@@ -19,14 +19,14 @@ _SEEDS = "tpu_magics.seeds"
 
 
 def write_file(model: Any, path: str) -> None:
-    """The form by its ending."""
+    """The file format follows from the ending."""
     WRITERS[ending(path)](model, path)
 
 
 def read_file(model: Any, path: str) -> None:
-    """Weights, seeds, and the optimizer where the file holds it."""
+    """Read weights, seeds, and the optimizer if the file has it."""
     with warnings.catch_warnings():
-        # Keras tells so where the file was written without an optimizer; the person has asked for what is there.
+        # Keras warns if the file has no optimizer; here that is expected.
         warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
         model.load_weights(path)
     set_seeds(model, _read_seeds(path))
@@ -52,12 +52,12 @@ def _seeds_text(model: Any) -> str:
 
 
 def _h5py() -> Any:
-    """What Keras writes weights with; it comes with it."""
+    """Keras writes weights with it, so it is installed with Keras."""
     return import_module("h5py")
 
 
 def _read_seeds(path: str) -> list[Any]:
-    """Of a file that `save` wrote; of any other, none."""
+    """Seeds in a file that `save` wrote; none in any other file."""
     if path.endswith(KERAS):
         with zipfile.ZipFile(path) as archive:
             has = f"{_SEEDS}.json" in archive.namelist()

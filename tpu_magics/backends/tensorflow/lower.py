@@ -28,9 +28,9 @@ _ONE_REPLICA = (
     "The program is for one replica. The all-reduce of gradients that a strategy with several replicas adds is "
     "not included."
 )
-_KEPT_POLICY = "Precision {asked} was requested, but {model} was created with the policy {policy} and keeps it."
+_KEPT_POLICY = "Precision {requested} was requested, but {model} was created with the policy {policy} and keeps it."
 _NO_POLICY = (
-    "Precision {asked} was requested. It sets Keras' policy for models created afterwards; this step is unchanged."
+    "Precision {requested} was requested. It sets Keras' policy for models created afterwards; this step is unchanged."
 )
 _DYNAMIC = "The result shape of {op}{place} depends on values; the program is compiled for the largest possible shape."
 
@@ -43,27 +43,27 @@ def lower(
     precision: str = "",
     cell_names: Mapping[str, str] | None = None,
 ) -> Traced:
-    """Lower one step, without executing it.
+    """Lower one step without executing it.
 
-    The step's Python body runs once, as tf.function's tracing does. No variable and no random generator changes.
-    Variables that the first step would make (weights of a model that is not built, metrics, the optimizer's slots) are
-    made, as `fit` makes them before its first step.
+    The step's Python body runs once, as in tracing. No variable and no random generator changes. Variables that the
+    first step would create (weights of an unbuilt model, metrics, the optimizer's slots) are created, as `fit` does
+    before its first step.
 
     Args:
         function: a tf.function (jit_compile or not); a Python function over tensors; a compiled Keras model, or its
             train_step.
         args: arrays, tensors, tf.TensorSpecs, in any nest of tuples, lists and mappings. A tf.data.Dataset stands for
-            one element of it, an iterator over one for a supply of such elements. For a Keras model: x, y and
-            sample_weight, or one tuple of them. All else is a constant of the step.
+            one of its elements, an iterator for a supply of such elements. For a Keras model: x, y and sample_weight,
+            or one tuple of them. Everything else is a constant of the step.
         kwargs: as args.
-        precision: what `--precision` asked for; it acts on models that are made after it was set, not here.
+        precision: the value of `--precision`; it only affects models created after it was set.
         cell_names: file names of cells -> "In [n]".
 
     Returns:
         One graph, of form "hlo". `settled` is True: a traced function is one graph for one set of shapes.
 
     Raises:
-        TpuMagicsError: the step cannot be traced, XLA refuses an op of it (each with its line), a shape is not known,
+        TpuMagicsError: the step cannot be traced, XLA refuses an op of it (each with its line), a shape is unknown,
             or torch_xla is in this process.
     """
     started = time.monotonic()
@@ -116,7 +116,7 @@ def _program(step: Step, places: Any) -> HloProgram:
 
 
 def _hlo(write: Any, concrete: Any) -> bytes:
-    """Where the variables are, there the program is made."""
+    """The program is made for the device of the variables."""
     device = next((one.device for one in concrete.variables if one.device), _CPU)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="device_name is being deprecated")
@@ -124,7 +124,7 @@ def _hlo(write: Any, concrete: Any) -> bytes:
 
 
 def _values(step: Step, concrete: Any) -> list[ProgramInput]:
-    """Arguments and captures, in the order in which XLA takes them."""
+    """Arguments and captures, in XLA's order."""
     from tpu_magics.backends.tensorflow.hlo_program import ProgramInput, dtype_name
 
     variables = {id(one.handle): one for one in concrete.variables}
@@ -143,11 +143,11 @@ def _notes(step: Step, program: HloProgram, precision: str) -> tuple[str, ...]:
     return (_ONE_REPLICA, *step.arguments.notes, *step.notes, *dynamic, *_precision_notes(step, precision))
 
 
-def _precision_notes(step: Step, asked: str) -> list[str]:
-    if not asked:
+def _precision_notes(step: Step, requested: str) -> list[str]:
+    if not requested:
         return []
     if step.model is None:
-        return [_NO_POLICY.format(asked=asked)]
+        return [_NO_POLICY.format(requested=requested)]
     policy = step.model.dtype_policy.name
-    wanted = {"bf16": "mixed_bfloat16", "fp32": "float32"}.get(asked)
-    return [] if policy == wanted else [_KEPT_POLICY.format(asked=asked, model=step.model.name, policy=policy)]
+    wanted = {"bf16": "mixed_bfloat16", "fp32": "float32"}.get(requested)
+    return [] if policy == wanted else [_KEPT_POLICY.format(requested=requested, model=step.model.name, policy=policy)]

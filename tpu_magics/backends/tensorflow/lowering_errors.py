@@ -17,7 +17,7 @@ from tpu_magics.errors import TpuMagicsError
 _NO_KERNEL = re.compile(r"(\w+) \(No registered '\w+' OpKernel for XLA_\w+_JIT devices.*?\{\{node ([^}]+)\}\}")
 _NODE = re.compile(r"node [`]?([^`}]+)[`}]")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_SAID = 300  # characters of TensorFlow's own text
+_SAID = 300  # characters of TensorFlow's message
 _AROUND = (
     *("File ", "in user code", "The op is created", "Stack trace", "[["),
     *("tf2xla conversion", "Exception encountered"),
@@ -32,7 +32,7 @@ _REPLACE = "Use another op that XLA supports, or several with the same result."
 _FIX = "Fix the line. Call the function with these arguments to see the whole traceback."
 _SAME_ERROR = "Fix what the message names; tf.function(..., jit_compile=True) gives the same error on a CPU."
 _ONE_REPLICA = "For preflight, create the model outside a strategy with several replicas."
-# (what the error's type or text has, what to do)
+# (pattern in the error's type or text, what to do)
 _ADVICE = (
     (
         "Using a symbolic `tf.Tensor` as a Python `bool`",
@@ -55,7 +55,7 @@ _ADVICE = (
 
 
 def tracing_error(step: Step, error: Exception, places: SourceLocations) -> TpuMagicsError:
-    """For what a step's Python body raised while TensorFlow traced it."""
+    """The error for an exception in the step's Python body during tracing."""
     if isinstance(error, TpuMagicsError):
         return error
     place = places.of_error(error)
@@ -69,7 +69,8 @@ def tracing_error(step: Step, error: Exception, places: SourceLocations) -> TpuM
 
 
 def lowering_error(name: str, error: Exception, graph: Any, places: SourceLocations) -> TpuMagicsError:
-    """For what TensorFlow's bridge to XLA refused. It names the first op; ops of the host are all told."""
+    """The error for an op that TensorFlow cannot lower to XLA. TensorFlow names only the first op; all ops of the host
+    are listed."""
     refused = unsupported_ops(str(error), graph, places)
     if not refused:
         lines = places.of_graph(graph)
@@ -90,14 +91,14 @@ def lowering_error(name: str, error: Exception, graph: Any, places: SourceLocati
 
 
 def unsupported_ops(text: str, graph: Any, places: SourceLocations) -> tuple[Refused, ...]:
-    """The ops that an error names, and where it names any, those of the host in this graph, each with its line."""
+    """The ops that an error names and, if there are any, the host ops of this graph, each with its line."""
     lines = places.of_graph(graph)
     refused = named_ops(text, lines)
     return tuple(dict.fromkeys((*refused, *host_ops(graph, lines)))) if refused else ()
 
 
 def describe(refused: Sequence[Refused]) -> str:
-    """Each of the ops in a few words."""
+    """A short description of each op."""
     return "; ".join(f"{one.op}{_at(one.place)}: {one.text}" for one in refused) + "."
 
 
@@ -118,7 +119,7 @@ def named_ops(text: str, lines: Mapping[str, Place]) -> tuple[Refused, ...]:
 
 
 def _line(node: str, lines: Mapping[str, Place]) -> Place | None:
-    """Of an op that the error names without the calls around it."""
+    """The line of an op that the error names without the calls around it."""
     inner = (place for name, place in lines.items() if name.endswith(f"/{node}"))
     return lines.get(node) or next(inner, None)
 
@@ -149,7 +150,7 @@ def _code_lines(places: list[Place | None]) -> list[str]:
 
 
 def _words(text: str) -> str:
-    """The message itself, of a text with stack lines around it."""
+    """The message itself, from a text with stack lines around it."""
     lines = [_COLOUR.sub("", line).strip() for line in text.splitlines()]
     kept = [line for line in lines if line and not line.startswith(_AROUND)]
     signed = [line for line in kept if any(sign in line for sign, _ in _ADVICE)]

@@ -17,19 +17,19 @@ GLOBAL_SEED_GENERATOR = "global_seed_generator"  # keras.src.random.seed_generat
 
 @dataclass(frozen=True)
 class RandomStates:
-    """The states as they were. `variables`: those of generators, whose values are kept elsewhere."""
+    """Saved states. `variables`: of generators, whose values the snapshot saves."""
 
     variables: tuple[Any, ...]
     _undo: tuple[Callable[[], None], ...]
 
     def restore(self) -> None:
-        """All but the values of `variables`."""
+        """Restore everything except the values of `variables`."""
         for one in self._undo:
             one()
 
 
 def capture() -> RandomStates:
-    """The states as they are."""
+    """The current states."""
     numbers, arrays = random.getstate(), np.random.get_state()
     generators = (_global_generator(), _keras_generator())
     undo = [lambda: random.setstate(numbers), lambda: np.random.set_state(arrays), _eager()]
@@ -40,7 +40,7 @@ def capture() -> RandomStates:
 
 
 def _eager() -> Callable[[], None]:
-    """What tf.random.set_seed sets, and how far eager operations have drawn from it. TensorFlow 2.21:
+    """The seed of tf.random.set_seed, and how far eager operations have drawn from it. TensorFlow 2.21:
     tensorflow/python/eager/context.py keeps both in `_seed` and `_rng`, without a public name."""
     try:
         from tensorflow.python.eager import context
@@ -60,7 +60,7 @@ def _eager() -> Callable[[], None]:
 
 
 def _global_generator() -> tuple[tuple[Any, ...], Callable[[], None]]:
-    """tf.random.get_global_generator(); to ask for it would make it. TensorFlow 2.21:
+    """tf.random.get_global_generator(), without creating it. TensorFlow 2.21:
     tensorflow/python/ops/stateful_random_ops.py."""
     try:
         from tensorflow.python.ops import stateful_random_ops
@@ -76,7 +76,7 @@ def _global_generator() -> tuple[tuple[Any, ...], Callable[[], None]]:
 
 
 def _keras_generator() -> tuple[tuple[Any, ...], Callable[[], None]]:
-    """The seed generator of keras.random without a seed; to ask for it would make it. Keras 3.15."""
+    """The seed generator of keras.random without a seed, without creating it. Keras 3.15."""
     try:
         from keras.src.backend.common import global_state
 

@@ -13,40 +13,40 @@ from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
 
-LIMIT = 10.0  # seconds, for all of it
+LIMIT = 10.0  # seconds in total
 _GRPC = "grpc://"
-# RFC 9113, 3.4 and 6.5: what a client begins with, and an empty frame of settings (its fourth byte is the type).
+# RFC 9113, 3.4 and 6.5: the client preface, and an empty settings frame (its fourth byte is the type).
 _PREFACE, _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\0\0\0\4\0\0\0\0\0"
 
 
-def resolve(asked: str, limit: float = LIMIT) -> Any:
+def resolve(requested: str, limit: float = LIMIT) -> Any:
     """A TPUClusterResolver whose address answers.
 
     Args:
-        asked: a TPU's name, or its address.
+        requested: a TPU's name or address.
         limit: seconds to try.
 
     Raises:
-        TpuMagicsError: it does not resolve or does not answer, with what was tried.
+        TpuMagicsError: it cannot be resolved or does not answer, with what was tried.
     """
     started = time.monotonic()
-    resolver, spec = _in_time(lambda: _looked_up(asked), asked, limit)
+    resolver, spec = _in_time(lambda: _looked_up(requested), requested, limit)
     addresses = [address for job in spec for address in spec[job]]
     for address in addresses[:1]:
-        _try(address, asked, max(1.0, limit - (time.monotonic() - started)))
+        _try(address, requested, max(1.0, limit - (time.monotonic() - started)))
     return resolver
 
 
-def _looked_up(asked: str) -> tuple[Any, dict[str, list[str]]]:
+def _looked_up(requested: str) -> tuple[Any, dict[str, list[str]]]:
     import tensorflow as tf
 
-    named = f"{_GRPC}{asked}" if ":" in asked and "://" not in asked else asked
+    named = f"{_GRPC}{requested}" if ":" in requested and "://" not in requested else requested
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=named)
     return resolver, resolver.cluster_spec().as_dict()
 
 
-def _in_time(work: Callable[[], Any], asked: str, limit: float) -> Any:
-    """What `work` gives; it is left alone in its thread when the time is over, as its look-ups cannot be ended."""
+def _in_time(work: Callable[[], Any], requested: str, limit: float) -> Any:
+    """The result of `work`. After the time limit its thread keeps running, since look-ups cannot be stopped."""
     found: list[Any] = []
     failed: list[BaseException] = []
 
@@ -61,26 +61,26 @@ def _in_time(work: Callable[[], Any], asked: str, limit: float) -> Any:
     thread.join(limit)
     if found:
         return found[0]
-    raise _unresolved(asked, failed[0] if failed else None, limit) from (failed[0] if failed else None)
+    raise _unresolved(requested, failed[0] if failed else None, limit) from (failed[0] if failed else None)
 
 
-def _unresolved(asked: str, error: BaseException | None, limit: float) -> TpuMagicsError:
+def _unresolved(requested: str, error: BaseException | None, limit: float) -> TpuMagicsError:
     said = f"{type(error).__name__}: {error}" if error else f"no answer within {limit:g} s"
-    if asked.startswith(_GRPC):
+    if requested.startswith(_GRPC):
         return TpuMagicsError(
-            f"{asked} is not a valid TPU address.", f"Tried: reading it as grpc://host:port. {said}", _TODO
+            f"{requested} is not a valid TPU address.", f"Tried: reading it as grpc://host:port. {said}", _TODO
         )
     return TpuMagicsError(
-        f"The TPU name {asked!r} could not be resolved.",
+        f"The TPU name {requested!r} could not be resolved.",
         "Tried: the metadata server of Google's cloud for project and zone, then the Cloud TPU API for the node's "
         f"address. {said}",
         _TODO,
     )
 
 
-def _try(address: str, asked: str, limit: float) -> None:
-    """Begin HTTP/2, as grpc does, and wait for the server's settings: TensorFlow waits without a limit for a server
-    that takes a connection and says nothing."""
+def _try(address: str, requested: str, limit: float) -> None:
+    """Begin HTTP/2, as gRPC does, and wait for the server's settings: TensorFlow waits without limit for a server that
+    accepts a connection and stays silent."""
     host, _, port = address.rpartition(":")
     started = time.monotonic()
     try:
@@ -89,14 +89,14 @@ def _try(address: str, asked: str, limit: float) -> None:
             connection.settimeout(max(1.0, limit - (time.monotonic() - started)))
             answer = connection.recv(len(_SETTINGS))
     except (OSError, ValueError) as error:
-        raise _no_answer(asked, address, time.monotonic() - started, f"{type(error).__name__}: {error}") from error
+        raise _no_answer(requested, address, time.monotonic() - started, f"{type(error).__name__}: {error}") from error
     if answer[3:4] != _SETTINGS[3:4]:
-        raise _no_answer(asked, address, time.monotonic() - started, "The server does not use gRPC.")
+        raise _no_answer(requested, address, time.monotonic() - started, "The server does not use gRPC.")
 
 
-def _no_answer(asked: str, address: str, seconds: float, said: str) -> TpuMagicsError:
+def _no_answer(requested: str, address: str, seconds: float, said: str) -> TpuMagicsError:
     tried = f"Tried: a grpc connection to {address}, for {seconds:.1f} s. {said}"
-    return TpuMagicsError(f"The TPU {asked!r} does not answer.", tried, _TODO)
+    return TpuMagicsError(f"The TPU {requested!r} does not answer.", tried, _TODO)
 
 
 _TODO = (

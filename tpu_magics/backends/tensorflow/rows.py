@@ -17,7 +17,7 @@ from tpu_magics.backends.tensorflow.batches import INFINITE, Batches, outermost_
 from tpu_magics.backends.tensorflow.columns import ROWS
 from tpu_magics.errors import TpuMagicsError
 
-_CHUNK = 1_000  # rows of a Hugging Face dataset at once
+_CHUNK = 1_000  # rows read at once from a Hugging Face dataset
 _TODO = (
     "Pass a Hugging Face dataset, a tf.data.Dataset, a keras.utils.PyDataset, arrays (alone, in a tuple or a "
     "mapping), a list of rows, or a function that returns rows."
@@ -26,7 +26,7 @@ _TODO = (
 
 @dataclass(frozen=True)
 class RowBlock:
-    """`values`: a nest of tuples and mappings; `many`: each value holds rows, else it is one row's."""
+    """`values`: a nest of tuples and mappings; `many`: each value holds several rows, else one row."""
 
     values: Any
     many: bool = False
@@ -34,8 +34,8 @@ class RowBlock:
 
 @dataclass(frozen=True)
 class Rows:
-    """`count`: rows, None where not known; `batch_size`: of the batches that the source gives, None for single rows;
-    `copied`: False for arrays that are there already; `endless`: it never ends by itself."""
+    """`count`: rows, None if unknown; `batch_size`: of the source's batches, None for single rows; `copied`: False for
+    arrays that are already in memory; `endless`: it never ends."""
 
     pieces: Iterable[RowBlock]
     count: int | None = None
@@ -45,7 +45,7 @@ class Rows:
 
 
 def rows_of(given: Any) -> Rows:
-    """The rows of `given`. Nothing is read yet. Raises TpuMagicsError where it is none of the forms."""
+    """The rows of `given`. Nothing is read yet. Raises TpuMagicsError for an unknown form."""
     for form in _FORMS:
         found = form(given)
         if found is not None:
@@ -68,7 +68,7 @@ def _pipeline(given: Any) -> Rows | None:
 
 
 def _are_batches(spec: Any, batches: Batches) -> bool:
-    """Whether each component still has the rows of the batch in its first axis: a map() may have changed that."""
+    """Whether each component still has the batch in its first axis: a map() may have changed that."""
     shapes = [one.shape for one in tf.nest.flatten(spec) if getattr(one, "shape", None) is not None]
     firsts = {shape[0] if shape.rank else "none" for shape in shapes if shape.rank is not None}
     return bool(shapes) and firsts <= {None, batches.size}
@@ -95,7 +95,7 @@ def _hugging_face(given: Any) -> Rows | None:
     if not (isinstance(getattr(given, "column_names", None), list) and hasattr(given, "with_format")):
         return None
     if not (hasattr(given, "__getitem__") and hasattr(given, "__len__")):
-        return None  # a streamed one: it is gone through like any other
+        return None  # a streamed dataset: it is iterated like any other
     return Rows(_chunks(_as_arrays(given)), len(given))
 
 
@@ -110,11 +110,11 @@ def _refuse_splits(given: Any) -> None:
 
 
 def _as_arrays(given: Any) -> Any:
-    """With the columns that its format shows. Rows that are made on the fly (set_transform) stay what they are."""
-    told = getattr(given, "format", None) or {}
-    if told.get("type") == "custom":
+    """With the columns of its format. Rows that are made on the fly (set_transform) are unchanged."""
+    style = getattr(given, "format", None) or {}
+    if style.get("type") == "custom":
         return given
-    return given.with_format("numpy", columns=told.get("columns") or given.column_names)
+    return given.with_format("numpy", columns=style.get("columns") or given.column_names)
 
 
 def _chunks(given: Any) -> Iterator[RowBlock]:
@@ -162,7 +162,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _python(given: Any) -> Rows | None:
-    """A list of rows, a dataset with an index, a generator, or a function that gives one."""
+    """A list of rows, a dataset with an index, a generator, or a function that returns one."""
     if isinstance(given, (str, bytes)):
         return None
     if callable(given) and not hasattr(given, "__iter__") and not hasattr(given, "__getitem__"):
@@ -193,7 +193,7 @@ def leaves(values: Any, path: str = "") -> dict[str, Any]:
 
 
 def filled(values: Any, found: Mapping[str, Any], path: str = "") -> Any:
-    """The same nest with other values, by their names."""
+    """The same nest with other values, by name."""
     if isinstance(values, Mapping):
         return {key: filled(one, found, f"{path}[{key!r}]" if path else str(key)) for key, one in values.items()}
     if isinstance(values, tuple):
@@ -203,10 +203,10 @@ def filled(values: Any, found: Mapping[str, Any], path: str = "") -> Any:
 
 
 def cut(values: Any, rows: int) -> Any:
-    """The first rows of a piece of many."""
+    """The first rows of a block of many."""
     return filled(values, {name: value[:rows] for name, value in leaves(values).items()})
 
 
 def count_of(values: Any) -> int:
-    """Rows of a piece of many."""
+    """Number of rows in a block of many."""
     return len(next(iter(leaves(values).values())))

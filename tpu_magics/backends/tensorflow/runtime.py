@@ -26,7 +26,7 @@ LOCAL = "local"
 # Seen in TensorFlow 2.21: MirroredStrategy over logical CPUs cannot be compiled by XLA ("Trying to access resource
 # ... located in device CPU:1"); nor can an all-reduce between processes (MultiWorkerMirroredStrategy: the text below;
 # Keras 3.15's fit does not know its PerReplica values either). keras.distribution does nothing with TensorFlow, and
-# DTensor on virtual CPUs leaves jit_compile unheeded.
+# DTensor on virtual CPUs ignores jit_compile.
 ONE_REPLICA = (
     'one replica. More cannot be rehearsed: TensorFlow raises "Collectives are not yet implemented for CPU '
     'devices when compiling with XLA". Gradients are not summed over replicas, and the global batch is that of '
@@ -47,9 +47,9 @@ NODE_ENDED = Problem(
 
 @dataclass(frozen=True)
 class _Connection:
-    """What this process is connected to. `asked`: "local", a name, an address, or "" for no TPU."""
+    """The TPU of this process. `requested`: "local", a name, an address, or "" for no TPU."""
 
-    asked: str
+    requested: str
     placed: Placed
 
 
@@ -57,7 +57,7 @@ _connection: _Connection | None = None
 
 
 def prepare(host: HostStatus | None = None) -> None:
-    """Import TensorFlow and Keras. Raises TpuMagicsError where that cannot be, or would break something."""
+    """Import TensorFlow and Keras. Raises TpuMagicsError if that fails or would break something."""
     require_no_torch_xla()
     if host is not None:
         refuse_broken(host, ("versions",))
@@ -79,43 +79,43 @@ def prepare(host: HostStatus | None = None) -> None:
 # -- where ---------------------------------------------------------------------------------------------------------
 
 
-def initialise(asked: str = "", precision: str = "", host: HostStatus | None = None) -> Placed:
-    """Connect, make the strategy, and set the precision of models built from now on.
+def initialise(requested: str = "", precision: str = "", host: HostStatus | None = None) -> Placed:
+    """Connect, create the strategy, and set the precision of models built from now on.
 
     Args:
-        asked: "" for what this host has, "local", or the name or grpc address of a remote TPU.
+        requested: "" for what this host has, "local", or the name or gRPC address of a remote TPU.
         precision: "", "fp32" or "bf16".
-        host: what is known of this host (None: it has no TPU).
+        host: facts about this host (None: it has no TPU).
 
     Returns:
         The same each time; only the first call connects.
 
     Raises:
-        TpuMagicsError: TensorFlow or the TPU cannot be had, or this process is connected to another one.
+        TpuMagicsError: TensorFlow or the TPU is not available, or this process is connected to another one.
     """
     global _connection
     precisions.check(precision)
     prepare(host if _connection is None else None)
-    wanted = asked.strip() or _own(host)
+    wanted = requested.strip() or _own(host)
     if _connection is None:
         _connection = _Connection(wanted, _KINDS[kind_of(wanted)](wanted, host))
-        _arm(_connection.placed.device)
-    elif asked.strip() and wanted != _connection.asked:
-        raise _other(wanted, _connection.asked)
-    missed = () if _connection.asked or host is None or host.device != "TPU" else (_RESTART_FOR_TPU,)
+        _enable_dumps(_connection.placed.device)
+    elif requested.strip() and wanted != _connection.requested:
+        raise _other(wanted, _connection.requested)
+    missed = () if _connection.requested or host is None or host.device != "TPU" else (_RESTART_FOR_TPU,)
     return replace(_connection.placed, notes=(*_connection.placed.notes, *missed, *precisions.set_policy(precision)))
 
 
 def _own(host: HostStatus | None) -> str:
-    """What is meant by no name: the TPU of this host, or none. What is up stays, whatever the host shows now."""
+    """The default: the TPU of this host, or none. An existing connection is kept."""
     if _connection is not None:
-        return _connection.asked
+        return _connection.requested
     return LOCAL if host is not None and host.device == "TPU" else ""
 
 
-def _arm(device: str) -> None:
-    """Before anything is compiled: XLA reads once where to tell of it. It begins with the devices, so where there are
-    GPUs it waits for the run: their memory growth can only be set before that."""
+def _enable_dumps(device: str) -> None:
+    """Enable XLA's dumps before anything is compiled: XLA reads its flags once. This also initialises the devices, so
+    with GPUs it waits for the run: memory growth can only be set before that."""
     import tensorflow as tf
 
     from tpu_magics.backends.tensorflow import observe
@@ -124,9 +124,9 @@ def _arm(device: str) -> None:
         observe.enable_dumps(device)
 
 
-def kind_of(asked: str) -> str:
-    """ "default", "tpu-local" or "tpu-remote" of a TPU's name."""
-    return {"": DEFAULT, LOCAL: TPU_LOCAL}.get(asked, TPU_REMOTE)
+def kind_of(requested: str) -> str:
+    """ "default", "tpu-local" or "tpu-remote", from a TPU's name."""
+    return {"": DEFAULT, LOCAL: TPU_LOCAL}.get(requested, TPU_REMOTE)
 
 
 def _other(wanted: str, up: str) -> TpuMagicsError:
@@ -137,8 +137,10 @@ def _other(wanted: str, up: str) -> TpuMagicsError:
     )
 
 
-def _called(asked: str) -> str:
-    return {"": "the default strategy, without a TPU", LOCAL: "this host's TPU"}.get(asked, f"the TPU {asked!r}")
+def _called(requested: str) -> str:
+    return {"": "the default strategy, without a TPU", LOCAL: "this host's TPU"}.get(
+        requested, f"the TPU {requested!r}"
+    )
 
 
 # -- without a TPU -------------------------------------------------------------------------------------------------
@@ -171,10 +173,10 @@ def _local(_asked: str, host: HostStatus | None) -> Placed:
     return _connected(tf.distribute.cluster_resolver.TPUClusterResolver(tpu=LOCAL), TPU_LOCAL)
 
 
-def _remote(asked: str, _host: HostStatus | None) -> Placed:
+def _remote(requested: str, _host: HostStatus | None) -> Placed:
     from tpu_magics.backends.tensorflow import remote_tpu
 
-    placed = _connected(remote_tpu.resolve(asked), TPU_REMOTE)
+    placed = _connected(remote_tpu.resolve(requested), TPU_REMOTE)
     return replace(placed, problems=(NODE_ENDED,))
 
 
@@ -196,9 +198,9 @@ def _connected(resolver: Any, kind: str) -> Placed:
 
 
 def _initialised(resolver: Any) -> Any:
-    """The topology of a TPU that this process has initialised before; None where it has not, or that cannot be seen."""
+    """The topology of a TPU that this process initialised earlier; None if there is none or it cannot be read."""
     try:
-        from tensorflow.python.tpu import tpu_strategy_util  # TensorFlow 2.21: keeps them by name
+        from tensorflow.python.tpu import tpu_strategy_util  # TensorFlow 2.21 keeps them by name
 
         return tpu_strategy_util.get_initialized_tpu_systems().get(resolver._tpu)
     except (ImportError, AttributeError):

@@ -25,19 +25,19 @@ VALUES, INDEX = "values.bin", "values.json"
 
 
 def state_bytes(items: Sequence[tuple[str, Any]]) -> int:
-    """Bytes that a Snapshot of `items` writes."""
+    """Bytes that a TrainingSnapshot of `items` writes."""
     return sum(_size(one) for one in _parts(trackables.find(items).variables))
 
 
 def _parts(variables: Sequence[Any]) -> Iterator[Any]:
-    """The variables on single devices: of a distributed one each replica's, as those of a metric differ."""
+    """Variables on single devices: for a distributed variable, each replica's, because those of a metric differ."""
     for variable in variables:
         copies = getattr(variable, "values", None)
         yield from copies if isinstance(copies, (list, tuple)) else (variable,)
 
 
 def _size(variable: Any) -> int:
-    """Bytes of a variable on one device; 0 for one whose values are no plain bytes (text)."""
+    """Bytes of a variable on one device; 0 if its values are not plain bytes (strings)."""
     if not variable.shape.is_fully_defined() or variable.dtype in (tf.string, tf.resource, tf.variant):
         return 0
     return int(variable.dtype.size * math.prod(variable.shape))
@@ -45,7 +45,7 @@ def _size(variable: Any) -> int:
 
 @dataclass(frozen=True)
 class _StoredVariable:
-    """One variable's bytes in the file; `held`: its value, where that is no plain bytes."""
+    """One variable's bytes in the file; `held`: its value, if that is not plain bytes."""
 
     variable: Any
     offset: int
@@ -59,9 +59,9 @@ class _StoredVariable:
 
 
 class TrainingSnapshot:
-    """What training can change of what is reachable from `items` (Kept in base.py).
+    """Everything reachable from `items` that training can change (Kept in base.py).
 
-    Raises OSError where it cannot be written; nothing is left in `folder` then.
+    Raises OSError if it cannot be written; then nothing is left in `folder`.
     """
 
     def __init__(self, items: Sequence[tuple[str, Any]], folder: Path) -> None:
@@ -133,7 +133,7 @@ def _restore_variable(one: _StoredVariable, file: Any) -> list[str]:
         value = np.frombuffer(file.read(one.length), one.dtype).reshape(one.shape)
         one.variable.assign(tf.constant(value, dtype=one.variable.dtype))
         return []
-    except Exception as error:  # the others are put back all the same
+    except Exception as error:  # the others are restored anyway
         return [f"{one.variable.name} ({type(error).__name__}: {error})."]
 
 
@@ -141,7 +141,7 @@ def _restore_variable(one: _StoredVariable, file: Any) -> list[str]:
 
 
 def placement_problems(items: Sequence[tuple[str, Any]], placed: Placed) -> Sequence[Problem]:
-    """Models, optimizers and metrics among `items` whose variables the strategy does not own, one Problem each."""
+    """Models, optimizers and metrics among `items` whose variables belong to another strategy, one Problem each."""
     if placed.kind == DEFAULT and placed.strategy is tf.distribute.get_strategy():
         return []
     found = trackables.find(items)
@@ -153,13 +153,13 @@ def placement_problems(items: Sequence[tuple[str, Any]], placed: Placed) -> Sequ
 
 
 def _in_scope(model: Any, strategy: Any) -> bool:
-    own = getattr(model, "distribute_strategy", None)  # of a Keras model, also of one that is not built
+    own = getattr(model, "distribute_strategy", None)  # Keras models have it, even if not built
     variables = trackables.find([("", model)]).variables
     return (own is None or own is strategy) and all(_owned(one, strategy) for one in variables)
 
 
 def _owned(variable: Any, strategy: Any) -> bool:
-    with suppress(Exception):  # a kind of variable that the strategy cannot be asked about
+    with suppress(Exception):  # the strategy does not know this kind of variable
         return bool(strategy.extended.variable_created_in_scope(variable))
     return True
 

@@ -22,7 +22,7 @@ from tpu_magics.runs.origin import OWN, is_library, under
 _LIBRARIES = tuple(str(Path(one.__file__).parent) for one in (tf, keras))
 _GENERATED = "__autograph_generated_file"
 _CODE_LENGTH = 200
-# XLA names the ops of a called function after the call; those of loops and branches are programs of their own.
+# XLA names the ops of a called function after the call; loops and branches are separate programs.
 _INLINED = ("PartitionedCall", "StatefulPartitionedCall")
 _PLAIN = ("Const", "Placeholder")
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
@@ -37,8 +37,8 @@ class SourceLocations:
         self.is_user_code = lru_cache(maxsize=4096)(self._is_user_code)
 
     def of_graph(self, graph: Any) -> dict[str, Place]:
-        """Name of each op -> its line, without those that stand in no line of the person's. Two ops of one name (in two
-        loops) have none, unless it is the same line."""
+        """Op name -> the user's line, for ops that have one. Two ops of one name (in two loops) have none, unless the
+        line is the same."""
         found: dict[str, Place | None] = {}
         for name, op in ops(graph):
             place = self.of_frames((frame.filename, frame.lineno) for frame in reversed(_stack(op)))
@@ -46,7 +46,7 @@ class SourceLocations:
         return {name: place for name, place in found.items() if place}
 
     def of_frames(self, frames: Iterable[tuple[str, int]]) -> Place | None:
-        """The innermost line of the person's, `frames` innermost first; what called us is not looked at."""
+        """The user's innermost line; `frames` come innermost first, and the callers of tpu_magics are ignored."""
         for path, line in frames:
             if under(path, OWN):
                 return None
@@ -55,13 +55,13 @@ class SourceLocations:
         return None
 
     def of_error(self, error: BaseException | None) -> Place | None:
-        """The line that raised, or raised what it was made of: TensorFlow's text has those of functions that AutoGraph
-        rewrote, the traceback the others."""
+        """The line that raised the error or its cause: TensorFlow's text has the lines of functions that AutoGraph
+        rewrote, the traceback has the others."""
         found = None
         while error is not None:
-            told = [(path, int(line)) for path, line in _LINE.findall(str(error))]
+            in_text = [(path, int(line)) for path, line in _LINE.findall(str(error))]
             raised = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
-            found = self.of_frames(reversed(told)) or self.of_frames(reversed(raised)) or found
+            found = self.of_frames(reversed(in_text)) or self.of_frames(reversed(raised)) or found
             error = error.__cause__ or error.__context__
         return found
 
@@ -72,14 +72,14 @@ class SourceLocations:
         return not generated and not is_library(path)
 
     def place(self, path: str, line: int) -> Place:
-        """With the code of the line."""
+        """The location with its line of code."""
         if (path, line) not in self._known:
             code = linecache.getline(path, line).strip()[:_CODE_LENGTH]
             self._known[path, line] = Place(self.cell_names.get(path, path), line, code)
         return self._known[path, line]
 
     def of_function(self, function: Any) -> Place | None:
-        """Where a Python function stands."""
+        """Where a Python function is defined."""
         code = getattr(function, "__code__", None)
         return (
             self.place(code.co_filename, code.co_firstlineno) if code and self.is_user_code(code.co_filename) else None
@@ -91,7 +91,7 @@ def _stack(op: Any) -> list[Any]:
 
 
 def ops(graph: Any) -> Iterator[tuple[str, Any]]:
-    """(name as XLA gives it, op) of a graph and all functions that it calls."""
+    """(name as in XLA, op) of a graph and all functions that it calls."""
     return _ops(graph, "", set())
 
 
@@ -101,7 +101,7 @@ def _ops(graph: Any, prefix: str, entered: set[tuple[str, str]]) -> Iterator[tup
         yield name, op
         inner = f"{name}/" if op.type in _INLINED else ""
         for called in () if op.type in _PLAIN else _called(op):
-            function = graph._get_function(called)  # TensorFlow 2.21: an AtomicFunction, None where it is not known
+            function = graph._get_function(called)  # TensorFlow 2.21: an AtomicFunction, None if unknown
             if function is not None and (called, inner) not in entered:
                 entered.add((called, inner))
                 yield from _ops(function.graph, inner, entered)

@@ -25,8 +25,8 @@ GIVE_MODEL = "Pass the model and one batch instead of `fit`: (model, x, y), or a
 
 @dataclass(frozen=True)
 class Step:
-    """`call`: takes the tensors of `arguments.leaves` in their order; `source`: the person's Python function, where
-    there is one; `prepare`: makes the variables that the first step would make; `model`: the Keras model, if any."""
+    """`call`: takes the tensors of `arguments.leaves` in order; `source`: the user's Python function, if any;
+    `prepare`: creates the variables that the first step would create; `model`: the Keras model, if any."""
 
     name: str
     call: Callable[..., Any]
@@ -38,7 +38,7 @@ class Step:
 
 
 def step_of(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
-    """What lower.lower takes, in one form. Raises TpuMagicsError for what has no shape to compile for."""
+    """The step that lower.lower was given. Raises TpuMagicsError if it has no shape to compile for."""
     if isinstance(getattr(function, "__self__", None), keras.Model) and function.__name__ in _MANY_STEPS:
         raise TpuMagicsError(f"model.{function.__name__} runs more than one step.", _ONE_STEP, GIVE_MODEL)
     model = _model_of(function)
@@ -49,7 +49,7 @@ def step_of(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> St
 
 
 def runs_many_steps(function: Any) -> bool:
-    """Whether a Python function calls `fit` or the like, by the names in its code."""
+    """Whether a Python function calls `fit` or similar, by the names in its code."""
     return bool({*_MANY_STEPS} & {*getattr(getattr(function, "__code__", None), "co_names", ())})
 
 
@@ -71,7 +71,7 @@ def _of_model(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ste
     theirs = type(model).train_step
     return Step(
         name=f"{model.name}.{_TRAIN_STEP}",
-        # Keras keeps AutoGraph out of a step as well (keras/src/backend/tensorflow/trainer.py).
+        # Keras does not apply AutoGraph to a step either (keras/src/backend/tensorflow/trainer.py).
         call=tf.autograph.experimental.do_not_convert(call),
         arguments=arguments,
         source=None if theirs.__module__.startswith("keras.") else theirs,
@@ -82,7 +82,7 @@ def _of_model(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ste
 
 
 def _data(given: tuple[Any, ...]) -> tuple[tuple[Any, ...], bool]:
-    """(x, y, sample_weight), as far as given, of a batch, a dataset or these one by one."""
+    """(x, y, sample_weight), as far as given, from a batch, a dataset or separate values."""
     was_read = False
     if len(given) == 1:
         given, was_read = element_of(given[0]) if isinstance(given[0], tf.data.Dataset) else (given[0], False)
@@ -105,12 +105,12 @@ def _require_ready(model: Any) -> None:
 
 
 def _as_floatx(array: Any) -> Any:
-    """As Keras' adapter for arrays does."""
+    """As Keras' array adapter does."""
     return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
 
 
 def _build(model: Any, data: Any) -> None:
-    """Weights, metrics and optimizer state, where they are missing. What exists keeps its value."""
+    """Create missing weights, metrics and optimizer state. Existing ones keep their values."""
     model._symbolic_build(data_batch=data)  # what `fit` calls before its first step
 
 
@@ -148,7 +148,7 @@ def _is_tf_function(function: Any) -> bool:
 
 
 def _spread(source: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], bool]:
-    """The positional arguments; a dataset alone, of tuples, stands for their items where the function takes those."""
+    """The positional arguments; a single dataset of tuples stands for their items if the function takes those."""
     if len(args) != 1 or not isinstance(args[0], tf.data.Dataset):
         return args, False
     element, was_read = element_of(args[0])

@@ -19,7 +19,7 @@ READ_BATCH = (
 
 @dataclass(frozen=True)
 class Leaf:
-    """One tensor of the arguments. `value`: None where only its spec is known."""
+    """One tensor of the arguments. `value`: None if only its spec is known."""
 
     number: int
     name: str
@@ -29,7 +29,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class StepArguments:
-    """`structure`: a nest whose tensors are replaced by Leafs; `leaves`: those in order."""
+    """`structure`: a nest with Leafs in place of tensors; `leaves`: the Leafs in order."""
 
     structure: Any
     leaves: tuple[Leaf, ...]
@@ -40,8 +40,8 @@ class StepArguments:
         return _mapped(self.structure, "", lambda _, one: _filled(one, tensors))
 
     def given(self) -> tuple[Any, ...]:
-        """What to trace with: the values where all are known, else the specs. (A value that has to be a constant of the
-        program, such as a shape, is only known from the first.)"""
+        """Arguments to trace with: the values if all are known, else the specs. (A value that must be a program
+        constant, such as a shape, is only known from the values.)"""
         if all(leaf.value is not None for leaf in self.leaves):
             return tuple(leaf.value for leaf in self.leaves)
         return self.specs()
@@ -58,8 +58,7 @@ class StepArguments:
 
 
 class FixedIterator:
-    """Stands for an iterator over batches: gives the same one each time, so that a step that takes its batch from an
-    iterator can be traced without taking one."""
+    """Replaces an iterator over batches: returns the same batch each time, so that tracing does not consume one."""
 
     def __init__(self, element: Any) -> None:
         self.element = element
@@ -78,12 +77,12 @@ class FixedIterator:
 def flatten_arguments(
     structure: Any, names: Mapping[int, str] | None = None, cast: Callable[[Any], Any] | None = None
 ) -> StepArguments:
-    """Take a tuple of arguments apart.
+    """Flatten a tuple of arguments.
 
     Args:
         structure: the tuple.
-        names: of its items, by their place; "[0]" where it has none.
-        cast: what to do with an array first.
+        names: of its items, by position; "[0]" without a name.
+        cast: applied to arrays first.
     Raises:
         TpuMagicsError: a shape with an unknown dimension, a ragged or sparse tensor.
     """
@@ -93,7 +92,7 @@ def flatten_arguments(
 
 
 def element_of(dataset: Any) -> tuple[Any, bool]:
-    """Spec of one element of a dataset; where that leaves a dimension open, its first element. Returns whether it was
+    """Spec of one element of a dataset or, if that has an unknown dimension, its first element; and whether it was
     read."""
     if all(_is_known(spec) for spec in tf.nest.flatten(dataset.element_spec)):
         return dataset.element_spec, False
@@ -111,7 +110,7 @@ class _Flattener:
     notes: list[str] = field(default_factory=list)
 
     def leaf(self, path: str, value: Any) -> Any:
-        """A Leaf for a tensor; what is none stays what it is, a constant of the program."""
+        """A Leaf for a tensor; anything else is returned unchanged, as a constant of the program."""
         if isinstance(value, tf.data.Dataset):
             element, was_read = element_of(value)
             self.notes += [READ_BATCH] * was_read

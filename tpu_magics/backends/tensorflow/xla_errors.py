@@ -23,7 +23,8 @@ _LITTLE = (
 
 @dataclass(frozen=True)
 class _Rule:
-    """`signs`: any of them is in the error's text; `little`: XLA:CPU accepts some of what a TPU refuses."""
+    """`signs`: regular expressions, any of which matches the error's text; `little`: XLA:CPU accepts some of what a TPU
+    refuses."""
 
     signs: tuple[str, ...]
     what: str
@@ -108,12 +109,12 @@ _RULES = (
 
 
 def explain(error: LocatedError) -> TpuMagicsError | None:
-    """The error in words, where it is of one of the rules."""
+    """The error explained, if it is about one of the rules."""
     rule, found = next(_broken(error), (None, None))
     if rule is None or found is None:
         return None
     why = f"{rule.why.strip()} {_LITTLE}" if rule.little else rule.why
-    return error.explain(rule.what, why, rule.todo, [error.said(found)])
+    return error.explain(rule.what, why, rule.todo, [error.quote(found)])
 
 
 def _broken(error: LocatedError) -> Iterator[tuple[_Rule, re.Match[str]]]:

@@ -18,7 +18,7 @@ UNKNOWN = "TPU support is unknown"
 
 @dataclass(frozen=True)
 class UnsupportedOp:
-    """`called`: as it stands in people's code; `instead`: what XLA does compile, or where else to do it."""
+    """`called`: the name in users' code; `instead`: what XLA does compile, or where else to do it."""
 
     called: str
     instead: str = ""
@@ -121,12 +121,12 @@ _KNOWN = {**LACKING, **TPU_ONLY}
 
 
 def of(op: str) -> UnsupportedOp | None:
-    """What is known of an op that a CPU's XLA refuses."""
+    """The entry for an op that XLA:CPU refuses."""
     return _KNOWN.get(op)
 
 
 def where(ops: list[str]) -> str:
-    """Whether a TPU refuses these ops, which XLA refuses on a CPU, as well."""
+    """Whether a TPU also refuses these ops, which XLA:CPU refuses."""
     if any(op in LACKING for op in ops):
         return EVERYWHERE
     return ONLY_CPU if all(op in TPU_ONLY for op in ops) else UNKNOWN

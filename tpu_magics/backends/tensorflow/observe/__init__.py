@@ -18,7 +18,7 @@ __all__ = ["enable_dumps", "observing"]
 
 
 def enable_dumps(device: str = "CPU") -> None:
-    """Make XLA tell of its compiles from now on; before anything is compiled in this process. Once is enough."""
+    """Make XLA dump its compiles from now on. Call it before anything is compiled; once per process is enough."""
     from tpu_magics.backends.tensorflow.observe import dump_setup
 
     dump_setup.enable(device)
@@ -26,7 +26,7 @@ def enable_dumps(device: str = "CPU") -> None:
 
 @contextmanager
 def observing(writer: EventWriter, watching: Watching) -> Iterator[TensorFlowObserver]:
-    """Watch this process until the block ends. Changes methods of TensorFlow's and Keras' classes for as long."""
+    """Observe this process until the block ends. Patches methods of TensorFlow's and Keras' classes."""
     from pathlib import Path
 
     import keras
@@ -44,7 +44,7 @@ def observing(writer: EventWriter, watching: Watching) -> Iterator[TensorFlowObs
     found = dump_setup.enable(watching.device)
     dumps = Dumps(found.folder, context.context().has_function, found.theirs) if found.folder is not None else None
     if dumps is not None:
-        dumps.empty()  # of code outside of a run
+        dumps.empty()  # dumps of code outside a run
     else:
         warn(f"Compiles are not recorded: {found.reason}.")
     libraries = tuple(str(Path(one.__file__).parent) for one in (tf, keras))

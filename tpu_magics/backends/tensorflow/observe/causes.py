@@ -47,7 +47,7 @@ class FunctionComparison:
 
     @property
     def same_function(self) -> bool:
-        """Both were made from the same Python function."""
+        """Whether both were made from the same Python function."""
         return self.new.facts.code == self.old.facts.code and self.new.facts.function == self.old.facts.function
 
     @property
@@ -68,7 +68,7 @@ def explain(new: FunctionCompile, old: FunctionCompile) -> Verdict:
 
 
 def distance(new: FunctionCompile, old: FunctionCompile) -> tuple[int, ...]:
-    """Near: the same function in the same mode, the same operations, the latest."""
+    """Sort key: nearest is the same function in the same mode, then the same operations, then the latest."""
     graphs = hlo.distance(new.told.graph, old.told.graph) if new.told.graph and old.told.graph else 0
     a, b = new.facts, old.facts
     return a.function != b.function or a.code != b.code, a.mode != b.mode, a.made != b.made, graphs, -old.nth
@@ -96,7 +96,7 @@ def _modes(pair: FunctionComparison) -> Iterator[str]:
 
 
 def _optimizer_state(pair: FunctionComparison) -> Verdict | None:
-    """What the first step was not given, because it makes it: a state that comes back as an argument."""
+    """A state that the first step creates and that is an argument from then on."""
     new, old = pair.new, pair.old
     if not (new.facts.trains and old.facts.trains and pair.same_function) or pair.inputs:
         return None
@@ -154,7 +154,7 @@ def _input(pair: FunctionComparison) -> Verdict | None:
 
 
 def _short(pair: FunctionComparison) -> tuple[int, int] | None:
-    """(full, last) where an input's first dimension became the size of a short last batch, or back."""
+    """(full, last) if an input's first dimension changed to the size of a short last batch, or back."""
     for new, old in pair.inputs:
         if new.shape and old.shape and new.shape[1:] == old.shape[1:]:
             for full, last in pair.new.facts.short | pair.old.facts.short:

@@ -10,7 +10,7 @@ from tpu_magics.runs import events
 
 
 class DeviceUsage(NowAndThen):
-    """Of one rank. `device`: "CPU" or "TPU"; `compiling`: seconds of compiling so far (None: not known)."""
+    """Of one rank. `device`: "CPU" or "TPU"; `compiling`: seconds of compiling so far (None: unknown)."""
 
     def __init__(
         self, write: Callable[[events.Event], object], rank: int, device: str, compiling: Callable[[], float | None]
@@ -30,7 +30,8 @@ class DeviceUsage(NowAndThen):
             self._if_new("hbm", used, events.Memory(now, self.rank, hbm_used=used))
 
     def _hbm(self) -> int | None:
-        """Bytes in use on the first TPU device; TensorFlow tells no total. A CPU has no memory of its own."""
+        """Bytes in use on the first TPU device; TensorFlow has no figure for the total. A CPU has no memory of its
+        own."""
         if self.device == "CPU":
             return None
         import tensorflow as tf

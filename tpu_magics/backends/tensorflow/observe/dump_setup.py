@@ -33,8 +33,8 @@ _NONE_ON_TPU = "the TPU compiler wrote no dump to a folder on this host"
 
 @dataclass(frozen=True)
 class DumpSetup:
-    """`folder`: where XLA dumps; None where it does not, and `reason` says why. `theirs`: XLA_FLAGS had named it
-    before: what lies there is the person's."""
+    """`folder`: where XLA dumps; None if it does not, with the `reason`. `theirs`: the user's XLA_FLAGS had named the
+    folder, so its files are kept."""
 
     folder: Path | None
     reason: str = ""
@@ -45,7 +45,7 @@ _setups: list[DumpSetup] = []
 
 
 def enable(device: str) -> DumpSetup:
-    """Make XLA dump from now on. Again it gives what it gave. `device`: "CPU" or "TPU"."""
+    """Make XLA dump from now on; later calls return the same. `device`: "CPU" or "TPU"."""
     if not _setups:
         _setups.append(_enable(device))
     return _setups[0]
@@ -76,13 +76,13 @@ def _enable(device: str) -> DumpSetup:
 
 
 def _user_folder(flags: str, device: str) -> DumpSetup:
-    """Where XLA dumps for the person: a first compile shows whether it can be read there."""
+    """The folder of the user's XLA_FLAGS, if a first compile shows that it can be read."""
     folder = _folder_in(flags)
     if folder is None:
         return DumpSetup(None, _UNREAD.format(folder="no folder"))
     before = _texts(folder)
     try:
-        with _flags(_TEXT):  # without it there is none where XLA_FLAGS asks for protos
+        with _flags(_TEXT):  # without it there is no text if XLA_FLAGS asks for protos
             _compile(device)
     except Exception as error:
         return DumpSetup(None, f"a first compile failed ({type(error).__name__}: {error})"[:300])
@@ -94,20 +94,20 @@ def _user_folder(flags: str, device: str) -> DumpSetup:
 def _folder_in(flags: str) -> Path | None:
     try:
         found = [one.partition("=")[2] for one in shlex.split(flags) if one.startswith("--xla_dump_to=")]
-    except ValueError:  # a quotation without its end
+    except ValueError:  # an unclosed quotation
         found = []
     return Path(found[-1]) if found and found[-1] not in ("", "-", "sponge") else None
 
 
 def _texts(folder: Path) -> dict[str, int]:
-    """The modules' texts there, with the time of each."""
+    """The modules' texts in the folder, with the time of each."""
     if not folder.is_dir():
         return {}
     return {one.name: one.stat().st_mtime_ns for one in folder.iterdir() if one.name.endswith(NAMED)}
 
 
 def _remove(folder: locked.LockedFolder, owner: int) -> None:
-    if os.getpid() == owner:  # not in a child that was forked from the notebook
+    if os.getpid() == owner:  # not in a forked child
         folder.remove()
 
 
@@ -124,7 +124,7 @@ def _flags(ours: str) -> Iterator[None]:
 
 
 def _compile(device: str) -> None:
-    """Something small, where the training will be."""
+    """A small compile on the device that will train."""
     import tensorflow as tf
 
     def canary(value: object) -> object:

@@ -25,7 +25,7 @@ _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*):$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class DumpedModule:
-    """One compile. `name`: as XLA has it; `function`: name of its FunctionDef, "" where that is not known by it."""
+    """One compile. `name`: XLA's; `function`: name of its FunctionDef, "" if unknown."""
 
     name: str
     function: str
@@ -37,14 +37,15 @@ class DumpedModule:
 
 
 class Dumps:
-    """The folder of this process, or of the person's (`theirs`); `known` tells whether a FunctionDef has a name."""
+    """The dump folder of this process, or of the user (`theirs`); `known`: whether a FunctionDef of this name
+    exists."""
 
     def __init__(self, folder: Path, known: Callable[[str], bool], theirs: bool = False) -> None:
         self.folder = folder
         self.known = known
         self.theirs = theirs
         self.seen = 0
-        self._read: dict[Path, int] = {}  # the texts that were there at the last look, where none is removed
+        self._read: dict[Path, int] = {}  # texts seen at the last look, if they are not removed
 
     def changed(self) -> bool:
         """Whether anything was written since the last look. Takes about two microseconds in a folder of ours."""
@@ -63,7 +64,7 @@ class Dumps:
         return [one for one in found if one is not None]
 
     def empty(self) -> None:
-        """Remove what lies there, or note that it was seen."""
+        """Remove the files, or note that they were seen."""
         self.seen = self.folder.stat().st_mtime_ns
         if self.theirs:
             self._read = {path: _written(path) for path in self.folder.iterdir() if path.name.endswith(NAMED)}
@@ -90,7 +91,7 @@ class Dumps:
         return self._read.get(text) != _written(text)
 
     def _function(self, name: str) -> str:
-        """XLA puts an "a" before a name, and what it likes behind it."""
+        """XLA adds an "a" before a name and any suffix after it."""
         candidates = ("_" + name[1 : match.end()] for match in _UID.finditer(name))
         return next((one for one in candidates if self.known(one)), "")
 
@@ -102,12 +103,12 @@ def _written(path: Path) -> int:
 def _graph(path: Path) -> hlo.Graph | None:
     try:
         return hlo.parse(path.read_text("utf-8", "replace"))
-    except (OSError, ValueError, LookupError):  # a form that hlo.py does not know: the compile is told without it
+    except (OSError, ValueError, LookupError):  # unknown to hlo.py: the compile is recorded without its graph
         return None
 
 
 def _memory(paths: list[Path]) -> dict[str, int] | None:
-    """Bytes by use, of the assignment of buffers after optimisation: lines `allocation 0: size 512, parameter 2, shape
+    """Bytes by use, from the buffer assignment after optimisation: lines `allocation 0: size 512, parameter 2, shape
     |f32[8,16]| at ShapeIndex {}, maybe-live-out:`."""
     path = next((path for path in paths if path.name.endswith("buffer-assignment.txt")), None)
     try:

@@ -22,8 +22,8 @@ ConcreteCall = tuple[Any, Sequence[Any]] | None  # a concrete function and its t
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """An outermost call of a traced function. `function`: None for a concrete one; `args`: as the person gave them;
-    `called`: what ran at last; `frame`: of the caller."""
+    """An outermost call of a traced function. `function`: None for a concrete one; `args`: the user's; `called`: the
+    concrete call that ran last; `frame`: of the caller."""
 
     function: Any
     args: Sequence[Any]
@@ -32,18 +32,18 @@ class FunctionCall:
 
     @property
     def concrete(self) -> Any:
-        """The concrete function that ran; None where it did not come to that."""
+        """The concrete function that ran; None if none ran."""
         return self.called[0] if self.called is not None else None
 
     @property
     def tensors(self) -> Sequence[Any]:
-        """Its tensors."""
+        """The tensors that it was called with."""
         return self.called[1] if self.called is not None else ()
 
 
 @dataclass(frozen=True)
 class CompiledFunction:
-    """Of one compile. `concrete`: None where its function is gone, or was never seen."""
+    """What is known of one compile. `concrete`: None if its function is gone or was never seen."""
 
     concrete: Any
     facts: FunctionFacts
@@ -51,7 +51,7 @@ class CompiledFunction:
 
 
 class Evidence:
-    """What the calls of a run left behind. `iterator`: that gave the last batch."""
+    """Facts collected from the calls of a run. `iterator`: the one that gave the last batch."""
 
     def __init__(self) -> None:
         self.iterator: Any = None
@@ -60,7 +60,7 @@ class Evidence:
         self.numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # of tf.functions
 
     def called_inside(self, concrete: Any) -> None:
-        """While a function is traced, it calls another one."""
+        """Another function was called during tracing."""
         self.programs[traced_functions.text_of(concrete.name)] = concrete
 
     def of(self, module: DumpedModule, call: FunctionCall) -> CompiledFunction:
@@ -87,8 +87,8 @@ class Evidence:
         return CompiledFunction(concrete, facts, inputs)
 
     def _program(self, module: DumpedModule, call: FunctionCall) -> Any:
-        """The traced function that was compiled: one that another calls, or the one that was called itself, perhaps in
-        the form that it has under a tape."""
+        """The traced function that was compiled: an inner one, or the called one itself, possibly in its form under a
+        gradient tape."""
         known = self.programs.get(module.function)
         if known is not None:
             return known
@@ -106,14 +106,14 @@ class Evidence:
         return self.numbers[function]
 
     def _short(self, inputs: Sequence[Input], args: Sequence[Any]) -> Iterator[tuple[int, int]]:
-        """(full, last) sizes of batches, where the pipeline can give a short one and this may be it."""
+        """(full, last) batch sizes, if the pipeline can yield a short batch and this may be it."""
         rows = {one.shape[0] for one in inputs if one.shape}
         for dataset in self._datasets(args):
             for full in keras_calls.batched(dataset):
                 yield from ((full, last) for last in rows if last < full)
 
     def _datasets(self, args: Sequence[Any]) -> Iterator[Any]:
-        """Where the batch came from: an iterator among the arguments, else the one that was advanced last."""
+        """The source of the batch: an iterator among the arguments, else the one that was advanced last."""
         for one in [one for one in args if hasattr(one, "element_spec")] or [self.iterator]:
             # TensorFlow 2.21: OwnedIterator._dataset; a strategy's iterator has _iterators, one for each worker.
             for inner in (one, *(getattr(one, "_iterators", None) or ())):
@@ -137,7 +137,7 @@ def _literals(concrete: Any) -> dict[str, traced_functions.Literal]:
 
 
 def _definition(name: str) -> Any:
-    """A FunctionDef by its name; None where it is gone."""
+    """A FunctionDef by its name; None if it is gone."""
     from tensorflow.python.eager import context
 
     known = context.context()

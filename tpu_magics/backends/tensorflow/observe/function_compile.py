@@ -16,9 +16,9 @@ class FunctionFacts:
     """What a program was compiled for.
 
     `function`: its name; `made`: number of the tf.function, in the order of first sight; `code`: where the Python
-    function stands; `keras`: it is one that Keras makes; `mode`: of the Keras call that runs it ("" for none);
-    `trains`: it assigns trainable variables; `literals`: the Python values it was traced for; `short`: (full, last)
-    sizes of batches, where the last one of a pass over the data is short; `arrays`: Keras cuts the batches from arrays.
+    function is defined; `keras`: Keras made it; `mode`: of the Keras call that runs it ("" for none); `trains`: it
+    assigns trainable variables; `literals`: Python values it was traced for; `short`: (full, last) batch sizes, if the
+    last batch of a pass is short; `arrays`: Keras cuts the batches from arrays.
     """
 
     function: str = ""

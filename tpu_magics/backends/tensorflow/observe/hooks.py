@@ -24,7 +24,7 @@ Wrap = Callable[[Wrapped, "TensorFlowObserver"], Wrapped]
 
 @contextmanager
 def installed(observer: TensorFlowObserver) -> Iterator[list[str]]:
-    """Listen until the block ends. Gives what could not be listened to, in words."""
+    """Install the hooks until the block ends. Yields what could not be hooked, in words."""
     missing: list[str] = []
     with ExitStack() as around:
         for find, name, wrap, what in _PLACES:
@@ -34,7 +34,7 @@ def installed(observer: TensorFlowObserver) -> Iterator[list[str]]:
             except (ImportError, AttributeError) as error:
                 missing.append(f"{what} ({error})")
                 continue
-            ours = with_tensorflow_filename(wrap(original, observer))  # its errors show the stack of what is traced
+            ours = with_tensorflow_filename(wrap(original, observer))  # errors show the stack of what is traced
             around.enter_context(_replaced(owner, name, ours, original))
         yield missing
 
@@ -45,7 +45,7 @@ def _replaced(owner: Any, name: str, ours: Wrapped, original: Wrapped) -> Iterat
     try:
         yield
     finally:
-        if owner.__dict__.get(name) is ours:  # else somebody has wrapped it since, and ours does nothing any more
+        if owner.__dict__.get(name) is ours:  # else it was wrapped again, and ours does nothing any more
             setattr(owner, name, original)
 
 
@@ -116,7 +116,7 @@ def _concrete_call(original: Wrapped, observer: TensorFlowObserver) -> Wrapped:
 
 
 def _apply(original: Wrapped, observer: TensorFlowObserver) -> Wrapped:
-    """An optimizer's step that is no part of a traced function."""
+    """An optimizer step outside traced functions."""
     from tensorflow.python.eager import context
 
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -156,7 +156,7 @@ def _next(original: Wrapped, observer: TensorFlowObserver) -> Wrapped:
     return __next__
 
 
-# -- where they stand -------------------------------------------------------------------------------------------------
+# -- what is hooked --------------------------------------------------------------------------------------------------
 
 
 def _functions() -> Any:

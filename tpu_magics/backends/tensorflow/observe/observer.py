@@ -40,8 +40,8 @@ _IN_TRACE = (
 
 
 class TensorFlowObserver(Guarded):
-    """Steps, compiles, retraces and values of one run; made in the thread that runs the user's code. `dumps`: None
-    where compiles are not available; `libraries`: folders of TensorFlow and Keras."""
+    """Steps, compiles, retraces and values of one run; created in the thread of the user's code. `dumps`: None if
+    compiles are not recorded; `libraries`: folders of TensorFlow and Keras."""
 
     def __init__(
         self, writer: EventWriter, watching: Watching, dumps: Dumps | None, libraries: tuple[str, ...] = ()
@@ -75,12 +75,12 @@ class TensorFlowObserver(Guarded):
 
     @property
     def compiles(self) -> int | None:
-        """Compiles so far; None where XLA does not tell, or observing stopped."""
+        """Compiles so far; None if XLA does not dump them, or observing stopped."""
         return None if self.dumps is None or self.stopped else self.history.total
 
     @property
     def recompiles(self) -> int | None:
-        """Recompiles so far; None where compiles are not known."""
+        """Recompiles so far; None if compiles are unknown."""
         return None if self.dumps is None or self.stopped else self.history.recompiles
 
     def _compiling(self) -> float | None:
@@ -88,7 +88,7 @@ class TensorFlowObserver(Guarded):
 
     # -- calls ------------------------------------------------------------------------------------------------------
     def ran(self, function: Any, args: Sequence[Any], result: Any, frame: FrameType) -> None:
-        """The outermost call of a traced function came back. `function`: None for a concrete one."""
+        """The outermost call of a traced function returned. `function`: None for a concrete one."""
         called, self.called = self.called, None
         self._look(function, args, called, frame)
         count = self._steps_in(function, called[0], result, frame) if called is not None else 0
@@ -106,26 +106,26 @@ class TensorFlowObserver(Guarded):
 
     @guarded
     def failed(self, function: Any, args: Sequence[Any], frame: FrameType) -> None:
-        """It raised: what was compiled before that is its own."""
+        """It raised: earlier compiles belong to this call."""
         called, self.called = self.called, None
         if self.dumps is not None and self.dumps.changed():
             self._compiled(FunctionCall(function, args, called, frame))
 
     @guarded
     def traced(self, function: Any) -> None:
-        """The cache of a function has changed."""
+        """The cache of a function changed."""
         text = self.retraces.look(function, str(getattr(function, "name", "") or "a function"))
         if text:
             self._warn("retrace", text)
 
     @guarded
     def called_inside(self, concrete: Any) -> None:
-        """While a function is traced, it calls another one."""
+        """Another function was called during tracing."""
         self.evidence.called_inside(concrete)
 
     # -- steps ------------------------------------------------------------------------------------------------------
     def _steps_in(self, function: Any, concrete: Any, result: Any, frame: FrameType) -> int:
-        """Counting goes on where explaining has stopped."""
+        """Counting continues even if explaining has stopped."""
         if self.uncounted:
             return 0
         try:
@@ -140,7 +140,7 @@ class TensorFlowObserver(Guarded):
             return 0
 
     def step(self, count: int) -> None:
-        """So many steps are done. Raises StepLimit."""
+        """Count finished steps. Raises StepLimit."""
         compiled, self.compiled_in_step = self.compiled_in_step, False
         for _ in range(count):
             self.steps.step(compiled=compiled)
@@ -174,7 +174,7 @@ class TensorFlowObserver(Guarded):
             self.precision.compiled(told.graph, told.hash, variables)
 
     def _first(self, known: CompiledFunction, call: FunctionCall) -> Verdict | None:
-        """What there is to say of a first compile; the first program that Keras trains with tells the batch."""
+        """The verdict on a first compile, if any; the first program that Keras trains with shows the batch size."""
         rows = next((one.shape[0] for one in known.inputs if one.shape), None)
         if rows is None or not known.facts.keras:
             return None
@@ -189,21 +189,21 @@ class TensorFlowObserver(Guarded):
     # -- values -----------------------------------------------------------------------------------------------------
     def log(self, values: Mapping[str, Any]) -> None:
         """Record numbers at once; keep a tensor until its step is done."""
-        told = {name: value for name, value in values.items() if not is_symbolic(value)}
-        if len(told) < len(values) and not self.in_trace:
+        logged = {name: value for name, value in values.items() if not is_symbolic(value)}
+        if len(logged) < len(values) and not self.in_trace:
             self.in_trace = True
             self._warn("log-in-trace", _IN_TRACE)
-        self.values.log(told, self.steps.total)
+        self.values.log(logged, self.steps.total)
 
     @guarded
     def epoch(self, logs: Mapping[str, Any] | None) -> None:
-        """An epoch of Keras has ended; its logs lie on the host, or Keras itself fetches them now."""
+        """A Keras epoch ended; its logs are on the host, or Keras itself fetches them now."""
         self.values.now(flat(logs or {}), self.steps.total)
 
     # -- the end ----------------------------------------------------------------------------------------------------
     @guarded
     def ended(self) -> None:
-        """The user's code has ended."""
+        """The user's code ended."""
         if self.dumps is not None and self.dumps.changed():
             self._compiled(FunctionCall(None, (), None, sys._getframe()))
         for text in self.retraces.rest():
@@ -211,7 +211,7 @@ class TensorFlowObserver(Guarded):
         self.vitals.look()
 
     def close(self, read: bool = True) -> None:
-        """Write what is left. `read`: also the tensors logged last."""
+        """Write what is left. `read`: also read the tensors logged last."""
         self.closed = True
         self.called = self.evidence.iterator = None
         self.values.close(read)

@@ -32,8 +32,8 @@ class ProgramPrecision:
         self.last: dict[str, Any] | None = None
 
     def compiled(self, graph: hlo.Graph, digest: str, variables: Mapping[str, int]) -> None:
-        """A program was compiled. The one with the most multiplications so far speaks for the run. `variables`: how
-        many of its trainable ones have each dtype."""
+        """A program was compiled. The one with the most multiplications so far represents the run. `variables`: number
+        of its trainable variables of each dtype."""
         total, _ = hlo.multiplications(graph)
         if total <= self.most:
             return
@@ -51,7 +51,7 @@ class ProgramPrecision:
 
 
 def judge(asked: str, source: str, graph: hlo.Graph, digest: str, variables: Mapping[str, int]) -> dict[str, Any]:
-    """The fields of events.Precision, less `t` and `rank`."""
+    """The fields of events.Precision, without `t` and `rank`."""
     total, bf16 = hlo.multiplications(graph)
     types = hlo.multiplied_types(graph)
     agrees = not total or {"bf16": bf16 == total, "fp32": bf16 == 0}.get(asked, True)

@@ -15,7 +15,7 @@ class Values(values.Values):
     """The logged values of one rank."""
 
     def waits(self, value: Any) -> bool:
-        """Whether it is a tensor or a variable: what computes it may not be done."""
+        """Whether it is a tensor or variable, whose computation may not be finished."""
         return isinstance(value, (tf.Tensor, tf.Variable)) or callable(getattr(value, "numpy", None))
 
     def now(self, values: Mapping[str, Any], step: int) -> None:
@@ -24,18 +24,18 @@ class Values(values.Values):
             self.meter.log(str(name), plain(self.fetched(value) if self.waits(value) else value), step)
 
     def fetched(self, value: Any) -> Any:
-        """As NumPy has it."""
+        """As a NumPy value."""
         return value.numpy()
 
 
 def is_symbolic(value: Any) -> bool:
-    """Whether it stands for a value inside a function that is being traced: there is nothing to read."""
+    """Whether it is a symbolic tensor in a function that is being traced, which has no value to read."""
     return bool(tf.is_tensor(value)) and not hasattr(value, "numpy")
 
 
 def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """The logs of an epoch as Keras' history has them: a train_step that returns each metric of `self.metrics` under
-    its name gives those of compile() as a dict in the dict."""
+    """Epoch logs as in Keras' history: a train_step that returns all of `self.metrics` gives those of compile() as a
+    nested dict."""
     found: dict[str, Any] = {}
     for name, value in logs.items():
         found.update(flat(value) if isinstance(value, Mapping) else {name: value})
