@@ -1,4 +1,4 @@
-"""The best bounds: against all that there are."""
+"""The best bounds, compared with all possible ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DataLoaders as LENGTHS: real ones."""
+"""Real DataLoaders as LENGTHS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The advice: rows, choice, code and sentences."""
+"""The advice: rows, choice, code and notes."""
 
 from __future__ import annotations
 

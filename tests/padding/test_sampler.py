@@ -1,4 +1,4 @@
-"""Buckets in a training: with torch's DataLoader, transformers' collators and accelerate's sharding."""
+"""Buckets in training, with torch's DataLoader, transformers' collators and accelerate's sharding."""
 
 from __future__ import annotations
 

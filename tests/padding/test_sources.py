@@ -1,4 +1,4 @@
-"""What can be given as LENGTHS, and what is refused."""
+"""What LENGTHS accepts and refuses."""
 
 from __future__ import annotations
 

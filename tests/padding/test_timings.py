@@ -1,4 +1,4 @@
-"""Seconds from runs: folders of real records."""
+"""Seconds per compile and token, from real run records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines of tf.data that the advice gives, run with TensorFlow: the shapes of the batches, as JSON at the end."""
+"""Runs the advised tf.data lines with TensorFlow and prints the batch shapes as JSON."""
 
 from __future__ import annotations
 

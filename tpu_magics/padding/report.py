@@ -9,12 +9,20 @@ from itertools import pairwise
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.padding import tf_data
 from tpu_magics.padding.batch_simulation import SEED, simulate
 from tpu_magics.padding.lengths import LengthSource
 from tpu_magics.padding.loaders import is_loader, unwrapped
 from tpu_magics.padding.sources import read
-from tpu_magics.padding.strategies import CodeNames, PaddingStrategy, PaddingTask, choose, code, shown, strategies
+from tpu_magics.padding.strategies import (
+    CodeNames,
+    PaddingStrategy,
+    PaddingTask,
+    choose,
+    code,
+    shown,
+    strategies,
+    tf_code,
+)
 from tpu_magics.padding.timings import Timings, check_given, seconds, without_times
 
 BATCH = 32  # default batch size
@@ -93,7 +101,7 @@ def advise(given: Any, options: PadOptions | None = None, expression: str = "len
     )
     names = _names(given, source, expression)
     ways = tuple(
-        replace(way, code=tf_data.line(way, task) if options.tf_data else code(way, task, names, cut > 0))
+        replace(way, code=tf_code(way, task) if options.tf_data else code(way, task, names, cut > 0))
         for way in strategies(task, found)
     )
     choice, because = choose(ways)

@@ -225,3 +225,45 @@ _CODE: dict[str, Callable[[PaddingStrategy, PaddingTask, CodeNames, bool], str]]
     "max": _max_code,
     "buckets": _bucket_code,
 }
+
+# -- code for tf.data --------------------------------------------------------------------------------------------------
+# bucket_by_sequence_length takes bounds that lengths lie below, and pads to one less than them (TensorFlow 2.21).
+
+
+def tf_code(way: PaddingStrategy, task: PaddingTask, dataset: str = "dataset") -> str:
+    """For the rows of `dataset`, before batching."""
+    return f"{dataset}.{_TF_CODE[way.kind](way, task)}"
+
+
+def _tf_drop(task: PaddingTask) -> str:
+    return "" if task.last else ", drop_remainder=True"
+
+
+def _tf_batches(task: PaddingTask, length: int | None) -> str:
+    return f"padded_batch({task.batch_size}, padded_shapes=([{length}], []){_tf_drop(task)})"
+
+
+def _tf_buckets(way: PaddingStrategy, task: PaddingTask) -> str:
+    bounds = [length + 1 for length in way.lengths]
+    sizes = f"[{task.batch_size}] * {len(bounds) + 1}"
+    return (
+        f"bucket_by_sequence_length(lambda ids, label: tf.shape(ids)[0], {bounds}, {sizes}, "
+        f"pad_to_bucket_boundary=True{_tf_drop(task)})"
+    )
+
+
+def _tf_in_batch(way: PaddingStrategy, task: PaddingTask) -> str:
+    longest = _tf_batches(task, None)
+    if way.multiple == 1:
+        return longest
+    missing = f"-tf.shape(ids)[1] % {way.multiple}"
+    return f"{longest}.map(lambda ids, label: (tf.pad(ids, [[0, 0], [0, {missing}]]), label))"
+
+
+_TF_CODE: dict[str, Callable[[PaddingStrategy, PaddingTask], str]] = {
+    "none": lambda _way, _task: "batch(1)",
+    "longest": _tf_in_batch,
+    "multiple": _tf_in_batch,
+    "max": lambda _way, task: _tf_batches(task, task.max_length),
+    "buckets": _tf_buckets,
+}

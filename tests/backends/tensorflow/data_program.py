@@ -1,7 +1,5 @@
-"""Input pipelines as data.py, fits.py and in_memory.py see them, for test_data.py: a program of its own, for
-TensorFlow and torch_xla do not go into one process.
-
-What lives here: the pipelines, and a report of what was found, as JSON on the last line. What does not: what is right.
+"""Checks input pipelines and uses in_memory for test_data.py, and prints a report as JSON on the last line. It is a
+program of its own, because TensorFlow and torch_xla cannot share a process.
 
 Usage: python data_program.py FOLDER
 """

@@ -1,9 +1,5 @@
-"""Mistakes, typed into cells and run, and what is said of them, for test_error_messages.py: a program of its own, for
-TensorFlow and torch_xla do not go into one process.
-
-What lives here: cells that TensorFlow or XLA refuse, stock layers and ops among them, the texts of errors that only a
-TPU gives, and the guide's three rules in their bad and good form; a report as JSON on the last line. What does not:
-what is right.
+"""Raises errors of TensorFlow and XLA in cells for test_error_messages.py, and prints their explanations as JSON on the
+last line. It is a program of its own, because TensorFlow and torch_xla cannot share a process.
 
 Usage: python error_program.py FOLDER
 """

@@ -1,8 +1,4 @@
-"""The jit policy, tried in a process without torch_xla, for test_jit.py.
-
-What lives here: what is run under the policy, reported as JSON on the last line. What does not: what is right. XLA's
-own dump of its modules tells what was compiled.
-"""
+"""Runs steps under the jit policy for test_jit.py in a process without torch_xla; XLA's dumps count the compiles."""
 
 from __future__ import annotations
 
@@ -482,7 +478,7 @@ def put_back_whole() -> Any:
     from tensorflow.python.distribute.distribute_lib import StrategyBase
     from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
-    from tpu_magics.backends.tensorflow import jit_functions, jit_strategy_run
+    from tpu_magics.backends.tensorflow import jit_functions
 
     def parts() -> Any:
         return (Function._call, Function._initialize, TensorFlowTrainer.make_train_function, StrategyBase.run)
@@ -490,12 +486,12 @@ def put_back_whole() -> Any:
     before = parts()
     run(lambda: None)
     after = parts()
-    kinds = (jit_functions._kind, jit_strategy_run._kind, jit._trainer)
-    jit_functions._kind = jit_strategy_run._kind = jit._trainer = lambda: None
+    kinds = (jit_functions._kind, jit._strategy_class, jit._trainer)
+    jit_functions._kind = jit._strategy_class = jit._trainer = lambda: None
     try:
         unknown = run(lambda: fit(model()))
     finally:
-        jit_functions._kind, jit_strategy_run._kind, jit._trainer = kinds
+        jit_functions._kind, jit._strategy_class, jit._trainer = kinds
     return {"same": before == after, "unknown": unknown}
 
 
@@ -519,7 +515,7 @@ def stack_is_tensorflows() -> Any:
 
     run(lambda: step())
     run(lambda: over(iter(tf.data.Dataset.range(2))))
-    return [path for path in seen if path.endswith(("jit.py", "jit_functions.py", "jit_strategy_run.py"))]
+    return [path for path in seen if path.endswith(("jit.py", "jit_functions.py"))]
 
 
 SCENARIOS = (

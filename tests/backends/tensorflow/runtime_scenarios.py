@@ -1,7 +1,4 @@
-"""Where TensorFlow trains, tried in a process without torch_xla, for test_runtime.py.
-
-What lives here: what is done, reported as JSON on the last line. What does not: what is right.
-"""
+"""Initialises TensorFlow in different environments for test_runtime.py, in a process without torch_xla."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""State that a training changes, kept and put back, for test_snapshot.py: a program of its own, for TensorFlow and
-torch_xla do not go into one process.
-
-What lives here: what is trained, and a report of what became of it, as JSON on the last line. What does not: what is
-right.
+"""Trains under a snapshot and restores it for test_snapshot.py, and prints a report as JSON on the last line. It is a
+program of its own, because TensorFlow and torch_xla cannot share a process.
 
 Usage: python snapshot_program.py FOLDER
 """

@@ -1,5 +1,4 @@
-"""Checkpoints: what goes in comes back, nothing earlier is lost, and paths are tried. checkpoint_program.py does it in
-a process of its own, once."""
+"""Checkpoints are restored exactly, earlier ones survive, and paths are tested (with checkpoint_program.py)."""
 
 from __future__ import annotations
 

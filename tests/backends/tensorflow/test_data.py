@@ -1,5 +1,4 @@
-"""Input pipelines: what is wrong with them for which TPU, and in_memory. data_program.py runs them in a process of its
-own, once."""
+"""Problems of input pipelines for each kind of TPU, and in_memory (with data_program.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorFlow's errors, explained: error_program.py raises them in a process of its own, once."""
+"""Explanations of TensorFlow's errors (with error_program.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The jit policy: jit_scenarios.py tries it in a process of its own, once. XLA's dump counts what was compiled."""
+"""The jit policy (with jit_scenarios.py). XLA's dumps count what was compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorFlow's runs as they are observed: observe_program.py runs its programs in processes of their own."""
+"""What is recorded of TensorFlow runs (with observe_program.py)."""
 
 from __future__ import annotations
 

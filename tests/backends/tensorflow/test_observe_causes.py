@@ -1,4 +1,4 @@
-"""Causes from records of compiles, where no program is needed; and what lies in a folder of dumps."""
+"""Causes from records of compiles, without a program; and the dump folder."""
 
 from __future__ import annotations
 

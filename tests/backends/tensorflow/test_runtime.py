@@ -1,4 +1,4 @@
-"""Where TensorFlow trains: runtime_scenarios.py tries it in a process of its own, on fake_tpu_resolver.py's TPUs."""
+"""Where TensorFlow trains (with runtime_scenarios.py, on the TPUs of fake_tpu_resolver.py)."""
 
 from __future__ import annotations
 

@@ -1,20 +1,26 @@
-"""Write checkpoints so that the earlier one survives a failure: write beside it first, then replace it."""
+"""Write and read checkpoint files; the earlier checkpoint survives a failed write."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import uuid
+import warnings
+import zipfile
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
-from tpu_magics.backends.tensorflow.checkpoint_names import ending
+from tpu_magics.backends.tensorflow.checkpoint_names import KERAS, WEIGHTS, ending
 from tpu_magics.backends.tensorflow.checkpoint_paths import is_local
+from tpu_magics.backends.tensorflow.checkpoint_state import seeds_of, set_seeds
 
 _NAME = "ckpt"
 
@@ -72,7 +78,7 @@ def local_copy(path: str) -> Iterator[str]:
         yield copied
 
 
-# -- folders of tf.train.Checkpoint's -------------------------------------------------------------------------------
+# -- folders of tf.train.Checkpoint ------------------------------------------------------------------------------------
 
 
 def latest(folder: str) -> str:
@@ -147,3 +153,62 @@ def _remove(prefix: str) -> None:
         if one.startswith((f"{name}.", f"{name}_temp")):
             with contextlib.suppress(tf.errors.OpError):
                 tf.io.gfile.rmtree(path) if tf.io.gfile.isdir(path) else tf.io.gfile.remove(path)
+
+
+# -- Keras files -------------------------------------------------------------------------------------------------------
+# Keras 3.15 writes the optimizer's variables, with its iterations, into both kinds of file, but not the seeds of
+# Dropout and similar layers (SeedGenerator.state). Without them training does not continue identically. They are added
+# as an attribute of a `.weights.h5`, and as a member of a `.keras`. Keras ignores both.
+
+
+_SEEDS = "tpu_magics.seeds"
+
+
+def write_file(model: Any, path: str) -> None:
+    """The file format follows from the ending."""
+    WRITERS[ending(path)](model, path)
+
+
+def read_file(model: Any, path: str) -> None:
+    """Read weights, seeds, and the optimizer if the file has it."""
+    with warnings.catch_warnings():
+        # Keras warns if the file has no optimizer; here that is expected.
+        warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
+        model.load_weights(path)
+    set_seeds(model, _read_seeds(path))
+
+
+def _write_keras(model: Any, path: str) -> None:
+    model.save(path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(f"{_SEEDS}.json", _seeds_text(model))
+
+
+def _write_weights(model: Any, path: str) -> None:
+    model.save_weights(path)
+    with _h5py().File(path, "a") as file:
+        file.attrs[_SEEDS] = _seeds_text(model)
+
+
+WRITERS = {KERAS: _write_keras, WEIGHTS: _write_weights}
+
+
+def _seeds_text(model: Any) -> str:
+    return json.dumps([one.numpy().tolist() for one in seeds_of(model)])
+
+
+def _h5py() -> Any:
+    """Keras writes weights with it, so it is installed with Keras."""
+    return import_module("h5py")
+
+
+def _read_seeds(path: str) -> list[Any]:
+    """Seeds in a file that `save` wrote; none in any other file."""
+    if path.endswith(KERAS):
+        with zipfile.ZipFile(path) as archive:
+            has = f"{_SEEDS}.json" in archive.namelist()
+            found = json.loads(archive.read(f"{_SEEDS}.json")) if has else []
+    else:
+        with _h5py().File(path, "r") as file:
+            found = json.loads(file.attrs.get(_SEEDS, "[]"))
+    return list(found)

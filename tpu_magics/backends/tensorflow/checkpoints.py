@@ -9,7 +9,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tpu_magics.backends.tensorflow.checkpoint_files import adding, latest, local_copy, names_in, next_prefix, replacing
+from tpu_magics.backends.tensorflow.checkpoint_files import (
+    adding,
+    latest,
+    local_copy,
+    names_in,
+    next_prefix,
+    read_file,
+    replacing,
+    write_file,
+)
 from tpu_magics.backends.tensorflow.checkpoint_names import KERAS, ending, name_refused
 from tpu_magics.backends.tensorflow.checkpoint_paths import located, normal, path_problems, writable
 from tpu_magics.backends.tensorflow.checkpoint_state import (
@@ -23,7 +32,6 @@ from tpu_magics.backends.tensorflow.checkpoint_state import (
     strategy_of,
     variables_of,
 )
-from tpu_magics.backends.tensorflow.keras_files import read_file, write_file
 from tpu_magics.errors import TpuMagicsError
 
 __all__ = ["Checkpoint", "load", "name_refused", "path_problems", "save", "writable"]

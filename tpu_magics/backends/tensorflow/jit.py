@@ -1,4 +1,4 @@
-"""The jit policy of a run: XLA compiles steps on CPU and GPU; on a TPU, `jit_compile` is removed."""
+"""The jit policy of a run: XLA compiles steps without a TPU; on a TPU, `jit_compile` is removed."""
 
 # On a TPU the strategy compiles what it runs, and the guide says to remove jit_compile there. Elsewhere nothing is
 # compiled without it, so what XLA refuses would first show on the TPU. Everything is restored after the run; traces and
@@ -11,16 +11,23 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial, wraps
 from itertools import dropwhile
 from traceback import walk_stack
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tpu_magics.backends.base import DEFAULT, Placed
 from tpu_magics.backends.tensorflow import compile_calls
-from tpu_magics.backends.tensorflow.jit_functions import ENABLED, FunctionJit
-from tpu_magics.backends.tensorflow.jit_strategy_run import StrategyRunJit
+from tpu_magics.backends.tensorflow.jit_functions import (
+    ENABLED,
+    FunctionJit,
+    inside_xla,
+    python_of,
+    with_tensorflow_filename,
+)
 from tpu_magics.backends.tensorflow.source_locations import SourceLocations
 
 Cells = Mapping[str, str] | Callable[[], Mapping[str, str]]
@@ -220,3 +227,100 @@ def _cached(model: Any, compiled: bool) -> Mapping[str, Any]:
     """What an earlier run made of the model's steps, unless it was compiled again since."""
     was, config, functions = model.__dict__.get(_CACHE, (None, None, {}))
     return functions if was is compiled and config is not None and config is _compiled_as(model) else {}
+
+
+# -- strategy.run ------------------------------------------------------------------------------------------------------
+# The TPU guide puts the whole step into one tf.function that takes its batch from an iterator. XLA compiles no input
+# pipeline, so on CPU nothing of such a step would be compiled; on a TPU, what `strategy.run` gets is compiled.
+# TensorFlow's own parts were read in TensorFlow 2.21 (python/distribute/distribute_lib.py, StrategyBase.run, and
+# tpu_strategy.py, validate_run_function).
+
+
+_ENABLED = "jit_compile=True for this run: on a TPU strategy.run compiles it"
+_EAGER = (
+    "strategy.run runs it op by op here, which fails on a TPU: make it a tf.function, or call strategy.run inside one"
+)
+
+
+class StrategyRunJit:
+    """`is_user_code`: takes a path; `log`: takes a Python function, a name and a text."""
+
+    def __init__(self, is_user_code: Callable[[str], bool], log: Callable[[Any, str, str], None]) -> None:
+        self._is_user_code = is_user_code
+        self._log = log
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside it, functions given to strategy.run are inspected."""
+        kind = _strategy_class()
+        if kind is None:
+            self._log(
+                None, "strategy.run", f"unchanged: TensorFlow {tf.__version__} differs from 2.21, which this supports"
+            )
+            yield
+            return
+        original, compiled = kind.run, self._compiled
+
+        @wraps(original)  # AutoGraph does not rewrite functions of TensorFlow's modules
+        def run(strategy: Any, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+            __tracebackhide__ = True
+            return original(strategy, compiled(strategy, fn), args, kwargs, options)
+
+        kind.run = with_tensorflow_filename(run)
+        try:
+            yield
+        finally:
+            kind.run = original
+
+    def _compiled(self, strategy: Any, fn: Any) -> Any:
+        """`fn`, or a tf.function of it that XLA compiles."""
+        python = _innermost(fn)
+        code = getattr(python, "__code__", None)
+        if code is None or strategy.num_replicas_in_sync > 1:
+            return fn  # a tf.function is inspected when it is called
+        if tf.executing_eagerly():
+            if self._is_user_code(code.co_filename):
+                self._log(python, python.__name__, _EAGER)
+            return fn
+        around = _traced()
+        if inside_xla() or not self._may_change(around):
+            return fn
+        self._log(python_of(around), python.__name__, _ENABLED)
+        return tf.function(fn, jit_compile=True)
+
+    def _may_change(self, function: Any) -> bool:
+        """Whether the tf.function being traced is the user's and has no jit_compile of its own: then jit_functions.py
+        sets its traces of this run aside."""
+        if function is None or function._jit_compile is not None:
+            return False
+        code = getattr(python_of(function), "__code__", None)
+        return code is not None and self._is_user_code(code.co_filename)
+
+
+def _innermost(fn: Any) -> Any:
+    """The function inside functools.partial."""
+    while isinstance(fn, partial):
+        fn = fn.func
+    return fn
+
+
+def _strategy_class() -> Any:
+    """The class of strategies; None if it differs from TensorFlow 2.21."""
+    try:
+        from tensorflow.python.distribute.distribute_lib import StrategyBase
+    except ImportError:
+        return None
+    return StrategyBase if hasattr(StrategyBase, "run") else None
+
+
+def _traced() -> Any:
+    """The innermost tf.function that is being traced; None if there is none."""
+    from tensorflow.python.eager.polymorphic_function import polymorphic_function
+
+    path = polymorphic_function.__file__
+    for frame, _ in walk_stack(None):
+        if frame.f_code.co_filename == path:
+            found = frame.f_locals.get("self")
+            if isinstance(found, polymorphic_function.Function):
+                return found
+    return None

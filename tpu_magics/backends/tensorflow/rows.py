@@ -14,9 +14,9 @@ import keras
 import tensorflow as tf
 
 from tpu_magics.backends.tensorflow.batches import INFINITE, Batches, outermost_batches, size_of
-from tpu_magics.backends.tensorflow.columns import ROWS
 from tpu_magics.errors import TpuMagicsError
 
+ROWS = "rows"  # name of an unnamed only column
 _CHUNK = 1_000  # rows read at once from a Hugging Face dataset
 _TODO = (
     "Pass a Hugging Face dataset, a tf.data.Dataset, a keras.utils.PyDataset, arrays (alone, in a tuple or a "

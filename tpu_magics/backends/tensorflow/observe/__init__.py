@@ -19,9 +19,9 @@ __all__ = ["enable_dumps", "observing"]
 
 def enable_dumps(device: str = "CPU") -> None:
     """Make XLA dump its compiles from now on. Call it before anything is compiled; once per process is enough."""
-    from tpu_magics.backends.tensorflow.observe import dump_setup
+    from tpu_magics.backends.tensorflow.observe import dumps
 
-    dump_setup.enable(device)
+    dumps.enable(device)
 
 
 @contextmanager
@@ -33,15 +33,15 @@ def observing(writer: EventWriter, watching: Watching) -> Iterator[TensorFlowObs
     import tensorflow as tf
     from tensorflow.python.eager import context
 
-    from tpu_magics.backends.tensorflow.observe import dump_setup, hooks
-    from tpu_magics.backends.tensorflow.observe.dumps import Dumps
+    from tpu_magics.backends.tensorflow.observe import hooks
+    from tpu_magics.backends.tensorflow.observe.dumps import Dumps, enable
     from tpu_magics.backends.tensorflow.observe.observer import TensorFlowObserver
     from tpu_magics.runs import live
 
     def warn(text: str) -> None:
         writer.write(events.Warned(round(time.time(), 3), writer.rank, code="not-observed", text=text))
 
-    found = dump_setup.enable(watching.device)
+    found = enable(watching.device)
     dumps = Dumps(found.folder, context.context().has_function, found.theirs) if found.folder is not None else None
     if dumps is not None:
         dumps.empty()  # dumps of code outside a run

@@ -8,11 +8,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import tensorflow as tf
 from tensorflow.python.framework import ops
 
 from tpu_magics.backends.base import RecompileLimit, StepLimit, Watching
@@ -20,15 +21,16 @@ from tpu_magics.backends.observing.compiled import Verdict, of_evaluation
 from tpu_magics.backends.observing.guarded import Guarded, guarded
 from tpu_magics.backends.observing.history import History
 from tpu_magics.backends.observing.sites import Sites
+from tpu_magics.backends.observing.values import Values as LoggedValues
+from tpu_magics.backends.observing.values import plain
+from tpu_magics.backends.observing.vitals import NowAndThen
 from tpu_magics.backends.tensorflow.observe import keras_calls, traced_functions
 from tpu_magics.backends.tensorflow.observe.causes import distance, explain
-from tpu_magics.backends.tensorflow.observe.device_usage import DeviceUsage
 from tpu_magics.backends.tensorflow.observe.dumps import DumpedModule, Dumps
 from tpu_magics.backends.tensorflow.observe.evidence import CompiledFunction, ConcreteCall, Evidence, FunctionCall
 from tpu_magics.backends.tensorflow.observe.function_compile import TRAINING, FunctionCompile
 from tpu_magics.backends.tensorflow.observe.precision import ProgramPrecision
 from tpu_magics.backends.tensorflow.observe.retraces import Retraces
-from tpu_magics.backends.tensorflow.observe.values import Values, flat, is_symbolic
 from tpu_magics.runs import events
 from tpu_magics.runs.meter import StepMeter
 from tpu_magics.runs.writer import EventWriter
@@ -51,7 +53,7 @@ class TensorFlowObserver(Guarded):
         self.dumps = dumps
         self.sites = Sites(watching.cell_names, watching.cell_ids, libraries)
         self.steps = StepMeter(writer)
-        self.values = Values(writer)
+        self.values = TensorValues(writer)
         self.history: History[FunctionCompile] = History(writer.write, writer.rank, distance, explain)
         self.precision = ProgramPrecision(watching.precision, writer.write, writer.rank)
         self.retraces = Retraces(ops.uid())
@@ -219,3 +221,73 @@ class TensorFlowObserver(Guarded):
 
     def _warn(self, code: str, text: str) -> None:
         self.writer.write(events.Warned(round(time.time(), 3), self.writer.rank, code=code, text=text))
+
+
+# -- logged values -----------------------------------------------------------------------------------------------------
+
+
+class TensorValues(LoggedValues):
+    """The logged values of one rank."""
+
+    def waits(self, value: Any) -> bool:
+        """Whether it is a tensor or variable, whose computation may not be finished."""
+        return isinstance(value, (tf.Tensor, tf.Variable)) or callable(getattr(value, "numpy", None))
+
+    def now(self, values: Mapping[str, Any], step: int) -> None:
+        """Record values without waiting for the next step."""
+        for name, value in values.items():
+            self.meter.log(str(name), plain(self.fetched(value) if self.waits(value) else value), step)
+
+    def fetched(self, value: Any) -> Any:
+        """As a NumPy value."""
+        return value.numpy()
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether it is a symbolic tensor in a function that is being traced, which has no value to read."""
+    return bool(tf.is_tensor(value)) and not hasattr(value, "numpy")
+
+
+def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Epoch logs as in Keras' history: a train_step that returns all of `self.metrics` gives those of compile() as a
+    nested dict."""
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        found.update(flat(value) if isinstance(value, Mapping) else {name: value})
+    return found
+
+
+# -- device usage ------------------------------------------------------------------------------------------------------
+
+
+class DeviceUsage(NowAndThen):
+    """Of one rank. `device`: "CPU" or "TPU"; `compiling`: seconds of compiling so far (None: unknown)."""
+
+    def __init__(
+        self, write: Callable[[events.Event], object], rank: int, device: str, compiling: Callable[[], float | None]
+    ) -> None:
+        super().__init__(write, rank)
+        self.device = device
+        self.compiling = compiling
+
+    def look(self) -> None:
+        """Record what is new."""
+        now = round(time.time(), 3)
+        seconds = self.compiling()
+        if seconds is not None:
+            self._if_new("times", round(seconds, 3), events.Times(now, self.rank, compiling=round(seconds, 3)))
+        used = self._hbm()
+        if used is not None:
+            self._if_new("hbm", used, events.Memory(now, self.rank, hbm_used=used))
+
+    def _hbm(self) -> int | None:
+        """Bytes in use on the first TPU device; TensorFlow has no figure for the total. A CPU has no memory of its
+        own."""
+        if self.device == "CPU":
+            return None
+        import tensorflow as tf
+
+        try:
+            return int(tf.config.experimental.get_memory_info("TPU:0")["current"])
+        except (ValueError, RuntimeError, KeyError, tf.errors.OpError):
+            return None
