@@ -25,8 +25,8 @@ class SimulatedBatches:
 
     def padded_to(self, multiple: int) -> PaddedBatches:
         """These batches, each padded to its longest sample rounded up to a multiple."""
-        full = [(rounded(longest, multiple), count) for longest, count in self.full.items()]
-        short = [(size, rounded(longest, multiple), count) for (size, longest), count in self.short.items()]
+        full = [(round_up(longest, multiple), count) for longest, count in self.full.items()]
+        short = [(size, round_up(longest, multiple), count) for (size, longest), count in self.short.items()]
         slots = self.batch_size * sum(length * count for length, count in full)
         slots += sum(size * length * count for size, length, count in short)
         lengths = {length for length, _count in full}
@@ -46,7 +46,7 @@ class PaddedBatches:
     slots: float
 
 
-def rounded(length: int, multiple: int) -> int:
+def round_up(length: int, multiple: int) -> int:
     """`length` rounded up to a multiple, at least one."""
     return max(1, -(-length // multiple)) * multiple
 

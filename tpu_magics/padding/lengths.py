@@ -186,7 +186,7 @@ def without_padding(lengths: list[int], masks: Callable[[], Iterable[Any]] | Non
     masks. `masks`: returns the masks (None: there are none)."""
     if len(lengths) < 2 or min(lengths) != max(lengths):
         return LengthSource(lengths, what)
-    found = checked([marked(mask) for mask in masks()], what) if masks is not None else lengths
+    found = checked([count_marked(mask) for mask in masks()], what) if masks is not None else lengths
     if found == lengths:
         note = (
             f"All samples have {lengths[0]:,} tokens. If they are padded, pass them unpadded or with their "
@@ -197,7 +197,7 @@ def without_padding(lengths: list[int], masks: Callable[[], Iterable[Any]] | Non
     return LengthSource(found, what, notes=(note,))
 
 
-def marked(mask: Any) -> int:
+def count_marked(mask: Any) -> int:
     """Number of tokens that a mask marks."""
     values = mask.tolist() if hasattr(mask, "tolist") else mask
     while values and isinstance(values[0], (list, tuple)):

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.padding.lengths import MASK, TOKENS, LengthSource, Texts, lengths_of, marked
+from tpu_magics.padding.lengths import MASK, TOKENS, LengthSource, Texts, count_marked, lengths_of
 
 BATCHES = 2_000  # maximum number of batches to read lengths from
 _RANDOM = ("RandomSampler", "SeedableRandomSampler", "DistributedSampler")
@@ -22,7 +22,7 @@ def is_loader(given: Any) -> bool:
     return hasattr(given, "dataset") and hasattr(given, "batch_size") and hasattr(given, "__iter__")
 
 
-def unwrapped(given: Any) -> Any:
+def unwrap(given: Any) -> Any:
     """The loader inside one that accelerate has prepared."""
     inner = getattr(given, "dataloader", None)
     return inner if is_loader(inner) and not is_loader(given) else given
@@ -30,7 +30,7 @@ def unwrapped(given: Any) -> Any:
 
 def read_loader(given: Any, read_dataset: Callable[[Any], LengthSource]) -> LengthSource | None:
     """Lengths from a loader's dataset, or from its batches if the dataset has none."""
-    loader = unwrapped(given)
+    loader = unwrap(given)
     if not is_loader(loader):
         return None
     with kept_random_states():
@@ -40,10 +40,10 @@ def read_loader(given: Any, read_dataset: Callable[[Any], LengthSource]) -> Leng
             return _from_batches(loader, "its collate function tokenises")
         if not found.indexed:
             return _from_batches(loader, "its dataset has no index")
-        return _ordered(loader, replace(found, what=f"the DataLoader's dataset ({found.what})"))
+        return _with_order(loader, replace(found, what=f"the DataLoader's dataset ({found.what})"))
 
 
-def _ordered(loader: Any, found: LengthSource) -> LengthSource:
+def _with_order(loader: Any, found: LengthSource) -> LengthSource:
     """With the loader's batch size and order."""
     drawn = getattr(loader, "batch_sampler", None)
     sampler = getattr(drawn, "sampler", None)
@@ -55,10 +55,10 @@ def _ordered(loader: Any, found: LengthSource) -> LengthSource:
         return replace(found, order="in order")
     if plain and type(sampler).__name__ in _RANDOM:
         return found
-    return _drawn(drawn, found)
+    return _with_drawn_batches(drawn, found)
 
 
-def _drawn(batch_sampler: Any, found: LengthSource) -> LengthSource:
+def _with_drawn_batches(batch_sampler: Any, found: LengthSource) -> LengthSource:
     """With the batches that a custom sampler draws in one epoch."""
     try:
         drawn = islice(copy.copy(batch_sampler), len(found.lengths))  # a copy, as it may count epochs
@@ -92,11 +92,11 @@ def _from_batches(loader: Any, why: str) -> LengthSource:
         order="as drawn",
         batches=tuple(batches),
         indexed=False,
-        notes=tuple(_said(why, len(batches), masked)),
+        notes=tuple(_notes(why, len(batches), masked)),
     )
 
 
-def _said(why: str, count: int, masked: bool) -> Iterator[str]:
+def _notes(why: str, count: int, masked: bool) -> Iterator[str]:
     yield f"Lengths were read from {count:,} batches of the DataLoader, because {why}."
     if not masked:
         yield f"The batches have no {MASK}: padding counts as tokens, so the padded share is too low."
@@ -106,7 +106,7 @@ def _batch_lengths(batch: Any) -> tuple[list[int], bool]:
     """The length of each row of a batch, and whether it came from a mask."""
     if hasattr(batch, "keys"):
         if MASK in batch:
-            return [marked(row) for row in batch[MASK]], True
+            return [count_marked(row) for row in batch[MASK]], True
         name = next((name for name in TOKENS if name in batch), None)
         tokens = batch[name] if name is not None else None
     else:

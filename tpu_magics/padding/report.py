@@ -11,7 +11,7 @@ from typing import Any
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.padding.batch_simulation import SEED, simulate
 from tpu_magics.padding.lengths import LengthSource
-from tpu_magics.padding.loaders import is_loader, unwrapped
+from tpu_magics.padding.loaders import is_loader, unwrap
 from tpu_magics.padding.sources import read
 from tpu_magics.padding.strategies import (
     CodeNames,
@@ -19,7 +19,7 @@ from tpu_magics.padding.strategies import (
     PaddingTask,
     choose,
     code,
-    shown,
+    select_rows,
     strategies,
     tf_code,
 )
@@ -94,7 +94,7 @@ def advise(given: Any, options: PadOptions | None = None, expression: str = "len
     options.check()
     source = _as_requested(read(given), options)
     longest = options.max_length or max(source.lengths)
-    lengths, cut = _cut(source.lengths, longest)
+    lengths, cut = _truncate(source.lengths, longest)
     task = _task(source, lengths, options)
     found = (
         without_times() if options.plain else seconds(options.run, options.compile_seconds, options.tokens_per_second)
@@ -106,7 +106,7 @@ def advise(given: Any, options: PadOptions | None = None, expression: str = "len
     )
     choice, because = choose(ways)
     notes = (*_notes(source, task, options, found, cut), *_tiles(choice, task))
-    return PaddingReport(source.what, dict(task.counts), task, shown(ways, choice), choice, because, found, notes)
+    return PaddingReport(source.what, dict(task.counts), task, select_rows(ways, choice), choice, because, found, notes)
 
 
 def _as_requested(source: LengthSource, options: PadOptions) -> LengthSource:
@@ -122,7 +122,7 @@ def _as_requested(source: LengthSource, options: PadOptions) -> LengthSource:
     return replace(source, lengths=[source.lengths[at] for batch in source.batches for at in batch], batches=batches)
 
 
-def _cut(lengths: list[int], longest: int) -> tuple[list[int], int]:
+def _truncate(lengths: list[int], longest: int) -> tuple[list[int], int]:
     """The lengths truncated to `longest`, and how many were truncated."""
     if max(lengths) <= longest:
         return lengths, 0
@@ -155,7 +155,7 @@ def _task(source: LengthSource, lengths: list[int], options: PadOptions) -> Padd
 
 def _names(given: Any, source: LengthSource, expression: str) -> CodeNames:
     """Names for the code; a loader's own dataset and collate function are reused."""
-    if is_loader(unwrapped(given)):
+    if is_loader(unwrap(given)):
         inner = expression if is_loader(given) else f"{expression}.dataloader"
         dataset = f"{inner}.dataset"
         return CodeNames(dataset if source.indexed else "lengths", dataset, f"{inner}.collate_fn")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tpu_magics.padding.batch_simulation import SimulatedBatches, rounded
+from tpu_magics.padding.batch_simulation import SimulatedBatches, round_up
 from tpu_magics.padding.bucket_bounds import best_buckets
 from tpu_magics.padding.timings import Timings
 
@@ -71,7 +71,7 @@ class PaddingTask:
 def strategies(task: PaddingTask, seconds: Timings) -> tuple[PaddingStrategy, ...]:
     """All strategies, from the least padding per batch to the fewest shapes, then buckets."""
     ways = [_none(task), _in_batch(task, 1), *(_in_batch(task, each) for each in task.multiples), _longest(task)]
-    return tuple(_predicted(way, task, seconds) for way in (*ways, *_buckets(task)))
+    return tuple(_with_prediction(way, task, seconds) for way in (*ways, *_buckets(task)))
 
 
 def _none(task: PaddingTask) -> PaddingStrategy:
@@ -104,7 +104,7 @@ def _buckets(task: PaddingTask) -> Iterator[PaddingStrategy]:
     """The requested number of buckets, or each number up to 8 (`shown` selects some)."""
     counts: dict[int, int] = {}
     for length, samples in task.counts.items():
-        bound = min(rounded(length, task.align), max(task.max_length, length))
+        bound = min(round_up(length, task.align), max(task.max_length, length))
         counts[bound] = counts.get(bound, 0) + samples
     group = task.batch_size * task.ranks
     samples = sum(counts.values())
@@ -140,7 +140,7 @@ def _choice(
     )
 
 
-def _predicted(way: PaddingStrategy, task: PaddingTask, seconds: Timings) -> PaddingStrategy:
+def _with_prediction(way: PaddingStrategy, task: PaddingTask, seconds: Timings) -> PaddingStrategy:
     compiling = None if seconds.compile is None else way.shapes * seconds.compile
     alone = (
         way.kind == "none" and task.batch_size > 1
@@ -170,7 +170,7 @@ def choose(ways: Sequence[PaddingStrategy]) -> tuple[PaddingStrategy, str]:
     )
 
 
-def shown(ways: Sequence[PaddingStrategy], chosen: PaddingStrategy) -> tuple[PaddingStrategy, ...]:
+def select_rows(ways: Sequence[PaddingStrategy], chosen: PaddingStrategy) -> tuple[PaddingStrategy, ...]:
     """Of the numbers of buckets: the usual ones, the largest, and the chosen one."""
     wanted = {*SHOWN_BUCKETS, max((len(way.lengths) for way in ways if way.kind == "buckets"), default=0)}
     return tuple(way for way in ways if way.kind != "buckets" or way is chosen or len(way.lengths) in wanted)

@@ -57,7 +57,7 @@ def seconds(name: str | None = None, one: float | None = None, rate: float | Non
         one: seconds of one compile, given by the user.
         rate: tokens per second of one rank, given by the user.
     """
-    found = _measured(name)
+    found = _measure(name)
     if one is not None:
         found = replace(found, compile=one, compile_text=f"One compile: {one:g} s, as given.")
     if rate is not None:
@@ -70,7 +70,7 @@ def without_times() -> Timings:
     return Timings()
 
 
-def _measured(name: str | None) -> Timings:
+def _measure(name: str | None) -> Timings:
     first, then = _runs_of(name)
     records = _records(first) or _records(then)
     if not records:

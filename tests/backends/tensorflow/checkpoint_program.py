@@ -1,5 +1,5 @@
-"""Writes and reads checkpoints for test_checkpoints.py, and prints a report as JSON on the last line. It is a program of
-its own, because TensorFlow and torch_xla cannot share a process.
+"""Writes and reads checkpoints for test_checkpoints.py, and prints a report as JSON on the last line. It is a program
+of its own, because TensorFlow and torch_xla cannot share a process.
 
 Usage: python checkpoint_program.py FOLDER
 """

@@ -67,10 +67,10 @@ class TensorFlow:
 
     def jit(self, how: str, cells: Mapping[str, str]) -> AbstractContextManager[Callable[[], Sequence[str]]]:
         policy: AbstractContextManager[Callable[[], Sequence[str]]] = self._part("jit").policy(how, self.placed, cells)
-        return self._remembered(policy)
+        return self._remember(policy)
 
     @contextmanager
-    def _remembered(
+    def _remember(
         self, policy: AbstractContextManager[Callable[[], Sequence[str]]]
     ) -> Iterator[Callable[[], Sequence[str]]]:
         with policy as self._changed:

@@ -16,7 +16,7 @@ import keras
 
 from tpu_magics.backends.base import Placed, Problem
 from tpu_magics.backends.tensorflow.checkpoint_names import OLD, WEIGHTS, old_name
-from tpu_magics.backends.tensorflow.checkpoint_paths import existing, is_local, writable
+from tpu_magics.backends.tensorflow.checkpoint_paths import is_local, nearest_folder, writable
 from tpu_magics.errors import TpuMagicsError
 
 _OWN = {"tpu_magics.tf.save": 1, "tpu_magics.tf.checkpoint": 0}  # position of `path`
@@ -64,7 +64,7 @@ def _problem(one: _SaveCall, on_colab: bool, remote: bool) -> Problem | None:
     try:
         if one.endings and not one.path.endswith(one.endings):
             raise old_name(one.path)
-        place = existing(one.path) if is_local(one.path) else one.path
+        place = nearest_folder(one.path) if is_local(one.path) else one.path
         legacy = place.lower().endswith(OLD) and not place.endswith(WEIGHTS)
         return writable(place.rpartition("/")[0] if legacy else place, on_colab, remote_tpu=remote)
     except TpuMagicsError as error:

@@ -42,7 +42,7 @@ def name_refused(error: BaseException) -> TpuMagicsError | None:
     return None
 
 
-def _loading(path: str) -> TpuMagicsError:
+def _load_error(path: str) -> TpuMagicsError:
     return TpuMagicsError(
         f"Keras 3 cannot load {path}.",
         "It loads .keras, .weights.h5 and old .h5 files, but no folders of a SavedModel or of tf.train.Checkpoint.",
@@ -74,6 +74,6 @@ _NAMES: tuple[tuple[tuple[str, ...], Callable[[str], TpuMagicsError]], ...] = (
     (("the filepath provided must end in `.weights.h5`",), old_name),
     (("The filepath provided must end in `.keras`",), old_name),
     (("`save_format` argument is deprecated",), _save_format),
-    (("File format not supported: filepath=",), _loading),
+    (("File format not supported: filepath=",), _load_error),
     (("File system scheme '[local]' not implemented",), _on_client),
 )

@@ -27,9 +27,9 @@ def is_local(path: str) -> bool:
     return not _SCHEME.match(path)
 
 
-def normal(path: str | Path) -> str:
+def normalise(path: str | Path) -> str:
     """`path` as text, with ~ expanded. Raises TpuMagicsError for a name that nothing can be saved under."""
-    text = located(path)
+    text = expand(path)
     if not str(path).strip():
         raise TpuMagicsError("The path is empty.", "", 'Give a path, such as "model.keras".')
     if not ending(text) and text.lower().endswith(OLD):
@@ -37,7 +37,7 @@ def normal(path: str | Path) -> str:
     return text
 
 
-def located(path: str | Path) -> str:
+def expand(path: str | Path) -> str:
     """The same for an existing path, without a check of its name."""
     text = str(path)
     return str(Path(text).expanduser()) if is_local(text) else text.rstrip("/")
@@ -66,7 +66,7 @@ def writable(
         patience: seconds to wait for a bucket.
     """
     try:
-        text = normal(path)
+        text = normalise(path)
     except TpuMagicsError as error:
         return Problem(error.what, error.why, error.todo)
     if is_local(text):
@@ -98,10 +98,10 @@ def _local_problem(path: Path, is_file: bool, needed: int) -> Problem | None:
     for wrong, what, todo in checks:
         if wrong:
             return Problem(f"Cannot save to {path}: {what}", "", todo)
-    return _unwritten(path, path if path.is_dir() and not is_file else folder, needed)
+    return _write_problem(path, path if path.is_dir() and not is_file else folder, needed)
 
 
-def _unwritten(path: Path, folder: Path, needed: int) -> Problem | None:
+def _write_problem(path: Path, folder: Path, needed: int) -> Problem | None:
     trial = folder / f".tpu_magics-{uuid.uuid4().hex[:12]}"
     try:
         trial.write_bytes(b"tpu_magics")
@@ -141,7 +141,7 @@ def path_problems(
     for path, by_tensorflow in dict.fromkeys(destinations([value for _, value in items])):
         if (path, by_tensorflow) in known:
             continue
-        problem = writable(existing(path) if is_local(path) else path, on_colab, remote_tpu=remote)
+        problem = writable(nearest_folder(path) if is_local(path) else path, on_colab, remote_tpu=remote)
         if problem is None and remote and by_tensorflow and is_local(path):
             problem = Problem(
                 f"TensorFlow writes to {path} on the TPU's host, which does not have this machine's files.",
@@ -168,7 +168,7 @@ def destinations(values: Sequence[Any]) -> Iterator[Destination]:
             yield str(value.directory), getattr(options, "experimental_io_device", None) is None
 
 
-def existing(path: str) -> str:
+def nearest_folder(path: str) -> str:
     """The nearest existing folder: callbacks and managers create missing ones, so this one has to be writable."""
     one = Path(path).expanduser().absolute()
     while not one.exists() and one != one.parent:

@@ -20,7 +20,7 @@ from tpu_magics.backends.tensorflow.checkpoint_files import (
     write_file,
 )
 from tpu_magics.backends.tensorflow.checkpoint_names import KERAS, ending, name_refused
-from tpu_magics.backends.tensorflow.checkpoint_paths import located, normal, path_problems, writable
+from tpu_magics.backends.tensorflow.checkpoint_paths import expand, normalise, path_problems, writable
 from tpu_magics.backends.tensorflow.checkpoint_state import (
     bytes_of,
     is_remote,
@@ -39,7 +39,7 @@ __all__ = ["Checkpoint", "load", "name_refused", "path_problems", "save", "writa
 
 def save(model: Any, path: str | Path, *, on_colab: bool = False) -> str:
     """See tpu_magics.tf.save."""
-    text = normal(path)
+    text = normalise(path)
     if not ending(text):
         return Checkpoint(text, model=model, on_colab=on_colab).save()
     require_built(model)
@@ -52,15 +52,15 @@ def save(model: Any, path: str | Path, *, on_colab: bool = False) -> str:
 
 def load(model: Any, path: str | Path) -> Any:
     """See tpu_magics.tf.load."""
-    text = located(path)
+    text = expand(path)
     if not text.endswith((KERAS, ".h5", ".hdf5")):
         found = Checkpoint(text, model=model, trying=False)
         if not found.exists:
-            raise _missing(text)
+            raise _missing_error(text)
         found.restore()
         return model
     if not tf.io.gfile.exists(text):
-        raise _missing(text)
+        raise _missing_error(text)
     require_built(model)
     with restoring_on_error(variables_of(model), text), local_copy(text) as copied:
         read_file(model, copied)
@@ -82,7 +82,7 @@ class Checkpoint:
         trying: bool = True,
         **more: Any,
     ) -> None:
-        self.path = normal(path) if trying else located(path)
+        self.path = normalise(path) if trying else expand(path)
         self.model, self.keep, self._on_colab, self._more = model, keep, on_colab, more
         self._given_optimizer = optimizer
         self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
@@ -208,7 +208,7 @@ def _require_keras(model: Any, path: str) -> None:
         )
 
 
-def _missing(path: str) -> TpuMagicsError:
+def _missing_error(path: str) -> TpuMagicsError:
     folder = path.rpartition("/")[0] or "."
     try:
         names = sorted(tf.io.gfile.listdir(folder))[:8]

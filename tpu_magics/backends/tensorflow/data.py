@@ -53,16 +53,16 @@ def problems(
         cells: file names of cells -> "In [n]".
     """
     found: list[Problem] = []
-    for name, data in reached(items):
+    for name, data in find_datasets(items):
         found += data_problems(name, data, placed, cells)
     return tuple(dict.fromkeys(found))
 
 
-def reached(items: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def find_datasets(items: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """(name, value) of each tf.data.Dataset and keras.utils.PyDataset, once."""
     seen: set[int] = set()
     for name, value in items:
-        yield from _reached(name, value, seen, _DEPTH)
+        yield from _find_datasets(name, value, seen, _DEPTH)
 
 
 def data_problems(name: str, data: Any, placed: Placed, cells: Mapping[str, str] | None = None) -> Sequence[Problem]:
@@ -75,7 +75,7 @@ def data_problems(name: str, data: Any, placed: Placed, cells: Mapping[str, str]
     return [*found, *([short] if short else [])]
 
 
-def _reached(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
+def _find_datasets(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
     if isinstance(value, _PLAIN) or id(value) in seen:
         return
     seen.add(id(value))
@@ -85,13 +85,13 @@ def _reached(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tupl
             yield name, data
     elif depth and isinstance(value, Mapping):
         for key, one in islice(list(value.items()), _MOST):
-            yield from _reached(f"{name}[{key!r}]", one, seen, depth - 1)
+            yield from _find_datasets(f"{name}[{key!r}]", one, seen, depth - 1)
     elif depth and isinstance(value, (list, tuple)):
         for number, one in enumerate(value[:_MOST]):
-            yield from _reached(f"{name}[{number}]", one, seen, depth - 1)
+            yield from _find_datasets(f"{name}[{number}]", one, seen, depth - 1)
     elif depth and type(value).__module__ == "__main__":  # an instance of a class defined in the notebook
         for key, one in list(getattr(value, "__dict__", {}).items()):
-            yield from _reached(f"{name}.{key}", one, seen, depth - 1)
+            yield from _find_datasets(f"{name}.{key}", one, seen, depth - 1)
 
 
 def dataset_of(value: Any) -> Any:

@@ -28,7 +28,7 @@ def _no_tpu(error: LocatedError) -> TpuMagicsError | None:
 _PYTHON = re.compile(r"No registered '(?:Eager)?PyFunc(?:Stateless)?' OpKernel for '?CPU|pyfunc_\d+ not found")
 
 
-def _python_away(error: LocatedError) -> TpuMagicsError | None:
+def _no_python_on_host(error: LocatedError) -> TpuMagicsError | None:
     found = _PYTHON.search(error.text)
     if not found:
         return None
@@ -152,7 +152,7 @@ def _is_assertion_of_keras(error: LocatedError) -> bool:
 
 _EXPLAINERS: tuple[Callable[[LocatedError], TpuMagicsError | None], ...] = (
     _no_tpu,
-    _python_away,
+    _no_python_on_host,
     _other_device,
     _memory,
     _scope,

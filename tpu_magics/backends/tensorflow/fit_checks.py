@@ -25,8 +25,8 @@ from tpu_magics.backends.tensorflow.data import (
     REMOTE,
     data_problems,
     dataset_of,
+    find_datasets,
     python_problem,
-    reached,
     short_batch,
 )
 from tpu_magics.errors import TpuMagicsError
@@ -73,7 +73,7 @@ def checking_fits(
         on_colab: how to log in to a bucket differs on Colab.
     """
     written = tuple(destinations([value for _, value in items]))
-    context = _FitContext(placed, {id(data): data for _, data in reached(items)}, written, cells or {}, on_colab)
+    context = _FitContext(placed, {id(data): data for _, data in find_datasets(items)}, written, cells or {}, on_colab)
     kind = _iterator()
     if kind is None:
         report(_NOT_CHECKED)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tpu_magics.backends.tensorflow.rows import ROWS, Rows, count_of, cut, filled, leaves, rows_of
+from tpu_magics.backends.tensorflow.rows import ROWS, Rows, count_of, fill_nest, leaves, rows_of, take_rows
 from tpu_magics.errors import TpuMagicsError
 
 
@@ -33,11 +33,11 @@ def in_memory(
             "It repeats, or reports an infinite size.",
             "Move repeat() after in_memory, or set limit=ROWS.",
         )
-    shape, columns = _gathered(rows, limit, available)
+    shape, columns = _gather(rows, limit, available)
     count = columns.rows
     size = batch_size if batch_size is not None else rows.batch_size
     _check_batches(count, size, drop_remainder)
-    found = tf.data.Dataset.from_tensor_slices(filled(shape, columns.gathered(pad, fill)))
+    found = tf.data.Dataset.from_tensor_slices(fill_nest(shape, columns.to_arrays(pad, fill)))
     if shuffle is not None and shuffle is not False:
         seed = None if shuffle is True else int(shuffle)
         found = found.shuffle(count, seed=seed, reshuffle_each_iteration=True)
@@ -46,7 +46,7 @@ def in_memory(
     return found.prefetch(tf.data.AUTOTUNE)
 
 
-def _gathered(rows: Rows, limit: int | None, available: int | None) -> tuple[Any, Columns]:
+def _gather(rows: Rows, limit: int | None, available: int | None) -> tuple[Any, Columns]:
     """(one row's structure, the columns)."""
     count = min((one for one in (rows.count, limit) if one is not None), default=None)
     columns = Columns(available, count, *(() if rows.copied else (1,)))
@@ -55,7 +55,7 @@ def _gathered(rows: Rows, limit: int | None, available: int | None) -> tuple[Any
         values = piece.values
         if piece.many:
             room = count_of(values) if limit is None else min(count_of(values), limit - columns.rows)
-            columns.add(leaves(cut(values, room)), room)
+            columns.add(leaves(take_rows(values, room)), room)
         else:
             columns.add(leaves(values))
         shape = values if shape is None else shape
@@ -141,15 +141,15 @@ class Column:
             for value in values:
                 self.add(value)
 
-    def gathered(self, pad: Pad, fill: Any) -> Any:
+    def to_array(self, pad: Pad, fill: Any) -> Any:
         """All rows as one array of shape [rows, ...]. The gathered rows are released."""
         self._pack()
         blocks, self.blocks = self.blocks, []
         shapes = sorted({block.shape[1:] for block in blocks})
         if len(shapes) > 1:
-            blocks = self._padded(blocks, shapes, pad, fill)
+            blocks = self._pad_blocks(blocks, shapes, pad, fill)
         found = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-        return _narrowed(found) if self.numbers else found
+        return _narrow(found) if self.numbers else found
 
     def _array(self, value: Any) -> Any:
         typed = hasattr(value, "dtype")
@@ -179,7 +179,7 @@ class Column:
                 self.blocks.append(np.stack(rows[start:end]))
                 start = end
 
-    def _padded(self, blocks: list[Any], shapes: Sequence[tuple[int, ...]], pad: Pad, fill: Any) -> list[Any]:
+    def _pad_blocks(self, blocks: list[Any], shapes: Sequence[tuple[int, ...]], pad: Pad, fill: Any) -> list[Any]:
         if len({len(shape) for shape in shapes}) > 1:
             raise TpuMagicsError(
                 f"{self.title} has rows with different numbers of dimensions: {_words(shapes)}.",
@@ -230,9 +230,9 @@ class Columns:
         self.rows += 1 if rows is None else rows
         self._check()
 
-    def gathered(self, pad: Pad, fill: Any) -> dict[str, Any]:
+    def to_arrays(self, pad: Pad, fill: Any) -> dict[str, Any]:
         """name -> array."""
-        return {name: column.gathered(pad, _fill_of(fill, name)) for name, column in self.columns.items()}
+        return {name: column.to_array(pad, _fill_of(fill, name)) for name, column in self.columns.items()}
 
     def _check(self) -> None:
         held = sum(column.bytes for column in self.columns.values()) + _PER_ROW * self.rows
@@ -282,7 +282,7 @@ def _words(shapes: Sequence[tuple[int, ...]]) -> str:
     return shown if len(shapes) <= 4 else f"{len(shapes)} shapes from {shown.replace(', [', ' to [')}"
 
 
-def _narrowed(array: Any) -> Any:
+def _narrow(array: Any) -> Any:
     """Python numbers as TensorFlow takes them: float32, and int32 if they fit."""
     if array.dtype == np.float64:
         return array.astype(np.float32)

@@ -50,7 +50,7 @@ _LIKE_A_PATH = re.compile(r"^(?:/|~|\.{1,2}/)|/|\.\w{1,8}$|[*?]")
 
 
 @dataclass(frozen=True)
-class Python:
+class PythonCall:
     """A Python call in a pipeline. `what`: the API that put it there."""
 
     what: str
@@ -72,7 +72,7 @@ class InputPipeline:
     batches."""
 
     size: int
-    python: tuple[Python, ...] = ()
+    python: tuple[PythonCall, ...] = ()
     files: tuple[PipelineFiles, ...] = ()
     batches: Batches | None = None
 
@@ -108,7 +108,7 @@ def _parts(dataset: Any) -> Iterator[Any]:
 class _PipelineScan:
     def __init__(self, places: SourceLocations) -> None:
         self.places = places
-        self.python: list[Python] = []
+        self.python: list[PythonCall] = []
         self.readers: list[tuple[str, Place | None]] = []
         self.names: dict[str, None] = {}  # strings that may be file names, in order
         self._seen: set[int] = set()
@@ -149,10 +149,10 @@ class _PipelineScan:
         elif _reader(op.type):
             self._reader(op.type, self.places.of_frames(_frames(op)))
 
-    def _python(self, op: Any) -> Python:
+    def _python(self, op: Any) -> PythonCall:
         frames = _frames(op)
         is_hugging_face = any(path.replace("\\", "/").endswith(_HUGGING_FACE) for path, _ in frames)
-        return Python("to_tf_dataset" if is_hugging_face else _PYTHON[op.type], self.places.of_frames(frames))
+        return PythonCall("to_tf_dataset" if is_hugging_face else _PYTHON[op.type], self.places.of_frames(frames))
 
     def _reader(self, kind: str, place: Place | None) -> None:
         what = _reader(kind)
@@ -177,7 +177,7 @@ class _PipelineScan:
             if node.op == "Const":
                 self._constant(node)
             elif node.op in _PYTHON and not (node.op != "GeneratorDataset" and _OF_GENERATOR in function):
-                self.python.append(Python(_PYTHON[node.op]))
+                self.python.append(PythonCall(_PYTHON[node.op]))
             else:
                 self._reader(node.op, None)
 

@@ -101,7 +101,7 @@ def _program(step: Step, places: Any) -> HloProgram:
     from tpu_magics.backends.tensorflow.lowering_errors import lowering_error, tracing_error
 
     compiled = tf.function(step.call, jit_compile=True, autograph=False)
-    given = step.arguments.given()
+    given = step.arguments.trace_values()
     try:
         step.prepare()
         concrete = compiled.get_concrete_function(*given)

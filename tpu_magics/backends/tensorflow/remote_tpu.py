@@ -30,14 +30,14 @@ def resolve(requested: str, limit: float = LIMIT) -> Any:
         TpuMagicsError: it cannot be resolved or does not answer, with what was tried.
     """
     started = time.monotonic()
-    resolver, spec = _in_time(lambda: _looked_up(requested), requested, limit)
+    resolver, spec = _in_time(lambda: _look_up(requested), requested, limit)
     addresses = [address for job in spec for address in spec[job]]
     for address in addresses[:1]:
         _try(address, requested, max(1.0, limit - (time.monotonic() - started)))
     return resolver
 
 
-def _looked_up(requested: str) -> tuple[Any, dict[str, list[str]]]:
+def _look_up(requested: str) -> tuple[Any, dict[str, list[str]]]:
     import tensorflow as tf
 
     named = f"{_GRPC}{requested}" if ":" in requested and "://" not in requested else requested
@@ -61,10 +61,10 @@ def _in_time(work: Callable[[], Any], requested: str, limit: float) -> Any:
     thread.join(limit)
     if found:
         return found[0]
-    raise _unresolved(requested, failed[0] if failed else None, limit) from (failed[0] if failed else None)
+    raise _resolve_error(requested, failed[0] if failed else None, limit) from (failed[0] if failed else None)
 
 
-def _unresolved(requested: str, error: BaseException | None, limit: float) -> TpuMagicsError:
+def _resolve_error(requested: str, error: BaseException | None, limit: float) -> TpuMagicsError:
     said = f"{type(error).__name__}: {error}" if error else f"no answer within {limit:g} s"
     if requested.startswith(_GRPC):
         return TpuMagicsError(

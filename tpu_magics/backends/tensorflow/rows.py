@@ -192,19 +192,19 @@ def leaves(values: Any, path: str = "") -> dict[str, Any]:
     return {name: leaf for at, one in items for name, leaf in leaves(one, at).items()}
 
 
-def filled(values: Any, found: Mapping[str, Any], path: str = "") -> Any:
+def fill_nest(values: Any, found: Mapping[str, Any], path: str = "") -> Any:
     """The same nest with other values, by name."""
     if isinstance(values, Mapping):
-        return {key: filled(one, found, f"{path}[{key!r}]" if path else str(key)) for key, one in values.items()}
+        return {key: fill_nest(one, found, f"{path}[{key!r}]" if path else str(key)) for key, one in values.items()}
     if isinstance(values, tuple):
-        made = [filled(one, found, f"{path}[{number}]") for number, one in enumerate(values)]
+        made = [fill_nest(one, found, f"{path}[{number}]") for number, one in enumerate(values)]
         return type(values)(*made) if hasattr(values, "_fields") else tuple(made)
     return found[path or ROWS]
 
 
-def cut(values: Any, rows: int) -> Any:
+def take_rows(values: Any, rows: int) -> Any:
     """The first rows of a block of many."""
-    return filled(values, {name: value[:rows] for name, value in leaves(values).items()})
+    return fill_nest(values, {name: value[:rows] for name, value in leaves(values).items()})
 
 
 def count_of(values: Any) -> int:

@@ -170,23 +170,23 @@ def _local(_asked: str, host: HostStatus | None) -> Placed:
     refuse_broken(host, ("versions", "tpu", "holder"))
     import tensorflow as tf
 
-    return _connected(tf.distribute.cluster_resolver.TPUClusterResolver(tpu=LOCAL), TPU_LOCAL)
+    return _connect(tf.distribute.cluster_resolver.TPUClusterResolver(tpu=LOCAL), TPU_LOCAL)
 
 
 def _remote(requested: str, _host: HostStatus | None) -> Placed:
     from tpu_magics.backends.tensorflow import remote_tpu
 
-    placed = _connected(remote_tpu.resolve(requested), TPU_REMOTE)
+    placed = _connect(remote_tpu.resolve(requested), TPU_REMOTE)
     return replace(placed, problems=(NODE_ENDED,))
 
 
-def _connected(resolver: Any, kind: str) -> Placed:
+def _connect(resolver: Any, kind: str) -> Placed:
     import tensorflow as tf
 
     notes: tuple[str, ...] = ()
     try:
         tf.config.experimental_connect_to_cluster(resolver)
-        topology = _initialised(resolver)
+        topology = _earlier_topology(resolver)
         if topology is None:
             topology = tf.tpu.experimental.initialize_tpu_system(resolver)
         else:
@@ -197,7 +197,7 @@ def _connected(resolver: Any, kind: str) -> Placed:
     return Placed(kind, strategy, strategy.num_replicas_in_sync, _shape(topology), notes)
 
 
-def _initialised(resolver: Any) -> Any:
+def _earlier_topology(resolver: Any) -> Any:
     """The topology of a TPU that this process initialised earlier; None if there is none or it cannot be read."""
     try:
         from tensorflow.python.tpu import tpu_strategy_util  # TensorFlow 2.21 keeps them by name

@@ -202,9 +202,9 @@ class StepArguments:
 
     def pack(self, tensors: tuple[Any, ...]) -> Any:
         """The nest with a tensor for each leaf."""
-        return _mapped(self.structure, "", lambda _, one: _filled(one, tensors))
+        return _map_leaves(self.structure, "", lambda _, one: _fill(one, tensors))
 
-    def given(self) -> tuple[Any, ...]:
+    def trace_values(self) -> tuple[Any, ...]:
         """Arguments to trace with: the values if all are known, else the specs. (A value that must be a program
         constant, such as a shape, is only known from the values.)"""
         if all(leaf.value is not None for leaf in self.leaves):
@@ -252,7 +252,7 @@ def flatten_arguments(
         TpuMagicsError: a shape with an unknown dimension, a ragged or sparse tensor.
     """
     flattener = _Flattener(cast or (lambda array: array))
-    made = tuple(_mapped(one, (names or {}).get(n, f"[{n}]"), flattener.leaf) for n, one in enumerate(structure))
+    made = tuple(_map_leaves(one, (names or {}).get(n, f"[{n}]"), flattener.leaf) for n, one in enumerate(structure))
     return StepArguments(made, tuple(flattener.leaves), tuple(dict.fromkeys(flattener.notes)))
 
 
@@ -279,9 +279,9 @@ class _Flattener:
         if isinstance(value, tf.data.Dataset):
             element, was_read = element_of(value)
             self.notes += [READ_BATCH] * was_read
-            return _mapped(element, path, self.leaf)
+            return _map_leaves(element, path, self.leaf)
         if isinstance(value, tf.data.Iterator):
-            return FixedIterator(_mapped(value.element_spec, path, self.leaf))
+            return FixedIterator(_map_leaves(value.element_spec, path, self.leaf))
         if isinstance(value, (tf.RaggedTensor, tf.SparseTensor, tf.RaggedTensorSpec, tf.SparseTensorSpec)):
             raise _irregular(path, value)
         if isinstance(value, tf.TensorSpec):
@@ -318,19 +318,19 @@ def _irregular(path: str, value: Any) -> TpuMagicsError:
     )
 
 
-def _mapped(value: Any, path: str, change: Callable[[str, Any], Any]) -> Any:
+def _map_leaves(value: Any, path: str, change: Callable[[str, Any], Any]) -> Any:
     """A nest of tuples, lists and mappings with its leaves changed."""
     if isinstance(value, Mapping):
-        return {key: _mapped(one, f"{path}[{key!r}]", change) for key, one in value.items()}
+        return {key: _map_leaves(one, f"{path}[{key!r}]", change) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        found = [_mapped(one, f"{path}[{n}]", change) for n, one in enumerate(value)]
+        found = [_map_leaves(one, f"{path}[{n}]", change) for n, one in enumerate(value)]
         return type(value)(*found) if hasattr(value, "_fields") else type(value)(found)
     return change(path, value)
 
 
-def _filled(one: Any, tensors: tuple[Any, ...]) -> Any:
+def _fill(one: Any, tensors: tuple[Any, ...]) -> Any:
     if isinstance(one, Leaf):
         return tensors[one.number]
     if isinstance(one, FixedIterator):
-        return FixedIterator(_mapped(one.element, "", lambda _, inner: _filled(inner, tensors)))
+        return FixedIterator(_map_leaves(one.element, "", lambda _, inner: _fill(inner, tensors)))
     return one

@@ -110,14 +110,14 @@ _RULES = (
 
 def explain(error: LocatedError) -> TpuMagicsError | None:
     """The error explained, if it is about one of the rules."""
-    rule, found = next(_broken(error), (None, None))
+    rule, found = next(_matches(error), (None, None))
     if rule is None or found is None:
         return None
     why = f"{rule.why.strip()} {_LITTLE}" if rule.little else rule.why
     return error.explain(rule.what, why, rule.todo, [error.quote(found)])
 
 
-def _broken(error: LocatedError) -> Iterator[tuple[_Rule, re.Match[str]]]:
+def _matches(error: LocatedError) -> Iterator[tuple[_Rule, re.Match[str]]]:
     for rule in _RULES:
         for sign in rule.signs:
             if found := re.search(sign, error.text, re.IGNORECASE):

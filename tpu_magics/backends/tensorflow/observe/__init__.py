@@ -49,7 +49,7 @@ def observing(writer: EventWriter, watching: Watching) -> Iterator[TensorFlowObs
         warn(f"Compiles are not recorded: {found.reason}.")
     libraries = tuple(str(Path(one.__file__).parent) for one in (tf, keras))
     observer = TensorFlowObserver(writer, watching, dumps, libraries)
-    with hooks.installed(observer) as missing:
+    with hooks.install_hooks(observer) as missing:
         for text in missing:
             warn(f"Not recorded: {text}.")
         try:

@@ -168,7 +168,7 @@ def _shape_fix(pair: FunctionComparison) -> str:
     return _SAME_BATCH if rows_only and all(len(n.shape) > 1 for n, _ in pair.inputs) else _PAD
 
 
-def _made_anew(pair: FunctionComparison) -> Verdict | None:
+def _new_function(pair: FunctionComparison) -> Verdict | None:
     new, old = pair.new.facts, pair.old.facts
     if new.made == old.made or not pair.same_function:
         return None
@@ -223,7 +223,7 @@ RULES: tuple[Callable[[FunctionComparison], Verdict | None], ...] = (
     _optimizer_state,
     _python_number,
     _input,
-    _made_anew,
+    _new_function,
     _other_function,
     _other_arguments,
     _other_operations,

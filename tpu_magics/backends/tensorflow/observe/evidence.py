@@ -59,7 +59,7 @@ class Evidence:
         self.number = itertools.count(1)
         self.numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # of tf.functions
 
-    def called_inside(self, concrete: Any) -> None:
+    def on_inner_call(self, concrete: Any) -> None:
         """Another function was called during tracing."""
         self.programs[traced_functions.text_of(concrete.name)] = concrete
 

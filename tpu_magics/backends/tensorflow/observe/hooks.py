@@ -23,7 +23,7 @@ Wrap = Callable[[Wrapped, "TensorFlowObserver"], Wrapped]
 
 
 @contextmanager
-def installed(observer: TensorFlowObserver) -> Iterator[list[str]]:
+def install_hooks(observer: TensorFlowObserver) -> Iterator[list[str]]:
     """Install the hooks until the block ends. Yields what could not be hooked, in words."""
     missing: list[str] = []
     with ExitStack() as around:
@@ -63,19 +63,19 @@ def _function_call(original: Wrapped, observer: TensorFlowObserver) -> Wrapped:
         if observer.inside:
             result = original(self, *args, **kwargs)
             if _traces(self) != traces:
-                observer.traced(self)
+                observer.on_trace(self)
             return result
         observer.inside, observer.called = True, None
         try:
             result = original(self, *args, **kwargs)
         except Exception:
-            observer.failed(self, args, sys._getframe(1))
+            observer.on_error(self, args, sys._getframe(1))
             raise
         finally:
             observer.inside = False
         if _traces(self) != traces:
-            observer.traced(self)
-        observer.ran(self, args, result, sys._getframe(1))
+            observer.on_trace(self)
+        observer.on_call(self, args, result, sys._getframe(1))
         return result
 
     return __call__
@@ -96,7 +96,7 @@ def _concrete_call(original: Wrapped, observer: TensorFlowObserver) -> Wrapped:
         if observer.closed or ident() != observer.thread:
             return original(self, tensor_inputs, captured_inputs)
         if not eagerly():
-            observer.called_inside(self)
+            observer.on_inner_call(self)
             return original(self, tensor_inputs, captured_inputs)
         observer.called = self, tensor_inputs
         if observer.inside:
@@ -105,11 +105,11 @@ def _concrete_call(original: Wrapped, observer: TensorFlowObserver) -> Wrapped:
         try:
             result = original(self, tensor_inputs, captured_inputs)
         except Exception:
-            observer.failed(None, (), sys._getframe(1))
+            observer.on_error(None, (), sys._getframe(1))
             raise
         finally:
             observer.inside = False
-        observer.ran(None, (), result, sys._getframe(1))
+        observer.on_call(None, (), result, sys._getframe(1))
         return result
 
     return _call_flat

@@ -89,7 +89,7 @@ class TensorFlowObserver(Guarded):
         return None if self.dumps is None else self.seconds
 
     # -- calls ------------------------------------------------------------------------------------------------------
-    def ran(self, function: Any, args: Sequence[Any], result: Any, frame: FrameType) -> None:
+    def on_call(self, function: Any, args: Sequence[Any], result: Any, frame: FrameType) -> None:
         """The outermost call of a traced function returned. `function`: None for a concrete one."""
         called, self.called = self.called, None
         self._look(function, args, called, frame)
@@ -107,23 +107,23 @@ class TensorFlowObserver(Guarded):
             raise RecompileLimit(self.history.recompiles, limit)
 
     @guarded
-    def failed(self, function: Any, args: Sequence[Any], frame: FrameType) -> None:
+    def on_error(self, function: Any, args: Sequence[Any], frame: FrameType) -> None:
         """It raised: earlier compiles belong to this call."""
         called, self.called = self.called, None
         if self.dumps is not None and self.dumps.changed():
             self._compiled(FunctionCall(function, args, called, frame))
 
     @guarded
-    def traced(self, function: Any) -> None:
+    def on_trace(self, function: Any) -> None:
         """The cache of a function changed."""
         text = self.retraces.look(function, str(getattr(function, "name", "") or "a function"))
         if text:
             self._warn("retrace", text)
 
     @guarded
-    def called_inside(self, concrete: Any) -> None:
+    def on_inner_call(self, concrete: Any) -> None:
         """Another function was called during tracing."""
-        self.evidence.called_inside(concrete)
+        self.evidence.on_inner_call(concrete)
 
     # -- steps ------------------------------------------------------------------------------------------------------
     def _steps_in(self, function: Any, concrete: Any, result: Any, frame: FrameType) -> int:

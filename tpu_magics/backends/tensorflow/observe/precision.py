@@ -38,12 +38,12 @@ class ProgramPrecision:
         if total <= self.most:
             return
         self.most = total
-        facts = judge(*self._asked(), graph, digest, variables)
+        facts = judge(*self._request(), graph, digest, variables)
         if facts != self.last:
             self.last = facts
             self.write(events.Precision(round(time.time(), 3), self.rank, **facts))
 
-    def _asked(self) -> tuple[str, str]:
+    def _request(self) -> tuple[str, str]:
         if self.option:
             return self.option, OPTION
         policy = _policy()

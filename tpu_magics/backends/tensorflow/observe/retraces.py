@@ -46,11 +46,11 @@ class Retraces:
             if key in known:
                 continue
             if known and number > self.started and not (keras and name != _KERAS_STEP):
-                sentence = self._retraced(f"Keras' {name}" if keras else name, key, known, keras)
+                sentence = self._describe(f"Keras' {name}" if keras else name, key, known, keras)
             known.append(key)
         return sentence
 
-    def _retraced(self, name: str, key: Key, known: list[Key], keras: bool) -> str:
+    def _describe(self, name: str, key: Key, known: list[Key], keras: bool) -> str:
         """ "" if the key differs only in things that users do not know: a function that creates variables is traced
         twice at its first call."""
         nearest = min(reversed(known), key=lambda one: len(list(_differences(key, one))))
