@@ -285,8 +285,6 @@ class DeviceUsage(NowAndThen):
         own."""
         if self.device == "CPU":
             return None
-        import tensorflow as tf
-
         try:
             return int(tf.config.experimental.get_memory_info("TPU:0")["current"])
         except (ValueError, RuntimeError, KeyError, tf.errors.OpError):
