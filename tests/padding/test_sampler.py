@@ -181,7 +181,7 @@ def test_a_short_batch_and_several_ranks_do_not_go_together() -> None:
 
 
 def test_buckets_that_cannot_be_filled_are_refused() -> None:
-    with pytest.raises(TpuMagicsError, match="20 samples fill no batch"):
+    with pytest.raises(TpuMagicsError, match="20 samples are fewer than one step needs"):
         BucketBatches([5] * 20, [8], 32)
     with pytest.raises(TpuMagicsError, match="The bucket of 64 tokens would never be used: its 3 samples are fewer"):
         BucketBatches([5] * 32 + [60] * 3, [8, 64], 16)

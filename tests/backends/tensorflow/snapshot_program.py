@@ -176,7 +176,7 @@ def modules(folder: Path) -> dict[str, Any]:
 def broken(folder: Path) -> dict[str, Any]:
     """A disk that is full while it is written; one variable that cannot be put back."""
     one = model()
-    with mock.patch.object(snapshot, "_write_one", side_effect=OSError(errno.ENOSPC, "full")):
+    with mock.patch.object(snapshot, "_store", side_effect=OSError(errno.ENOSPC, "full")):
         try:
             snapshot.TrainingSnapshot([("one", one)], folder / "state")
             raised = ""

@@ -211,8 +211,8 @@ def test_arrays_lists_functions_and_keras_datasets(found: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("text", "The column t holds texts."),
-        ("none", "The column x holds Python objects"),
+        ("text", "The column t contains text."),
+        ("none", "The column x contains Python objects"),
         ("ragged", "The column ids has rows of different shapes: [1], [2]."),
         ("endless", "The dataset is infinite."),
         ("empty", "The dataset is empty."),

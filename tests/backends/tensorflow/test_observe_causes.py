@@ -54,7 +54,7 @@ def test_a_python_text_or_another_argument_is_new_code() -> None:
     verdict = why(compiled(BATCH, literals={"how": "sum"}), compiled(BATCH, literals={"how": "mean"}))
     assert verdict.cause == "new-code" and "how is now 'sum', before 'mean'" in verdict.text
     more = why(compiled({**BATCH, "mask": ((8,), "bool")}), compiled(BATCH))
-    assert more.cause == "new-code" and more.text.endswith("other arguments: mask.")
+    assert more.cause == "new-code" and more.text.endswith("different arguments: mask.")
 
 
 def test_a_smaller_batch_is_the_last_one_only_where_the_data_says_so() -> None:
