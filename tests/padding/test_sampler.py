@@ -185,7 +185,7 @@ def test_buckets_that_cannot_be_filled_are_refused() -> None:
         BucketBatches([5] * 20, [8], 32)
     with pytest.raises(TpuMagicsError, match="The bucket of 64 tokens would never be used: its 3 samples are fewer"):
         BucketBatches([5] * 32 + [60] * 3, [8, 64], 16)
-    with pytest.raises(TpuMagicsError, match="The bucket of 64 tokens has 1 samples of its own for 2 batches"):
+    with pytest.raises(TpuMagicsError, match="The bucket of 64 tokens has only 1 samples of its own for 2 batches"):
         BucketBatches([5] * 3 + [60], [8, 64], 2, ranks=2)
 
 
