@@ -1,8 +1,4 @@
-"""For TensorFlow: data in memory, and checkpoints that work wherever the TPU is.
-
-What lives here: the public functions. What does not: how they do it (backends/tensorflow/). TensorFlow is imported when
-one of them is first called.
-"""
+"""TensorFlow helpers: data in memory, and checkpoints that work wherever the TPU is."""
 
 from __future__ import annotations
 
@@ -30,30 +26,30 @@ def in_memory(
     pad: str | int | None = None,
     fill: Any = 0,
 ) -> Any:
-    """A tf.data.Dataset of arrays held in memory: no Python and no file in its pipeline, so that any TPU can be fed
-    from it; all batches of one shape, and a size that is known.
+    """A tf.data.Dataset of arrays in memory: without Python and files in its pipeline, so it works with any TPU; with
+    one batch shape and a known size.
 
         train = tpu_magics.tf.in_memory(hugging_face_dataset, batch_size=64, pad=32, fill={"labels": -100})
 
     Args:
-        dataset: a Hugging Face dataset; a tf.data.Dataset (with a generator, a py_function or local files in it); a
+        dataset: a Hugging Face dataset; a tf.data.Dataset (may contain a generator, a py_function or local files); a
             keras.utils.PyDataset; arrays or tensors, alone or in a tuple or mapping (columns); a list of rows; a
-            generator, or a function that gives one. All of its rows are read once, now.
-        batch_size: rows of a batch. None: the elements as they are, in batches where the source gives batches.
-        limit: rows at most.
-        drop_remainder: leave out the last batch where it is short, which would be another shape and another compile.
-        shuffle: True: another order of all rows in each pass; a number: the same, with that seed; None: as they come.
-        pad: for rows that differ in length: "longest" pads all to the longest, a number to the next multiple of it
-            that holds the longest. None: they are an error, which names the column.
-        fill: what is padded with: one value, or {column: value} (others get 0).
+            generator, or a function that returns one. All rows are read once, immediately.
+        batch_size: rows per batch. None: as in the source, in batches if the source has batches.
+        limit: maximum number of rows.
+        drop_remainder: drop a short last batch, which would be another shape and another compile.
+        shuffle: True: a new order of all rows in each epoch; a number: the same, with that seed; None: no shuffle.
+        pad: for rows of different lengths: "longest" pads all to the longest, a number to the next multiple of it that
+            fits the longest. None: different lengths are an error, which names the column.
+        fill: the padding value, or {column: value} (others get 0).
 
     Returns:
-        The dataset. Its elements have the nest, the order and the values of the source's; Python's numbers become int32
-        (int64 where they do not fit) and float32.
+        The dataset. Its elements have the structure, order and values of the source; Python numbers become int32 (int64
+        if needed) and float32.
 
     Raises:
-        TpuMagicsError: it will not fit in memory (told before memory is gone, from the rows so far), a column holds
-            texts or other things that a TPU cannot take, rows differ in shape, or there are none.
+        TpuMagicsError: it will not fit in memory (estimated from the first rows, before memory is full), a column
+            contains text or other things that a TPU does not accept, rows differ in shape, or there are none.
     """
     from tpu_magics.backends.tensorflow import in_memory as backend
 
@@ -70,23 +66,23 @@ def in_memory(
 
 
 def save(model: Any, path: str | Path) -> str:
-    """Save a Keras model: weights, the optimizer with its step, and the seeds of its random layers, so that a training
-    goes on after `load` as if it had not stopped.
+    """Save a Keras model: weights, the optimizer with its step, and the seeds of its random layers, so that training
+    continues after `load` as if it had not stopped.
 
         tpu_magics.tf.save(model, "model.keras")
 
-    An earlier checkpoint at `path` is there until the new one is whole: an error or an interrupt never destroys it.
+    An earlier checkpoint at `path` is kept until the new one is complete: an error or an interrupt never destroys it.
 
     Args:
-        model: a Keras model that is built.
+        model: a built Keras model.
         path: ending in ".keras" (the whole model), in ".weights.h5" (weights and optimizer), or without an ending: a
-            folder of tf.train.Checkpoint's. On this machine, also where the TPU is another's; or "gs://bucket/...".
+            folder of tf.train.Checkpoint files. On this machine, even if the TPU is on another; or "gs://bucket/...".
 
     Returns:
         What was written: the path; for a folder, the prefix of the checkpoint in it.
 
     Raises:
-        TpuMagicsError: nothing can be written there (before anything is), or Keras 3 refuses the name.
+        TpuMagicsError: nothing can be written there (checked first), or Keras 3 does not accept the name.
     """
     from tpu_magics.backends.tensorflow import checkpoints
 
@@ -94,17 +90,17 @@ def save(model: Any, path: str | Path) -> str:
 
 
 def load(model: Any, path: str | Path) -> Any:
-    """Read what `save` (or Keras) wrote into a model of the same layers: weights, optimizer, step, seeds.
+    """Load what `save` (or Keras) wrote into a model with the same layers: weights, optimizer, step, seeds.
 
     Args:
-        model: built, and compiled with the same optimizer where that is to be read too.
-        path: as in `save`; a folder gives its newest checkpoint, a prefix in it that one.
+        model: built, and compiled with the same optimizer if that is to be loaded too.
+        path: as in `save`; a folder stands for its newest checkpoint, a prefix in it for that one.
 
     Returns:
         The model.
 
     Raises:
-        TpuMagicsError: there is none, or it does not fit the model, which then is as it was.
+        TpuMagicsError: there is none, or it does not fit the model, which then is unchanged.
     """
     from tpu_magics.backends.tensorflow import checkpoints
 
@@ -114,24 +110,24 @@ def load(model: Any, path: str | Path) -> Any:
 def checkpoint(
     path: str | Path, *, model: Any = None, optimizer: Any = None, step: Any = None, keep: int = 1, **more: Any
 ) -> Checkpoint:
-    """A checkpoint for a loop of your own:
+    """A checkpoint for a custom training loop:
 
         saved = tpu_magics.tf.checkpoint("checkpoints", model=model, optimizer=optimizer)
-        for step in range(saved.restore(), 1000):  # 0 where nothing was saved yet
+        for step in range(saved.restore(), 1000):  # 0 if nothing was saved yet
             train_step(...)
             if step % 100 == 99:
                 saved.save()
 
     Args:
-        path: a folder, here or in a bucket ("gs://bucket/..."); whether it can be written is tried now. ".keras" and
-            ".weights.h5" hold a compiled model and nothing else.
-        model, optimizer: of Keras; the model's own optimizer where none is given.
-        step: a tf.Variable that counts; the optimizer's iterations where none is given.
-        keep: how many checkpoints of the folder are kept.
+        path: a folder, here or in a bucket ("gs://bucket/..."); whether it can be written is tested immediately. Files
+            (".keras", ".weights.h5") hold only a compiled model.
+        model, optimizer: of Keras; without an optimizer, the model's own.
+        step: a tf.Variable that counts; by default the optimizer's iterations.
+        keep: number of checkpoints to keep in the folder.
         more: variables and other trackable objects, by name.
 
     Returns:
-        An object with `.save()` (gives the path), `.restore()` (gives the step), `.exists`, `.step`.
+        An object with `.save()` (returns the path), `.restore()` (returns the step), `.exists`, `.step`.
 
     Raises:
         TpuMagicsError: as `save` and `load`.

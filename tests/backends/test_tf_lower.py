@@ -177,7 +177,7 @@ def test_without_tensorflow_no_function_is_and_nothing_is_imported() -> None:
         ),
         ("no_kernel", "XLA cannot compile: MatrixDeterminant at ", "tf.linalg.qr", "tf.linalg.det(x)"),
         ("read_by_host", "step cannot be traced at ", "return the tensor", "return x.numpy()"),
-        ("shape_from_spec", "TensorFlow has no XLA program for step.", "as an array", "return tf.zeros(size)"),
+        ("shape_from_spec", "TensorFlow cannot lower step to XLA.", "as an array", "return tf.zeros(size)"),
     ],
 )
 def test_a_refusal_names_the_line(found: dict[str, Any], step: str, what: str, todo: str, code: str) -> None:
@@ -198,9 +198,9 @@ def test_all_ops_of_the_host_are_told(found: dict[str, Any]) -> None:
         ("open_shape", "The shape of x is not known: (None, 3).", "drop_remainder=True"),
         ("ragged", "x is a RaggedTensor.", "to_tensor"),
         ("uncompiled", "is not compiled.", "model.compile("),
-        ("fit_itself", "model.fit is more than a step.", "Give the model itself and one batch"),
-        ("calls_fit", "train cannot be traced", "Give the model itself and one batch"),
-        ("two_replicas", "cannot be traced", "outside of a strategy with more than one replica"),
+        ("fit_itself", "model.fit runs more than one step.", "Pass the model and one batch"),
+        ("calls_fit", "train cannot be traced", "Pass the model and one batch"),
+        ("two_replicas", "cannot be traced", "outside a strategy with several replicas"),
     ],
 )
 def test_what_has_no_shape_or_step_is_refused(found: dict[str, Any], step: str, what: str, todo: str) -> None:
@@ -218,13 +218,15 @@ def test_torch_xla_in_the_process_is_refused() -> None:
 
 
 def test_a_shape_that_depends_on_values_is_noted_with_its_line(found: dict[str, Any]) -> None:
-    assert any(f"Where at {STEPS}:" in note and "the largest it can have" in note for note in found["notes"]["growing"])
+    assert any(
+        f"Where at {STEPS}:" in note and "the largest possible shape" in note for note in found["notes"]["growing"]
+    )
 
 
 def test_precision_that_comes_too_late_is_noted(found: dict[str, Any]) -> None:
     notes = found["notes"]
-    assert any("was made with the policy float32 before, and keeps it" in note for note in notes["kept policy"])
-    assert any("models made afterwards" in note for note in notes["function"])
+    assert any("was created with the policy float32 and keeps it" in note for note in notes["kept policy"])
+    assert any("models created afterwards" in note for note in notes["function"])
     assert len(notes["its policy"]) == len(notes["kept policy"]) - 1
     assert notes["multiplies in"] == [["F32"], ["BF16"]]
 
@@ -261,7 +263,7 @@ def test_a_model_and_a_function_are_preflighted(folder: Path) -> None:
         assert f"batch {batch} on one replica" in text and "the program is that of one replica" in text
         assert result["roofline"]["flops"] > 0 and result["samples_per_second"]["every"] is None
         assert result["roofline"]["matmul_share"] is not None and result["verdict"]["suits"] is False, "it is tiny"
-        assert "the all-reduce of gradients that a strategy with more replicas puts in" in text
+        assert "the all-reduce of gradients that a strategy with several replicas adds" in text
     assert found["model"]["json"]["function"] != found["function"]["json"]["function"]
 
 

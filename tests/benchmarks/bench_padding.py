@@ -13,8 +13,8 @@ from statistics import median
 from typing import Any
 
 from tests.benchmarks import fresh, report
-from tpu_magics.padding.best import best_buckets
-from tpu_magics.padding.report import Asked, advise
+from tpu_magics.padding.bucket_bounds import best_buckets
+from tpu_magics.padding.report import PadOptions, advise
 from tpu_magics.panel.padding import to_html, to_text
 
 TITLE = "Advice about padding"
@@ -63,7 +63,7 @@ def times(samples: int, distinct: list[int], quadratic: int, rounds: int) -> lis
 
 
 def _advice(given: list[int]) -> None:
-    advice = advise(given, Asked(compile_seconds=20, tokens_per_second=50_000))
+    advice = advise(given, PadOptions(compile_seconds=20, tokens_per_second=50_000))
     assert to_html(advice) and to_text(advice), "there is no advice"
 
 

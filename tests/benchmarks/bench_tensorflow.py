@@ -41,7 +41,7 @@ def _tensorflow() -> tuple[Any, Any]:
 def steps(rounds: int, width: int = WIDTH, depth: int = DEPTH) -> dict[str, list[float]]:
     """In a fresh process: seconds of each step of Keras, on and off."""
     keras, tf = _tensorflow()
-    from tpu_magics.backends.base import ObserverConfig as Watching
+    from tpu_magics.backends.base import ObserverConfig
     from tpu_magics.backends.tensorflow.observe import observing
     from tpu_magics.runs.writer import EventWriter
 
@@ -59,7 +59,7 @@ def steps(rounds: int, width: int = WIDTH, depth: int = DEPTH) -> dict[str, list
 
     def block(on: bool) -> list[float]:
         """Some steps in a row. The first are left out: what is wrapped anew empties Python's own caches."""
-        with observing(writer, Watching()) if on else nullcontext() as observer:
+        with observing(writer, ObserverConfig()) if on else nullcontext() as observer:
             taken = [step() for _ in range(BLOCK)][LEFT_OUT:]
             seen.append(observer.total_steps if observer is not None else 0)
         return taken
@@ -79,7 +79,7 @@ def steps(rounds: int, width: int = WIDTH, depth: int = DEPTH) -> dict[str, list
 def texts(multiple: int, lengths: tuple[int, ...] = LENGTHS, epochs: int = EPOCHS) -> tuple[int, float]:
     """In a fresh process: compiles and seconds of a training with texts of these lengths, each padded to a multiple."""
     keras, tf = _tensorflow()
-    from tpu_magics.backends.base import ObserverConfig as Watching
+    from tpu_magics.backends.base import ObserverConfig
     from tpu_magics.backends.tensorflow.observe import observing
     from tpu_magics.runs.writer import EventWriter
 
@@ -95,7 +95,7 @@ def texts(multiple: int, lengths: tuple[int, ...] = LENGTHS, epochs: int = EPOCH
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("adam", loss, jit_compile=True)
     writer = EventWriter(Path(tempfile.mkdtemp()) / "rank-0.jsonl", 0)
-    with observing(writer, Watching()) as observer:
+    with observing(writer, ObserverConfig()) as observer:
         started = time.perf_counter()
         model.fit(data, epochs=epochs, verbose=0)
         seconds = time.perf_counter() - started

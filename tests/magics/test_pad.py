@@ -86,7 +86,7 @@ def test_what_is_wrong_is_said(kernel: Kernel) -> None:
     said = {
         "%tpu_pad": "%tpu_pad needs LENGTHS.",
         "%tpu_pad nothing": "The ARG 'nothing' cannot be evaluated: NameError",
-        "%tpu_pad (n for n in lengths)": "A generator would be used up by reading it.",
+        "%tpu_pad (n for n in lengths)": "Reading a generator would use it up.",
         "%tpu_pad lengths --multiples 8,x": "'x' is not a whole number",
         "%tpu_pad lengths --bucket 4": "%tpu_pad has no option --bucket; did you mean --buckets?",
         "%tpu_pad lengths --run none": "There is no run yet.",
@@ -118,9 +118,9 @@ def test_ranks_of_a_run_take_one_shape_in_each_step_and_the_run_tells_seconds(ke
     assert re.search(
         r"One compile: [\d.]+ m?s, (the median|that) of \d+ .*compiles? .*in run 'buckets' on XLA:CPU\.", text
     )
-    assert "the steps of run 'buckets' had 3 shapes" in text
+    assert "The steps of run 'buckets' had 3 shapes" in text
     assert "predicted compile seconds" in shown["text/html"]
-    assert "ranks draw batches of their own" in text
+    assert "each rank draws its own batches" in text
 
 
 def test_without_a_front_end_it_prints(tmp_path: Path) -> None:

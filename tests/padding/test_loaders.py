@@ -1,4 +1,4 @@
-"""DataLoaders as LENGTHS: real ones."""
+"""Real DataLoaders as LENGTHS."""
 
 from __future__ import annotations
 
@@ -79,16 +79,14 @@ def test_without_an_index_the_batches_tell() -> None:
     found = read(DataLoader(Rows(), batch_size=2, collate_fn=padded))
     assert found.lengths == LENGTHS and found.batches == ((0, 1), (2, 3), (4,))
     assert found.order == "as drawn" and not found.indexed
-    assert found.notes == (
-        "Lengths are those of 3 batches as the DataLoader gave them, because its dataset has no index.",
-    )
+    assert found.notes == ("Lengths were read from 3 batches of the DataLoader, because its dataset has no index.",)
 
 
 def test_texts_that_the_collate_function_tokenises() -> None:
     texts = ["a b c d", "a", "a b c", "a b", "a b c d e"]
     found = read(DataLoader(texts, batch_size=5, collate_fn=texts_to_ids))
     assert found.lengths == LENGTHS
-    assert "because its collate function makes the tokens" in found.notes[0]
+    assert "because its collate function tokenises" in found.notes[0]
 
 
 def test_batches_without_a_mask_say_so() -> None:
@@ -96,12 +94,12 @@ def test_batches_without_a_mask_say_so() -> None:
     assert found.lengths == [5] * 5
     assert (
         found.notes[1]
-        == "The batches have no attention_mask: padding counts as tokens, and the padded share reads too low."
+        == "The batches have no attention_mask: padding counts as tokens, so the padded share is too low."
     )
 
 
 def test_batches_without_tokens_are_refused() -> None:
-    with pytest.raises(TpuMagicsError, match="batches hold no token ids"):
+    with pytest.raises(TpuMagicsError, match="batches contain no token ids"):
         read(DataLoader(Rows(), batch_size=5, collate_fn=lambda rows: "nothing"))
 
 

@@ -1,4 +1,4 @@
-"""Buckets in a training: with torch's DataLoader, transformers' collators and accelerate's sharding."""
+"""Buckets in training, with torch's DataLoader, transformers' collators and accelerate's sharding."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_collators_pad_labels_too(tokenizer: PreTrainedTokenizerFast, make: Any)
 def test_what_cannot_pad_is_refused() -> None:
     with pytest.raises(TpuMagicsError) as caught:
         PadTo(torch.utils.data.default_collate, BOUNDS)
-    assert caught.value.what == "function cannot be told what to pad to."
+    assert caught.value.what == "function has no setting for the padded length."
     assert "bucket_for" in caught.value.todo
 
 
@@ -181,13 +181,11 @@ def test_a_short_batch_and_several_ranks_do_not_go_together() -> None:
 
 
 def test_buckets_that_cannot_be_filled_are_refused() -> None:
-    with pytest.raises(TpuMagicsError, match="20 samples fill no batch"):
+    with pytest.raises(TpuMagicsError, match="20 samples are fewer than one step needs"):
         BucketBatches([5] * 20, [8], 32)
-    with pytest.raises(
-        TpuMagicsError, match="The bucket of 64 tokens would never be trained on: its 3 samples fill no"
-    ):
+    with pytest.raises(TpuMagicsError, match="The bucket of 64 tokens would never be used: its 3 samples are fewer"):
         BucketBatches([5] * 32 + [60] * 3, [8, 64], 16)
-    with pytest.raises(TpuMagicsError, match="The bucket of 64 tokens has 1 samples of its own for 2 batches"):
+    with pytest.raises(TpuMagicsError, match="The bucket of 64 tokens has only 1 samples of its own for 2 batches"):
         BucketBatches([5] * 3 + [60], [8, 64], 2, ranks=2)
 
 

@@ -1,4 +1,4 @@
-"""What can be given as LENGTHS, and what is refused."""
+"""What LENGTHS accepts and refuses."""
 
 from __future__ import annotations
 
@@ -104,9 +104,7 @@ def test_padding_that_is_there_already_is_seen_by_the_mask(tokenizer: PreTrained
     padded = tokenizer(["a b c", "a", "a b"], padding="max_length", max_length=8, return_tensors=tensors)
     found = read(padded)
     assert found.lengths == [3, 1, 2]
-    assert found.notes == (
-        "The samples are padded to 8 already: their lengths are the tokens that the attention_mask marks.",
-    )
+    assert found.notes == ("The samples are already padded to 8. Their lengths were taken from the attention_mask.",)
     rows = [{name: column[at] for name, column in padded.items()} for at in range(3)]
     assert read(rows).lengths == read(Indexed(rows)).lengths == [3, 1, 2]
 
@@ -116,7 +114,7 @@ def test_a_table_of_ids_is_said_to_look_padded() -> None:
         found = read(table)
         assert found.lengths == [16] * 4
         assert found.notes == (
-            "All samples have 16 tokens. If that is padding, give them unpadded, or with their mask.",
+            "All samples have 16 tokens. If they are padded, pass them unpadded or with their attention mask.",
         )
     assert read([16] * 4).notes == ()
 
@@ -129,7 +127,7 @@ def test_a_stream_without_an_end_is_sampled() -> None:
 
     found = read(Endless())
     assert len(found.lengths) == 10_000 and not found.indexed
-    assert found.notes == ("The Endless does not tell its size: its first 10,000 samples were looked at.",)
+    assert found.notes == ("The Endless has no known size: only its first 10,000 samples were used.",)
 
 
 def test_the_training_split_of_several_is_taken() -> None:
@@ -153,23 +151,23 @@ REFUSED = {
     "a mask": ([True, False], "Sample 0 of the list has no length: it is True."),
     "huge": ([3, 10**12], "Sample 1 of the list has the length 1,000,000,000,000."),
     "only empty ones": ([[], []], "All 2 samples of the list are empty."),
-    "texts": (["a text"], "These are texts and have no length in tokens yet: a text ('a text')."),
-    "a text": ("a text", "These are texts and have no length in tokens yet: 'a text'."),
+    "texts": (["a text"], "These are texts, which have no length in tokens yet: a text ('a text')."),
+    "a text": ("a text", "These are texts, which have no length in tokens yet: 'a text'."),
     "words": (
         [["two", "words"]],
-        "These are texts and have no length in tokens yet: a sequence of texts ('two', ...).",
+        "These are texts, which have no length in tokens yet: a sequence of texts ('two', ...).",
     ),
-    "rows of texts": ([{"text": "a"}], "These are texts and have no length in tokens yet: a row of texts (text)."),
+    "rows of texts": ([{"text": "a"}], "These are texts, which have no length in tokens yet: a row of texts (text)."),
     "rows": ([{"image": 3}], "Sample 0 of the list has no length: it is a row without input_ids; it has image."),
     "batches": (
         [torch.ones(4, 9, dtype=torch.long)],
         "Sample 0 of the list has no length: it is a table of whole numbers (4, 9): a batch, or an image.",
     ),
-    "columns": ({"image": [1]}, "No column of the dict is known to hold tokens."),
+    "columns": ({"image": [1]}, "No token column found in the dict."),
     "a set": ({3, 4}, "A set is not a list of lengths."),
-    "a number": (3, "A int holds no lengths."),
-    "an array of one number": (np.array(3), "One number is not many lengths: 3."),
-    "a function": (len, "A builtin_function_or_method holds no lengths."),
+    "a number": (3, "A int contains no lengths."),
+    "an array of one number": (np.array(3), "This is a single number, not a list of lengths: 3."),
+    "a function": (len, "A builtin_function_or_method contains no lengths."),
     "an array of halves": (np.array([0.5]), "Sample 0 of the ndarray has no length: it is the number 0.5."),
 }
 
@@ -185,7 +183,7 @@ def test_what_has_no_lengths_is_refused_with_reason_and_advice(form: str) -> Non
 
 @pytest.mark.parametrize("given", [(n for n in (3, 1)), iter([3, 1]), map(len, IDS), zip([3], [1])])
 def test_what_would_be_used_up_is_not_touched(given: Any) -> None:
-    with pytest.raises(TpuMagicsError, match="would be used up by reading it"):
+    with pytest.raises(TpuMagicsError, match="would use it up"):
         read(given)
     assert next(given) is not None
 

@@ -1,4 +1,4 @@
-"""The lines for tf.data do what the table says of them: tf_data_program.py runs them with TensorFlow."""
+"""The lines for tf.data do what the table says (with tf_data_program.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines of tf.data that the advice gives, run with TensorFlow: the shapes of the batches, as JSON at the end."""
+"""Runs the advised tf.data lines with TensorFlow and prints the batch shapes as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf
 
-from tpu_magics.padding.report import Asked, advise
+from tpu_magics.padding.report import PadOptions, advise
 
 LENGTHS = [3, 9, 17, 30, 31, 33, 40, 48, 60, 61, 62, 63] * 4
 
@@ -20,7 +20,7 @@ def rows() -> tf.data.Dataset:
 
 
 def main() -> None:
-    report = advise(LENGTHS, Asked(plain=True, batch=4, multiples=(32,), buckets=2, tf_data=True), "lengths")
+    report = advise(LENGTHS, PadOptions(plain=True, batch=4, multiples=(32,), buckets=2, tf_data=True), "lengths")
     found = {}
     for way in report.ways:
         batches = eval(way.code, {"tf": tf, "dataset": rows()})

@@ -130,7 +130,7 @@ def test_a_result_comes_back_as_it_was(store: Store) -> None:
         replace(GRAPH, parameters=("f32[512,512] weight",)),
     ],
 )
-def test_another_graph_is_another_key(other: programs.Graph) -> None:
+def test_another_graph_is_another_key(other: programs.LoweredGraph) -> None:
     assert key(other, V5E, VERSIONS) != key(GRAPH, V5E, VERSIONS)
 
 

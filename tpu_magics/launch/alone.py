@@ -1,7 +1,7 @@
 """TensorFlow and torch_xla in one process: said before it breaks.
 
 What lives here: what stops `import torch_xla` once TensorFlow is imported. What does not: the other way round, which
-does not break at the import (backends/tensorflow/absent.py refuses it), and which framework a run belongs to
+does not break at the import (backends/tensorflow/availability.py refuses it), and which framework a run belongs to
 (framework.py).
 """
 

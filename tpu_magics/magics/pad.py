@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.arguments import evaluate
-from tpu_magics.padding.report import MULTIPLES, Asked, Report, advise
+from tpu_magics.padding.report import MULTIPLES, PaddingReport, PadOptions, advise
 from tpu_magics.panel.padding import to_html, to_text
 
 if TYPE_CHECKING:
     from tpu_magics.magics.notebook import ShellNotebook
 
 
-class Advice(Report):
+class Advice(PaddingReport):
     """A report that a notebook shows as table and drawings, and `print` as text."""
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ def pad(
     Returns:
         The advice: it shows itself in a notebook, `print` gives it as text; `.choice.lengths`, `.choice.code`, `.ways`.
     """
-    asked = Asked(
+    asked = PadOptions(
         multiples=multiples,
         batch=batch,
         max_length=max_length,

@@ -43,7 +43,7 @@ def unload(shell: Any) -> None:
 
     lab.unload(shell)
     allow_torch_xla()
-    compile_calls.listen_no_more()
+    compile_calls.stop_recording()
     for event in EVENTS:
         for callback in [one for one in shell.events.callbacks[event] if _is_ours(one)]:
             shell.events.unregister(event, callback)
@@ -83,7 +83,7 @@ class Listener:
         import sys
 
         if "keras" in sys.modules:
-            compile_calls.listen()
+            compile_calls.record_calls()
         if info is not None and not info.silent:
             Unrecorded.now = not info.store_history
             if Unrecorded.now:

@@ -1,8 +1,4 @@
-"""The lengths of samples, whatever form the samples have.
-
-What lives here: one sample -> its number of tokens, many samples -> checked lengths. What does not: where samples come
-from (sources.py, columns.py, loaders.py). NumPy, torch and tokenizers are recognised by their attributes.
-"""
+"""The length in tokens of one sample, and checked lengths of many."""
 
 from __future__ import annotations
 
@@ -13,22 +9,30 @@ from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
 
-TOKENS = ("input_ids", "input_features", "input_values", "inputs", "tokens", "length", "lengths")  # first found counts
+TOKENS = (
+    "input_ids",
+    "input_features",
+    "input_values",
+    "inputs",
+    "tokens",
+    "length",
+    "lengths",
+)  # the first one found is used
 MASK = "attention_mask"
-LONGEST = 10_000_000  # tokens of one sample: beyond, it is something else than a length
+LONGEST = 10_000_000  # tokens of one sample; more is not a length
 TODO = (
-    "Give the lengths themselves ([len(ids) for ids in ...]), lists of token ids, a tokenised dataset or its column, "
-    "or a DataLoader."
+    "Pass the lengths ([len(ids) for ids in ...]), lists of token ids, a tokenised dataset or its column, or a "
+    "DataLoader."
 )
 
 
 @dataclass(frozen=True)
-class Source:
-    """Lengths in tokens, in the order of the dataset, and what the source tells of its batches.
+class LengthSource:
+    """Lengths in tokens, in the order of the dataset, and what is known of its batches.
 
-    `what`: the source in words. `batch_size` and `drop_last`: None where it does not tell. `order`: "shuffled",
-    "in order", or "as drawn": then `batches` holds the indices of each batch of one epoch. `indexed`: the positions are
-    those of a dataset, so that a batch sampler can be made for it. `notes`: sentences for the person.
+    `what`: the source in words. `batch_size` and `drop_last`: None if unknown. `order`: "shuffled", "in order", or "as
+    drawn": then `batches` has the indices of each batch of one epoch. `indexed`: the positions are those of a dataset,
+    so a batch sampler can be made for it. `notes`: sentences for the user.
     """
 
     lengths: list[int]
@@ -42,16 +46,16 @@ class Source:
 
 
 class NoLength(Exception):
-    """A sample without a length; the text says what it is instead."""
+    """A sample without a length; the message says what it is."""
 
 
 class Texts(NoLength):
-    """The samples are texts, which have no tokens yet."""
+    """The samples are texts, without tokens yet."""
 
 
 def lengths_of(samples: Iterable[Any], what: str) -> list[int]:
-    """The checked length of each sample. Raises TpuMagicsError that names the first sample that has none, and Texts
-    where the samples are texts."""
+    """The checked length of each sample. Raises TpuMagicsError for the first sample without a length, and Texts if the
+    samples are texts."""
     items = samples if isinstance(samples, list) else list(samples)
     kinds = set(map(type, items))
     if kinds <= {int}:
@@ -59,11 +63,11 @@ def lengths_of(samples: Iterable[Any], what: str) -> list[int]:
     elif kinds <= {list} and not any(item and type(item[0]) is not int for item in items):
         found = list(map(len, items))
     else:
-        found = [_told(item, number, what) for number, item in enumerate(items)]
+        found = [_length_or_error(item, number, what) for number, item in enumerate(items)]
     return checked(found, what)
 
 
-def _told(item: Any, number: int, what: str) -> int:
+def _length_or_error(item: Any, number: int, what: str) -> int:
     try:
         return length_of(item)
     except Texts:
@@ -75,9 +79,11 @@ def _told(item: Any, number: int, what: str) -> int:
 
 
 def checked(lengths: list[int], what: str) -> list[int]:
-    """The lengths, if all of them can be lengths."""
+    """The lengths, if all are valid."""
     if not lengths:
-        raise TpuMagicsError(f"There are no samples in {what}.", "Padding is chosen from the lengths of samples.", TODO)
+        raise TpuMagicsError(
+            f"There are no samples in {what}.", "The lengths of samples are needed to choose a padding.", TODO
+        )
     low, high = min(lengths), max(lengths)
     if low < 0:
         raise TpuMagicsError(
@@ -86,12 +92,12 @@ def checked(lengths: list[int], what: str) -> list[int]:
     if high > LONGEST:
         raise TpuMagicsError(
             f"Sample {lengths.index(high)} of {what} has the length {high:,}.",
-            f"More than {LONGEST:,} tokens in one sample are no length: these may be ids, hashes or bytes.",
+            f"A sample cannot have more than {LONGEST:,} tokens. These may be ids, hashes or bytes.",
             TODO,
         )
     if high == 0:
         raise TpuMagicsError(
-            f"All {len(lengths):,} samples of {what} are empty.", "The longest has 0 tokens.", "Look at the tokenizer."
+            f"All {len(lengths):,} samples of {what} are empty.", "The longest has 0 tokens.", "Check the tokenizer."
         )
     return lengths
 
@@ -114,7 +120,7 @@ def length_of(item: Any) -> int:
 
 
 def _row(item: Any) -> int | None:
-    """A row of columns: its tokens, padded ones too."""
+    """A row of columns: its tokens, including padding."""
     if not (hasattr(item, "keys") and hasattr(item, "__getitem__")):
         return None
     names = list(item.keys())
@@ -127,8 +133,8 @@ def _row(item: Any) -> int | None:
 
 
 def _shaped(item: Any) -> int | None:
-    """An array or tensor: its first dimension; of ids in one row (a tokenizer's return_tensors) the second. Whole
-    numbers in several rows are no sample of tokens."""
+    """An array or tensor: its first dimension, or the second if there is one row of ids (a tokenizer's return_tensors).
+    Several rows of integers are not one sample of tokens."""
     shape = getattr(item, "shape", None)
     if shape is None or callable(shape) or len(shape) == 0:
         return None
@@ -140,7 +146,7 @@ def _shaped(item: Any) -> int | None:
 
 
 def _encoding(item: Any) -> int | None:
-    """What the library tokenizers gives for one text."""
+    """An Encoding of the library tokenizers."""
     ids = getattr(item, "ids", None)
     return len(ids) if isinstance(ids, list) else None
 
@@ -158,7 +164,7 @@ def _sequence(item: Any) -> int | None:
 
 
 def _number(item: Any) -> int | None:
-    """A number of any library: whole ones by the protocol for indices, floats that are whole."""
+    """A number of any library: integers by the index protocol, floats with integer values."""
     try:
         return operator.index(item)
     except TypeError:
@@ -175,21 +181,24 @@ def _number(item: Any) -> int | None:
 # -- samples that are padded already -------------------------------------------------------------------------------
 
 
-def without_padding(lengths: list[int], masks: Callable[[], Iterable[Any]] | None, what: str) -> Source:
-    """The source of these lengths; where all are equal, the samples may be padded already, and then their lengths are
-    what their masks mark. `masks`: gives the masks (None: there are none)."""
+def without_padding(lengths: list[int], masks: Callable[[], Iterable[Any]] | None, what: str) -> LengthSource:
+    """The source of these lengths. If all are equal, the samples may be padded, and the lengths are taken from the
+    masks. `masks`: returns the masks (None: there are none)."""
     if len(lengths) < 2 or min(lengths) != max(lengths):
-        return Source(lengths, what)
-    found = checked([marked(mask) for mask in masks()], what) if masks is not None else lengths
+        return LengthSource(lengths, what)
+    found = checked([count_marked(mask) for mask in masks()], what) if masks is not None else lengths
     if found == lengths:
-        said = f"All samples have {lengths[0]:,} tokens. If that is padding, give them unpadded, or with their mask."
-        return Source(lengths, what, notes=(said,))
-    note = f"The samples are padded to {lengths[0]:,} already: their lengths are the tokens that the {MASK} marks."
-    return Source(found, what, notes=(note,))
+        note = (
+            f"All samples have {lengths[0]:,} tokens. If they are padded, pass them unpadded or with their "
+            "attention mask."
+        )
+        return LengthSource(lengths, what, notes=(note,))
+    note = f"The samples are already padded to {lengths[0]:,}. Their lengths were taken from the {MASK}."
+    return LengthSource(found, what, notes=(note,))
 
 
-def marked(mask: Any) -> int:
-    """How many tokens a mask marks."""
+def count_marked(mask: Any) -> int:
+    """Number of tokens that a mask marks."""
     values = mask.tolist() if hasattr(mask, "tolist") else mask
     while values and isinstance(values[0], (list, tuple)):
         values = values[0]

@@ -1,9 +1,4 @@
-"""DataLoaders: the lengths of their samples, and how they make batches.
-
-What lives here: torch's DataLoader, and loaders that wrap one (accelerate's). What does not: datasets (columns.py).
-A loader is known by its attributes; torch is never imported. The model is never run, and the random states of Python,
-NumPy and torch are put back, for a dataset or sampler may draw from them.
-"""
+"""Sample lengths and batches from DataLoaders, without torch, without the model, and with random states restored."""
 
 from __future__ import annotations
 
@@ -17,9 +12,9 @@ from itertools import islice
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.padding.lengths import MASK, TOKENS, Source, Texts, lengths_of, marked
+from tpu_magics.padding.lengths import MASK, TOKENS, LengthSource, Texts, count_marked, lengths_of
 
-BATCHES = 2_000  # batches that are looked at, where only batches tell lengths
+BATCHES = 2_000  # maximum number of batches to read lengths from
 _RANDOM = ("RandomSampler", "SeedableRandomSampler", "DistributedSampler")
 
 
@@ -27,28 +22,28 @@ def is_loader(given: Any) -> bool:
     return hasattr(given, "dataset") and hasattr(given, "batch_size") and hasattr(given, "__iter__")
 
 
-def unwrapped(given: Any) -> Any:
-    """The loader inside of one that accelerate has prepared."""
+def unwrap(given: Any) -> Any:
+    """The loader inside one that accelerate has prepared."""
     inner = getattr(given, "dataloader", None)
     return inner if is_loader(inner) and not is_loader(given) else given
 
 
-def read_loader(given: Any, read_dataset: Callable[[Any], Source]) -> Source | None:
-    """The lengths of a loader's dataset; of its batches where the dataset has none."""
-    loader = unwrapped(given)
+def read_loader(given: Any, read_dataset: Callable[[Any], LengthSource]) -> LengthSource | None:
+    """Lengths from a loader's dataset, or from its batches if the dataset has none."""
+    loader = unwrap(given)
     if not is_loader(loader):
         return None
     with kept_random_states():
         try:
             found = read_dataset(loader.dataset)
         except Texts:
-            return _from_batches(loader, "its collate function makes the tokens")
+            return _from_batches(loader, "its collate function tokenises")
         if not found.indexed:
             return _from_batches(loader, "its dataset has no index")
-        return _ordered(loader, replace(found, what=f"the DataLoader's dataset ({found.what})"))
+        return _with_order(loader, replace(found, what=f"the DataLoader's dataset ({found.what})"))
 
 
-def _ordered(loader: Any, found: Source) -> Source:
+def _with_order(loader: Any, found: LengthSource) -> LengthSource:
     """With the loader's batch size and order."""
     drawn = getattr(loader, "batch_sampler", None)
     sampler = getattr(drawn, "sampler", None)
@@ -60,15 +55,15 @@ def _ordered(loader: Any, found: Source) -> Source:
         return replace(found, order="in order")
     if plain and type(sampler).__name__ in _RANDOM:
         return found
-    return _drawn(drawn, found)
+    return _with_drawn_batches(drawn, found)
 
 
-def _drawn(batch_sampler: Any, found: Source) -> Source:
-    """With the batches that a sampler of the person's own draws in one epoch."""
+def _with_drawn_batches(batch_sampler: Any, found: LengthSource) -> LengthSource:
+    """With the batches that a custom sampler draws in one epoch."""
     try:
-        drawn = islice(copy.copy(batch_sampler), len(found.lengths))  # a copy: it may count its epochs
+        drawn = islice(copy.copy(batch_sampler), len(found.lengths))  # a copy, as it may count epochs
         batches = tuple(tuple(map(int, batch)) for batch in drawn)
-    except Exception:  # a sampler's own code may raise anything, e.g. because it wants a process group
+    except Exception:  # custom samplers may raise anything, e.g. for a missing process group
         return found
     known = all(0 <= index < len(found.lengths) for batch in batches for index in batch)
     if not batches or not known:
@@ -79,8 +74,8 @@ def _drawn(batch_sampler: Any, found: Source) -> Source:
 # -- batches as they are -------------------------------------------------------------------------------------------
 
 
-def _from_batches(loader: Any, why: str) -> Source:
-    """Lengths from the loader's real batches: what their masks mark."""
+def _from_batches(loader: Any, why: str) -> LengthSource:
+    """Lengths from the loader's real batches, by their masks."""
     lengths: list[int] = []
     batches: list[tuple[int, ...]] = []
     masked = True
@@ -89,7 +84,7 @@ def _from_batches(loader: Any, why: str) -> Source:
         batches.append(tuple(range(len(lengths), len(lengths) + len(found))))
         lengths += found
         masked = masked and has_mask
-    return Source(
+    return LengthSource(
         lengths_of(lengths, "the DataLoader"),
         f"{len(batches):,} batches of the DataLoader",
         batch_size=loader.batch_size or max(map(len, batches)),
@@ -97,21 +92,21 @@ def _from_batches(loader: Any, why: str) -> Source:
         order="as drawn",
         batches=tuple(batches),
         indexed=False,
-        notes=tuple(_said(why, len(batches), masked)),
+        notes=tuple(_notes(why, len(batches), masked)),
     )
 
 
-def _said(why: str, count: int, masked: bool) -> Iterator[str]:
-    yield f"Lengths are those of {count:,} batches as the DataLoader gave them, because {why}."
+def _notes(why: str, count: int, masked: bool) -> Iterator[str]:
+    yield f"Lengths were read from {count:,} batches of the DataLoader, because {why}."
     if not masked:
-        yield f"The batches have no {MASK}: padding counts as tokens, and the padded share reads too low."
+        yield f"The batches have no {MASK}: padding counts as tokens, so the padded share is too low."
 
 
 def _batch_lengths(batch: Any) -> tuple[list[int], bool]:
-    """The length of each row of a batch, and whether a mask told it."""
+    """The length of each row of a batch, and whether it came from a mask."""
     if hasattr(batch, "keys"):
         if MASK in batch:
-            return [marked(row) for row in batch[MASK]], True
+            return [count_marked(row) for row in batch[MASK]], True
         name = next((name for name in TOKENS if name in batch), None)
         tokens = batch[name] if name is not None else None
     else:
@@ -119,16 +114,16 @@ def _batch_lengths(batch: Any) -> tuple[list[int], bool]:
     shape = getattr(tokens, "shape", None)
     if shape is None or len(shape) < 2:
         raise TpuMagicsError(
-            "The DataLoader's batches hold no token ids.",
-            f"A batch is a {type(batch).__name__}; looked for: input_ids, or a tensor (batch, length) at first.",
-            "Give the lengths themselves: %tpu_pad [len(ids) for ids in ...]",
+            "The DataLoader's batches contain no token ids.",
+            f"A batch is a {type(batch).__name__}; looked for: input_ids, or a first tensor of shape (batch, length).",
+            "Pass the lengths: %tpu_pad [len(ids) for ids in ...]",
         )
     return [int(shape[1])] * int(shape[0]), False
 
 
 @contextmanager
 def kept_random_states() -> Iterator[None]:
-    """What the block draws at random, the notebook does not notice."""
+    """Restore the random states of Python, NumPy and torch after the block."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     python = random.getstate()
     of_torch = torch.random.get_rng_state() if torch is not None else None

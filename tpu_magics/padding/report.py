@@ -1,8 +1,4 @@
-"""The advice about padding: what `%tpu_pad` finds out.
-
-What lives here: from what was given and asked to the table's rows, the choice and the sentences. What does not: showing
-them (panel/padding.py).
-"""
+"""The advice of `%tpu_pad`: table rows, choice and notes."""
 
 from __future__ import annotations
 
@@ -13,22 +9,30 @@ from itertools import pairwise
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.padding import tf_data
-from tpu_magics.padding.batches import SEED, draw
-from tpu_magics.padding.choices import Choice, Names, Task, choices, choose, code, shown
-from tpu_magics.padding.lengths import Source
-from tpu_magics.padding.loaders import is_loader, unwrapped
-from tpu_magics.padding.measured import Seconds, check_given, not_asked, seconds
+from tpu_magics.padding.batch_simulation import SEED, simulate
+from tpu_magics.padding.lengths import LengthSource
+from tpu_magics.padding.loaders import is_loader, unwrap
 from tpu_magics.padding.sources import read
+from tpu_magics.padding.strategies import (
+    CodeNames,
+    PaddingStrategy,
+    PaddingTask,
+    choose,
+    code,
+    select_rows,
+    strategies,
+    tf_code,
+)
+from tpu_magics.padding.timings import Timings, check_given, seconds, without_times
 
-BATCH = 32  # where nobody tells
+BATCH = 32  # default batch size
 MULTIPLES = (32, 64, 128)
 MOST_BUCKETS = 64
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The options of `%tpu_pad`; None: found out, or its default. `tf_data`: the line of code is for TensorFlow."""
+class PadOptions:
+    """The options of `%tpu_pad`; None: detected, or the default. `tf_data`: the line of code is for TensorFlow."""
 
     multiples: Sequence[int] = MULTIPLES
     batch: int | None = None
@@ -44,7 +48,7 @@ class Asked:
     tf_data: bool = False
 
     def check(self) -> None:
-        """Raise TpuMagicsError where one of them cannot be."""
+        """Raise TpuMagicsError for an invalid option."""
         whole = {
             "--batch": self.batch,
             "--max-length": self.max_length,
@@ -56,56 +60,60 @@ class Asked:
         }
         for option, value in whole.items():
             if value is not None and value < 1:
-                raise TpuMagicsError(f"{option} is {value}.", "It is a whole number above 0.", "Correct it.")
+                raise TpuMagicsError(f"{option} is {value}.", "It must be a positive integer.", "Correct it.")
         if self.buckets is not None and self.buckets > MOST_BUCKETS:
             raise TpuMagicsError(
-                f"--buckets is {self.buckets}.", f"Each is a compile; at most {MOST_BUCKETS}.", "Take fewer."
+                f"--buckets is {self.buckets}.",
+                f"Each bucket is a compile; the maximum is {MOST_BUCKETS}.",
+                "Use fewer buckets.",
             )
         check_given(self.tokens_per_second, self.compile_seconds)
 
 
 @dataclass(frozen=True)
-class Report:
-    """What was found. `counts`: samples of each length, as they are after cutting; `ways`: the rows; `choice`: one of
-    them; `because`: why, as the end of a sentence; `seconds`: what was measured; `notes`: sentences."""
+class PaddingReport:
+    """`counts`: samples of each length, after truncation; `ways`: the rows; `choice`: one of them; `because`: the
+    reason, as the end of a sentence; `seconds`: measured times; `notes`: sentences."""
 
     what: str
     counts: dict[int, int]
-    task: Task
-    ways: tuple[Choice, ...]
-    choice: Choice
+    task: PaddingTask
+    ways: tuple[PaddingStrategy, ...]
+    choice: PaddingStrategy
     because: str
-    seconds: Seconds
+    seconds: Timings
     notes: tuple[str, ...]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.choice.name}, {self.choice.code}>"
 
 
-def advise(given: Any, asked: Asked | None = None, expression: str = "lengths") -> Report:
-    """The advice about the lengths of `given` (see `sources.read`). `expression`: how the person's code names it."""
-    asked = asked or Asked()
-    asked.check()
-    source = _as_asked(read(given), asked)
-    longest = asked.max_length or max(source.lengths)
-    lengths, cut = _cut(source.lengths, longest)
-    task = _task(source, lengths, asked)
-    found = not_asked() if asked.plain else seconds(asked.run, asked.compile_seconds, asked.tokens_per_second)
+def advise(given: Any, options: PadOptions | None = None, expression: str = "lengths") -> PaddingReport:
+    """The advice for the lengths of `given` (see `sources.read`). `expression`: the name in the user's code."""
+    options = options or PadOptions()
+    options.check()
+    source = _as_requested(read(given), options)
+    longest = options.max_length or max(source.lengths)
+    lengths, cut = _truncate(source.lengths, longest)
+    task = _task(source, lengths, options)
+    found = (
+        without_times() if options.plain else seconds(options.run, options.compile_seconds, options.tokens_per_second)
+    )
     names = _names(given, source, expression)
     ways = tuple(
-        replace(way, code=tf_data.line(way, task) if asked.tf_data else code(way, task, names, cut > 0))
-        for way in choices(task, found)
+        replace(way, code=tf_code(way, task) if options.tf_data else code(way, task, names, cut > 0))
+        for way in strategies(task, found)
     )
     choice, because = choose(ways)
-    notes = (*_notes(source, task, asked, found, cut), *_tiles(choice, task))
-    return Report(source.what, dict(task.counts), task, shown(ways, choice), choice, because, found, notes)
+    notes = (*_notes(source, task, options, found, cut), *_tiles(choice, task))
+    return PaddingReport(source.what, dict(task.counts), task, select_rows(ways, choice), choice, because, found, notes)
 
 
-def _as_asked(source: Source, asked: Asked) -> Source:
-    """Drawn batches count only where their size is the one asked for; then the samples are those in them."""
+def _as_requested(source: LengthSource, options: PadOptions) -> LengthSource:
+    """Drawn batches are used only if their size is the requested one; then the samples are those in them."""
     if source.order != "as drawn":
         return source
-    if asked.batch not in (None, source.batch_size):
+    if options.batch not in (None, source.batch_size):
         return replace(source, order="shuffled", batches=())
     ends = [0]
     for batch in source.batches:
@@ -114,71 +122,75 @@ def _as_asked(source: Source, asked: Asked) -> Source:
     return replace(source, lengths=[source.lengths[at] for batch in source.batches for at in batch], batches=batches)
 
 
-def _cut(lengths: list[int], longest: int) -> tuple[list[int], int]:
-    """The lengths, none above `longest`, and how many were cut."""
+def _truncate(lengths: list[int], longest: int) -> tuple[list[int], int]:
+    """The lengths truncated to `longest`, and how many were truncated."""
     if max(lengths) <= longest:
         return lengths, 0
     return [min(length, longest) for length in lengths], sum(length > longest for length in lengths)
 
 
 def _counts(lengths: list[int]) -> dict[int, int]:
-    """Samples of each length, the shortest first; an empty sample takes one slot all the same."""
+    """Samples of each length, shortest first; an empty sample still takes one slot."""
     counts = Counter(lengths)
     counts[1] += counts.pop(0, 0)
     return dict(sorted((+counts).items()))
 
 
-def _task(source: Source, lengths: list[int], asked: Asked) -> Task:
-    batch = asked.batch or source.batch_size or min(BATCH, len(lengths))
-    return Task(
+def _task(source: LengthSource, lengths: list[int], options: PadOptions) -> PaddingTask:
+    batch = options.batch or source.batch_size or min(BATCH, len(lengths))
+    return PaddingTask(
         counts=_counts(lengths),
         tokens=sum(lengths),
-        drawn=draw(lengths, source, batch, asked.epochs),
+        drawn=simulate(lengths, source, batch, options.epochs),
         batch_size=batch,
-        ranks=asked.ranks,
-        max_length=asked.max_length or max(lengths),
-        epochs=asked.epochs,
-        multiples=tuple(sorted(set(asked.multiples))),
+        ranks=options.ranks,
+        max_length=options.max_length or max(lengths),
+        epochs=options.epochs,
+        multiples=tuple(sorted(set(options.multiples))),
         last=source.drop_last is False or source.order == "as drawn",
-        buckets=asked.buckets,
-        align=asked.align,
+        buckets=options.buckets,
+        align=options.align,
     )
 
 
-def _names(given: Any, source: Source, expression: str) -> Names:
-    """Names for the code. A loader's own dataset and collate function are used again."""
-    if is_loader(unwrapped(given)):
+def _names(given: Any, source: LengthSource, expression: str) -> CodeNames:
+    """Names for the code; a loader's own dataset and collate function are reused."""
+    if is_loader(unwrap(given)):
         inner = expression if is_loader(given) else f"{expression}.dataloader"
         dataset = f"{inner}.dataset"
-        return Names(dataset if source.indexed else "lengths", dataset, f"{inner}.collate_fn")
+        return CodeNames(dataset if source.indexed else "lengths", dataset, f"{inner}.collate_fn")
     if hasattr(given, "column_names") and expression.isidentifier():
-        return Names(expression, expression)
-    return Names(expression)
+        return CodeNames(expression, expression)
+    return CodeNames(expression)
 
 
 # -- sentences -----------------------------------------------------------------------------------------------------
 
 
-def _notes(source: Source, task: Task, asked: Asked, found: Seconds, cut: int) -> Iterator[str]:
+def _notes(source: LengthSource, task: PaddingTask, options: PadOptions, found: Timings, cut: int) -> Iterator[str]:
     yield from source.notes
     if cut:
         many = f"{cut:,} samples are" if cut > 1 else "1 sample is"
-        yield f"{many} cut to {task.max_length:,}: tokenizer(..., truncation=True, max_length={task.max_length})."
-    yield _batches(source, task, asked)
+        yield (
+            f"{many} truncated to {task.max_length:,} tokens: tokenizer(..., truncation=True, "
+            f"max_length={task.max_length})."
+        )
+    yield _batches(source, task, options)
     yield (
-        "Multiples: each batch is padded to its longest sample, rounded up, as pad_to_multiple_of does. Buckets: each "
-        "sample goes to the smallest bucket that holds it, and a batch is made of one bucket; no other bounds pad less."
+        "Multiples: each batch is padded to its longest sample, rounded up, as pad_to_multiple_of does. Buckets: "
+        "each sample goes to the smallest bucket that holds it, and a batch is made of one bucket; these bounds "
+        "need the least padding."
     )
-    yield f"Padded tokens: the part of all token slots of an epoch that is padding. {_last(task)}"
-    if not asked.plain:
+    yield f"Padded tokens: the share of padding in all token slots of an epoch. {_last(task)}"
+    if not options.plain:
         yield from filter(None, _seconds(task, found))
 
 
-def _batches(source: Source, task: Task, asked: Asked) -> str:
-    told = (
-        "--batch" if asked.batch else "as the DataLoader has it" if source.batch_size else "assumed: --batch tells it"
+def _batches(source: LengthSource, task: PaddingTask, options: PadOptions) -> str:
+    origin = (
+        "--batch" if options.batch else "from the DataLoader" if source.batch_size else "assumed; set it with --batch"
     )
-    text = f"Batches of {task.batch_size:,} ({told})"
+    text = f"Batches of {task.batch_size:,} ({origin})"
     if task.ranks > 1:
         text += f" on each of {task.ranks} ranks"
     if source.order == "as drawn":
@@ -186,23 +198,23 @@ def _batches(source: Source, task: Task, asked: Asked) -> str:
     if source.order == "in order":
         return f"{text}, in the order of the dataset (no shuffle)."
     epochs = f"{task.drawn.epochs:,} epoch{'s' if task.drawn.epochs > 1 else ''}"
-    return f"{text}, drawn by a shuffle with seed {SEED}, {epochs}; another shuffle gives batches a little different."
+    return f"{text}, drawn by a shuffle with seed {SEED}, {epochs}; another shuffle gives slightly different batches."
 
 
-def _tiles(choice: Choice, task: Task) -> Iterator[str]:
+def _tiles(choice: PaddingStrategy, task: PaddingTask) -> Iterator[str]:
     if choice.kind == "buckets" and task.align == 1 and any(bound % 8 for bound in choice.lengths):
-        yield "On a TPU arrays lie in tiles of 8 by 128: bounds that are multiples of 8 fill them better (--align 8)."
+        yield "A TPU stores arrays in tiles of 8 by 128: bounds that are multiples of 8 use them better (--align 8)."
 
 
-def _last(task: Task) -> str:
+def _last(task: PaddingTask) -> str:
     if not task.drawn.short:
         return "No batch is short."
     if task.last:
-        return "The last batch is short, and counted as a shape of its own: drop_last=True saves that compile."
-    return "The last batch is short: its shape is not counted, because training on XLA takes drop_last=True."
+        return "The last batch is short and counts as a shape of its own. drop_last=True saves that compile."
+    return "The last batch is short. Its shape is not counted, because training on XLA should use drop_last=True."
 
 
-def _seconds(task: Task, found: Seconds) -> Iterator[str]:
+def _seconds(task: PaddingTask, found: Timings) -> Iterator[str]:
     yield found.compile_text
     yield found.token_text
     if found.compile is None and found.token is None:
@@ -210,11 +222,11 @@ def _seconds(task: Task, found: Seconds) -> Iterator[str]:
     epochs = f"{task.epochs:,} epoch{'s' if task.epochs > 1 else ''}"
     steps = ", and the steps" if found.token is not None else ""
     yield (
-        f"Predicted for {epochs} (--epochs): one compile for each shape{steps}. An optimiser that makes its state in "
-        "the first step compiles once more, whatever is chosen."
+        f"Predicted for {epochs} (--epochs): one compile per shape{steps}. An optimizer that creates its state in "
+        "the first step adds one compile to every row."
     )
     if found.device == "CPU":
         yield (
-            "These are seconds of XLA:CPU. On a TPU a token takes much less time, and a compile of a large model more: "
-            "there, fewer shapes pay. Look again after a run on one."
+            "These seconds are for XLA:CPU. On a TPU, a token takes much less time and compiling a large model "
+            "takes more, so fewer shapes are better there. Run this again after a run on a TPU."
         )

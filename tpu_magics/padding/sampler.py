@@ -1,9 +1,4 @@
-"""Batches of a few lengths: a batch sampler that sorts samples into buckets, and the collator that pads to them.
-
-What lives here: what carries out the choice "K buckets" in a training. What does not: which bounds are best (best.py).
-torch is not imported: a DataLoader takes any iterable with a length as its batch_sampler, and any callable as its
-collate_fn.
-"""
+"""A batch sampler that sorts samples into buckets, and a collator that pads to the bucket's length."""
 
 from __future__ import annotations
 
@@ -26,8 +21,8 @@ def bucket_for(length: int, bounds: Sequence[int]) -> int:
     if at == len(bounds):
         raise TpuMagicsError(
             f"A sample has {length:,} tokens, more than the largest bound, {bounds[-1]:,}.",
-            "Each sample is padded to a bound, never cut.",
-            f"Cut it in the tokenizer (truncation=True, max_length={bounds[-1]}), or add a bound.",
+            "Samples are padded to a bound, never truncated.",
+            f"Truncate it in the tokenizer (truncation=True, max_length={bounds[-1]}), or add a bound.",
         )
     return bounds[at]
 
@@ -56,19 +51,19 @@ class BucketBatches:
     """A batch sampler: batches of samples that fit one bound, in a new random order in each epoch.
 
     What does not fill a batch (or a group of `ranks` batches) goes into the next larger bucket, so at most one group in
-    an epoch is incomplete; it is dropped. Each batch holds a sample of its own bucket, so a collator that pads the
+    an epoch is incomplete; it is dropped. Each batch has a sample of its own bucket, so a collator that pads the
     longest up to its bound pads to this bucket's.
 
     Args:
         lengths: what `%tpu_pad` takes, in the order of the dataset.
         bounds: the lengths to pad to; the largest holds the longest sample.
         batch_size: samples of one batch on one rank.
-        shuffle: in each epoch another order, the same on all ranks.
+        shuffle: a new order in each epoch, the same on all ranks.
         seed: of the shuffles.
         drop_last: drop the samples that fill no batch; else they are a last batch of another shape (one rank only).
         ranks: ranks that take a step together. Each group of so many batches has one bound: on a TPU, ranks that run
-            different programs in one step wait for each other for ever.
-        rank: give only the batches of this rank; None gives those of all ranks in turn, as accelerate expects it.
+            different programs in one step hang.
+        rank: yield only the batches of this rank; None yields those of all ranks in turn, as accelerate expects.
     """
 
     def __init__(
@@ -94,7 +89,7 @@ class BucketBatches:
         self._groups = self._count_groups()
 
     def __len__(self) -> int:
-        """The batches of one epoch: of all ranks, or of the one rank."""
+        """Batches of one epoch: of all ranks, or of `rank`."""
         full: int = sum(self._groups.values())
         return full * (self.ranks if self.rank is None else 1) + bool(self._left and not self.drop_last)
 
@@ -107,17 +102,17 @@ class BucketBatches:
             yield left
 
     def set_epoch(self, epoch: int) -> None:
-        """The order of the next epoch is that of this one; without it, each epoch takes the next."""
+        """Set the epoch whose order comes next; without it, each epoch takes the next order."""
         self.epoch = epoch
 
     @property
     def counts(self) -> dict[int, int]:
-        """How many batches of one epoch have each length."""
+        """Number of batches of each length in one epoch."""
         return {bound: count * self.ranks for bound, count in self._groups.items() if count}
 
     def _check(self) -> None:
         wrong = [
-            (not self.bounds or self.bounds[0] < 1, f"bounds are {list(self.bounds)}", "Give lengths of 1 and more."),
+            (not self.bounds or self.bounds[0] < 1, f"bounds are {list(self.bounds)}", "Bounds must be 1 or more."),
             (self.batch_size < 1, f"batch_size is {self.batch_size}", "Give 1 or more."),
             (self.ranks < 1, f"ranks is {self.ranks}", "Give 1 or more."),
             (self.rank is not None and not 0 <= self.rank < self.ranks, f"rank is {self.rank}", "Ranks count from 0."),
@@ -128,7 +123,7 @@ class BucketBatches:
                 raise TpuMagicsError(f"BucketBatches cannot make batches: {what}.", "", todo)
 
     def _count_groups(self) -> dict[int, int]:
-        """How many groups each bucket makes, in every epoch alike."""
+        """Number of groups that each bucket makes, the same in every epoch."""
         groups: dict[int, int] = {}
         left, unit = 0, self.batch_size * self.ranks
         for bound, members in self._members.items():
@@ -141,25 +136,25 @@ class BucketBatches:
             raise self._always_dropped(longest)
         if self.drop_last and not any(groups.values()):
             raise TpuMagicsError(
-                f"{left:,} samples fill no batch.",
-                f"A step takes {unit:,}: batches of {self.batch_size:,} on {self.ranks:,} rank(s).",
-                "Take a smaller batch_size.",
+                f"{left:,} samples are fewer than one step needs.",
+                f"A step takes {unit:,} samples: batches of {self.batch_size:,} on {self.ranks:,} rank(s).",
+                "Use a smaller batch_size.",
             )
         return groups
 
     def _too_few(self, bound: int, own: int, groups: int) -> TpuMagicsError:
         return TpuMagicsError(
-            f"The bucket of {bound:,} tokens has {own:,} samples of its own for {groups * self.ranks:,} batches.",
-            "Each batch needs one: else the ranks of a step would pad to different lengths.",
-            f"Leave out the next smaller bound, or ask %tpu_pad for bounds with -n {self.ranks}.",
+            f"The bucket of {bound:,} tokens has only {own:,} samples of its own for {groups * self.ranks:,} batches.",
+            "Each batch needs one of them. Otherwise the ranks of a step would pad to different lengths.",
+            f"Remove the next smaller bound, or let %tpu_pad -n {self.ranks} choose the bounds.",
         )
 
     def _always_dropped(self, bound: int) -> TpuMagicsError:
         many = len(self._members[bound])
         return TpuMagicsError(
-            f"The bucket of {bound:,} tokens would never be trained on: its {many:,} samples fill no batch.",
-            f"A step takes {self.batch_size * self.ranks:,} samples, and what fills no batch is dropped.",
-            "Leave out the next smaller bound, or cut the longest samples in the tokenizer.",
+            f"The bucket of {bound:,} tokens would never be used: its {many:,} samples are fewer than one step needs.",
+            f"A step takes {self.batch_size * self.ranks:,} samples, and incomplete batches are dropped.",
+            "Remove the next smaller bound, or truncate the longest samples in the tokenizer.",
         )
 
     def _epoch(self, chance: random.Random) -> tuple[list[list[Batch]], Batch]:
@@ -188,8 +183,8 @@ def _of_dataset(lengths: Any) -> list[int]:
     if not source.indexed:
         raise TpuMagicsError(
             f"Batches cannot be chosen from {source.what}.",
-            "A batch sampler names samples by their index, and here is none.",
-            "Give the dataset an index (a list, a map-style dataset), or pad to a multiple.",
+            "A batch sampler selects samples by index, and there is no index here.",
+            "Use a dataset with an index (a list, a map-style dataset), or pad to a multiple.",
         )
     return source.lengths
 
@@ -218,8 +213,8 @@ class PadTo:
 def _own(collate: Any) -> Any:
     if not hasattr(collate, "pad_to_multiple_of"):
         raise TpuMagicsError(
-            f"{type(collate).__name__} cannot be told what to pad to.",
-            "It has no pad_to_multiple_of, and is no tokenizer.",
+            f"{type(collate).__name__} has no setting for the padded length.",
+            "It has no pad_to_multiple_of and is not a tokenizer.",
             "Write a collate function that pads to tpu_magics.padding.bucket_for(longest, bounds).",
         )
     own = copy.copy(collate)
@@ -230,7 +225,7 @@ def _own(collate: Any) -> Any:
 
 
 def _collator(collate: Any, features: Sequence[Any], bound: int) -> Any:
-    """The longest is at most the bound, so the next multiple of the bound is the bound itself."""
+    """The longest sample is at most the bound, so the next multiple of the bound is the bound itself."""
     collate.pad_to_multiple_of = bound
     return collate(features)
 

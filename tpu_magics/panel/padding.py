@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from tpu_magics.padding.choices import Choice
-from tpu_magics.padding.report import Report
+from tpu_magics.padding.report import PaddingReport
+from tpu_magics.padding.strategies import PaddingStrategy
 from tpu_magics.panel import table as plain
 from tpu_magics.panel.padding_chart import Dot, histogram, scatter
 from tpu_magics.panel.sections_words import NOT_AVAILABLE, percent, say, seconds, short
@@ -28,17 +28,17 @@ _NOTE = "margin:.3em 0 0 0;opacity:.8"
 _OUTER = "color:inherit;max-width:70em;line-height:1.45;overflow-wrap:break-word"
 
 
-def to_text(report: Report) -> str:
+def to_text(report: PaddingReport) -> str:
     """At most 100 columns wide, but for the line of code, which stays one line."""
     choice = plain.to_text(Table("", None, (), (choice_text(report),)))
     return "\n".join([plain.to_text(_table(report)), "", choice, "", f"    {report.choice.code}", "", _below(report)])
 
 
-def _below(report: Report) -> str:
+def _below(report: PaddingReport) -> str:
     return plain.to_text(Table("", None, (), tuple(notes(report))))
 
 
-def to_html(report: Report) -> str:
+def to_html(report: PaddingReport) -> str:
     """One `<div>`: table, choice, code, drawings, notes."""
     parts = [
         plain.to_html(_table(report)),
@@ -53,7 +53,7 @@ def to_html(report: Report) -> str:
 # -- words ---------------------------------------------------------------------------------------------------------
 
 
-def choice_text(report: Report) -> str:
+def choice_text(report: PaddingReport) -> str:
     """E.g. "Choice: best 4 buckets (4 shapes, 17 % padded tokens), because ...: "."""
     chosen = report.choice
     shapes = f"{chosen.shapes:,} shape{'s' if chosen.shapes > 1 else ''}"
@@ -62,7 +62,7 @@ def choice_text(report: Report) -> str:
     )
 
 
-def notes(report: Report) -> Iterator[str]:
+def notes(report: PaddingReport) -> Iterator[str]:
     yield from report.notes
     reasons: dict[str, list[str]] = {}
     for way in report.ways:
@@ -72,7 +72,7 @@ def notes(report: Report) -> Iterator[str]:
         yield f"Not to be chosen: {', '.join(names)} ({reason})."
 
 
-def _table(report: Report) -> Table:
+def _table(report: PaddingReport) -> Table:
     clocks = _seconds_columns(report)
     rows = tuple(
         Row((*_cells(way, way is report.choice), *(cell(way) for cell in clocks.values()), _lengths(way.lengths)))
@@ -81,7 +81,7 @@ def _table(report: Report) -> Table:
     return Table(_title(report), ("choice", "padding", "shapes", PADDED, *clocks, "padded to"), rows)
 
 
-def _title(report: Report) -> str:
+def _title(report: PaddingReport) -> str:
     samples, lengths = sum(report.counts.values()), sorted(report.counts)
     many = f"{samples:,} sample{'s' if samples > 1 else ''}"
     tokens = f"{lengths[0]:,} to {lengths[-1]:,} tokens" if len(lengths) > 1 else f"{lengths[0]:,} tokens each"
@@ -89,14 +89,14 @@ def _title(report: Report) -> str:
     return f"Padding of {short(report.what, 60)}: {many}, {tokens}{different}"
 
 
-def _cells(way: Choice, chosen: bool) -> Iterator[str]:
+def _cells(way: PaddingStrategy, chosen: bool) -> Iterator[str]:
     yield CHOICE if chosen else ""
     yield way.name
     yield f"{way.shapes:,}"
     yield percent(way.padded)
 
 
-def _seconds_columns(report: Report) -> dict[str, Callable[[Choice], str]]:
+def _seconds_columns(report: PaddingReport) -> dict[str, Callable[[PaddingStrategy], str]]:
     """The columns of seconds: of what is known. None in a text that is the same in every run."""
     one, token = report.seconds.compile, report.seconds.token
     if one is None and token is None:
@@ -118,7 +118,7 @@ def _lengths(lengths: Sequence[int]) -> str:
     return f"{len(lengths):,} lengths, {lengths[0]} to {lengths[-1]}"
 
 
-def _drawings(report: Report) -> str:
+def _drawings(report: PaddingReport) -> str:
     """Nothing where all samples have one length: then all ways are one."""
     if len(report.counts) < 2:
         return ""
@@ -126,7 +126,7 @@ def _drawings(report: Report) -> str:
     return f'<div style="{_DRAWINGS}">{_scatter(report)}{lengths}</div>'
 
 
-def _scatter(report: Report) -> str:
+def _scatter(report: PaddingReport) -> str:
     dots = [
         Dot(way.name, way.shapes, way.padded, "chosen" if way is report.choice else "barred" if way.barred else "")
         for way in report.ways

@@ -1,8 +1,5 @@
-"""Checkpoints written and read, for test_checkpoints.py: a program of its own, for TensorFlow and torch_xla do not go
-into one process.
-
-What lives here: what is done with them, and a report of what became of it, as JSON on the last line. What does not:
-what is right.
+"""Writes and reads checkpoints for test_checkpoints.py, and prints a report as JSON on the last line. It is a program
+of its own, because TensorFlow and torch_xla cannot share a process.
 
 Usage: python checkpoint_program.py FOLDER
 """
@@ -28,9 +25,8 @@ import tensorflow as tf
 from fake_remote_host import DEVICE, remote_host
 
 from tpu_magics import tf as public
-from tpu_magics.backends.base import Placement as Placed
-from tpu_magics.backends.tensorflow import buckets as buckets_tried
-from tpu_magics.backends.tensorflow import checkpoints, keras_files
+from tpu_magics.backends.base import Placement
+from tpu_magics.backends.tensorflow import checkpoint_files, checkpoint_paths, checkpoints
 from tpu_magics.backends.tensorflow.checkpoint_calls import saving_problems
 from tpu_magics.backends.tensorflow.checkpoint_state import is_remote
 from tpu_magics.errors import TpuMagicsError
@@ -192,7 +188,7 @@ def listing(folder: Path) -> dict[str, bytes]:
 
 def interrupted(act: Callable[[], Any], error: type[BaseException]) -> str:
     """Does it with a write that puts down a part of its files and breaks off."""
-    writers, write = dict(keras_files.WRITERS), tf.train.Checkpoint.write
+    writers, write = dict(checkpoint_files.WRITERS), tf.train.Checkpoint.write
 
     def half(one: Any, path: str) -> None:
         Path(path).write_bytes(b"half")
@@ -203,14 +199,14 @@ def interrupted(act: Callable[[], Any], error: type[BaseException]) -> str:
         Path(f"{prefix}_temp").mkdir()
         raise error("in the middle")
 
-    keras_files.WRITERS.update(dict.fromkeys(writers, half))
+    checkpoint_files.WRITERS.update(dict.fromkeys(writers, half))
     tf.train.Checkpoint.write = some
     try:
         act()
     except BaseException as raised:
         return type(raised).__name__
     finally:
-        keras_files.WRITERS.update(writers)
+        checkpoint_files.WRITERS.update(writers)
         tf.train.Checkpoint.write = write
     return ""
 
@@ -375,7 +371,7 @@ def known(folder: Path) -> dict[str, Any]:
     ]
     items = [("callbacks", here), ("manager", manager), ("x", 1)]
     return {
-        kind: [problem.what for problem in checkpoints.path_problems(items, Placed(kind, None))]
+        kind: [problem.what for problem in checkpoints.path_problems(items, Placement(kind, None))]
         for kind in ("default", "tpu-local", "tpu-remote")
     }
 
@@ -398,12 +394,12 @@ def calls(folder: Path) -> dict[str, Any]:
         "not of a model": 'np.save("/proc/x", 1)\nfigure.save("x.png")\nmodel.save(f"/proc/{1}.keras")',
     }
     found: dict[str, Any] = {
-        name: [[one.what, one.refuses] for one in saving_problems(ast.parse(text), names, Placed("default", None))]
+        name: [[one.what, one.refuses] for one in saving_problems(ast.parse(text), names, Placement("default", None))]
         for name, text in texts.items()
     }
-    with mock.patch.object(buckets_tried, "_try", fake_gcs.refusing("no credentials")):
+    with mock.patch.object(checkpoint_paths, "_try", fake_gcs.refusing("no credentials")):
         tree = ast.parse('model.save("gs://bucket/model.keras")')
-        (one,) = saving_problems(tree, names, Placed("default", None), on_colab=True)
+        (one,) = saving_problems(tree, names, Placement("default", None), on_colab=True)
     return {**found, "bucket": [one.what, one.todo, one.refuses]}
 
 

@@ -1,7 +1,5 @@
-"""Input pipelines as data.py, fits.py and in_memory.py see them, for test_data.py: a program of its own, for
-TensorFlow and torch_xla do not go into one process.
-
-What lives here: the pipelines, and a report of what was found, as JSON on the last line. What does not: what is right.
+"""Checks input pipelines and uses in_memory for test_data.py, and prints a report as JSON on the last line. It is a
+program of its own, because TensorFlow and torch_xla cannot share a process.
 
 Usage: python data_program.py FOLDER
 """
@@ -25,9 +23,9 @@ import tensorflow as tf
 from fake_hf_dataset import FakeHfDataset
 
 from tpu_magics import tf as public
-from tpu_magics.backends.base import Placement as Placed
+from tpu_magics.backends.base import Placement
 from tpu_magics.backends.tensorflow import data
-from tpu_magics.backends.tensorflow.fits import watching_fits
+from tpu_magics.backends.tensorflow.fit_checks import checking_fits
 from tpu_magics.backends.tensorflow.in_memory import in_memory
 from tpu_magics.errors import TpuMagicsError
 
@@ -57,7 +55,7 @@ joined = tf.data.Dataset.from_tensor_slices(["one.png"]).map(lambda name: tf.io.
 pure = tf.data.Dataset.from_tensor_slices(tf.zeros((8, 2))).shuffle(8).batch(4).cache().repeat()
 hugging = hf.to_tf_dataset(4)
 """
-AWAY, HERE, HOME = (Placed(kind, None, replicas=4) for kind in ("tpu-remote", "tpu-local", "default"))
+AWAY, HERE, HOME = (Placement(kind, None, replicas=4) for kind in ("tpu-remote", "tpu-local", "default"))
 
 
 def cell(folder: Path) -> dict[str, Any]:
@@ -176,7 +174,7 @@ def fits(folder: Path) -> dict[str, Any]:
     known = tf.data.Dataset.from_tensor_slices((x, y)).batch(5)
     best, backup = keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore
     tried = best("/proc/best-{epoch}.keras", save_freq=100)
-    cases: dict[str, tuple[Placed, Callable[[Any], Any], list[Any]]] = {
+    cases: dict[str, tuple[Placement, Callable[[Any], Any], list[Any]]] = {
         "unknown on a TPU": (HERE, lambda one: one.fit(unknown, verbose=0), []),
         "unknown with steps": (HERE, lambda one: one.fit(unknown, steps_per_epoch=2, verbose=0), []),
         "unknown at home": (HOME, lambda one: one.fit(unknown, verbose=0), []),
@@ -198,7 +196,7 @@ def fits(folder: Path) -> dict[str, Any]:
     for name, (placed, act, items) in cases.items():
         said: list[Any] = []
         one = model()
-        with watching_fits(placed, said.append, items):
+        with checking_fits(placed, said.append, items):
             try:
                 act(one)
                 raised = ""
@@ -206,14 +204,14 @@ def fits(folder: Path) -> dict[str, Any]:
                 raised = str(error)
         found[name] = {"said": told(said), "raised": raised, "steps": int(one.optimizer.iterations)}
     endless: list[Any] = []
-    with watching_fits(HOME, endless.append), suppress(StopIteration):
+    with checking_fits(HOME, endless.append), suppress(StopIteration):
         model().fit(known.repeat(), verbose=0, callbacks=[Stop()])
     found["endless"] = told(endless)
     trainer = sys.modules["keras.src.backend.tensorflow.trainer"]
     found["left as it was"] = "fits.py" not in trainer.TFEpochIterator.__init__.__code__.co_filename
     iterator, told_so = trainer.TFEpochIterator, []
     del trainer.TFEpochIterator
-    with watching_fits(HOME, told_so.append):
+    with checking_fits(HOME, told_so.append):
         found["another Keras"] = told(told_so)
     trainer.TFEpochIterator = iterator
     return found

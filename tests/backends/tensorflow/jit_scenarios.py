@@ -1,8 +1,4 @@
-"""The jit policy, tried in a process without torch_xla, for test_jit.py.
-
-What lives here: what is run under the policy, reported as JSON on the last line. What does not: what is right. XLA's
-own dump of its modules tells what was compiled.
-"""
+"""Runs steps under the jit policy for test_jit.py in a process without torch_xla; XLA's dumps count the compiles."""
 
 from __future__ import annotations
 
@@ -25,8 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.backends.tensorflow import fake_tpu_resolver as fake
-from tpu_magics.backends.base import DEFAULT, TPU_LOCAL
-from tpu_magics.backends.base import Placement as Placed
+from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, Placement
 from tpu_magics.backends.tensorflow import compile_calls, jit
 
 DUMP = Path(os.environ["XLA_FLAGS"].partition("--xla_dump_to=")[2])
@@ -35,16 +30,16 @@ X = np.random.default_rng(0).normal(size=(32, 8)).astype("f")
 Y = np.random.default_rng(1).integers(0, 3, 32)
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 CELLS = {__file__: "In [3]"}
-compile_calls.listen()
-HOME = Placed(DEFAULT, tf.distribute.get_strategy())
-TPU = Placed(TPU_LOCAL, tf.distribute.get_strategy(), 8)  # the policy looks at the kind
+compile_calls.record_calls()
+HOME = Placement(DEFAULT, tf.distribute.get_strategy())
+TPU = Placement(TPU_LOCAL, tf.distribute.get_strategy(), 8)  # the policy looks at the kind
 
 
 def modules() -> int:
     return len(list(DUMP.glob("*before_optimizations.hlo.pb")))
 
 
-def run(work: Callable[[], Any], placed: Placed = HOME, how: str = "auto") -> dict[str, Any]:
+def run(work: Callable[[], Any], placed: Placement = HOME, how: str = "auto") -> dict[str, Any]:
     """What was told and compiled, without the numbers of lines in this file."""
     before = modules()
     with jit.policy(how, placed, CELLS) as changed:
@@ -121,9 +116,9 @@ def told_false() -> Any:
         return keras.models.load_model(path)
 
     def unheard() -> Any:
-        compile_calls.listen_no_more()
+        compile_calls.stop_recording()
         made = own(keras.Sequential)
-        compile_calls.listen()
+        compile_calls.record_calls()
         return made
 
     models = {"False": model(jit_compile=False), "in a subclass": own(Own), "loaded": loaded(), "unheard": unheard()}
@@ -483,7 +478,7 @@ def put_back_whole() -> Any:
     from tensorflow.python.distribute.distribute_lib import StrategyBase
     from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
-    from tpu_magics.backends.tensorflow import jit_functions, jit_run
+    from tpu_magics.backends.tensorflow import jit_functions
 
     def parts() -> Any:
         return (Function._call, Function._initialize, TensorFlowTrainer.make_train_function, StrategyBase.run)
@@ -491,12 +486,12 @@ def put_back_whole() -> Any:
     before = parts()
     run(lambda: None)
     after = parts()
-    kinds = (jit_functions._kind, jit_run._kind, jit._trainer)
-    jit_functions._kind = jit_run._kind = jit._trainer = lambda: None
+    kinds = (jit_functions._kind, jit._strategy_class, jit._trainer)
+    jit_functions._kind = jit._strategy_class = jit._trainer = lambda: None
     try:
         unknown = run(lambda: fit(model()))
     finally:
-        jit_functions._kind, jit_run._kind, jit._trainer = kinds
+        jit_functions._kind, jit._strategy_class, jit._trainer = kinds
     return {"same": before == after, "unknown": unknown}
 
 
@@ -520,7 +515,7 @@ def stack_is_tensorflows() -> Any:
 
     run(lambda: step())
     run(lambda: over(iter(tf.data.Dataset.range(2))))
-    return [path for path in seen if path.endswith(("jit.py", "jit_functions.py", "jit_run.py"))]
+    return [path for path in seen if path.endswith(("jit.py", "jit_functions.py"))]
 
 
 SCENARIOS = (

@@ -1,7 +1,4 @@
-"""Where TensorFlow trains, tried in a process without torch_xla, for test_runtime.py.
-
-What lives here: what is done, reported as JSON on the last line. What does not: what is right.
-"""
+"""Initialises TensorFlow in different environments for test_runtime.py, in a process without torch_xla."""
 
 from __future__ import annotations
 
@@ -27,8 +24,8 @@ import tensorflow as tf
 
 from tests.backends.tensorflow import fake_tpu_resolver as fake
 from tests.host import fake_hosts
-from tpu_magics.backends.base import Placement as Placed
-from tpu_magics.backends.tensorflow import precision, remote, runtime
+from tpu_magics.backends.base import Placement
+from tpu_magics.backends.tensorflow import precision, remote_tpu, runtime
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import inspect_host
 from tpu_magics.host.problem import Problem
@@ -44,7 +41,7 @@ class Host:
     problems: tuple[Problem, ...] = field(default_factory=tuple)
 
 
-def told(placed: Placed) -> dict[str, Any]:
+def told(placed: Placement) -> dict[str, Any]:
     return {
         "kind": placed.kind,
         "replicas": placed.replicas,
@@ -67,7 +64,7 @@ def error_of(call: Callable[[], Any]) -> list[str]:
 
 def fresh() -> None:
     """As in a new kernel."""
-    runtime._up = None
+    runtime._connection = None
     keras.config.set_dtype_policy("float32")
 
 
@@ -148,7 +145,7 @@ def problems_of_the_host() -> Any:
     }
 
 
-def remote_tpu() -> Any:
+def grpc_tpu() -> Any:
     with fake.present(fake.v3_8()) as slice_, fake.listening() as address:
         placed = runtime.initialise(address, "", Host("CPU"))
         again = runtime.initialise("", "", Host("CPU"))
@@ -159,12 +156,12 @@ def unreachable() -> Any:
     found = {}
     with fake.listening(None) as silent, fake.listening(b"HTTP/1.1 400 Bad Request\r\n\r\n") as web:
         for name, asked in (("silent", silent), ("web", web), ("closed", "grpc://127.0.0.1:9")):
-            with mock.patch.object(remote, "LIMIT", 1.0):
-                found[name] = error_of(lambda asked=asked: remote.resolved(asked, 1.0))
-    found["without a scheme"] = error_of(lambda: remote.resolved("127.0.0.1:9"))
-    found["name"] = error_of(lambda: remote.resolved("my-tpu"))
+            with mock.patch.object(remote_tpu, "LIMIT", 1.0):
+                found[name] = error_of(lambda asked=asked: remote_tpu.resolve(asked, 1.0))
+    found["without a scheme"] = error_of(lambda: remote_tpu.resolve("127.0.0.1:9"))
+    found["name"] = error_of(lambda: remote_tpu.resolve("my-tpu"))
     with mock.patch.object(tf.distribute.cluster_resolver, "TPUClusterResolver", lambda tpu: time.sleep(5)):
-        found["slow"] = error_of(lambda: remote.resolved("my-tpu", 0.5))
+        found["slow"] = error_of(lambda: remote_tpu.resolve("my-tpu", 0.5))
     return found
 
 
@@ -185,7 +182,7 @@ def precisions() -> Any:
     dense = keras.layers.Dense
     before = keras.Sequential([keras.Input((4,)), dense(2)], name="before")
     found: dict[str, Any] = {"downcast": error_of(lambda: runtime.initialise("", "bf16-downcast", Host("CPU")))}
-    found["refused leaves nothing"] = runtime._up is None
+    found["refused leaves nothing"] = runtime._connection is None
     found["notes"] = list(runtime.initialise("", "bf16", Host("CPU")).notes[1:])
     found["again"] = list(runtime.initialise("", "bf16", Host("CPU")).notes[1:])
     after = keras.Sequential([keras.Input((4,)), dense(2)], name="after")
@@ -193,7 +190,9 @@ def precisions() -> Any:
     found["after"] = [layer.compute_dtype, layer.variable_dtype, before.layers[0].compute_dtype]
     runtime.initialise("", "", Host("CPU"))
     found["nothing asked"] = keras.config.dtype_policy().name
-    found["kept"] = precision.kept({"before": before, "after": after, "module": tf.Module()}, "bf16")
+    found["kept"] = precision.models_with_other_policy(
+        {"before": before, "after": after, "module": tf.Module()}, "bf16"
+    )
     with precision.within("fp32"):
         found["within"] = keras.config.dtype_policy().name
     found["put back"] = keras.config.dtype_policy().name
@@ -218,7 +217,7 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "held": held,
     "plain": plain_tensorflow_really,
     "problems": problems_of_the_host,
-    "remote": remote_tpu,
+    "remote": grpc_tpu,
     "unreachable": unreachable,
     "alone": alone,
     "keras": other_keras_backend,

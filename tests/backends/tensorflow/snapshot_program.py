@@ -1,8 +1,5 @@
-"""State that a training changes, kept and put back, for test_snapshot.py: a program of its own, for TensorFlow and
-torch_xla do not go into one process.
-
-What lives here: what is trained, and a report of what became of it, as JSON on the last line. What does not: what is
-right.
+"""Trains under a snapshot and restores it for test_snapshot.py, and prints a report as JSON on the last line. It is a
+program of its own, because TensorFlow and torch_xla cannot share a process.
 
 Usage: python snapshot_program.py FOLDER
 """
@@ -70,7 +67,7 @@ def held(*values: Any) -> list[Any]:
 def around(folder: Path, items: dict[str, Any], change: Callable[[], Any]) -> list[str]:
     """Keep, change, put back. Gives what could not be put back."""
     reached = [one for name, value in items.items() for one in reach.inside(name, value)]  # as of a cell
-    kept = snapshot.Snapshot(reached, folder / "state")
+    kept = snapshot.TrainingSnapshot(reached, folder / "state")
     try:
         change()
         return list(kept.put_back())
@@ -179,9 +176,9 @@ def modules(folder: Path) -> dict[str, Any]:
 def broken(folder: Path) -> dict[str, Any]:
     """A disk that is full while it is written; one variable that cannot be put back."""
     one = model()
-    with mock.patch.object(snapshot, "_write_one", side_effect=OSError(errno.ENOSPC, "full")):
+    with mock.patch.object(snapshot, "_store", side_effect=OSError(errno.ENOSPC, "full")):
         try:
-            snapshot.Snapshot([("one", one)], folder / "state")
+            snapshot.TrainingSnapshot([("one", one)], folder / "state")
             raised = ""
         except OSError as error:
             raised = error.strerror

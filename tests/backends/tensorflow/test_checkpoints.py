@@ -1,5 +1,4 @@
-"""Checkpoints: what goes in comes back, nothing earlier is lost, and paths are tried. checkpoint_program.py does it in
-a process of its own, once."""
+"""Checkpoints are restored exactly, earlier ones survive, and paths are tested (with checkpoint_program.py)."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ def test_a_folder_keeps_as_many_as_was_asked_and_no_name_comes_twice(found: dict
 
 def test_what_was_saved_without_an_optimizer_is_read_into_a_compiled_model_and_back(found: dict[str, Any]) -> None:
     foreign = dict(found["foreign"])
-    assert "Leave out the ending" in foreign.pop("no model of Keras")
+    assert "Remove the ending" in foreign.pop("no model of Keras")
     assert "not in the checkpoint: " in foreign.pop("more layers")
     names = ["old.ckpt", *FILES, *(f"compiled {name}" for name in FILES), "module"]
     assert foreign == dict.fromkeys(names, True)
@@ -92,23 +91,23 @@ def test_a_local_path_is_one_of_this_machine_where_the_variables_are_on_another(
 @pytest.mark.parametrize(
     ("case", "text"),
     [
-        ("folder missing", "there is no directory"),
+        ("folder missing", "does not exist."),
         ("taken by a directory", "taken.keras: it is a directory."),
-        ("taken by a file", "it is a file, and a folder of checkpoints needs that name."),
+        ("taken by a file", "a file with this name exists, and a folder is needed."),
         ("under a file", "file is not a directory."),
-        ("not writable", "Writing into /proc failed: "),
-        ("before training", "Nothing can be saved at /proc/checkpoints."),
+        ("not writable", "Writing to /proc failed: "),
+        ("before training", "Cannot save to /proc/checkpoints."),
         ("empty", "The path is empty."),
         ("old name", "a.weights.h5"),
         ("unbuilt", "is not built"),
-        ("missing", "holds file, good, good.keras"),
-        ("other shapes", "the model is as it was.\nWhy: ValueError: A total of 4 objects could not be loaded"),
+        ("missing", "contains file, good, good.keras"),
+        ("other shapes", "The model is unchanged.\nWhy: ValueError: A total of 4 objects could not be loaded"),
         ("other shapes in a folder", "incompatible tensor with shape (8,)"),
         ("torn", "BadZipFile"),
         ("torn weights", "truncated file"),
         ("nothing", "There is nothing to save."),
-        ("step is a number", "Give step=tf.Variable(0, dtype=tf.int64)"),
-        ("two optimizers", "Leave out the ending"),
+        ("step is a number", "Pass step=tf.Variable(0, dtype=tf.int64)"),
+        ("two optimizers", "Remove the ending"),
         ("optimizer unbuilt", "Call optimizer.build(model.trainable_variables) first"),
     ],
 )
@@ -119,16 +118,16 @@ def test_what_cannot_be_is_told(found: dict[str, Any], case: str, text: str) -> 
 def test_what_was_refused_changed_nothing(found: dict[str, Any]) -> None:
     refused = found["refused"]
     assert refused["unchanged"] and refused["left"] == [] and refused["writable"]
-    assert refused["no room"].startswith("There is no room for ")
+    assert refused["no room"].startswith("Not enough disk space for ")
 
 
 @pytest.mark.parametrize(
     ("case", "text"),
     [
-        ("anonymous", "nobody is logged in to Google Cloud."),
-        ("no credentials", "nobody is logged in to Google Cloud."),
-        ("denied", "person@example.com may not write there."),
-        ("denied to the TPU", "@cloud-tpu.iam.gserviceaccount.com may not write there."),
+        ("anonymous", "you are not logged in to Google Cloud."),
+        ("no credentials", "you are not logged in to Google Cloud."),
+        ("denied", "person@example.com has no permission to write there."),
+        ("denied to the TPU", "@cloud-tpu.iam.gserviceaccount.com has no permission to write there."),
         ("no bucket", "there is no bucket gs://bucket."),
         ("unreachable", "Google Cloud Storage does not answer."),
         ("silent", "Google Cloud Storage does not answer."),
@@ -137,7 +136,7 @@ def test_what_was_refused_changed_nothing(found: dict[str, Any]) -> None:
 def test_a_buckets_refusal_is_told_with_how_to_log_in_here(found: dict[str, Any], case: str, text: str) -> None:
     buckets = found["buckets"][case]
     what, why, todo = buckets["colab"]
-    assert what.startswith("Nothing can be saved at gs://bucket/model") and what.endswith(text) and why
+    assert what.startswith("Cannot save to gs://bucket/model") and what.endswith(text) and why
     assert "auth.authenticate_user()" in todo and "gcloud config set project" in todo
     if "elsewhere" in buckets:
         assert "gcloud auth application-default login" in buckets["elsewhere"][2]
@@ -155,22 +154,22 @@ def test_a_bucket_is_tried_beside_the_file_and_for_a_bounded_time(found: dict[st
 
 def test_callbacks_and_managers_are_looked_at_before_training(found: dict[str, Any]) -> None:
     known = found["known"]
-    assert known["default"] == known["tpu-local"] == ["Nothing can be saved at /proc."]
+    assert known["default"] == known["tpu-local"] == ["Cannot save to /proc."]
     assert len(known["tpu-remote"]) == 2 and "managed on the TPU's host" in known["tpu-remote"][1]
 
 
 @pytest.mark.parametrize(
     ("case", "what"),
     [
-        ("old name", "x.h5 is a name that Keras 3 refuses."),
-        ("old name in a variable", "best.h5 is a name that Keras 3 refuses."),
-        ("model of the cell", "x.tf is a name that Keras 3 refuses."),
-        ("no ending", "x is a name that Keras 3 refuses."),
-        ("no place", "Nothing can be saved at /proc."),
-        ("no place for ours", "Nothing can be saved at /proc."),
-        ("no place by its name", "Nothing can be saved at /proc."),
-        ("no place for a loop", "Nothing can be saved at /proc."),
-        ("in the function", "x.h5 is a name that Keras 3 refuses."),
+        ("old name", "Keras 3 does not accept the file name x.h5."),
+        ("old name in a variable", "Keras 3 does not accept the file name best.h5."),
+        ("model of the cell", "Keras 3 does not accept the file name x.tf."),
+        ("no ending", "Keras 3 does not accept the file name x."),
+        ("no place", "Cannot save to /proc."),
+        ("no place for ours", "Cannot save to /proc."),
+        ("no place by its name", "Cannot save to /proc."),
+        ("no place for a loop", "Cannot save to /proc."),
+        ("in the function", "Keras 3 does not accept the file name x.h5."),
     ],
 )
 def test_what_the_code_saves_to_is_tried_before_it_trains(found: dict[str, Any], case: str, what: str) -> None:
@@ -178,13 +177,13 @@ def test_what_the_code_saves_to_is_tried_before_it_trains(found: dict[str, Any],
 
 
 def test_a_save_that_may_never_come_is_said_and_what_is_good_is_not(found: dict[str, Any]) -> None:
-    assert found["calls"]["in a branch"] == [["x.h5 is a name that Keras 3 refuses.", False]]
+    assert found["calls"]["in a branch"] == [["Keras 3 does not accept the file name x.h5.", False]]
     assert found["calls"]["good"] == found["calls"]["not of a model"] == []
 
 
 def test_a_bucket_that_the_code_names_is_tried_before_it_trains(found: dict[str, Any]) -> None:
     what, todo, refuses = found["calls"]["bucket"]
-    assert what == "Nothing can be saved at gs://bucket/model.keras: nobody is logged in to Google Cloud." and refuses
+    assert what == "Cannot save to gs://bucket/model.keras: you are not logged in to Google Cloud." and refuses
     assert "auth.authenticate_user()" in todo and "gcloud config set project" in todo
 
 

@@ -1,5 +1,4 @@
-"""Input pipelines: what is wrong with them for which TPU, and in_memory. data_program.py runs them in a process of its
-own, once."""
+"""Problems of input pipelines for each kind of TPU, and in_memory (with data_program.py)."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ def test_python_in_the_pipeline_is_named_with_its_line_and_the_cure(
     found: dict[str, Any], name: str, said: str
 ) -> None:
     what, why, todo, refuses = found["kinds"][name][0]
-    assert what == f"{name} runs Python in the pipeline of a remote TPU: {said}." and refuses
+    assert what == f"{name} runs Python in the input pipeline of a remote TPU: {said}." and refuses
     assert "No registered 'PyFunc' OpKernel" in why
     assert f"tpu_magics.tf.in_memory({name}" in todo and "gs://bucket/" in todo
     assert [one for one in found["kinds"][name] if one[3]] == [[what, why, todo, True]]
@@ -58,7 +57,7 @@ def test_python_in_the_pipeline_is_named_with_its_line_and_the_cure(
 )
 def test_local_files_are_named(found: dict[str, Any], name: str, file: str, said: str) -> None:
     ((what, why, todo, refuses),) = found["kinds"][name]
-    assert what.startswith(f"{name} takes ") and f"{file} from this machine ({said})" in what and refuses
+    assert what.startswith(f"{name} reads ") and f"{file} from this machine ({said})" in what and refuses
     assert "File system scheme '[local]' not implemented" in why and "gs://bucket/" in todo
 
 
@@ -105,10 +104,10 @@ def test_the_compiles_are_those_that_are_told(found: dict[str, Any]) -> None:
 def test_on_a_tpu_the_largest_share_of_the_replicas_decides(found: dict[str, Any]) -> None:
     last = found["last"]
     assert [max(batch) for batch in last["shares"]["nearly full"]] == [4, 4, 4]
-    assert "costs no compile (4 rows on a replica" in last["by place"]["nearly full"]["tpu"][0][1]
+    assert "costs no compile (4 rows per replica" in last["by place"]["nearly full"]["tpu"][0][1]
     assert "once more" in last["by place"]["nearly full"]["home"][0][1]
     assert [max(batch) for batch in last["shares"]["third"]] == [4, 2]
-    assert "replicas 2 rows at most in place of 4" in last["by place"]["third"]["tpu"][0][1]
+    assert "replicas at most 2 rows instead of 4" in last["by place"]["third"]["tpu"][0][1]
 
 
 # -- what fit is given ----------------------------------------------------------------------------------------------
@@ -117,7 +116,7 @@ def test_on_a_tpu_the_largest_share_of_the_replicas_decides(found: dict[str, Any
 def test_an_unknown_size_without_steps_per_epoch_is_refused_on_a_tpu(found: dict[str, Any]) -> None:
     fits = found["fits"]
     assert fits["unknown on a TPU"]["steps"] == 0
-    assert "unknown size, and fit has no steps_per_epoch" in fits["unknown on a TPU"]["raised"]
+    assert "given to fit is unknown, and steps_per_epoch is not set" in fits["unknown on a TPU"]["raised"]
     for part in ("steps_per_epoch=", "assert_cardinality", "in_memory"):
         assert part in fits["unknown on a TPU"]["raised"]
     for name in ("unknown with steps", "unknown at home", "known", "evaluate", "validation"):
@@ -133,7 +132,9 @@ def test_arrays_whose_last_batch_is_short(found: dict[str, Any]) -> None:
 
 def test_python_given_to_fit_is_refused_before_its_first_step(found: dict[str, Any]) -> None:
     fits = found["fits"]
-    assert fits["generator away"]["raised"].startswith("The data given to fit runs Python in the pipeline of a remote")
+    assert fits["generator away"]["raised"].startswith(
+        "The data given to fit runs Python in the input pipeline of a remote"
+    )
     assert "Dataset.from_generator at" in fits["made in the cell"]["raised"]
     assert fits["generator away"]["steps"] == fits["made in the cell"]["steps"] == 0
     assert fits["told before"] == {"said": [], "raised": "", "steps": 1}
@@ -141,26 +142,28 @@ def test_python_given_to_fit_is_refused_before_its_first_step(found: dict[str, A
 
 def test_validation_data_are_looked_at_before_the_first_step_too(found: dict[str, Any]) -> None:
     fits = found["fits"]
-    assert fits["validation away"]["raised"].startswith("The validation data given to fit runs Python in the pipeline")
+    assert fits["validation away"]["raised"].startswith(
+        "The validation data given to fit runs Python in the input pipeline"
+    )
     assert (fits["validation away"]["steps"], fits["validation"]["steps"]) == (0, 2)
 
 
 def test_callbacks_made_in_the_call_are_tried_before_the_first_step(found: dict[str, Any]) -> None:
     fits = found["fits"]
     for name in ("callback", "backup"):
-        assert fits[name]["raised"].startswith("Nothing can be saved at /proc") and fits[name]["steps"] == 0
+        assert fits[name]["raised"].startswith("Cannot save to /proc") and fits[name]["steps"] == 0
     assert fits["good callback"] == fits["tried before"] == {"said": [], "raised": "", "steps": 2}
 
 
 def test_a_dataset_without_an_end_is_said(found: dict[str, Any]) -> None:
     ((what, _, todo, refuses),) = found["fits"]["endless"]
-    assert "has no end" in what and "steps_per_epoch" in todo and not refuses
+    assert "is infinite" in what and "steps_per_epoch" in todo and not refuses
 
 
 def test_keras_is_left_as_it_was_and_another_one_is_said(found: dict[str, Any]) -> None:
     assert found["fits"]["left as it was"]
     ((what, why, *_),) = found["fits"]["another Keras"]
-    assert "not looked at" in what and "TFEpochIterator" in why
+    assert "not checked" in what and "TFEpochIterator" in why
 
 
 # -- in memory ------------------------------------------------------------------------------------------------------
@@ -185,7 +188,7 @@ def test_a_hugging_face_dataset_is_padded_to_a_multiple(found: dict[str, Any]) -
 
 
 def test_texts_and_several_splits_are_refused_by_name(found: dict[str, Any]) -> None:
-    assert found["memory"]["hugging face text"].startswith("The column text holds texts.")
+    assert found["memory"]["hugging face text"].startswith("The column text contains text.")
     assert "remove_columns('text')" in found["memory"]["hugging face text"]
     assert "'train', 'test'" in found["memory"]["splits"] and "dataset['train']" in found["memory"]["splits"]
 
@@ -208,15 +211,15 @@ def test_arrays_lists_functions_and_keras_datasets(found: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("text", "The column t holds texts."),
-        ("none", "The column x holds Python objects"),
-        ("ragged", "The column ids has rows that differ in shape: [1], [2]."),
-        ("endless", "The dataset has no end."),
+        ("text", "The column t contains text."),
+        ("none", "The column x contains Python objects"),
+        ("ragged", "The column ids has rows of different shapes: [1], [2]."),
+        ("endless", "The dataset is infinite."),
         ("empty", "The dataset is empty."),
-        ("no rows", "A int holds no rows."),
-        ("few rows", "2 rows fill no batch of 3."),
-        ("other columns", "Row 1 has the columns b; those before have a."),
-        ("lengths", "The columns differ in their number of rows: [0] 3, [1] 4."),
+        ("no rows", "A int contains no rows."),
+        ("few rows", "2 rows are fewer than one batch of 3."),
+        ("other columns", "Row 1 has the columns b, but earlier rows have a."),
+        ("lengths", "The columns have different numbers of rows: [0] 3, [1] 4."),
         ("batch size", "batch_size is 0."),
         ("pad", "pad is 'max'."),
     ],
@@ -231,4 +234,4 @@ def test_what_does_not_fit_is_told_before_memory_is_gone(found: dict[str, Any]) 
     text, read = large["endless"]
     assert "does not fit in memory" in text and read == 100  # rows of 100 kB, of which 300 copies are 30 MB
     assert "its 1,000,000,000 rows of about 4.0 KiB take 11511.1 GiB, and 953.7 MiB are available" in large["counted"]
-    assert "Give limit=123 or less" in large["arrays"] and large["fits"] == 100
+    assert "Use limit=123 or less" in large["arrays"] and large["fits"] == 100

@@ -1,4 +1,4 @@
-"""TensorFlow's runs as they are observed: observed.py runs its programs in processes of their own."""
+"""What is recorded of TensorFlow runs (with observe_program.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tpu_magics.runs.events import CAUSES
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[3]
-PROGRAMS = Path(__file__).with_name("observed.py")
+PROGRAMS = Path(__file__).with_name("observe_program.py")
 
 
 def report(folder: Path, what: str, *arguments: str, **environment: str) -> dict[str, Any]:
@@ -73,14 +73,14 @@ def test_a_dump_that_has_no_text_is_told(tmp_path: Path) -> None:
     flags = f"--xla_dump_to={tmp_path / 'dumps'} --xla_dump_hlo_module_re=nothing"
     run = report(tmp_path, "too late", XLA_FLAGS=flags)
     [text] = texts(run, "not-observed")
-    assert text.startswith(f"Compiles are not available: XLA_FLAGS sends XLA's dump to {tmp_path / 'dumps'}, and XLA")
+    assert text.startswith(f"Compiles are not recorded: XLA_FLAGS sends XLA's dump to {tmp_path / 'dumps'}, but XLA")
 
 
 def test_where_xla_compiled_before_compiles_are_not_available_and_steps_are(tmp_path: Path) -> None:
     run = report(tmp_path, "too late")
     assert run["numbers"] == [4, None, None] and not of(run, "compile")
     (text,) = texts(run, "not-observed")
-    assert text.startswith("Compiles are not available: XLA had compiled before this run")
+    assert text.startswith("Compiles are not recorded: XLA had already compiled before this run")
 
 
 # -- causes -----------------------------------------------------------------------------------------------------------
@@ -102,9 +102,9 @@ RECOMPILES: dict[str, list[tuple[str, tuple[str, ...]]]] = {
     "dtypes": [("input-dtype", ("ids now int64[3], before int32[3]", "tf.cast"))],
     "evaluated": [("mode-switch", ("evaluation now, training before", "x now float32[10,8]"))],
     "flagged": [("mode-switch", ("training is now False, before True",))],
-    "state_as_argument": [("optimizer-state", ("speed is an argument now (float32[8,1])", "Expected once"))],
-    "made_in_loop": [("new-code", ("body is another tf.function", "outside of the loop"))],
-    "compiled_in_loop": [("new-code", ("the model was compiled again", "before the loop"))],
+    "state_as_argument": [("optimizer-state", ("speed is now an argument (float32[8,1])", "Expected: "))],
+    "made_in_loop": [("new-code", ("body is a new tf.function", "outside the loop"))],
+    "compiled_in_loop": [("new-code", ("model.compile was called again", "before the loop"))],
     "two_programs": [("new-code", ("more than one program; this one is second",))],
 }
 
@@ -170,7 +170,7 @@ def test_a_retrace_is_told_with_what_differs_in_tensorflows_cache(found: dict[st
     told = texts(found["python_number"], "retrace")
     assert len(told) == 4  # of a function, three one by one and then how many there were
     assert told[0].startswith("step was traced again: rate is now Literal[0.25], before Literal[0.5].")
-    assert told[3].startswith("step was traced again 4 times in this run; the first 3 were told.")
+    assert told[3].startswith("step was traced again 4 times in this run; only the first 3 are listed.")
     (dtype,) = texts(found["dtypes"], "retrace")
     assert "ids is now TensorSpec((3,), int64), before TensorSpec((3,), int32)" in dtype
 

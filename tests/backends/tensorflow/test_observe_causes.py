@@ -1,4 +1,4 @@
-"""Causes from records of compiles, where no program is needed; and what lies in a folder of dumps."""
+"""Causes from records of compiles, without a program; and the dump folder."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from tpu_magics.backends.observing import hlo
-from tpu_magics.backends.observing.compile_evidence import CompileCause as Verdict
-from tpu_magics.backends.observing.compile_evidence import CompileReport as Told
+from tpu_magics.backends.observing.compile_evidence import CompileCause, CompileReport
 from tpu_magics.backends.tensorflow.observe import causes
-from tpu_magics.backends.tensorflow.observe.compiled import Compiled, Facts
 from tpu_magics.backends.tensorflow.observe.dumps import Dumps
-from tpu_magics.backends.tensorflow.observe.programs import dtype_name
+from tpu_magics.backends.tensorflow.observe.function_compile import FunctionCompile, FunctionFacts
+from tpu_magics.backends.tensorflow.observe.traced_functions import dtype_name
 from tpu_magics.runs.events import Input, Site
 
 SITE = Site(0, "In [1]", 4)
@@ -27,13 +26,13 @@ def graph(*ops: str) -> hlo.Graph:
 
 def compiled(
     inputs: dict[str, tuple[tuple[int, ...], str]], ops: tuple[str, ...] = ("negate",), **facts: Any
-) -> Compiled:
+) -> FunctionCompile:
     given = tuple(Input(name, shape, dtype) for name, (shape, dtype) in inputs.items())
-    told = Told(graph=graph(*ops) if ops else None)
-    return Compiled(SITE, 0, 0, told, inputs=given, facts=Facts(**{"function": "step", **facts}))
+    told = CompileReport(graph=graph(*ops) if ops else None)
+    return FunctionCompile(SITE, 0, 0, told, inputs=given, facts=FunctionFacts(**{"function": "step", **facts}))
 
 
-def why(new: Compiled, old: Compiled) -> Verdict:
+def why(new: FunctionCompile, old: FunctionCompile) -> CompileCause:
     return causes.explain(new, old)
 
 
@@ -55,7 +54,7 @@ def test_a_python_text_or_another_argument_is_new_code() -> None:
     verdict = why(compiled(BATCH, literals={"how": "sum"}), compiled(BATCH, literals={"how": "mean"}))
     assert verdict.cause == "new-code" and "how is now 'sum', before 'mean'" in verdict.text
     more = why(compiled({**BATCH, "mask": ((8,), "bool")}), compiled(BATCH))
-    assert more.cause == "new-code" and more.text.endswith("other arguments: mask.")
+    assert more.cause == "new-code" and more.text.endswith("different arguments: mask.")
 
 
 def test_a_smaller_batch_is_the_last_one_only_where_the_data_says_so() -> None:
@@ -64,7 +63,7 @@ def test_a_smaller_batch_is_the_last_one_only_where_the_data_says_so() -> None:
     verdict = why(compiled(smaller, short=frozenset({(8, 3)})), compiled(BATCH))
     assert verdict.cause == "last-batch" and "3 samples instead of 8" in verdict.text
     other = why(compiled(smaller, short=frozenset({(16, 3)})), compiled(BATCH))
-    assert other.cause == "input-shape" and "Keep the batch size the same" in other.fix
+    assert other.cause == "input-shape" and "Use the same batch size" in other.fix
 
 
 def test_a_number_that_is_nan_twice_has_not_changed() -> None:

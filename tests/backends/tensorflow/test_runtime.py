@@ -1,4 +1,4 @@
-"""Where TensorFlow trains: runtime_scenarios.py tries it in a process of its own, on fake_tpu_resolver.py's TPUs."""
+"""Where TensorFlow trains (with runtime_scenarios.py, on the TPUs of fake_tpu_resolver.py)."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def found() -> dict[str, Any]:
 def test_without_a_tpu_it_is_the_default_strategy_with_one_replica(found: dict[str, Any]) -> None:
     seen = found["without"]
     assert (seen["kind"], seen["device"], seen["replicas"]) == ("default", "CPU", 1)
-    assert seen["topology"].startswith("one replica: more cannot be rehearsed truthfully")
+    assert seen["topology"].startswith("one replica. More cannot be rehearsed")
     assert "Collectives are not yet implemented for CPU devices when compiling with XLA" in seen["topology"]
     assert "jit_compile=True" in seen["notes"][0] and "proves little" in seen["notes"][0]
 
 
 def test_a_second_time_gives_the_same_and_another_tpu_is_refused(found: dict[str, Any]) -> None:
     assert found["without"]["same"]
-    assert found["without"]["missed"][0].endswith("To train on it: restart the kernel.")
+    assert found["without"]["missed"][0].endswith("Restart the kernel to train on the TPU.")
     (local, remote) = found["without"]["others"]
-    assert local[0] == "This kernel trains on the default strategy, without a TPU, and this host's TPU was asked for."
-    assert remote[2].startswith("Restart the kernel, and run %tpu_init --tpu my-tpu")
+    assert local[0] == "This kernel trains on the default strategy, without a TPU, but this host's TPU was requested."
+    assert remote[2].startswith("Restart the kernel and run %tpu_init --tpu my-tpu")
 
 
 # -- a TPU of this host --------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def test_on_a_tpu_vm_it_connects_once_and_gives_its_strategy(found: dict[str, An
     assert (seen["kind"], seen["device"], seen["replicas"]) == ("tpu-local", "TPU", 8)
     assert (seen["topology"], seen["strategy"]) == (topology, "FakeTPUStrategy")
     assert (seen["same"], seen["initialised"], seen["master"]) == (True, 1, "")
-    assert seen["other"][0] == "This kernel trains on this host's TPU, and the TPU 'my-tpu' was asked for."
+    assert seen["other"][0] == "This kernel trains on this host's TPU, but the TPU 'my-tpu' was requested."
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,14 @@ def test_the_strategy_trains(found: dict[str, Any]) -> None:
 def test_a_tpu_that_the_notebook_has_initialised_is_not_initialised_again(found: dict[str, Any]) -> None:
     seen = found["initialised before"]
     assert (seen["initialised"], seen["replicas"]) == (1, 8)
-    assert seen["notes"] == ["The TPU was initialised in this notebook already; that was kept."]
+    assert seen["notes"] == ["The TPU was already initialised in this notebook. It was not initialised again."]
 
 
 def test_a_tpu_that_another_process_holds(found: dict[str, Any]) -> None:
     what, why, todo, _ = found["held"]
-    assert what == "The TPU is held by another process."
+    assert what == "Another process is using the TPU."
     assert "already in use by process with pid 4321" in why and "more lines" not in why
-    assert todo.startswith("End that process")
+    assert todo.startswith("Stop that process")
 
 
 def test_a_tensorflow_without_kernels_for_a_tpu_is_explained_from_its_own_error(found: dict[str, Any]) -> None:
@@ -117,7 +117,7 @@ def test_what_does_not_stand_in_the_way_is_no_error(found: dict[str, Any], about
 
 
 def test_local_without_a_tpu(found: dict[str, Any]) -> None:
-    assert found["problems"]["no TPU"][0] == "This host has no TPU that could be used."
+    assert found["problems"]["no TPU"][0] == "This host has no usable TPU."
 
 
 # -- a remote TPU --------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_a_remote_tpu_is_connected_with_its_warnings(found: dict[str, Any]) -> N
     seen = found["remote"]
     assert (seen["kind"], seen["device"], seen["same"], seen["connected"]) == ("tpu-remote", "TPU", True, 1)
     ((what, refuses),) = seen["problems"]
-    assert "Google ended TPU nodes in April 2025" in what and not refuses
+    assert "Google discontinued TPU nodes in April 2025" in what and not refuses
     assert "gs://" in runtime.NODE_ENDED.todo and "in_memory" in runtime.NODE_ENDED.todo
 
 
@@ -135,7 +135,7 @@ def test_a_remote_tpu_is_connected_with_its_warnings(found: dict[str, Any]) -> N
     ("how", "tried"),
     [
         ("silent", "for 1.0 s. TimeoutError"),
-        ("web", "What answers does not speak grpc."),
+        ("web", "The server does not use gRPC."),
         ("closed", "Tried: a grpc connection to 127.0.0.1:9, for 0.0 s. ConnectionRefusedError"),
     ],
 )
@@ -154,7 +154,7 @@ def test_an_address_needs_no_scheme(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize("how", ["name", "slow"])
 def test_a_name_that_does_not_resolve_is_told_in_time_with_what_was_tried(found: dict[str, Any], how: str) -> None:
     what, why, _, seconds = found["unreachable"][how]
-    assert what == "The TPU 'my-tpu' does not resolve."
+    assert what == "The TPU name 'my-tpu' could not be resolved."
     assert why.startswith("Tried: the metadata server of Google's cloud for project and zone, then the Cloud TPU API")
     assert ("no answer within 0.5 s" in why) is (how == "slow")
     assert float(seconds) < 5
@@ -169,7 +169,7 @@ def test_torch_xla_in_the_same_process(found: dict[str, Any]) -> None:
 
 def test_keras_on_another_backend(found: dict[str, Any]) -> None:
     what, _, todo, _ = found["keras"]
-    assert what == "Keras runs on jax here." and 'os.environ["KERAS_BACKEND"] = "tensorflow"' in todo
+    assert what == "Keras uses the jax backend." and 'os.environ["KERAS_BACKEND"] = "tensorflow"' in todo
 
 
 def test_without_tensorflow() -> None:
@@ -196,13 +196,13 @@ def test_without_tensorflow() -> None:
 def test_the_precision_is_that_of_models_made_afterwards(found: dict[str, Any]) -> None:
     seen = found["precision"]
     assert seen["after"] == ["bfloat16", "float32", "float32"]
-    assert seen["notes"] == ["Keras' dtype policy is mixed_bfloat16 for layers and models made from now on."]
+    assert seen["notes"] == ["Keras' dtype policy is mixed_bfloat16 for layers and models created from now on."]
     assert (seen["again"], seen["nothing asked"], seen["fp32"]) == ([], "mixed_bfloat16", "float32")
 
 
 def test_models_made_before_keep_theirs_and_that_is_said(found: dict[str, Any]) -> None:
     assert found["precision"]["kept"] == [
-        "before was made with the policy float32 before, and keeps it; build it again under --precision bf16."
+        "before was created with the policy float32 and keeps it. Build it again under --precision bf16."
     ]
 
 
@@ -216,6 +216,6 @@ def test_the_precision_of_one_run_is_put_back(found: dict[str, Any]) -> None:
 
 def test_downcast_is_refused_with_the_reason(found: dict[str, Any]) -> None:
     what, why, todo, _ = found["precision"]["downcast"]
-    assert what == "--precision bf16-downcast is not for TensorFlow."
+    assert what == "--precision bf16-downcast does not work with TensorFlow."
     assert "torch_xla" in why and "--precision bf16" in todo
     assert found["precision"]["refused leaves nothing"]

@@ -1,5 +1,4 @@
-"""State that a failed run puts back: all optimizers, nested and grown models, modules, metrics, generators. TensorFlow
-runs in a process of its own, once."""
+"""State that a failed run restores: all optimizers, nested and grown models, modules, metrics, generators."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""TensorFlow: tf.functions, Keras models, custom loops.
-
-What lives here: the way from the seam's methods (LocalBackend in base.py) to the files of this folder, and telling a
-TensorFlow step from another function. Importing this imports no framework. What does not: the work of each method,
-and lowering a step (lower.py).
-"""
+"""The TensorFlow backend: tf.functions, Keras models and custom loops. Importing it imports no framework."""
 
 from __future__ import annotations
 
@@ -16,15 +11,11 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.base import DEFAULT, Watcher
-from tpu_magics.backends.base import ObserverConfig as Watching
-from tpu_magics.backends.base import Placement as Placed
-from tpu_magics.backends.base import SavedState as Kept
-from tpu_magics.backends.base import TrainingProblem as Problem
+from tpu_magics.backends.base import DEFAULT, ObserverConfig, Placement, SavedState, TrainingProblem, Watcher
 from tpu_magics.errors import TpuMagicsError
 
 if TYPE_CHECKING:
-    from tpu_magics.backends.lowered import TraceResult as Traced
+    from tpu_magics.backends.lowered import TraceResult
     from tpu_magics.runs.writer import EventWriter
 
 _NAMES = ("tensorflow", "keras")
@@ -36,27 +27,27 @@ class TensorFlow:
     name = "tensorflow"
 
     def __init__(self) -> None:
-        self._placed: Placed | None = None
-        self._changed: Callable[[], Sequence[str]] = tuple  # what the last run's jit policy has done
-        self._on_colab = False  # what mends a bucket is said as Colab has it
+        self._placed: Placement | None = None
+        self._changed: Callable[[], Sequence[str]] = tuple  # changes of the last run's jit policy
+        self._on_colab = False  # how to log in to a bucket differs on Colab
 
     def prepare(self) -> None:
         self._part("runtime").prepare()
 
-    def initialise(self, asked: str = "", precision: str = "", host: Any = None) -> Placed:
-        placed: Placed = self._part("runtime").initialise(asked, precision, host=host)
+    def initialise(self, asked: str = "", precision: str = "", host: Any = None) -> Placement:
+        placed: Placement = self._part("runtime").initialise(asked, precision, host=host)
         self._placed = placed
         self._on_colab = getattr(getattr(host, "environment", None), "key", "") == "colab"
         return placed
 
     @property
-    def placed(self) -> Placed:
-        """Where it trains; initialised here where nobody has yet."""
+    def placed(self) -> Placement:
+        """Where it trains. Initialises TensorFlow on first use."""
         return self._placed or self.initialise()
 
     def scope(self) -> AbstractContextManager[None]:
-        """Without a TPU it is none: TensorFlow's default strategy is current anyhow, and a cell that enters its scope
-        explicitly can enter no other one, such as that of the MirroredStrategy that tutorials begin with."""
+        """No scope without a TPU: TensorFlow's default strategy is current anyhow, and inside an explicit scope a cell
+        could not enter another one, such as the MirroredStrategy of tutorials."""
         return nullcontext() if self.placed.kind == DEFAULT else self.placed.strategy.scope()
 
     def is_model(self, value: object) -> bool:
@@ -65,81 +56,81 @@ class TensorFlow:
     def state_bytes(self, items: Sequence[tuple[str, Any]]) -> int:
         return self._part("snapshot").state_bytes(items)  # type: ignore[no-any-return]
 
-    def kept(self, items: Sequence[tuple[str, Any]], folder: Path) -> Kept:
-        return self._part("snapshot").Snapshot(items, folder)  # type: ignore[no-any-return]
+    def kept(self, items: Sequence[tuple[str, Any]], folder: Path) -> SavedState:
+        return self._part("snapshot").TrainingSnapshot(items, folder)  # type: ignore[no-any-return]
 
     def precision(self, asked: str) -> AbstractContextManager[None]:
         return self._part("precision").within(asked)  # type: ignore[no-any-return]
 
     def precision_notes(self, models: Mapping[str, Any], asked: str) -> Sequence[str]:
-        return self._part("precision").kept(models, asked)  # type: ignore[no-any-return]
+        return self._part("precision").models_with_other_policy(models, asked)  # type: ignore[no-any-return]
 
     def jit(self, how: str, cells: Mapping[str, str]) -> AbstractContextManager[Callable[[], Sequence[str]]]:
         policy: AbstractContextManager[Callable[[], Sequence[str]]] = self._part("jit").policy(how, self.placed, cells)
-        return self._remembered(policy)
+        return self._remember(policy)
 
     @contextmanager
-    def _remembered(
+    def _remember(
         self, policy: AbstractContextManager[Callable[[], Sequence[str]]]
     ) -> Iterator[Callable[[], Sequence[str]]]:
         with policy as self._changed:
             yield self._changed
 
-    def placement_problems(self, items: Sequence[tuple[str, Any]]) -> Sequence[Problem]:
+    def placement_problems(self, items: Sequence[tuple[str, Any]]) -> Sequence[TrainingProblem]:
         return self._part("snapshot").placement_problems(items, self.placed)  # type: ignore[no-any-return]
 
-    def data_problems(self, items: Sequence[tuple[str, Any]], cells: Mapping[str, str]) -> Sequence[Problem]:
+    def data_problems(self, items: Sequence[tuple[str, Any]], cells: Mapping[str, str]) -> Sequence[TrainingProblem]:
         paths = self._part("checkpoints").path_problems(items, self.placed, self._on_colab)
         return [*self._part("data").problems(items, self.placed, cells), *paths]
 
-    def saving_problems(self, tree: ast.AST, names: Mapping[str, Any]) -> Sequence[Problem]:
+    def saving_problems(self, tree: ast.AST, names: Mapping[str, Any]) -> Sequence[TrainingProblem]:
         return self._part("checkpoint_calls").saving_problems(  # type: ignore[no-any-return]
             tree, names, self.placed, self._on_colab
         )
 
     def watching_data(
-        self, tell: Callable[[Problem], None], items: Sequence[tuple[str, Any]], cells: Mapping[str, str]
+        self, tell: Callable[[TrainingProblem], None], items: Sequence[tuple[str, Any]], cells: Mapping[str, str]
     ) -> AbstractContextManager[None]:
-        return self._part("fits").watching_fits(  # type: ignore[no-any-return]
+        return self._part("fit_checks").checking_fits(  # type: ignore[no-any-return]
             self.placed, tell, items, cells, self._on_colab
         )
 
     def before_first_step(
-        self, ask: Callable[[Traced], None], precision: str, cells: Mapping[str, str]
+        self, ask: Callable[[TraceResult], None], precision: str, cells: Mapping[str, str]
     ) -> AbstractContextManager[Callable[[], bool]]:
         return self._part("first_step").before_first_step(ask, precision, cells)  # type: ignore[no-any-return]
 
-    def observing(self, writer: EventWriter, watching: Watching) -> AbstractContextManager[Watcher]:
+    def observing(self, writer: EventWriter, watching: ObserverConfig) -> AbstractContextManager[Watcher]:
         return self._part("observe").observing(writer, watching)  # type: ignore[no-any-return]
 
     def cancelling(self) -> AbstractContextManager[Callable[[], None]]:
-        return self._part("cancelling").cancelling()  # type: ignore[no-any-return]
+        return self._part("cancellation").cancelling()  # type: ignore[no-any-return]
 
     def explained(self, error: BaseException, cells: Mapping[str, str]) -> TpuMagicsError | None:
-        put_on = self._part("jit").was_put_on(self._changed())
-        return self._part("mistakes").explained(error, cells, put_on)  # type: ignore[no-any-return]
+        jit_enabled = self._part("jit").has_enabled_jit(self._changed())
+        return self._part("error_messages").explain(error, cells, jit_enabled)  # type: ignore[no-any-return]
 
     def _part(self, name: str) -> Any:
-        """A file of this folder; it imports TensorFlow, so it is imported when it is first asked."""
+        """A module of this folder. They import TensorFlow, so each is imported on first use."""
         return import_module(f"{__name__}.{name}")
 
 
 def _classes(*names: str) -> tuple[type, ...]:
-    """Those of the classes ("module:Class") whose module was imported."""
+    """The classes ("module:Class") whose module was imported."""
     found = (getattr(sys.modules.get(name.partition(":")[0]), name.partition(":")[2], None) for name in names)
     return tuple(one for one in found if isinstance(one, type))
 
 
 def _is_part(value: object) -> bool:
-    """What is a tf.Module by its class and no model of a person's: layers, metrics, optimizers, generators."""
+    """Whether `value` is a tf.Module but not a user's model: a layer, metric, optimizer or generator."""
     return not isinstance(value, _classes("keras:Model")) and isinstance(
         value, _classes("keras:Layer", "keras:Metric", "keras:Optimizer", "keras:Variable")
     )
 
 
 def is_step(function: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> bool:
-    """Whether lower.py is the one to lower `function`: a tf.function, a Keras model, a method of one, or a Python
-    function that takes TensorFlow's values or names TensorFlow. False where TensorFlow was never imported."""
+    """Whether lower.py can lower `function`: a tf.function, a Keras model or a method of one, or a Python function that
+    takes or names TensorFlow objects. False if TensorFlow was never imported."""
     if not any(name in sys.modules for name in _NAMES):
         return False
     found = (function, getattr(function, "__self__", None), *args, *(kwargs or {}).values())

@@ -1,9 +1,7 @@
-"""The batches of a pipeline: how many rows, how many batches, and whether the last is short.
+"""Batch size, number of rows, and whether the last batch is short, read from a tf.data.Dataset without iterating it."""
 
-What lives here: reading it from the objects that a tf.data.Dataset was made of, without taking an element. What does
-not: what else a pipeline is made of (pipelines.py). `_batch_size`, `_drop_remainder`, `_input_dataset` and `_count` are
-those of TensorFlow 2.21 (data/ops/*.py); where they are missing, nothing is said.
-"""
+# `_batch_size`, `_drop_remainder`, `_input_dataset` and `_count` are those of TensorFlow 2.21 (data/ops/*.py). Where
+# they are missing, nothing is reported.
 
 from __future__ import annotations
 
@@ -19,35 +17,36 @@ _ENDS_BATCHES = ("Unbatch", "FlatMap", "Interleave", "Window", "Group", "Rebatch
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of a pipeline whose last one may be short. `rows`: what is batched, UNKNOWN where not known."""
+    """Batches of a pipeline whose last one may be short. `rows`: number of batched rows, or UNKNOWN."""
 
     size: int
     rows: int
 
     @property
     def rest(self) -> int | None:
-        """Rows of the last batch where it is short; 0 where none is; None where that is not known."""
+        """Rows of a short last batch; 0 if no batch is short; None if unknown."""
         return None if self.rows == UNKNOWN else self.rows % self.size
 
 
 def size_of(dataset: Any) -> int:
-    """Elements of one pass; INFINITE or UNKNOWN."""
-    told = getattr(dataset, "cardinality", UNKNOWN)
-    size = int(told() if callable(told) else told)
+    """Elements per pass, INFINITE or UNKNOWN."""
+    cardinality = getattr(dataset, "cardinality", UNKNOWN)
+    size = int(cardinality() if callable(cardinality) else cardinality)
     return size if size >= INFINITE else UNKNOWN
 
 
 def outermost_batches(dataset: Any) -> Batches | None:
-    """The batches that the elements of `dataset` are; None where they are rows, or it is not known.
+    """The batches that the elements of `dataset` are; None if they are single rows or if it is unknown.
 
-    `rows` of it are those that are batched; drop_remainder and take() are not looked at."""
+    Its `rows` are those that are batched; drop_remainder and take() are ignored.
+    """
     found = _batch_behind(dataset)
     size = found and _number(found[0]._batch_size)
     return Batches(size, size_of(found[0]._input_dataset)) if found and size else None
 
 
 def short_batches(dataset: Any) -> Batches | None:
-    """The outermost batches, where the last may have fewer rows and is not the only one."""
+    """The outermost batches, if the last one may be shorter and is not the only one."""
     if not any(spec.shape.rank is None or spec.shape.as_list()[:1] == [None] for spec in _specs(dataset)):
         return None
     found, batches = _batch_behind(dataset), outermost_batches(dataset)
@@ -60,8 +59,8 @@ def short_batches(dataset: Any) -> Batches | None:
 
 
 def _batch_behind(dataset: Any) -> tuple[Any, int | None] | None:
-    """The part that makes the batches, and how many of them take() leaves; None where what follows it takes them apart
-    or puts them together anew."""
+    """The dataset that makes the batches, and how many of them take() keeps; None if a later step unbatches or regroups
+    them."""
     one, most = getattr(dataset, "_original_dataset", dataset), None
     while one is not None and not any(sign in type(one).__name__ for sign in _ENDS_BATCHES):
         if getattr(one, "_batch_size", None) is not None:
@@ -77,7 +76,7 @@ def _specs(dataset: Any) -> list[Any]:
 
 
 def _number(value: Any) -> int | None:
-    """Of a tensor, or of a Python number."""
+    """A tensor or Python number as int."""
     try:
         return int(value)
     except (TypeError, ValueError):
@@ -85,7 +84,7 @@ def _number(value: Any) -> int | None:
 
 
 def values_of(part: Any) -> Iterator[Any]:
-    """What a part of a dataset holds, out of its lists and mappings."""
+    """Attributes of a dataset object, with lists and mappings unpacked."""
     for value in vars(part).values():
         if isinstance(value, (list, tuple)):
             yield from value

@@ -1,11 +1,7 @@
-"""Where the code itself will save to, known before it trains: `model.save_weights("x.h5")` behind a `model.fit`.
+"""Save calls in the user's code (`model.save_weights("x.h5")` after `model.fit`), checked before training starts."""
 
-What lives here: reading such calls from the code, and what of them cannot work. What does not: whether a path can be
-written (checkpoint_paths.py), and callbacks and managers, which are objects already.
-
-A run that fails at its last line puts all back that it has learned, so it is worth to look before. Only what is written
-out is seen: a text, or a name of the notebook that holds one.
-"""
+# A run that fails in its last line loses everything it has learned, so the check comes first. Only literal paths and
+# names of the notebook that hold a path are read.
 
 from __future__ import annotations
 
@@ -18,14 +14,13 @@ from typing import Any
 
 import keras
 
-from tpu_magics.backends.base import Placement as Placed
-from tpu_magics.backends.base import TrainingProblem as Problem
+from tpu_magics.backends.base import Placement, TrainingProblem
 from tpu_magics.backends.tensorflow.checkpoint_names import OLD, WEIGHTS, old_name
-from tpu_magics.backends.tensorflow.checkpoint_paths import existing, is_local, writable
+from tpu_magics.backends.tensorflow.checkpoint_paths import is_local, nearest_folder, writable
 from tpu_magics.errors import TpuMagicsError
 
 _OWN = {"tpu_magics.tf.save": 1, "tpu_magics.tf.checkpoint": 0}  # position of `path`
-# Keras 3.15: the endings that it takes; () where it takes any (saving/saving_api.py, models/model.py).
+# Endings that Keras 3.15 accepts, () for any (saving/saving_api.py, models/model.py).
 _KERAS: Mapping[str, tuple[str, ...]] = {
     "save": (".keras", ".h5", ".hdf5"),
     "save_weights": (WEIGHTS, ".weights.json"),
@@ -36,8 +31,8 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
-class _Saving:
-    """A call that saves. `endings`: those that its name may have, () for any; `always`: it stands in no branch."""
+class _SaveCall:
+    """A call that saves. `endings`: allowed endings of its path, () for any; `always`: it is not inside a branch."""
 
     path: str
     endings: tuple[str, ...]
@@ -45,76 +40,76 @@ class _Saving:
 
 
 def saving_problems(
-    tree: ast.AST, names: Mapping[str, Any], placed: Placed, on_colab: bool = False
-) -> tuple[Problem, ...]:
-    """What of the places that the code of `tree` names in its calls cannot be saved to. A call in a branch, or in a
-    function beside the one that is trained, may never be made: its problem does not refuse.
+    tree: ast.AST, names: Mapping[str, Any], placed: Placement, on_colab: bool = False
+) -> tuple[TrainingProblem, ...]:
+    """Problems with paths in save calls of `tree`. A call in a branch, or in a function other than the trained one, may
+    never run: its problem does not refuse the run.
 
     Args:
-        tree: of a cell, or of the function that is trained (a module that holds its `def`).
-        names: those of the notebook, and the arguments.
+        tree: of a cell, or a module with the `def` of the trained function.
+        names: of the notebook, and the arguments.
     """
     body = getattr(tree, "body", [])
-    if len(body) == 1 and isinstance(body[0], _FUNCTIONS):  # it is what is trained
+    if len(body) == 1 and isinstance(body[0], _FUNCTIONS):  # the trained function
         tree = ast.Module(body[0].body, [])
     remote, found = placed.kind == "tpu-remote", {}
-    for one in _savings(tree, names, True):
+    for one in _save_calls(tree, names, True):
         problem = _problem(one, on_colab, remote)
         if problem is not None:
             found[problem] = replace(problem, refuses=one.always)
     return tuple(found.values())
 
 
-def _problem(one: _Saving, on_colab: bool, remote: bool) -> Problem | None:
+def _problem(one: _SaveCall, on_colab: bool, remote: bool) -> TrainingProblem | None:
     try:
         if one.endings and not one.path.endswith(one.endings):
             raise old_name(one.path)
-        place = existing(one.path) if is_local(one.path) else one.path
+        place = nearest_folder(one.path) if is_local(one.path) else one.path
         legacy = place.lower().endswith(OLD) and not place.endswith(WEIGHTS)
         return writable(place.rpartition("/")[0] if legacy else place, on_colab, remote_tpu=remote)
     except TpuMagicsError as error:
-        return Problem(error.what, error.why, error.todo)
+        return TrainingProblem(error.what, error.why, error.todo)
 
 
 # -- reading the code -------------------------------------------------------------------------------------------------
 
 
-def _savings(node: ast.AST, names: Mapping[str, Any], always: bool) -> Iterator[_Saving]:
-    if isinstance(node, ast.Call) and (one := _saving(node, names, always)) is not None:
+def _save_calls(node: ast.AST, names: Mapping[str, Any], always: bool) -> Iterator[_SaveCall]:
+    if isinstance(node, ast.Call) and (one := _save_call(node, names, always)) is not None:
         yield one
     for inner in ast.iter_child_nodes(node):
-        yield from _savings(inner, names, always and not isinstance(inner, (*_SOMETIMES, *_FUNCTIONS, ast.Lambda)))
+        yield from _save_calls(inner, names, always and not isinstance(inner, (*_SOMETIMES, *_FUNCTIONS, ast.Lambda)))
 
 
-def _saving(call: ast.Call, names: Mapping[str, Any], always: bool) -> _Saving | None:
+def _save_call(call: ast.Call, names: Mapping[str, Any], always: bool) -> _SaveCall | None:
     own = _OWN.get(_dotted(call.func, names))
     if own is not None:
         path = _path(call, own, "path", names)
-        return _Saving(path, (), always) if path else None
+        return _SaveCall(path, (), always) if path else None
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in _KERAS:
         return None
     path, model = _path(call, 0, "filepath", names), _value(call.func.value, names)
-    # Nothing but Keras has save_weights. What else is not made yet may be anything.
+    # Only Keras has save_weights. Any other method of an undefined name may belong to anything.
     known = isinstance(model, keras.Model) or (model is None and call.func.attr == "save_weights")
-    return _Saving(path, _KERAS[call.func.attr], always) if path and known else None
+    return _SaveCall(path, _KERAS[call.func.attr], always) if path and known else None
 
 
 def _path(call: ast.Call, position: int, keyword: str, names: Mapping[str, Any]) -> str:
-    """The path that a call is given; "" where it cannot be read."""
+    """The path argument of a call; "" if it cannot be read."""
     given = [one.value for one in call.keywords if one.arg == keyword] or call.args[position : position + 1]
     value = _value(given[0], names) if given else None
     return str(value) if isinstance(value, (str, Path)) else ""
 
 
 def _value(node: ast.AST, names: Mapping[str, Any]) -> Any:
-    """Of a constant or a name; None for anything else. Nothing is run."""
+    """Value of a constant or a name; None for anything else. Nothing is run."""
     if isinstance(node, ast.Constant):
         return node.value
     return names.get(node.id) if isinstance(node, ast.Name) else None
 
 
 def _dotted(node: ast.AST, names: Mapping[str, Any]) -> str:
-    """The full name of a function: "tpu_magics.tf.save"; "" for what has none. Nothing is run or imported."""
+    """The full name of a function, "tpu_magics.tf.save"; "" if it has none. Nothing is run or imported."""
     if isinstance(node, ast.Attribute):
         return f"{_dotted(node.value, names)}.{node.attr}"
     value = _value(node, names)

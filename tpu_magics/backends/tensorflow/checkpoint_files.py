@@ -1,54 +1,56 @@
-"""Writing so that an earlier checkpoint is never lost: beside it first, then in its place.
-
-What lives here: single files and folders of tf.train.Checkpoint's, local and in a bucket. What does not: what is
-written (checkpoints.py), and whether it can be (checkpoint_paths.py).
-"""
+"""Write and read checkpoint files; the earlier checkpoint survives a failed write."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import uuid
+import warnings
+import zipfile
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
-from tpu_magics.backends.tensorflow.checkpoint_names import ending
+from tpu_magics.backends.tensorflow.checkpoint_names import KERAS, WEIGHTS, ending
 from tpu_magics.backends.tensorflow.checkpoint_paths import is_local
+from tpu_magics.backends.tensorflow.checkpoint_state import seeds_of, set_seeds
 
 _NAME = "ckpt"
 
 
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[str]:
-    """Gives the name of a local file to write; when the block ends, that file is at `path`. If it does not end, by an
-    error or an interrupt, what was at `path` stays as it was, and nothing else is left."""
+    """Yield the name of a local file to write. When the block ends, that file is moved to `path`; after an error or an
+    interrupt, the old file at `path` is unchanged and nothing else is left."""
     with contextlib.ExitStack() as stack:
-        # A bucket gets whole files only.
+        # Only complete files are uploaded to a bucket.
         local = is_local(path)
         folder = Path(path).absolute().parent if local else Path(stack.enter_context(TemporaryDirectory()))
         name = path.rpartition("/")[2]
         suffix = ending(name)
         beside = folder / f".{name.removesuffix(suffix)}-{uuid.uuid4().hex[:8]}{suffix}"
-        stack.callback(_forget, beside)
+        stack.callback(_remove_file, beside)
         yield str(beside)
         if local:
-            _kept_on_disk(beside)
+            _flush(beside)
             beside.replace(path)
         else:
             _upload(str(beside), path)
 
 
-def _kept_on_disk(path: Path) -> None:
+def _flush(path: Path) -> None:
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 
 
-def _forget(path: Path) -> None:
+def _remove_file(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink()
 
@@ -66,7 +68,7 @@ def _upload(local: str, path: str) -> None:
 
 @contextlib.contextmanager
 def local_copy(path: str) -> Iterator[str]:
-    """A local file of the same content."""
+    """A local file with the content of `path`."""
     if is_local(path):
         yield path
         return
@@ -76,11 +78,11 @@ def local_copy(path: str) -> Iterator[str]:
         yield copied
 
 
-# -- folders of tf.train.Checkpoint's -------------------------------------------------------------------------------
+# -- folders of tf.train.Checkpoint ------------------------------------------------------------------------------------
 
 
 def latest(folder: str) -> str:
-    """The prefix of the newest whole checkpoint: of a folder, or of the prefix itself; "" where there is none."""
+    """The prefix of the newest complete checkpoint in a folder (or the prefix itself); "" if there is none."""
     if tf.io.gfile.exists(f"{folder}.index"):
         return folder
     named: str = tf.train.latest_checkpoint(folder) or "" if tf.io.gfile.isdir(folder) else ""
@@ -88,15 +90,15 @@ def latest(folder: str) -> str:
 
 
 def names_in(prefix: str) -> set[str]:
-    """What a checkpoint holds at its top ("model", "optimizer", ...). TensorFlow 2.21 keeps it as a tensor of this
-    name, a TrackableObjectGraph whose first node is the top."""
+    """Names of the top-level objects in a checkpoint ("model", "optimizer", ...). TensorFlow 2.21 keeps them in a
+    tensor of this name, a TrackableObjectGraph whose first node is the root."""
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     graph.ParseFromString(tf.compat.v1.train.NewCheckpointReader(prefix).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
     return {child.local_name for child in graph.nodes[0].children}
 
 
 def next_prefix(folder: str, step: int | None) -> str:
-    """A name in `folder` that nothing has: by the step, where later ones are not there already."""
+    """An unused prefix in `folder`, numbered by the step unless later ones exist."""
     taken = [int(found[1]) for name in _names(folder) if (found := re.match(rf"{_NAME}-(\d+)\.", name))]
     number = max(taken, default=-1) + 1
     return f"{folder}/{_NAME}-{number if step is None else max(step, number)}"
@@ -108,21 +110,21 @@ def _names(folder: str) -> list[str]:
 
 @contextlib.contextmanager
 def adding(folder: str, prefix: str, keep: int) -> Iterator[None]:
-    """What the block writes at `prefix` becomes the newest checkpoint of `folder` when the block ends; then all but
-    `keep` are removed. If it does not end, its files are removed and the newest stays what it was: the file named
-    "checkpoint", which tells the newest, is replaced as a whole."""
+    """The files that the block writes at `prefix` become the newest checkpoint of `folder`; then all but `keep` are
+    removed. If the block fails, they are removed and the newest stays the same: the file "checkpoint", which names the
+    newest, is replaced as a whole."""
     tf.io.gfile.makedirs(folder)
     known = [one for one in _known(folder) if tf.io.gfile.exists(f"{one}.index")]
     try:
         yield
-        _tell(folder, [*known, prefix])
+        _write_state(folder, [*known, prefix])
     except BaseException:
         if latest(folder) != prefix:
             _remove(prefix)
         raise
     kept = [*known, prefix][-keep:]
     if len(kept) <= len(known):
-        _tell(folder, kept)
+        _write_state(folder, kept)
         for old in [one for one in known if one not in kept]:
             _remove(old)
 
@@ -132,22 +134,81 @@ def _known(folder: str) -> list[str]:
     return list(state.all_model_checkpoint_paths) if state else []
 
 
-def _tell(folder: str, prefixes: list[str]) -> None:
+def _write_state(folder: str, prefixes: list[str]) -> None:
     names = [one.rpartition("/")[2] for one in prefixes]
     lines = [f'model_checkpoint_path: "{names[-1]}"', *(f'all_model_checkpoint_paths: "{name}"' for name in names)]
     beside = f"{folder}/.checkpoint-{uuid.uuid4().hex[:8]}"
     with tf.io.gfile.GFile(beside, "w") as file:
         file.write("\n".join(lines) + "\n")
     if is_local(folder):
-        _kept_on_disk(Path(beside))
+        _flush(Path(beside))
     tf.io.gfile.rename(beside, f"{folder}/checkpoint", overwrite=True)
 
 
 def _remove(prefix: str) -> None:
-    """All files of one checkpoint, those of a write that broke off too."""
+    """Remove all files of one checkpoint, also those of an unfinished write."""
     folder, _, name = prefix.rpartition("/")
     for one in _names(folder):
         path = f"{folder}/{one}"
         if one.startswith((f"{name}.", f"{name}_temp")):
             with contextlib.suppress(tf.errors.OpError):
                 tf.io.gfile.rmtree(path) if tf.io.gfile.isdir(path) else tf.io.gfile.remove(path)
+
+
+# -- Keras files -------------------------------------------------------------------------------------------------------
+# Keras 3.15 writes the optimizer's variables, with its iterations, into both kinds of file, but not the seeds of
+# Dropout and similar layers (SeedGenerator.state). Without them training does not continue identically. They are added
+# as an attribute of a `.weights.h5`, and as a member of a `.keras`. Keras ignores both.
+
+
+_SEEDS = "tpu_magics.seeds"
+
+
+def write_file(model: Any, path: str) -> None:
+    """The file format follows from the ending."""
+    WRITERS[ending(path)](model, path)
+
+
+def read_file(model: Any, path: str) -> None:
+    """Read weights, seeds, and the optimizer if the file has it."""
+    with warnings.catch_warnings():
+        # Keras warns if the file has no optimizer; here that is expected.
+        warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
+        model.load_weights(path)
+    set_seeds(model, _read_seeds(path))
+
+
+def _write_keras(model: Any, path: str) -> None:
+    model.save(path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(f"{_SEEDS}.json", _seeds_text(model))
+
+
+def _write_weights(model: Any, path: str) -> None:
+    model.save_weights(path)
+    with _h5py().File(path, "a") as file:
+        file.attrs[_SEEDS] = _seeds_text(model)
+
+
+WRITERS = {KERAS: _write_keras, WEIGHTS: _write_weights}
+
+
+def _seeds_text(model: Any) -> str:
+    return json.dumps([one.numpy().tolist() for one in seeds_of(model)])
+
+
+def _h5py() -> Any:
+    """Keras writes weights with it, so it is installed with Keras."""
+    return import_module("h5py")
+
+
+def _read_seeds(path: str) -> list[Any]:
+    """Seeds in a file that `save` wrote; none in any other file."""
+    if path.endswith(KERAS):
+        with zipfile.ZipFile(path) as archive:
+            has = f"{_SEEDS}.json" in archive.namelist()
+            found = json.loads(archive.read(f"{_SEEDS}.json")) if has else []
+    else:
+        with _h5py().File(path, "r") as file:
+            found = json.loads(file.attrs.get(_SEEDS, "[]"))
+    return list(found)

@@ -1,14 +1,11 @@
-"""Whether a checkpoint can be written where it is to go.
-
-What lives here: trying a path before it is needed, and the paths that are known before a training. What does not:
-names (checkpoint_names.py), what a bucket refuses (buckets.py), and writing (checkpoint_files.py, checkpoints.py).
-"""
+"""Whether a checkpoint can be written to a path or a bucket, tested before training starts."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import shutil
+import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -17,38 +14,36 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tpu_magics.backends.base import Placement as Placed
-from tpu_magics.backends.base import TrainingProblem as Problem
-from tpu_magics.backends.tensorflow.buckets import PATIENCE, bucket_problem
+from tpu_magics.backends.base import Placement, TrainingProblem
 from tpu_magics.backends.tensorflow.checkpoint_names import OLD, USE_SAVE, ending, old_name
 from tpu_magics.errors import TpuMagicsError
 
+PATIENCE = 20.0  # seconds for a bucket to answer; TensorFlow itself retries for minutes
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
 def is_local(path: str) -> bool:
-    """Whether it lies on this machine."""
+    """Whether `path` is on this machine."""
     return not _SCHEME.match(path)
 
 
-def normal(path: str | Path) -> str:
-    """As text; a local one with the home directory put in. Raises TpuMagicsError for a name that nothing is saved
-    under."""
-    text = located(path)
+def normalise(path: str | Path) -> str:
+    """`path` as text, with ~ expanded. Raises TpuMagicsError for a name that nothing can be saved under."""
+    text = expand(path)
     if not str(path).strip():
-        raise TpuMagicsError("The path is empty.", "", 'Give one: "model.keras".')
+        raise TpuMagicsError("The path is empty.", "", 'Give a path, such as "model.keras".')
     if not ending(text) and text.lower().endswith(OLD):
         raise old_name(text)
     return text
 
 
-def located(path: str | Path) -> str:
-    """The same for what is there already, whatever its name."""
+def expand(path: str | Path) -> str:
+    """The same for an existing path, without a check of its name."""
     text = str(path)
     return str(Path(text).expanduser()) if is_local(text) else text.rstrip("/")
 
 
-# -- trying a path --------------------------------------------------------------------------------------------------
+# -- testing a path ----------------------------------------------------------------------------------------------------
 
 
 def writable(
@@ -59,28 +54,28 @@ def writable(
     remote_tpu: bool = False,
     attempt: Callable[[str], None] | None = None,
     patience: float = PATIENCE,
-) -> Problem | None:
-    """Why nothing can be written at `path`; None where it can. A small file is written beside it and removed.
+) -> TrainingProblem | None:
+    """Why nothing can be written at `path`; None if it can. A small file is written next to it and removed.
 
     Args:
         path: of a file (".keras", ".weights.h5") or of a folder of checkpoints, local or "gs://...".
-        on_colab: it is Colab, where credentials come from google.colab.
+        on_colab: credentials come from google.colab.
         needed: bytes.
-        remote_tpu: the TPU's host is another machine, whose own account writes into the bucket.
-        attempt: writes and removes a file at the path that it is given; TensorFlow's own, where it is None.
-        patience: seconds that a bucket has for its answer.
+        remote_tpu: the TPU's host is another machine, whose own account writes to the bucket.
+        attempt: writes and removes a file at a given path; None: TensorFlow does it.
+        patience: seconds to wait for a bucket.
     """
     try:
-        text = normal(path)
+        text = normalise(path)
     except TpuMagicsError as error:
-        return Problem(error.what, error.why, error.todo)
+        return TrainingProblem(error.what, error.why, error.todo)
     if is_local(text):
         return _local_problem(Path(text), bool(ending(text)), needed)
     folder = text.rpartition("/")[0] if ending(text) else text
     return bucket_problem(text, folder, on_colab=on_colab, remote_tpu=remote_tpu, attempt=attempt, patience=patience)
 
 
-def _local_problem(path: Path, is_file: bool, needed: int) -> Problem | None:
+def _local_problem(path: Path, is_file: bool, needed: int) -> TrainingProblem | None:
     folder = path.absolute().parent
     checks: Sequence[tuple[bool, str, str]] = (
         (
@@ -90,38 +85,42 @@ def _local_problem(path: Path, is_file: bool, needed: int) -> Problem | None:
         ),
         (
             not is_file and path.exists() and not path.is_dir(),
-            "it is a file, and a folder of checkpoints needs that name.",
+            "a file with this name exists, and a folder is needed.",
             "Give another name, or the ending .keras or .weights.h5.",
         ),
         (folder.exists() and not folder.is_dir(), f"{folder} is not a directory.", "Give a path in a directory."),
-        (not folder.exists(), f"there is no directory {folder}.", f"Make it: Path('{folder}').mkdir(parents=True)"),
+        (
+            not folder.exists(),
+            f"the directory {folder} does not exist.",
+            f"Create it: Path('{folder}').mkdir(parents=True)",
+        ),
     )
     for wrong, what, todo in checks:
         if wrong:
-            return Problem(f"Nothing can be saved at {path}: {what}", "", todo)
-    return _unwritten(path, path if path.is_dir() and not is_file else folder, needed)
+            return TrainingProblem(f"Cannot save to {path}: {what}", "", todo)
+    return _write_problem(path, path if path.is_dir() and not is_file else folder, needed)
 
 
-def _unwritten(path: Path, folder: Path, needed: int) -> Problem | None:
+def _write_problem(path: Path, folder: Path, needed: int) -> TrainingProblem | None:
     trial = folder / f".tpu_magics-{uuid.uuid4().hex[:12]}"
     try:
         trial.write_bytes(b"tpu_magics")
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        return Problem(
-            f"Nothing can be saved at {path}.",
-            f"Writing into {folder} failed: {error.strerror or error}.",
-            "Give a path where this account may write and where there is room.",
+        return TrainingProblem(
+            f"Cannot save to {path}.",
+            f"Writing to {folder} failed: {error.strerror or error}.",
+            "Give a path that you can write to, on a disk with free space.",
         )
     finally:
         with contextlib.suppress(OSError):
             trial.unlink(missing_ok=True)
     if free < needed:
-        return Problem(
-            f"There is no room for {path}.",
-            f"It takes about {needed / 2**20:,.1f} MiB, and {free / 2**20:,.1f} MiB are free; the earlier one is kept "
-            "until the new one is whole.",
-            "Make room, or give a path on another disk.",
+        return TrainingProblem(
+            f"Not enough disk space for {path}.",
+            f"It needs about {needed / 2**20:,.1f} MiB, and {free / 2**20:,.1f} MiB are free. The earlier "
+            "checkpoint is kept until the new one is complete.",
+            "Free some space, or give a path on another disk.",
         )
     return None
 
@@ -129,22 +128,22 @@ def _unwritten(path: Path, folder: Path, needed: int) -> Problem | None:
 # -- paths that are known before training ---------------------------------------------------------------------------
 
 
-Destination = tuple[str, bool]  # a path, and whether TensorFlow's ops write there, where Python does otherwise
+Destination = tuple[str, bool]  # a path, and whether TensorFlow ops (and not Python) write to it
 
 
 def path_problems(
-    items: Sequence[tuple[str, Any]], placed: Placed, on_colab: bool = False, known: Collection[Destination] = ()
-) -> Sequence[Problem]:
-    """What of the places that callbacks and managers among `items` (also in lists) will write to cannot be written.
-    `known`: those that were tried already."""
-    found: list[Problem] = []
+    items: Sequence[tuple[str, Any]], placed: Placement, on_colab: bool = False, known: Collection[Destination] = ()
+) -> Sequence[TrainingProblem]:
+    """Problems with the paths that callbacks and managers among `items` (also in lists) will write to. `known`: paths
+    that were already tested."""
+    found: list[TrainingProblem] = []
     remote = placed.kind == "tpu-remote"
     for path, by_tensorflow in dict.fromkeys(destinations([value for _, value in items])):
         if (path, by_tensorflow) in known:
             continue
-        problem = writable(existing(path) if is_local(path) else path, on_colab, remote_tpu=remote)
+        problem = writable(nearest_folder(path) if is_local(path) else path, on_colab, remote_tpu=remote)
         if problem is None and remote and by_tensorflow and is_local(path):
-            problem = Problem(
+            problem = TrainingProblem(
                 f"TensorFlow writes to {path} on the TPU's host, which does not have this machine's files.",
                 "\"File system scheme '[local]' not implemented\".",
                 f'Use a path in a bucket ("gs://bucket/..."), or {USE_SAVE}.',
@@ -154,7 +153,7 @@ def path_problems(
 
 
 def destinations(values: Sequence[Any]) -> Iterator[Destination]:
-    """Where callbacks and managers among `values` will write. A name that Keras fills in is left out."""
+    """Paths that callbacks and managers among `values` will write to. A name that Keras fills in is left out."""
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from destinations(value)
@@ -169,9 +168,132 @@ def destinations(values: Sequence[Any]) -> Iterator[Destination]:
             yield str(value.directory), getattr(options, "experimental_io_device", None) is None
 
 
-def existing(path: str) -> str:
-    """Callbacks and managers make the folders that are missing: the nearest one that is there has to be writable."""
+def nearest_folder(path: str) -> str:
+    """The nearest existing folder: callbacks and managers create missing ones, so this one has to be writable."""
     one = Path(path).expanduser().absolute()
     while not one.exists() and one != one.parent:
         one = one.parent
     return str(one) if one.is_dir() or ending(str(one)) else str(one.parent)
+
+
+# -- buckets -----------------------------------------------------------------------------------------------------------
+
+
+def bucket_problem(
+    path: str,
+    folder: str,
+    *,
+    on_colab: bool = False,
+    remote_tpu: bool = False,
+    attempt: Callable[[str], None] | None = None,
+    patience: float = PATIENCE,
+) -> TrainingProblem | None:
+    """Why nothing can be written at `path`; None if it can.
+
+    Args:
+        path: "gs://bucket/...", for the message.
+        folder: where the test file goes.
+        on_colab: credentials come from google.colab.
+        remote_tpu: the TPU's host is another machine, whose own account writes.
+        attempt: writes and removes a file at a given path; None: TensorFlow does it.
+        patience: seconds to wait for an answer.
+    """
+    beside = f"{folder}/.tpu_magics-{uuid.uuid4().hex[:12]}"
+    error, answered = _within(patience, lambda: (attempt or _try)(beside))
+    if answered and error is None:
+        return None
+    text = str(error) if answered else f"no answer within {patience:g} seconds"
+    return _refused(path, text, on_colab, remote_tpu)
+
+
+def _try(path: str) -> None:
+    with tf.io.gfile.GFile(path, "w") as file:
+        file.write("tpu_magics")
+    tf.io.gfile.remove(path)
+
+
+def _within(seconds: float, do: Callable[[], None]) -> tuple[BaseException | None, bool]:
+    """(what it raised, whether it ended in time). TensorFlow's calls cannot be stopped: their thread keeps running."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            do()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="tpu_magics-bucket", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return (raised[0] if raised else None), not thread.is_alive()
+
+
+# -- errors of buckets -------------------------------------------------------------------------------------------------
+
+_COLAB = (
+    "from google.colab import auth; auth.authenticate_user(), then !gcloud config set project PROJECT, and run this "
+    "cell again"
+)
+_ELSEWHERE = (
+    "gcloud auth application-default login, then gcloud config set project PROJECT (or set "
+    "GOOGLE_APPLICATION_CREDENTIALS to the path of a service account's key), and run this cell again"
+)
+# (patterns, what is wrong, what to do; {login}, {bucket} and {account} are filled in). The messages are those of
+# TensorFlow's file system for gs:// (tsl/platform/cloud: google_auth_provider.cc, gcs_file_system.cc).
+_REFUSALS = (
+    (
+        ("scheme 'gs' not implemented",),
+        "this TensorFlow has no file system for gs://",
+        "pip install tensorflow-io-gcs-filesystem, or save to a local path and copy that with gcloud storage cp -r.",
+    ),
+    (
+        ("code 401", "Anonymous caller", "empty token", "Could not locate the credentials", "Invalid Credentials"),
+        "you are not logged in to Google Cloud",
+        "Log in: {login}.",
+    ),
+    (
+        ("code 404", "bucket does not exist", "notFound"),
+        "there is no bucket gs://{bucket}",
+        "Correct the name, or create the bucket: gcloud storage buckets create gs://{bucket}. With another "
+        "account: {login}.",
+    ),
+    (
+        ("code 403", "does not have storage.", "forbidden", "AccessDenied"),
+        "{account} has no permission to write there",
+        "Grant it: gcloud storage buckets add-iam-policy-binding gs://{bucket} --member=MEMBER "
+        "--role=roles/storage.objectAdmin. With another account: {login}.",
+    ),
+    (
+        ("libcurl", "no answer within", "resolve host", "Callback aborted", "retry attempts failed"),
+        "Google Cloud Storage does not answer",
+        "Check that this machine can reach storage.googleapis.com. If you are not logged in: {login}.",
+    ),
+)
+_ACCOUNT = re.compile(r"([\w.+-]+@[\w.-]+) does not have")
+
+
+def _refused(path: str, text: str, on_colab: bool, remote_tpu: bool) -> TrainingProblem:
+    account = _ACCOUNT.search(text)
+    words = {
+        "login": _COLAB if on_colab else _ELSEWHERE,
+        "bucket": path.split("/")[2],
+        "account": account[1] if account else "the account in use",
+        "path": path,
+    }
+    known = (one for one in _REFUSALS if any(sign.lower() in text.lower() for sign in one[0]))
+    _, what, todo = next(
+        known, ((), "the write was refused", "Read the message above. If you are not logged in: {login}.")
+    )
+    also = (
+        " The TPU's service account (service-NUMBER@cloud-tpu.iam.gserviceaccount.com) needs the role as "
+        "well, because it writes the files."
+        if remote_tpu
+        else ""
+    )
+    return TrainingProblem(f"Cannot save to {path}: {what.format(**words)}.", _short(text), todo.format(**words) + also)
+
+
+def _short(text: str) -> str:
+    message = re.search(r'"message": "([^"]+)"', text)
+    first = message[1] if message else " ".join(text.split())
+    return first if len(first) <= 300 else f"{first[:300]}..."

@@ -1,8 +1,4 @@
-"""What of a model goes into a checkpoint, where it lies, and putting it back.
-
-What lives here: variables, the seeds of random layers, the machine that holds them. What does not: files
-(checkpoints.py).
-"""
+"""What a checkpoint of a model contains (weights, optimizer, seeds), and restoring it."""
 
 from __future__ import annotations
 
@@ -25,8 +21,8 @@ def require_built(model: Any) -> None:
     if not getattr(model, "built", True):
         raise TpuMagicsError(
             f"The model {model.name} is not built: it has no weights yet.",
-            "Keras makes them when it learns the shape of the input.",
-            "Call it on a batch, or model.build(shape), first.",
+            "Keras creates the weights when the input shape is known.",
+            "Call the model on a batch first, or call model.build(shape).",
         )
 
 
@@ -39,7 +35,7 @@ def variables_of(model: Any) -> list[Any]:
 
 
 def seeds_of(model: Any) -> list[Any]:
-    """The states of the model's random numbers: variables that are neither weights nor a metric's."""
+    """The random states of the model: variables that are neither weights nor metrics."""
     if not isinstance(model, keras.Model):
         return []
     others = {id(one) for one in (*model.weights, *model.metrics_variables)}
@@ -55,7 +51,7 @@ def bytes_of(variables: Sequence[Any]) -> int:
 
 
 def is_remote(held: Any) -> bool:
-    """Whether variables lie on another machine, by the job in the names of their devices."""
+    """Whether variables are on another machine, by the job in their device names."""
     variables = held if isinstance(held, (list, tuple)) else getattr(held, "variables", ())
     return any("/job:" in place and LOCALHOST not in place for place in map(_device, variables))
 
@@ -67,14 +63,14 @@ def _device(variable: Any) -> str:
 
 
 def options_for(path: str, held: Sequence[Any]) -> Any:
-    """A local path is one of this machine: it is written and read here, also where the variables are elsewhere."""
+    """A local path is on this machine: it is written and read here, even if the variables are elsewhere."""
     local = is_local(path) and is_remote(list(held))
     return tf.train.CheckpointOptions(experimental_io_device=LOCALHOST if local else None)
 
 
 @contextlib.contextmanager
-def or_as_before(variables: Sequence[Any], path: str) -> Iterator[None]:
-    """If the block fails or is interrupted, all variables are what they were."""
+def restoring_on_error(variables: Sequence[Any], path: str) -> Iterator[None]:
+    """Restore all variables if the block fails or is interrupted."""
     before = [one.numpy() for one in variables]
     try:
         yield
@@ -83,7 +79,7 @@ def or_as_before(variables: Sequence[Any], path: str) -> Iterator[None]:
             one.assign(value)
         if not isinstance(error, Exception) or isinstance(error, TpuMagicsError):
             raise
-        raise _unread(path, error) from error
+        raise _load_error(path, error) from error
 
 
 def set_seeds(model: Any, found: Sequence[Any]) -> None:
@@ -94,9 +90,9 @@ def set_seeds(model: Any, found: Sequence[Any]) -> None:
 
 
 def require_matched(status: Any, model: Any) -> None:
-    """Raise AssertionError where not all weights of `model` were in what was read, whatever else was not (its
-    optimizer). Which they were is what TensorFlow 2.21 keeps in `status._checkpoint.object_by_proto_id`; where that is
-    missing, everything has to match."""
+    """Raise AssertionError if a weight of `model` was not in the checkpoint; other objects (the optimizer) may be
+    missing. The objects found are in TensorFlow 2.21's `status._checkpoint.object_by_proto_id`; without it, everything
+    has to match."""
     found = getattr(getattr(status, "_checkpoint", None), "object_by_proto_id", None)
     if found is None:
         status.assert_existing_objects_matched()
@@ -107,10 +103,11 @@ def require_matched(status: Any, model: Any) -> None:
         raise AssertionError(f"not in the checkpoint: {', '.join(missing)}")
 
 
-def _unread(path: str, error: Exception) -> TpuMagicsError:
+def _load_error(path: str, error: Exception) -> TpuMagicsError:
     first = re.sub(r"\s+", " ", str(error)).strip()
     return TpuMagicsError(
-        f"{path} could not be loaded; the model is as it was.",
+        f"{path} could not be loaded. The model is unchanged.",
         f"{type(error).__name__}: {first[:300]}",
-        "Load it into a model of the same layers and shapes, with the same optimizer. If it is torn, take another.",
+        "Load it into a model with the same layers, shapes and optimizer. If the file is damaged, use "
+        "another checkpoint.",
     )

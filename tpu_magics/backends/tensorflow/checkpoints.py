@@ -1,8 +1,4 @@
-"""Saving and loading models: weights, optimizer, step, and the state of the model's random numbers.
-
-What lives here: which form it is, and folders of tf.train.Checkpoint's. What does not: files of Keras (keras_files.py),
-writing without losing the earlier one (checkpoint_files.py), and which paths can be written (checkpoint_paths.py).
-"""
+"""Save and load models: weights, optimizer, step and random seeds."""
 
 from __future__ import annotations
 
@@ -13,21 +9,29 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tpu_magics.backends.tensorflow.checkpoint_files import adding, latest, local_copy, names_in, next_prefix, replacing
+from tpu_magics.backends.tensorflow.checkpoint_files import (
+    adding,
+    latest,
+    local_copy,
+    names_in,
+    next_prefix,
+    read_file,
+    replacing,
+    write_file,
+)
 from tpu_magics.backends.tensorflow.checkpoint_names import KERAS, ending, name_refused
-from tpu_magics.backends.tensorflow.checkpoint_paths import located, normal, path_problems, writable
+from tpu_magics.backends.tensorflow.checkpoint_paths import expand, normalise, path_problems, writable
 from tpu_magics.backends.tensorflow.checkpoint_state import (
     bytes_of,
     is_remote,
     options_for,
-    or_as_before,
     require_built,
     require_matched,
+    restoring_on_error,
     seeds_of,
     strategy_of,
     variables_of,
 )
-from tpu_magics.backends.tensorflow.keras_files import read_file, write_file
 from tpu_magics.errors import TpuMagicsError
 
 __all__ = ["Checkpoint", "load", "name_refused", "path_problems", "save", "writable"]
@@ -35,7 +39,7 @@ __all__ = ["Checkpoint", "load", "name_refused", "path_problems", "save", "writa
 
 def save(model: Any, path: str | Path, *, on_colab: bool = False) -> str:
     """See tpu_magics.tf.save."""
-    text = normal(path)
+    text = normalise(path)
     if not ending(text):
         return Checkpoint(text, model=model, on_colab=on_colab).save()
     require_built(model)
@@ -48,17 +52,17 @@ def save(model: Any, path: str | Path, *, on_colab: bool = False) -> str:
 
 def load(model: Any, path: str | Path) -> Any:
     """See tpu_magics.tf.load."""
-    text = located(path)
+    text = expand(path)
     if not text.endswith((KERAS, ".h5", ".hdf5")):
         found = Checkpoint(text, model=model, trying=False)
         if not found.exists:
-            raise _missing(text)
+            raise _missing_error(text)
         found.restore()
         return model
     if not tf.io.gfile.exists(text):
-        raise _missing(text)
+        raise _missing_error(text)
     require_built(model)
-    with or_as_before(variables_of(model), text), local_copy(text) as copied:
+    with restoring_on_error(variables_of(model), text), local_copy(text) as copied:
         read_file(model, copied)
     return model
 
@@ -78,7 +82,7 @@ class Checkpoint:
         trying: bool = True,
         **more: Any,
     ) -> None:
-        self.path = normal(path) if trying else located(path)
+        self.path = normalise(path) if trying else expand(path)
         self.model, self.keep, self._on_colab, self._more = model, keep, on_colab, more
         self._given_optimizer = optimizer
         self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
@@ -89,19 +93,20 @@ class Checkpoint:
 
     @property
     def exists(self) -> bool:
-        """Whether there is one to restore."""
+        """Whether there is a checkpoint to restore."""
         if ending(self.path):
             return bool(tf.io.gfile.exists(self.path))
         return bool(latest(self.path))
 
     @property
     def step(self) -> int:
-        """Of the variable that was given as `step`, else the optimizer's iterations; 0 where there is neither."""
+        """The value of `step`, else the optimizer's iterations, else 0."""
         counter = self._own_step if self._own_step is not None else getattr(self.optimizer, "iterations", 0)
         return int(counter.numpy() if hasattr(counter, "numpy") else counter)  # a distributed one has no int
 
     def save(self) -> str:
-        """Write it. The earlier one is there until this one is whole. Returns its path (the prefix, in a folder)."""
+        """Write a checkpoint; the earlier one is kept until it is complete. Returns its path (in a folder: the
+        prefix)."""
         if ending(self.path):
             return save(self.model, self.path, on_colab=self._on_colab)
         self._build()
@@ -113,8 +118,8 @@ class Checkpoint:
         return prefix
 
     def restore(self) -> int:
-        """Read the newest into the model, the optimizer and the rest, and return its step; where there is none, leave
-        all as it is and return 0. What cannot be read whole changes nothing."""
+        """Read the newest checkpoint and return its step; without one, change nothing and return 0. An unreadable
+        checkpoint changes nothing."""
         if not self.exists:
             return 0
         if ending(self.path):
@@ -122,7 +127,7 @@ class Checkpoint:
             return self.step
         self._build()
         held = self._variables()
-        with or_as_before(held, self.path):
+        with restoring_on_error(held, self.path):
             prefix = latest(self.path)
             names = names_in(prefix)
             status = self._tracked(names).read(prefix, options=options_for(self.path, held))
@@ -135,20 +140,20 @@ class Checkpoint:
 
     def _check(self) -> None:
         if self.model is None and self.optimizer is None and not self._more:
-            raise TpuMagicsError("There is nothing to save.", "", "Give model=, optimizer= or variables by name.")
+            raise TpuMagicsError("There is nothing to save.", "", "Pass model=, optimizer= or variables by name.")
         foreign = self.optimizer is not getattr(self.model, "optimizer", None)
         if ending(self.path) and (self.model is None or foreign or self._own_step is not None or self._more):
             raise TpuMagicsError(
-                f"{self.path} holds a compiled model, and nothing beside it.",
-                "A file of Keras' has no place for an optimizer of your own loop, a step or other variables.",
-                f'Leave out the ending, for a folder of tf.train.Checkpoint\'s: "{_stem(self.path)}".',
+                f"{self.path} can hold only a compiled model.",
+                "A Keras file cannot hold an optimizer of your own loop, a step or other variables.",
+                f'Remove the ending to save a folder of tf.train.Checkpoint files: "{_stem(self.path)}".',
             )
         if isinstance(self._own_step, int):
             raise TpuMagicsError(
-                "step is a Python number, which nothing can be restored into.",
-                "A checkpoint holds variables.",
-                "Give step=tf.Variable(0, dtype=tf.int64), and count with step.assign_add(1); or leave it out, for the "
-                "optimizer's iterations.",
+                "step is a Python number, which cannot be restored.",
+                "A checkpoint holds only variables.",
+                "Pass step=tf.Variable(0, dtype=tf.int64) and count with step.assign_add(1), or omit it to use "
+                "the optimizer's iterations.",
             )
 
     def _build(self) -> None:
@@ -159,20 +164,20 @@ class Checkpoint:
             if model is None:
                 raise TpuMagicsError(
                     "The optimizer has no variables yet.",
-                    "It makes them for the variables that it trains.",
-                    "Call optimizer.build(model.trainable_variables) first, or give model=.",
+                    "It creates them from the variables that it trains.",
+                    "Call optimizer.build(model.trainable_variables) first, or pass model=.",
                 )
             with strategy_of(model).scope():
                 optimizer.build(model.trainable_variables)
 
     def _tracked(self, held: Collection[str] | None = None) -> Any:
-        """`held`: names in a checkpoint that is to be read. What nobody asked for by name may be missing there: the
-        model's own optimizer and its seeds."""
+        """`held`: names in a checkpoint that is being read. The model's own optimizer and its seeds, which nobody
+        requested by name, may be missing there."""
         seeds = {f"seed{number}": one.value for number, one in enumerate(seeds_of(self.model))}
         own = {"optimizer": self.optimizer, "seeds": tf.train.Checkpoint(**seeds) if seeds else None}
         if held is not None:
-            asked = ("optimizer",) if self._given_optimizer is not None else ()
-            own = {name: one for name, one in own.items() if name in (*held, *asked)}
+            requested = ("optimizer",) if self._given_optimizer is not None else ()
+            own = {name: one for name, one in own.items() if name in (*held, *requested)}
         named = {"model": self.model, "step": self._own_step, **self._more, **own}
         return tf.train.Checkpoint(**{name: one for name, one in named.items() if one is not None})
 
@@ -185,7 +190,7 @@ class Checkpoint:
 
 
 def require_writable(path: str, on_colab: bool, needed: int, held: Any) -> None:
-    """Raise TpuMagicsError where nothing can be written there."""
+    """Raise TpuMagicsError if nothing can be written to `path`."""
     problem = writable(path, on_colab, needed=needed, remote_tpu=is_remote(held))
     if problem is not None:
         raise TpuMagicsError(problem.what, problem.why, problem.todo)
@@ -198,18 +203,18 @@ def _require_keras(model: Any, path: str) -> None:
     if not isinstance(model, keras.Model):
         raise TpuMagicsError(
             f"A {type(model).__name__} cannot be saved as {path}.",
-            "Files of this ending hold models of Keras.",
-            f'Leave out the ending, for a folder of tf.train.Checkpoint\'s: "{_stem(path)}".',
+            "Files with this ending hold Keras models.",
+            f'Remove the ending to save a folder of tf.train.Checkpoint files: "{_stem(path)}".',
         )
 
 
-def _missing(path: str) -> TpuMagicsError:
+def _missing_error(path: str) -> TpuMagicsError:
     folder = path.rpartition("/")[0] or "."
     try:
         names = sorted(tf.io.gfile.listdir(folder))[:8]
     except tf.errors.OpError:
         names = []
-    there = f"{folder} holds {', '.join(names)}." if names else f"There is nothing in {folder}."
+    there = f"{folder} contains {', '.join(names)}." if names else f"{folder} is empty or does not exist."
     return TpuMagicsError(f"There is no checkpoint at {path}.", there, "Correct the path.")
 
 

@@ -1,8 +1,7 @@
-"""What `model.compile` was told of jit_compile. Keras keeps no record: both "auto" and False stand as False afterwards.
+"""The `jit_compile` that `model.compile` was called with. Keras stores both "auto" and False as False."""
 
-Keras 3.15, src/trainers/trainer.py: each model's compile() is Trainer.compile, which makes a new `_compile_config`; a
-model that is loaded is compiled by `compile_from_config`, with what stood there when it was saved.
-"""
+# Keras 3.15, src/trainers/trainer.py: each model's compile() is Trainer.compile, which makes a new `_compile_config`. A
+# loaded model is compiled by `compile_from_config`, with the value at the time it was saved.
 
 from __future__ import annotations
 
@@ -12,43 +11,43 @@ from functools import wraps
 from traceback import walk_stack
 from typing import Any
 
-# Not "_...": Keras walks over a model's attributes when it saves it, without those that begin with two underscores.
-_TOLD = "__tpu_magics_told__"
+# Two underscores: Keras walks over a model's attributes when it saves it, but skips those.
+_RECORD = "__tpu_magics_told__"
 _LOADED = "compile_from_config"
-_NEAR = 8  # frames between a call of compile() and Keras' own caller
+_NEAR = 8  # frames to search for Keras' own caller of compile()
 AUTO = "auto"
 
 
-def listen() -> None:
-    """Note from now on what compile() is told, where Keras is imported and runs on TensorFlow (idempotent)."""
+def record_calls() -> None:
+    """Record the arguments of compile() from now on, if Keras is imported and runs on TensorFlow (idempotent)."""
     kind = _trainer()
     original = getattr(kind, "compile", None)
-    if kind is None or original is None or hasattr(original, _TOLD):
+    if kind is None or original is None or hasattr(original, _RECORD):
         return
     signature = inspect.signature(original)
 
     @wraps(original)
-    def heard(model: Any, *args: Any, **kwargs: Any) -> None:
+    def compile_and_record(model: Any, *args: Any, **kwargs: Any) -> None:
         __tracebackhide__ = True
         original(model, *args, **kwargs)
-        told = signature.bind(model, *args, **kwargs).arguments.get("jit_compile", AUTO)
-        model.__dict__[_TOLD] = (model._compile_config, AUTO if _is_loaded() else told)
+        requested_jit = signature.bind(model, *args, **kwargs).arguments.get("jit_compile", AUTO)
+        model.__dict__[_RECORD] = (model._compile_config, AUTO if _is_loaded() else requested_jit)
 
-    setattr(heard, _TOLD, original)
-    kind.compile = heard
+    setattr(compile_and_record, _RECORD, original)
+    kind.compile = compile_and_record
 
 
-def listen_no_more() -> None:
-    """Keras' class is as it was."""
+def stop_recording() -> None:
+    """Restore Keras' own compile()."""
     kind = _trainer()
-    original = getattr(getattr(kind, "compile", None), _TOLD, None)
+    original = getattr(getattr(kind, "compile", None), _RECORD, None)
     if kind is not None and original is not None:
         kind.compile = original
 
 
-def told(model: Any) -> Any:
-    """What compile() was last told: "auto", True or False; None where that is not known."""
-    config, value = model.__dict__.get(_TOLD, (None, None))
+def requested_jit(model: Any) -> Any:
+    """The jit_compile of the last compile(): "auto", True or False; None if unknown."""
+    config, value = model.__dict__.get(_RECORD, (None, None))
     return value if config is not None and config is getattr(model, "_compile_config", None) else None
 
 

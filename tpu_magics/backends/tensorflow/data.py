@@ -1,8 +1,4 @@
-"""What of an input pipeline cannot work, or costs a compile, where the training goes on.
-
-What lives here: finding the pipelines among a cell's values, and the sentences. What does not: reading a pipeline
-(pipelines.py), what `model.fit` is given within the cell (fits.py), and arrays in memory (in_memory.py).
-"""
+"""Problems of input pipelines: Python or local files on a remote TPU, short last batches."""
 
 from __future__ import annotations
 
@@ -13,65 +9,66 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tpu_magics.backends.base import Placement as Placed
-from tpu_magics.backends.base import TrainingProblem as Problem
-from tpu_magics.backends.lowered import SourceLine as Place
+from tpu_magics.backends.base import Placement, TrainingProblem
+from tpu_magics.backends.lowered import SourceLine
 from tpu_magics.backends.tensorflow.batches import Batches
-from tpu_magics.backends.tensorflow.pipelines import Pipeline, pipeline_of
+from tpu_magics.backends.tensorflow.input_pipeline import InputPipeline, pipeline_of
 
 REMOTE = "tpu-remote"
 HOME = "default"
-_DEPTH = 4  # containers in containers
-_MOST = 1000  # items of a container that are looked at
+_DEPTH = 4  # nested containers
+_MOST = 1000  # items checked per container
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), tf.Tensor, tf.Variable)
 _PYTHON_WHY = (
-    "The pipeline runs on the TPU's host, which has neither this Python process nor its functions (\"No registered "
-    "'PyFunc' OpKernel\")."
+    "The pipeline runs on the TPU's host, which does not have this Python process or its functions (\"No "
+    "registered 'PyFunc' OpKernel\")."
 )
 _FILES_WHY = (
     "The pipeline runs on the TPU's host, which does not have this machine's files (\"File system scheme '[local]' not "
     'implemented").'
 )
 _IN_MEMORY = (
-    "Put it into memory before: tpu_magics.tf.in_memory({name}, batch_size=...). What does not fit there: write it as "
-    'TFRecord into a bucket, and read it with tf.data.TFRecordDataset("gs://bucket/...").'
+    "Load it into memory first: tpu_magics.tf.in_memory({name}, batch_size=...). If it does not fit, write "
+    'TFRecord files to a bucket and read them with tf.data.TFRecordDataset("gs://bucket/...").'
 )
 _BUCKET = (
-    'Copy the files into a bucket and name them "gs://bucket/...", or put what they give into memory: '
+    'Copy the files to a bucket and use "gs://bucket/..." paths, or load the data into memory: '
     "tpu_magics.tf.in_memory({name}, batch_size=...)."
 )
-_OPEN = "the size of a batch is not known when the step is traced, so that TPUStrategy pads each one as it comes"
+_OPEN = "the batch size is unknown when the step is traced, so TPUStrategy pads every batch"
 _DROP = (
-    "Use batch({size}, drop_remainder=True), a batch size that divides the rows, or repeat() before batch() together "
-    "with steps_per_epoch."
+    "Use batch({size}, drop_remainder=True), a batch size that divides the number of rows, or repeat() before "
+    "batch() together with steps_per_epoch."
 )
 
 
 def problems(
-    items: Sequence[tuple[str, Any]], placed: Placed, cells: Mapping[str, str] | None = None
-) -> Sequence[Problem]:
-    """What is wrong with the input pipelines among `items`. Nothing is run, no element is taken.
+    items: Sequence[tuple[str, Any]], placed: Placement, cells: Mapping[str, str] | None = None
+) -> Sequence[TrainingProblem]:
+    """Problems of the input pipelines among `items`. Nothing is run, no element is taken.
 
     Args:
         items: (name, value) of the notebook; also in lists, tuples, mappings, iterators and distributed datasets.
-        placed: where the training goes on. Python and local files are wrong for a TPU of another host only.
+        placed: where training runs. Python and local files are a problem only for a TPU on another host.
         cells: file names of cells -> "In [n]".
     """
-    found: list[Problem] = []
-    for name, data in reached(items):
+    found: list[TrainingProblem] = []
+    for name, data in find_datasets(items):
         found += data_problems(name, data, placed, cells)
     return tuple(dict.fromkeys(found))
 
 
-def reached(items: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def find_datasets(items: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """(name, value) of each tf.data.Dataset and keras.utils.PyDataset, once."""
     seen: set[int] = set()
     for name, value in items:
-        yield from _reached(name, value, seen, _DEPTH)
+        yield from _find_datasets(name, value, seen, _DEPTH)
 
 
-def data_problems(name: str, data: Any, placed: Placed, cells: Mapping[str, str] | None = None) -> Sequence[Problem]:
-    """Those of one dataset (also a distributed one), or of one PyDataset."""
+def data_problems(
+    name: str, data: Any, placed: Placement, cells: Mapping[str, str] | None = None
+) -> Sequence[TrainingProblem]:
+    """Problems of one dataset (also a distributed one) or one PyDataset."""
     if isinstance(data, keras.utils.PyDataset):
         return [python_problem(name, "a keras.utils.PyDataset")] if placed.kind == REMOTE else []
     pipeline = pipeline_of(data, cells)
@@ -80,7 +77,7 @@ def data_problems(name: str, data: Any, placed: Placed, cells: Mapping[str, str]
     return [*found, *([short] if short else [])]
 
 
-def _reached(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
+def _find_datasets(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
     if isinstance(value, _PLAIN) or id(value) in seen:
         return
     seen.add(id(value))
@@ -90,18 +87,18 @@ def _reached(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tupl
             yield name, data
     elif depth and isinstance(value, Mapping):
         for key, one in islice(list(value.items()), _MOST):
-            yield from _reached(f"{name}[{key!r}]", one, seen, depth - 1)
+            yield from _find_datasets(f"{name}[{key!r}]", one, seen, depth - 1)
     elif depth and isinstance(value, (list, tuple)):
         for number, one in enumerate(value[:_MOST]):
-            yield from _reached(f"{name}[{number}]", one, seen, depth - 1)
-    elif depth and type(value).__module__ == "__main__":  # an object of a class of the notebook's
+            yield from _find_datasets(f"{name}[{number}]", one, seen, depth - 1)
+    elif depth and type(value).__module__ == "__main__":  # an instance of a class defined in the notebook
         for key, one in list(getattr(value, "__dict__", {}).items()):
-            yield from _reached(f"{name}.{key}", one, seen, depth - 1)
+            yield from _find_datasets(f"{name}.{key}", one, seen, depth - 1)
 
 
 def dataset_of(value: Any) -> Any:
-    """The dataset that `value` is, or is made of; None for what is none. Attributes as in TensorFlow 2.21
-    (distribute/input_lib.py, data/ops/iterator_ops.py); where they are missing, it is not looked into."""
+    """The dataset that `value` is or was made from; None if there is none. Attributes as in TensorFlow 2.21
+    (distribute/input_lib.py, data/ops/iterator_ops.py); if they are missing, it is not found."""
     if isinstance(value, (tf.data.Dataset, keras.utils.PyDataset)):
         return value
     if isinstance(value, tf.distribute.DistributedDataset):
@@ -119,53 +116,55 @@ def dataset_of(value: Any) -> Any:
 # -- sentences ------------------------------------------------------------------------------------------------------
 
 
-def _remote_problems(name: str, pipeline: Pipeline) -> list[Problem]:
+def _remote_problems(name: str, pipeline: InputPipeline) -> list[TrainingProblem]:
     found = [python_problem(name, one.what, one.place) for one in pipeline.python]
     for one in pipeline.files:
         if one.local:
-            what = f"{name} takes {one.local} from this machine ({one.what}{_at(one.place)}), and the TPU is another."
-            found.append(Problem(what, _FILES_WHY, _BUCKET.format(name=name)))
+            what = (
+                f"{name} reads {one.local} from this machine ({one.what}{_at(one.place)}), but the TPU is on "
+                "another machine."
+            )
+            found.append(TrainingProblem(what, _FILES_WHY, _BUCKET.format(name=name)))
     return found
 
 
-def python_problem(name: str, what: str, place: Place | None = None) -> Problem:
-    """For Python in the pipeline of a TPU of another host."""
-    said = f"{name} runs Python in the pipeline of a remote TPU: {what}{_at(place)}."
-    return Problem(said, _PYTHON_WHY, _IN_MEMORY.format(name=name))
+def python_problem(name: str, what: str, place: SourceLine | None = None) -> TrainingProblem:
+    """Python in the pipeline of a TPU on another host."""
+    said = f"{name} runs Python in the input pipeline of a remote TPU: {what}{_at(place)}."
+    return TrainingProblem(said, _PYTHON_WHY, _IN_MEMORY.format(name=name))
 
 
-def short_batch(name: str, batches: Batches, placed: Placed) -> Problem | None:
-    """None where the last batch costs no compile."""
+def short_batch(name: str, batches: Batches, placed: Placement) -> TrainingProblem | None:
+    """None if the last batch costs no compile."""
     what = (
         f"The last batch of {name} has {batches.rest:,} of {batches.size:,} rows."
         if batches.rest is not None
-        else f"The last batch of {name} may have fewer than {batches.size:,} rows: the number of rows is not known."
+        else f"The last batch of {name} may have fewer than {batches.size:,} rows: the number of rows is unknown."
     )
     why = _cost(batches, placed)
-    return Problem(what, why, _DROP.format(size=batches.size), refuses=False) if why else None
+    return TrainingProblem(what, why, _DROP.format(size=batches.size), refuses=False) if why else None
 
 
-def _cost(batches: Batches, placed: Placed) -> str:
-    """What XLA makes of it.
+def _cost(batches: Batches, placed: Placement) -> str:
+    """What a short last batch costs.
 
     With TPUStrategy (read in TensorFlow 2.21: distribute/input_lib.py and tpu/tpu.py, _pad_all_input; the shares were
-    seen with MirroredStrategy over logical CPUs): each replica gets up to ceil(rest / replicas) rows, all are padded
-    to the largest share, two rows at least, and the program is compiled for that.
+    seen with MirroredStrategy over logical CPUs): each replica gets up to ceil(rest / replicas) rows, all are padded to
+    the largest share, at least two rows, and the program is compiled for that shape.
     """
     if placed.kind == HOME:
-        return "Fewer rows are another shape, and XLA compiles the training step once more for it."
+        return "Fewer rows are a new shape, so XLA compiles the training step once more."
     full = _share(batches.size, placed.replicas)
     if batches.rest is None:
         return (
-            f"Where its rows make another share than {full:,} on a replica, XLA compiles the training step once more; "
-            f"and {_OPEN}."
+            f"If a replica does not get {full:,} rows of it, XLA compiles the training step once more. Also, {_OPEN}."
         )
     share = _share(batches.rest, placed.replicas)
     if share == full:
-        return f"That costs no compile ({share:,} rows on a replica, as in the other batches), but {_OPEN}."
+        return f"It costs no compile ({share:,} rows per replica, as in the other batches), but {_OPEN}."
     return (
-        f"TPUStrategy gives each of {placed.replicas} replicas {share:,} rows at most in place of {full:,}: another "
-        f"shape, for which XLA compiles the training step once more; and {_OPEN}."
+        f"TPUStrategy gives each of {placed.replicas} replicas at most {share:,} rows instead of {full:,}. That "
+        f"is a new shape, so XLA compiles the training step once more. Also, {_OPEN}."
     )
 
 
@@ -173,5 +172,5 @@ def _share(rows: int, replicas: int) -> int:
     return max(2, -(-rows // max(1, replicas)))
 
 
-def _at(place: Place | None) -> str:
+def _at(place: SourceLine | None) -> str:
     return f" at {place}" if place else ""

@@ -1,9 +1,7 @@
-"""The rows of a dataset, whatever form the dataset has.
+"""Rows of a dataset in any form: tf.data, Hugging Face, PyDataset, arrays, lists, generators."""
 
-What lives here: tf.data pipelines, Hugging Face datasets, Keras' PyDataset, arrays, lists and generators, as pieces of
-rows. What does not: what becomes of the rows (columns.py, in_memory.py). Hugging Face's datasets are known by what
-they offer (datasets 4: `column_names`, `with_format`, slices that give columns), and never imported.
-"""
+# Hugging Face datasets are recognised by their attributes (datasets 4: `column_names`, `with_format`, slices that give
+# columns), and never imported.
 
 from __future__ import annotations
 
@@ -16,19 +14,19 @@ import keras
 import tensorflow as tf
 
 from tpu_magics.backends.tensorflow.batches import INFINITE, Batches, outermost_batches, size_of
-from tpu_magics.backends.tensorflow.columns import ROWS
 from tpu_magics.errors import TpuMagicsError
 
-_CHUNK = 1_000  # rows of a Hugging Face dataset at once
+ROWS = "rows"  # name of an unnamed only column
+_CHUNK = 1_000  # rows read at once from a Hugging Face dataset
 _TODO = (
-    "Give a Hugging Face dataset, a tf.data.Dataset, a keras.utils.PyDataset, arrays (alone, in a tuple or a mapping), "
-    "a list of rows, or a function that gives rows."
+    "Pass a Hugging Face dataset, a tf.data.Dataset, a keras.utils.PyDataset, arrays (alone, in a tuple or a "
+    "mapping), a list of rows, or a function that returns rows."
 )
 
 
 @dataclass(frozen=True)
-class Piece:
-    """`values`: a nest of tuples and mappings; `many`: each value holds rows, else it is one row's."""
+class RowBlock:
+    """`values`: a nest of tuples and mappings; `many`: each value holds several rows, else one row."""
 
     values: Any
     many: bool = False
@@ -36,10 +34,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Rows:
-    """`count`: rows, None where not known; `batch_size`: of the batches that the source gives, None for single rows;
-    `copied`: False for arrays that are there already; `endless`: it never ends by itself."""
+    """`count`: rows, None if unknown; `batch_size`: of the source's batches, None for single rows; `copied`: False for
+    arrays that are already in memory; `endless`: it never ends."""
 
-    pieces: Iterable[Piece]
+    pieces: Iterable[RowBlock]
     count: int | None = None
     batch_size: int | None = None
     copied: bool = True
@@ -47,12 +45,12 @@ class Rows:
 
 
 def rows_of(given: Any) -> Rows:
-    """The rows of `given`. Nothing is read yet. Raises TpuMagicsError where it is none of the forms."""
+    """The rows of `given`. Nothing is read yet. Raises TpuMagicsError for an unknown form."""
     for form in _FORMS:
         found = form(given)
         if found is not None:
             return found
-    raise TpuMagicsError(f"A {type(given).__name__} holds no rows.", "It cannot be gone through.", _TODO)
+    raise TpuMagicsError(f"A {type(given).__name__} contains no rows.", "It is not iterable.", _TODO)
 
 
 # -- tf.data --------------------------------------------------------------------------------------------------------
@@ -64,13 +62,13 @@ def _pipeline(given: Any) -> Rows | None:
     size, batches = size_of(given), outermost_batches(given)
     endless = size == INFINITE
     if batches is None or not _are_batches(given.element_spec, batches):
-        return Rows((Piece(_dense(one)) for one in given), size if size >= 0 else None, endless=endless)
+        return Rows((RowBlock(_dense(one)) for one in given), size if size >= 0 else None, endless=endless)
     most = size * batches.size if size >= 0 else None  # the last batch may be short
-    return Rows((Piece(_dense(one), many=True) for one in given), most, batches.size, endless=endless)
+    return Rows((RowBlock(_dense(one), many=True) for one in given), most, batches.size, endless=endless)
 
 
 def _are_batches(spec: Any, batches: Batches) -> bool:
-    """Whether each component still has the rows of the batch in its first axis: a map() may have changed that."""
+    """Whether each component still has the batch in its first axis: a map() may have changed that."""
     shapes = [one.shape for one in tf.nest.flatten(spec) if getattr(one, "shape", None) is not None]
     firsts = {shape[0] if shape.rank else "none" for shape in shapes if shape.rank is not None}
     return bool(shapes) and firsts <= {None, batches.size}
@@ -97,7 +95,7 @@ def _hugging_face(given: Any) -> Rows | None:
     if not (isinstance(getattr(given, "column_names", None), list) and hasattr(given, "with_format")):
         return None
     if not (hasattr(given, "__getitem__") and hasattr(given, "__len__")):
-        return None  # a streamed one: it is gone through like any other
+        return None  # a streamed dataset: it is iterated like any other
     return Rows(_chunks(_as_arrays(given)), len(given))
 
 
@@ -105,23 +103,23 @@ def _refuse_splits(given: Any) -> None:
     if isinstance(given, Mapping) and given and all(hasattr(one, "column_names") for one in given.values()):
         names = ", ".join(map(repr, given))
         raise TpuMagicsError(
-            f"A {type(given).__name__} is several datasets: {names}.",
-            "One goes into one pipeline.",
-            f"Name the split: dataset[{next(iter(given))!r}].",
+            f"A {type(given).__name__} contains several datasets: {names}.",
+            "A pipeline takes one dataset.",
+            f"Choose a split: dataset[{next(iter(given))!r}].",
         )
 
 
 def _as_arrays(given: Any) -> Any:
-    """With the columns that its format shows. Rows that are made on the fly (set_transform) stay what they are."""
-    told = getattr(given, "format", None) or {}
-    if told.get("type") == "custom":
+    """With the columns of its format. Rows that are made on the fly (set_transform) are unchanged."""
+    style = getattr(given, "format", None) or {}
+    if style.get("type") == "custom":
         return given
-    return given.with_format("numpy", columns=told.get("columns") or given.column_names)
+    return given.with_format("numpy", columns=style.get("columns") or given.column_names)
 
 
-def _chunks(given: Any) -> Iterator[Piece]:
+def _chunks(given: Any) -> Iterator[RowBlock]:
     for start in range(0, len(given), _CHUNK):
-        yield Piece(dict(given[start : start + _CHUNK]), many=True)
+        yield RowBlock(dict(given[start : start + _CHUNK]), many=True)
 
 
 # -- Keras, arrays, Python ------------------------------------------------------------------------------------------
@@ -131,10 +129,10 @@ def _py_dataset(given: Any) -> Rows | None:
     if not isinstance(given, keras.utils.PyDataset):
         return None
     if getattr(given, "num_batches", None) is None:
-        return Rows((Piece(_dense(given[at]), many=True) for at in count()), None, 1, endless=True)
+        return Rows((RowBlock(_dense(given[at]), many=True) for at in count()), None, 1, endless=True)
     first = _dense(given[0])
     size = len(next(iter(leaves(first).values())))
-    pieces = (Piece(_dense(given[at]), many=True) for at in range(given.num_batches))
+    pieces = (RowBlock(_dense(given[at]), many=True) for at in range(given.num_batches))
     return Rows(pieces, size * given.num_batches, size)
 
 
@@ -147,16 +145,16 @@ def _arrays(given: Any) -> Rows | None:
     values = _dense(given)
     sizes = {name: len(value) for name, value in leaves(values).items() if hasattr(value, "__len__")}
     if not sizes or len(sizes) < len(leaves(values)):
-        raise TpuMagicsError(f"A {type(given).__name__} of single values holds no rows.", "", _TODO)
+        raise TpuMagicsError(f"A {type(given).__name__} of single values contains no rows.", "", _TODO)
     if len(set(sizes.values())) > 1:
         said = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
         raise TpuMagicsError(
-            f"The columns differ in their number of rows: {said}.",
+            f"The columns have different numbers of rows: {said}.",
             "Row n of one belongs to row n of the others.",
-            "Give columns of one length.",
+            "Give all columns the same length.",
         )
     copied = not all(_is_array(value) for value in leaves(values).values())
-    return Rows([Piece(values, many=True)], next(iter(sizes.values())), copied=copied)
+    return Rows([RowBlock(values, many=True)], next(iter(sizes.values())), copied=copied)
 
 
 def _is_array(value: Any) -> bool:
@@ -164,16 +162,16 @@ def _is_array(value: Any) -> bool:
 
 
 def _python(given: Any) -> Rows | None:
-    """A list of rows, a dataset with an index, a generator, or a function that gives one."""
+    """A list of rows, a dataset with an index, a generator, or a function that returns one."""
     if isinstance(given, (str, bytes)):
         return None
     if callable(given) and not hasattr(given, "__iter__") and not hasattr(given, "__getitem__"):
         given = given()
     rows = len(given) if hasattr(given, "__len__") else None
     if hasattr(given, "__iter__"):
-        return Rows((Piece(_dense(row)) for row in given), rows)
+        return Rows((RowBlock(_dense(row)) for row in given), rows)
     if hasattr(given, "__getitem__") and rows is not None:
-        return Rows((Piece(_dense(given[at])) for at in range(rows)), rows)
+        return Rows((RowBlock(_dense(given[at])) for at in range(rows)), rows)
     return None
 
 
@@ -194,21 +192,21 @@ def leaves(values: Any, path: str = "") -> dict[str, Any]:
     return {name: leaf for at, one in items for name, leaf in leaves(one, at).items()}
 
 
-def filled(values: Any, found: Mapping[str, Any], path: str = "") -> Any:
-    """The same nest with other values, by their names."""
+def fill_nest(values: Any, found: Mapping[str, Any], path: str = "") -> Any:
+    """The same nest with other values, by name."""
     if isinstance(values, Mapping):
-        return {key: filled(one, found, f"{path}[{key!r}]" if path else str(key)) for key, one in values.items()}
+        return {key: fill_nest(one, found, f"{path}[{key!r}]" if path else str(key)) for key, one in values.items()}
     if isinstance(values, tuple):
-        made = [filled(one, found, f"{path}[{number}]") for number, one in enumerate(values)]
+        made = [fill_nest(one, found, f"{path}[{number}]") for number, one in enumerate(values)]
         return type(values)(*made) if hasattr(values, "_fields") else tuple(made)
     return found[path or ROWS]
 
 
-def cut(values: Any, rows: int) -> Any:
-    """The first rows of a piece of many."""
-    return filled(values, {name: value[:rows] for name, value in leaves(values).items()})
+def take_rows(values: Any, rows: int) -> Any:
+    """The first rows of a block of many."""
+    return fill_nest(values, {name: value[:rows] for name, value in leaves(values).items()})
 
 
 def count_of(values: Any) -> int:
-    """Rows of a piece of many."""
+    """Number of rows in a block of many."""
     return len(next(iter(leaves(values).values())))

@@ -1,12 +1,7 @@
-"""Where TensorFlow trains: the TPU of this host, a remote one, or, without a TPU, the default strategy.
+"""Where TensorFlow trains: this host's TPU, a remote TPU, or the default strategy."""
 
-What lives here: importing TensorFlow, connecting, the strategy, and what is told of them. What does not: looking at the
-host (host/; what it found comes in as `host`), why it cannot be (absent.py), reaching a remote TPU (remote.py), the
-precision (precision.py), and what runs in the strategy.
-
-Read in TensorFlow 2.21: TPUClusterResolver(tpu="local") has the master ""; connecting to it does nothing, initialising
-runs ConfigureDistributedTPU on this host. Initialising a TPU a second time loses the variables that lie on it.
-"""
+# Read in TensorFlow 2.21: TPUClusterResolver(tpu="local") has the master ""; connecting to it does nothing,
+# initialising runs ConfigureDistributedTPU on this host. Initialising a TPU a second time loses the variables on it.
 
 from __future__ import annotations
 
@@ -14,12 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, TPU_REMOTE
-from tpu_magics.backends.base import Placement as Placed
-from tpu_magics.backends.base import TrainingProblem as Problem
+from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, TPU_REMOTE, Placement, TrainingProblem
 from tpu_magics.backends.tensorflow import compile_calls
 from tpu_magics.backends.tensorflow import precision as precisions
-from tpu_magics.backends.tensorflow.absent import Host, no_tpu, not_importable, refuse_broken, require_alone
+from tpu_magics.backends.tensorflow.availability import (
+    HostStatus,
+    no_tpu,
+    not_importable,
+    refuse_broken,
+    require_no_torch_xla,
+)
 from tpu_magics.errors import TpuMagicsError
 
 LOCAL = "local"
@@ -27,39 +26,39 @@ LOCAL = "local"
 # Seen in TensorFlow 2.21: MirroredStrategy over logical CPUs cannot be compiled by XLA ("Trying to access resource
 # ... located in device CPU:1"); nor can an all-reduce between processes (MultiWorkerMirroredStrategy: the text below;
 # Keras 3.15's fit does not know its PerReplica values either). keras.distribution does nothing with TensorFlow, and
-# DTensor on virtual CPUs leaves jit_compile unheeded.
+# DTensor on virtual CPUs ignores jit_compile.
 ONE_REPLICA = (
-    'one replica: more cannot be rehearsed truthfully, for TensorFlow stops with "Collectives are not yet implemented '
-    'for CPU devices when compiling with XLA". So gradients are not summed over replicas, and the global batch is that '
-    "of one."
+    'one replica. More cannot be rehearsed: TensorFlow raises "Collectives are not yet implemented for CPU '
+    'devices when compiling with XLA". Gradients are not summed over replicas, and the global batch is that of '
+    "one replica."
 )
-_MISSED = (
-    "This host has a TPU now, and this kernel has begun without one (PJRT_DEVICE=CPU was set, or there was none). To "
-    "train on it: restart the kernel."
+_RESTART_FOR_TPU = (
+    "This host now has a TPU, but this kernel started without it (PJRT_DEVICE=CPU was set, or there was none). "
+    "Restart the kernel to train on the TPU."
 )
-NODE_ENDED = Problem(
-    "This is a TPU node: it is reached over the network, and Google ended TPU nodes in April 2025.",
+NODE_ENDED = TrainingProblem(
+    "This is a TPU node, reached over the network. Google discontinued TPU nodes in April 2025.",
     "TensorFlow runs the input pipeline and reads files on the node, not here.",
-    "Keep the data in memory (tpu_magics.tf.in_memory) or as TFRecord files under gs://, and checkpoints under gs:// "
-    "or with tpu_magics.tf.save. A TPU VM has none of these limits.",
+    "Keep the data in memory (tpu_magics.tf.in_memory) or as TFRecord files under gs://, and save checkpoints "
+    "under gs:// or with tpu_magics.tf.save. A TPU VM does not have these limits.",
     refuses=False,
 )
 
 
 @dataclass(frozen=True)
-class _Up:
-    """What this process is connected to. `asked`: "local", a name, an address, or "" for no TPU."""
+class _Connection:
+    """The TPU of this process. `requested`: "local", a name, an address, or "" for no TPU."""
 
-    asked: str
-    placed: Placed
-
-
-_up: _Up | None = None
+    requested: str
+    placed: Placement
 
 
-def prepare(host: Host | None = None) -> None:
-    """Import TensorFlow and Keras. Raises TpuMagicsError where that cannot be, or would break something."""
-    require_alone()
+_connection: _Connection | None = None
+
+
+def prepare(host: HostStatus | None = None) -> None:
+    """Import TensorFlow and Keras. Raises TpuMagicsError if that fails or would break something."""
+    require_no_torch_xla()
     if host is not None:
         refuse_broken(host, ("versions",))
     try:
@@ -69,139 +68,139 @@ def prepare(host: Host | None = None) -> None:
         raise not_importable(error) from error
     if keras.backend.backend() != "tensorflow":
         raise TpuMagicsError(
-            f"Keras runs on {keras.backend.backend()} here.",
-            "Cells are trained with TensorFlow, and Keras takes its backend when it is imported.",
+            f"Keras uses the {keras.backend.backend()} backend.",
+            "Cells train with TensorFlow, and Keras chooses its backend when it is imported.",
             'Restart the kernel and set os.environ["KERAS_BACKEND"] = "tensorflow" before Keras is imported.',
         )
     assert tensorflow is not None
-    compile_calls.listen()
+    compile_calls.record_calls()
 
 
 # -- where ---------------------------------------------------------------------------------------------------------
 
 
-def initialise(asked: str = "", precision: str = "", host: Host | None = None) -> Placed:
-    """Connect, make the strategy, and set the precision of models built from now on.
+def initialise(requested: str = "", precision: str = "", host: HostStatus | None = None) -> Placement:
+    """Connect, create the strategy, and set the precision of models built from now on.
 
     Args:
-        asked: "" for what this host has, "local", or the name or grpc address of a remote TPU.
+        requested: "" for what this host has, "local", or the name or gRPC address of a remote TPU.
         precision: "", "fp32" or "bf16".
-        host: what is known of this host (None: it has no TPU).
+        host: facts about this host (None: it has no TPU).
 
     Returns:
         The same each time; only the first call connects.
 
     Raises:
-        TpuMagicsError: TensorFlow or the TPU cannot be had, or this process is connected to another one.
+        TpuMagicsError: TensorFlow or the TPU is not available, or this process is connected to another one.
     """
-    global _up
+    global _connection
     precisions.check(precision)
-    prepare(host if _up is None else None)
-    wanted = asked.strip() or _own(host)
-    if _up is None:
-        _up = _Up(wanted, _KINDS[kind_of(wanted)](wanted, host))
-        _arm(_up.placed.device)
-    elif asked.strip() and wanted != _up.asked:
-        raise _other(wanted, _up.asked)
-    missed = () if _up.asked or host is None or host.device != "TPU" else (_MISSED,)
-    return replace(_up.placed, notes=(*_up.placed.notes, *missed, *precisions.set_policy(precision)))
+    prepare(host if _connection is None else None)
+    wanted = requested.strip() or _own(host)
+    if _connection is None:
+        _connection = _Connection(wanted, _KINDS[kind_of(wanted)](wanted, host))
+        _enable_dumps(_connection.placed.device)
+    elif requested.strip() and wanted != _connection.requested:
+        raise _other(wanted, _connection.requested)
+    missed = () if _connection.requested or host is None or host.device != "TPU" else (_RESTART_FOR_TPU,)
+    return replace(_connection.placed, notes=(*_connection.placed.notes, *missed, *precisions.set_policy(precision)))
 
 
-def _own(host: Host | None) -> str:
-    """What is meant by no name: the TPU of this host, or none. What is up stays, whatever the host shows now."""
-    if _up is not None:
-        return _up.asked
+def _own(host: HostStatus | None) -> str:
+    """The default: the TPU of this host, or none. An existing connection is kept."""
+    if _connection is not None:
+        return _connection.requested
     return LOCAL if host is not None and host.device == "TPU" else ""
 
 
-def _arm(device: str) -> None:
-    """Before anything is compiled: XLA reads once where to tell of it. It begins with the devices, so where there are
-    GPUs it waits for the run: their memory growth can only be set before that."""
+def _enable_dumps(device: str) -> None:
+    """Enable XLA's dumps before anything is compiled: XLA reads its flags once. This also initialises the devices, so
+    with GPUs it waits for the run: memory growth can only be set before that."""
     import tensorflow as tf
 
     from tpu_magics.backends.tensorflow import observe
 
     if device == "TPU" or not tf.config.list_physical_devices("GPU"):
-        observe.arm(device)
+        observe.enable_dumps(device)
 
 
-def kind_of(asked: str) -> str:
-    """ "default", "tpu-local" or "tpu-remote" of a TPU's name."""
-    return {"": DEFAULT, LOCAL: TPU_LOCAL}.get(asked, TPU_REMOTE)
+def kind_of(requested: str) -> str:
+    """ "default", "tpu-local" or "tpu-remote", from a TPU's name."""
+    return {"": DEFAULT, LOCAL: TPU_LOCAL}.get(requested, TPU_REMOTE)
 
 
 def _other(wanted: str, up: str) -> TpuMagicsError:
     return TpuMagicsError(
-        f"This kernel trains on {_called(up)}, and {_called(wanted)} was asked for.",
-        "TensorFlow connects a process once: what was made before would lie on devices that are no longer there.",
-        f"Restart the kernel, and run %tpu_init --tpu {wanted} before anything of TensorFlow.",
+        f"This kernel trains on {_called(up)}, but {_called(wanted)} was requested.",
+        "TensorFlow connects only once per process: existing variables would be on devices that are gone.",
+        f"Restart the kernel and run %tpu_init --tpu {wanted} before any other TensorFlow code.",
     )
 
 
-def _called(asked: str) -> str:
-    return {"": "the default strategy, without a TPU", LOCAL: "this host's TPU"}.get(asked, f"the TPU {asked!r}")
+def _called(requested: str) -> str:
+    return {"": "the default strategy, without a TPU", LOCAL: "this host's TPU"}.get(
+        requested, f"the TPU {requested!r}"
+    )
 
 
 # -- without a TPU -------------------------------------------------------------------------------------------------
 
 
-def _default(_asked: str, _host: Host | None) -> Placed:
+def _default(_asked: str, _host: HostStatus | None) -> Placement:
     import tensorflow as tf
 
     gpus = len(tf.config.list_physical_devices("GPU"))
     where = "a GPU" if gpus else "the CPU"
     topology = f"one replica, on one of {gpus} GPUs" if gpus > 1 else "one replica" if gpus else ONE_REPLICA
-    first = (
-        f"No TPU: the default strategy on {where}. Steps are compiled by XLA there (jit_compile=True), so that what "
-    )
-    rest = "XLA cannot compile shows here; that it passes proves little, see %tpu_check and %tpu_preflight."
-    return Placed(DEFAULT, tf.distribute.get_strategy(), 1, topology, (first + rest,))
+    first = f"No TPU: using the default strategy on {where}. XLA compiles the steps (jit_compile=True), so ops that "
+    rest = "XLA cannot compile fail here. Success here proves little for a TPU: use %tpu_check and %tpu_preflight."
+    return Placement(DEFAULT, tf.distribute.get_strategy(), 1, topology, (first + rest,))
 
 
 # -- a TPU ---------------------------------------------------------------------------------------------------------
 
 
-def _local(_asked: str, host: Host | None) -> Placed:
+def _local(_asked: str, host: HostStatus | None) -> Placement:
     if host is None or host.device != "TPU":
         raise TpuMagicsError(
-            "This host has no TPU that could be used.",
-            '"local" is a TPU whose chips are in this machine, and none is in /sys, or PJRT_DEVICE=CPU is set.',
+            "This host has no usable TPU.",
+            '"local" means a TPU in this machine; none was found in /sys, or PJRT_DEVICE=CPU is set.',
             "Choose a runtime with a TPU, or run %tpu_init without --tpu.",
         )
     refuse_broken(host, ("versions", "tpu", "in use"))
     import tensorflow as tf
 
-    return _connected(tf.distribute.cluster_resolver.TPUClusterResolver(tpu=LOCAL), TPU_LOCAL)
+    return _connect(tf.distribute.cluster_resolver.TPUClusterResolver(tpu=LOCAL), TPU_LOCAL)
 
 
-def _remote(asked: str, _host: Host | None) -> Placed:
-    from tpu_magics.backends.tensorflow import remote
+def _remote(requested: str, _host: HostStatus | None) -> Placement:
+    from tpu_magics.backends.tensorflow import remote_tpu
 
-    placed = _connected(remote.resolved(asked), TPU_REMOTE)
+    placed = _connect(remote_tpu.resolve(requested), TPU_REMOTE)
     return replace(placed, problems=(NODE_ENDED,))
 
 
-def _connected(resolver: Any, kind: str) -> Placed:
+def _connect(resolver: Any, kind: str) -> Placement:
     import tensorflow as tf
 
     notes: tuple[str, ...] = ()
     try:
         tf.config.experimental_connect_to_cluster(resolver)
-        topology = _initialised(resolver)
+        topology = _earlier_topology(resolver)
         if topology is None:
             topology = tf.tpu.experimental.initialize_tpu_system(resolver)
         else:
-            notes = ("The TPU was initialised in this notebook already; that was kept.",)
+            notes = ("The TPU was already initialised in this notebook. It was not initialised again.",)
         strategy = tf.distribute.TPUStrategy(resolver)
     except Exception as error:
         raise no_tpu(error, kind) from error
-    return Placed(kind, strategy, strategy.num_replicas_in_sync, _shape(topology), notes)
+    return Placement(kind, strategy, strategy.num_replicas_in_sync, _shape(topology), notes)
 
 
-def _initialised(resolver: Any) -> Any:
-    """The topology of a TPU that this process has initialised before; None where it has not, or that cannot be seen."""
+def _earlier_topology(resolver: Any) -> Any:
+    """The topology of a TPU that this process initialised earlier; None if there is none or it cannot be read."""
     try:
-        from tensorflow.python.tpu import tpu_strategy_util  # TensorFlow 2.21: keeps them by name
+        from tensorflow.python.tpu import tpu_strategy_util  # TensorFlow 2.21 keeps them by name
 
         return tpu_strategy_util.get_initialized_tpu_systems().get(resolver._tpu)
     except (ImportError, AttributeError):
@@ -219,7 +218,7 @@ def _shape(topology: Any) -> str:
     )
 
 
-_KINDS: Mapping[str, Callable[[str, Host | None], Placed]] = {
+_KINDS: Mapping[str, Callable[[str, HostStatus | None], Placement]] = {
     DEFAULT: _default,
     TPU_LOCAL: _local,
     TPU_REMOTE: _remote,

@@ -1,9 +1,4 @@
-"""What a run of TensorFlow notes while it trains: steps, compiles with their causes, retraces, values, precision.
-
-What lives here: the door for the launcher; the way of a compile is hooks.py (a call came back) -> dumps.py (what XLA
-wrote) -> evidence.py (what was known) -> causes.py (why) -> observing/history.py (its record). What
-does not: the graph's text (observing/hlo.py).
-"""
+"""Records of a TensorFlow run: steps, compiles with their causes, retraces, logged values, precision."""
 
 from __future__ import annotations
 
@@ -15,48 +10,48 @@ from typing import TYPE_CHECKING
 from tpu_magics.runs import events
 
 if TYPE_CHECKING:
-    from tpu_magics.backends.base import ObserverConfig as Watching
-    from tpu_magics.backends.tensorflow.observe.observer import Observer
+    from tpu_magics.backends.base import ObserverConfig
+    from tpu_magics.backends.tensorflow.observe.observer import TensorFlowObserver
     from tpu_magics.runs.writer import EventWriter
 
-__all__ = ["arm", "observing"]
+__all__ = ["enable_dumps", "observing"]
 
 
-def arm(device: str = "CPU") -> None:
-    """Make XLA tell of its compiles from now on; before anything is compiled in this process. Once is enough."""
-    from tpu_magics.backends.tensorflow.observe import armed
+def enable_dumps(device: str = "CPU") -> None:
+    """Make XLA dump its compiles from now on. Call it before anything is compiled; once per process is enough."""
+    from tpu_magics.backends.tensorflow.observe import dumps
 
-    armed.arm(device)
+    dumps.enable(device)
 
 
 @contextmanager
-def observing(writer: EventWriter, watching: Watching) -> Iterator[Observer]:
-    """Watch this process until the block ends. Changes methods of TensorFlow's and Keras' classes for as long."""
+def observing(writer: EventWriter, watching: ObserverConfig) -> Iterator[TensorFlowObserver]:
+    """Observe this process until the block ends. Patches methods of TensorFlow's and Keras' classes."""
     from pathlib import Path
 
     import keras
     import tensorflow as tf
     from tensorflow.python.eager import context
 
-    from tpu_magics.backends.tensorflow.observe import armed, hooks
-    from tpu_magics.backends.tensorflow.observe.dumps import Dumps
-    from tpu_magics.backends.tensorflow.observe.observer import Observer
+    from tpu_magics.backends.tensorflow.observe import hooks
+    from tpu_magics.backends.tensorflow.observe.dumps import Dumps, enable
+    from tpu_magics.backends.tensorflow.observe.observer import TensorFlowObserver
     from tpu_magics.runs import value_log
 
     def warn(text: str) -> None:
         writer.write(events.Warned(round(time.time(), 3), writer.rank, code="not-observed", text=text))
 
-    found = armed.arm(watching.device)
+    found = enable(watching.device)
     dumps = Dumps(found.folder, context.context().has_function, found.theirs) if found.folder is not None else None
     if dumps is not None:
-        dumps.empty()  # of code outside of a run
+        dumps.empty()  # dumps of code outside a run
     else:
-        warn(f"Compiles are not available: {found.reason}.")
+        warn(f"Compiles are not recorded: {found.reason}.")
     libraries = tuple(str(Path(one.__file__).parent) for one in (tf, keras))
-    observer = Observer(writer, watching, dumps, libraries)
-    with hooks.installed(observer) as missing:
+    observer = TensorFlowObserver(writer, watching, dumps, libraries)
+    with hooks.install_hooks(observer) as missing:
         for text in missing:
-            warn(f"Not observed: {text}.")
+            warn(f"Not recorded: {text}.")
         try:
             with value_log.recorded_by(observer.log):
                 yield observer

@@ -1,8 +1,4 @@
-"""Why a line compiled again: the difference of two compiles of TensorFlow programs, put into words.
-
-What lives here: one small rule per cause, asked in the order of RULES; each looks at the evidence and answers, or
-passes on; and what is near. What does not: collecting the evidence (observer.py), numbering (observing/history.py).
-"""
+"""Why a line compiled again: rules that compare a compile with the nearest earlier one of its site."""
 
 from __future__ import annotations
 
@@ -10,32 +6,30 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tpu_magics.backends.observing import hlo
-from tpu_magics.backends.observing.compile_evidence import CompileCause as Verdict
-from tpu_magics.backends.tensorflow.observe.compiled import Compiled
-from tpu_magics.backends.tensorflow.observe.programs import Literal
+from tpu_magics.backends.observing.compile_evidence import CompileCause
+from tpu_magics.backends.tensorflow.observe.function_compile import FunctionCompile
+from tpu_magics.backends.tensorflow.observe.traced_functions import Literal
 from tpu_magics.runs.events import Input
 
 _FLAGS = ("training", "is_training", "train", "trainable", "inference")
-_ONCE_EACH = "Expected once for each mode; keep the batch size of training in the others."
-_DROP_ARRAYS = (
-    "Give fit a batch_size that divides the number of samples, or a tf.data pipeline with drop_remainder=True."
-)
+_ONCE_EACH = "Expected once per mode. Use the training batch size in the other modes."
+_DROP_ARRAYS = "Use a batch_size that divides the number of samples, or a tf.data pipeline with drop_remainder=True."
 _DROP_PIPELINE = (
-    "Give the pipeline batch(..., drop_remainder=True); to keep all samples, pad the last batch and weigh it."
+    "Use batch(..., drop_remainder=True). To keep all samples, pad the last batch and give padded rows weight 0."
 )
-_SAME_BATCH = "Keep the batch size the same in every step: batch(..., drop_remainder=True), also for evaluation."
+_SAME_BATCH = "Use the same batch size in every step: batch(..., drop_remainder=True), also for evaluation."
 _PAD = (
-    "Pad to a multiple: padded_batch(..., padded_shapes=..., drop_remainder=True), or pad_to_multiple_of=64 in the "
-    "tokenizer; an input_signature with None saves traces, not compiles."
+    "Pad to a multiple: padded_batch(..., padded_shapes=..., drop_remainder=True), or pad_to_multiple_of=64 in "
+    "the tokenizer. An input_signature with None saves retraces, not compiles."
 )
 
 
 @dataclass
-class Pair:
+class FunctionComparison:
     """A compile and the nearest earlier one of its site."""
 
-    new: Compiled
-    old: Compiled
+    new: FunctionCompile
+    old: FunctionCompile
     change: hlo.GraphChange | None = None
     inputs: list[tuple[Input, Input]] = field(default_factory=list)
     literals: dict[str, tuple[Literal, Literal]] = field(default_factory=dict)
@@ -53,7 +47,7 @@ class Pair:
 
     @property
     def same_function(self) -> bool:
-        """Both were made from the same Python function."""
+        """Whether both were made from the same Python function."""
         return self.new.facts.code == self.old.facts.code and self.new.facts.function == self.old.facts.function
 
     @property
@@ -67,14 +61,14 @@ class Pair:
         return tuple(_input_change(*one) for one in self.inputs)
 
 
-def explain(new: Compiled, old: Compiled) -> Verdict:
+def explain(new: FunctionCompile, old: FunctionCompile) -> CompileCause:
     """The cause of `new`, compared with `old`."""
-    pair = Pair(new, old)
+    pair = FunctionComparison(new, old)
     return next(verdict for rule in RULES if (verdict := rule(pair)) is not None)
 
 
-def distance(new: Compiled, old: Compiled) -> tuple[int, ...]:
-    """Near: the same function in the same mode, the same operations, the latest."""
+def distance(new: FunctionCompile, old: FunctionCompile) -> tuple[int, ...]:
+    """Sort key: nearest is the same function in the same mode, then the same operations, then the latest."""
     graphs = hlo.distance(new.report.graph, old.report.graph) if new.report.graph and old.report.graph else 0
     a, b = new.facts, old.facts
     return a.function != b.function or a.code != b.code, a.mode != b.mode, a.made != b.made, graphs, -old.nth
@@ -83,16 +77,16 @@ def distance(new: Compiled, old: Compiled) -> tuple[int, ...]:
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
-def _mode_switch(pair: Pair) -> Verdict | None:
+def _mode_switch(pair: FunctionComparison) -> CompileCause | None:
     differences = list(_modes(pair))
     if not differences:
         return None
     batch = "".join(f"; {line}" for line in pair.input_lines[:1])
     text = f"This line runs the model in two modes: {differences[0]}{batch}."
-    return Verdict("mode-switch", text, _ONCE_EACH, (*differences, *pair.input_lines))
+    return CompileCause("mode-switch", text, _ONCE_EACH, (*differences, *pair.input_lines))
 
 
-def _modes(pair: Pair) -> Iterator[str]:
+def _modes(pair: FunctionComparison) -> Iterator[str]:
     new, old = pair.new.facts, pair.old.facts
     if new.mode and old.mode and new.mode != old.mode:
         yield f"{new.mode} now, {old.mode} before"
@@ -101,8 +95,8 @@ def _modes(pair: Pair) -> Iterator[str]:
             yield f"{name} is now {now}, before {before}"
 
 
-def _optimizer_state(pair: Pair) -> Verdict | None:
-    """What the first step was not given, because it makes it: a state that comes back as an argument."""
+def _optimizer_state(pair: FunctionComparison) -> CompileCause | None:
+    """A state that the first step creates and that is an argument from then on."""
     new, old = pair.new, pair.old
     if not (new.facts.trains and old.facts.trains and pair.same_function) or pair.inputs:
         return None
@@ -112,11 +106,12 @@ def _optimizer_state(pair: Pair) -> Verdict | None:
     state = [one for one in arrived if any(_part_of(one.name, name) for name in empty - new.facts.literals.keys())]
     if not state or len(state) != len(arrived):
         return None
-    line = f"{state[0].name} is an argument now ({_tensor(state[0])}), before it was None and made in the step"
-    return Verdict(
+    line = f"{state[0].name} is now an argument ({_tensor(state[0])}); before, it was None and created in the step"
+    return CompileCause(
         "optimizer-state",
-        "The optimizer's state was made in the first step; now it is an argument, which is another program.",
-        "Expected once after the first step; make the state before the loop, and it does not happen.",
+        "The optimizer's state was created in the first step. It is now an argument, which makes a different program.",
+        "Expected: the optimizer state is created in the first step. No action needed. To avoid it, create "
+        "the state before the loop.",
         (line, *pair.evidence),
     )
 
@@ -125,17 +120,17 @@ def _part_of(name: str, whole: str) -> bool:
     return name == whole or name.startswith((f"{whole}[", f"{whole}."))
 
 
-def _python_number(pair: Pair) -> Verdict | None:
+def _python_number(pair: FunctionComparison) -> CompileCause | None:
     numbers = {name: one for name, one in pair.literals.items() if _are_numbers(*one)}
     if not numbers or not pair.same_function:
         return None
     name, (before, now) = next(iter(numbers.items()))
     lines = tuple(f"{name} now {now!r}, before {before!r}" for name, (before, now) in numbers.items())
-    return Verdict(
+    return CompileCause(
         "python-number",
-        f"A Python number is an argument of the tf.function: {name} is now {now!r}, before {before!r}; each value is "
-        "traced and compiled anew.",
-        f"Pass it as a tensor: {name}=tf.constant({now!r}), or keep it the same in every step.",
+        f"A Python number is an argument of the tf.function: {name} is now {now!r}, before {before!r}; each new "
+        "value is traced and compiled.",
+        f"Pass it as a tensor: {name}=tf.constant({now!r}), or use the same value in every step.",
         (*lines, *pair.input_lines),
     )
 
@@ -144,22 +139,22 @@ def _are_numbers(before: Literal, now: Literal) -> bool:
     return isinstance(before, (int, float)) and isinstance(now, (int, float))
 
 
-def _input(pair: Pair) -> Verdict | None:
+def _input(pair: FunctionComparison) -> CompileCause | None:
     if not pair.inputs:
         return None
     lines = pair.input_lines
     short = _short(pair)
     if short is not None:
         text = f"The last batch has {short[1]} samples instead of {short[0]}: {lines[0]}."
-        return Verdict("last-batch", text, _DROP_ARRAYS if pair.new.facts.arrays else _DROP_PIPELINE, lines)
+        return CompileCause("last-batch", text, _DROP_ARRAYS if pair.new.facts.arrays else _DROP_PIPELINE, lines)
     if all(new.shape == old.shape for new, old in pair.inputs):
         fix = "Convert it once, in the pipeline: dataset.map with tf.cast, so that every batch has the same dtype."
-        return Verdict("input-dtype", f"An input has another dtype: {lines[0]}.", fix, lines)
-    return Verdict("input-shape", f"An input has another shape: {lines[0]}.", _shape_fix(pair), lines)
+        return CompileCause("input-dtype", f"An input has another dtype: {lines[0]}.", fix, lines)
+    return CompileCause("input-shape", f"An input has another shape: {lines[0]}.", _shape_fix(pair), lines)
 
 
-def _short(pair: Pair) -> tuple[int, int] | None:
-    """(full, last) where an input's first dimension became the size of a short last batch, or back."""
+def _short(pair: FunctionComparison) -> tuple[int, int] | None:
+    """(full, last) if an input's first dimension changed to the size of a short last batch, or back."""
     for new, old in pair.inputs:
         if new.shape and old.shape and new.shape[1:] == old.shape[1:]:
             for full, last in pair.new.facts.short | pair.old.facts.short:
@@ -168,67 +163,67 @@ def _short(pair: Pair) -> tuple[int, int] | None:
     return None
 
 
-def _shape_fix(pair: Pair) -> str:
+def _shape_fix(pair: FunctionComparison) -> str:
     rows_only = all(n.shape[1:] == o.shape[1:] and n.shape[:1] != o.shape[:1] for n, o in pair.inputs if n.shape)
     return _SAME_BATCH if rows_only and all(len(n.shape) > 1 for n, _ in pair.inputs) else _PAD
 
 
-def _made_anew(pair: Pair) -> Verdict | None:
+def _new_function(pair: FunctionComparison) -> CompileCause | None:
     new, old = pair.new.facts, pair.old.facts
     if new.made == old.made or not pair.same_function:
         return None
     if new.keras:
-        text = "Keras made a new function: the model was compiled again, or it is another model."
+        text = "Keras created a new function: model.compile was called again, or it is another model."
         fix = "Call model.compile once, before the loop, and train the same model; one compile for each model remains."
     else:
-        how = "made anew, or a method of another object"
-        text = f"{new.function} is another tf.function than before, of the same Python function ({how})."
-        fix = "Make the tf.function once, outside of the loop (or decorate the function), and call that one."
-    return Verdict("new-code", text, fix, pair.evidence)
+        how = "created again, or a method of another object"
+        text = f"{new.function} is a new tf.function of the same Python function ({how})."
+        fix = "Create the tf.function once, outside the loop (or decorate the function), and call that one."
+    return CompileCause("new-code", text, fix, pair.evidence)
 
 
-def _other_function(pair: Pair) -> Verdict | None:
+def _other_function(pair: FunctionComparison) -> CompileCause | None:
     """One line runs several programs."""
     if pair.same_function:
         return None
     text = f"This line runs more than one program; this one is {pair.new.facts.function or 'of another function'}."
-    return Verdict("new-code", text, "Expected once for each of them.", pair.evidence)
+    return CompileCause("new-code", text, "Expected once per program.", pair.evidence)
 
 
-def _other_arguments(pair: Pair) -> Verdict | None:
+def _other_arguments(pair: FunctionComparison) -> CompileCause | None:
     new, old = pair.new, pair.old
     names = {one.name for one in new.inputs} ^ {one.name for one in old.inputs}
     if names:
-        text = f"The function was called with other arguments: {', '.join(sorted(names)[:4])}."
+        text = f"The function was called with different arguments: {', '.join(sorted(names)[:4])}."
     elif pair.literals:
         name, (before, now) = next(iter(pair.literals.items()))
-        text = f"The function was called with another Python value: {name} is now {now!r}, before {before!r}."
+        text = f"The function was called with a different Python value: {name} is now {now!r}, before {before!r}."
     else:
         return None
-    fix = "Call it with the same arguments in every step, or give each way a function of its own."
-    return Verdict("new-code", text, fix, pair.evidence)
+    fix = "Call it with the same arguments in every step, or use one function per set of arguments."
+    return CompileCause("new-code", text, fix, pair.evidence)
 
 
-def _other_operations(pair: Pair) -> Verdict | None:
+def _other_operations(pair: FunctionComparison) -> CompileCause | None:
     if pair.change is None or pair.change.same_ops:
         return None
-    text = "The program has other operations than before; its function was traced again."
-    fix = "Look at the difference of the graphs, and at the retraces that the run tells."
-    return Verdict("new-code", text, fix, pair.evidence)
+    text = "The operations changed between steps; the function was traced again."
+    fix = "Look for a Python branch or loop that depends on the step, and see the retraces of this run."
+    return CompileCause("new-code", text, fix, pair.evidence)
 
 
-def _unknown(pair: Pair) -> Verdict:
+def _unknown(pair: FunctionComparison) -> CompileCause:
     why = "the graphs could not be compared" if pair.change is None else "none of the known causes fits"
-    fix = "Compare the evidence with your code; if it is no cause of yours, please report it."
-    return Verdict("unknown", f"The cause is not certain: {why}.", fix, pair.evidence)
+    fix = "Compare the evidence with your code. If your code is not the cause, please report it."
+    return CompileCause("unknown", f"The cause is unknown: {why}.", fix, pair.evidence)
 
 
-RULES: tuple[Callable[[Pair], Verdict | None], ...] = (
+RULES: tuple[Callable[[FunctionComparison], CompileCause | None], ...] = (
     _mode_switch,
     _optimizer_state,
     _python_number,
     _input,
-    _made_anew,
+    _new_function,
     _other_function,
     _other_arguments,
     _other_operations,
@@ -236,7 +231,7 @@ RULES: tuple[Callable[[Pair], Verdict | None], ...] = (
 )
 
 
-# -- words ------------------------------------------------------------------------------------------------------------
+# -- texts -----------------------------------------------------------------------------------------------------------
 
 
 def _differs(before: Literal, now: Literal) -> bool:

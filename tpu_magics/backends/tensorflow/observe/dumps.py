@@ -1,25 +1,25 @@
-"""What XLA wrote of each compile, read and removed.
+"""XLA's dumps: enabled once per process, and read as one record per compiled module."""
 
-What lives here: the way from a folder of dumps to one record per module. What does not: making XLA write (armed.py),
-and what a compile means.
-
-Read and seen in TensorFlow 2.21: each compile writes `module_NNNN.a_inference_NAME_UID__....before_optimizations.txt`
-(of the FunctionDef `__inference_NAME_UID`), the assignment of its buffers, and a hundred files that nobody needs here.
-The first is written when XLA begins, the last when it is done. In a folder of the person's, which XLA_FLAGS had named
-before, nothing is removed; what an earlier process left there XLA writes over, which the folder's time does not show.
-"""
+# Read and seen in TensorFlow 2.21: each compile writes `module_NNNN.a_inference_NAME_UID__....before_optimizations.txt`
+# (of the FunctionDef `__inference_NAME_UID`), the assignment of its buffers, and a hundred other files. The first is
+# written when XLA begins, the last when it has finished. In a folder that the user's XLA_FLAGS had named before,
+# nothing is removed; XLA overwrites files of an earlier process, which the folder's time does not show.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
 import re
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpu_magics.backends.observing import hlo
-from tpu_magics.backends.observing.compile_evidence import CompileReport as Told
-from tpu_magics.backends.tensorflow.observe.armed import NAMED
+from tpu_magics.backends.observing.compile_evidence import CompileReport
+from tpu_magics.runs import locked_folders
 
 _MODULE = re.compile(r"module_(\d+)\.(.*)$")
 _FORBIDDEN = re.compile(r"\W", re.ASCII)
@@ -28,12 +28,12 @@ _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*):$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Module:
-    """One compile. `name`: as XLA has it; `function`: name of its FunctionDef, "" where that is not known by it."""
+class DumpedModule:
+    """One compile. `name`: XLA's; `function`: name of its FunctionDef, "" if unknown."""
 
     name: str
     function: str
-    told: Told
+    told: CompileReport
 
     def is_of(self, function: str) -> bool:
         """Whether it may be of this FunctionDef: XLA allows fewer characters in a name."""
@@ -41,14 +41,15 @@ class Module:
 
 
 class Dumps:
-    """The folder of this process, or of the person's (`theirs`); `known` tells whether a FunctionDef has a name."""
+    """The dump folder of this process, or of the user (`theirs`); `known`: whether a FunctionDef of this name
+    exists."""
 
     def __init__(self, folder: Path, known: Callable[[str], bool], theirs: bool = False) -> None:
         self.folder = folder
         self.known = known
         self.theirs = theirs
         self.seen = 0
-        self._read: dict[Path, int] = {}  # the texts that were there at the last look, where none is removed
+        self._read: dict[Path, int] = {}  # texts seen at the last look, if they are not removed
 
     def changed(self) -> bool:
         """Whether anything was written since the last look. Takes about two microseconds in a folder of ours."""
@@ -56,7 +57,7 @@ class Dumps:
             return True
         return any(_written(path) != written for path, written in self._read.items())
 
-    def read(self) -> list[Module]:
+    def read(self) -> list[DumpedModule]:
         """The compiles since the last look, in the order in which they began; their files are removed."""
         groups: dict[int, list[Path]] = {}
         for path in self.folder.iterdir():
@@ -67,7 +68,7 @@ class Dumps:
         return [one for one in found if one is not None]
 
     def empty(self) -> None:
-        """Remove what lies there, or note that it was seen."""
+        """Remove the files, or note that they were seen."""
         self.seen = self.folder.stat().st_mtime_ns
         if self.theirs:
             self._read = {path: _written(path) for path in self.folder.iterdir() if path.name.endswith(NAMED)}
@@ -77,7 +78,7 @@ class Dumps:
                 path.unlink()
         self.seen = self.folder.stat().st_mtime_ns
 
-    def _module(self, paths: list[Path]) -> Module | None:
+    def _module(self, paths: list[Path]) -> DumpedModule | None:
         text = next((path for path in paths if path.name.endswith(NAMED) and self._is_new(path)), None)
         if text is None:
             return None
@@ -88,13 +89,13 @@ class Dumps:
         name = text.name.partition(".")[2]
         seconds = (max(times) - min(times)) / 1e9
         digest = hlo.fingerprint(graph)[:32] if graph is not None else ""
-        return Module(name, self._function(name), Told(digest, _memory(paths), seconds, graph))
+        return DumpedModule(name, self._function(name), CompileReport(digest, _memory(paths), seconds, graph))
 
     def _is_new(self, text: Path) -> bool:
         return self._read.get(text) != _written(text)
 
     def _function(self, name: str) -> str:
-        """XLA puts an "a" before a name, and what it likes behind it."""
+        """XLA adds an "a" before a name and any suffix after it."""
         candidates = ("_" + name[1 : match.end()] for match in _UID.finditer(name))
         return next((one for one in candidates if self.known(one)), "")
 
@@ -106,12 +107,12 @@ def _written(path: Path) -> int:
 def _graph(path: Path) -> hlo.Graph | None:
     try:
         return hlo.parse(path.read_text("utf-8", "replace"))
-    except (OSError, ValueError, LookupError):  # a form that hlo.py does not know: the compile is told without it
+    except (OSError, ValueError, LookupError):  # unknown to hlo.py: the compile is recorded without its graph
         return None
 
 
 def _memory(paths: list[Path]) -> dict[str, int] | None:
-    """Bytes by use, of the assignment of buffers after optimisation: lines `allocation 0: size 512, parameter 2, shape
+    """Bytes by use, from the buffer assignment after optimisation: lines `allocation 0: size 512, parameter 2, shape
     |f32[8,16]| at ShapeIndex {}, maybe-live-out:`."""
     path = next((path for path in paths if path.name.endswith("buffer-assignment.txt")), None)
     try:
@@ -128,3 +129,128 @@ def _memory(paths: list[Path]) -> dict[str, int] | None:
         "aliased": sum(size for size, what in out if what.startswith("parameter ")),
         "temporaries": sum(size for size, what in sizes if "preallocated-temp" in what or "thread-local" in what),
     }
+
+
+# -- enabling the dumps ------------------------------------------------------------------------------------------------
+# Seen in TensorFlow 2.21: XLA reads XLA_FLAGS when it first compiles, also where TensorFlow was imported before, and
+# never again. TensorFlow itself counts traces, which are not compiles (a relaxed trace compiles once for each shape);
+# the dump is the only source of compiles in a process that has imported TensorFlow.
+
+
+FLAGS = "--xla_dump_hlo_as_text --xla_dump_disable_metadata"
+NAMED = "before_optimizations.txt"
+_VARIABLE = "XLA_FLAGS"
+_TEXT = "--xla_dump_hlo_as_text"
+_UNREAD = (
+    "XLA_FLAGS sends XLA's dump to {folder}, but XLA wrote no HLO text there. Add --xla_dump_hlo_as_text to "
+    "XLA_FLAGS, remove flags that select modules, and restart the kernel"
+)
+_TOO_LATE = (
+    "XLA had already compiled before this run, and it reads XLA_FLAGS only once. Restart the kernel and run "
+    "%tpu_init before the first compile"
+)
+_NONE_ON_TPU = "the TPU compiler wrote no dump to a folder on this host"
+
+
+@dataclass(frozen=True)
+class DumpSetup:
+    """`folder`: where XLA dumps; None if it does not, with the `reason`. `theirs`: the user's XLA_FLAGS had named the
+    folder, so its files are kept."""
+
+    folder: Path | None
+    reason: str = ""
+    theirs: bool = False
+
+
+_setups: list[DumpSetup] = []
+
+
+def enable(device: str) -> DumpSetup:
+    """Make XLA dump from now on; later calls return the same. `device`: "CPU" or "TPU"."""
+    if not _setups:
+        _setups.append(_enable(device))
+    return _setups[0]
+
+
+def _enable(device: str) -> DumpSetup:
+    if "xla_dump_to" in os.environ.get(_VARIABLE, ""):
+        return _user_folder(os.environ[_VARIABLE], device)
+    try:
+        folder = locked_folders.make()
+    except OSError as error:
+        return DumpSetup(None, f"no temporary folder could be created: {error.strerror or error}")
+    dumps = folder.path / "dumps"
+    dumps.mkdir(mode=0o700)
+    try:
+        with _flags(f'--xla_dump_to="{dumps}" {FLAGS}'):
+            _compile(device)
+    except BaseException as error:
+        folder.remove()
+        if not isinstance(error, Exception):
+            raise
+        return DumpSetup(None, f"a first compile failed ({type(error).__name__}: {error})"[:300])
+    if not any(path.name.endswith(NAMED) for path in dumps.iterdir()):
+        folder.remove()
+        return DumpSetup(None, _TOO_LATE if device == "CPU" else _NONE_ON_TPU)
+    atexit.register(_remove, folder, os.getpid())
+    return DumpSetup(dumps)
+
+
+def _user_folder(flags: str, device: str) -> DumpSetup:
+    """The folder of the user's XLA_FLAGS, if a first compile shows that it can be read."""
+    folder = _folder_in(flags)
+    if folder is None:
+        return DumpSetup(None, _UNREAD.format(folder="no folder"))
+    before = _texts(folder)
+    try:
+        with _flags(_TEXT):  # without it there is no text if XLA_FLAGS asks for protos
+            _compile(device)
+    except Exception as error:
+        return DumpSetup(None, f"a first compile failed ({type(error).__name__}: {error})"[:300])
+    return (
+        DumpSetup(folder, theirs=True) if _texts(folder) != before else DumpSetup(None, _UNREAD.format(folder=folder))
+    )
+
+
+def _folder_in(flags: str) -> Path | None:
+    try:
+        found = [one.partition("=")[2] for one in shlex.split(flags) if one.startswith("--xla_dump_to=")]
+    except ValueError:  # an unclosed quotation
+        found = []
+    return Path(found[-1]) if found and found[-1] not in ("", "-", "sponge") else None
+
+
+def _texts(folder: Path) -> dict[str, int]:
+    """The modules' texts in the folder, with the time of each."""
+    if not folder.is_dir():
+        return {}
+    return {one.name: one.stat().st_mtime_ns for one in folder.iterdir() if one.name.endswith(NAMED)}
+
+
+def _remove(folder: locked_folders.LockedFolder, owner: int) -> None:
+    if os.getpid() == owner:  # not in a forked child
+        folder.remove()
+
+
+@contextmanager
+def _flags(ours: str) -> Iterator[None]:
+    before = os.environ.get(_VARIABLE)
+    os.environ[_VARIABLE] = f"{before or ''} {ours}".strip()
+    try:
+        yield
+    finally:
+        os.environ.pop(_VARIABLE)
+        if before is not None:
+            os.environ[_VARIABLE] = before
+
+
+def _compile(device: str) -> None:
+    """A small compile on the device that will train."""
+    import tensorflow as tf
+
+    def canary(value: object) -> object:
+        return tf.add(value, 1.0)
+
+    found = tf.config.list_logical_devices(device)
+    with tf.init_scope(), tf.device(found[0].name if found else None):
+        tf.function(canary, jit_compile=True, autograph=False)(tf.zeros(3))

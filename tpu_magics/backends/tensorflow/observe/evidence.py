@@ -1,8 +1,4 @@
-"""What is known of a compile: which traced function it is of, for what it was called, where the batch came from.
-
-What lives here: the way from a module and the call in which it was compiled to the facts that causes are found from.
-What does not: noticing a compile (observer.py), causes (causes.py).
-"""
+"""Facts about a compile: which traced function it is, the call that caused it, and where the batch came from."""
 
 from __future__ import annotations
 
@@ -14,48 +10,48 @@ from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from tpu_magics.backends.tensorflow.observe import keras_calls, programs
-from tpu_magics.backends.tensorflow.observe.compiled import Facts
-from tpu_magics.backends.tensorflow.observe.dumps import Module
+from tpu_magics.backends.tensorflow.observe import keras_calls, traced_functions
+from tpu_magics.backends.tensorflow.observe.dumps import DumpedModule
+from tpu_magics.backends.tensorflow.observe.function_compile import FunctionFacts
 from tpu_magics.runs.events import Input
 
 _STEM = re.compile(r"^__(?:inference|forward|backward)_(__backward_)?(.*?)(?:_\d+)+$")
 _GRADIENT = "the gradient of "
-Called = tuple[Any, Sequence[Any]] | None  # a concrete function and its tensors
+ConcreteCall = tuple[Any, Sequence[Any]] | None  # a concrete function and its tensors
 
 
 @dataclass(frozen=True)
-class Call:
-    """An outermost call of a traced function. `function`: None for a concrete one; `args`: as the person gave them;
-    `called`: what ran at last; `frame`: of the caller."""
+class FunctionCall:
+    """An outermost call of a traced function. `function`: None for a concrete one; `args`: the user's; `called`: the
+    concrete call that ran last; `frame`: of the caller."""
 
     function: Any
     args: Sequence[Any]
-    called: Called
+    called: ConcreteCall
     frame: FrameType
 
     @property
     def concrete(self) -> Any:
-        """The concrete function that ran; None where it did not come to that."""
+        """The concrete function that ran; None if none ran."""
         return self.called[0] if self.called is not None else None
 
     @property
     def tensors(self) -> Sequence[Any]:
-        """Its tensors."""
+        """The tensors that it was called with."""
         return self.called[1] if self.called is not None else ()
 
 
 @dataclass(frozen=True)
-class Known:
-    """Of one compile. `concrete`: None where its function is gone, or was never seen."""
+class CompiledFunction:
+    """What is known of one compile. `concrete`: None if its function is gone or was never seen."""
 
     concrete: Any
-    facts: Facts
+    facts: FunctionFacts
     inputs: tuple[Input, ...]
 
 
 class Evidence:
-    """What the calls of a run left behind. `iterator`: that gave the last batch."""
+    """Facts collected from the calls of a run. `iterator`: the one that gave the last batch."""
 
     def __init__(self) -> None:
         self.iterator: Any = None
@@ -63,40 +59,40 @@ class Evidence:
         self.number = itertools.count(1)
         self.numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # of tf.functions
 
-    def called_inside(self, concrete: Any) -> None:
-        """While a function is traced, it calls another one."""
-        self.programs[programs.text_of(concrete.name)] = concrete
+    def on_inner_call(self, concrete: Any) -> None:
+        """Another function was called during tracing."""
+        self.programs[traced_functions.text_of(concrete.name)] = concrete
 
-    def of(self, module: Module, call: Call) -> Known:
+    def of(self, module: DumpedModule, call: FunctionCall) -> CompiledFunction:
         """What is known of a module that was compiled in a call."""
         concrete = self._program(module, call)
         loop = keras_calls.loop_of(call.frame)
-        name = stem(module.function or programs.text_of(getattr(concrete, "name", "")))
+        name = stem(module.function or traced_functions.text_of(getattr(concrete, "name", "")))
         inputs = () if name.startswith(_GRADIENT) else tuple(_inputs(module, concrete, call))
         if loop is not None:
-            inputs = tuple(map(programs.as_batch, inputs))
+            inputs = tuple(map(traced_functions.as_batch, inputs))
         short, arrays = keras_calls.short_batch(loop)
         code = getattr(call.function, "_key_for_call_stats", None)  # TensorFlow 2.21: the Python function's code
-        facts = Facts(
+        facts = FunctionFacts(
             function=name,
             made=self._number(call.function),
             code=(getattr(code, "co_filename", ""), getattr(code, "co_firstlineno", 0)),
             keras=loop is not None,
             mode=keras_calls.mode_of(loop),
-            trains=call.concrete is not None and programs.trains(call.concrete),
+            trains=call.concrete is not None and traced_functions.trains(call.concrete),
             literals={**_literals(call.concrete), **_literals(concrete)},
             short=short if arrays else frozenset(self._short(inputs, call.args)),
             arrays=arrays,
         )
-        return Known(concrete, facts, inputs)
+        return CompiledFunction(concrete, facts, inputs)
 
-    def _program(self, module: Module, call: Call) -> Any:
-        """The traced function that was compiled: one that another calls, or the one that was called itself, perhaps in
-        the form that it has under a tape."""
+    def _program(self, module: DumpedModule, call: FunctionCall) -> Any:
+        """The traced function that was compiled: an inner one, or the called one itself, possibly in its form under a
+        gradient tape."""
         known = self.programs.get(module.function)
         if known is not None:
             return known
-        own = "" if call.concrete is None else programs.text_of(call.concrete.name)
+        own = "" if call.concrete is None else traced_functions.text_of(call.concrete.name)
         if own and module.function and stem(own) == stem(module.function):
             return call.concrete
         given = {**self.programs, own: call.concrete}
@@ -110,14 +106,14 @@ class Evidence:
         return self.numbers[function]
 
     def _short(self, inputs: Sequence[Input], args: Sequence[Any]) -> Iterator[tuple[int, int]]:
-        """(full, last) sizes of batches, where the pipeline can give a short one and this may be it."""
+        """(full, last) batch sizes, if the pipeline can yield a short batch and this may be it."""
         rows = {one.shape[0] for one in inputs if one.shape}
         for dataset in self._datasets(args):
             for full in keras_calls.batched(dataset):
                 yield from ((full, last) for last in rows if last < full)
 
     def _datasets(self, args: Sequence[Any]) -> Iterator[Any]:
-        """Where the batch came from: an iterator among the arguments, else the one that was advanced last."""
+        """The source of the batch: an iterator among the arguments, else the one that was advanced last."""
         for one in [one for one in args if hasattr(one, "element_spec")] or [self.iterator]:
             # TensorFlow 2.21: OwnedIterator._dataset; a strategy's iterator has _iterators, one for each worker.
             for inner in (one, *(getattr(one, "_iterators", None) or ())):
@@ -126,22 +122,22 @@ class Evidence:
                     yield dataset
 
 
-def _inputs(module: Module, concrete: Any, call: Call) -> Sequence[Input]:
+def _inputs(module: DumpedModule, concrete: Any, call: FunctionCall) -> Sequence[Input]:
     if concrete is not None and concrete is call.concrete:
-        return programs.inputs_of_call(concrete, call.tensors)
+        return traced_functions.inputs_of_call(concrete, call.tensors)
     if concrete is not None:
-        return programs.inputs_of_graph(programs.names_of_arguments(concrete), module.told.graph)
+        return traced_functions.inputs_of_graph(traced_functions.names_of_arguments(concrete), module.told.graph)
     definition = _definition(module.function)
-    names = programs.names_of_definition(definition) if definition is not None else []
-    return programs.inputs_of_graph(names, module.told.graph)
+    names = traced_functions.names_of_definition(definition) if definition is not None else []
+    return traced_functions.inputs_of_graph(names, module.told.graph)
 
 
-def _literals(concrete: Any) -> dict[str, programs.Literal]:
-    return {} if concrete is None else programs.literals(programs.parameters_of(concrete))
+def _literals(concrete: Any) -> dict[str, traced_functions.Literal]:
+    return {} if concrete is None else traced_functions.literals(traced_functions.parameters_of(concrete))
 
 
 def _definition(name: str) -> Any:
-    """A FunctionDef by its name; None where it is gone."""
+    """A FunctionDef by its name; None if it is gone."""
     from tensorflow.python.eager import context
 
     known = context.context()

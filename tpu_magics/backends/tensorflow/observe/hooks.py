@@ -1,13 +1,9 @@
-"""Where TensorFlow and Keras are listened to: calls of traced functions, eager optimizer steps, epochs, iterators.
+"""Hooks into TensorFlow and Keras: calls of traced functions, eager optimizer steps, epochs, iterators."""
 
-What lives here: the wrapping of their methods, and putting them back. What does not: what is made of a call
-(observer.py).
-
-Read in TensorFlow 2.21 and Keras 3.15: Function.__call__ is the call of every tf.function and knows the person's frame;
-ConcreteFunction._call_flat is what each of them, and a concrete function by itself, comes to: it knows the program and
-its tensors, and is called while tracing, too, for the functions inside. A method that is not there is said once, and
-what depends on it is not observed.
-"""
+# Read in TensorFlow 2.21 and Keras 3.15: Function.__call__ is the call of every tf.function and knows the user's frame;
+# ConcreteFunction._call_flat is what each of them, and a concrete function by itself, ends in: it knows the program and
+# its tensors, and is also called for inner functions while tracing. A missing method is reported once, and what depends
+# on it is not observed.
 
 from __future__ import annotations
 
@@ -17,18 +13,18 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.tensorflow.jit_functions import as_tensorflows
+from tpu_magics.backends.tensorflow.jit_functions import with_tensorflow_filename
 
 if TYPE_CHECKING:
-    from tpu_magics.backends.tensorflow.observe.observer import Observer
+    from tpu_magics.backends.tensorflow.observe.observer import TensorFlowObserver
 
 Wrapped = Callable[..., Any]
-Wrap = Callable[[Wrapped, "Observer"], Wrapped]
+Wrap = Callable[[Wrapped, "TensorFlowObserver"], Wrapped]
 
 
 @contextmanager
-def installed(observer: Observer) -> Iterator[list[str]]:
-    """Listen until the block ends. Gives what could not be listened to, in words."""
+def install_hooks(observer: TensorFlowObserver) -> Iterator[list[str]]:
+    """Install the hooks until the block ends. Yields what could not be hooked, in words."""
     missing: list[str] = []
     with ExitStack() as around:
         for find, name, wrap, what in _PLACES:
@@ -38,7 +34,7 @@ def installed(observer: Observer) -> Iterator[list[str]]:
             except (ImportError, AttributeError) as error:
                 missing.append(f"{what} ({error})")
                 continue
-            ours = as_tensorflows(wrap(original, observer))  # its errors show the stack of what is traced
+            ours = with_tensorflow_filename(wrap(original, observer))  # errors show the stack of what is traced
             around.enter_context(_replaced(owner, name, ours, original))
         yield missing
 
@@ -49,14 +45,14 @@ def _replaced(owner: Any, name: str, ours: Wrapped, original: Wrapped) -> Iterat
     try:
         yield
     finally:
-        if owner.__dict__.get(name) is ours:  # else somebody has wrapped it since, and ours does nothing any more
+        if owner.__dict__.get(name) is ours:  # else it was wrapped again, and ours does nothing any more
             setattr(owner, name, original)
 
 
 # -- calls ------------------------------------------------------------------------------------------------------------
 
 
-def _function_call(original: Wrapped, observer: Observer) -> Wrapped:
+def _function_call(original: Wrapped, observer: TensorFlowObserver) -> Wrapped:
     ident = threading.get_ident
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -67,19 +63,19 @@ def _function_call(original: Wrapped, observer: Observer) -> Wrapped:
         if observer.inside:
             result = original(self, *args, **kwargs)
             if _traces(self) != traces:
-                observer.traced(self)
+                observer.on_trace(self)
             return result
         observer.inside, observer.called = True, None
         try:
             result = original(self, *args, **kwargs)
         except Exception:
-            observer.failed(self, args, sys._getframe(1))
+            observer.on_error(self, args, sys._getframe(1))
             raise
         finally:
             observer.inside = False
         if _traces(self) != traces:
-            observer.traced(self)
-        observer.ran(self, args, result, sys._getframe(1))
+            observer.on_trace(self)
+        observer.on_call(self, args, result, sys._getframe(1))
         return result
 
     return __call__
@@ -89,7 +85,7 @@ def _traces(function: Any) -> int:
     return len(getattr(function, "_function_cache", ()))  # TensorFlow 2.21: a FunctionCache
 
 
-def _concrete_call(original: Wrapped, observer: Observer) -> Wrapped:
+def _concrete_call(original: Wrapped, observer: TensorFlowObserver) -> Wrapped:
     ident = threading.get_ident
     from tensorflow.python.eager import context
 
@@ -100,7 +96,7 @@ def _concrete_call(original: Wrapped, observer: Observer) -> Wrapped:
         if observer.closed or ident() != observer.thread:
             return original(self, tensor_inputs, captured_inputs)
         if not eagerly():
-            observer.called_inside(self)
+            observer.on_inner_call(self)
             return original(self, tensor_inputs, captured_inputs)
         observer.called = self, tensor_inputs
         if observer.inside:
@@ -109,18 +105,18 @@ def _concrete_call(original: Wrapped, observer: Observer) -> Wrapped:
         try:
             result = original(self, tensor_inputs, captured_inputs)
         except Exception:
-            observer.failed(None, (), sys._getframe(1))
+            observer.on_error(None, (), sys._getframe(1))
             raise
         finally:
             observer.inside = False
-        observer.ran(None, (), result, sys._getframe(1))
+        observer.on_call(None, (), result, sys._getframe(1))
         return result
 
     return _call_flat
 
 
-def _apply(original: Wrapped, observer: Observer) -> Wrapped:
-    """An optimizer's step that is no part of a traced function."""
+def _apply(original: Wrapped, observer: TensorFlowObserver) -> Wrapped:
+    """An optimizer step outside traced functions."""
     from tensorflow.python.eager import context
 
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -139,7 +135,7 @@ def _apply(original: Wrapped, observer: Observer) -> Wrapped:
     return apply
 
 
-def _epoch_end(original: Wrapped, observer: Observer) -> Wrapped:
+def _epoch_end(original: Wrapped, observer: TensorFlowObserver) -> Wrapped:
     def on_epoch_end(self: Any, epoch: Any, logs: Any = None) -> Any:
         __tracebackhide__ = True
         if not observer.closed and threading.get_ident() == observer.thread:
@@ -149,7 +145,7 @@ def _epoch_end(original: Wrapped, observer: Observer) -> Wrapped:
     return on_epoch_end
 
 
-def _next(original: Wrapped, observer: Observer) -> Wrapped:
+def _next(original: Wrapped, observer: TensorFlowObserver) -> Wrapped:
     evidence = observer.evidence
 
     def __next__(self: Any) -> Any:
@@ -160,7 +156,7 @@ def _next(original: Wrapped, observer: Observer) -> Wrapped:
     return __next__
 
 
-# -- where they stand -------------------------------------------------------------------------------------------------
+# -- what is hooked --------------------------------------------------------------------------------------------------
 
 
 def _functions() -> Any:

@@ -1,11 +1,8 @@
-"""What Keras was doing when a program ran, read from the frames of its trainer.
+"""What Keras was doing when a program ran (mode, steps per call, batch sizes), read from its trainer's frames."""
 
-What lives here: the mode, the steps in one call, the sizes of batches. What does not: what they are used for.
-
-Read in Keras 3.15 (src/backend/tensorflow/trainer.py, src/trainers/epoch_iterator.py, data_adapters/): the local names
-`epoch_iterator`, `begin_step` and `self` of fit, evaluate and predict; ArrayDataAdapter.batch_size and
-.partial_batch_size. Where a name is not there, nothing is known.
-"""
+# Read in Keras 3.15 (src/backend/tensorflow/trainer.py, src/trainers/epoch_iterator.py, data_adapters/): the local
+# names `epoch_iterator`, `begin_step` and `self` of fit, evaluate and predict; ArrayDataAdapter.batch_size and
+# .partial_batch_size. Where a name is missing, nothing is known.
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from tpu_magics.backends.observing.sites import outwards
-from tpu_magics.backends.tensorflow.observe.compiled import EVALUATION, PREDICTION, TRAINING
+from tpu_magics.backends.tensorflow.observe.function_compile import EVALUATION, PREDICTION, TRAINING
 
 _TRAINER = "trainer.py"
 _MODES = {
@@ -22,7 +19,7 @@ _MODES = {
     **dict.fromkeys(("evaluate", "test_on_batch"), EVALUATION),
     **dict.fromkeys(("predict", "predict_on_batch"), PREDICTION),
 }
-_DEEPEST = 16  # frames between what runs and Keras' loop
+_DEEPEST = 16  # frames to search for Keras' loop
 _MANY = "multi_step_on_iterator"
 
 
@@ -36,17 +33,17 @@ def loop_of(frame: FrameType | None) -> FrameType | None:
 
 
 def mode_of(loop: FrameType | None) -> str:
-    """What that call is for; "" without one."""
+    """The mode of that call; "" without one."""
     return _MODES[loop.f_code.co_name] if loop is not None else ""
 
 
 def model_of(loop: FrameType | None) -> Any:
-    """The model that it is called of."""
+    """The model of that call."""
     return loop.f_locals.get("self") if loop is not None else None
 
 
 def short_batch(loop: FrameType | None) -> tuple[frozenset[tuple[int, int]], bool]:
-    """((full, last),) of batches that are cut from arrays, where the last one is short; whether there are arrays."""
+    """((full, last),) if batches are cut from arrays and the last one is short; and whether there are arrays."""
     adapter: Any = getattr(_iterator_of(loop), "data_adapter", None)
     if type(adapter).__name__ != "ArrayDataAdapter":
         return frozenset(), False
@@ -55,7 +52,7 @@ def short_batch(loop: FrameType | None) -> tuple[frozenset[tuple[int, int]], boo
 
 
 def batch_parts(loop: FrameType | None) -> tuple[int | None, int]:
-    """(steps of which the gradients are summed up, replicas) of the model that is trained."""
+    """(gradient accumulation steps, replicas) of the model that trains."""
     model = model_of(loop)
     every = getattr(getattr(model, "optimizer", None), "gradient_accumulation_steps", None)
     replicas = getattr(getattr(model, "distribute_strategy", None), "num_replicas_in_sync", 1)
@@ -63,14 +60,14 @@ def batch_parts(loop: FrameType | None) -> tuple[int | None, int]:
 
 
 def many(frame: FrameType, function: Any) -> int:
-    """How many steps one call of `function` is at most (`steps_per_execution`), where Keras calls it."""
+    """Maximum number of steps in one call of `function` (`steps_per_execution`), if Keras calls it."""
     loop = loop_of(frame) if getattr(function, "name", "") == _MANY else None
     return int(getattr(model_of(loop), "steps_per_execution", 1)) if loop is not None else 1
 
 
 def steps_done(frame: FrameType, most: int, result: Any) -> int:
-    """How many steps a call of that many was: fewer at the end of an epoch, none where no data was left. In the first
-    epoch over data of unknown size the last call counts as full."""
+    """Number of steps in a call of up to `most`: fewer at the end of an epoch, none without data. In the first epoch
+    over data of unknown size, the last call counts as full."""
     has_value = getattr(result, "has_value", None)
     if has_value is not None and not bool(has_value()):
         return 0

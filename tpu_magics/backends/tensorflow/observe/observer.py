@@ -1,73 +1,67 @@
-"""The observer of one run: it is told by the hooks what ran, and writes records.
+"""The observer of one TensorFlow run: gets calls from the hooks and writes records."""
 
-What lives here: what is done after each call, and the evidence of each compile. What does not: the wrapping of methods
-(hooks.py), causes (causes.py), the guard (observing/guarded.py).
-
-A call costs a look at the dump folder's time and at what is known of its program; compiles are rare, and looked at when
-they have happened.
-"""
+# A call costs one look at the time of the dump folder and at what is known of its program. Compiles are rare, and are
+# examined after they have happened.
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import tensorflow as tf
 from tensorflow.python.framework import ops
 
-from tpu_magics.backends.base import ObserverConfig as Watching
-from tpu_magics.backends.base import RecompileLimit, StepLimit
-from tpu_magics.backends.observing.compile_evidence import CompileCause as Verdict
-from tpu_magics.backends.observing.compile_evidence import evaluation_batch as of_evaluation
-from tpu_magics.backends.observing.guard import GuardedObserver as Guarded
-from tpu_magics.backends.observing.guard import guarded
+from tpu_magics.backends.base import ObserverConfig, RecompileLimit, StepLimit
+from tpu_magics.backends.observing.compile_evidence import CompileCause, evaluation_batch
+from tpu_magics.backends.observing.guard import GuardedObserver, guarded
 from tpu_magics.backends.observing.history import History
+from tpu_magics.backends.observing.logged_values import LoggedValues, plain
+from tpu_magics.backends.observing.sampling import PeriodicSampler
 from tpu_magics.backends.observing.sites import Sites
-from tpu_magics.backends.tensorflow.observe import keras_calls, programs
+from tpu_magics.backends.tensorflow.observe import keras_calls, traced_functions
 from tpu_magics.backends.tensorflow.observe.causes import distance, explain
-from tpu_magics.backends.tensorflow.observe.compiled import TRAINING, Compiled
-from tpu_magics.backends.tensorflow.observe.dumps import Dumps, Module
-from tpu_magics.backends.tensorflow.observe.evidence import Call, Called, Evidence, Known
-from tpu_magics.backends.tensorflow.observe.precision import PrecisionWatch
+from tpu_magics.backends.tensorflow.observe.dumps import DumpedModule, Dumps
+from tpu_magics.backends.tensorflow.observe.evidence import CompiledFunction, ConcreteCall, Evidence, FunctionCall
+from tpu_magics.backends.tensorflow.observe.function_compile import TRAINING, FunctionCompile
+from tpu_magics.backends.tensorflow.observe.precision import ProgramPrecision
 from tpu_magics.backends.tensorflow.observe.retraces import Retraces
-from tpu_magics.backends.tensorflow.observe.values import Values, flat, is_symbolic
-from tpu_magics.backends.tensorflow.observe.vitals import Vitals
 from tpu_magics.runs import events
 from tpu_magics.runs.meter import StepMeter
 from tpu_magics.runs.writer import EventWriter
 
 _IN_TRACE = (
-    "tpu_magics.log was given a tensor inside a function that TensorFlow traces: it runs there once for each trace, "
-    "and there is no value. Return the tensor from the function, and log it after the call."
+    "tpu_magics.log was called with a tensor inside a tf.function, where it runs once per trace and has no "
+    "value. Return the tensor from the function and log it after the call."
 )
 
 
-class Observer(Guarded):
-    """Steps, compiles, retraces and values of one run; made in the thread that runs the user's code. `dumps`: None
-    where compiles are not available; `libraries`: folders of TensorFlow and Keras."""
+class TensorFlowObserver(GuardedObserver):
+    """Steps, compiles, retraces and values of one run; created in the thread of the user's code. `dumps`: None if
+    compiles are not recorded; `libraries`: folders of TensorFlow and Keras."""
 
     def __init__(
-        self, writer: EventWriter, watching: Watching, dumps: Dumps | None, libraries: tuple[str, ...] = ()
+        self, writer: EventWriter, watching: ObserverConfig, dumps: Dumps | None, libraries: tuple[str, ...] = ()
     ) -> None:
         super().__init__(writer)
         self.watching = watching
         self.dumps = dumps
         self.sites = Sites(watching.cell_names, watching.cell_ids, libraries)
         self.steps = StepMeter(writer)
-        self.values = Values(writer)
-        self.history: History[Compiled] = History(writer.write, writer.rank, distance, explain)
-        self.precision = PrecisionWatch(watching.precision, writer.write, writer.rank)
+        self.values = TensorValues(writer)
+        self.history: History[FunctionCompile] = History(writer.write, writer.rank, distance, explain)
+        self.precision = ProgramPrecision(watching.precision, writer.write, writer.rank)
         self.retraces = Retraces(ops.uid())
         self.seconds = 0.0
-        self.vitals = Vitals(writer.write, writer.rank, watching.device, self._compiling)
+        self.vitals = DeviceUsage(writer.write, writer.rank, watching.device, self._compiling)
         self.thread = threading.get_ident()
         self.inside = False  # in a call of a traced function
         self.applying = False  # in a step of an optimizer
-        self.called: Called = None  # what ran last, with its tensors
+        self.called: ConcreteCall = None  # what ran last, with its tensors
         self.evidence = Evidence()
         self.compiled_in_step = False
         self.uncounted = ""
@@ -82,20 +76,20 @@ class Observer(Guarded):
 
     @property
     def compiles(self) -> int | None:
-        """Compiles so far; None where XLA does not tell, or observing stopped."""
+        """Compiles so far; None if XLA does not dump them, or observing stopped."""
         return None if self.dumps is None or self.stopped else self.history.total
 
     @property
     def recompiles(self) -> int | None:
-        """Recompiles so far; None where compiles are not known."""
+        """Recompiles so far; None if compiles are unknown."""
         return None if self.dumps is None or self.stopped else self.history.recompiles
 
     def _compiling(self) -> float | None:
         return None if self.dumps is None else self.seconds
 
     # -- calls ------------------------------------------------------------------------------------------------------
-    def ran(self, function: Any, args: Sequence[Any], result: Any, frame: FrameType) -> None:
-        """The outermost call of a traced function came back. `function`: None for a concrete one."""
+    def on_call(self, function: Any, args: Sequence[Any], result: Any, frame: FrameType) -> None:
+        """The outermost call of a traced function returned. `function`: None for a concrete one."""
         called, self.called = self.called, None
         self._look(function, args, called, frame)
         count = self._steps_in(function, called[0], result, frame) if called is not None else 0
@@ -103,51 +97,51 @@ class Observer(Guarded):
             self.step(count)
 
     @guarded
-    def _look(self, function: Any, args: Sequence[Any], called: Called, frame: FrameType) -> None:
+    def _look(self, function: Any, args: Sequence[Any], called: ConcreteCall, frame: FrameType) -> None:
         if self.dumps is None or not self.dumps.changed():
             return
-        self._compiled(Call(function, args, called, frame))
+        self._compiled(FunctionCall(function, args, called, frame))
         limit = self.watching.max_recompiles
         if limit is not None and self.history.recompiles > limit:
             raise RecompileLimit(self.history.recompiles, limit)
 
     @guarded
-    def failed(self, function: Any, args: Sequence[Any], frame: FrameType) -> None:
-        """It raised: what was compiled before that is its own."""
+    def on_error(self, function: Any, args: Sequence[Any], frame: FrameType) -> None:
+        """It raised: earlier compiles belong to this call."""
         called, self.called = self.called, None
         if self.dumps is not None and self.dumps.changed():
-            self._compiled(Call(function, args, called, frame))
+            self._compiled(FunctionCall(function, args, called, frame))
 
     @guarded
-    def traced(self, function: Any) -> None:
-        """The cache of a function has changed."""
+    def on_trace(self, function: Any) -> None:
+        """The cache of a function changed."""
         text = self.retraces.look(function, str(getattr(function, "name", "") or "a function"))
         if text:
             self._warn("retrace", text)
 
     @guarded
-    def called_inside(self, concrete: Any) -> None:
-        """While a function is traced, it calls another one."""
-        self.evidence.called_inside(concrete)
+    def on_inner_call(self, concrete: Any) -> None:
+        """Another function was called during tracing."""
+        self.evidence.on_inner_call(concrete)
 
     # -- steps ------------------------------------------------------------------------------------------------------
     def _steps_in(self, function: Any, concrete: Any, result: Any, frame: FrameType) -> int:
-        """Counting goes on where explaining has stopped."""
+        """Counting continues even if explaining has stopped."""
         if self.uncounted:
             return 0
         try:
             most = self.most.get(concrete)
             if most is None:
-                most = keras_calls.many(frame, function) if programs.trains(concrete) else 0
+                most = keras_calls.many(frame, function) if traced_functions.trains(concrete) else 0
                 self.most[concrete] = most
             return most if most <= 1 else keras_calls.steps_done(frame, most, result)
         except Exception as error:
             self.uncounted = f"{type(error).__name__}: {error}"
-            self._warn("steps-stopped", f"Steps are not counted any more ({self.uncounted}).")
+            self._warn("steps-stopped", f"Step counting stopped ({self.uncounted}).")
             return 0
 
     def step(self, count: int) -> None:
-        """So many steps are done. Raises StepLimit."""
+        """Count finished steps. Raises StepLimit."""
         compiled, self.compiled_in_step = self.compiled_in_step, False
         for _ in range(count):
             self.steps.step(compiled=compiled)
@@ -164,29 +158,29 @@ class Observer(Guarded):
         self.vitals.look_now_and_then()
 
     # -- compiles ---------------------------------------------------------------------------------------------------
-    def _compiled(self, call: Call) -> None:
+    def _compiled(self, call: FunctionCall) -> None:
         assert self.dumps is not None
         for module in self.dumps.read():
             self._one_compile(module, self.sites.of_frame(call.frame), call)
 
-    def _one_compile(self, module: Module, site: events.Site, call: Call) -> None:
+    def _one_compile(self, module: DumpedModule, site: events.Site, call: FunctionCall) -> None:
         known, told = self.evidence.of(module, call), module.told
         nth, steps = self.history.nth(site), self.steps.total
         first = self._first(known, call)
-        self.history.add(Compiled(site, nth, steps, told, inputs=known.inputs, facts=known.facts), first)
+        self.history.add(FunctionCompile(site, nth, steps, told, inputs=known.inputs, facts=known.facts), first)
         self.compiled_in_step = True
         self.seconds += told.seconds or 0.0
         if told.graph is not None:
-            variables = programs.trainable_dtypes(known.concrete) if known.concrete is not None else {}
+            variables = traced_functions.trainable_dtypes(known.concrete) if known.concrete is not None else {}
             self.precision.compiled(told.graph, told.hash, variables)
 
-    def _first(self, known: Known, call: Call) -> Verdict | None:
-        """What there is to say of a first compile; the first program that Keras trains with tells the batch."""
+    def _first(self, known: CompiledFunction, call: FunctionCall) -> CompileCause | None:
+        """The verdict on a first compile, if any; the first program that Keras trains with shows the batch size."""
         rows = next((one.shape[0] for one in known.inputs if one.shape), None)
         if rows is None or not known.facts.keras:
             return None
         if known.facts.mode != TRAINING:
-            return of_evaluation(rows, self.batch) if self.batch not in (None, rows) else None
+            return evaluation_batch(rows, self.batch) if self.batch not in (None, rows) else None
         if self.batch is None:
             self.batch = rows
             parts = keras_calls.batch_parts(keras_calls.loop_of(call.frame))
@@ -196,29 +190,29 @@ class Observer(Guarded):
     # -- values -----------------------------------------------------------------------------------------------------
     def log(self, values: Mapping[str, Any]) -> None:
         """Record numbers at once; keep a tensor until its step is done."""
-        told = {name: value for name, value in values.items() if not is_symbolic(value)}
-        if len(told) < len(values) and not self.in_trace:
+        logged = {name: value for name, value in values.items() if not is_symbolic(value)}
+        if len(logged) < len(values) and not self.in_trace:
             self.in_trace = True
             self._warn("log-in-trace", _IN_TRACE)
-        self.values.log(told, self.steps.total)
+        self.values.log(logged, self.steps.total)
 
     @guarded
     def epoch(self, logs: Mapping[str, Any] | None) -> None:
-        """An epoch of Keras has ended; its logs lie on the host, or Keras itself fetches them now."""
+        """A Keras epoch ended; its logs are on the host, or Keras itself fetches them now."""
         self.values.now(flat(logs or {}), self.steps.total)
 
     # -- the end ----------------------------------------------------------------------------------------------------
     @guarded
     def ended(self) -> None:
-        """The user's code has ended."""
+        """The user's code ended."""
         if self.dumps is not None and self.dumps.changed():
-            self._compiled(Call(None, (), None, sys._getframe()))
+            self._compiled(FunctionCall(None, (), None, sys._getframe()))
         for text in self.retraces.rest():
             self._warn("retrace", text)
         self.vitals.look()
 
     def close(self, read: bool = True) -> None:
-        """Write what is left. `read`: also the tensors logged last."""
+        """Write what is left. `read`: also read the tensors logged last."""
         self.closed = True
         self.called = self.evidence.iterator = None
         self.values.close(read)
@@ -226,3 +220,71 @@ class Observer(Guarded):
 
     def _warn(self, code: str, text: str) -> None:
         self.writer.write(events.Warned(round(time.time(), 3), self.writer.rank, code=code, text=text))
+
+
+# -- logged values -----------------------------------------------------------------------------------------------------
+
+
+class TensorValues(LoggedValues):
+    """The logged values of one rank."""
+
+    def waits(self, value: Any) -> bool:
+        """Whether it is a tensor or variable, whose computation may not be finished."""
+        return isinstance(value, (tf.Tensor, tf.Variable)) or callable(getattr(value, "numpy", None))
+
+    def now(self, values: Mapping[str, Any], step: int) -> None:
+        """Record values without waiting for the next step."""
+        for name, value in values.items():
+            self.meter.log(str(name), plain(self.fetched(value) if self.waits(value) else value), step)
+
+    def fetched(self, value: Any) -> Any:
+        """As a NumPy value."""
+        return value.numpy()
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether it is a symbolic tensor in a function that is being traced, which has no value to read."""
+    return bool(tf.is_tensor(value)) and not hasattr(value, "numpy")
+
+
+def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Epoch logs as in Keras' history: a train_step that returns all of `self.metrics` gives those of compile() as a
+    nested dict."""
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        found.update(flat(value) if isinstance(value, Mapping) else {name: value})
+    return found
+
+
+# -- device usage ------------------------------------------------------------------------------------------------------
+
+
+class DeviceUsage(PeriodicSampler):
+    """Of one rank. `device`: "CPU" or "TPU"; `compiling`: seconds of compiling so far (None: unknown)."""
+
+    def __init__(
+        self, write: Callable[[events.Event], object], rank: int, device: str, compiling: Callable[[], float | None]
+    ) -> None:
+        super().__init__(write, rank)
+        self.device = device
+        self.compiling = compiling
+
+    def look(self) -> None:
+        """Record what is new."""
+        now = round(time.time(), 3)
+        seconds = self.compiling()
+        if seconds is not None:
+            self._if_new("times", round(seconds, 3), events.Times(now, self.rank, compiling=round(seconds, 3)))
+        used = self._hbm()
+        if used is not None:
+            self._if_new("hbm", used, events.Memory(now, self.rank, hbm_used=used))
+
+    def _hbm(self) -> int | None:
+        """Bytes in use on the first TPU device; TensorFlow has no figure for the total. A CPU has no memory of its
+        own."""
+        if self.device == "CPU":
+            return None
+        try:
+            return int(tf.config.experimental.get_memory_info("TPU:0")["current"])
+        except (ValueError, RuntimeError, KeyError, tf.errors.OpError):
+            return None

@@ -1,12 +1,8 @@
-"""Functions that were traced again, with TensorFlow's own reason: what of its cache's key is another.
+"""Retraces of tf.functions, with the part of TensorFlow's cache key that changed."""
 
-What lives here: noticing new keys, their nearest earlier one, the difference in words. What does not: compiles; a trace
-can lead to none or to many.
-
-Read in TensorFlow 2.21: Function._function_cache._primary (core/function/polymorphism/function_cache.py) holds
-(context, function type); a call is traced when no type in it is a supertype of its own. TensorFlow's own warning says
-only that it happened, after five in a row.
-"""
+# Read in TensorFlow 2.21: Function._function_cache._primary (core/function/polymorphism/function_cache.py) holds
+# (context, function type); a call is traced when no type in it is a supertype of its own. TensorFlow's own warning says
+# only that it happened, after five in a row.
 
 from __future__ import annotations
 
@@ -15,15 +11,15 @@ from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from tpu_magics.backends.tensorflow.observe.programs import leaves, text_of
+from tpu_magics.backends.tensorflow.observe.traced_functions import leaves, text_of
 
-TOLD_EACH = 3  # retraces of a function that are told one by one
-TOLD_IN_ALL = 24
+REPORTED_EACH = 3  # retraces of one function that are reported
+REPORTED_IN_ALL = 24
 _SHOWN, _LONGEST = 3, 60
 _ADVICE = "Pass Python numbers as tensors and keep shapes and dtypes the same, or give the function an input_signature."
 _KERAS_ADVICE = "Give it batches of the same shapes and dtypes each time."
 _KERAS_STEP = "one_step_on_data"
-_ABSENT = "Literal[None]"  # e.g. the sample weights that train_on_batch was not given
+_ABSENT = "Literal[None]"  # e.g. omitted sample weights of train_on_batch
 
 _UID = re.compile(r"_(\d+)$")
 
@@ -31,18 +27,18 @@ Key = tuple[str, dict[str, str]]  # where it was traced, and each argument's typ
 
 
 class Retraces:
-    """The traces of all functions so far. `started`: TensorFlow's last number of a function before the run; one with a
-    lower number was traced earlier (and may come back: the jit policy keeps its traces of a run for the next one)."""
+    """The traces of all functions so far. `started`: TensorFlow's last function number before the run; one with a lower
+    number was traced earlier (and may come back: the jit policy caches its traces of a run for the next one)."""
 
     def __init__(self, started: int) -> None:
         self.started = started
         self.keys: WeakKeyDictionary[Any, list[Key]] = WeakKeyDictionary()
         self.counts: dict[str, int] = {}
-        self.told = 0
+        self.reported = 0
 
     def look(self, function: Any, name: str) -> str:
-        """After a call in which the cache changed: what is to be said, "" for nothing. Of Keras' functions the
-        innermost one tells; those around it are traced again with it."""
+        """The sentence to report after a call that changed the cache, or "". Of Keras' functions only the innermost is
+        reported; the outer ones are traced again with it."""
         known = self.keys.setdefault(function, [])
         keras = _is_keras(function)
         sentence = ""
@@ -50,34 +46,34 @@ class Retraces:
             if key in known:
                 continue
             if known and number > self.started and not (keras and name != _KERAS_STEP):
-                sentence = self._retraced(f"Keras' {name}" if keras else name, key, known, keras)
+                sentence = self._describe(f"Keras' {name}" if keras else name, key, known, keras)
             known.append(key)
         return sentence
 
-    def _retraced(self, name: str, key: Key, known: list[Key], keras: bool) -> str:
-        """A key that differs from an earlier one in nothing that a person knows is no retrace of theirs: a function
-        that makes variables is traced twice at its first call."""
+    def _describe(self, name: str, key: Key, known: list[Key], keras: bool) -> str:
+        """ "" if the key differs only in things that users do not know: a function that creates variables is traced
+        twice at its first call."""
         nearest = min(reversed(known), key=lambda one: len(list(_differences(key, one))))
         differences = [one for one in _differences(key, nearest) if not (keras and _ABSENT in one)]
         if not differences:
             return ""
         self.counts[name] = self.counts.get(name, 0) + 1
-        if self.counts[name] > TOLD_EACH or self.told >= TOLD_IN_ALL:
+        if self.counts[name] > REPORTED_EACH or self.reported >= REPORTED_IN_ALL:
             return ""
-        self.told += 1
+        self.reported += 1
         more = f" and {len(differences) - _SHOWN} more" if differences[_SHOWN:] else ""
         advice = _KERAS_ADVICE if keras else _ADVICE
         return f"{name} was traced again: {'; '.join(differences[:_SHOWN])}{more}. {advice}"
 
     def rest(self) -> Iterator[str]:
-        """At the end: functions with more retraces than were told."""
+        """At the end: functions with more retraces than were reported."""
         for name, count in self.counts.items():
-            if count > TOLD_EACH:
-                yield f"{name} was traced again {count} times in this run; the first {TOLD_EACH} were told."
+            if count > REPORTED_EACH:
+                yield f"{name} was traced again {count} times in this run; only the first {REPORTED_EACH} are listed."
 
 
 def _keys(function: Any) -> list[tuple[Key, int]]:
-    """Each with the number of its trace."""
+    """Each key with the number of its trace."""
     found = function._function_cache._primary.items()
     return [
         ((_where(context), {name: _short(one) for name, one in leaves(kind.parameters)}), _number(concrete.name))
@@ -86,7 +82,7 @@ def _keys(function: Any) -> list[tuple[Key, int]]:
 
 
 def _is_keras(function: Any) -> bool:
-    """Whether its Python is Keras' own, as that of `fit` is."""
+    """Whether its Python function belongs to Keras, as that of `fit`."""
     return str(getattr(function.python_function, "__module__", "")).partition(".")[0] == "keras"
 
 
@@ -97,7 +93,7 @@ def _number(name: str | bytes) -> int:
 
 
 def _where(context: Any) -> str:
-    """What of the context of a call people know: the strategy's, device's and colocation's part of it."""
+    """The parts of a call's context that users know: strategy, device, colocation."""
     inner = getattr(context, "context", None)
     parts = (getattr(inner, name, None) for name in ("device_functions", "in_cross_replica_context", "variable_policy"))
     return " ".join(str(part) for part in parts)
@@ -107,9 +103,9 @@ def _differences(new: Key, old: Key) -> Iterator[str]:
     now, before = new[1], old[1]
     for name in (*now, *(one for one in before if one not in now)):
         if now.get(name) != before.get(name):
-            yield f"{name} is now {now.get(name, 'not there')}, before {before.get(name, 'not there')}"
+            yield f"{name} is now {now.get(name, 'absent')}, before {before.get(name, 'absent')}"
     if new[0] != old[0]:
-        yield "it was called in another place (device, strategy's scope)"
+        yield "it was called in another context (device, strategy scope)"
 
 
 def _short(kind: Any) -> str:

@@ -1,11 +1,7 @@
-"""Mistakes, typed into cells and run, and what is said of them, for test_mistakes.py: a program of its own, for
-TensorFlow and torch_xla do not go into one process.
+"""Raises errors of TensorFlow and XLA in cells for test_error_messages.py, and prints their explanations as JSON on the
+last line. It is a program of its own, because TensorFlow and torch_xla cannot share a process.
 
-What lives here: cells that TensorFlow or XLA refuse, stock layers and ops among them, the texts of errors that only a
-TPU gives, and the guide's three rules in their bad and good form; a report as JSON on the last line. What does not:
-what is right.
-
-Usage: python mistakes_program.py FOLDER
+Usage: python error_program.py FOLDER
 """
 
 from __future__ import annotations
@@ -25,11 +21,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.backends.tensorflow import error_guide
 from tests.backends.tensorflow import fake_tpu_resolver as fake
-from tests.backends.tensorflow import mistakes_guide
-from tests.backends.tensorflow.mistakes_texts import TEXTS
-from tpu_magics.backends.base import ObserverConfig as Watching
-from tpu_magics.backends.tensorflow import mistakes, observe, xla_ops
+from tests.backends.tensorflow.error_texts import TEXTS
+from tpu_magics.backends.base import ObserverConfig
+from tpu_magics.backends.tensorflow import error_messages, observe, xla_ops
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs import origin
 from tpu_magics.runs.writer import EventWriter
@@ -154,7 +150,7 @@ def raised(text: str) -> Exception | None:
 
 
 def said(error: BaseException | None, put_on: bool = False) -> Any:
-    found = mistakes.explained(error, {CELL: "In [3]"}, put_on) if error is not None else None
+    found = error_messages.explain(error, {CELL: "In [3]"}, put_on) if error is not None else None
     if found is None:
         return None if error is not None else "passes"
     return {"what": found.what, "why": found.why, "todo": found.todo, "details": list(found.details)}
@@ -175,7 +171,7 @@ def of_stock() -> Mapping[str, Any]:
 
     found = {name: said(raised(text), put_on=True) for name, text in {**STOCK, "CutMix": MIX}.items()}
     compiled = {one.op for one in kernels.get_all_registered_kernels().kernel if one.device_type == "XLA_CPU_JIT"}
-    known = {**xla_ops.LACKING, **xla_ops.TPU_ALONE}
+    known = {**xla_ops.LACKING, **xla_ops.TPU_ONLY}
     return {"said": found, "compiled": len(compiled), "has by now": sorted(compiled & set(known))}
 
 
@@ -183,7 +179,7 @@ def observed() -> Any:
     """With frames of the observer between the person's line and TensorFlow."""
     (FOLDER / "run").mkdir()
     writer = EventWriter(FOLDER / "run" / "events.jsonl", 0)
-    with observe.observing(writer, Watching(cell_names={CELL: "In [3]"})):
+    with observe.observing(writer, ObserverConfig(cell_names={CELL: "In [3]"})):
         error = raised(CELLS["print in a layer"])
         return {"print": said(error), "condition": said(raised(CELLS["condition in a layer"]))}
 
@@ -217,7 +213,7 @@ def main() -> None:
         "tpu": of_a_tpu(),
         "with its graph": with_its_graph(),
         "chained": chained(),
-        "rules": mistakes_guide.run(compiles, function),
+        "rules": error_guide.run(compiles, function),
         "observed": observed(),
         "libraries": [origin.is_library(one.__file__) for one in (tf, keras, np)],
     }

@@ -1,8 +1,8 @@
 """Programs of TensorFlow that the observer's tests watch, run in a process without torch_xla.
 
-`python observed.py watched FILE`: each program under an observer; `python observed.py counted FILE FOLDER`: those of
-COUNTED without one, where XLA_FLAGS sends XLA's dump to FOLDER. FILE gets JSON. A line that a compile is told of ends
-with `# site`.
+`observe_program.py watched FILE`: each program under an observer. `observe_program.py counted FILE FOLDER`: those of
+COUNTED without one, where XLA_FLAGS sends XLA's dump to FOLDER. FILE gets JSON. A line that should be reported for a
+compile ends with `# site`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 import tpu_magics
-from tpu_magics.backends.base import ObserverConfig as Watching
-from tpu_magics.backends.base import Placement as Placed
-from tpu_magics.backends.base import RecompileLimit, StepLimit
+from tpu_magics.backends.base import ObserverConfig, Placement, RecompileLimit, StepLimit
 from tpu_magics.backends.tensorflow import jit
 from tpu_magics.backends.tensorflow.observe import observing
 from tpu_magics.runs.writer import EventWriter
@@ -247,7 +245,7 @@ def guides_steps() -> None:
         strategy.run(one, args=next(iterator))
 
     batches = iter(pipeline())
-    with jit.policy("auto", Placed("default", strategy), {__file__: "In [3]"}):
+    with jit.policy("auto", Placement("default", strategy), {__file__: "In [3]"}):
         for _ in range(3):
             step(batches)  # site
 
@@ -340,7 +338,7 @@ def watched(program: Callable[[], None], **options: Any) -> dict[str, Any]:
     writer = EventWriter(path, 0)
     cells: dict[str, Any] = {"cell_names": {"<cell-of-a-test>": "In [7]"}, "cell_ids": {"In [7]": "abc"}}
     raised = ""
-    with observing(writer, Watching(**{**cells, **options})) as observer:
+    with observing(writer, ObserverConfig(**{**cells, **options})) as observer:
         try:
             program()
         except (StepLimit, RecompileLimit) as limit:
@@ -418,7 +416,7 @@ def all_watched() -> dict[str, Any]:
 
 def twice() -> list[dict[str, Any]]:
     """Two runs of one function under the jit policy, which keeps what was traced and compiled for the next run."""
-    placed = Placed("default", tf.distribute.get_strategy())
+    placed = Placement("default", tf.distribute.get_strategy())
     variable = weight()
 
     @tf.function

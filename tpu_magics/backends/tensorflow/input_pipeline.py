@@ -1,14 +1,10 @@
-"""What an input pipeline is made of: Python, files, batches, and how many of them.
+"""Python calls, files and batches of an input pipeline, read from a tf.data.Dataset without iterating it."""
 
-What lives here: reading it from a tf.data.Dataset, without taking an element. What does not: what of it is wrong for
-which TPU (data.py).
-
-A dataset is walked by the Python objects that it was made of, for these hold the graphs of its functions with the
-person's lines, and nothing is copied (`tf.raw_ops.DatasetToGraphV2` writes arrays in memory into its graph). That graph
-is read where there are no such objects: for a dataset that was loaded, or is captured by a function. The attributes
-(`_map_func.function`, `_tensors`, `_filenames`, ...) are those of TensorFlow 2.21 (data/ops/*.py); what is missing in
-another version is not found, and nothing is said of it.
-"""
+# A dataset is walked by the Python objects that it was made of: these hold the graphs of its functions with the user's
+# lines, and nothing is copied (`tf.raw_ops.DatasetToGraphV2` writes arrays in memory into its graph). That graph is
+# read only where there are no such objects: for a dataset that was loaded, or is captured by a function. The attributes
+# (`_map_func.function`, `_tensors`, `_filenames`, ...) are those of TensorFlow 2.21 (data/ops/*.py); what is missing in
+# another version is not found, and nothing is reported.
 
 from __future__ import annotations
 
@@ -20,9 +16,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tpu_magics.backends.lowered import SourceLine as Place
+from tpu_magics.backends.lowered import SourceLine
 from tpu_magics.backends.tensorflow.batches import Batches, short_batches, size_of, values_of
-from tpu_magics.backends.tensorflow.places import Places, ops
+from tpu_magics.backends.tensorflow.source_locations import SourceLocations, ops
 
 _PYTHON = {
     "GeneratorDataset": "Dataset.from_generator",
@@ -45,48 +41,48 @@ _READERS = {
     "MatchingFiles": "tf.io.matching_files",
     "ReadFile": "tf.io.read_file",
 }
-_OF_GENERATOR = "from_generator"  # in the names of the functions that from_generator itself makes, which hold PyFuncs
+_OF_GENERATOR = "from_generator"  # in names of functions that from_generator creates itself; they contain PyFuncs
 _HUGGING_FACE = ("datasets/utils/tf_utils.py", "datasets/arrow_dataset.py")
 _FILE_ATTRIBUTES = ("_filenames", "_filename", "_path", "_patterns")
-_STRINGS = 64  # of one tensor that are looked at
+_STRINGS = 64  # checked per tensor
 _SCHEME = re.compile(r"^(?:[a-z][a-z0-9+.-]+:/|/(?:bigstore|cns|gcs)/)", re.IGNORECASE)
 _LIKE_A_PATH = re.compile(r"^(?:/|~|\.{1,2}/)|/|\.\w{1,8}$|[*?]")
 
 
 @dataclass(frozen=True)
-class Python:
-    """Python in a pipeline. `what`: the call that put it there."""
+class PythonCall:
+    """A Python call in a pipeline. `what`: the API that put it there."""
 
     what: str
-    place: Place | None = None
+    place: SourceLine | None = None
 
 
 @dataclass(frozen=True)
-class Files:
-    """Files that a pipeline reads or writes. `local`: one that lies on this machine ("": all are elsewhere, or their
-    names are not known)."""
+class PipelineFiles:
+    """Files that a pipeline reads or writes. `local`: one on this machine ("": none, or names unknown)."""
 
     what: str
     local: str = ""
-    place: Place | None = None
+    place: SourceLine | None = None
 
 
 @dataclass(frozen=True)
-class Pipeline:
-    """`size`: elements, INFINITE or UNKNOWN; `batches`: None where the last is as the others, or none is made."""
+class InputPipeline:
+    """`size`: elements, INFINITE or UNKNOWN; `batches`: None if the last is as large as the others, or without
+    batches."""
 
     size: int
-    python: tuple[Python, ...] = ()
-    files: tuple[Files, ...] = ()
+    python: tuple[PythonCall, ...] = ()
+    files: tuple[PipelineFiles, ...] = ()
     batches: Batches | None = None
 
 
-def pipeline_of(dataset: Any, cells: Mapping[str, str] | None = None) -> Pipeline:
-    """What `dataset` is made of; nothing is run and no element is taken. `cells`: file names of cells -> "In [n]"."""
-    found = _Found(Places(cells or {}))
+def pipeline_of(dataset: Any, cells: Mapping[str, str] | None = None) -> InputPipeline:
+    """The parts of `dataset`. Nothing is run and no element is taken. `cells`: file names of cells -> "In [n]"."""
+    found = _PipelineScan(SourceLocations(cells or {}))
     for part in _parts(dataset):
         found.look_at(part)
-    return Pipeline(
+    return InputPipeline(
         size=size_of(dataset),
         python=tuple(dict.fromkeys(found.python)),
         files=tuple(found.read_files()),
@@ -98,7 +94,7 @@ def pipeline_of(dataset: Any, cells: Mapping[str, str] | None = None) -> Pipelin
 
 
 def _parts(dataset: Any) -> Iterator[Any]:
-    """The dataset and all that it was made of."""
+    """The dataset and all datasets that it was made from."""
     seen: set[int] = set()
     waiting = [dataset]
     while waiting:
@@ -109,14 +105,12 @@ def _parts(dataset: Any) -> Iterator[Any]:
             waiting += [value for value in values_of(one) if isinstance(value, tf.data.Dataset)]
 
 
-class _Found:
-    """Collects what the parts hold."""
-
-    def __init__(self, places: Places) -> None:
+class _PipelineScan:
+    def __init__(self, places: SourceLocations) -> None:
         self.places = places
-        self.python: list[Python] = []
-        self.readers: list[tuple[str, Place | None]] = []
-        self.names: dict[str, None] = {}  # strings that a reader may take for names of files, in order
+        self.python: list[PythonCall] = []
+        self.readers: list[tuple[str, SourceLine | None]] = []
+        self.names: dict[str, None] = {}  # strings that may be file names, in order
         self._seen: set[int] = set()
 
     def look_at(self, part: Any) -> None:
@@ -133,7 +127,7 @@ class _Found:
             else:
                 self.names.update(dict.fromkeys(_texts(value)))
         if kind == "_VariantDataset":
-            self._written(part._variant_tensor)
+            self._read_graph(part._variant_tensor)
 
     def _function(self, function: Any) -> None:
         if id(function.graph) in self._seen:
@@ -141,7 +135,7 @@ class _Found:
         self._seen.add(id(function.graph))
         for captured in function.captured_inputs:
             if getattr(captured, "dtype", None) == tf.variant:
-                self._written(captured)
+                self._read_graph(captured)
             else:
                 self.names.update(dict.fromkeys(_texts(captured)))
         for _, op in ops(function.graph):
@@ -155,12 +149,12 @@ class _Found:
         elif _reader(op.type):
             self._reader(op.type, self.places.of_frames(_frames(op)))
 
-    def _python(self, op: Any) -> Python:
+    def _python(self, op: Any) -> PythonCall:
         frames = _frames(op)
         is_hugging_face = any(path.replace("\\", "/").endswith(_HUGGING_FACE) for path, _ in frames)
-        return Python("to_tf_dataset" if is_hugging_face else _PYTHON[op.type], self.places.of_frames(frames))
+        return PythonCall("to_tf_dataset" if is_hugging_face else _PYTHON[op.type], self.places.of_frames(frames))
 
-    def _reader(self, kind: str, place: Place | None) -> None:
+    def _reader(self, kind: str, place: SourceLine | None) -> None:
         what = _reader(kind)
         if what and (what, place) not in self.readers:
             self.readers.append((what, place))
@@ -169,13 +163,13 @@ class _Found:
         values = node.attr["value"].tensor.string_val[:_STRINGS]
         self.names.update(dict.fromkeys(value.decode("utf-8", "replace") for value in values))
 
-    def _written(self, variant: Any) -> None:
-        """From the graph of a dataset that has no Python objects."""
+    def _read_graph(self, variant: Any) -> None:
+        """Scan the graph of a dataset without Python objects."""
         if not hasattr(variant, "numpy") or variant.shape.rank != 0:
             return
         try:
             written = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=1).numpy()
-        except (tf.errors.OpError, ValueError):  # what cannot be written; more than a graph can hold
+        except (tf.errors.OpError, ValueError):  # not serialisable, or larger than a graph can be
             return
         graph = tf.compat.v1.GraphDef.FromString(written)
         inner = [(each.signature.name, node) for each in graph.library.function for node in each.node_def]
@@ -183,14 +177,14 @@ class _Found:
             if node.op == "Const":
                 self._constant(node)
             elif node.op in _PYTHON and not (node.op != "GeneratorDataset" and _OF_GENERATOR in function):
-                self.python.append(Python(_PYTHON[node.op]))
+                self.python.append(PythonCall(_PYTHON[node.op]))
             else:
                 self._reader(node.op, None)
 
-    def read_files(self) -> Iterator[Files]:
+    def read_files(self) -> Iterator[PipelineFiles]:
         local = _local(self.names)
         for what, place in self.readers:
-            yield Files(what, local, place)
+            yield PipelineFiles(what, local, place)
 
 
 def _frames(op: Any) -> list[tuple[str, int]]:
@@ -203,14 +197,14 @@ def _reader(kind: str) -> str:
 
 
 def _texts(value: Any) -> list[str]:
-    """Of a tensor of strings whose values are known: the first ones; none of anything else."""
+    """The first strings of a tensor with known values; none for anything else."""
     if not tf.is_tensor(value) or value.dtype != tf.string or not hasattr(value, "numpy"):
         return []
     return [text.decode("utf-8", "replace") for text in tf.reshape(value, [-1])[:_STRINGS].numpy()]
 
 
 def _local(names: Iterable[str]) -> str:
-    """The first name of a file of this machine. Where some lie in a bucket, a name alone may be joined to it."""
+    """The first name of a file on this machine. If some are in a bucket, a bare name may be joined to it."""
     elsewhere = any(_SCHEME.match(name) for name in names)
     for name in names:
         if name and "\n" not in name and not _SCHEME.match(name) and _names_file(name, elsewhere):

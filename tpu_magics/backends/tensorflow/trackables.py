@@ -1,11 +1,7 @@
-"""What holds the state of a training in Python: Keras' objects, modules, their lists, and tf.functions.
+"""Python objects that hold training state: Keras objects, tf.Modules, their containers, and tf.functions."""
 
-What lives here: finding them from the names that a cell reads, and putting their attributes back as they were, so that
-what a run has made (an optimizer's slots, the weights of a model that was not built) is forgotten. What does not: the
-values of variables (snapshot.py).
-
-Read in TensorFlow 2.21 and Keras 3.15. Attributes are taken and put back whole, without a knowledge of their meaning.
-"""
+# Read in TensorFlow 2.21 and Keras 3.15. Attributes are saved and restored as a whole; their meaning is not
+# interpreted.
 
 from __future__ import annotations
 
@@ -21,19 +17,19 @@ from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.trackable.base import Trackable
 
-LONGEST = 100_000  # entries of a list or a dict that are looked at; a longer one is data
+LONGEST = 100_000  # a longer list or dict is data, and not searched
 
 _VARIABLES = (tf.Variable, DistributedVariable)
 _LEAVES = (tf.data.Dataset, tf.Tensor, tf.TensorShape, tf.distribute.Strategy)
 _MACHINERY = ("tensorflow.python.eager", "tensorflow.python.data", "tensorflow.python.distribute")
-# A model, a layer, an optimizer, a loss, a metric; what keeps lists of variables for them (Keras 3.15).
+# A model, a layer, an optimizer, a loss, a metric; and their containers of variables (Keras 3.15).
 _KERAS = ("KerasSaveable", "Tracker", "SeedGenerator", "Variable")
 
 
 @dataclass
-class Found:
-    """What was found. `models`: outermost ones, by name; `objects`: whatever has attributes that a run can change;
-    `containers`: their lists, dicts and sets; `functions`: tf.functions; `variables`: TensorFlow's own."""
+class Trackables:
+    """`models`: outermost models, by name; `objects`: objects with attributes that a run can change; `containers`:
+    their lists, dicts and sets; `functions`: tf.functions; `variables`: TensorFlow variables."""
 
     models: dict[str, Any] = field(default_factory=dict)
     objects: list[Any] = field(default_factory=list)
@@ -43,22 +39,22 @@ class Found:
     ids: set[int] = field(default_factory=set)
 
     def holds(self, value: object) -> bool:
-        """Whether `value` is one of them. (All of them are alive as long as this is.)"""
+        """Whether `value` is one of them. (All stay alive as long as this object.)"""
         return id(value) in self.ids
 
 
-def find(items: Sequence[tuple[str, Any]]) -> Found:
-    """Everything of that kind among `items`, and inside it."""
-    found = Found()
+def find(items: Sequence[tuple[str, Any]]) -> Trackables:
+    """All trackable objects among `items` and inside them."""
+    found = Trackables()
     inner: set[int] = set()
     for name, value in items:
-        if not _is_holder(value) or found.holds(value):
+        if not _is_trackable(value) or found.holds(value):
             inner |= {id(value)} & found.ids
             continue
         if _is_model(value):
             found.models[name] = value
         before = set(found.ids)
-        _take(value, found)
+        _collect(value, found)
         inner |= found.ids - before - {id(value)}
     found.models = {name: model for name, model in found.models.items() if id(model) not in inner}
     return found
@@ -71,12 +67,12 @@ def _is_model(value: Any) -> bool:
     return isinstance(value, tf.Module) and not isinstance(value, parts)
 
 
-def _is_holder(value: Any) -> bool:
+def _is_trackable(value: Any) -> bool:
     return isinstance(value, (*_VARIABLES, Function)) or _has_state(value)
 
 
 def _has_state(value: Any) -> bool:
-    """Whether a run can change attributes of `value` that belong to a training."""
+    """Whether a run can change attributes of `value` that belong to training."""
     if isinstance(value, (*_LEAVES, *_VARIABLES, Function, type)) or type(value).__module__.startswith(_MACHINERY):
         return False
     return isinstance(value, Trackable) or any(
@@ -84,8 +80,8 @@ def _has_state(value: Any) -> bool:
     )
 
 
-def _take(root: Any, found: Found) -> None:
-    """`root` and all that is inside it; no recursion, as a model's layers may be chained deeply."""
+def _collect(root: Any, found: Trackables) -> None:
+    """Add `root` and everything inside it; without recursion, as layers may be nested deeply."""
     waiting = [root]
     while waiting:
         value = waiting.pop()
@@ -106,7 +102,7 @@ def _is_container(value: Any) -> bool:
 def _inside_container(value: Any) -> Iterator[Any]:
     yield from value.values() if isinstance(value, dict) else value
     if not isinstance(_plain(value), tuple):
-        yield from _attributes(value).values()  # those of Keras and TensorFlow know who tracks them
+        yield from _attributes(value).values()  # Keras' and TensorFlow's containers have attributes
 
 
 def _inside_object(value: Any) -> Iterator[Any]:
@@ -135,12 +131,12 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The list or dict itself, where TensorFlow has wrapped it in a proxy."""
+    """The list or dict itself, if TensorFlow has wrapped it in a proxy."""
     kinds = (list, dict, set, tuple)
     return value if issubclass(type(value), kinds) else getattr(value, "__wrapped__", value)
 
 
-_Kind = tuple[Callable[[Any], bool], Callable[[Found], list[Any]], Callable[[Any], Iterator[Any]]]
+_Kind = tuple[Callable[[Any], bool], Callable[[Trackables], list[Any]], Callable[[Any], Iterator[Any]]]
 
 
 def _nothing(_value: Any) -> Iterator[Any]:
@@ -155,21 +151,21 @@ _KINDS: tuple[_Kind, ...] = (
 )
 
 
-# -- as it was --------------------------------------------------------------------------------------------------------
+# -- saved state ------------------------------------------------------------------------------------------------------
 
 
-class Before:
-    """What the objects, lists and functions of a Found were like when this was made."""
+class SavedAttributes:
+    """Saved attributes of the objects, containers and functions of Trackables."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: Trackables) -> None:
         self._objects = [(one, dict(_attributes(one))) for one in (*found.objects, *found.containers)]
         self._lists = [(_plain(one), _copy(_plain(one))) for one in found.containers]
         self._untraced = [(one, dict(vars(one))) for one in found.functions if not _traced(one)]
         shared = {id(one): one for value in found.objects for one in _shared_functions(value)}
         self._methods = [(one, _instances(one)) for one in shared.values()]
 
-    def put_back(self) -> list[str]:
-        """All as it was. Returns what could not be, a line each."""
+    def restore(self) -> list[str]:
+        """Restore everything. Returns a line for each thing that could not be restored."""
         for one, attributes in self._objects:
             _set(_attributes(one), attributes)
         for one, entries in self._lists:
@@ -187,8 +183,8 @@ def _copy(value: Any) -> Any:
 
 
 def _set(value: Any, entries: Any) -> None:
-    """Give a list, a dict or a set its entries of before, past the methods of Keras' and TensorFlow's own kinds, which
-    track what comes in."""
+    """Restore the entries of a list, dict or set, without the methods of Keras' and TensorFlow's own kinds, which track
+    new entries."""
     if isinstance(value, dict):
         _set_dict(value, entries)
     elif isinstance(value, list):
@@ -216,8 +212,8 @@ def _traced(function: Function) -> bool:
 
 
 def _forget_traces(function: Function, attributes: dict[str, Any]) -> list[str]:
-    """Make a tf.function that was never called as new: its traces hold variables that the run has made, and it may make
-    variables at its first call only."""
+    """Reset a tf.function that had not been called before: its traces hold variables that the run created, and it may
+    create variables only at its first call."""
     if not _traced(function):
         return []
     try:
@@ -233,7 +229,7 @@ def _instances(shared: Function) -> list[Any]:
 
 
 def _forget_methods(shared: Function, instances: list[Any]) -> None:
-    """Methods of an object that were not called before the run are made anew at their next call."""
+    """Drop methods of objects that had not been called before the run."""
     with suppress(AttributeError):
         for instance in list(shared._descriptor_cache):
             if not any(instance is one for one in instances):

@@ -1,8 +1,4 @@
-"""The batches of an epoch, as they would be drawn: the longest sample of each.
-
-What lives here: the simulation of collators that pad each batch by itself. What does not: buckets, whose batches need
-no simulation (best.py).
-"""
+"""Simulated batches of an epoch, for collators that pad each batch by itself: the longest sample of each batch."""
 
 from __future__ import annotations
 
@@ -11,30 +7,30 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tpu_magics.padding.lengths import Source
+from tpu_magics.padding.lengths import LengthSource
 
 SEED = 0
-SAMPLES = 3_000_000  # drawn at most; more epochs than fit are not simulated
+SAMPLES = 3_000_000  # maximum; further epochs are not simulated
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """Batches of `epochs` epochs. `full`: how many full batches have each longest length; `short`: the same of the
-    batches that have fewer samples, by (samples, longest)."""
+class SimulatedBatches:
+    """Batches of `epochs` epochs. `full`: number of full batches of each longest length; `short`: the same for batches
+    with fewer samples, by (samples, longest)."""
 
     epochs: int
     full: Counter[int]
     short: Counter[tuple[int, int]]
     batch_size: int
 
-    def padded_to(self, multiple: int) -> Padded:
-        """What these batches become where each is padded to its longest, rounded up to a multiple."""
-        full = [(rounded(longest, multiple), count) for longest, count in self.full.items()]
-        short = [(size, rounded(longest, multiple), count) for (size, longest), count in self.short.items()]
+    def padded_to(self, multiple: int) -> PaddedBatches:
+        """These batches, each padded to its longest sample rounded up to a multiple."""
+        full = [(round_up(longest, multiple), count) for longest, count in self.full.items()]
+        short = [(size, round_up(longest, multiple), count) for (size, longest), count in self.short.items()]
         slots = self.batch_size * sum(length * count for length, count in full)
         slots += sum(size * length * count for size, length, count in short)
         lengths = {length for length, _count in full}
-        return Padded(
+        return PaddedBatches(
             tuple(sorted(lengths or {length for _size, length, _count in short})),
             len({(size, length) for size, length, _count in short}),
             slots / self.epochs,
@@ -42,32 +38,32 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Padded:
-    """Lengths of full batches, shapes of short ones, and token slots of one epoch."""
+class PaddedBatches:
+    """Lengths of full batches, number of shapes of short ones, and token slots of one epoch."""
 
     lengths: tuple[int, ...]
     short_shapes: int
     slots: float
 
 
-def rounded(length: int, multiple: int) -> int:
-    """Up to a multiple, and to one at least."""
+def round_up(length: int, multiple: int) -> int:
+    """`length` rounded up to a multiple, at least one."""
     return max(1, -(-length // multiple)) * multiple
 
 
-def draw(lengths: Sequence[int], source: Source, batch_size: int, epochs: int) -> Drawn:
-    """The batches of the first epochs: a seeded shuffle of all samples, or the order that the source tells."""
+def simulate(lengths: Sequence[int], source: LengthSource, batch_size: int, epochs: int) -> SimulatedBatches:
+    """The batches of the first epochs: a seeded shuffle of all samples, or the order of the source."""
     many = min(epochs, max(1, SAMPLES // len(lengths))) if source.order == "shuffled" else 1
     full: Counter[int] = Counter()
     short: Counter[tuple[int, int]] = Counter()
     for longest, rest in _epochs(lengths, source, batch_size, many):
         full.update(longest)
         short.update(rest)
-    return Drawn(many, full, short, batch_size)
+    return SimulatedBatches(many, full, short, batch_size)
 
 
 def _epochs(
-    lengths: Sequence[int], source: Source, size: int, epochs: int
+    lengths: Sequence[int], source: LengthSource, size: int, epochs: int
 ) -> Iterator[tuple[Iterable[int], list[tuple[int, int]]]]:
     if source.order == "as drawn":
         drawn = [(len(batch), max(lengths[index] for index in batch)) for batch in source.batches if batch]

@@ -1,8 +1,4 @@
-"""Why TensorFlow or its TPU cannot be had, told before TensorFlow's own error or in place of it.
-
-What lives here: the texts, and what is asked of the host. What does not: what was tried (runtime.py), and finding out
-what is wrong with the host (host/).
-"""
+"""Errors for a TensorFlow or a TPU that cannot be used."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from typing import Protocol
 from tpu_magics.backends.base import TPU_LOCAL
 from tpu_magics.errors import TpuMagicsError
 
-_RESTART = "Restart the kernel, and run %tpu_init first."
+_RESTART = "Restart the kernel and run %tpu_init first."
 
 
 class _Problem(Protocol):
@@ -29,8 +25,8 @@ class _Problem(Protocol):
     def state(self) -> str: ...
 
 
-class Host(Protocol):
-    """What is asked of the host (tpu_magics.host.Host has it; this room may not import that one)."""
+class HostStatus(Protocol):
+    """The attributes of tpu_magics.host.Host that are needed here; backends may not import host."""
 
     @property
     def device(self) -> str: ...
@@ -38,64 +34,64 @@ class Host(Protocol):
     def problems(self) -> Sequence[_Problem]: ...
 
 
-def require_alone() -> None:
-    """Raise TpuMagicsError where torch_xla is in this process."""
+def require_no_torch_xla() -> None:
+    """Raise TpuMagicsError if torch_xla was imported in this process."""
     if "torch_xla" in sys.modules:
         # Seen with tensorflow-cpu 2.21 and torch_xla 2.9.0: imported in this order it works, in the other the process
-        # aborts ("Option ... registered more than once"). Which of two XLAs answers is not something to build on.
+        # aborts ("Option ... registered more than once"). Neither is reliable.
         raise TpuMagicsError(
             "TensorFlow and torch_xla are both in this kernel.",
-            "Each brings an XLA of its own, and the two do not go together in one process.",
-            "Restart the kernel, and run this notebook's TensorFlow cells without importing torch_xla.",
+            "Each has its own copy of XLA, and one process cannot hold both.",
+            "Restart the kernel and run the TensorFlow cells without importing torch_xla.",
         )
 
 
 def not_importable(error: ImportError) -> TpuMagicsError:
-    """For what importing TensorFlow or Keras raised."""
+    """The error for a failed import of TensorFlow or Keras."""
     missing = (error.name or "").partition(".")[0]
     if isinstance(error, ModuleNotFoundError) and missing in ("tensorflow", "keras"):
         return TpuMagicsError(
             f"{'TensorFlow' if missing == 'tensorflow' else 'Keras'} is not installed.",
-            "Cells are trained with TensorFlow here.",
-            '%pip install "tpu-magics[tf]", on a TPU VM "tpu-magics[tf-tpu]"; then restart the kernel.',
+            "This notebook trains with TensorFlow.",
+            'Run %pip install "tpu-magics[tf]" (on a TPU VM: "tpu-magics[tf-tpu]"), then restart the kernel.',
         )
     return TpuMagicsError("TensorFlow cannot be imported.", f"{type(error).__name__}: {error}", _RESTART)
 
 
-def refuse_broken(host: Host, about: tuple[str, ...]) -> None:
-    """Raise TpuMagicsError for the first thing that is wrong with the host, of those it may be `about`."""
+def refuse_broken(host: HostStatus, about: tuple[str, ...]) -> None:
+    """Raise TpuMagicsError for the first broken thing on the host that is `about` one of these."""
     for problem in host.problems:
         if problem.state == "broken" and problem.about in about:
             raise TpuMagicsError(problem.what, problem.why, problem.todo)
 
 
-# (what TensorFlow's or libtpu's text has, what happened, what to do); texts: see tests/backends/tensorflow.
+# (pattern in TensorFlow's or libtpu's message, what happened, what to do); full texts in tests/backends/tensorflow.
 _TEXTS = (
     (
         "ConfigureDistributedTPU",
         "The installed TensorFlow has no kernels for a TPU.",
-        '!pip uninstall -y tensorflow tensorflow-cpu && pip install "tpu-magics[tf-tpu]", then restart the kernel.',
+        'Run !pip uninstall -y tensorflow tensorflow-cpu && pip install "tpu-magics[tf-tpu]", then restart the kernel.',
     ),
     (
         "already in use by process",
-        "The TPU is held by another process.",
-        "End that process (%tpu_init names it), or shut the other notebook's kernel down; then restart this kernel.",
+        "Another process is using the TPU.",
+        "Stop that process (%tpu_init shows it) or shut down the other notebook's kernel, then restart this kernel.",
     ),
     (
         "libtpu_lockfile",
-        "A lock file of another account's process was left over.",
-        "!sudo rm /tmp/libtpu_lockfile, then restart the kernel.",
+        "A process of another account left a lock file behind.",
+        "Run !sudo rm /tmp/libtpu_lockfile, then restart the kernel.",
     ),
     (
         "TPUs not found in the cluster",
-        "TensorFlow found no TPU where it was told that one is.",
-        "Choose a runtime with a TPU, and look at %tpu_init's table; then restart the kernel.",
+        "TensorFlow did not find the TPU.",
+        "Choose a runtime with a TPU, check the table of %tpu_init, then restart the kernel.",
     ),
 )
 
 
 def no_tpu(error: Exception, kind: str) -> TpuMagicsError:
-    """For what connecting to a TPU of this kind, or initialising it, raised."""
+    """The error for a failed connection to a TPU of this kind, or a failed initialisation."""
     text = str(error)
     for sign, what, todo in _TEXTS:
         if sign in text:

@@ -1,19 +1,16 @@
-"""The best bounds for K buckets: exact.
+"""The best bounds for K buckets, exact, by dynamic programming."""
 
-What lives here: the dynamic programme. What does not: what else can be done about padding (choices.py), and the batches
-themselves (sampler.py), whose count per bucket is the one reckoned with here.
-
-Samples go to the smallest bucket that holds them, and batches are made bucket by bucket from short to long; what does
-not fill a group of batches goes on into the next bucket. So up to a bound b, with c samples at most b long,
-F(c) = floor(c / group) * group of them are in batches, and buckets b1 < ... < bK cost sum(b_i * (F(c_i) - F(c_(i-1))))
-token slots. With f_k(i) the least cost of k buckets up to the i-th length,
-
-    f_k(i) = b_i F_i + min over j < i of (f_(k-1)(j) - F_j b_i)
-
-is the lowest of many lines at x = b_i. Their slopes -F_j fall with j and b_i grows with i, so one pass over a lower
-envelope finds all minima (the convex hull trick): O(D) for each bucket, D being the number of distinct lengths, instead
-of O(D^2). All numbers are integers: nothing is rounded.
-"""
+# Samples go to the smallest bucket that holds them, and batches are made bucket by bucket from short to long; what does
+# not fill a group of batches goes into the next bucket. So up to a bound b, with c samples at most b long,
+# F(c) = floor(c / group) * group of them are in batches, and buckets b1 < ... < bK cost
+# sum(b_i * (F(c_i) - F(c_(i-1)))) token slots. With f_k(i) the least cost of k buckets up to the i-th length,
+#
+#     f_k(i) = b_i F_i + min over j < i of (f_(k-1)(j) - F_j b_i)
+#
+# is the lowest of many lines at x = b_i. Their slopes -F_j fall with j and b_i grows with i, so one pass over a lower
+# envelope finds all minima (the convex hull trick): O(D) for each bucket, D being the number of distinct lengths,
+# instead of O(D^2). All numbers are integers: nothing is rounded.
+# BucketBatches (sampler.py) makes the same number of batches per bucket.
 
 from __future__ import annotations
 
@@ -33,8 +30,8 @@ class Buckets:
 
 
 @dataclass(frozen=True)
-class _Problem:
-    """`below` and `filled`: c and F of the docstring, for no length, the first, the second, ..."""
+class _BoundsProblem:
+    """`below` and `filled`: c and F of the comment above, for no length, the first, the second, ..."""
 
     lengths: list[int]
     below: list[int]
@@ -44,18 +41,18 @@ class _Problem:
 
 
 def best_buckets(counts: Mapping[int, int], most: int, group: int = 1, ranks: int = 1) -> list[Buckets]:
-    """The best bounds for at most 1, 2, ... `most` buckets; fewer results where more buckets save nothing, none where
-    all samples together fill no group.
+    """The best bounds for at most 1, 2, ... `most` buckets; fewer results if more buckets save nothing, none if all
+    samples together fill no group.
 
     Each bucket that makes batches has a sample of its own for each rank, and the longest bucket makes some: samples
     that fill no group are dropped, and must not be the same ones in every epoch.
 
     Args:
-        counts: how many samples have each length.
-        group: samples that are taken together: batch size times ranks.
-        ranks: how many take a step together.
+        counts: number of samples of each length.
+        group: samples per step: batch size times ranks.
+        ranks: number of ranks that take a step together.
     """
-    problem = _problem(counts, group, ranks)
+    problem = _bounds_problem(counts, group, ranks)
     costs: list[int | None] = [0, *([None] * len(problem.lengths))]
     came: list[list[int]] = []
     found: list[Buckets] = []
@@ -69,18 +66,18 @@ def best_buckets(counts: Mapping[int, int], most: int, group: int = 1, ranks: in
     return found
 
 
-def _problem(counts: Mapping[int, int], group: int, ranks: int) -> _Problem:
+def _bounds_problem(counts: Mapping[int, int], group: int, ranks: int) -> _BoundsProblem:
     lengths = sorted(counts)
     below = [0]
     for length in lengths:
         below.append(below[-1] + counts[length])
     filled = [samples // group * group for samples in below]
-    filled[-1] = below[-1]  # what fills no group is reckoned as long as the longest
-    return _Problem(lengths, below, filled, group, ranks)
+    filled[-1] = below[-1]  # samples that fill no group count as long as the longest
+    return _BoundsProblem(lengths, below, filled, group, ranks)
 
 
-def _one_more(before: Sequence[int | None], problem: _Problem) -> tuple[list[int | None], list[int]]:
-    """The least costs with one bucket more, and where the last of them begins."""
+def _one_more(before: Sequence[int | None], problem: _BoundsProblem) -> tuple[list[int | None], list[int]]:
+    """The lowest costs with one more bucket, and where that bucket begins."""
     below, filled = problem.below, problem.filled
     costs: list[int | None] = [0, *([None] * (len(before) - 1))]
     origin = [0] * len(before)
@@ -101,8 +98,8 @@ def _one_more(before: Sequence[int | None], problem: _Problem) -> tuple[list[int
     return costs, origin
 
 
-def _longest(before: Sequence[int | None], problem: _Problem) -> tuple[int | None, int]:
-    """The same for the longest bucket, by all its beginnings: it must fill a group."""
+def _longest(before: Sequence[int | None], problem: _BoundsProblem) -> tuple[int | None, int]:
+    """The same for the longest bucket, over all its beginnings: it must fill a group."""
     bound, samples = problem.lengths[-1], problem.below[-1]
     ways = [
         (cost + bound * (samples - problem.filled[start]), start)
@@ -119,7 +116,7 @@ def _at(line: Line, x: int) -> int:
 
 
 def _add(hull: deque[Line], line: Line) -> None:
-    """Put a line behind the others, none of which falls more steeply, and take out those that are lowest nowhere."""
+    """Append a line, none of the others being steeper, and remove lines that are lowest nowhere."""
     if hull and hull[-1][0] == line[0]:
         if hull[-1][1] <= line[1]:
             return
@@ -134,8 +131,8 @@ def _needless(first: Line, middle: Line, last: Line) -> bool:
     return (last[1] - first[1]) * (first[0] - middle[0]) <= (middle[1] - first[1]) * (first[0] - last[0])
 
 
-def _bounds(came: Sequence[Sequence[int]], problem: _Problem) -> tuple[int, ...]:
-    """The bounds, back from the longest; those that make no batch are left out."""
+def _bounds(came: Sequence[Sequence[int]], problem: _BoundsProblem) -> tuple[int, ...]:
+    """The bounds, from the longest backwards, without those that make no batch."""
     bounds: list[int] = []
     end = len(problem.lengths)
     for origin in reversed(came):

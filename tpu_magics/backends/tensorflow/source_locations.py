@@ -1,11 +1,7 @@
-"""The person's line behind an op of a graph.
+"""The user's source line for each op of a graph."""
 
-What lives here: the ops of a traced function and of all functions that it calls, by the names that XLA gives them,
-with the line that made each. What does not: what is done with them.
-
-TensorFlow's own parts were read in TensorFlow 2.21. It does note a line for each instruction itself, but always the
-same one, of its own framework/ops.py.
-"""
+# TensorFlow's own parts were read in TensorFlow 2.21. Its own debug info has a line for each instruction, but always
+# the same one, in its framework/ops.py.
 
 from __future__ import annotations
 
@@ -20,72 +16,74 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tpu_magics.backends.lowered import SourceLine as Place
+from tpu_magics.backends.lowered import SourceLine
 from tpu_magics.runs.origin import OWN, is_library, under
 
 _LIBRARIES = tuple(str(Path(one.__file__).parent) for one in (tf, keras))
 _GENERATED = "__autograph_generated_file"
 _CODE_LENGTH = 200
-# XLA names the ops of a called function after the call; those of loops and branches are programs of their own.
+# XLA names the ops of a called function after the call; loops and branches are separate programs.
 _INLINED = ("PartitionedCall", "StatefulPartitionedCall")
 _PLAIN = ("Const", "Placeholder")
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
-class Places:
+class SourceLocations:
     """`cell_names`: file names of cells -> "In [n]"."""
 
     def __init__(self, cell_names: Mapping[str, str]) -> None:
         self.cell_names = cell_names
-        self._known: dict[tuple[str, int], Place] = {}
-        self.is_persons = lru_cache(maxsize=4096)(self._is_persons)
+        self._known: dict[tuple[str, int], SourceLine] = {}
+        self.is_user_code = lru_cache(maxsize=4096)(self._is_user_code)
 
-    def of_graph(self, graph: Any) -> dict[str, Place]:
-        """Name of each op -> its line, without those that stand in no line of the person's. Two ops of one name (in two
-        loops) have none, unless it is the same line."""
-        found: dict[str, Place | None] = {}
+    def of_graph(self, graph: Any) -> dict[str, SourceLine]:
+        """Op name -> the user's line, for ops that have one. Two ops of one name (in two loops) have none, unless the
+        line is the same."""
+        found: dict[str, SourceLine | None] = {}
         for name, op in ops(graph):
             place = self.of_frames((frame.filename, frame.lineno) for frame in reversed(_stack(op)))
             found[name] = place if found.get(name, place) == place else None
         return {name: place for name, place in found.items() if place}
 
-    def of_frames(self, frames: Iterable[tuple[str, int]]) -> Place | None:
-        """The innermost line of the person's, `frames` innermost first; what called us is not looked at."""
+    def of_frames(self, frames: Iterable[tuple[str, int]]) -> SourceLine | None:
+        """The user's innermost line; `frames` come innermost first, and the callers of tpu_magics are ignored."""
         for path, line in frames:
             if under(path, OWN):
                 return None
-            if self.is_persons(path):
+            if self.is_user_code(path):
                 return self.place(path, line)
         return None
 
-    def of_error(self, error: BaseException | None) -> Place | None:
-        """The line that raised, or raised what it was made of: TensorFlow's text has those of functions that AutoGraph
-        rewrote, the traceback the others."""
+    def of_error(self, error: BaseException | None) -> SourceLine | None:
+        """The line that raised the error or its cause: TensorFlow's text has the lines of functions that AutoGraph
+        rewrote, the traceback has the others."""
         found = None
         while error is not None:
-            told = [(path, int(line)) for path, line in _LINE.findall(str(error))]
+            in_text = [(path, int(line)) for path, line in _LINE.findall(str(error))]
             raised = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
-            found = self.of_frames(reversed(told)) or self.of_frames(reversed(raised)) or found
+            found = self.of_frames(reversed(in_text)) or self.of_frames(reversed(raised)) or found
             error = error.__cause__ or error.__context__
         return found
 
-    def _is_persons(self, path: str) -> bool:
+    def _is_user_code(self, path: str) -> bool:
         if path in self.cell_names:
             return True
         generated = _GENERATED in path or any(under(path, folder) for folder in _LIBRARIES)
         return not generated and not is_library(path)
 
-    def place(self, path: str, line: int) -> Place:
-        """With the code of the line."""
+    def place(self, path: str, line: int) -> SourceLine:
+        """The location with its line of code."""
         if (path, line) not in self._known:
             code = linecache.getline(path, line).strip()[:_CODE_LENGTH]
-            self._known[path, line] = Place(self.cell_names.get(path, path), line, code)
+            self._known[path, line] = SourceLine(self.cell_names.get(path, path), line, code)
         return self._known[path, line]
 
-    def of_function(self, function: Any) -> Place | None:
-        """Where a Python function stands."""
+    def of_function(self, function: Any) -> SourceLine | None:
+        """Where a Python function is defined."""
         code = getattr(function, "__code__", None)
-        return self.place(code.co_filename, code.co_firstlineno) if code and self.is_persons(code.co_filename) else None
+        return (
+            self.place(code.co_filename, code.co_firstlineno) if code and self.is_user_code(code.co_filename) else None
+        )
 
 
 def _stack(op: Any) -> list[Any]:
@@ -93,7 +91,7 @@ def _stack(op: Any) -> list[Any]:
 
 
 def ops(graph: Any) -> Iterator[tuple[str, Any]]:
-    """(name as XLA gives it, op) of a graph and all functions that it calls."""
+    """(name as in XLA, op) of a graph and all functions that it calls."""
     return _ops(graph, "", set())
 
 
@@ -103,7 +101,7 @@ def _ops(graph: Any, prefix: str, entered: set[tuple[str, str]]) -> Iterator[tup
         yield name, op
         inner = f"{name}/" if op.type in _INLINED else ""
         for called in () if op.type in _PLAIN else _called(op):
-            function = graph._get_function(called)  # TensorFlow 2.21: an AtomicFunction, None where it is not known
+            function = graph._get_function(called)  # TensorFlow 2.21: an AtomicFunction, None if unknown
             if function is not None and (called, inner) not in entered:
                 entered.add((called, inner))
                 yield from _ops(function.graph, inner, entered)

@@ -1,10 +1,7 @@
-"""What is known of a traced function: its arguments by name, the Python values it was traced for, what it assigns.
+"""Facts about a traced function: arguments by name, Python values, variables that it assigns."""
 
-What lives here: reading a ConcreteFunction and its types. What does not: when it runs (hooks.py).
-
-TensorFlow's own parts were read in TensorFlow 2.21: ConcreteFunction.function_type and the trace types of its
-parameters (core/function/trace_type/default_types.py), framework/auto_control_deps_utils.py.
-"""
+# TensorFlow's own parts were read in TensorFlow 2.21: ConcreteFunction.function_type and the trace types of its
+# parameters (core/function/trace_type/default_types.py), framework/auto_control_deps_utils.py.
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _KERAS_BATCH = {"data": "x", "data[0]": "x", "data[1]": "y", "data[2]": "sample_
 
 
 def dtype_name(dtype: str) -> str:
-    """XLA's name of an element type as TensorFlow has it: "f32" -> "float32", "s64" -> "int64"."""
+    """XLA's name of an element type as TensorFlow's: "f32" -> "float32", "s64" -> "int64"."""
     if dtype in _DTYPES:
         return _DTYPES[dtype]
     for short, long in (("f", "float"), ("s", "int"), ("u", "uint"), ("c", "complex")):
@@ -35,7 +32,7 @@ def dtype_name(dtype: str) -> str:
 
 def leaves(parameters: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """(name, trace type) of each value among the parameters of a function type, in the order in which TensorFlow passes
-    the tensors among them. A mapping's items have their keys for names, a sequence's their place."""
+    the tensors. Items of mappings are named by key, those of sequences by position."""
     return [leaf for name, one in parameters.items() for leaf in _leaves(one.type_constraint, name)]
 
 
@@ -49,7 +46,7 @@ def _leaves(kind: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _inner(kind: Any, name: str) -> list[tuple[str, Any]] | None:
-    """What a container's type is made of, in TensorFlow's order; None where it is no container."""
+    """The parts of a container's type, in TensorFlow's order; None if it is no container."""
     shape = type(kind).__name__
     if shape == "Dict":
         return [
@@ -68,7 +65,7 @@ def _inner(kind: Any, name: str) -> list[tuple[str, Any]] | None:
 
 
 def literals(parameters: Mapping[str, Any]) -> dict[str, Literal]:
-    """The Python values that a function was traced for, by name."""
+    """Python values that a function was traced for, by name."""
     found = ((name, kind) for name, kind in leaves(parameters) if type(kind).__name__ == "Literal")
     return {name: kind.value for name, kind in found}
 
@@ -80,14 +77,14 @@ def parameters_of(concrete: Any) -> Mapping[str, Any]:
 
 
 def as_batch(one: Input) -> Input:
-    """An input of a function that Keras makes, which takes one batch as "data", with the name that people know."""
+    """An input of a function that Keras makes (it takes one batch as "data"), with the name that users know."""
     head, bracket, rest = one.name.partition("]")
     known = _KERAS_BATCH.get(head + bracket)
     return one if known is None else replace(one, name=known + rest)
 
 
 def text_of(name: str | bytes) -> str:
-    """The name of a function; TensorFlow 2.21 has it as bytes."""
+    """The name of a function; bytes in TensorFlow 2.21."""
     return name.decode() if isinstance(name, bytes) else name
 
 
@@ -95,7 +92,7 @@ def text_of(name: str | bytes) -> str:
 
 
 def inputs_of_call(concrete: Any, tensors: Sequence[Any]) -> tuple[Input, ...]:
-    """What a call gave: its tensors with their names and real shapes, without variables and iterators."""
+    """Tensors of a call with their names and real shapes, without variables and iterators."""
     names = _tensor_names(parameters_of(concrete))
     names += [f"argument {number}" for number in range(len(names), len(tensors))]
     given = zip(names, tensors, strict=False)
@@ -105,8 +102,8 @@ def inputs_of_call(concrete: Any, tensors: Sequence[Any]) -> tuple[Input, ...]:
 
 
 def inputs_of_graph(names: Sequence[tuple[str, str]], graph: hlo.Graph | None) -> tuple[Input, ...]:
-    """What a program receives that another one calls: names and dtypes of its arguments, with the shapes that XLA
-    compiled for. Its parameters come in the order of the arguments, without those that became constants."""
+    """Inputs of an inner program: names and dtypes of its arguments, with the shapes that XLA compiled for. Its
+    parameters are in the order of the arguments, without those that became constants."""
     left = list(graph.parameters) if graph is not None else []
     found = []
     for name, dtype in names:
@@ -124,20 +121,22 @@ def names_of_arguments(concrete: Any) -> list[tuple[str, str]]:
 
 
 def names_of_definition(definition: Any) -> list[tuple[str, str]]:
-    """The same of a FunctionDef, of which nothing else is known."""
+    """The same of a FunctionDef, if nothing else is known."""
     import tensorflow as tf
 
     found = []
     for number, one in enumerate(definition.signature.input_arg):
         dtype = tf.dtypes.as_dtype(one.type)
-        told = definition.arg_attr[number].attr.get("_user_specified_name") if number in definition.arg_attr else None
-        if not _is_handle(dtype) and told is not None:
-            found.append((told.s.decode("utf-8", "replace"), dtype.name))
+        attribute = (
+            definition.arg_attr[number].attr.get("_user_specified_name") if number in definition.arg_attr else None
+        )
+        if not _is_handle(dtype) and attribute is not None:
+            found.append((attribute.s.decode("utf-8", "replace"), dtype.name))
     return found
 
 
 def _tensor_names(parameters: Mapping[str, Any]) -> list[str]:
-    """One for each tensor that a call passes."""
+    """One name for each tensor of a call."""
     return [name for name, kind in leaves(parameters) for _ in range(_tensors_in(kind))]
 
 
@@ -171,7 +170,7 @@ def trains(concrete: Any) -> bool:
 
 
 def _handles(variable: Any) -> Iterator[Any]:
-    """Of a variable, and of each part of one that a strategy keeps on several devices."""
+    """Handles of a variable, and of each part of a distributed one."""
     parts = getattr(variable, "values", None)
     for one in parts if isinstance(parts, (tuple, list)) else (variable,):
         handle = getattr(one, "handle", None)
@@ -191,7 +190,7 @@ def _flat(kind: Any) -> list[Any]:
 
 
 def trainable_dtypes(concrete: Any) -> dict[str, int]:
-    """How many of the trainable variables that a function uses have each dtype."""
+    """Number of trainable variables of each dtype that a function uses."""
     found: dict[str, int] = {}
     for variable in concrete.graph.trainable_variables:
         found[variable.dtype.name] = found.get(variable.dtype.name, 0) + 1

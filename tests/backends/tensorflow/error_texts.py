@@ -1,7 +1,4 @@
-"""Texts of errors that need a TPU to be raised, as people have reported them or as TensorFlow's source has them.
-
-What lives here: texts, each with where it was read. What does not: what is said of them (test_mistakes.py).
-"""
+"""Texts of errors that only a TPU raises, as users reported them or as in TensorFlow's source, each with its origin."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The three rules of the guide for transformers on TPUs, in its bad and its good form, for XLA:CPU and for the checker.
+"""The three rules of the guide for transformers on TPUs, in their bad and good form, for XLA:CPU and for the checker.
 
-What lives here: the forms, and their numbers from seeded data. What does not: what is right (test_mistakes.py), and how
-they are run (mistakes_program.py). Nothing is imported here but numpy, so that the checker's test can read the forms.
+Only numpy is imported here, so that the checker's test can read the forms.
 """
 
 from __future__ import annotations

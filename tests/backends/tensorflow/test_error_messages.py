@@ -1,4 +1,4 @@
-"""TensorFlow's errors, explained: mistakes_program.py raises them in a process of its own, once."""
+"""Explanations of TensorFlow's errors (with error_program.py)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from tests import overlay
-from tests.backends.tensorflow.mistakes_guide import FORMS, LENGTHS
+from tests.backends.tensorflow.error_guide import FORMS, LENGTHS
 from tpu_magics.check import check_cells, check_text
 from tpu_magics.check.cells import cell_of
 
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[3]
-PROGRAM = Path(__file__).with_name("mistakes_program.py")
+PROGRAM = Path(__file__).with_name("error_program.py")
 LITTLE = "proves little"
 
 
@@ -31,18 +31,18 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("cell", "what", "code", "rewrite", "little"),
     [
-        ("condition in a layer", "A Python condition asks", "if tf.reduce_sum(x) > 10:", "x = x / (1.0 + big)", True),
-        ("condition without autograph", "A Python condition asks", "if tf.reduce_sum(x) > 10:", "tf.cond", True),
+        ("condition in a layer", "A Python condition needs", "if tf.reduce_sum(x) > 10:", "x = x / (1.0 + big)", True),
+        ("condition without autograph", "A Python condition needs", "if tf.reduce_sum(x) > 10:", "tf.cond", True),
         ("loop in a layer", "A Python loop runs", "for row in x:", "maximum_iterations", True),
         ("loop without autograph", "A Python loop runs", "for _ in range(tf.cast(", "range(x.shape[0])", True),
-        ("list in a loop", "A loop over tensors gathers", "for row in x:", "tf.TensorArray", True),
-        ("growing loop", "A loop over tensors gathers", "while tf.reduce_sum(x) < 100.0:", "tf.TensorArray", True),
-        ("gradient of an open loop", "A loop over tensors gathers", "return tape.gradient(y, x)", "a bound", True),
+        ("list in a loop", "A loop over tensors collects", "for row in x:", "tf.TensorArray", True),
+        ("growing loop", "A loop over tensors collects", "while tf.reduce_sum(x) < 100.0:", "tf.TensorArray", True),
+        ("gradient of an open loop", "A loop over tensors collects", "return tape.gradient(y, x)", "a bound", True),
         ("value read", "The value of a tensor is read", "return x * x.numpy().mean()", "after the step", False),
         ("value read in a layer", "The value of a tensor is read", "return x[:, : int(", "after the step", False),
         ("random length", "A shape depends on values", "return tf.zeros([n, 2])", "/ tf.reduce_sum(keep)", True),
-        ("variable in the step", "The step makes a variable", "v = tf.Variable(1.0)", "outside of the step", False),
-        ("variable in a layer", "The step makes a variable", "v = tf.Variable(1.0)", "self.add_weight", False),
+        ("variable in the step", "The step creates a variable", "v = tf.Variable(1.0)", "outside the step", False),
+        ("variable in a layer", "The step creates a variable", "v = tf.Variable(1.0)", "self.add_weight", False),
     ],
 )
 def test_a_broken_rule(found: dict[str, Any], cell: str, what: str, code: str, rewrite: str, little: bool) -> None:
@@ -62,10 +62,10 @@ def test_a_broken_rule(found: dict[str, Any], cell: str, what: str, code: str, r
 
 def test_every_op_that_runs_on_the_host_is_told_with_its_line(found: dict[str, Any]) -> None:
     said = found["cells"]["two ops"]
-    assert said["what"] == "XLA cannot compile AsString at In [3]:3 and 3 more; on a TPU this would fail too."
+    assert said["what"] == "XLA cannot compile AsString at In [3]:3 and 3 more; it would fail on a TPU too."
     assert "StringFormat at In [3]:4" in said["why"] and "PrintV2 at In [3]:4" in said["why"]
     assert "before the step" in said["todo"] and "set_soft_device_placement(True)" in said["todo"]
-    assert said["todo"].startswith("To train here without XLA, take jit_compile=True out of the code.")
+    assert said["todo"].startswith("To train here without XLA, remove jit_compile=True from the code.")
     lines = ["a = tf.strings.as_string(x)", "tf.print(x)", "return tf.strings.length(a)"]
     assert said["details"] == [f"In [3]:{number}: {line}" for number, line in enumerate(lines, 3)]
 
@@ -91,9 +91,9 @@ def test_an_op_that_a_tpu_has_not(found: dict[str, Any]) -> None:
 
 
 FAILS, HOME, UNKNOWN = (
-    "on a TPU this would fail too",
-    "only at home: a TPU has this op",
-    "whether a TPU can is not known",
+    "it would fail on a TPU too",
+    "only on this machine: a TPU supports this op",
+    "TPU support is unknown",
 )
 KEEP = "%%tpu_train --jit keep"
 
@@ -138,33 +138,34 @@ def test_the_table_holds_what_this_tensorflow_lacks(found: dict[str, Any]) -> No
 
 def test_a_variable_on_another_device(found: dict[str, Any]) -> None:
     said = found["cells"]["other device"]
-    assert said["what"].startswith("A step that is compiled for CPU:0 uses Variable/")
-    assert said["what"].endswith(", made at In [3]:2, of CPU:1 at In [3]:6.")
+    assert said["what"].startswith("A step compiled for CPU:0 uses Variable/")
+    assert said["what"].endswith(", created at In [3]:2, on CPU:1 at In [3]:6.")
     assert said["details"] == ["In [3]:6: step(tf.ones([4]))", "In [3]:2: v = tf.Variable(1.0)"]
-    assert "one program for one device" in said["why"]
+    assert "a program for one device" in said["why"]
 
 
 def test_replicas_that_xla_cannot_compile_at_home(found: dict[str, Any]) -> None:
     said = found["cells"]["replicas"]
     assert "/replica_1" in said["what"] and said["what"].endswith(" at In [3]:5.")
-    assert said["todo"].startswith("Leave jit_compile out")
+    assert said["todo"].startswith("Remove jit_compile")
 
 
 @pytest.mark.parametrize("cell", ["optimizer outside", "model outside"])
 def test_made_outside_of_the_scope(found: dict[str, Any], cell: str) -> None:
     said = found["cells"][cell]
-    assert "outside of the strategy's scope, and are used at In [3]:5." in said["what"]
+    assert "outside the strategy's scope, and are used at In [3]:5." in said["what"]
     assert said["details"][0].startswith("In [3]:5: m.fit(") and "with strategy.scope():" in said["todo"]
 
 
 def test_memory(found: dict[str, Any]) -> None:
     host = found["cells"]["too large"]
     assert (
-        host["what"] == "A tensor of shape [200000,200000,100] (float) has no room in the memory of CPU:0 at In [3]:1."
+        host["what"]
+        == "A tensor of shape [200000,200000,100] (float) does not fit into the memory of CPU:0 at In [3]:1."
     )
-    assert found["tpu"]["memory"]["why"] == "The compiled program needs 8.38G, and 8.00G are there."
-    assert found["tpu"]["memory of today"]["why"] == "The compiled program needs 183.87G, and 15.75G are there."
-    assert "smaller batch for each replica" in found["tpu"]["memory"]["todo"]
+    assert found["tpu"]["memory"]["why"] == "The compiled program needs 8.38G, and 8.00G are available."
+    assert found["tpu"]["memory of today"]["why"] == "The compiled program needs 183.87G, and 15.75G are available."
+    assert "smaller batch per replica" in found["tpu"]["memory"]["todo"]
     assert found["tpu"]["a long message"] is None
 
 
@@ -177,14 +178,14 @@ def test_a_tpu_that_is_not_for_this_tensorflow_or_not_here(found: dict[str, Any]
 
 def test_texts_of_xla_that_only_a_tpu_gives(found: dict[str, Any]) -> None:
     assert found["tpu"]["slice"]["what"] == "A shape depends on values."
-    assert found["tpu"]["tensor list"]["what"].startswith("A loop over tensors gathers")
+    assert found["tpu"]["tensor list"]["what"].startswith("A loop over tensors collects")
 
 
 # -- all else --------------------------------------------------------------------------------------------------------
 
 
 def test_names_that_keras_refuses(found: dict[str, Any]) -> None:
-    assert found["cells"]["old name"]["what"] == "x.h5 is a name that Keras 3 refuses."
+    assert found["cells"]["old name"]["what"] == "Keras 3 does not accept the file name x.h5."
 
 
 @pytest.mark.parametrize(
@@ -229,7 +230,7 @@ def codes(*texts: str) -> list[str]:
 def test_what_passes_at_home_is_said_to_prove_little(found: dict[str, Any]) -> None:
     """The bad forms below pass; what XLA refuses of the same rules says so."""
     for cell in ("condition in a layer", "random length"):
-        assert "tf.unique and tf.boolean_mask pass at home" in found["cells"][cell]["why"]
+        assert "tf.unique and tf.boolean_mask pass on CPU" in found["cells"][cell]["why"]
 
 
 def test_a_condition_passes_on_a_cpu_in_both_forms_with_equal_numbers(found: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Seconds from runs: folders of real records."""
+"""Seconds per compile and token, from real run records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.panel.recorded import (
     recompile,
 )
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.padding.measured import check_given, seconds
+from tpu_magics.padding.timings import check_given, seconds
 from tpu_magics.runs.events import Site, Steps
 
 
@@ -34,11 +34,11 @@ def test_without_runs_nothing_is_known(runs: Path) -> None:
     found = seconds()
     assert (found.compile, found.token) == (None, None)
     assert found.compile_text == (
-        "Seconds of compiles are not available: no earlier run measured them here; train once with %%tpu_train, or "
-        "give --compile-seconds."
+        "Seconds of compiles: n/a. No earlier run here measured them. Train once with %%tpu_train, or "
+        "pass --compile-seconds."
     )
     Recorded(runs).write(*began(CREATED))
-    assert "none of the 1 earlier runs measured them here" in seconds().compile_text
+    assert "None of the 1 earlier runs here measured them" in seconds().compile_text
 
 
 def test_compiles_for_another_shape_are_what_counts(runs: Path) -> None:
@@ -68,8 +68,8 @@ def test_a_token_costs_its_part_of_a_steady_step(runs: Path) -> None:
     found = seconds()
     assert found.token == pytest.approx(0.1 / (32 * 128))
     assert found.token_text == (
-        "One step of [32, 128] token ids: 100 ms, from 20 steady steps. Time is taken as proportional to tokens, "
-        "padding included."
+        "One step of [32, 128] token ids: 100 ms, from 20 steady steps. Time is assumed to be proportional to "
+        "tokens, including padding."
     )
 
 
@@ -77,13 +77,13 @@ def test_steps_of_several_shapes_tell_no_seconds_of_a_token(runs: Path) -> None:
     run = Recorded(runs, "train").write(*began(CREATED), first_compile(CREATED + 1), recompile(CREATED + 2, 1))
     run.write(steps(22, 5.0, 2, 3.0))
     assert seconds().token is None
-    assert "the steps of run 'train' had 2 shapes, and the time of each is not recorded" in seconds().token_text
+    assert "The steps of run 'train' had 2 shapes, and times per shape are not recorded" in seconds().token_text
 
 
 def test_a_few_steps_tell_nothing(runs: Path) -> None:
     Recorded(runs, "train").write(*began(CREATED), first_compile(CREATED + 1), steps(6, 5.0, 2, 3.0))
     assert seconds().token is None
-    assert "run 'train' has fewer than 5 steps without a compile" in seconds().token_text
+    assert "Run 'train' has fewer than 5 steps without a compile" in seconds().token_text
 
 
 def test_runs_of_one_name_and_device_are_taken_together(runs: Path) -> None:
@@ -121,7 +121,7 @@ def test_what_the_person_knows_goes_first(runs: Path) -> None:
     assert (found.compile, found.token) == (20, 1 / 50_000)
     assert (found.compile_text, found.token_text) == (
         "One compile: 20 s, as given.",
-        "Tokens: 50,000 a second, as given.",
+        "Tokens: 50,000 per second, as given.",
     )
 
 
@@ -138,7 +138,7 @@ def test_what_no_run_should_hold_does_no_harm(runs: Path) -> None:
     run.write(first_compile(CREATED, seconds=float("nan")), first_compile(CREATED, seconds=2.0), steps(0, -1.0))
     run.files.events_path(0).open("ab").write(b"not json\n{")
     assert seconds().compile == 2.0
-    assert "on a device that is not known" in seconds().compile_text
+    assert "on an unknown device" in seconds().compile_text
 
 
 def test_this_notebooks_runs_come_first_and_anothers_are_named(runs: Path) -> None:

@@ -1,12 +1,7 @@
-"""XLA's rules, where an error says that one was broken.
+"""Errors about XLA's rules explained: conditions, loops, values read in the step, shapes that depend on values."""
 
-What lives here: conditions and loops on values, values read in the step, shapes that depend on values, variables made
-in the step; each with the rule in a sentence and the rewrite in TensorFlow's terms. What does not: how the line is
-found (mistakes_seen.py).
-
-The signs were seen in TensorFlow 2.21, where no comment says where else. The first and the fifth rule are those of the
-guide for transformers on TPUs.
-"""
+# The patterns were seen in TensorFlow 2.21, where no comment says otherwise. The first and the fifth rule are those of
+# the guide for transformers on TPUs.
 
 from __future__ import annotations
 
@@ -14,21 +9,22 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tpu_magics.backends.tensorflow.mistakes_seen import Seen
+from tpu_magics.backends.tensorflow.located_error import LocatedError
 from tpu_magics.errors import TpuMagicsError
 
-_KERAS = "Keras lets no AutoGraph into a layer's call, so `if`, `while`, `for` and `and` stay Python's there. "
+_KERAS = "Keras does not apply AutoGraph to a layer's call, so `if`, `while`, `for` and `and` stay plain Python there. "
 # Seen in 2.21: a condition that AutoGraph rewrites, tf.unique, tf.boolean_mask, and tf.zeros of a computed length all
 # pass under jit_compile=True.
 _LITTLE = (
-    "XLA:CPU accepts more of this than a TPU (a condition that AutoGraph rewrites, tf.unique and tf.boolean_mask pass "
-    "at home), so passing there proves little; %tpu_check and %tpu_preflight decide."
+    "XLA:CPU accepts more of this than a TPU (a condition that AutoGraph rewrites, tf.unique and tf.boolean_mask "
+    "pass on CPU), so success there proves little: use %tpu_check and %tpu_preflight."
 )
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """`signs`: any of them is in the error's text; `little`: XLA:CPU accepts some of what a TPU refuses."""
+    """`signs`: regular expressions, any of which matches the error's text; `little`: XLA:CPU accepts some of what a TPU
+    refuses."""
 
     signs: tuple[str, ...]
     what: str
@@ -40,8 +36,8 @@ class _Rule:
 _RULES = (
     _Rule(
         (r"using an? (?:symbolic )?`?tf\.Tensor`? as a Python `?bool`?",),
-        "A Python condition asks for the value of a tensor",
-        "XLA compiles one program for all values, before there is one; a Python condition cannot be part of it. "
+        "A Python condition needs the value of a tensor",
+        "XLA compiles one program for all values, before any value exists; a Python condition cannot be part of it. "
         + _KERAS,
         "Compute an indicator and use it in the arithmetic: big = tf.cast(tf.reduce_sum(x) > 10, x.dtype); "
         "x = x / (1.0 + big). Or choose with tf.where (per element) or tf.cond (between two branches).",
@@ -62,11 +58,12 @@ _RULES = (
             r"has shape \S+.* before the loop, but shape \S+.* after one iteration",
             r"XLA compilation requires a fixed tensor list size",  # tf2xla/kernels/tensor_list_ops.cc
         ),
-        "A loop over tensors gathers what has no fixed size",
-        "XLA compiles a loop once, for all its rounds: what it carries keeps one shape, and what it gathers needs a "
-        "size that is known before.",
-        "Give the loop a bound (maximum_iterations of tf.while_loop, tf.range of a Python number), gather in a "
-        "tf.TensorArray of that size in place of a Python list or tf.concat, and zero the rounds that do not count.",
+        "A loop over tensors collects results of no fixed size",
+        "XLA compiles a loop once for all iterations: loop variables keep one shape, and collected results need "
+        "a size that is known in advance.",
+        "Give the loop a bound (maximum_iterations of tf.while_loop, tf.range of a Python number), collect in a "
+        "tf.TensorArray of that size instead of a Python list or tf.concat, and zero the iterations that do not "
+        "count.",
     ),
     _Rule(
         (
@@ -76,8 +73,8 @@ _RULES = (
             r"numpy\(\) is only available when eager execution is enabled",
         ),
         "The value of a tensor is read inside the step",
-        "The step is compiled before there are values: .numpy(), int() and float() have nothing to read in it.",
-        "Return the tensor and read it after the step; inside, use TensorFlow's ops (tf.cast, tf.reduce_mean).",
+        "The step is compiled before any value exists, so .numpy(), int() and float() have nothing to read.",
+        "Return the tensor and read it after the step. Inside the step, use TensorFlow ops (tf.cast, tf.reduce_mean).",
         little=False,
     ),
     _Rule(
@@ -91,36 +88,37 @@ _RULES = (
         "A shape depends on values",
         "XLA compiles a program for fixed shapes: no length, slice, reshape or number of kept rows may depend on a "
         "value.",
-        "Compute all rows, zero the masked ones and divide by the count of the others: keep = tf.cast(labels >= 0, "
-        "tf.float32); tf.reduce_sum(loss * keep) / tf.reduce_sum(keep), in place of tf.boolean_mask, tf.where(mask) or "
-        "tf.unique. (Give the loss tf.nn.relu(labels): TensorFlow refuses labels below 0, or makes their loss NaN.) A "
-        "size is a Python number; a window at a computed place is tf.slice(x, [start], [SIZE]).",
+        "Compute all rows, zero the masked ones and divide by the number of the others: keep = tf.cast(labels >= "
+        "0, tf.float32); tf.reduce_sum(loss * keep) / tf.reduce_sum(keep), instead of tf.boolean_mask, "
+        "tf.where(mask) or tf.unique. (Pass tf.nn.relu(labels) to the loss: for labels below 0, TensorFlow "
+        "raises an error or returns NaN.) Sizes must be Python numbers; for a window at a computed position use "
+        "tf.slice(x, [start], [SIZE]).",
     ),
     _Rule(
         (
             r"tf\.function only supports singleton tf\.Variables",
             r"tried to create variables on non-first call",  # TensorFlow before 2.10
         ),
-        "The step makes a variable",
-        "A compiled step is used again for each batch, and its variables with it: they are made once, before it.",
-        "Make the variable once, outside of the step, under the strategy's scope: a layer's in build "
-        "(self.add_weight), an optimizer's by optimizer.build(model.trainable_variables).",
+        "The step creates a variable",
+        "A compiled step is reused for each batch with its variables, so they must be created once, before it.",
+        "Create the variable once, outside the step and inside the strategy's scope: a layer's in build "
+        "(self.add_weight), an optimizer's with optimizer.build(model.trainable_variables).",
         little=False,
     ),
 )
 
 
-def explained(seen: Seen) -> TpuMagicsError | None:
-    """The error in words, where it is of one of the rules."""
-    rule, found = next(_broken(seen), (None, None))
+def explain(error: LocatedError) -> TpuMagicsError | None:
+    """The error explained, if it is about one of the rules."""
+    rule, found = next(_matches(error), (None, None))
     if rule is None or found is None:
         return None
     why = f"{rule.why.strip()} {_LITTLE}" if rule.little else rule.why
-    return seen.explained(rule.what, why, rule.todo, [seen.said(found)])
+    return error.explain(rule.what, why, rule.todo, [error.quote(found)])
 
 
-def _broken(seen: Seen) -> Iterator[tuple[_Rule, re.Match[str]]]:
+def _matches(error: LocatedError) -> Iterator[tuple[_Rule, re.Match[str]]]:
     for rule in _RULES:
         for sign in rule.signs:
-            if found := re.search(sign, seen.text, re.IGNORECASE):
+            if found := re.search(sign, error.text, re.IGNORECASE):
                 yield rule, found

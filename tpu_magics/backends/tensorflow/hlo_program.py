@@ -1,11 +1,6 @@
-"""A step's HLO, made ready to travel.
+"""The HLO of a step, made reproducible: equal steps give equal bytes."""
 
-What lives here: what TensorFlow wrote of one process taken out, so that equal steps give equal bytes; lines beside the
-module; donated parameters; names of parameters. What does not: how the HLO is had (lower.py), and the numbers of its
-ops (hlo_proto.py).
-
-Instructions and messages were read in TensorFlow 2.21 (xla/service/hlo.proto).
-"""
+# Instructions and messages were read in TensorFlow 2.21 (xla/service/hlo.proto).
 
 from __future__ import annotations
 
@@ -18,12 +13,12 @@ from tensorflow.compiler.xla import xla_data_pb2
 from tensorflow.compiler.xla.service import hlo_pb2
 
 from tpu_magics.backends.hlo_proto import number_ops as numbered
-from tpu_magics.backends.lowered import SourceLine as Place
+from tpu_magics.backends.lowered import SourceLine
 
 
 @dataclass(frozen=True)
-class Value:
-    """What may be a parameter of the program: an argument or what the function captured. `dtype`: "f32"."""
+class ProgramInput:
+    """A possible parameter of the program: an argument or a captured value. `dtype`: "f32"."""
 
     name: str
     dtype: str
@@ -34,35 +29,37 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Program:
-    """`hash`: of the module without the names and numbers of its ops; `places`: number of an op -> its line; `growing`:
-    op types whose result has a shape that depends on values, with their lines."""
+class HloProgram:
+    """`hash`: of the module without names and numbers of ops; `places`: op number -> source line; `dynamic`: op types
+    whose result shape depends on values, with their lines."""
 
     module: bytes
     hash: str
     donors: tuple[int, ...]
     parameters: tuple[str, ...]
-    places: Mapping[int, Place]
-    growing: tuple[tuple[str, Place | None], ...]
+    places: Mapping[int, SourceLine]
+    dynamic: tuple[tuple[str, SourceLine | None], ...]
 
 
-def program_of(serialized: bytes, name: str, lines: Mapping[str, Place], values: Sequence[Value]) -> Program:
-    """Args: a serialized HloModuleProto; the step's name; name of each op -> its line; what may be its parameters."""
+def program_of(
+    serialized: bytes, name: str, lines: Mapping[str, SourceLine], values: Sequence[ProgramInput]
+) -> HloProgram:
+    """Args: a serialized HloModuleProto; the step's name; op name -> source line; possible parameters."""
     module = hlo_pb2.HloModuleProto.FromString(serialized)
-    _settle_names(module, name)
+    _normalise_names(module, name)
     _replace_copies(module)
     donors = {one.parameter_number for one in module.input_output_alias.entries}
-    growing = tuple(dict.fromkeys(_growing(module, lines)))
+    dynamic = tuple(dict.fromkeys(_dynamic(module, lines)))
     hash_ = _hash(module)
-    module.ClearField("input_output_alias")  # the compiler refuses a module that has donors (see Graph) and this
+    module.ClearField("input_output_alias")  # the compiler refuses a module with both donors (see Graph) and this
     made = numbered(module.SerializeToString(deterministic=True))
-    return Program(
+    return HloProgram(
         module=made.module,
         hash=hash_,
         donors=tuple(sorted(donors)),
         parameters=_parameters(module, values),
         places={number: lines[name] for number, name in made.names.items() if name in lines},
-        growing=growing,
+        dynamic=dynamic,
     )
 
 
@@ -76,8 +73,8 @@ def _instructions(module: Any) -> Iterator[Any]:
     return (instruction for computation in module.computations for instruction in computation.instructions)
 
 
-def _settle_names(module: Any, name: str) -> None:
-    """Names that hold TensorFlow's running numbers of functions, which are others in each trace."""
+def _normalise_names(module: Any, name: str) -> None:
+    """Replace names that contain TensorFlow's running function numbers, which differ in each trace."""
     module.name, module.id = name, 0
     for number, computation in enumerate(module.computations):
         if computation.name == module.entry_computation_name:
@@ -89,8 +86,8 @@ def _settle_names(module: Any, name: str) -> None:
 
 
 def _replace_copies(module: Any) -> None:
-    """TensorFlow puts a copy before each updated variable. StableHLO has none, and jaxlib's conversion refuses it (seen
-    in 0.10.2); a reshape to the same shape is as little."""
+    """TensorFlow puts a copy before each updated variable. StableHLO has none, and jaxlib's conversion fails on it
+    (seen in 0.10.2); a reshape to the same shape is equivalent."""
     for instruction in _instructions(module):
         if instruction.opcode == "copy":
             instruction.opcode = "reshape"
@@ -107,19 +104,19 @@ def _hash(module: Any) -> str:
     return hashlib.sha256(bare.SerializeToString(deterministic=True)).hexdigest()
 
 
-def _growing(module: Any, lines: Mapping[str, Place]) -> Iterator[tuple[str, Place | None]]:
+def _dynamic(module: Any, lines: Mapping[str, SourceLine]) -> Iterator[tuple[str, SourceLine | None]]:
     for instruction in _instructions(module):
         if instruction.opcode == "set-dimension-size":
             yield instruction.metadata.op_type, lines.get(instruction.metadata.op_name)
 
 
-def _parameters(module: Any, values: Sequence[Value]) -> tuple[str, ...]:
-    """The program's parameters come in the order of the values, without those that became constants."""
+def _parameters(module: Any, values: Sequence[ProgramInput]) -> tuple[str, ...]:
+    """The program's parameters are in the order of the values, without those that became constants."""
     left = list(values)
     found = []
     for shape in module.host_program_shape.parameters:
         dtype = xla_data_pb2.PrimitiveType.Name(shape.element_type).lower()
-        value = Value("", dtype, tuple(shape.dimensions))
+        value = ProgramInput("", dtype, tuple(shape.dimensions))
         place = next((n for n, one in enumerate(left) if (one.dtype, one.shape) == (value.dtype, value.shape)), None)
         if place is not None:
             value = left[place]

@@ -1,4 +1,4 @@
-"""The best bounds: against all that there are."""
+"""The best bounds, compared with all possible ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_magics.padding.best import Buckets, best_buckets
+from tpu_magics.padding.bucket_bounds import Buckets, best_buckets
 from tpu_magics.padding.sampler import BucketBatches
 
 
