@@ -14,7 +14,7 @@ from tpu_magics.check import check_cells
 from tpu_magics.check.cells import cell_of
 from tpu_magics.check.engine import parts_of, walk
 from tpu_magics.check.names import canonical
-from tpu_magics.check.place import Place
+from tpu_magics.check.rule_context import Place
 from tpu_magics.check.values import NOTHING, Value
 
 HEAD = """\

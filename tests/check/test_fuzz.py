@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from tests.check.own_rules import RULES as OWN
 from tests.check.own_rules import notebook
-from tpu_magics.check import check_cells, fixing, ipython
+from tpu_magics.check import check_cells, fixes, ipython
 from tpu_magics.check.cells import Cell, cell_of, cells_of
-from tpu_magics.check.command import check_cells_of_file
+from tpu_magics.check.cli import check_cells_of_file
 from tpu_magics.check.config import Config, Rules
 from tpu_magics.check.finding import Edit, Finding
 from tpu_magics.check.formats import FORMATS, Report
@@ -217,9 +217,9 @@ def test_mending_a_notebook_is_mending_its_sources(
 
     data = file(codes)
     cells = cells_of(data, "a.ipynb")
-    fixed = fixing.fix(cells, own)
-    assert fixing.new_bytes("a.ipynb", data, fixed) == file([cell.text for cell in fixed.cells])
-    assert not fixing.fix(fixed.cells, own).changes
+    fixed = fixes.fix(cells, own)
+    assert fixes.new_bytes("a.ipynb", data, fixed) == file([cell.text for cell in fixed.cells])
+    assert not fixes.fix(fixed.cells, own).changes
     wanted = [code.replace("red(", "green(").replace("grey(", "gray(") for code in codes]
     assert [cell.text for cell in fixed.cells] == wanted
 
@@ -236,9 +236,9 @@ def test_any_edits_leave_code_that_parses(text: str, pieces: list[tuple[int, int
         for edit in edits
     ]
     rounds = iter([findings])
-    fixed = fixing.fix([cell_of(text, "a.py")], lambda _: next(rounds, []))
+    fixed = fixes.fix([cell_of(text, "a.py")], lambda _: next(rounds, []))
     ast.parse(fixed.cells[0].text)
-    fixing.diff(fixed)
+    fixes.diff(fixed)
 
 
 # -- real files -------------------------------------------------------------------------------------------------------

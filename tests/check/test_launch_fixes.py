@@ -15,7 +15,7 @@ import pytest
 from tests import forks
 from tpu_magics.check import check_cells
 from tpu_magics.check.cells import cell_of
-from tpu_magics.check.fixing import fix
+from tpu_magics.check.fixes import fix
 from tpu_magics.check.rules import RULES
 
 pytestmark = pytest.mark.process

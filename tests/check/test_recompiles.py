@@ -18,7 +18,7 @@ from tests.cases.programs import Program, all_programs
 from tpu_magics.check import check_cells, check_text
 from tpu_magics.check.cells import cell_of, read_file
 from tpu_magics.check.finding import Finding
-from tpu_magics.check.fixing import fix
+from tpu_magics.check.fixes import fix
 from tpu_magics.check.rules import (
     _graph_numbers,
     tpu301_pad_to_longest,

@@ -16,7 +16,7 @@ from tests.check.measured import measured
 from tpu_magics.check import check_cells, check_text
 from tpu_magics.check.cells import cell_of
 from tpu_magics.check.finding import Finding
-from tpu_magics.check.fixing import fix
+from tpu_magics.check.fixes import fix
 from tpu_magics.check.rules import (
     tpu201_boolean_mask_index,
     tpu202_boolean_mask_assignment,

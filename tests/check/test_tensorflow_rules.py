@@ -14,7 +14,7 @@ from tests.check import sampled
 from tpu_magics.check import check_cells
 from tpu_magics.check.cells import Cell, cell_of
 from tpu_magics.check.finding import Finding
-from tpu_magics.check.fixing import fix
+from tpu_magics.check.fixes import fix
 from tpu_magics.check.rules import (
     tpu701_jit_compile_on_tpu,
     tpu702_jit_compile_missing,

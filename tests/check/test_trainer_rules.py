@@ -21,7 +21,7 @@ from tests.check import sampled
 from tpu_magics.check import check_cells
 from tpu_magics.check.cells import Cell, cell_of
 from tpu_magics.check.finding import Finding
-from tpu_magics.check.fixing import fix
+from tpu_magics.check.fixes import fix
 from tpu_magics.check.rules import (
     _fsdp,
     _removed_arguments,

@@ -15,7 +15,7 @@ import pytest
 
 from tpu_magics.check import check_cells, check_text
 from tpu_magics.check.cells import cell_of, read_file
-from tpu_magics.check.fixing import fix
+from tpu_magics.check.fixes import fix
 from tpu_magics.check.rules import (
     tpu101_branch_on_value,
     tpu102_value_read,

@@ -1,7 +1,7 @@
 """Rules of XLA, and of launching on a TPU, found in code before it runs.
 
-What lives here: the checker's front door. What does not: one rule (rules/), the walk (engine.py, flow.py), files and
-notebooks (cells.py), and the command line (command.py). Standard library only; no code is ever imported or run.
+What lives here: the checker's front door. What does not: one rule (rules/), the walk (engine.py, walker.py), files and
+notebooks (cells.py), and the command line (cli.py). Standard library only; no code is ever imported or run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def check_chosen(cells: Sequence[Cell], select: Sequence[str] = (), ignore: Sequ
     Raises:
         TpuMagicsError: a word names no rule, or `[tool.tpu_magics]` cannot be followed.
     """
-    from tpu_magics.check.command import check_cells_of_file
+    from tpu_magics.check.cli import check_cells_of_file
     from tpu_magics.check.config import Configs, Rules
     from tpu_magics.check.rules import RULES
 
@@ -65,7 +65,7 @@ def check_paths(paths: Sequence[str | Path], select: Sequence[str] = (), ignore:
         OSError: a file cannot be read.
     """
     from tpu_magics.check.cells import read_file
-    from tpu_magics.check.command import check_cells_of_file
+    from tpu_magics.check.cli import check_cells_of_file
     from tpu_magics.check.config import Configs, Rules
     from tpu_magics.check.files import files_of
     from tpu_magics.check.rules import RULES

@@ -1,7 +1,7 @@
 """The values of calls.
 
 What lives here: what a call gives, by its callee: a library's name, a value's method, a function or class of the
-program. What does not: the tables (known.py), methods (methods.py), functions with a rule of their own (functions.py).
+program. What does not: the tables (stubs.py), methods (methods.py), functions with a rule of their own (functions.py).
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import ast
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tpu_magics.check import known
+from tpu_magics.check import stubs
+from tpu_magics.check.call_binding import give, returned
+from tpu_magics.check.call_effects import mark, mark_called
 from tpu_magics.check.evaluate import (
     AN_ITEM,
     Evaluator,
     joined,
 )
 from tpu_magics.check.functions import SPECIAL
-from tpu_magics.check.giving import give, returned
-from tpu_magics.check.marks import mark, mark_called
 from tpu_magics.check.methods import CALLED, METHODS
 from tpu_magics.check.program import Call, Class, Function
 from tpu_magics.check.tensors import made_tensor, moved
@@ -149,7 +149,7 @@ def _instance(walk: Evaluator, node: ast.Call, callee: Value) -> Value:
     if cls.is_module:
         return Value(MODEL, lib=cls.lib, ref=cls, made=node, made_at=walk.at, name=cls.name)
     for base in cls.all_bases():
-        value = known.call(base)
+        value = stubs.call(base)
         if value is not NO_IDEA and value.kind not in (TENSOR, NUMBER, ARRAY):
             return value.with_(made=node, made_at=walk.at, name=base)
     if cls.method("__init__") is None:
@@ -171,7 +171,7 @@ def _by_name(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -
     special = SPECIAL.get(name)
     if special is not None:
         return special(walk, node, name, arguments)
-    value = known.call(name)
+    value = stubs.call(name)
     if value is NO_IDEA:
         return NO_IDEA
     if value.kind in (TENSOR, OUTPUT):

@@ -14,15 +14,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.finding import Finding, in_order
-from tpu_magics.check.flow import Walker
 from tpu_magics.check.nodes import no_collections, nodes_of
 from tpu_magics.check.program import Program, Speaker
 from tpu_magics.check.syntax import NotPython, problem
+from tpu_magics.check.walker import Walker
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import Cell
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Function
+    from tpu_magics.check.rule_context import Place
 
 # Code that names none of these can break no rule, and is not walked.
 _OURS = re.compile(r"torch|tensorflow|keras|transformers|accelerate|tpu|XLA_|import tf\b|tokeniz|timm")

@@ -1,7 +1,7 @@
 """The values of expressions.
 
 What lives here: one method for each kind of expression; each notes the value on its node. What does not: calls
-(calls.py) and statements (flow.py).
+(calls.py) and statements (walker.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.check import known
+from tpu_magics.check import stubs
 from tpu_magics.check.names import CONVENTIONS, canonical
 from tpu_magics.check.parameters import by_name
 from tpu_magics.check.values import (
@@ -44,8 +44,8 @@ from tpu_magics.check.values import (
 )
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Class, Function, Program
+    from tpu_magics.check.rule_context import Place
 
 MOST_ITEMS = 24  # of a list or tuple that are known one by one
 EVERY_N = "%every-n"  # the name of a Python truth that holds only now and then
@@ -137,7 +137,7 @@ class Evaluator:
     def values(self, nodes: Iterable[ast.expr | None]) -> list[Value]:
         return [self.value(node) for node in nodes]
 
-    # What flow.py gives:
+    # What walker.py gives:
 
     def bind(self, name: str, value: Value) -> None:
         raise NotImplementedError
@@ -216,7 +216,7 @@ def attribute(value: Value, name: str) -> Value:
     if kind in (OUTPUT, BATCH):
         if name.startswith("num_"):
             return A_SHAPE
-        if name in known.NUMBER_ATTRIBUTES:
+        if name in stubs.NUMBER_ATTRIBUTES:
             return _tensor_attribute(value, name)
         if name in _TUPLES:
             return Value(LIST, item=Value(TENSOR, lib=value.lib, where=value.where))
@@ -237,7 +237,7 @@ _FLOATS = frozenset(("loss", "logits", "last_hidden_state", "pooler_output"))
 
 
 def _tensor_attribute(value: Value, name: str) -> Value:
-    if name in known.NUMBER_ATTRIBUTES:
+    if name in stubs.NUMBER_ATTRIBUTES:
         return A_SHAPE if name in ("shape", "ndim") else A_NUMBER
     if name in ("data", "T", "mT", "H", "grad", "real", "imag", "values", "indices"):
         return Value(TENSOR, lib=value.lib, where=value.where)

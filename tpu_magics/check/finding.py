@@ -1,7 +1,7 @@
 """What the checker says of one place in a program.
 
 What lives here: the finding, and the edits that mend it. What does not: how it is found (rules/), shown (formats.py) or
-written (fixing.py).
+written (fixes.py).
 """
 
 from __future__ import annotations

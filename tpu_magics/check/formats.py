@@ -1,7 +1,7 @@
 """Findings as text, JSON, GitHub annotations and SARIF.
 
 What lives here: a report goes in, a string comes out. What does not: how findings look in a notebook (panel/), and
-where the string goes (command.py).
+where the string goes (cli.py).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import quote
 
-from tpu_magics.check.explain import as_markdown, as_text, explained
 from tpu_magics.check.finding import Finding
+from tpu_magics.check.rule_docs import as_markdown, as_text, explained
 
 WIDTH = 110  # columns of a shown line of code
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"

@@ -1,7 +1,7 @@
 """Functions of Python and of libraries whose result follows from what they are given.
 
 What lives here: `len`, `range`, `enumerate`, `torch.device` and their like, by canonical name. What does not: functions
-that always give the same kind (known.py).
+that always give the same kind (stubs.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.check import known
+from tpu_magics.check import stubs
+from tpu_magics.check.call_binding import join_given, returned
 from tpu_magics.check.evaluate import (
     AN_ITEM,
     FLAGS,
@@ -21,7 +22,6 @@ from tpu_magics.check.evaluate import (
     gone_over,
     joined,
 )
-from tpu_magics.check.giving import join_given, returned
 from tpu_magics.check.program import Function
 from tpu_magics.check.tensors import made_tensor
 from tpu_magics.check.values import (
@@ -190,7 +190,7 @@ def _partial(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -
 
 
 def _torch_max(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
-    return made_tensor(walk, node, name, known.call(name), arguments)
+    return made_tensor(walk, node, name, stubs.call(name), arguments)
 
 
 def _path_join(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:

@@ -9,6 +9,7 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.call_binding import join_given, returned
 from tpu_magics.check.evaluate import (
     Evaluator,
     attribute,
@@ -16,7 +17,6 @@ from tpu_magics.check.evaluate import (
     subscript,
 )
 from tpu_magics.check.functions import SUPER_TRAINER
-from tpu_magics.check.giving import join_given, returned
 from tpu_magics.check.parameters import by_name
 from tpu_magics.check.program import Class, Function
 from tpu_magics.check.tensors import moved, tensor_method, where_of, where_of_device

@@ -1,6 +1,6 @@
 """One name for one thing: what an import or an attribute chain stands for, however it was written.
 
-What lives here: canonical dotted names. What does not: what the things named do (known.py).
+What lives here: canonical dotted names. What does not: what the things named do (stubs.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a function's parameter is likely to be, from its annotation, default, name and use.
 
-What lives here: guesses for functions whose calls are not seen. What does not: values that call sites give (flow.py).
+What lives here: guesses for functions whose calls are not seen. What does not: values that call sites give (walker.py).
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import ast
 import re
 from collections.abc import Mapping
 
-from tpu_magics.check.known import ARRAY_METHODS, TENSOR_ONLY_METHODS
 from tpu_magics.check.names import CONVENTIONS
 from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.program import Function
+from tpu_magics.check.stubs import ARRAY_METHODS, TENSOR_ONLY_METHODS
 from tpu_magics.check.values import (
     A_NUMBER,
     ACCELERATOR,

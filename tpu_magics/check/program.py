@@ -1,7 +1,7 @@
 """The program as a whole: its cells, functions, classes and calls.
 
-What lives here: what the walk (flow.py) gathers, and questions about all of it. What does not: what one place is like
-(place.py).
+What lives here: what the walk (walker.py) gathers, and questions about all of it. What does not: what one place is like
+(rule_context.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tpu_magics.check.values import NUMBER, Value
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import Cell
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
 
 LOCAL_TPU = "local"
 RESOLVER = "tensorflow.distribute.cluster_resolver.TPUClusterResolver"

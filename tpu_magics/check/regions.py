@@ -1,6 +1,6 @@
 """Which code runs where: on the XLA device, at each step, compiled by XLA.
 
-What lives here: the answers for one place, followed through the calls of the program. What does not: values (flow.py).
+What lives here: the answers for one place, followed through the calls of the program. What does not: values (walker.py).
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tpu_magics.check import known
+from tpu_magics.check import stubs
 from tpu_magics.check.values import ACCELERATOR, DATASET, LOADER, OPTIMIZER, STRATEGY
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Function, Program
+    from tpu_magics.check.rule_context import Place
 
 # Methods that run on the host, once or for one sample: when a module is built, and all of a data set.
 _HOST_METHODS = frozenset(
@@ -133,7 +133,7 @@ def _is_host_method(function: Function, known_so_far: set[int]) -> bool:
         return True
     if function.cls.is_module:
         return function.name in _HOST_METHODS
-    of_library = any(known.call(base).kind == DATASET for base in function.cls.all_bases())
+    of_library = any(stubs.call(base).kind == DATASET for base in function.cls.all_bases())
     if of_library or _DATA_CLASS.search(function.cls.name):
         return True
     if "__getitem__" in function.cls.methods and "__len__" in function.cls.methods:

@@ -1,7 +1,7 @@
 """Tensors that are made, moved and computed with.
 
 What lives here: where a tensor is and what its dtype is, and what its methods give. What does not: the tables
-(known.py).
+(stubs.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ast
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tpu_magics.check import known
+from tpu_magics.check import stubs
 from tpu_magics.check.evaluate import (
     TENSORS,
     Evaluator,
@@ -117,11 +117,11 @@ def dtype_of(value: Value) -> str:
 
 def tensor_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
     lib, where = value.lib, value.where
-    if method in known.TENSOR_NUMBERS or (method.startswith(("is_", "_is_")) and method not in known.TENSOR_READS):
+    if method in stubs.TENSOR_NUMBERS or (method.startswith(("is_", "_is_")) and method not in stubs.TENSOR_READS):
         return A_SHAPE
     if method.startswith("get_"):
         return NO_IDEA  # `cache.get_seq_length()`: it is no tensor
-    if method in known.TENSOR_READS:
+    if method in stubs.TENSOR_READS:
         return Value(
             NUMBER,
             read=where != "host",
@@ -148,7 +148,7 @@ def tensor_method(walk: Evaluator, node: ast.Call, value: Value, method: str, ar
         )
     if method == "unique":
         return Value(OUTPUT if node.keywords else TENSOR, lib=lib, where=where, name="torch.unique")
-    if method in known.TENSOR_MANY:
+    if method in stubs.TENSOR_MANY:
         return Value(OUTPUT, lib=lib, where=where)
     return Value(TENSOR, lib=lib, where=where, dtype=_method_dtype(walk, node, value, method))
 
@@ -163,11 +163,11 @@ def _method_dtype(walk: Evaluator, node: ast.Call, value: Value, method: str) ->
     given = _dtype_given(walk, node)
     if given:
         return given
-    if method in known.TENSOR_BOOLS:
+    if method in stubs.TENSOR_BOOLS:
         return "bool"
-    if method in known.TENSOR_INTS:
+    if method in stubs.TENSOR_INTS:
         return "int"
-    if method in known.TENSOR_FLOATS:
+    if method in stubs.TENSOR_FLOATS:
         return "float"
     return value.dtype if method in _KEEPS else ""
 

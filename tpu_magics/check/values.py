@@ -1,7 +1,7 @@
 """What the checker knows of a value without running anything.
 
 What lives here: the abstract value, and how two are joined where paths meet. What does not: how values are found
-(flow.py) and what library calls give (known.py).
+(walker.py) and what library calls give (stubs.py).
 """
 
 from __future__ import annotations

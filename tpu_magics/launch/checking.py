@@ -53,7 +53,7 @@ def look(function: Any, script: Path | None, strict: bool) -> list[Finding]:
 def _findings(function: Any, script: Path | None) -> list[Finding]:
     from tpu_magics.check import check_chosen
     from tpu_magics.check.cells import read_file, without_replaced
-    from tpu_magics.check.reached import of_the_run
+    from tpu_magics.check.reachability import of_the_run
 
     if script is not None:
         return check_chosen(read_file(script))

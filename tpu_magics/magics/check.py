@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.check import check_chosen, fixing
+from tpu_magics.check import check_chosen, fixes
 from tpu_magics.check.cells import Cell, cell_of, read_file
 from tpu_magics.check.engine import parts_of
 from tpu_magics.check.finding import Finding
-from tpu_magics.check.reached import of_the_run
+from tpu_magics.check.reachability import of_the_run
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.magics.lab_check import tell_findings
 from tpu_magics.magics.show import show_table
@@ -138,20 +138,20 @@ def _show(notebook: ShellNotebook, findings: Sequence[Finding], looked_at: str) 
     display({"text/plain": plain, "text/html": findings_html(findings, looked_at)}, raw=True)
 
 
-def _mended(cells: Sequence[Cell], found: argparse.Namespace, wanted: Sequence[Finding]) -> fixing.Fixed:
+def _mended(cells: Sequence[Cell], found: argparse.Namespace, wanted: Sequence[Finding]) -> fixes.Fixed:
     """The cells with the mechanical fixes of the wanted findings, again and again until nothing is left to mend."""
     keys = {(one.path, one.cell, one.code) for one in wanted}
 
     def again(cells: Sequence[Cell]) -> list[Finding]:
         return [one for one in _findings(cells, found) if (one.path, one.cell, one.code) in keys]
 
-    return fixing.fix(cells, again, wanted)
+    return fixes.fix(cells, again, wanted)
 
 
 def _show_changes(cells: Sequence[Cell], found: argparse.Namespace, findings: Sequence[Finding]) -> None:
     fixed = _mended(cells, found, findings)
     if found.diff:
-        said = fixing.diff(fixed)
+        said = fixes.diff(fixed)
     else:
         said = "\n\n".join(f"# {cells[index].path}, mended:\n{text}" for index, text in fixed.changes.items())
     print(said or "Nothing can be mended mechanically.", flush=True)

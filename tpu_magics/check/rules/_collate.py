@@ -15,8 +15,8 @@ from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.rules._origins import origin
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Function
+    from tpu_magics.check.rule_context import Place
 
 PADS = frozenset(
     ("torch.nn.utils.rnn.pad_sequence", "keras.preprocessing.sequence.pad_sequences", "keras.utils.pad_sequences")

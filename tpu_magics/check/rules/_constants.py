@@ -12,8 +12,8 @@ from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.values import NOTHING
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Program
+    from tpu_magics.check.rule_context import Place
 
 
 def constant(node: ast.expr | None, at: Place) -> Any:

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules import _launch, _runtime, _workers
-from tpu_magics.check.rules._launch import END
+from tpu_magics.check.rules import _launches, _runtime, _workers
+from tpu_magics.check.rules._launches import END
 from tpu_magics.check.values import MODEL
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Call, Program
+    from tpu_magics.check.rule_context import Place
 
 NODES = (ast.Assign, ast.AnnAssign, ast.Expr)
 Statement = ast.Assign | ast.AnnAssign | ast.Expr
@@ -49,18 +49,18 @@ def names_set(node: Statement, at: Place) -> list[str]:
     return [one.id for target in targets for one in nodes_of(target) if isinstance(one, ast.Name)]
 
 
-def users(name: str, position: _launch.Position, program: Program) -> Iterator[_launch.Launch]:
+def users(name: str, position: _launches.Position, program: Program) -> Iterator[_launches.Launch]:
     """The launches behind `position` whose workers read the notebook's `name`, or are given it."""
-    for launch in _launch.launches(program):
+    for launch in _launches.launches(program):
         if launch.position > position and (name in _given(launch) or _is_read(name, launch, program)):
             yield launch
 
 
-def _is_read(name: str, launch: _launch.Launch, program: Program) -> bool:
+def _is_read(name: str, launch: _launches.Launch, program: Program) -> bool:
     return any(name in function.reads for function in _workers.reached(launch, program))
 
 
-def _given(launch: _launch.Launch) -> set[str]:
+def _given(launch: _launches.Launch) -> set[str]:
     """The names among a launch's arguments."""
     if launch.call is not None:
         skipped = 1 if launch.call.node.args else 0
@@ -69,7 +69,7 @@ def _given(launch: _launch.Launch) -> set[str]:
     return {word.partition("=")[2] or word for word in launch.words.split()}
 
 
-def parameters_for(name: str, launch: _launch.Launch) -> Iterator[str]:
+def parameters_for(name: str, launch: _launches.Launch) -> Iterator[str]:
     """The parameters of the launched function that are given the notebook's `name`."""
     if launch.function is None:
         return
@@ -83,27 +83,27 @@ def parameters_for(name: str, launch: _launch.Launch) -> Iterator[str]:
     else:
         elements = given.elts if isinstance(given, (ast.Tuple, ast.List)) else []
         positional = [one.id if isinstance(one, ast.Name) else "" for one in elements]
-    index_first = launch.kind in (_launch.SPAWN, _launch.LAUNCH)
+    index_first = launch.kind in (_launches.SPAWN, _launches.LAUNCH)
     parameters = launch.function.parameters[1 if index_first else 0 :]
     yield from (parameter.arg for parameter, word in zip(parameters, positional, strict=False) if word == name)
 
 
-def statements(program: Program) -> dict[int, tuple[Statement, Place, str, _launch.Launch]]:
+def statements(program: Program) -> dict[int, tuple[Statement, Place, str, _launches.Launch]]:
     """The statements of the notebook that put on an XLA device what a later launch's workers use."""
     if "device_globals" not in program.memo:
         program.memo["device_globals"] = {id(found[0]): found for found in _device_statements(program)}
-    known: dict[int, tuple[Statement, Place, str, _launch.Launch]] = program.memo["device_globals"]
+    known: dict[int, tuple[Statement, Place, str, _launches.Launch]] = program.memo["device_globals"]
     return known
 
 
-def _device_statements(program: Program) -> Iterator[tuple[Statement, Place, str, _launch.Launch]]:
-    if not _launch.launches(program):
+def _device_statements(program: Program) -> Iterator[tuple[Statement, Place, str, _launches.Launch]]:
+    if not _launches.launches(program):
         return
     for node, at in top_level(program):
         assert node.value is not None
         if not _runtime.devices_given(node.value, at):
             continue
-        position = _launch.position_of(at, node)
+        position = _launches.position_of(at, node)
         for name in names_set(node, at):
             launch = next(users(name, position, program), None)
             if launch is not None:
@@ -111,6 +111,6 @@ def _device_statements(program: Program) -> Iterator[tuple[Statement, Place, str
                 break
 
 
-def is_said(call: Call, said: dict[int, tuple[Statement, Place, str, _launch.Launch]]) -> bool:
+def is_said(call: Call, said: dict[int, tuple[Statement, Place, str, _launches.Launch]]) -> bool:
     """Whether the call stands in one of these statements."""
     return bool(said) and any(id(parent) in said for parent in call.at.parents(call.node))

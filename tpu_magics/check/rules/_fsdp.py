@@ -17,8 +17,8 @@ from tpu_magics.check.rules import _trainer
 from tpu_magics.check.values import LIST, NOTHING
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Program
+    from tpu_magics.check.rule_context import Place
 
 # What XlaFullyShardedDataParallel takes beside the module. transformers gives it the two of the wrapping itself.
 XLA_SETTINGS = frozenset(

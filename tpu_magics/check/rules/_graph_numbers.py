@@ -1,7 +1,7 @@
 """Where a Python number is written into the graph that torch_xla compiles.
 
 What lives here: the operations whose numbers are fixed in the graph, as measured with torch_xla 2.9 on XLA:CPU (each
-new number gave a new compile). What does not: whether a number changes (_changing.py). Operations that are
+new number gave a new compile). What does not: whether a number changes (_changing_numbers.py). Operations that are
 not listed were measured to take their numbers as data, or were not measured.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tpu_magics.check.values import BATCH, OUTPUT, TENSOR, Value
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
 
 FIXED_OPERATORS = (ast.Pow, ast.LShift, ast.RShift)
 FIX_INDEX = "Index with a tensor of one position: `torch.tensor([{number}], device=device)`."

@@ -16,8 +16,8 @@ from tpu_magics.check.rules import _hoist_arguments, _ranks
 from tpu_magics.check.values import LIST, MODEL, TENSOR
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Call, Class, Function
+    from tpu_magics.check.rule_context import Place
 
 WEIGHTLESS = frozenset(
     ("ReLU", "GELU", "SiLU", "Sigmoid", "Tanh", "Softmax", "LogSoftmax", "LeakyReLU", "ELU", "Identity", "Flatten",

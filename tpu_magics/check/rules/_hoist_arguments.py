@@ -16,8 +16,8 @@ from tpu_magics.check.rules import _ranks, _runtime
 from tpu_magics.check.values import CLASS, DEVICE, MODEL, MODULE
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Call, Function
+    from tpu_magics.check.rule_context import Place
 
 BUILDERS = ("from_pretrained", "from_config", "_from_config", "load_from_checkpoint")
 _PURE = frozenset(

@@ -15,7 +15,7 @@ from tpu_magics.check.rules import _shapes as shapes
 from tpu_magics.check.values import NOTHING
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
 
 _TORCH_LOSSES = frozenset(
     ("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "poisson_nll_loss",

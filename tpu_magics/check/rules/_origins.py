@@ -1,7 +1,7 @@
 """Where a name's value was written: the expression that a name was last given.
 
 What lives here: looking up assignments, for rules that need the arguments of what made a value. What does not: abstract
-values (flow.py); this reads only how things were written.
+values (walker.py); this reads only how things were written.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
 
 _FAR = 12  # names that stand for names: no program goes further
 _TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))  # newer than the oldest Python we run on

@@ -15,8 +15,8 @@ from tpu_magics.check.rules import _recompiles as recompiles
 from tpu_magics.check.values import MODULE, NO_IDEA, NOTHING, TOKENIZER, UNKNOWN, Value
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Call, Program
+    from tpu_magics.check.rule_context import Place
 
 LONGEST, FIXED, NO, MAYBE = "longest", "fixed", "no", "maybe"
 _ENCODES = frozenset(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from tpu_magics.check.values import NUMBER
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Program
+    from tpu_magics.check.rule_context import Place
 
 _FLOAT16 = frozenset(("torch.float16", "torch.half", "tensorflow.float16", "tensorflow.half"))
 FLOAT16_TENSORS = frozenset(("torch.HalfTensor", "torch.cuda.HalfTensor"))

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules import _launch
+from tpu_magics.check.rules import _launches
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Function
+    from tpu_magics.check.rule_context import Place
 
 RANK = "%rank"
 _ATTRIBUTES = frozenset(
@@ -131,8 +131,8 @@ def function_place(function: Function) -> Place:
 
 def index_parameter(function: Function) -> str:
     """The parameter through which xmp.spawn and torch_xla.launch tell a function its rank; "" where there is none."""
-    kinds = {one.kind for one in _launch.launches(function.at.program) if one.function is function}
-    if not kinds & {_launch.SPAWN, _launch.LAUNCH} or not function.parameters:
+    kinds = {one.kind for one in _launches.launches(function.at.program) if one.function is function}
+    if not kinds & {_launches.SPAWN, _launches.LAUNCH} or not function.parameters:
         return ""
     return function.parameters[0].arg
 

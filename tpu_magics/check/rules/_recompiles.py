@@ -1,7 +1,7 @@
 """What the rules of the recompiles group share.
 
 What lives here: which code handles one batch at a time, which branches a TPU never takes, and what is for training.
-What does not: lengths of data sets (_lengths.py), numbers that change (_changing.py).
+What does not: lengths of data sets (_dataset_lengths.py), numbers that change (_changing_numbers.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.values import LIST, NUMBER, Value
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Function, Program
+    from tpu_magics.check.rule_context import Place
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _TRAINING = frozenset(("train", "training", "trn", "trainset"))

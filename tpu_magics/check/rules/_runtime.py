@@ -15,8 +15,8 @@ from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.values import DEVICE, Value
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Call, Program
+    from tpu_magics.check.rule_context import Place
 
 _XM, _XR = "torch_xla.core.xla_model.", "torch_xla.runtime."
 DEVICES = ("torch_xla.device", "torch_xla.torch_xla.device", _XM + "xla_device")

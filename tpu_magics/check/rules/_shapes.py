@@ -14,7 +14,7 @@ from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.values import BATCH, OUTPUT, TENSOR, UNKNOWN
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
     from tpu_magics.check.values import Value
 
 WHY_MASK = (

@@ -1,7 +1,7 @@
 """Where values are shown: print, logging, progress bars and trackers.
 
 What lives here: which calls show what they are given, and what to write instead in a step. What does not: reads
-(_reads.py) and the rule (tpu103_printed_tensor.py).
+(_value_reads.py) and the rule (tpu103_printed_tensor.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tpu_magics.check.values import ACCELERATOR
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
 
 _LEVELS = frozenset(("debug", "info", "warning", "warn", "error", "critical", "exception", "log"))
 _NAMES = frozenset(

@@ -19,7 +19,7 @@ from tpu_magics.check.rules._shapes import is_array
 from tpu_magics.check.values import BATCH, FUNCTION, LIST, NUMBER, OUTPUT, TENSOR
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
     from tpu_magics.check.values import Value
 
 _DEEPEST = 6  # names followed from one to the next

@@ -14,7 +14,7 @@ from tpu_magics.check.rules._origins import SCOPES
 from tpu_magics.check.values import LOADER, TFDATA
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Loop, Place
+    from tpu_magics.check.rule_context import Loop, Place
 
 # Calls after which the graph is run: what follows is another one.
 _CUTS = frozenset(

@@ -15,8 +15,8 @@ from tpu_magics.check.rules import _workers
 from tpu_magics.check.values import ACCELERATOR, DEVICE, LIST, LOADER, UNKNOWN, Value
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Loop, Place
     from tpu_magics.check.program import Call, Function, Program
+    from tpu_magics.check.rule_context import Loop, Place
 
 XM = "torch_xla.core.xla_model."
 OPTIMIZER_STEP = XM + "optimizer_step"

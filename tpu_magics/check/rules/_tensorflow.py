@@ -15,8 +15,8 @@ from tpu_magics.check.regions import under_strategy
 from tpu_magics.check.values import NOTHING, STRATEGY
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Call, Function, Program
+    from tpu_magics.check.rule_context import Place
 
 IN, OUT, UNKNOWN = "in", "out", "unknown"
 _COLAB_NODE = "COLAB_TPU_ADDR"  # the address of Colab's TPU node; a TPU VM has none

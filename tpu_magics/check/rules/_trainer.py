@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.check.rules import _elsewhere
+from tpu_magics.check.rules import _device_guards
 from tpu_magics.check.values import CLASS, MODEL, NOTHING, TRAINER
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Call, Class, Program
+    from tpu_magics.check.rule_context import Place
 
 # Those of trl and sentence-transformers are subclasses that keep the fields and defaults of what is looked at here.
 _NAMES = re.compile(
@@ -98,7 +98,7 @@ class Arguments:
     @property
     def stands_elsewhere(self) -> bool:
         """Whether the code around them is for another device."""
-        return _elsewhere.is_meant_elsewhere(self.node, self.at)
+        return _device_guards.is_meant_elsewhere(self.node, self.at)
 
 
 def all_of(program: Program) -> list[Arguments]:

@@ -28,8 +28,8 @@ from tpu_magics.check.values import (
 )
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Call, Function
+    from tpu_magics.check.rule_context import Place
 
 STRUCTURES = (OUTPUT, BATCH)
 # What the body of a program makes, and a helper is given.

@@ -1,7 +1,7 @@
 """Which code runs in workers, and how many of them there are.
 
 What lives here: the functions that launches reach, and a place's launches. What does not: the launches themselves
-(_launch.py).
+(_launches.py).
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules._launch import END, TRAIN, Launch, form, launches
+from tpu_magics.check.rules._launches import END, TRAIN, Launch, form, launches
 from tpu_magics.check.values import NOTHING
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Function, Program
+    from tpu_magics.check.rule_context import Place
 
 _XM = "torch_xla.core.xla_model"
 

@@ -31,11 +31,11 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _asks, _cures, _reads, _values, _where
+from tpu_magics.check.rules import _fix_messages, _truthiness, _value_reads, _values, _where_rewrites
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
 
 CODE = "TPU101"
 NAME = "branch-on-value"
@@ -49,16 +49,25 @@ WHY_TF = (
 )
 _STATEMENTS = (ast.If, ast.While, ast.Assert)
 _HOLDERS = (ast.BoolOp, ast.UnaryOp, ast.Compare, ast.Call)
-NODES = (*_STATEMENTS, ast.IfExp, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.Call, *_asks.COMPREHENSIONS, ast.Match)
+NODES = (
+    *_STATEMENTS,
+    ast.IfExp,
+    ast.BoolOp,
+    ast.UnaryOp,
+    ast.Compare,
+    ast.Call,
+    *_truthiness.COMPREHENSIONS,
+    ast.Match,
+)
 
 
 def check(node: ast.AST, at: Place) -> Iterator[Finding]:
-    if not _asks.may_ask(node, at) or not (_values.each_time(at) or _values.is_compiled_tf(at)):
+    if not _truthiness.may_ask(node, at) or not (_values.each_time(at) or _values.is_compiled_tf(at)):
         return
-    asked = _asks.first_asked(node, at)
+    asked = _truthiness.first_asked(node, at)
     if asked is None or _values.seldom(node, at) or _values.guarded(node, at):
         return
-    if _reads.is_made_on_cpu(_operand(asked, at), at) and not at.in_step:
+    if _value_reads.is_made_on_cpu(_operand(asked, at), at) and not at.in_step:
         return
     if isinstance(node, _STATEMENTS) or not _in_a_test(node, at):
         yield _finding(node, asked, at)
@@ -69,7 +78,7 @@ def _in_a_test(node: ast.AST, at: Place) -> bool:
     for parent, child in _values.expression_parents(node, at):
         if getattr(parent, "test", None) is child or (isinstance(parent, ast.comprehension) and child in parent.ifs):
             return True
-        if isinstance(parent, _HOLDERS) and _asks.may_ask(parent, at) and _asks.first_asked(parent, at):
+        if isinstance(parent, _HOLDERS) and _truthiness.may_ask(parent, at) and _truthiness.first_asked(parent, at):
             return True
     return False
 
@@ -79,14 +88,14 @@ def _in_a_test(node: ast.AST, at: Place) -> bool:
 
 def _finding(node: ast.AST, asked: ast.expr, at: Place) -> Finding:
     tf = at.value(asked).lib == "tf"
-    why = WHY_TF if tf else WHY_CPU if _reads.is_made_on_cpu(_operand(asked, at), at) else None
+    why = WHY_TF if tf else WHY_CPU if _value_reads.is_made_on_cpu(_operand(asked, at), at) else None
     place = getattr(node, "test", None) or (node.subject if isinstance(node, ast.Match) else node)
     return at.finding(
         place,
         f"{_subject(node)} the value of {_values.shown(_operand(asked, at), at)}.",
-        _cures.cure(node, asked, at, tf),
+        _fix_messages.cure(node, asked, at, tf),
         why=why,
-        edits=_where.edits(node, at),
+        edits=_where_rewrites.edits(node, at),
     )
 
 
@@ -96,7 +105,7 @@ _SUBJECTS: dict[type, str] = {
     ast.Assert: "The assertion depends on",
     ast.IfExp: "The conditional expression depends on",
     ast.Match: "The match depends on",
-    **dict.fromkeys(_asks.COMPREHENSIONS, "The comprehension's condition depends on"),
+    **dict.fromkeys(_truthiness.COMPREHENSIONS, "The comprehension's condition depends on"),
 }
 
 

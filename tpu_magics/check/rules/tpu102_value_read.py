@@ -28,11 +28,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules import _reads, _sinks, _values, _work
+from tpu_magics.check.rules import _graph_work, _sinks, _value_reads, _values
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
 
 CODE = "TPU102"
 NAME = "value-read"
@@ -45,7 +45,7 @@ NODES = (ast.Call,)
 def check(node: ast.Call, at: Place) -> Iterator[Finding]:
     if not _runs_often(at):
         return
-    tensor = _reads.read_tensor(node, at)
+    tensor = _value_reads.read_tensor(node, at)
     if tensor is None or _values.seldom(node, at) or _values.guarded(node, at) or _said_elsewhere(node, at):
         return
     if _said_beside(node, at):
@@ -79,7 +79,7 @@ def _said_elsewhere(node: ast.Call, at: Place) -> bool:
         if isinstance(parent, ast.Call) and at.name(parent) == "builtins.range":
             return True
         if isinstance(parent, (ast.If, ast.While, ast.IfExp)) and child is parent.test:
-            return _work.decides_tensor_work(parent, at)
+            return _graph_work.decides_tensor_work(parent, at)
     return False
 
 
@@ -91,7 +91,9 @@ def _said_beside(node: ast.Call, at: Place) -> bool:
         for beside in ast.iter_child_nodes(parent):
             if beside is child:
                 break
-            if any(_reads.read_tensor(one, at) is not None and _on_one_line(one, node) for one in nodes_of(beside)):
+            if any(
+                _value_reads.read_tensor(one, at) is not None and _on_one_line(one, node) for one in nodes_of(beside)
+            ):
                 return True
     return False
 

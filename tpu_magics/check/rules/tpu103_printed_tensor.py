@@ -31,7 +31,7 @@ from tpu_magics.check.values import BATCH, LIST, TENSOR
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
 
 CODE = "TPU103"
 NAME = "printed-tensor"

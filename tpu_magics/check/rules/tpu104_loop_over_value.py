@@ -25,12 +25,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules import _reads, _values
+from tpu_magics.check.rules import _value_reads, _values
 from tpu_magics.check.values import ARRAY, LIST, MODEL, Value
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
 
 CODE = "TPU104"
 NAME = "loop-over-value"
@@ -72,10 +72,10 @@ def _of_range(node: ast.Call, at: Place) -> ast.expr | None:
 
 def _data(bound: ast.expr, at: Place) -> Iterator[ast.expr]:
     """The tensors, and numbers read out of tensors, that a bound depends on."""
-    if _values.computed(at.value(bound), at) and not _reads.is_made_on_cpu(bound, at):
+    if _values.computed(at.value(bound), at) and not _value_reads.is_made_on_cpu(bound, at):
         yield bound
-    for one in _reads.data(bound, at):
-        yield _reads.read_tensor(one, at) or one
+    for one in _value_reads.data(bound, at):
+        yield _value_reads.read_tensor(one, at) or one
 
 
 def _of_index(node: ast.Subscript, at: Place) -> ast.expr | None:
@@ -92,7 +92,9 @@ def _of_index(node: ast.Subscript, at: Place) -> ast.expr | None:
 
 def _is_drawn(index: ast.expr, at: Place) -> bool:
     """Rows of a corpus at random places: `for at in torch.randint(...): tokens[at : at + width]` is the host's work."""
-    return any(at.value(one).name in _reads.MAKERS for one in nodes_of(index) if isinstance(one, (ast.Name, ast.Call)))
+    return any(
+        at.value(one).name in _value_reads.MAKERS for one in nodes_of(index) if isinstance(one, (ast.Name, ast.Call))
+    )
 
 
 def _is_sequence(value: Value) -> bool:

@@ -30,7 +30,7 @@ from tpu_magics.check.values import NUMBER, TENSOR
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
 
 CODE = "TPU202"
 NAME = "boolean-mask-assignment"

@@ -31,7 +31,7 @@ from tpu_magics.check.values import UNKNOWN
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
     from tpu_magics.check.values import Value
 
 CODE = "TPU204"

@@ -29,7 +29,7 @@ from tpu_magics.check.rules import _shapes as shapes
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
 
 CODE = "TPU205"
 NAME = "repeat-interleave-by-tensor"

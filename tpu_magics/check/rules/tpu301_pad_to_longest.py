@@ -34,7 +34,7 @@ from tpu_magics.check.values import NOTHING, TFDATA
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
 
 CODE = "TPU301"
 NAME = "pad-to-longest"

@@ -24,14 +24,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.rules import _recompiles as recompiles
-from tpu_magics.check.rules._lengths import rows, whole
+from tpu_magics.check.rules._dataset_lengths import rows, whole
 from tpu_magics.check.rules._origins import origin
 from tpu_magics.check.values import ACCELERATOR, OPTIMIZER
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Call, Program
+    from tpu_magics.check.rule_context import Place
 
 CODE = "TPU302"
 NAME = "short-last-batch"

@@ -30,12 +30,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.rules import _graph_numbers as numbers
-from tpu_magics.check.rules._changing import changes
+from tpu_magics.check.rules._changing_numbers import changes
 from tpu_magics.check.values import FUNCTION, NUMBER, TENSOR
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
 
 CODE = "TPU303"
 NAME = "changing-number"

@@ -26,12 +26,12 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _growing as growing
-from tpu_magics.check.rules._growing_cat import grown_by_cat
+from tpu_magics.check.rules import _growing_containers as growing
+from tpu_magics.check.rules._growing_tensors import grown_by_cat
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
 
 CODE = "TPU304"
 NAME = "growing-list"

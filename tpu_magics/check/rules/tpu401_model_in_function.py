@@ -30,7 +30,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _hoist, _launch, _spelling, _workers
+from tpu_magics.check.rules import _hoist, _launches, _spelling, _workers
 from tpu_magics.check.values import MODEL
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ WHY = (
 
 def check_program(program: Program) -> Iterator[Finding]:
     said: set[int] = set()
-    for launch in _launch.launches(program):
-        if not launch.ours and _launch.is_for_gpus(program):
+    for launch in _launches.launches(program):
+        if not launch.ours and _launches.is_for_gpus(program):
             continue
         if launch.ranks == 1 or "--hoist off" in " ".join(launch.words.split()) or _keeps(launch):
             continue
@@ -59,13 +59,13 @@ def check_program(program: Program) -> Iterator[Finding]:
                 yield _finding(call, launch, problem)
 
 
-def _keeps(launch: _launch.Launch) -> bool:
+def _keeps(launch: _launches.Launch) -> bool:
     return launch.call is not None and launch.call.at.constant(launch.argument("hoist")) in (False, "off")
 
 
-def _matters(call: Call, launch: _launch.Launch) -> bool:
+def _matters(call: Call, launch: _launches.Launch) -> bool:
     """In a script the workers of xmp.spawn are new interpreters, and build their models as torch_xla's examples do."""
-    if launch.ours or call.at.notebook or launch.kind == _launch.NOTEBOOK:
+    if launch.ours or call.at.notebook or launch.kind == _launches.NOTEBOOK:
         return True
     forks = launch.call is not None and launch.call.at.constant(launch.argument("start_method")) == "fork"
     return forks and call.name.endswith(".from_pretrained")
@@ -74,7 +74,7 @@ def _matters(call: Call, launch: _launch.Launch) -> bool:
 # -- what is built ----------------------------------------------------------------------------------------------------
 
 
-def _built(launch: _launch.Launch, program: Program) -> Iterator[tuple[Call, str]]:
+def _built(launch: _launches.Launch, program: Program) -> Iterator[tuple[Call, str]]:
     """The calls of a launch's workers that build models, with what speaks against hoisting each."""
     function = launch.function
     own = function.calls if function is not None else _statements(launch, program)
@@ -101,7 +101,7 @@ def _makes(helper: Function) -> bool:
     return any(True for _ in _hoist.top_builds(helper.calls))
 
 
-def _statements(launch: _launch.Launch, program: Program) -> list[Call]:
+def _statements(launch: _launches.Launch, program: Program) -> list[Call]:
     """The calls of a cell whose plain statements are trained; its leading definitions are the notebook's."""
     return [call for call in program.all_calls if call.at.top_level and launch in _workers.launches_of(call.at)]
 
@@ -109,7 +109,7 @@ def _statements(launch: _launch.Launch, program: Program) -> list[Call]:
 # -- words -----------------------------------------------------------------------------------------------------------
 
 
-def _finding(call: Call, launch: _launch.Launch, problem: str) -> Finding:
+def _finding(call: Call, launch: _launches.Launch, problem: str) -> Finding:
     at = call.at
     code = _spelling.shown(at.source(call.node))
     name = launch.function.name if launch.function is not None else ""
@@ -126,9 +126,9 @@ def _plain(name: str) -> str:
     return name if name.isidentifier() else "training_function"
 
 
-def _fix(launch: _launch.Launch, name: str) -> str:
+def _fix(launch: _launches.Launch, name: str) -> str:
     form, start = f"def {name}(model)", f"notebook_launcher({name}, (model,))"
-    if launch.kind != _launch.NOTEBOOK:
+    if launch.kind != _launches.NOTEBOOK:
         start = f'{launch.kind}({name}, args=(model,), start_method="fork")'
         form = f"def {name}(index, model)"
     return f"Build it before, once, and pass it: `{form}` and `{start}`."

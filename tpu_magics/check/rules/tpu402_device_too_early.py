@@ -33,12 +33,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _device_globals, _launch, _runtime, _spelling, _workers
+from tpu_magics.check.rules import _device_globals, _launches, _runtime, _spelling, _workers
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Call, Function, Program
+    from tpu_magics.check.rule_context import Place
 
 CODE = "TPU402"
 NAME = "device-too-early"
@@ -58,11 +58,11 @@ def check_program(program: Program) -> Iterator[Finding]:
     starters = list(_runtime.starters(program))
     if not starters:
         return
-    launches = [one for one in _launch.launches(program) if one.ours or one.ranks != 1]
+    launches = [one for one in _launches.launches(program) if one.ours or one.ranks != 1]
     if not launches and not _is_to_be_launched(program):
         return
     said = _device_globals.statements(program)
-    quiet = _launch.has_magics(program)
+    quiet = _launches.has_magics(program)
     for call in starters:
         if (quiet and call.name in _runtime.QUIETED) or _runtime.on_cpu(call):
             continue
@@ -72,7 +72,7 @@ def check_program(program: Program) -> Iterator[Finding]:
         yield _finding(call, launch)
 
 
-def _finding(call: Call, launch: _launch.Launch | None) -> Finding:
+def _finding(call: Call, launch: _launches.Launch | None) -> Finding:
     at = call.at
     where = "in the notebook" if at.notebook else "in the main process"
     before = f", before {_what(launch)} starts the workers" if launch is not None else ", not in the training function"
@@ -81,8 +81,8 @@ def _finding(call: Call, launch: _launch.Launch | None) -> Finding:
     return at.finding(call.node, f"{code} runs {where}{before}.", _fix(call, _spelling.shown(name) if launch else name))
 
 
-def _what(launch: _launch.Launch) -> str:
-    return f"`{launch.kind if launch.call is None or launch.kind != _launch.OURS else 'tpu_magics.train'}`"
+def _what(launch: _launches.Launch) -> str:
+    return f"`{launch.kind if launch.call is None or launch.kind != _launches.OURS else 'tpu_magics.train'}`"
 
 
 def _fix(call: Call, name: str) -> str:
@@ -96,16 +96,16 @@ def _fix(call: Call, name: str) -> str:
 # -- is it before a launch
 
 
-def _launch_behind(call: Call, launches: list[_launch.Launch]) -> _launch.Launch | None:
+def _launch_behind(call: Call, launches: list[_launches.Launch]) -> _launches.Launch | None:
     """The first launch that the call runs before, in the same process."""
     if _workers.launches_of(call.at):
         return None
     return next((one for one in launches if _is_before(call, one, call.at.program, _DEPTH)), None)
 
 
-def _is_before(call: Call, launch: _launch.Launch, program: Program, depth: int) -> bool:
+def _is_before(call: Call, launch: _launches.Launch, program: Program, depth: int) -> bool:
     function = call.at.function
-    own = _launch.position_of(call.at, call.node)
+    own = _launches.position_of(call.at, call.node)
     launching = launch.call.at.function if launch.call is not None else None
     if function is launching:
         return own < launch.position
@@ -114,12 +114,12 @@ def _is_before(call: Call, launch: _launch.Launch, program: Program, depth: int)
     return depth > 0 and any(_is_before(one, launch, program, depth - 1) for one in function.callers)
 
 
-def _reached_from_top(function: Function, depth: int) -> list[_launch.Position]:
+def _reached_from_top(function: Function, depth: int) -> list[_launches.Position]:
     """Where the top level calls a function, at the latest at the end."""
-    found: list[_launch.Position] = []
+    found: list[_launches.Position] = []
     for call in function.callers:
         if call.at.function is None:
-            found.append(_launch.position_of(call.at, call.node))
+            found.append(_launches.position_of(call.at, call.node))
         elif depth > 0 and call.at.function is not function:
             found += _reached_from_top(call.at.function, depth - 1)
     return found or [(len(function.at.program.cells), 0, 0)]

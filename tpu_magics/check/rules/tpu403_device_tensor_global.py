@@ -30,13 +30,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules import _device_globals, _launch, _workers
+from tpu_magics.check.rules import _device_globals, _launches, _workers
 from tpu_magics.check.values import MODEL, OPTIMIZER
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Program
+    from tpu_magics.check.rule_context import Place
 
 CODE = "TPU403"
 NAME = "device-tensor-global"
@@ -51,7 +51,7 @@ check = _device_globals.note
 
 
 def check_program(program: Program) -> Iterator[Finding]:
-    if not _launch.launches(program):
+    if not _launches.launches(program):
         return
     for node, at, name, launch in _device_globals.statements(program).values():
         yield _on_device(node, at, name, launch)
@@ -59,7 +59,7 @@ def check_program(program: Program) -> Iterator[Finding]:
         yield from _optimizer(node, at, program)
 
 
-def _on_device(node: _device_globals.Statement, at: Place, name: str, launch: _launch.Launch) -> Finding:
+def _on_device(node: _device_globals.Statement, at: Place, name: str, launch: _launches.Launch) -> Finding:
     assert node.value is not None
     who = _who(launch)
     model = at.value(node.value).kind == MODEL
@@ -70,7 +70,7 @@ def _on_device(node: _device_globals.Statement, at: Place, name: str, launch: _l
     return at.finding(node.value, f"The {what} `{name}` is put on an XLA device here, and {who} uses it.", fix)
 
 
-def _who(launch: _launch.Launch) -> str:
+def _who(launch: _launches.Launch) -> str:
     return f"`{launch.function.name}`" if launch.function is not None else "the launched function"
 
 
@@ -81,7 +81,7 @@ def _optimizer(node: _device_globals.Statement, at: Place, program: Program) -> 
     value = at.value(node.value)
     if value.kind != OPTIMIZER or value.lib == "tf" or value.prepared or value.made is not node.value:
         return
-    position = _launch.position_of(at, node)
+    position = _launches.position_of(at, node)
     for name in _device_globals.names_set(node, at):
         launch = next(_device_globals.users(name, position, program), None)
         if launch is not None and not _is_prepared(name, launch, program):
@@ -92,7 +92,7 @@ def _optimizer(node: _device_globals.Statement, at: Place, program: Program) -> 
             yield at.finding(node.value, message, fix, WHY_OPTIMIZER)
 
 
-def _is_prepared(name: str, launch: _launch.Launch, program: Program) -> bool:
+def _is_prepared(name: str, launch: _launches.Launch, program: Program) -> bool:
     """Whether the workers give the optimiser to accelerate (or to a Trainer, which does)."""
     names = {name, *_device_globals.parameters_for(name, launch)}
     for function in _workers.reached(launch, program):

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _launch
+from tpu_magics.check.rules import _launches
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
@@ -41,18 +41,18 @@ FINE = (None, 0, 1, 8)
 
 
 def check_program(program: Program) -> Iterator[Finding]:
-    for launch in _launch.launches(program):
+    for launch in _launches.launches(program):
         if launch.call is None or launch.ours or not isinstance(launch.ranks, int):
             continue
-        if _launch.is_for_gpus(program):
+        if _launches.is_for_gpus(program):
             continue
-        if launch.kind == _launch.SPAWN and launch.ranks != 1:
+        if launch.kind == _launches.SPAWN and launch.ranks != 1:
             yield _spawn(launch)
-        elif launch.kind == _launch.NOTEBOOK and launch.ranks not in FINE and not _for_gpus(launch):
+        elif launch.kind == _launches.NOTEBOOK and launch.ranks not in FINE and not _for_gpus(launch):
             yield _notebook(launch)
 
 
-def _spawn(launch: _launch.Launch) -> Finding:
+def _spawn(launch: _launches.Launch) -> Finding:
     assert launch.call is not None
     given = launch.argument("nprocs", 2)
     at, node = launch.call.at, given if given is not None else launch.call.node
@@ -61,7 +61,7 @@ def _spawn(launch: _launch.Launch) -> Finding:
     return at.finding(node, f"`xmp.spawn` is asked for {launch.ranks} processes.", fix, edits=edits)
 
 
-def _notebook(launch: _launch.Launch) -> Finding:
+def _notebook(launch: _launches.Launch) -> Finding:
     assert launch.call is not None
     at, given = launch.call.at, launch.argument("num_processes", 2)
     message = f"`notebook_launcher` is asked for {launch.ranks} processes."
@@ -69,6 +69,6 @@ def _notebook(launch: _launch.Launch) -> Finding:
     return at.finding(given if given is not None else launch.call.node, message, fix, WHY_NOTEBOOK)
 
 
-def _for_gpus(launch: _launch.Launch) -> bool:
+def _for_gpus(launch: _launches.Launch) -> bool:
     assert launch.call is not None
     return bool(launch.call.at.constant(launch.argument("mixed_precision", 3)) == "fp16")

@@ -29,12 +29,12 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _arguments, _runtime, _spelling, _steps, _workers
+from tpu_magics.check.rules import _argument_edits, _runtime, _spelling, _steps, _workers
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
-    from tpu_magics.check.place import Loop, Place
     from tpu_magics.check.program import Call, Program
+    from tpu_magics.check.rule_context import Loop, Place
 
 CODE = "TPU405"
 NAME = "optimizer-step"
@@ -161,7 +161,7 @@ def _without_barrier(call: Call, barrier: ast.expr | None) -> Finding:
     optimizer = at.source(call.node.args[0]) if call.node.args else "optimizer"
     message = f"`{at.source(call.node)}` has no barrier, and nothing else in the loop runs the graph."
     fix = f"Write `xm.optimizer_step({optimizer}, barrier=True)`, or use an MpDeviceLoader: it syncs at each batch."
-    written = _arguments.added(call.node, "barrier=True", at)
+    written = _argument_edits.added(call.node, "barrier=True", at)
     return at.finding(call.node, message, fix, edits=[at.replace(barrier, "True")] if barrier is not None else written)
 
 

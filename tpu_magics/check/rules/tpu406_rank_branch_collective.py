@@ -33,8 +33,8 @@ from tpu_magics.check.values import ACCELERATOR, TRAINER
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Call, Function, Program
+    from tpu_magics.check.rule_context import Place
 
 CODE = "TPU406"
 NAME = "rank-branch-collective"

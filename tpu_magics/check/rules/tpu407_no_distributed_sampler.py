@@ -30,8 +30,8 @@ from tpu_magics.check.values import NOTHING, NUMBER
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Call, Program
+    from tpu_magics.check.rule_context import Place
 
 CODE = "TPU407"
 NAME = "no-distributed-sampler"

@@ -28,13 +28,13 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _launch, _ranks, _runtime, _spelling, _workers
+from tpu_magics.check.rules import _launches, _ranks, _runtime, _spelling, _workers
 from tpu_magics.check.values import ACCELERATOR, MODEL
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Call, Program
+    from tpu_magics.check.rule_context import Place
 
 CODE = "TPU408"
 NAME = "save-on-every-rank"
@@ -48,7 +48,7 @@ _GUARDS = ("is_main_process", "save_function")
 
 
 def check_program(program: Program) -> Iterator[Finding]:
-    launched = bool(_launch.launches(program))
+    launched = bool(_launches.launches(program))
     if not launched and not program.uses("accelerate"):
         return
     calls = [*program.calls(*SAVES, XM_SAVE), *(call for method in METHODS for call in program.methods(method))]

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _arguments, _launch
+from tpu_magics.check.rules import _argument_edits, _launches
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
@@ -33,24 +33,24 @@ NAME = "spawn-in-notebook"
 GROUP = "launch"
 WHY = "A new interpreter cannot import a function of a notebook: `Can't get attribute ... on <module '__main__'>`."
 # Where the launchers take `start_method` by position.
-POSITIONS = {_launch.SPAWN: 5, _launch.LAUNCH: 2}
+POSITIONS = {_launches.SPAWN: 5, _launches.LAUNCH: 2}
 
 
 def check_program(program: Program) -> Iterator[Finding]:
     if not program.notebook:
         return
-    for launch in _launch.launches(program):
+    for launch in _launches.launches(program):
         if launch.kind in POSITIONS and not launch.ours and launch.function is not None and launch.ranks != 1:
             yield from _started_anew(launch)
 
 
-def _started_anew(launch: _launch.Launch) -> Iterator[Finding]:
+def _started_anew(launch: _launches.Launch) -> Iterator[Finding]:
     call = launch.call
     assert call is not None and launch.function is not None
     given = launch.argument("start_method", POSITIONS[launch.kind])
     if call.at.open_keywords(call.node) or (given is not None and call.at.constant(given) != "spawn"):
         return
-    edits: tuple[Edit, ...] = _arguments.added(call.node, 'start_method="fork"', call.at)
+    edits: tuple[Edit, ...] = _argument_edits.added(call.node, 'start_method="fork"', call.at)
     if given is not None:
         edits = (call.at.replace(given, '"fork"'),)
     message = f"`{launch.kind}` starts new interpreters for `{launch.function.name}`, a function of this notebook."

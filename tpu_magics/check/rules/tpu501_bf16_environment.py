@@ -27,7 +27,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.place import Place
+from tpu_magics.check.rule_context import Place
 from tpu_magics.check.values import NOTHING
 
 if TYPE_CHECKING:

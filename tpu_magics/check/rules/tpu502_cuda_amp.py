@@ -26,12 +26,12 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _handed as handed
+from tpu_magics.check.rules import _call_arguments as handed
 from tpu_magics.check.rules import _precision as precision
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
 
 CODE = "TPU502"
 NAME = "cuda-amp"

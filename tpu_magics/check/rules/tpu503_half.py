@@ -28,7 +28,7 @@ from tpu_magics.check.values import BATCH, MODEL, OUTPUT, TENSOR, UNKNOWN
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
 
 CODE = "TPU503"
 NAME = "half"

@@ -24,13 +24,13 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _arguments, _elsewhere, _launch, _trainer
+from tpu_magics.check.rules import _argument_edits, _device_guards, _launches, _trainer
 from tpu_magics.check.values import ARGUMENTS
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Program
+    from tpu_magics.check.rule_context import Place
 
 CODE = "TPU601"
 NAME = "trainer-optimizer"
@@ -71,7 +71,7 @@ def check(node: ast.Assign, at: Place) -> Iterator[Finding]:
 def check_program(program: Program) -> Iterator[Finding]:
     if _trainer.only_evaluates(program):
         return
-    ours = _launch.is_ours(program)
+    ours = _launches.is_ours(program)
     for arguments in _trainer.on_tpu(program):
         if _trainer.brings_optimizer(arguments):
             continue
@@ -83,11 +83,11 @@ def check_program(program: Program) -> Iterator[Finding]:
                 arguments.node,
                 f"{arguments.name} leaves optim at its default, {_DEFAULT}.",
                 _FIX,
-                edits=_arguments.added(arguments.node, _XLA, arguments.at),
+                edits=_argument_edits.added(arguments.node, _XLA, arguments.at),
             )
 
     for trainer in _trainer.without_arguments(program) if not ours else ():
-        if not (_trainer.has_optimizer(trainer) or _elsewhere.is_meant_elsewhere(trainer.node, trainer.at)):
+        if not (_trainer.has_optimizer(trainer) or _device_guards.is_meant_elsewhere(trainer.node, trainer.at)):
             said = trainer.at.source(trainer.node.func)
             message = f"{said} is given no TrainingArguments: its optimizer is the default, {_DEFAULT}."
             yield trainer.at.finding(trainer.node, message, f"Write args=TrainingArguments({_XLA}).")
@@ -95,7 +95,7 @@ def check_program(program: Program) -> Iterator[Finding]:
 
 def _of_value(node: ast.AST, value: ast.expr, at: Place, said: str) -> Iterator[Finding]:
     name = _optimizer(value, at)
-    if name in _FUSED and not _launch.is_ours(at.program):
+    if name in _FUSED and not _launches.is_ours(at.program):
         yield at.finding(node, f"{said} {name}.", _FIX, edits=_replaced(value, at))
     elif name in _BITSANDBYTES:
         fix = f'{_FIX[:-1]}, or optim="adafactor" where memory is short.'

@@ -19,13 +19,13 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _elsewhere, _trainer
+from tpu_magics.check.rules import _device_guards, _trainer
 from tpu_magics.check.values import ARGUMENTS
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Program
+    from tpu_magics.check.rule_context import Place
 
 CODE = "TPU602"
 NAME = "trainer-fp16"
@@ -41,7 +41,7 @@ def check(node: ast.Assign, at: Place) -> Iterator[Finding]:
     target = node.targets[0]
     if not isinstance(target, ast.Attribute) or target.attr not in _FP16 or at.constant(node.value) is not True:
         return
-    if at.value(target.value).kind == ARGUMENTS and not _elsewhere.is_elsewhere(node, at):
+    if at.value(target.value).kind == ARGUMENTS and not _device_guards.is_elsewhere(node, at):
         new, why = _FP16[target.attr]
         yield at.finding(node, f"{at.source(target)} is switched on.", f"Set {new} = True instead.", why)
 

@@ -21,7 +21,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _arguments, _trainer
+from tpu_magics.check.rules import _argument_edits, _trainer
 from tpu_magics.check.rules._removed_arguments import ARGUMENTS, TAKEN_OUT, Removed
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ def _edits(arguments: _trainer.Arguments, given: _trainer.Argument, name: str, r
     if removed.new and arguments.given(removed.new) is None and _means_the_same(name, given):
         return (at.replace(keyword, f"{removed.new}={at.source(given.value)}"),)
     if not removed.instead or not isinstance(given.value, ast.Constant):
-        return _arguments.removed(arguments.node, keyword, at) if name in TAKEN_OUT else ()
+        return _argument_edits.removed(arguments.node, keyword, at) if name in TAKEN_OUT else ()
     if given.constant is not True:
-        return _arguments.removed(arguments.node, keyword, at)
+        return _argument_edits.removed(arguments.node, keyword, at)
     other = removed.instead.partition("=")[0]
     return (at.replace(keyword, removed.instead),) if arguments.given(other) is None else ()
 

@@ -22,7 +22,7 @@ import difflib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _arguments, _fsdp
+from tpu_magics.check.rules import _argument_edits, _fsdp
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
@@ -89,7 +89,7 @@ def _fix(key: str, known: frozenset[str]) -> str:
 def _without(config: _fsdp.Config, entry: _fsdp.Entry) -> tuple[Edit, ...]:
     if entry.made is None or not isinstance(entry.node, ast.expr) or entry.value is None:
         return ()
-    return _arguments.removed_entry(entry.made, entry.node, config.at)
+    return _argument_edits.removed_entry(entry.made, entry.node, config.at)
 
 
 def _dtypes(settings: _fsdp.Config) -> Iterator[Finding]:

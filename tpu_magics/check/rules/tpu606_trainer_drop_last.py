@@ -27,8 +27,8 @@ from tpu_magics.check.rules import _trainer
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Program
+    from tpu_magics.check.rule_context import Place
 
 CODE = "TPU606"
 NAME = "trainer-drop-last"

@@ -25,13 +25,13 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _arguments, _elsewhere, _tensorflow
+from tpu_magics.check.rules import _argument_edits, _device_guards, _tensorflow
 from tpu_magics.check.values import INSTANCE, MODEL, UNKNOWN
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Call, Program
+    from tpu_magics.check.rule_context import Place
 
 CODE = "TPU701"
 NAME = "jit-compile-on-tpu"
@@ -50,7 +50,7 @@ def check(node: ast.Assign, at: Place) -> Iterator[Finding]:
     target = node.targets[0]
     if not isinstance(target, ast.Attribute) or target.attr != "jit_compile" or at.constant(node.value) is not True:
         return
-    if _tensorflow.strategies(at.program) and not _elsewhere.is_elsewhere(node, at):
+    if _tensorflow.strategies(at.program) and not _device_guards.is_elsewhere(node, at):
         yield at.finding(node, f"{at.source(target)} is True in a program for a TPU.", "Take it out.")
 
 
@@ -80,7 +80,7 @@ def _found(call: Call) -> Iterator[Finding]:
     at = call.at
     for name in _KEYWORDS:
         value = at.keyword(call.node, name)
-        if value is None or at.constant(value) is not True or _elsewhere.is_elsewhere(call.node, at):
+        if value is None or at.constant(value) is not True or _device_guards.is_elsewhere(call.node, at):
             continue
         keyword = next((one for one in call.node.keywords if one.arg == name), None)
         callee = at.source(call.node.func)
@@ -88,5 +88,5 @@ def _found(call: Call) -> Iterator[Finding]:
             keyword or value,
             f"{callee} is given {name}=True in a program for a TPU.",
             f"Take {name}=True out, or write {name}=not on_tpu where the program also runs on a CPU or GPU.",
-            edits=_arguments.removed(call.node, keyword, at) if keyword is not None else (),
+            edits=_argument_edits.removed(call.node, keyword, at) if keyword is not None else (),
         )

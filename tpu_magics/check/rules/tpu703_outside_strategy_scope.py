@@ -28,14 +28,14 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _elsewhere, _tensorflow
+from tpu_magics.check.rules import _device_guards, _tensorflow
 from tpu_magics.check.rules._tensorflow import IN, OUT
 from tpu_magics.check.values import CLASS, STRATEGY
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Call, Program
+    from tpu_magics.check.rule_context import Place
 
 CODE = "TPU703"
 NAME = "outside-strategy-scope"
@@ -75,10 +75,10 @@ def check_program(program: Program) -> Iterator[Finding]:
         places.setdefault(id(_group(shown)), (call, shown))
     scope = f"with {_tensorflow.strategy_name(program)}.scope():"
     for call, shown in places.values():
-        if not _elsewhere.is_elsewhere(shown.node, shown.at):
+        if not _device_guards.is_elsewhere(shown.node, shown.at):
             yield shown.at.finding(shown.node, _said(call, shown), f"Move it into `{scope}`.")
     for call in program.methods("compile"):
-        if _names_optimizer(call) and not _elsewhere.is_elsewhere(call.node, call.at):
+        if _names_optimizer(call) and not _device_guards.is_elsewhere(call.node, call.at):
             message = f"{_short(call.node.func, call.at)} makes the optimizer outside of the strategy's scope."
             yield call.at.finding(call.node, message, f"Move it into `{scope}`.", _WHY_NAME, advice=True)
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.program import RESOLVERS
-from tpu_magics.check.rules import _arguments, _tensorflow
+from tpu_magics.check.rules import _argument_edits, _tensorflow
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
@@ -69,5 +69,5 @@ def _says_nothing(call: Call) -> bool:
 def _edits(call: Call) -> tuple[Edit, ...]:
     given = call.at.keyword(call.node, "tpu", 0)
     if given is None:
-        return _arguments.added(call.node, _LOCAL, call.at)
+        return _argument_edits.added(call.node, _LOCAL, call.at)
     return (call.at.replace(given, '"local"'),) if isinstance(given, ast.Constant) else ()

@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.check import known
+from tpu_magics.check import stubs
+from tpu_magics.check.call_effects import JIT
 from tpu_magics.check.evaluate import (
     AN_ITEM,
     EVERY_N,
@@ -26,12 +27,11 @@ from tpu_magics.check.evaluate import (
     subscript,
     told_apart,
 )
-from tpu_magics.check.marks import JIT
 from tpu_magics.check.names import canonical
 from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.parameters import MODEL_USE, SURELY, annotated, by_name, evidence_of, guess
-from tpu_magics.check.place import Loop, Place
 from tpu_magics.check.program import Class, Function, Program
+from tpu_magics.check.rule_context import Loop, Place
 from tpu_magics.check.values import (
     BATCH,
     CLASS,
@@ -168,7 +168,7 @@ class Walker(Evaluator):
     def star_import(self, name: str) -> Value | None:
         for star in self.stars:
             full = canonical(f"{star}.{name}")
-            if known.call(full) is not NO_IDEA:
+            if stubs.call(full) is not NO_IDEA:
                 return module(full)
         return None
 
@@ -724,7 +724,7 @@ def _module_lib(name: str) -> str:
         return "torch"
     if name in _KERAS_MODULES:
         return "tf"
-    value = known.call(name)
+    value = stubs.call(name)
     return value.lib if value.kind == MODEL else ""
 
 

@@ -1,7 +1,7 @@
 """Which code makes XLA's graph another one.
 
 What lives here: whether a test decides what is computed, and not only what is saved or shown. What does not: which
-tests depend on values (_asks.py).
+tests depend on values (_truthiness.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tpu_magics.check.rules import _values
 from tpu_magics.check.values import MODEL, OPTIMIZER, TENSOR
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
 
 # Calls of these libraries that compute nothing.
 _NO_WORK = frozenset(

@@ -13,7 +13,7 @@ from tpu_magics.check.finding import Edit
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
 
 Position = tuple[int, int]
 Span = tuple[Position, Position]

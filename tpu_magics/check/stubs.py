@@ -1,6 +1,6 @@
 """What the libraries' functions, methods and attributes give.
 
-What lives here: tables, and the few rules that fill them out. What does not: how code is walked (flow.py). Read in
+What lives here: tables, and the few rules that fill them out. What does not: how code is walked (walker.py). Read in
 torch 2.9, torch_xla 2.9, transformers 5.23, accelerate 1.15 and TensorFlow 2.21; what is not listed is not known, and
 nothing is said of it.
 """

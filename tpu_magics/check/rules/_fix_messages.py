@@ -1,6 +1,6 @@
 """What to write instead of a branch on a tensor's value, in one sentence.
 
-What lives here: the sentence for each form. What does not: the rewriting itself (_where.py).
+What lives here: the sentence for each form. What does not: the rewriting itself (_where_rewrites.py).
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _values, _where
+from tpu_magics.check.rules import _values, _where_rewrites
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
 
 _TORCH = "torch"
 _TF = "tf"
@@ -61,7 +61,7 @@ _COMPARE = "Keep the comparison on the device: `(a == b).all()`."
 def cure(node: ast.AST, asked: ast.expr, at: Place, tf: bool) -> str:
     """One imperative sentence; where a rewriting is known, that one."""
     xp = _TF if tf else _TORCH
-    rewritten = _where.choice(node, at)
+    rewritten = _where_rewrites.choice(node, at)
     if rewritten:
         indicator = ", or multiply by an indicator (`tf.cast(condition, tf.float32)`)" if tf else ""
         return f"Write `{rewritten}`{indicator}."

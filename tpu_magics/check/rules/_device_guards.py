@@ -11,8 +11,8 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Program
+    from tpu_magics.check.rule_context import Place
 
 _TPU = re.compile(r"(?<![a-z])(tpus?|xla)(?![a-z])|(?<![a-z_])(strategy|resolver)(?![a-z_])", re.IGNORECASE)
 _OTHER = re.compile(r"(?<![a-z])(cuda|gpus?|cpus?|mps|rocm)(?![a-z])", re.IGNORECASE)

@@ -1,6 +1,6 @@
 """Tensors that grow from step to step: `x = torch.cat([x, new])`.
 
-What lives here: telling one from a tensor that is made anew in each round. What does not: lists (_growing.py).
+What lives here: telling one from a tensor that is made anew in each round. What does not: lists (_growing_containers.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tpu_magics.check.rules._origins import own_nodes
 from tpu_magics.check.rules._step_loops import step_loop
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Loop, Place
+    from tpu_magics.check.rule_context import Loop, Place
 
 JOINS = frozenset(("cat", "concat", "concatenate", "hstack", "vstack", "dstack"))
 

@@ -1,7 +1,7 @@
 """A place in a program, as a rule sees it.
 
 What lives here: what can be asked about the code around a node, and how a finding is made there. What does not: the
-walk that finds the values (flow.py), and which code runs where (regions.py).
+walk that finds the values (walker.py), and which code runs where (regions.py).
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules import _reads, _values, _work
+from tpu_magics.check.rules import _graph_work, _value_reads, _values
 from tpu_magics.check.values import INSTANCE, LIST, MODEL, TENSOR
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -49,7 +49,7 @@ def first_asked(node: ast.AST, at: Place) -> ast.expr | None:
     found = found or next((one for one in inside if not _values.guarded(one, at)), None)
     if found is None and tests:
         read = _read(tests[0], at)
-        return read if read is not None and _work.decides_tensor_work(node, at) else None
+        return read if read is not None and _graph_work.decides_tensor_work(node, at) else None
     return found
 
 
@@ -65,7 +65,7 @@ def _read(test: ast.expr, at: Place) -> ast.expr | None:
         return None
     leaves = _leaves(test)
     sides = (one for leaf in leaves for one in (_sides(leaf) if isinstance(leaf, ast.Compare) else [leaf]))
-    return next((found for side in sides for found in _reads.data(side, at)), None)
+    return next((found for side in sides for found in _value_reads.data(side, at)), None)
 
 
 def _leaves(test: ast.expr) -> Iterator[ast.expr]:

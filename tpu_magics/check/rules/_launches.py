@@ -17,8 +17,8 @@ from tpu_magics.check.values import FUNCTION, NOTHING, Value
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import Cell
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Call, Function, Program
+    from tpu_magics.check.rule_context import Place
 
 NOTEBOOK, SPAWN, LAUNCH, OURS = "notebook_launcher", "xmp.spawn", "torch_xla.launch", "%tpu_train"
 NAMES = {

@@ -14,7 +14,7 @@ from tpu_magics.check.rules import _values
 from tpu_magics.check.values import FUNCTION, LIST, NUMBER
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
     from tpu_magics.check.values import Value
 
 _METHODS = frozenset(("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__index__", "__array__"))

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules._changing import changes
-from tpu_magics.check.rules._growing_cat import JOINS
+from tpu_magics.check.rules._changing_numbers import changes
+from tpu_magics.check.rules._growing_tensors import JOINS
 from tpu_magics.check.rules._origins import origin, own_nodes
 from tpu_magics.check.rules._step_loops import step_loop
 from tpu_magics.check.values import BATCH, LIST, OUTPUT, TENSOR, UNKNOWN
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
 
 _TAKES = frozenset(("append", "extend", "insert", "appendleft"))
 _EMPTIES = frozenset(("clear", "pop", "popleft", "remove"))

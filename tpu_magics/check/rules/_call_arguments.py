@@ -1,7 +1,7 @@
 """What a parameter of a function is: by its launches, by the calls of this program, else by its default.
 
 What lives here: constants that are certain for one of these. What does not: kinds of values, which the walk finds
-(giving.py).
+(call_binding.py).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules._launch import END, NOTEBOOK, OURS, Launch, launches
+from tpu_magics.check.rules._launches import END, NOTEBOOK, OURS, Launch, launches
 from tpu_magics.check.values import NOTHING
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Call, Function
+    from tpu_magics.check.rule_context import Place
 
 
 def constants(node: ast.expr | None, at: Place) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """Writing `where` for a branch on a tensor's value.
 
 What lives here: the rewritten code, and whether both forms are provably equal. What does not: which branches depend on
-values (_asks.py), and what to do about those that cannot be rewritten so (_cures.py).
+values (_truthiness.py), and what to do about those that cannot be rewritten so (_fix_messages.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tpu_magics.check.rules import _values
 from tpu_magics.check.values import NUMBER, TENSOR
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
 
 
 def edits(node: ast.AST, at: Place) -> tuple[Edit, ...]:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.check.own_rules import RULES, rule, write_notebook
 from tpu_magics.__main__ import main as whole
-from tpu_magics.check import command
+from tpu_magics.check import cli
 
 ROOT = Path(__file__).parents[2]
 BAD = "import torch\nred(1)\nblue(2)\n"
@@ -49,7 +49,7 @@ def write(name: str, text: str) -> None:
 
 
 def check(*argv: str) -> int:
-    return command.main(argv, RULES)
+    return cli.main(argv, RULES)
 
 
 def found(capsys: pytest.CaptureFixture[str], *argv: str) -> list[dict[str, Any]]:
@@ -115,7 +115,7 @@ def test_a_fault_of_a_rule_is_said_and_the_rest_is_checked(capsys: pytest.Captur
     broken.check = breaks  # type: ignore[attr-defined]
     write("a.py", BAD)
     write("b.py", "print 1\n")
-    assert command.main(["."], [broken]) == 2
+    assert cli.main(["."], [broken]) == 2
     shown = capsys.readouterr()
     assert "a.py: the check broke off with RuntimeError: broken." in shown.err
     assert "b.py:1:1: TPU001" in shown.out
@@ -337,7 +337,7 @@ def test_write_docs(tmp_path: Path) -> None:
 def test_checking_imports_nothing_but_the_standard_library() -> None:
     write("a.py", REAL)
     code = (
-        "import sys; before = set(sys.modules); from tpu_magics.check import command; command.main(['a.py']);"
+        "import sys; before = set(sys.modules); from tpu_magics.check import cli; cli.main(['a.py']);"
         "new = {name.partition('.')[0] for name in set(sys.modules) - before};"
         "print(new - sys.stdlib_module_names, file=sys.stderr)"
     )

@@ -15,7 +15,7 @@ from tests.check.own_rules import RULES, edit, finding, notebook
 from tpu_magics.check import check_cells
 from tpu_magics.check.cells import Cell, cell_of, cells_of
 from tpu_magics.check.finding import Edit, Finding
-from tpu_magics.check.fixing import Fixed, applied, diff, fix, new_bytes, write
+from tpu_magics.check.fixes import Fixed, applied, diff, fix, new_bytes, write
 from tpu_magics.errors import TpuMagicsError
 
 TORCH = "import torch\n"

@@ -6,7 +6,7 @@ import pytest
 
 from tpu_magics.check import check_cells
 from tpu_magics.check.cells import cell_of
-from tpu_magics.check.reached import of_the_run
+from tpu_magics.check.reachability import of_the_run
 
 HEAD = "import torch\nimport torch.nn as nn\nimport torch_xla\nfrom torch.utils.data import DataLoader\n"
 NET = """

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from tpu_magics.check import explain, fixing, formats, notebook
+from tpu_magics.check import fixes, formats, notebook, rule_docs
 from tpu_magics.check.cells import Cell, cells_of
 from tpu_magics.check.config import Config, Configs, Rules, WrongUsage
 from tpu_magics.check.files import files_of
@@ -62,9 +62,9 @@ def _run(found: argparse.Namespace, rules: Rules) -> int:
     if found.explain is not None:
         return _explain(found.explain, rules)
     if found.list_rules:
-        return _say(explain.overview(rules.all))
+        return _say(rule_docs.overview(rules.all))
     if found.write_docs is not None:
-        found.write_docs.write_text(explain.page(rules.all), encoding="utf-8")
+        found.write_docs.write_text(rule_docs.page(rules.all), encoding="utf-8")
         return CLEAN
     select, ignore = (
         rules.checked(_split(words), f"--{name}")
@@ -92,7 +92,7 @@ def _explain(word: str, rules: Rules) -> int:
         raise WrongUsage(
             f"There is no rule {word!r}.", "", "See `python -m tpu_magics check --list-rules` for all of them."
         )
-    return _say(explain.as_text(rule))
+    return _say(rule_docs.as_text(rule))
 
 
 def _say(text: str, stream: str = "stdout") -> int:
@@ -147,7 +147,7 @@ class _Check:
             cells: Sequence[Cell] = cells_of(data, path, self._note)
             found = check_cells_of_file(cells, config)
             if self.options.fix or self.options.diff:
-                fixed = fixing.fix(cells, lambda now: check_cells_of_file(now, config), found)
+                fixed = fixes.fix(cells, lambda now: check_cells_of_file(now, config), found)
                 found = self._mended(path, data, fixed, found, config)
             self.findings += found
         except Exception as error:  # a fault of ours in one file: it is said, and the other files are checked
@@ -156,18 +156,18 @@ class _Check:
             self._fail(f"{path}: the check broke off with {type(error).__name__}: {error}. Please report this.")
 
     def _mended(
-        self, path: str, data: bytes, fixed: fixing.Fixed, found: list[Finding], config: Config
+        self, path: str, data: bytes, fixed: fixes.Fixed, found: list[Finding], config: Config
     ) -> list[Finding]:
         """Show or write what was mended; gives what is left to show."""
         self.changed = self.changed or bool(fixed.changes)
         if self.options.diff:
-            _say(fixing.diff(fixed))
+            _say(fixes.diff(fixed))
             return found
         try:
             if _reads_stdin(self.options):
-                _write_bytes(fixing.new_bytes(path, data, fixed))
+                _write_bytes(fixes.new_bytes(path, data, fixed))
             elif fixed.changes:
-                fixing.write(path, data, fixed)
+                fixes.write(path, data, fixed)
         except TpuMagicsError as error:
             self._fail(str(error))
             return found

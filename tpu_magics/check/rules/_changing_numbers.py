@@ -17,8 +17,8 @@ from tpu_magics.check.rules._step_loops import step_loop
 from tpu_magics.check.values import ARRAY, LIST, NUMBER, UNKNOWN
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Loop, Place
     from tpu_magics.check.program import Class, Function
+    from tpu_magics.check.rule_context import Loop, Place
 
 _FAR = 8
 _COUNTS = ("builtins.range", "builtins.enumerate", "tqdm.trange", "itertools.count")

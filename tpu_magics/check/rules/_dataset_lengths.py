@@ -16,7 +16,7 @@ from tpu_magics.check.rules._origins import origin, own_statements
 from tpu_magics.check.values import FUNCTION
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import Place
 
 _Path = tuple[int, ...]
 _FAR = 20
