@@ -37,10 +37,10 @@ def rule(code: str, name: str, group: str, word: str, better: str = "", advice: 
     module.CODE, module.NAME, module.GROUP = code, name, group
     module.WHY, module.NODES = f"Nobody wants {word}.", (ast.Call,)
 
-    def check(node: ast.Call, at: Any) -> Iterator[Finding]:
+    def check(node: ast.Call, ctx: Any) -> Iterator[Finding]:
         if isinstance(node.func, ast.Name) and node.func.id == word:
-            edits = [at.replace(node.func, better)] if better else []
-            yield at.finding(node, f"Here is {at.source(node)}.", "Write something else.", edits=edits, advice=advice)
+            edits = [ctx.replace(node.func, better)] if better else []
+            yield ctx.finding(node, f"Here is {ctx.source(node)}.", "Write something else.", edits=edits, advice=advice)
 
     module.check = check
     return module

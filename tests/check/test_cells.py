@@ -13,13 +13,13 @@ import pytest
 
 from tests.check.own_rules import notebook
 from tpu_magics.check import check_cells
-from tpu_magics.check.cells import Cell, cell_of, cells_of, decode, read_file
+from tpu_magics.check.cells import CodeCell, cell_of, cells_of, decode, read_file
 from tpu_magics.check.ipython import mask
 from tpu_magics.check.notebook import line_numbers
-from tpu_magics.check.syntax import NotPython
+from tpu_magics.check.syntax import PythonParseError
 
 
-def cell(text: str) -> Cell:
+def cell(text: str) -> CodeCell:
     return cell_of(text, "In [1]")
 
 
@@ -31,7 +31,7 @@ def python(text: str) -> str:
     return ast.unparse(found.tree)
 
 
-def calls(found: Cell) -> list[tuple[int, str]]:
+def calls(found: CodeCell) -> list[tuple[int, str]]:
     """Line and code of the calls in a cell, as their places say."""
     assert found.tree is not None
     return sorted((node.lineno, found.segment(node)) for node in ast.walk(found.tree) if isinstance(node, ast.Call))
@@ -340,12 +340,12 @@ def test_bytes_that_are_no_text_are_a_finding(data: bytes, line: int, part: str)
 
 
 def test_a_decoding_error_names_one_line_of_the_file() -> None:
-    with pytest.raises(NotPython) as caught:
+    with pytest.raises(PythonParseError) as caught:
         decode(b"a\n\nb = \xff")
     assert caught.value.line == 3
 
 
-def from_json(found: Any, **options: Any) -> list[Cell]:
+def from_json(found: Any, **options: Any) -> list[CodeCell]:
     return cells_of(json.dumps(found, **options).encode(), "a.ipynb")
 
 

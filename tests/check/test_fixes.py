@@ -13,15 +13,15 @@ import pytest
 
 from tests.check.own_rules import RULES, edit, finding, notebook
 from tpu_magics.check import check_cells
-from tpu_magics.check.cells import Cell, cell_of, cells_of
+from tpu_magics.check.cells import CodeCell, cell_of, cells_of
 from tpu_magics.check.finding import Edit, Finding
-from tpu_magics.check.fixes import Fixed, applied, diff, fix, new_bytes, write
+from tpu_magics.check.fixes import FixResult, applied, diff, fix, new_bytes, write
 from tpu_magics.errors import TpuMagicsError
 
 TORCH = "import torch\n"
 
 
-def check(cells: Sequence[Cell]) -> list[Finding]:
+def check(cells: Sequence[CodeCell]) -> list[Finding]:
     return check_cells(cells, RULES)
 
 
@@ -88,7 +88,7 @@ def test_cells_of_a_running_notebook_are_mended_each_by_its_own_edits() -> None:
 
 
 def test_edits_that_undo_each_other_come_to_an_end() -> None:
-    def swap(cells: Sequence[Cell]) -> list[Finding]:
+    def swap(cells: Sequence[CodeCell]) -> list[Finding]:
         new = "b" if cells[0].text[0] == "a" else "a"
         return [finding(1, 1, edits=(edit(1, 0, 1, new),))]
 
@@ -179,7 +179,7 @@ def test_odd_sources_keep_their_code(source: str) -> None:
 
 
 def test_lines_that_are_added_take_the_layout_of_the_list() -> None:
-    def adds(cells: Sequence[Cell]) -> list[Finding]:
+    def adds(cells: Sequence[CodeCell]) -> list[Finding]:
         add = finding(1, 1, path="a.ipynb", cell=1, edits=(edit(1, 0, 0, "import math\n"),))
         return [] if "math" in cells[0].text else [add]
 
@@ -191,7 +191,7 @@ def test_lines_that_are_added_take_the_layout_of_the_list() -> None:
 def test_a_character_that_the_encoding_lacks_leaves_the_file(tmp_path: Path) -> None:
     data = b"# coding: latin-1\nx = '\xe9'\n"
     cells = cells_of(data, "a.py")
-    found = Fixed(cells, [cell_of(cells[0].text.replace("é", "€"), "a.py")], 1)
+    found = FixResult(cells, [cell_of(cells[0].text.replace("é", "€"), "a.py")], 1)
     with pytest.raises(TpuMagicsError, match="iso-8859-1, has no '€'"):
         new_bytes("a.py", data, found)
 

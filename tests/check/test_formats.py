@@ -9,11 +9,11 @@ import pytest
 
 from tests.check.own_rules import RULES, edit, finding
 from tpu_magics.check.finding import Finding
-from tpu_magics.check.formats import FORMATS, Report, as_json, github, sarif, summary, text
+from tpu_magics.check.formats import FORMATS, CheckReport, as_json, github, sarif, summary, text
 
 
-def report(*findings: Finding, files: int = 3, **more: Any) -> Report:
-    return Report(findings, files, rules=RULES, **more)
+def report(*findings: Finding, files: int = 3, **more: Any) -> CheckReport:
+    return CheckReport(findings, files, rules=RULES, **more)
 
 
 # -- text -----------------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def test_colours_are_only_added() -> None:
         (report(finding(advice=True), files=1), "1 advice in 1 of 1 file."),
     ],
 )
-def test_the_last_line_counts(found: Report, said: str) -> None:
+def test_the_last_line_counts(found: CheckReport, said: str) -> None:
     assert summary(found) == said
 
 

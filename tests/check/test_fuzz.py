@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from tests.check.own_rules import RULES as OWN
 from tests.check.own_rules import notebook
 from tpu_magics.check import check_cells, fixes, ipython
-from tpu_magics.check.cells import Cell, cell_of, cells_of
+from tpu_magics.check.cells import CodeCell, cell_of, cells_of
 from tpu_magics.check.cli import check_cells_of_file
-from tpu_magics.check.config import Config, Rules
+from tpu_magics.check.config import CheckConfig, Rules
 from tpu_magics.check.finding import Edit, Finding
 from tpu_magics.check.formats import FORMATS, Report
 from tpu_magics.check.notebook import line_numbers
@@ -32,7 +32,7 @@ STDLIB = Path(sysconfig.get_path("stdlib"))
 FILES = sorted(STDLIB.glob("*.py")) + sorted((STDLIB / "test").glob("test_[a-f]*.py"))
 CHOSEN = random.Random(5).sample(FILES, 40)
 SAMPLE = [*CHOSEN[:8], *(pytest.param(path, marks=pytest.mark.long) for path in CHOSEN[8:])]
-CONFIG = Config(Rules(RULES))
+CONFIG = CheckConfig(Rules(RULES))
 
 # What cells are made of, so that pieces meet in ways that nobody thought of.
 PIECES = st.sampled_from(
@@ -132,7 +132,7 @@ PIECES = st.sampled_from(
 TEXTS = st.one_of(st.text(max_size=200), st.lists(PIECES, max_size=30).map("".join))
 
 
-def looked_at(cells: list[Cell]) -> list[Finding]:
+def looked_at(cells: list[CodeCell]) -> list[Finding]:
     """Everything that a check does with cells, and what holds of every finding."""
     found = check_cells_of_file(cells, CONFIG)
     by_place = {(cell.path, cell.number): cell for cell in cells}
@@ -226,8 +226,8 @@ def test_mending_a_notebook_is_mending_its_sources(
 
 @given(CODE, st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60), st.text("ab(\n'", max_size=4)), max_size=4))
 def test_any_edits_leave_code_that_parses(text: str, pieces: list[tuple[int, int, str]]) -> None:
-    def place(at: int) -> tuple[int, int]:
-        before = text[: min(at, len(text))]
+    def place(ctx: int) -> tuple[int, int]:
+        before = text[: min(ctx, len(text))]
         return before.count("\n") + 1, len(before) - before.rfind("\n") - 1
 
     edits = [Edit(place(min(one, other)), place(max(one, other)), new) for one, other, new in pieces]

@@ -6,7 +6,7 @@ import pytest
 
 from tpu_magics.check import check_cells
 from tpu_magics.check.cells import cell_of
-from tpu_magics.check.reachability import of_the_run
+from tpu_magics.check.reachability import reachable_findings
 
 HEAD = "import torch\nimport torch.nn as nn\nimport torch_xla\nfrom torch.utils.data import DataLoader\n"
 NET = """
@@ -25,7 +25,7 @@ TRAIN = "%%tpu_train\ndef train():\n    return model(torch.ones(3, device=torch_
 def codes(*cells: str, name: str = "train") -> list[str]:
     """The codes with the numbers of their cells, HEAD being the first."""
     read = [cell_of(text, f"In [{number}]", number) for number, text in enumerate((HEAD, *cells), 1)]
-    return [f"{one.code} {one.cell}" for one in of_the_run(check_cells(read), read, name)]
+    return [f"{one.code} {one.cell}" for one in reachable_findings(check_cells(read), read, name)]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.check import sampled
 from tpu_magics.check import check_cells
-from tpu_magics.check.cells import Cell, cell_of
+from tpu_magics.check.cells import CodeCell, cell_of
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.fixes import fix
 from tpu_magics.check.rules import (
@@ -38,7 +38,7 @@ STRATEGY = IMPORT + f'strategy = tf.distribute.TPUStrategy({RESOLVER}(tpu="local
 MODEL = "tf.keras.Sequential([tf.keras.layers.Dense(1)])"
 
 
-def check(cells: Sequence[Cell]) -> list[Finding]:
+def check(cells: Sequence[CodeCell]) -> list[Finding]:
     return check_cells(cells, RULES)
 
 

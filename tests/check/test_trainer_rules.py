@@ -19,7 +19,7 @@ import pytest
 from tests import forks
 from tests.check import sampled
 from tpu_magics.check import check_cells
-from tpu_magics.check.cells import Cell, cell_of
+from tpu_magics.check.cells import CodeCell, cell_of
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.fixes import fix
 from tpu_magics.check.rules import (
@@ -45,7 +45,7 @@ IMPORT = "from transformers import TrainingArguments\n"
 XLA = 'optim="adamw_torch_xla", dataloader_drop_last=True'
 
 
-def check(cells: Sequence[Cell]) -> list[Finding]:
+def check(cells: Sequence[CodeCell]) -> list[Finding]:
     return check_cells(cells, RULES)
 
 

@@ -1,7 +1,6 @@
-"""Rules of XLA, and of launching on a TPU, found in code before it runs.
+"""Static checks of training code against the rules of XLA and of launching on a TPU.
 
-What lives here: the checker's front door. What does not: one rule (rules/), the walk (engine.py, walker.py), files and
-notebooks (cells.py), and the command line (cli.py). Standard library only; no code is ever imported or run.
+Standard library only; the checked code is never imported or run.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from tpu_magics.check.finding import Edit, Finding, in_order
 from tpu_magics.errors import TpuMagicsError
 
 if TYPE_CHECKING:
-    from tpu_magics.check.cells import Cell
+    from tpu_magics.check.cells import CodeCell
 
 __all__ = ["Edit", "Finding", "check_cells", "check_chosen", "check_function", "check_paths", "check_text"]
 
 
-def check_cells(cells: Sequence[Cell], rules: Sequence[ModuleType] | None = None) -> list[Finding]:
+def check_cells(cells: Sequence[CodeCell], rules: Sequence[ModuleType] | None = None) -> list[Finding]:
     """The findings of cells that share their names (a notebook's, or one file), in order."""
     from tpu_magics.check.engine import check_program
 
@@ -32,7 +31,9 @@ def check_cells(cells: Sequence[Cell], rules: Sequence[ModuleType] | None = None
     return check_program(cells, rules)
 
 
-def check_chosen(cells: Sequence[Cell], select: Sequence[str] = (), ignore: Sequence[str] = ()) -> list[Finding]:
+def check_with_config(
+    cells: Sequence[CodeCell], select: Sequence[str] = (), ignore: Sequence[str] = ()
+) -> list[Finding]:
     """The findings that comments (`# noqa`) and the configuration of the working directory leave.
 
     Args:
@@ -44,11 +45,11 @@ def check_chosen(cells: Sequence[Cell], select: Sequence[str] = (), ignore: Sequ
         TpuMagicsError: a word names no rule, or `[tool.tpu_magics]` cannot be followed.
     """
     from tpu_magics.check.cli import check_cells_of_file
-    from tpu_magics.check.config import Configs, Rules
+    from tpu_magics.check.config import ConfigFinder, Rules
     from tpu_magics.check.rules import RULES
 
     rules = Rules(tuple(RULES))
-    chosen = Configs(rules, rules.checked(select, "--select"), rules.checked(ignore, "--ignore"))
+    chosen = ConfigFinder(rules, rules.checked(select, "--select"), rules.checked(ignore, "--ignore"))
     return check_cells_of_file(cells, chosen.of(Path.cwd()))
 
 
@@ -66,12 +67,12 @@ def check_paths(paths: Sequence[str | Path], select: Sequence[str] = (), ignore:
     """
     from tpu_magics.check.cells import read_file
     from tpu_magics.check.cli import check_cells_of_file
-    from tpu_magics.check.config import Configs, Rules
+    from tpu_magics.check.config import ConfigFinder, Rules
     from tpu_magics.check.files import files_of
     from tpu_magics.check.rules import RULES
 
     rules = Rules(RULES)
-    configs = Configs(rules, rules.checked(select, "select"), rules.checked(ignore, "ignore"))
+    configs = ConfigFinder(rules, rules.checked(select, "select"), rules.checked(ignore, "ignore"))
     missing: list[str] = []
     files = list(files_of([str(path) for path in paths], configs, missing))
     if missing:
@@ -90,7 +91,7 @@ def check_function(function: Callable[..., Any]) -> list[Finding]:
         TpuMagicsError: its source is not at hand.
     """
     from tpu_magics.check.cells import cell_of
-    from tpu_magics.check.engine import parts_of
+    from tpu_magics.check.engine import code_spans
 
     name = getattr(function, "__qualname__", "")
     try:
@@ -103,7 +104,7 @@ def check_function(function: Callable[..., Any]) -> list[Finding]:
             "Give a function or class that a file or a cell defines.",
         ) from error
     cells = [cell_of("".join(lines), path)]
-    parts = parts_of(cells, name)
+    parts = code_spans(cells, name)
     return [one for one in check_cells(cells) if any(part.holds(one) for part in parts)]
 
 

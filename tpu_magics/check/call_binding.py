@@ -1,7 +1,4 @@
-"""What calls hand over: arguments to the parameters of this program's functions, and what these return.
-
-What lives here: both directions. What does not: which function a call runs (calls.py).
-"""
+"""Binds the arguments of calls to the parameters of the program's own functions, and gives what these return."""
 
 from __future__ import annotations
 
@@ -11,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.check.evaluate import (
     Evaluator,
-    joined,
+    join_all,
 )
-from tpu_magics.check.program import Call, Function
+from tpu_magics.check.program import CallSite, Function
 from tpu_magics.check.values import (
-    NO_IDEA,
-    Value,
+    UNKNOWN_VALUE,
+    AbstractValue,
     join,
 )
 
 if TYPE_CHECKING:
-    Arguments = Sequence[Value]
+    Arguments = Sequence[AbstractValue]
 
 
-def give(walk: Evaluator, target: Function, call: Call, arguments: Arguments) -> None:
+def bind_arguments(walk: Evaluator, target: Function, call: CallSite, arguments: Arguments) -> None:
     if walk.recording:
         target.callers.append(call)
     parameters = target.parameters
@@ -34,29 +31,29 @@ def give(walk: Evaluator, target: Function, call: Call, arguments: Arguments) ->
     for parameter, node, value in zip(own, call.node.args, arguments, strict=False):
         if isinstance(node, ast.Starred):
             break  # who gets what is not known from here on
-        join_given(target, parameter.arg, value)
+        join_parameter(target, parameter.arg, value)
     for keyword in call.node.keywords:
         if keyword.arg is not None:
-            join_given(target, keyword.arg, walk.at.value(keyword.value))
+            join_parameter(target, keyword.arg, walk.ctx.value(keyword.value))
 
 
-def join_given(target: Function, name: str, value: Value) -> None:
+def join_parameter(target: Function, name: str, value: AbstractValue) -> None:
     before = target.given.get(name)
     target.given[name] = value if before is None else join(before, value)
 
 
-def returned(function: Any, arguments: Arguments) -> Value:
+def returned_value(function: Any, arguments: Arguments) -> AbstractValue:
     if isinstance(function, Function) and function.yields is not None:
         return function.yields
     if not isinstance(function, Function) or function.returns is None:
-        return NO_IDEA
+        return UNKNOWN_VALUE
     return _passed_through(function, arguments) or function.returns
 
 
-def _passed_through(function: Function, arguments: Arguments) -> Value | None:
+def _passed_through(function: Function, arguments: Arguments) -> AbstractValue | None:
     """Of `default(mask, ones)` what this call gives, and not what other calls have given it."""
     if not arguments or not function.passes or "" in function.passes:
         return None
     names = [one.arg for one in function.parameters][1 if function.cls is not None else 0 :]
     given = [value for name, value in zip(names, arguments, strict=False) if name in function.passes]
-    return joined(given) if len(given) == len(function.passes) else None
+    return join_all(given) if len(given) == len(function.passes) else None

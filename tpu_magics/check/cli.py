@@ -1,7 +1,4 @@
-"""`python -m tpu_magics check PATH ...`.
-
-What lives here: the options, and the way of a file from its bytes to the shown report. What does not: any of the steps.
-"""
+"""The command `python -m tpu_magics check PATH ...`."""
 
 from __future__ import annotations
 
@@ -15,11 +12,11 @@ from pathlib import Path
 from types import ModuleType
 
 from tpu_magics.check import fixes, formats, notebook, rule_docs
-from tpu_magics.check.cells import Cell, cells_of
-from tpu_magics.check.config import Config, Configs, Rules, WrongUsage
+from tpu_magics.check.cells import CodeCell, cells_of
+from tpu_magics.check.config import CheckConfig, ConfigFinder, Rules, UsageError
 from tpu_magics.check.files import files_of
 from tpu_magics.check.finding import Finding, in_order
-from tpu_magics.check.noqa import unsilenced
+from tpu_magics.check.noqa import without_suppressed
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.output import lost
 
@@ -53,7 +50,7 @@ def run(found: argparse.Namespace, modules: Sequence[ModuleType] | None = None) 
 
             modules = RULES
         return _run(found, Rules(tuple(modules)))
-    except WrongUsage as error:
+    except UsageError as error:
         print(error, file=sys.stderr)
         return WRONG
 
@@ -70,7 +67,7 @@ def _run(found: argparse.Namespace, rules: Rules) -> int:
         rules.checked(_split(words), f"--{name}")
         for name, words in (("select", found.select), ("ignore", found.ignore))
     )
-    check = _Check(found, Configs(rules, select, ignore))
+    check = _Check(found, ConfigFinder(rules, select, ignore))
     return check.stdin() if _reads_stdin(found) else check.files(found.paths or ["."])
 
 
@@ -80,16 +77,16 @@ def _split(options: Sequence[str] | None) -> list[str]:
 
 def _reads_stdin(found: argparse.Namespace) -> bool:
     if STDIN in found.paths and len(found.paths) > 1:
-        raise WrongUsage("Standard input (-) cannot be checked together with files.")
+        raise UsageError("Standard input (-) cannot be checked together with files.")
     if found.stdin_filename and found.paths not in ([], [STDIN]):
-        raise WrongUsage("--stdin-filename goes with - only.")
+        raise UsageError("--stdin-filename goes with - only.")
     return bool(found.paths == [STDIN] or found.stdin_filename)
 
 
 def _explain(word: str, rules: Rules) -> int:
     rule = rules.find(word)
     if rule is None:
-        raise WrongUsage(
+        raise UsageError(
             f"There is no rule {word!r}.", "", "See `python -m tpu_magics check --list-rules` for all of them."
         )
     return _say(rule_docs.as_text(rule))
@@ -109,7 +106,7 @@ class _Check:
     """One run of the command over files."""
 
     options: argparse.Namespace
-    configs: Configs
+    configs: ConfigFinder
     findings: list[Finding] = field(default_factory=list)
     count: int = 0
     fixed: int = 0
@@ -144,19 +141,19 @@ class _Check:
         self.count += 1
         config = self.configs.of(path)
         try:
-            cells: Sequence[Cell] = cells_of(data, path, self._note)
+            cells: Sequence[CodeCell] = cells_of(data, path, self._note)
             found = check_cells_of_file(cells, config)
             if self.options.fix or self.options.diff:
                 fixed = fixes.fix(cells, lambda now: check_cells_of_file(now, config), found)
-                found = self._mended(path, data, fixed, found, config)
+                found = self._apply_fixes(path, data, fixed, found, config)
             self.findings += found
         except Exception as error:  # a fault of ours in one file: it is said, and the other files are checked
             if lost(error):
                 raise
             self._fail(f"{path}: the check broke off with {type(error).__name__}: {error}. Please report this.")
 
-    def _mended(
-        self, path: str, data: bytes, fixed: fixes.Fixed, found: list[Finding], config: Config
+    def _apply_fixes(
+        self, path: str, data: bytes, fixed: fixes.FixResult, found: list[Finding], config: CheckConfig
     ) -> list[Finding]:
         """Show or write what was mended; gives what is left to show."""
         self.changed = self.changed or bool(fixed.changes)
@@ -188,7 +185,7 @@ class _Check:
         from tpu_magics import __version__
 
         lines = cache(_file_lines)
-        report = formats.Report(
+        report = formats.CheckReport(
             in_order(self.findings), self.count, self.fixed, self.configs.rules.all, __version__,
             lambda finding: _line(lines(finding.path), finding),
         )  # fmt: skip
@@ -211,12 +208,12 @@ def _looks_like_notebook(data: bytes) -> bool:
     return data.lstrip()[:1] == b"{" and b'"cells"' in data and b'"nbformat"' in data
 
 
-def check_cells_of_file(cells: Sequence[Cell], config: Config) -> list[Finding]:
+def check_cells_of_file(cells: Sequence[CodeCell], config: CheckConfig) -> list[Finding]:
     """What is to be shown of one file: what its rules find, less what comments and the configuration silence."""
     from tpu_magics.check import check_cells
 
     found = [*check_cells(cells, config.rules.modules), *(cell.problem for cell in cells if cell.problem)]
-    return in_order([finding for finding in unsilenced(found, cells) if config.wants(finding)])
+    return in_order([finding for finding in without_suppressed(found, cells) if config.wants(finding)])
 
 
 def _file_lines(path: str) -> list[list[int]]:

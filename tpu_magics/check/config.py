@@ -1,13 +1,10 @@
-"""Which rules speak about which files: `[tool.tpu_magics]` and the options of the command line.
+"""Selects rules for files, by `[tool.tpu_magics]` in pyproject.toml and by the options of the command line.
 
-What lives here: reading and validating that table, and asking it. What does not: comments in the code (noqa.py), and
-walking folders (files.py).
-
-    [tool.tpu_magics]
-    select = ["values", "shapes", "TPU3"]      # groups, codes, beginnings of codes, names of rules
-    ignore = ["print-in-step"]
-    exclude = ["legacy", "notebooks/old/*"]    # globs, from the folder of this file
-    per-file-ignores = { "tests/*" = ["values"] }
+[tool.tpu_magics]
+select = ["values", "shapes", "TPU3"]      # groups, codes, prefixes of codes, names of rules
+ignore = ["print-in-step"]
+exclude = ["legacy", "notebooks/old/*"]    # globs, relative to the folder of this file
+per-file-ignores = { "tests/*" = ["values"] }
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ TABLES = ("tpu_magics", "tpu-magics")
 _TABLE = re.compile(r"""^\s*\[\s*tool\s*\.\s*["']?tpu[_-]magics\b""", re.MULTILINE)
 
 
-class WrongUsage(TpuMagicsError):
+class UsageError(TpuMagicsError):
     """An option or a configuration that cannot be followed; the command ends with exit code 2."""
 
 
@@ -52,7 +49,7 @@ class Rules:
         for word in words:
             if not any(_weight(word, rule.CODE, rule.GROUP, rule.NAME) for rule in self.all):
                 groups = ", ".join(dict.fromkeys(str(rule.GROUP) for rule in self.all))
-                raise WrongUsage(
+                raise UsageError(
                     f"{where} names no rule: {word!r}.",
                     f"A rule is chosen by code (TPU101), beginning of codes (TPU1), name or group ({groups}).",
                     "See `python -m tpu_magics check --list-rules` for all of them.",
@@ -82,7 +79,7 @@ def _weight(word: str, code: str, group: str, name: str) -> int:
 
 
 @dataclass(frozen=True)
-class Config:
+class CheckConfig:
     """What is chosen for the files below one folder. Empty `select`: every rule."""
 
     rules: Rules
@@ -144,38 +141,38 @@ def _pattern(glob: str) -> re.Pattern[str]:
 
 
 @dataclass
-class Configs:
+class ConfigFinder:
     """The configuration of each folder: that of the nearest pyproject.toml above it with our table."""
 
     rules: Rules
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
-    _known: dict[Path, Config] = field(default_factory=dict)
+    _known: dict[Path, CheckConfig] = field(default_factory=dict)
 
-    def of(self, path: str | Path) -> Config:
+    def of(self, path: str | Path) -> CheckConfig:
         """For a file or folder. The command line wins: its `select` takes the place of what files choose and ignore,
         its `ignore` comes on top."""
         found = Path(path).absolute()
         return self._of_folder(found if found.is_dir() else found.parent)
 
-    def _of_folder(self, folder: Path) -> Config:
+    def _of_folder(self, folder: Path) -> CheckConfig:
         if folder not in self._known:
             config = read(folder / "pyproject.toml", self.rules)
             if config is not None:
                 self._known[folder] = self._overridden(config)
             elif folder.parent == folder:
-                self._known[folder] = self._overridden(Config(self.rules))
+                self._known[folder] = self._overridden(CheckConfig(self.rules))
             else:
                 self._known[folder] = self._of_folder(folder.parent)
         return self._known[folder]
 
-    def _overridden(self, config: Config) -> Config:
+    def _overridden(self, config: CheckConfig) -> CheckConfig:
         if self.select:
             config = replace(config, select=self.select, ignore=())
         return replace(config, ignore=config.ignore + self.ignore)
 
 
-def read(path: Path, rules: Rules) -> Config | None:
+def read(path: Path, rules: Rules) -> CheckConfig | None:
     """The configuration in a pyproject.toml; None where there is no file or no such table. Raises WrongUsage."""
     try:
         text = path.read_text("utf-8-sig")
@@ -190,7 +187,7 @@ def _table(path: Path, text: str) -> Any:
     if parser is None:
         if not _TABLE.search(text):
             return None
-        raise WrongUsage(
+        raise UsageError(
             f"[tool.tpu_magics] in {path} cannot be read.",
             "Python 3.10 has no reader of TOML.",
             "Run `pip install tomli`, or use Python 3.11 or newer.",
@@ -200,7 +197,7 @@ def _table(path: Path, text: str) -> Any:
     except ValueError as error:
         if not _TABLE.search(text):
             return None
-        raise WrongUsage(f"{path} is no TOML: {error}.", "", "Mend the file; [tool.tpu_magics] is in it.") from None
+        raise UsageError(f"{path} is no TOML: {error}.", "", "Mend the file; [tool.tpu_magics] is in it.") from None
     tool = found.get("tool")
     return next((tool[name] for name in TABLES if name in tool), None) if isinstance(tool, dict) else None
 
@@ -213,20 +210,20 @@ def _toml() -> Any:
     return None
 
 
-def _config(path: Path, table: Any, rules: Rules) -> Config:
+def _config(path: Path, table: Any, rules: Rules) -> CheckConfig:
     if not isinstance(table, dict):
-        raise WrongUsage(f"[tool.tpu_magics] in {path} is no table.", "", f"Its keys are {', '.join(KEYS)}.")
+        raise UsageError(f"[tool.tpu_magics] in {path} is no table.", "", f"Its keys are {', '.join(KEYS)}.")
     found = {key.replace("_", "-"): value for key, value in table.items()}
     unknown = [key for key in found if key not in KEYS]
     if unknown:
-        raise WrongUsage(
+        raise UsageError(
             f"[tool.tpu_magics] in {path} has an unknown key: {unknown[0]}.", "", f"Its keys are {', '.join(KEYS)}."
         )
     where = f"[tool.tpu_magics] in {path}"
     per_file = found.get("per-file-ignores", {})
     if not isinstance(per_file, Mapping):
-        raise WrongUsage(f"{where}: per-file-ignores is no table.", "", 'Write `"tests/*" = ["values"]` in it.')
-    return Config(
+        raise UsageError(f"{where}: per-file-ignores is no table.", "", 'Write `"tests/*" = ["values"]` in it.')
+    return CheckConfig(
         rules,
         path.parent,
         rules.checked(_words(found, "select", where), where),
@@ -239,5 +236,5 @@ def _config(path: Path, table: Any, rules: Rules) -> Config:
 def _words(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     words = table.get(key, [])
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise WrongUsage(f"{where}: {key} is no list of strings.", "", f'Write `{key} = ["..."]`.')
+        raise UsageError(f"{where}: {key} is no list of strings.", "", f'Write `{key} = ["..."]`.')
     return tuple(words)

@@ -1,8 +1,4 @@
-"""What the checker says of one place in a program.
-
-What lives here: the finding, and the edits that mend it. What does not: how it is found (rules/), shown (formats.py) or
-written (fixes.py).
-"""
+"""A finding, and the edits that fix it."""
 
 from __future__ import annotations
 

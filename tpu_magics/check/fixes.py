@@ -1,8 +1,4 @@
-"""Writing the fixes that are mechanical.
-
-What lives here: applying edits to cells until nothing is left to mend, and putting the result into the file so that
-every other byte stays. What does not: which edits mend a finding (rules/).
-"""
+"""Applies the edits of findings and writes the result; all other bytes of the file stay as they are."""
 
 from __future__ import annotations
 
@@ -17,23 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpu_magics.check import notebook
-from tpu_magics.check.cells import Cell, cell_of, decode
+from tpu_magics.check.cells import CodeCell, cell_of, decode
 from tpu_magics.check.finding import Edit, Finding, in_order
 from tpu_magics.errors import TpuMagicsError
 
 ROUNDS = 10  # an edit can make place for another; more rounds than this are edits that undo each other
 
-Check = Callable[[Sequence[Cell]], Sequence[Finding]]
+Check = Callable[[Sequence[CodeCell]], Sequence[Finding]]
 
 _LINE_END = re.compile("\r\n|\r|\n")
 
 
 @dataclass(frozen=True)
-class Fixed:
+class FixResult:
     """The cells of a file after mending, and how many findings that mended."""
 
-    before: Sequence[Cell]
-    cells: Sequence[Cell]
+    before: Sequence[CodeCell]
+    cells: Sequence[CodeCell]
     count: int
 
     @property
@@ -43,7 +39,7 @@ class Fixed:
         return {index: new.text for index, (old, new) in pairs if old.text != new.text}
 
 
-def fix(cells: Sequence[Cell], check: Check, findings: Sequence[Finding] | None = None) -> Fixed:
+def fix(cells: Sequence[CodeCell], check: Check, findings: Sequence[Finding] | None = None) -> FixResult:
     """Apply the edits of all findings, look again, and so on. `check` gives the findings that may be mended;
     `findings` are those of the first look, where there was one."""
     now, count = list(cells), 0
@@ -52,20 +48,18 @@ def fix(cells: Sequence[Cell], check: Check, findings: Sequence[Finding] | None 
         findings = None
         done = 0
         for index, cell in enumerate(now):
-            mendable = [
-                one for one in in_order(found) if one.edits and (one.path, one.cell) == (cell.path, cell.number)
-            ]
-            now[index], mended = _mended(cell, mendable)
-            done += mended
+            fixable = [one for one in in_order(found) if one.edits and (one.path, one.cell) == (cell.path, cell.number)]
+            now[index], done_here = _apply_edits(cell, fixable)
+            done += done_here
         count += done
         if not done:
             break
-    return Fixed(cells, now, count)
+    return FixResult(cells, now, count)
 
 
-def _mended(cell: Cell, findings: Sequence[Finding]) -> tuple[Cell, int]:
+def _apply_edits(cell: CodeCell, findings: Sequence[Finding]) -> tuple[CodeCell, int]:
     """The cell with the edits of as many findings as fit beside each other, and still parse."""
-    chosen = _beside_each_other(findings)
+    chosen = _non_overlapping(findings)
     new = _with_edits(cell, chosen)
     if new is not None:
         return new, len(chosen)
@@ -76,24 +70,24 @@ def _mended(cell: Cell, findings: Sequence[Finding]) -> tuple[Cell, int]:
     return _with_edits(cell, kept) or cell, len(kept)
 
 
-def _beside_each_other(findings: Sequence[Finding]) -> list[Finding]:
+def _non_overlapping(findings: Sequence[Finding]) -> list[Finding]:
     """Those whose edits lie apart from those of all before them; the same edit may serve two."""
     taken: set[Edit] = set()
     chosen = []
     for finding in findings:
         new = set(finding.edits) - taken
-        if all(_apart(one, other) for one in new for other in taken | new if one != other):
+        if all(_are_disjoint(one, other) for one in new for other in taken | new if one != other):
             taken |= new
             chosen.append(finding)
     return chosen
 
 
-def _apart(one: Edit, other: Edit) -> bool:
+def _are_disjoint(one: Edit, other: Edit) -> bool:
     first, second = sorted((one, other), key=lambda edit: (edit.start, edit.end))
     return first.end <= second.start and first.start != second.start
 
 
-def _with_edits(cell: Cell, findings: Iterable[Finding]) -> Cell | None:
+def _with_edits(cell: CodeCell, findings: Iterable[Finding]) -> CodeCell | None:
     """The cell after the edits; None where nothing changes or where it no longer parses."""
     text = applied(cell.text, {edit for finding in findings for edit in finding.edits})
     if text == cell.text:
@@ -116,12 +110,12 @@ def applied(text: str, edits: Iterable[Edit]) -> str:
 # -- diffs ----------------------------------------------------------------------------------------------------------
 
 
-def diff(fixed: Fixed) -> str:
+def diff(fixed: FixResult) -> str:
     """A unified diff of what changed; of a notebook one for each cell."""
     return "".join(_diff(fixed.before[index], text) for index, text in fixed.changes.items())
 
 
-def _diff(old: Cell, text: str) -> str:
+def _diff(old: CodeCell, text: str) -> str:
     if old.number is None:  # plain paths: `patch` and `git apply` take it
         before, after = old.path, old.path
     else:
@@ -137,14 +131,14 @@ def _lines(text: str) -> list[str]:
 # -- writing --------------------------------------------------------------------------------------------------------
 
 
-def write(path: str, data: bytes, fixed: Fixed) -> None:
+def write(path: str, data: bytes, fixed: FixResult) -> None:
     """Put the changed cells into the file whose bytes were `data`; raises TpuMagicsError, and then it is as it was."""
     new = new_bytes(path, data, fixed)
     if new != data:
         _write(Path(path).resolve(), data, new)
 
 
-def new_bytes(path: str, data: bytes, fixed: Fixed) -> bytes:
+def new_bytes(path: str, data: bytes, fixed: FixResult) -> bytes:
     """The file with its changes; raises TpuMagicsError where its encoding lacks a character."""
     if path.lower().endswith(".ipynb"):
         mark = b"\xef\xbb\xbf" if data.startswith(b"\xef\xbb\xbf") else b""

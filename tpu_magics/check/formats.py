@@ -1,8 +1,4 @@
-"""Findings as text, JSON, GitHub annotations and SARIF.
-
-What lives here: a report goes in, a string comes out. What does not: how findings look in a notebook (panel/), and
-where the string goes (cli.py).
-"""
+"""Findings as text, JSON, GitHub annotations and SARIF. In a notebook the panel shows them."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ _RED, _YELLOW, _CYAN, _BOLD, _PLAIN = "\033[31m", "\033[33m", "\033[36m", "\033[
 
 
 @dataclass(frozen=True)
-class Report:
+class CheckReport:
     """What a check found in `files` files. `file_lines` gives the line of the file on which a finding in a notebook
     stands, `fixed` how many findings were mended before this."""
 
@@ -41,7 +37,7 @@ class Report:
 # -- text -----------------------------------------------------------------------------------------------------------
 
 
-def text(report: Report, colour: bool = False) -> str:
+def text(report: CheckReport, colour: bool = False) -> str:
     """For people: by file, each finding with its code, the reason and the cure."""
     parts = []
     for path, found in groupby(report.findings, key=lambda finding: finding.path):
@@ -51,15 +47,15 @@ def text(report: Report, colour: bool = False) -> str:
     return "\n".join([*parts, summary(report), ""])
 
 
-def summary(report: Report) -> str:
+def summary(report: CheckReport) -> str:
     """The last line: how many, and what `--fix` can do."""
     checked = _plural(report.files, "file")
     done = f"{_plural(report.fixed, 'finding')} mended. " if report.fixed else ""
     if not report.findings:
         return f"{done}Nothing found in {checked}." if report.files else f"{done}No Python files or notebooks found."
     files = len({finding.path for finding in report.findings})
-    mendable = sum(bool(finding.edits) for finding in report.findings)
-    rest = f" `--fix` can mend {mendable}." if mendable else ""
+    fixable = sum(bool(finding.edits) for finding in report.findings)
+    rest = f" `--fix` can mend {fixable}." if fixable else ""
     return f"{done}{_counted(report.findings)} in {files} of {checked}.{rest}"
 
 
@@ -122,18 +118,18 @@ def _painted(text: str, code: str, colour: bool) -> str:
 # -- json, github ---------------------------------------------------------------------------------------------------
 
 
-def as_json(report: Report) -> str:
+def as_json(report: CheckReport) -> str:
     """A list of objects, one for each finding."""
     return json.dumps([finding.as_record() for finding in report.findings], indent=2) + "\n"
 
 
-def github(report: Report) -> str:
+def github(report: CheckReport) -> str:
     """Workflow commands, which GitHub shows beside the line. In a notebook that is the line of the file, and the cell
     is named."""
     return "".join(_annotation(finding, report) + "\n" for finding in report.findings)
 
 
-def _annotation(finding: Finding, report: Report) -> str:
+def _annotation(finding: Finding, report: CheckReport) -> str:
     said = [finding.message, finding.why, f"Fix: {finding.fix}" if finding.fix else ""]
     where: dict[str, Any] = {"file": finding.path}
     if finding.cell is None:
@@ -156,7 +152,7 @@ def _escaped(text: str, more: str = "") -> str:
 # -- SARIF ----------------------------------------------------------------------------------------------------------
 
 
-def sarif(report: Report) -> str:
+def sarif(report: CheckReport) -> str:
     """SARIF 2.1.0, for code scanning."""
     driver: dict[str, Any] = {"name": "tpu_magics", "rules": [_rule(rule) for rule in report.rules]}
     if report.version:
@@ -183,7 +179,7 @@ def _rule(rule: ModuleType) -> dict[str, Any]:
     }
 
 
-def _result(finding: Finding, report: Report, index: dict[str, int]) -> dict[str, Any]:
+def _result(finding: Finding, report: CheckReport, index: dict[str, int]) -> dict[str, Any]:
     said = " ".join(part for part in (finding.message, finding.why, finding.fix) if part)
     result: dict[str, Any] = {
         "ruleId": finding.code,
@@ -198,7 +194,7 @@ def _result(finding: Finding, report: Report, index: dict[str, int]) -> dict[str
     return result
 
 
-def _location(finding: Finding, report: Report) -> dict[str, Any]:
+def _location(finding: Finding, report: CheckReport) -> dict[str, Any]:
     """In a notebook the line of the file; the cell, and the line in it, are the logical location."""
     physical: dict[str, Any] = {"artifactLocation": _artifact(finding)}
     if finding.cell is None:
@@ -233,4 +229,4 @@ def _sarif_fix(finding: Finding) -> dict[str, Any]:
     return {"description": {"text": finding.fix}, "artifactChanges": [change]}
 
 
-FORMATS: dict[str, Callable[[Report], str]] = {"text": text, "json": as_json, "github": github, "sarif": sarif}
+FORMATS: dict[str, Callable[[CheckReport], str]] = {"text": text, "json": as_json, "github": github, "sarif": sarif}

@@ -1,8 +1,4 @@
-"""IPython's syntax, made into Python of the same lines and columns.
-
-What lives here: finding the magics, shell lines and questions of a cell, and putting Python in their place. What does
-not: reading files (cells.py) and notebooks (notebook.py). IPython itself is not needed.
-"""
+"""Replaces IPython syntax (magics, shell commands, help) by Python with the same lines and columns."""
 
 from __future__ import annotations
 
@@ -50,7 +46,7 @@ class LineMagic(NamedTuple):
 
 
 @dataclass
-class Masked:
+class MaskedCell:
     """A cell as Python: `lines` of the same number as the cell's, in which only what IPython understands is replaced.
 
     `magic` and `magic_line` are those of the cell magic; of two (`%%time` above `%%tpu_train`), ours. `is_python` is
@@ -68,9 +64,9 @@ class Masked:
         return "\n".join(self.lines)
 
 
-def mask(text: str, cell_magics: bool = True) -> Masked:
+def mask(text: str, cell_magics: bool = True) -> MaskedCell:
     """The cell with Python in place of IPython's syntax."""
-    masked = Masked(text.split("\n"))
+    masked = MaskedCell(text.split("\n"))
     if cell_magics:
         _take_prompts(masked.lines)
         _take_cell_magics(masked)
@@ -87,7 +83,7 @@ def _take_prompts(lines: list[str]) -> None:
         lines[:] = [_PROMPT.sub(lambda found: " " * len(found.group()), line, count=1) for line in lines]
 
 
-def _take_cell_magics(masked: Masked) -> None:
+def _take_cell_magics(masked: MaskedCell) -> None:
     """The `%%` lines on top, also below comments, and one below another."""
     for index, line in enumerate(masked.lines):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -104,7 +100,7 @@ def _take_cell_magics(masked: Masked) -> None:
         masked.lines[index] = _statement(line, words) if name == "timeit" else ""
 
 
-def _take_automagic(masked: Masked) -> None:
+def _take_automagic(masked: MaskedCell) -> None:
     """`pip install x` as the only line of a cell."""
     code = [index for index, line in enumerate(masked.lines) if line.strip() and not line.lstrip().startswith("#")]
     if len(code) != 1:
@@ -115,7 +111,7 @@ def _take_automagic(masked: Masked) -> None:
         masked.lines[code[0]] = line[: len(line) - len(line.lstrip())] + "%" + line.lstrip()
 
 
-def _take_lines(masked: Masked) -> None:
+def _take_lines(masked: MaskedCell) -> None:
     """Every line at which a statement can begin, so nothing inside a string or bracket."""
     lexer = _Lexer()
     index = 0
@@ -127,7 +123,7 @@ def _take_lines(masked: Masked) -> None:
         index += taken
 
 
-def _take_magic(masked: Masked, index: int) -> int:
+def _take_magic(masked: MaskedCell, index: int) -> int:
     """How many lines the magic, command or question at this line has; 0 where there is none."""
     line = masked.lines[index]
     found = _LINE_MAGIC.match(line)
@@ -176,7 +172,7 @@ def _parses(code: str) -> bool:
     return True
 
 
-def _take_assigned(masked: Masked, index: int, at: int) -> int:
+def _take_assigned(masked: MaskedCell, index: int, at: int) -> int:
     """`x = !command` and `x = %magic words`: the value is nobody knows what."""
     line = masked.lines[index]
     right = line[at + 1 :].lstrip()

@@ -1,7 +1,4 @@
-"""One name for one thing: what an import or an attribute chain stands for, however it was written.
-
-What lives here: canonical dotted names. What does not: what the things named do (stubs.py).
-"""
+"""Canonical dotted names: one name for one thing, however it was imported."""
 
 from __future__ import annotations
 

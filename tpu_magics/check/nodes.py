@@ -1,8 +1,4 @@
-"""Trees: going over them, and having many of them.
-
-What lives here: the walk that rules and the engine use where order does not matter, and a pause of the garbage
-collector. What does not: what is looked for.
-"""
+"""Helpers for syntax trees."""
 
 from __future__ import annotations
 

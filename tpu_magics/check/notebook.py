@@ -1,8 +1,4 @@
-"""The JSON of notebooks: the code in it, where it stands, and how it is changed in place.
-
-What lives here: reading nbformat 3 and 4, and rewriting the sources of cells so that every other byte stays. What does
-not: what the code says (cells.py, ipython.py).
-"""
+"""The JSON of notebooks (nbformat 3 and 4): reads the code cells, and replaces their sources in place."""
 
 from __future__ import annotations
 

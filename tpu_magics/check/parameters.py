@@ -1,7 +1,4 @@
-"""What a function's parameter is likely to be, from its annotation, default, name and use.
-
-What lives here: guesses for functions whose calls are not seen. What does not: values that call sites give (walker.py).
-"""
+"""Infers the values of parameters from annotation, default, name and use, for functions whose calls are not seen."""
 
 from __future__ import annotations
 
@@ -24,7 +21,6 @@ from tpu_magics.check.values import (
     LIST,
     LOADER,
     MODEL,
-    NO_IDEA,
     NUMBER,
     OPTIMIZER,
     OUTPUT,
@@ -33,26 +29,27 @@ from tpu_magics.check.values import (
     TENSOR,
     TOKENIZER,
     UNKNOWN,
-    Value,
+    UNKNOWN_VALUE,
+    AbstractValue,
 )
 
 _ANNOTATED = (
-    (re.compile(r"^(torch\.)?((Float|Long|Bool|Int|Half)?Tensor|nn\.Parameter)$"), Value(TENSOR, lib="torch")),
-    (re.compile(r"^tf\.(Tensor|Variable)$"), Value(TENSOR, lib="tf")),
+    (re.compile(r"^(torch\.)?((Float|Long|Bool|Int|Half)?Tensor|nn\.Parameter)$"), AbstractValue(TENSOR, lib="torch")),
+    (re.compile(r"^tf\.(Tensor|Variable)$"), AbstractValue(TENSOR, lib="tf")),
     (re.compile(r"^(int|float|bool|str|bytes|Path|complex)$"), A_NUMBER),
-    (re.compile(r"^(np\.|numpy\.)?(ndarray|NDArray)"), Value(ARRAY)),
-    (re.compile(r"^(pd\.)?(DataFrame|Series)$"), Value(ARRAY)),
-    (re.compile(r"^(torch\.)?(nn\.Module|Module)$|PreTrainedModel$|^AutoModel"), Value(MODEL, lib="torch")),
-    (re.compile(r"^((tf\.)?keras\.)?(Model|layers\.Layer|Sequential)$"), Value(MODEL, lib="tf")),
-    (re.compile(r"DataLoader$"), Value(LOADER, lib="torch")),
-    (re.compile(r"Optimizer$|^(torch\.)?optim\."), Value(OPTIMIZER, lib="torch")),
-    (re.compile(r"Tokenizer(Base|Fast)?$"), Value(TOKENIZER)),
-    (re.compile(r"^(accelerate\.)?Accelerator$"), Value(ACCELERATOR)),
-    (re.compile(r"TrainingArguments$"), Value(ARGUMENTS)),
-    (re.compile(r"^torch\.device$"), Value(DEVICE)),
-    (re.compile(r"ModelOutput\w*$|Output$"), Value(OUTPUT)),
-    (re.compile(r"BatchEncoding$"), Value(BATCH)),
-    (re.compile(r"Dataset$"), Value(DATASET)),
+    (re.compile(r"^(np\.|numpy\.)?(ndarray|NDArray)"), AbstractValue(ARRAY)),
+    (re.compile(r"^(pd\.)?(DataFrame|Series)$"), AbstractValue(ARRAY)),
+    (re.compile(r"^(torch\.)?(nn\.Module|Module)$|PreTrainedModel$|^AutoModel"), AbstractValue(MODEL, lib="torch")),
+    (re.compile(r"^((tf\.)?keras\.)?(Model|layers\.Layer|Sequential)$"), AbstractValue(MODEL, lib="tf")),
+    (re.compile(r"DataLoader$"), AbstractValue(LOADER, lib="torch")),
+    (re.compile(r"Optimizer$|^(torch\.)?optim\."), AbstractValue(OPTIMIZER, lib="torch")),
+    (re.compile(r"Tokenizer(Base|Fast)?$"), AbstractValue(TOKENIZER)),
+    (re.compile(r"^(accelerate\.)?Accelerator$"), AbstractValue(ACCELERATOR)),
+    (re.compile(r"TrainingArguments$"), AbstractValue(ARGUMENTS)),
+    (re.compile(r"^torch\.device$"), AbstractValue(DEVICE)),
+    (re.compile(r"ModelOutput\w*$|Output$"), AbstractValue(OUTPUT)),
+    (re.compile(r"BatchEncoding$"), AbstractValue(BATCH)),
+    (re.compile(r"Dataset$"), AbstractValue(DATASET)),
 )
 _BOOL_TENSOR = re.compile(r"BoolTensor$")
 _ANYTHING = re.compile(r"^(typing\.)?(Any|object|Iterable|Iterator|Callable.*)$|^[A-Z]$")
@@ -66,20 +63,20 @@ _NAMED = (
         re.compile(
             r"^(\w*_)?(model|net|network|encoder|decoder|backbone|generator|discriminator|policy|actor|critic|student|teacher)$"
         ),
-        Value(MODEL),
+        AbstractValue(MODEL),
     ),
-    (re.compile(r"^(criterion|crit|loss_fn|loss_func|loss_function|\w+_loss_fn)$"), Value(MODEL)),
-    (re.compile(r"^(optimizer|optim|optimiser|opt)(_\w+)?$"), Value(OPTIMIZER)),
-    (re.compile(r"^(lr_)?scheduler$"), Value(SCHEDULER)),
+    (re.compile(r"^(criterion|crit|loss_fn|loss_func|loss_function|\w+_loss_fn)$"), AbstractValue(MODEL)),
+    (re.compile(r"^(optimizer|optim|optimiser|opt)(_\w+)?$"), AbstractValue(OPTIMIZER)),
+    (re.compile(r"^(lr_)?scheduler$"), AbstractValue(SCHEDULER)),
     (
         re.compile(r"^((\w*_)?(data_?loader|loader|dl)|(train|val|valid|validation|test|eval|dev)(data)?loader)$"),
-        Value(LOADER),
+        AbstractValue(LOADER),
     ),
-    (re.compile(r"^tokenizer$"), Value(TOKENIZER)),
-    (re.compile(r"^accelerator$"), Value(ACCELERATOR)),
-    (re.compile(r"^(xla_|tpu_)?dev(ice)?$"), Value(DEVICE)),
-    (re.compile(r"^strategy$"), Value(STRATEGY)),
-    (re.compile(r"^batch$"), Value(BATCH)),
+    (re.compile(r"^tokenizer$"), AbstractValue(TOKENIZER)),
+    (re.compile(r"^accelerator$"), AbstractValue(ACCELERATOR)),
+    (re.compile(r"^(xla_|tpu_)?dev(ice)?$"), AbstractValue(DEVICE)),
+    (re.compile(r"^strategy$"), AbstractValue(STRATEGY)),
+    (re.compile(r"^batch$"), AbstractValue(BATCH)),
 )
 _FLAGS = re.compile(
     r"^(return|output|use|is|do|has|num|n|max|min|with|should|apply|update|inplace)_|^legacy_|^training$|^mode$|"
@@ -98,9 +95,9 @@ _MODULE_METHODS = frozenset(("forward", "call", "training_step", "validation_ste
 _TRAINER_METHODS = frozenset(("compute_loss", "training_step", "prediction_step"))
 
 
-def by_name(name: str) -> Value:
+def value_of_name(name: str) -> AbstractValue:
     """What a name is that nothing binds (another file or cell does): by convention, where people have one."""
-    return next((value for pattern, value in _NAMED if pattern.match(name)), NO_IDEA)
+    return next((value for pattern, value in _NAMED if pattern.match(name)), UNKNOWN_VALUE)
 
 
 SURELY = 3  # by what nothing but a tensor of torch has: `loss.backward()`
@@ -116,38 +113,38 @@ def _no_tensor_has(method: str) -> bool:
     return method in _MAPPINGS_HAVE or (method.startswith("get_") and method not in _TENSORS_HAVE)
 
 
-def guess(function: Function, argument: ast.arg, default: ast.expr | None, evidence: dict[str, int]) -> Value:
+def guess(function: Function, argument: ast.arg, default: ast.expr | None, evidence: dict[str, int]) -> AbstractValue:
     """The value of a parameter as its own function tells it."""
     if argument.annotation is not None and (found := annotated(argument.annotation)) is not None:
-        return NO_IDEA if _is_foreign(argument.annotation, function) else found
+        return UNKNOWN_VALUE if _is_foreign(argument.annotation, function) else found
     if isinstance(default, ast.Constant) and default.value is not None:
         return A_NUMBER
     name = argument.arg
     if name in ("batch", "epoch") and _in_callback(function):
-        return Value(NUMBER, varies=True)
+        return AbstractValue(NUMBER, varies=True)
     if name == "inputs" and _in_trainer(function):
-        return Value(BATCH, lib="torch", where="device")
+        return AbstractValue(BATCH, lib="torch", where="device")
     if evidence.get(name, 0) == MODEL_USE:
-        return Value(MODEL)
+        return AbstractValue(MODEL)
     if evidence.get(name, 0) < 0:
-        return Value(BATCH) if evidence[name] == _MAPPING_USE and _in_module(function) else NO_IDEA
+        return AbstractValue(BATCH) if evidence[name] == _MAPPING_USE and _in_module(function) else UNKNOWN_VALUE
     for pattern, value in _NAMED:
         if pattern.match(name):
             return value
     if _FLAGS.search(name) and evidence.get(name, 0) < 2:
-        return NO_IDEA
+        return UNKNOWN_VALUE
     if _in_module(function):
         lib = function.cls.lib if function.cls is not None else ""
         return (
-            Value(BATCH if name in ("batch", "data") else TENSOR, lib=lib)
+            AbstractValue(BATCH if name in ("batch", "data") else TENSOR, lib=lib)
             if _plainly(name, default, evidence)
-            else NO_IDEA
+            else UNKNOWN_VALUE
         )
     if function.compiled and default is None and _TENSORS.match(name):
-        return Value(TENSOR, lib="tf")  # of what it is given, tf.function makes tensors
+        return AbstractValue(TENSOR, lib="tf")  # of what it is given, tf.function makes tensors
     if evidence.get(name, 0) >= (1 if _TENSORS.match(name) else 2):
-        return Value(TENSOR)
-    return NO_IDEA
+        return AbstractValue(TENSOR)
+    return UNKNOWN_VALUE
 
 
 _TENSOR_LIBRARIES = ("torch", "tensorflow", "keras", "jaxtyping")
@@ -157,7 +154,7 @@ def _is_foreign(annotation: ast.expr, function: Function) -> bool:
     """Whether a `Tensor` in an annotation is a class of somebody else's."""
     for node in nodes_of(annotation):
         if isinstance(node, ast.Name) and "Tensor" in node.id:
-            value = function.at.program.globals.get(node.id)
+            value = function.ctx.program.globals.get(node.id)
             if value is not None and not value.name.startswith(_TENSOR_LIBRARIES):
                 return True
     return False
@@ -183,13 +180,13 @@ def _plainly(name: str, default: ast.expr | None, evidence: dict[str, int]) -> b
     return default is None or bool(_TENSORS.match(name)) or evidence.get(name, 0) >= 1
 
 
-def annotated(node: ast.expr) -> Value | None:
+def annotated(node: ast.expr) -> AbstractValue | None:
     """What an annotation says: NO_IDEA for a class that is not known here, None where it says nothing at all."""
     text = str(node.value) if isinstance(node, ast.Constant) else ast.unparse(node)
     return _read_annotation(text.strip(), 0)
 
 
-def _read_annotation(text: str, depth: int) -> Value | None:
+def _read_annotation(text: str, depth: int) -> AbstractValue | None:
     if depth > 4:
         return None
     optional = _OPTIONAL.match(text)
@@ -201,13 +198,13 @@ def _read_annotation(text: str, depth: int) -> Value | None:
     for pattern in (_MANY, _MAPPING):
         if many := pattern.match(text):
             item = _read_annotation(many[1].split(",")[0].strip(), depth + 1)
-            return Value(LIST, item=item)
+            return AbstractValue(LIST, item=item)
     for pattern, value in _ANNOTATED:
         if pattern.search(text):
             return value.with_(dtype="bool") if _BOOL_TENSOR.search(text) else value
     if _ANYTHING.match(text):
         return None
-    return Value(TENSOR, lib="torch") if _SOME_TENSOR.search(text) and "[" not in text else NO_IDEA
+    return AbstractValue(TENSOR, lib="torch") if _SOME_TENSOR.search(text) and "[" not in text else UNKNOWN_VALUE
 
 
 _SOME_TENSOR = re.compile(r"(?<!\w)\w*Tensor(?!\w)")
@@ -227,14 +224,14 @@ def _parts(text: str) -> list[str]:
     return [part for part in (*parts, inner[start:].strip()) if part and part != "None"]
 
 
-def _union(values: list[Value | None]) -> Value | None:
+def _union(values: list[AbstractValue | None]) -> AbstractValue | None:
     """A tensor or a class that is not known: a tensor. A tensor or a number: neither."""
     known = [one for one in values if one is not None and one.kind != UNKNOWN]
     kinds = {one.kind for one in known}
-    return known[0] if len(kinds) == 1 else NO_IDEA
+    return known[0] if len(kinds) == 1 else UNKNOWN_VALUE
 
 
-def evidence_of(body: ast.AST | list[ast.stmt], numeric: bool, libraries: Mapping[str, str]) -> dict[str, int]:
+def usage_evidence(body: ast.AST | list[ast.stmt], numeric: bool, libraries: Mapping[str, str]) -> dict[str, int]:
     """How surely each name is used as a tensor: 2 by what only tensors have, 1 by what arrays have as well.
 
     `numeric`: the program uses NumPy or pandas, so that what arrays have as well says nothing. `libraries`: names that

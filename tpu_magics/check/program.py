@@ -1,8 +1,4 @@
-"""The program as a whole: its cells, functions, classes and calls.
-
-What lives here: what the walk (walker.py) gathers, and questions about all of it. What does not: what one place is like
-(rule_context.py).
-"""
+"""The program as a whole: its cells, functions, classes and calls."""
 
 from __future__ import annotations
 
@@ -13,11 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.check.values import NUMBER, Value
+from tpu_magics.check.values import NUMBER, AbstractValue
 
 if TYPE_CHECKING:
-    from tpu_magics.check.cells import Cell
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.cells import CodeCell
+    from tpu_magics.check.rule_context import RuleContext
 
 LOCAL_TPU = "local"
 RESOLVER = "tensorflow.distribute.cluster_resolver.TPUClusterResolver"
@@ -28,7 +24,7 @@ TRAINING_MAGICS = ("tpu_init", "tpu_train", "tpu_preflight")
 
 
 @dataclass(frozen=True)
-class Speaker:
+class RuleInfo:
     """Which rule speaks: what its module declares."""
 
     code: str
@@ -37,15 +33,15 @@ class Speaker:
 
 
 @dataclass
-class Call:
+class CallSite:
     """One call. `name` is canonical ("" where the callee has none), `method` and `receiver` are set for `x.m()`."""
 
     node: ast.Call
-    at: Place
+    ctx: RuleContext
     name: str
     method: str
-    receiver: Value
-    value: Value
+    receiver: AbstractValue
+    value: AbstractValue
 
 
 @dataclass(eq=False)
@@ -55,7 +51,7 @@ class Function:
     node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
     name: str
     cls: Class | None
-    at: Place  # where it is defined
+    ctx: RuleContext  # where it is defined
     outer: Function | None = None
     launched: bool = False
     host: bool = False  # said by how it is used: a collate function, given to map() ...
@@ -63,16 +59,16 @@ class Function:
     has_step: bool = False
     evidence: dict[str, int] | None = None  # how its names are used (parameters.py)
     runs_model: bool = False  # calls a model outside of its loops
-    given: dict[str, Value] = field(default_factory=dict)  # parameters, joined over the call sites of this pass
-    given_before: dict[str, Value] = field(default_factory=dict)  # of the pass before
-    returns: Value | None = None
+    given: dict[str, AbstractValue] = field(default_factory=dict)  # parameters, joined over the call sites of this pass
+    given_before: dict[str, AbstractValue] = field(default_factory=dict)  # of the pass before
+    returns: AbstractValue | None = None
     passes: frozenset[str] = frozenset()  # parameters that it returns as they are; "" among them: and something else
-    yields: Value | None = None  # of a generator: what it goes over gives
+    yields: AbstractValue | None = None  # of a generator: what it goes over gives
     reads: set[str] = field(default_factory=set)
-    env: dict[str, Value] = field(default_factory=dict)  # its names at the end
+    env: dict[str, AbstractValue] = field(default_factory=dict)  # its names at the end
     inner: list[Function] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
-    callers: list[Call] = field(default_factory=list)
+    calls: list[CallSite] = field(default_factory=list)
+    callers: list[CallSite] = field(default_factory=list)
     decorators: tuple[str, ...] = ()
     compiled: bool = False  # tf.function(jit_compile=True), or given to strategy.run
     of_keras: bool = False  # a loss or metric given to a Keras model
@@ -94,12 +90,12 @@ class Class:
     is_module: bool
     lib: str
     methods: dict[str, Function] = field(default_factory=dict)
-    attributes: dict[str, Value] = field(default_factory=dict)
+    attributes: dict[str, AbstractValue] = field(default_factory=dict)
 
     def method(self, name: str) -> Function | None:
         return next((one.methods[name] for one in self.line() if name in one.methods), None)
 
-    def attribute(self, name: str) -> Value | None:
+    def attribute(self, name: str) -> AbstractValue | None:
         return next((one.attributes[name] for one in self.line() if name in one.attributes), None)
 
     def line(self) -> Iterator[Class]:
@@ -117,28 +113,28 @@ class Class:
             yield from one.bases
 
 
-class Program:
+class CheckedProgram:
     """Cells that share their names, or one file."""
 
-    def __init__(self, cells: Sequence[Cell]) -> None:
+    def __init__(self, cells: Sequence[CodeCell]) -> None:
         self.cells = list(cells)
         self.notebook = any(cell.number is not None or cell.path.startswith("In [") for cell in self.cells)
         self.functions: list[Function] = []
         self.classes: list[Class] = []
-        self.globals: dict[str, Value] = {}
+        self.globals: dict[str, AbstractValue] = {}
         self.imported: set[str] = set()  # canonical names of everything imported
-        self.all_calls: list[Call] = []
-        self.rule = Speaker("", "", "")  # whose findings are made now
-        self._by_name: dict[str, list[Call]] | None = None
-        self._by_method: dict[str, list[Call]] = {}
-        self.recorded: list[tuple[ast.AST, Place]] = []  # nodes that rules asked for
+        self.all_calls: list[CallSite] = []
+        self.rule = RuleInfo("", "", "")  # whose findings are made now
+        self._by_name: dict[str, list[CallSite]] | None = None
+        self._by_method: dict[str, list[CallSite]] = {}
+        self.recorded: list[tuple[ast.AST, RuleContext]] = []  # nodes that rules asked for
         self.memo: dict[Any, Any] = {}  # for rules and regions.py: what costs a look over everything is looked up once
 
     def uses(self, root: str) -> bool:
         """Whether anything of this package (dotted) is imported."""
         return any(name == root or name.startswith(root + ".") for name in self.imported)
 
-    def calls(self, *names: str) -> list[Call]:
+    def calls(self, *names: str) -> list[CallSite]:
         """Calls of these canonical names, in order; a name that ends in "." stands for everything below it."""
         index = self._index()
         exact = [name for name in names if not name.endswith(".")]
@@ -148,21 +144,21 @@ class Program:
             found += [call for name, calls in index.items() if name.startswith(below) for call in calls]
         return _in_order(found)
 
-    def methods(self, method: str, kind: str = "") -> list[Call]:
+    def methods(self, method: str, kind: str = "") -> list[CallSite]:
         """Calls `x.method(...)` on a value, of that kind where one is given."""
         self._index()
         return [call for call in self._by_method.get(method, ()) if not kind or call.receiver.kind == kind]
 
-    def _index(self) -> dict[str, list[Call]]:
+    def _index(self) -> dict[str, list[CallSite]]:
         if self._by_name is None:
-            by_name: dict[str, list[Call]] = defaultdict(list)
-            by_method: dict[str, list[Call]] = defaultdict(list)
+            value_of_name: dict[str, list[CallSite]] = defaultdict(list)
+            by_method: dict[str, list[CallSite]] = defaultdict(list)
             for call in self.all_calls:
                 if call.name:
-                    by_name[call.name].append(call)
+                    value_of_name[call.name].append(call)
                 if call.method:
                     by_method[call.method].append(call)
-            self._by_name, self._by_method = dict(by_name), dict(by_method)
+            self._by_name, self._by_method = dict(value_of_name), dict(by_method)
         return self._by_name
 
     @property
@@ -217,15 +213,15 @@ class Program:
         return [match[1].strip("\"'") for magic in magics if (match := found.search(magic.words))]
 
 
-def _remote(call: Call) -> bool | None:
-    given = call.at.keyword(call.node, "tpu", 0)
+def _remote(call: CallSite) -> bool | None:
+    given = call.ctx.argument(call.node, "tpu", 0)
     if given is None:
         return None
-    value = call.at.value(given)
+    value = call.ctx.value(given)
     if isinstance(value.const, str):
         return None if not value.const else value.const != LOCAL_TPU
     return True if value.kind != NUMBER or value.const is not None else None
 
 
-def _in_order(calls: Iterable[Call]) -> list[Call]:
-    return sorted(calls, key=lambda one: (one.at.cell_index, one.node.lineno, one.node.col_offset))
+def _in_order(calls: Iterable[CallSite]) -> list[CallSite]:
+    return sorted(calls, key=lambda one: (one.ctx.cell_index, one.node.lineno, one.node.col_offset))

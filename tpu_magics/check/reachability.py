@@ -1,6 +1,6 @@
-"""Which statements of the cells a run of one function has to do with, by the names that it reads.
+"""Which statements of the cells a run of one function depends on, by the names that it reads.
 
-Nothing is evaluated: a name leads to everything that binds it or changes it (`callbacks.append(Stop())`).
+Nothing is evaluated: a name leads to everything that binds or changes it (`callbacks.append(Stop())`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tpu_magics.check.finding import Finding
 from tpu_magics.check.nodes import nodes_of
 
 if TYPE_CHECKING:
-    from tpu_magics.check.cells import Cell
+    from tpu_magics.check.cells import CodeCell
 
 _OF_THE_PROCESS = ("launch", "precision")  # groups of rules about the process that runs, whatever the function reads
 _OF_WHAT_RUNS = ("values", "shapes")  # and those about operations: in a cell that ran before, they were not the run's
@@ -30,7 +30,7 @@ _WORD = re.compile(r"[^\W\d]\w*")
 class _Statement:
     """A statement outside of functions; of `if`, `for`, `with` and `try` the first lines, without their bodies."""
 
-    cell: Cell
+    cell: CodeCell
     node: ast.stmt
     heads: Sequence[ast.AST]  # what it consists of
 
@@ -64,7 +64,7 @@ class _Statement:
         return found
 
 
-def of_the_run(findings: Sequence[Finding], cells: Sequence[Cell], name: str) -> list[Finding]:
+def reachable_findings(findings: Sequence[Finding], cells: Sequence[CodeCell], name: str) -> list[Finding]:
     """The findings that a run of the function `name` has to do with: those in it, in what it reaches by name
     (functions, classes with their methods, and the statements that made its models, loaders and arguments), and those
     about the process. The last cell is the one that runs. Of a function that no cell defines (imported, a lambda) all
@@ -90,7 +90,7 @@ def of_the_run(findings: Sequence[Finding], cells: Sequence[Cell], name: str) ->
     return [one for one in findings if counts(one)]
 
 
-def _reached(cells: Sequence[Cell], name: str) -> Iterator[_Statement]:
+def _reached(cells: Sequence[CodeCell], name: str) -> Iterator[_Statement]:
     statements = [one for cell in cells if cell.tree is not None for one in _statements(cell, cell.tree.body)]
     imports = [one for one in statements if isinstance(one.node, (ast.Import, ast.ImportFrom))]
     modules = {word for each in imports for word in each.gives()}
@@ -107,7 +107,7 @@ def _reached(cells: Sequence[Cell], name: str) -> Iterator[_Statement]:
             waiting += [other for word in one.reads() for other in given.get(word, ())]
 
 
-def _statements(cell: Cell, body: Sequence[ast.stmt]) -> Iterator[_Statement]:
+def _statements(cell: CodeCell, body: Sequence[ast.stmt]) -> Iterator[_Statement]:
     for node in body:
         parts = [] if isinstance(node, _Definition) else list(_parts(node))
         inside = [one for one in parts if isinstance(one, ast.stmt)]
@@ -126,7 +126,7 @@ def _parts(node: ast.AST) -> Iterator[ast.AST]:
             yield one
 
 
-def _first(statements: Sequence[_Statement], cells: Sequence[Cell], name: str) -> Iterator[_Statement]:
+def _first(statements: Sequence[_Statement], cells: Sequence[CodeCell], name: str) -> Iterator[_Statement]:
     """The function, the other statements of the cell that runs, and what its magics name."""
     last = cells[-1] if cells else None
     words = set(_WORD.findall(" ".join([last.magic_line, *(one.words for one in last.line_magics)]))) if last else set()

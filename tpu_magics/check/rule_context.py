@@ -1,8 +1,4 @@
-"""A place in a program, as a rule sees it.
-
-What lives here: what can be asked about the code around a node, and how a finding is made there. What does not: the
-walk that finds the values (walker.py), and which code runs where (regions.py).
-"""
+"""What a rule can ask about the code around a node, and how it reports a finding there."""
 
 from __future__ import annotations
 
@@ -12,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from tpu_magics.check import regions
 from tpu_magics.check.finding import Edit, Finding
-from tpu_magics.check.values import LIST, MODULE, NO_IDEA, NOTHING, Value
+from tpu_magics.check.values import LIST, MODULE, NOTHING, UNKNOWN_VALUE, AbstractValue
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from tpu_magics.check.cells import Cell
-    from tpu_magics.check.program import Function, Program
+    from tpu_magics.check.cells import CodeCell
+    from tpu_magics.check.program import CheckedProgram, Function
 
 NAMED = (MODULE,)
 
@@ -28,26 +24,26 @@ class Loop:
 
     __slots__ = ("is_step", "loader", "node")
 
-    def __init__(self, node: ast.For | ast.AsyncFor | ast.While, loader: Value) -> None:
+    def __init__(self, node: ast.For | ast.AsyncFor | ast.While, loader: AbstractValue) -> None:
         self.node = node
         self.loader = loader
         self.is_step = False
 
 
-class Place:
+class RuleContext:
     """Where a node stands. One Place serves all nodes of the same surroundings."""
 
     __slots__ = ("cell", "cell_index", "every_n", "function", "loops", "program", "withs")
 
     def __init__(
         self,
-        program: Program,
-        cell: Cell,
+        program: CheckedProgram,
+        cell: CodeCell,
         cell_index: int,
         function: Function | None,
         loops: tuple[Loop, ...],
         every_n: bool,
-        withs: tuple[Value, ...] = (),
+        withs: tuple[AbstractValue, ...] = (),
     ) -> None:
         self.program = program
         self.cell = cell
@@ -59,9 +55,9 @@ class Place:
 
     # -- values and names -----------------------------------------------------------------------------------------
 
-    def value(self, node: ast.AST | None) -> Value:
+    def value(self, node: ast.AST | None) -> AbstractValue:
         """What is known of an expression at this point."""
-        found: Value = getattr(node, "_value", NO_IDEA)
+        found: AbstractValue = getattr(node, "_value", UNKNOWN_VALUE)
         return found
 
     def name(self, node: ast.AST | None) -> str:
@@ -71,19 +67,19 @@ class Place:
         value = self.value(node)
         return value.name if value.kind in NAMED else ""
 
-    def method(self, call: ast.AST) -> tuple[Value, str]:
+    def method(self, call: ast.AST) -> tuple[AbstractValue, str]:
         """The receiver and the method's name of `x.m(...)`; (NO_IDEA, "") where the callee is no value's method."""
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
             receiver = self.value(call.func.value)
             if receiver.kind != MODULE:
                 return receiver, call.func.attr
-        return NO_IDEA, ""
+        return UNKNOWN_VALUE, ""
 
     def constant(self, node: ast.AST | None) -> Any:
         """The Python constant that an expression is, through names; NOTHING where it is not known."""
         return NOTHING if node is None else self.value(node).const
 
-    def keyword(self, call: ast.AST | None, name: str, position: int | None = None) -> ast.expr | None:
+    def argument(self, call: ast.AST | None, name: str, position: int | None = None) -> ast.expr | None:
         """An argument by its keyword (also out of a `**` dict literal), else by its position."""
         if not isinstance(call, ast.Call):
             return None
@@ -97,7 +93,7 @@ class Place:
         before = call.args[: position + 1]
         return None if any(isinstance(one, ast.Starred) for one in before) else call.args[position]
 
-    def open_keywords(self, call: ast.Call) -> bool:
+    def has_unknown_arguments(self, call: ast.Call) -> bool:
         """Whether `**something` unknown is given: then an absent keyword proves nothing."""
         hidden = any(one.arg is None and self._dict(one.value) is None for one in call.keywords)
         return hidden or any(isinstance(one, ast.Starred) for one in call.args)

@@ -1,8 +1,4 @@
-"""A rule's docstring, for people.
-
-What lives here: taking a docstring apart, and showing it in a terminal, in docs/rules.md and in SARIF. What does not:
-the texts; each stands in its rule's module.
-"""
+"""Documentation of rules, made from their docstrings: for the terminal, docs/rules.md and SARIF."""
 
 from __future__ import annotations
 
@@ -41,7 +37,7 @@ whole file, and `[tool.tpu_magics]` in pyproject.toml chooses rules by `select`,
 
 
 @dataclass(frozen=True)
-class Explained:
+class RuleDoc:
     """A rule in words. `sections` are those of its docstring, in order."""
 
     code: str
@@ -56,7 +52,7 @@ class Explained:
 
 
 @cache
-def explained(rule: ModuleType) -> Explained:
+def explained(rule: ModuleType) -> RuleDoc:
     """A rule's docstring taken apart: the title is its first line, a section begins at the margin."""
     lines = textwrap.dedent(rule.__doc__ or "").strip("\n").split("\n")
     sections: dict[str, list[str]] = {}
@@ -66,7 +62,7 @@ def explained(rule: ModuleType) -> Explained:
         elif sections:
             sections[list(sections)[-1]].append(line)
     texts = {name: textwrap.dedent("\n".join(said)).strip("\n") for name, said in sections.items()}
-    return Explained(rule.CODE, rule.NAME, rule.GROUP, lines[0].strip(), rule.WHY, texts)
+    return RuleDoc(rule.CODE, rule.NAME, rule.GROUP, lines[0].strip(), rule.WHY, texts)
 
 
 def as_text(rule: ModuleType) -> str:

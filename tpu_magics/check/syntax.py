@@ -34,7 +34,7 @@ _FIX = "Mend this place; the other rules look at the code once it parses."
 _IPYTHON_FIX = "Call `get_ipython()` or `subprocess` instead, or keep the line in a notebook."
 
 
-class NotPython(Exception):
+class PythonParseError(Exception):
     """Text that Python cannot parse: what it said, and where (line from 1, column from 1)."""
 
     def __init__(self, said: str, line: int = 1, column: int = 1) -> None:
@@ -53,7 +53,7 @@ def parse(text: str) -> ast.Module:
     except SyntaxError as error:
         raise _from_syntax_error(text, error) from None
     except (RecursionError, MemoryError):
-        raise NotPython("the code is nested too deeply to be read") from None
+        raise PythonParseError("the code is nested too deeply to be read") from None
     except ValueError as error:
         raise _from_value_error(text, error) from None
 
@@ -61,23 +61,23 @@ def parse(text: str) -> ast.Module:
 _UNREADABLE = re.compile("[\0\ud800-\udfff]")
 
 
-def _from_syntax_error(text: str, error: SyntaxError) -> NotPython:
+def _from_syntax_error(text: str, error: SyntaxError) -> PythonParseError:
     if "null bytes" in error.msg:
         return _from_value_error(text, error)
-    return NotPython(error.msg or "invalid syntax", max(error.lineno or 1, 1), max(error.offset or 1, 1))
+    return PythonParseError(error.msg or "invalid syntax", max(error.lineno or 1, 1), max(error.offset or 1, 1))
 
 
-def _from_value_error(text: str, error: Exception) -> NotPython:
+def _from_value_error(text: str, error: Exception) -> PythonParseError:
     """Null bytes and lone surrogates (which JSON can hold), for which Python names no place."""
     found = _UNREADABLE.search(text)
     if found is None:
-        return NotPython(str(error))
+        return PythonParseError(str(error))
     said = "it holds a null byte" if found.group() == "\0" else "it holds a surrogate, which is no character"
     before = text[: found.start()]
-    return NotPython(said, before.count("\n") + 1, len(before) - before.rfind("\n"))
+    return PythonParseError(said, before.count("\n") + 1, len(before) - before.rfind("\n"))
 
 
-def problem(path: str, number: int | None, text: str, error: NotPython, what: str = "") -> Finding:
+def problem(path: str, number: int | None, text: str, error: PythonParseError, what: str = "") -> Finding:
     """TPU001 at the place of the error, held inside the text. `what` is what cannot be read; by default the cell or
     the file."""
     lines = text.split("\n")
@@ -90,7 +90,7 @@ def problem(path: str, number: int | None, text: str, error: NotPython, what: st
     return _finding(path, number, (line, column), source, message, _FIX)
 
 
-def ipython_in_python(path: str, text: str, error: NotPython) -> Finding:
+def ipython_in_python(path: str, text: str, error: PythonParseError) -> Finding:
     """TPU001 for a line of IPython in a Python file, the rest of which parses."""
     lines = text.split("\n")
     line = min(error.line, len(lines))

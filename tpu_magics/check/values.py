@@ -1,8 +1,4 @@
-"""What the checker knows of a value without running anything.
-
-What lives here: the abstract value, and how two are joined where paths meet. What does not: how values are found
-(walker.py) and what library calls give (stubs.py).
-"""
+"""Abstract values: what the checker knows about a value without running the code."""
 
 from __future__ import annotations
 
@@ -40,7 +36,7 @@ MODULE = "module"  # `name` is what an import names, e.g. "torch.nn.functional" 
 UNKNOWN = "unknown"
 
 
-class Value:
+class AbstractValue:
     """One abstract value. Treated as immutable: `with_()` makes another.
 
     Attributes:
@@ -63,7 +59,7 @@ class Value:
     """
 
     __slots__ = (
-        "const", "dtype", "item", "items", "kind", "lib", "made", "made_at", "name", "prepared", "read", "ref", "shape",
+        "const", "dtype", "item", "items", "kind", "lib", "made", "made_ctx", "name", "prepared", "read", "ref", "shape",
         "varies", "where",
     )  # fmt: skip
 
@@ -80,10 +76,10 @@ class Value:
         read: bool = False,
         shape: bool = False,
         prepared: bool = False,
-        items: tuple[Value, ...] | None = None,
-        item: Value | None = None,
+        items: tuple[AbstractValue, ...] | None = None,
+        item: AbstractValue | None = None,
         ref: Any = None,
-        made_at: Any = None,
+        made_ctx: Any = None,
     ) -> None:
         self.kind = kind
         self.lib = lib
@@ -99,12 +95,12 @@ class Value:
         self.items = items
         self.item = item
         self.ref = ref
-        self.made_at = made_at
+        self.made_ctx = made_ctx
 
-    def with_(self, **changes: Any) -> Value:
+    def with_(self, **changes: Any) -> AbstractValue:
         """The same value with some attributes changed."""
-        found = {name: getattr(self, name) for name in Value.__slots__}
-        return Value(**{**found, **changes})
+        found = {name: getattr(self, name) for name in AbstractValue.__slots__}
+        return AbstractValue(**{**found, **changes})
 
     @property
     def is_tensor(self) -> bool:
@@ -116,23 +112,23 @@ class Value:
         return self.kind in (TENSOR, OUTPUT, BATCH) or (self.item is not None and self.item.holds_tensors)
 
     def __repr__(self) -> str:
-        empty = {"made", "made_at", "ref", "kind"}
-        said = ((name, getattr(self, name)) for name in Value.__slots__ if name not in empty)
+        empty = {"made", "made_ctx", "ref", "kind"}
+        said = ((name, getattr(self, name)) for name in AbstractValue.__slots__ if name not in empty)
         kept = [f" {name}={what!r}" for name, what in said if what is not NOTHING and (what or name == "const")]
         return f"<{self.kind}{''.join(kept)}>"
 
 
-NO_IDEA = Value(UNKNOWN)
-A_NUMBER = Value(NUMBER)
-A_SHAPE = Value(NUMBER, shape=True)
-AN_ARRAY = Value(ARRAY)
-NONE = Value(NUMBER, const=None)
+UNKNOWN_VALUE = AbstractValue(UNKNOWN)
+A_NUMBER = AbstractValue(NUMBER)
+A_SHAPE = AbstractValue(NUMBER, shape=True)
+AN_ARRAY = AbstractValue(ARRAY)
+NONE = AbstractValue(NUMBER, const=None)
 
 
 DEEPEST = 3  # levels of lists in lists that are joined item by item
 
 
-def join(one: Value, other: Value, depth: int = 0) -> Value:
+def join(one: AbstractValue, other: AbstractValue, depth: int = 0) -> AbstractValue:
     """What is known where two paths meet: a tensor wins over a number (`total = 0` before `total += loss`)."""
     if one is other:
         return one
@@ -142,13 +138,13 @@ def join(one: Value, other: Value, depth: int = 0) -> Value:
         if first.kind == NUMBER and (first.const is None or second.kind in (TENSOR, OUTPUT, BATCH, LIST)):
             return second
         if first.kind == UNKNOWN:
-            return NO_IDEA if second.kind == NUMBER else second
+            return UNKNOWN_VALUE if second.kind == NUMBER else second
         if first.kind in (BATCH, OUTPUT) and second.holds_tensors:
             return first.with_(where=first.where if first.where == second.where else "")
-    return NO_IDEA
+    return UNKNOWN_VALUE
 
 
-def _alike(one: Value, other: Value, depth: int) -> Value:
+def _alike(one: AbstractValue, other: AbstractValue, depth: int) -> AbstractValue:
     if one.kind in (FUNCTION, CLASS):
         return one  # two definitions of one name (`try: ... except ImportError: def ...`)
     found = {name: _same(getattr(one, name), getattr(other, name), _EMPTY[name]) for name in _EMPTY}
@@ -160,12 +156,12 @@ def _alike(one: Value, other: Value, depth: int) -> Value:
         found["items"] = tuple(join(a, b, depth + 1) for a, b in zip(one.items, other.items, strict=True))
     for flag in ("varies", "read", "prepared"):
         found[flag] = getattr(one, flag) or getattr(other, flag)
-    return Value(one.kind, **found)
+    return AbstractValue(one.kind, **found)
 
 
 _EMPTY: dict[str, Any] = {
     "lib": "", "where": "", "dtype": "", "name": "", "made": None, "const": NOTHING, "shape": False, "items": None,
-    "ref": None, "made_at": None,
+    "ref": None, "made_ctx": None,
 }  # fmt: skip
 
 

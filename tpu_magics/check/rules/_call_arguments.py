@@ -11,24 +11,24 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules._launches import END, NOTEBOOK, OURS, Launch, launches
+from tpu_magics.check.rules._launches import END, NOTEBOOK, OURS, LaunchSite, launches
 from tpu_magics.check.values import NOTHING
 
 if TYPE_CHECKING:
-    from tpu_magics.check.program import Call, Function
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.program import CallSite, Function
+    from tpu_magics.check.rule_context import RuleContext
 
 
-def constants(node: ast.expr | None, at: Place) -> tuple[Any, ...]:
+def constants(node: ast.expr | None, ctx: RuleContext) -> tuple[Any, ...]:
     """What an expression is at this place: one constant, or of a parameter one for each start or call of its function
     whose argument is known; NOTHING where one is not."""
-    found = at.constant(node)
-    if found is not NOTHING or not isinstance(node, ast.Name) or at.function is None:
+    found = ctx.constant(node)
+    if found is not NOTHING or not isinstance(node, ast.Name) or ctx.function is None:
         return (found,)
-    names = [one.arg for one in at.function.parameters]
-    if node.id not in names or at.function.cls is not None or _is_set(node.id, at.function):
+    names = [one.arg for one in ctx.function.parameters]
+    if node.id not in names or ctx.function.cls is not None or _is_set(node.id, ctx.function):
         return (found,)
-    return tuple(_handed(at.function, node.id, names.index(node.id))) or (_default(at.function, node.id),)
+    return tuple(_handed(ctx.function, node.id, names.index(node.id))) or (_default(ctx.function, node.id),)
 
 
 def _is_set(name: str, function: Function) -> bool:
@@ -39,15 +39,21 @@ def _is_set(name: str, function: Function) -> bool:
 
 def _handed(function: Function, name: str, position: int) -> Iterator[Any]:
     default = _default(function, name)
-    for launch in launches(function.at.program):
+    for launch in launches(function.ctx.program):
         if launch.function is function:
             yield _launched(launch, position, default)
     for call in function.callers:
-        given = call.at.keyword(call.node, name, position)
-        yield call.at.constant(given) if given is not None else NOTHING if call.at.open_keywords(call.node) else default
+        given = call.ctx.argument(call.node, name, position)
+        yield (
+            call.ctx.constant(given)
+            if given is not None
+            else NOTHING
+            if call.ctx.has_unknown_arguments(call.node)
+            else default
+        )
 
 
-def _launched(launch: Launch, position: int, default: Any) -> Any:
+def _launched(launch: LaunchSite, position: int, default: Any) -> Any:
     """What workers are given; those of torch_xla's own launchers are given their index before it."""
     if launch.kind == OURS and launch.call is None:
         return NOTHING if _has_arguments(launch) else default
@@ -57,21 +63,21 @@ def _launched(launch: Launch, position: int, default: Any) -> Any:
     given = launch.argument("args", 1)
     if given is None or launch.call is None:
         return default
-    items = launch.call.at.value(given).items
+    items = launch.call.ctx.value(given).items
     if items is None or place < 0:
         return NOTHING
     return items[place].const if place < len(items) else default
 
 
-def _positional(call: Call, position: int, default: Any) -> Any:
+def _positional(call: CallSite, position: int, default: Any) -> Any:
     """Of `tpu_magics.train(function, *args)`."""
     given = call.node.args[: position + 1]
     if any(isinstance(one, ast.Starred) for one in given):
         return NOTHING
-    return call.at.constant(given[position]) if len(given) > position else default
+    return call.ctx.constant(given[position]) if len(given) > position else default
 
 
-def _has_arguments(launch: Launch) -> bool:
+def _has_arguments(launch: LaunchSite) -> bool:
     """Whether words stand behind `%%tpu_train`, or behind `%tpu_train NAME`, that are no options. An option's own value
     may count as one: then nothing is said."""
     words = launch.words.split()[0 if launch.position[1] == END else 1 :]
@@ -85,4 +91,4 @@ def _default(function: Function, name: str) -> Any:
     pairs += [
         (one, default) for one, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if default is not None
     ]
-    return next((function.at.constant(default) for one, default in pairs if one.arg == name), NOTHING)
+    return next((function.ctx.constant(default) for one, default in pairs if one.arg == name), NOTHING)

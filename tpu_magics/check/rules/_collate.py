@@ -1,8 +1,4 @@
-"""Collate functions written by hand: how they find the length that a batch is padded to.
-
-What lives here: `pad_sequence` and `max(len(row) for row in batch)`. What does not: transformers' collators
-(_padding.py).
-"""
+"""Hand-written collate functions: how they find the length that a batch is padded to."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from tpu_magics.check.rules._origins import origin
 
 if TYPE_CHECKING:
     from tpu_magics.check.program import Function
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 PADS = frozenset(
     ("torch.nn.utils.rnn.pad_sequence", "keras.preprocessing.sequence.pad_sequences", "keras.utils.pad_sequences")
@@ -28,51 +24,51 @@ _TAKES_LENGTHS = _CREATES | {"new_full", "new_zeros", "new_ones", "pad", "range"
 _LENGTHS = frozenset(("size", "numel", "__len__"))
 
 
-def is_collate(at: Place) -> bool:
+def is_collate(ctx: RuleContext) -> bool:
     """Whether this place is in a collate function: named so, or a method of a class named so."""
-    function = at.function
+    function = ctx.function
     while function is not None:
         if _COLLATES.search(function.name) or (function.cls is not None and _COLLATES.search(function.cls.name)):
             return True
-        if id(function) in _given_as_collate(at):
+        if id(function) in _given_as_collate(ctx):
             return True
         function = function.outer
     return False
 
 
-def _given_as_collate(at: Place) -> set[int]:
+def _given_as_collate(ctx: RuleContext) -> set[int]:
     """The ids of functions that are given as `collate_fn=` or `data_collator=`."""
-    memo = at.program.memo
+    memo = ctx.program.memo
     if "collates" not in memo:
         memo["collates"] = {
             id(function)
-            for call in at.program.all_calls
+            for call in ctx.program.all_calls
             for keyword in call.node.keywords
             if keyword.arg in ("collate_fn", "data_collator")
-            for function in _functions(call.at, keyword.value)
+            for function in _functions(call.ctx, keyword.value)
         }
     found: set[int] = memo["collates"]
     return found
 
 
-def _functions(at: Place, node: ast.expr) -> Iterator[Function]:
+def _functions(ctx: RuleContext, node: ast.expr) -> Iterator[Function]:
     from tpu_magics.check.program import Class, Function
 
-    ref = at.value(node).ref
+    ref = ctx.value(node).ref
     if isinstance(ref, Function):
         yield ref
     elif isinstance(ref, Class) and (method := ref.method("__call__")) is not None:
         yield method
 
 
-def pads_to_longest(node: ast.Call, at: Place) -> bool:
+def pads_to_longest(node: ast.Call, ctx: RuleContext) -> bool:
     """Whether a call of `pad_sequence` leaves the length open, and nothing in the function makes up for it."""
-    if at.name(node).startswith("keras"):
-        given = at.keyword(node, "maxlen", 1)
-        return not at.open_keywords(node) and (given is None or at.constant(given) is None)
+    if ctx.name(node).startswith("keras"):
+        given = ctx.argument(node, "maxlen", 1)
+        return not ctx.has_unknown_arguments(node) and (given is None or ctx.constant(given) is None)
     if node.args and _has_a_dummy(node.args[0]):
         return False
-    return not any(_last(one) in _FIXES_LENGTH for one in _calls_of(at) if one is not node)
+    return not any(_last(one) in _FIXES_LENGTH for one in _calls_of(ctx) if one is not node)
 
 
 def _has_a_dummy(rows: ast.expr) -> bool:
@@ -80,9 +76,9 @@ def _has_a_dummy(rows: ast.expr) -> bool:
     return any(isinstance(one, ast.Call) and _last(one) in _CREATES for one in nodes_of(rows))
 
 
-def _calls_of(at: Place) -> Iterator[ast.Call]:
-    if at.function is not None:
-        for call in at.function.calls:
+def _calls_of(ctx: RuleContext) -> Iterator[ast.Call]:
+    if ctx.function is not None:
+        for call in ctx.function.calls:
             yield call.node
 
 
@@ -94,24 +90,24 @@ def _last(node: ast.Call) -> str:
 # -- max(len(row) for row in batch) -----------------------------------------------------------------------------------
 
 
-def is_longest(node: ast.Call, at: Place) -> bool:
+def is_longest(node: ast.Call, ctx: RuleContext) -> bool:
     """Whether `max(...)` is the length of the longest row of a batch, and rows are padded to just that."""
-    if len(node.args) != 1 or not is_collate(at) or not _is_of_lengths(node.args[0], at):
+    if len(node.args) != 1 or not is_collate(ctx) or not _is_of_lengths(node.args[0], ctx):
         return False
-    outer = at.parent(node)
-    if isinstance(outer, ast.Call) and at.name(outer) == "builtins.min":
-        outer = at.parent(outer)
+    outer = ctx.parent(node)
+    if isinstance(outer, ast.Call) and ctx.name(outer) == "builtins.min":
+        outer = ctx.parent(outer)
     if isinstance(outer, ast.Assign) and len(outer.targets) == 1 and isinstance(outer.targets[0], ast.Name):
-        return _pads_plainly(at, outer.targets[0].id)
+        return _pads_plainly(ctx, outer.targets[0].id)
     return isinstance(outer, ast.BinOp) and isinstance(outer.op, ast.Sub)
 
 
-def _is_of_lengths(node: ast.expr, at: Place) -> bool:
-    node, _ = origin(at, node)
+def _is_of_lengths(node: ast.expr, ctx: RuleContext) -> bool:
+    node, _ = origin(ctx, node)
     if isinstance(node, (ast.GeneratorExp, ast.ListComp)):
         return _is_length(node.elt)
-    if isinstance(node, ast.Call) and at.name(node) == "builtins.map":
-        return bool(node.args) and at.name(node.args[0]) == "builtins.len"
+    if isinstance(node, ast.Call) and ctx.name(node) == "builtins.map":
+        return bool(node.args) and ctx.name(node.args[0]) == "builtins.len"
     return False
 
 
@@ -121,19 +117,19 @@ def _is_length(node: ast.expr) -> bool:
     return isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "shape"
 
 
-def _pads_plainly(at: Place, name: str) -> bool:
+def _pads_plainly(ctx: RuleContext, name: str) -> bool:
     """Whether rows are padded to the length as it is: no use of the name rounds it or looks it up in buckets."""
-    assert at.function is not None
-    uses = [one for one in nodes_of(at.function.node) if isinstance(one, ast.Name) and one.id == name]
+    assert ctx.function is not None
+    uses = [one for one in nodes_of(ctx.function.node) if isinstance(one, ast.Name) and one.id == name]
     if sum(isinstance(one.ctx, ast.Store) for one in uses) != 1:
         return False
     loads = [one for one in uses if isinstance(one.ctx, ast.Load)]
-    return any(_is_padding(at, one) for one in loads) and not any(_is_rounded(at, one) for one in loads)
+    return any(_is_padding(ctx, one) for one in loads) and not any(_is_rounded(ctx, one) for one in loads)
 
 
-def _is_padding(at: Place, use: ast.Name) -> bool:
+def _is_padding(ctx: RuleContext, use: ast.Name) -> bool:
     """`[0] * (longest - len(row))`, `torch.zeros(n, longest)`, `F.pad(row, (0, longest - len(row)))`."""
-    for outer in at.parents(use):
+    for outer in ctx.parents(use):
         if isinstance(outer, ast.BinOp) and isinstance(outer.op, ast.Sub):
             return True
         if isinstance(outer, ast.Call):
@@ -143,10 +139,10 @@ def _is_padding(at: Place, use: ast.Name) -> bool:
     return False
 
 
-def _is_rounded(at: Place, use: ast.Name) -> bool:
+def _is_rounded(ctx: RuleContext, use: ast.Name) -> bool:
     """`longest // 64`, `longest <= bucket`, `round_up(longest)`."""
     node: ast.AST = use
-    for outer in at.parents(use):
+    for outer in ctx.parents(use):
         if isinstance(outer, ast.BinOp):
             if isinstance(outer.op, (ast.FloorDiv, ast.Mod, ast.Div)):
                 return True

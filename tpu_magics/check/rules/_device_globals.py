@@ -1,8 +1,4 @@
-"""Statements of the notebook that put on a device, or bind to CPU parameters, what workers use.
-
-What lives here: the statements and the names that they set, shared by TPU402 and TPU403 so that one fault is told once.
-What does not: the rules' words.
-"""
+"""Global statements that put on a device, or bind to CPU parameters, what workers use (TPU402, TPU403)."""
 
 from __future__ import annotations
 
@@ -16,51 +12,51 @@ from tpu_magics.check.rules._launches import END
 from tpu_magics.check.values import MODEL
 
 if TYPE_CHECKING:
-    from tpu_magics.check.program import Call, Program
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.program import CallSite, CheckedProgram
+    from tpu_magics.check.rule_context import RuleContext
 
 NODES = (ast.Assign, ast.AnnAssign, ast.Expr)
 Statement = ast.Assign | ast.AnnAssign | ast.Expr
 
 
-def note(node: Statement, at: Place) -> Iterator[None]:
+def note(node: Statement, ctx: RuleContext) -> Iterator[None]:
     """Keep the statements of the top level for later."""
-    if at.function is None and isinstance(node.value, (ast.Call, ast.Tuple, ast.BinOp, ast.Dict, ast.List)):
-        at.program.memo.setdefault("top_statements", {})[id(node)] = (node, at)
+    if ctx.function is None and isinstance(node.value, (ast.Call, ast.Tuple, ast.BinOp, ast.Dict, ast.List)):
+        ctx.program.memo.setdefault("top_statements", {})[id(node)] = (node, ctx)
     yield from ()
 
 
-def top_level(program: Program) -> Sequence[tuple[Statement, Place]]:
+def top_level(program: CheckedProgram) -> Sequence[tuple[Statement, RuleContext]]:
     """The statements of the notebook itself (those of a cell that workers run are none)."""
     found = program.memo.get("top_statements", {}).values()
-    return [(node, at) for node, at in found if not _workers.launches_of(at)]
+    return [(node, ctx) for node, ctx in found if not _workers.launches_of(ctx)]
 
 
-def names_set(node: Statement, at: Place) -> list[str]:
+def names_set(node: Statement, ctx: RuleContext) -> list[str]:
     """The names that a statement gives what it makes; for `model.to(device)` that of the model."""
     if isinstance(node, ast.Expr):
         call = node.value
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
             owner = call.func.value
-            if isinstance(owner, ast.Name) and call.func.attr == "to" and at.value(owner).kind == MODEL:
+            if isinstance(owner, ast.Name) and call.func.attr == "to" and ctx.value(owner).kind == MODEL:
                 return [owner.id]
         return []
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     return [one.id for target in targets for one in nodes_of(target) if isinstance(one, ast.Name)]
 
 
-def users(name: str, position: _launches.Position, program: Program) -> Iterator[_launches.Launch]:
+def users(name: str, position: _launches.Position, program: CheckedProgram) -> Iterator[_launches.LaunchSite]:
     """The launches behind `position` whose workers read the notebook's `name`, or are given it."""
     for launch in _launches.launches(program):
         if launch.position > position and (name in _given(launch) or _is_read(name, launch, program)):
             yield launch
 
 
-def _is_read(name: str, launch: _launches.Launch, program: Program) -> bool:
+def _is_read(name: str, launch: _launches.LaunchSite, program: CheckedProgram) -> bool:
     return any(name in function.reads for function in _workers.reached(launch, program))
 
 
-def _given(launch: _launches.Launch) -> set[str]:
+def _given(launch: _launches.LaunchSite) -> set[str]:
     """The names among a launch's arguments."""
     if launch.call is not None:
         skipped = 1 if launch.call.node.args else 0
@@ -69,7 +65,7 @@ def _given(launch: _launches.Launch) -> set[str]:
     return {word.partition("=")[2] or word for word in launch.words.split()}
 
 
-def parameters_for(name: str, launch: _launches.Launch) -> Iterator[str]:
+def parameters_for(name: str, launch: _launches.LaunchSite) -> Iterator[str]:
     """The parameters of the launched function that are given the notebook's `name`."""
     if launch.function is None:
         return
@@ -88,29 +84,29 @@ def parameters_for(name: str, launch: _launches.Launch) -> Iterator[str]:
     yield from (parameter.arg for parameter, word in zip(parameters, positional, strict=False) if word == name)
 
 
-def statements(program: Program) -> dict[int, tuple[Statement, Place, str, _launches.Launch]]:
+def statements(program: CheckedProgram) -> dict[int, tuple[Statement, RuleContext, str, _launches.LaunchSite]]:
     """The statements of the notebook that put on an XLA device what a later launch's workers use."""
     if "device_globals" not in program.memo:
         program.memo["device_globals"] = {id(found[0]): found for found in _device_statements(program)}
-    known: dict[int, tuple[Statement, Place, str, _launches.Launch]] = program.memo["device_globals"]
+    known: dict[int, tuple[Statement, RuleContext, str, _launches.LaunchSite]] = program.memo["device_globals"]
     return known
 
 
-def _device_statements(program: Program) -> Iterator[tuple[Statement, Place, str, _launches.Launch]]:
+def _device_statements(program: CheckedProgram) -> Iterator[tuple[Statement, RuleContext, str, _launches.LaunchSite]]:
     if not _launches.launches(program):
         return
-    for node, at in top_level(program):
+    for node, ctx in top_level(program):
         assert node.value is not None
-        if not _runtime.devices_given(node.value, at):
+        if not _runtime.devices_given(node.value, ctx):
             continue
-        position = _launches.position_of(at, node)
-        for name in names_set(node, at):
+        position = _launches.position_of(ctx, node)
+        for name in names_set(node, ctx):
             launch = next(users(name, position, program), None)
             if launch is not None:
-                yield node, at, name, launch
+                yield node, ctx, name, launch
                 break
 
 
-def is_said(call: Call, said: dict[int, tuple[Statement, Place, str, _launches.Launch]]) -> bool:
+def is_reported(call: CallSite, said: dict[int, tuple[Statement, RuleContext, str, _launches.LaunchSite]]) -> bool:
     """Whether the call stands in one of these statements."""
-    return bool(said) and any(id(parent) in said for parent in call.at.parents(call.node))
+    return bool(said) and any(id(parent) in said for parent in call.ctx.parents(call.node))

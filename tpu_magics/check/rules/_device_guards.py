@@ -1,8 +1,4 @@
-"""Which code is meant for another device than a TPU.
-
-What lives here: the conditions that people write around it (`if tpu:`, `else:`, `if torch.cuda.is_available():`), and
-the programs that send everything to a GPU. What does not: what is said of it.
-"""
+"""Code for other devices than a TPU: conditions such as `if torch.cuda.is_available():`, and programs for a GPU."""
 
 from __future__ import annotations
 
@@ -11,8 +7,8 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tpu_magics.check.program import Program
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.program import CheckedProgram
+    from tpu_magics.check.rule_context import RuleContext
 
 _TPU = re.compile(r"(?<![a-z])(tpus?|xla)(?![a-z])|(?<![a-z_])(strategy|resolver)(?![a-z_])", re.IGNORECASE)
 _OTHER = re.compile(r"(?<![a-z])(cuda|gpus?|cpus?|mps|rocm)(?![a-z])", re.IGNORECASE)
@@ -21,10 +17,10 @@ _EQUAL = (ast.Eq, ast.Is, ast.In, ast.Gt, ast.GtE)
 _UNEQUAL = (ast.NotEq, ast.IsNot, ast.NotIn, ast.Lt, ast.LtE)
 
 
-def is_elsewhere(node: ast.AST, at: Place) -> bool:
+def is_in_other_device_branch(node: ast.AST, ctx: RuleContext) -> bool:
     """Whether a condition around this place sends it to another device than a TPU."""
     inner = node
-    for outer in at.parents(node):
+    for outer in ctx.parents(node):
         if isinstance(outer, _FUNCTIONS):
             return False
         if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test and _is_other_branch(outer, inner):
@@ -89,29 +85,29 @@ def _of_words(text: str) -> tuple[int, int]:
     return (1, -1) if _TPU.search(text) else (0, 0)
 
 
-def is_meant_elsewhere(node: ast.AST, at: Place) -> bool:
+def is_for_other_device(node: ast.AST, ctx: RuleContext) -> bool:
     """Whether this code, or the whole program, is for another device than a TPU."""
-    return is_gpu_program(at.program) or is_elsewhere(node, at)
+    return is_gpu_program(ctx.program) or is_in_other_device_branch(node, ctx)
 
 
-def is_gpu_program(program: Program) -> bool:
+def is_gpu_program(program: CheckedProgram) -> bool:
     """Whether the program itself sends things to "cuda" and has no sign of XLA."""
     if "sends_to_cuda" not in program.memo:
         program.memo["sends_to_cuda"] = _sends_to_cuda(program)
     return bool(program.memo["sends_to_cuda"])
 
 
-def _sends_to_cuda(program: Program) -> bool:
+def _sends_to_cuda(program: CheckedProgram) -> bool:
     magic = any(one.name.startswith("tpu_") for cell in program.cells for one in cell.line_magics)
     if program.uses("torch_xla") or program.uses("tpu_magics") or magic or _has_tpu_cell(program):
         return False
     if program.calls("torch.cuda.set_device") or any(not call.node.args for call in program.methods("cuda")):
         return True
     devices = [call for call in (*program.calls("torch.device"), *program.methods("to")) if call.node.args]
-    return any(_is_cuda(call.at.constant(call.node.args[0])) for call in devices)
+    return any(_is_cuda(call.ctx.constant(call.node.args[0])) for call in devices)
 
 
-def _has_tpu_cell(program: Program) -> bool:
+def _has_tpu_cell(program: CheckedProgram) -> bool:
     return any(cell.magic.startswith("tpu_") for cell in program.cells)
 
 

@@ -1,7 +1,4 @@
-"""What to write instead of a branch on a tensor's value, in one sentence.
-
-What lives here: the sentence for each form. What does not: the rewriting itself (_where_rewrites.py).
-"""
+"""Fix messages for branches on a tensor's value (TPU101)."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import TYPE_CHECKING
 from tpu_magics.check.rules import _values, _where_rewrites
 
 if TYPE_CHECKING:
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 _TORCH = "torch"
 _TF = "tf"
@@ -58,10 +55,10 @@ _WORDS = {
 _COMPARE = "Keep the comparison on the device: `(a == b).all()`."
 
 
-def cure(node: ast.AST, asked: ast.expr, at: Place, tf: bool) -> str:
+def fix_message(node: ast.AST, needed: ast.expr, ctx: RuleContext, tf: bool) -> str:
     """One imperative sentence; where a rewriting is known, that one."""
     xp = _TF if tf else _TORCH
-    rewritten = _where_rewrites.choice(node, at)
+    rewritten = _where_rewrites.choice(node, ctx)
     if rewritten:
         indicator = ", or multiply by an indicator (`tf.cast(condition, tf.float32)`)" if tf else ""
         return f"Write `{rewritten}`{indicator}."
@@ -72,7 +69,7 @@ def cure(node: ast.AST, asked: ast.expr, at: Place, tf: bool) -> str:
         return sentences[xp]
     word = _word(node)
     if word:
-        return _BOTH.get(word, _COMPARE).format(xp=xp, asked=_values.named(asked, at) or "t", **_WORDS[xp])
+        return _BOTH.get(word, _COMPARE).format(xp=xp, needed=_values.named(needed, ctx) or "t", **_WORDS[xp])
     return _CHOOSE[xp]
 
 

@@ -17,8 +17,8 @@ from tpu_magics.check.rules import _trainer
 from tpu_magics.check.values import LIST, NOTHING
 
 if TYPE_CHECKING:
-    from tpu_magics.check.program import Program
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.program import CheckedProgram
+    from tpu_magics.check.rule_context import RuleContext
 
 # What XlaFullyShardedDataParallel takes beside the module. transformers gives it the two of the wrapping itself.
 XLA_SETTINGS = frozenset(
@@ -40,7 +40,7 @@ CONFIG_KEYS = frozenset(
 
 
 @dataclass(frozen=True)
-class Entry:
+class FsdpEntry:
     """One key: where it stands, the expression of its value (None out of JSON) and that value."""
 
     key: str
@@ -51,12 +51,12 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Config:
+class FsdpConfig:
     """The keys of a dict. `is_open`: there may be others."""
 
-    entries: dict[str, Entry]
+    entries: dict[str, FsdpEntry]
     is_open: bool
-    at: Place
+    ctx: RuleContext
 
     def constant(self, key: str, default: Any = NOTHING) -> Any:
         """The value of a key: NOTHING where it is not known, `default` where it is certainly not given."""
@@ -65,20 +65,20 @@ class Config:
             return entry.constant
         return NOTHING if self.is_open else default
 
-    def says(self, key: str) -> Entry | None:
+    def says(self, key: str) -> FsdpEntry | None:
         """The entry of a key that is given and not certainly off."""
         entry = self.entries.get(key)
         return entry if entry is not None and entry.constant not in (False, None, 0, "") else None
 
 
 @dataclass(frozen=True)
-class Fsdp:
+class FsdpArguments:
     """What TrainingArguments say of FSDP. `config` is None where it cannot be read, or is not given."""
 
-    arguments: _trainer.Arguments
-    fsdp: _trainer.Argument | None
-    given: _trainer.Argument | None  # fsdp_config
-    config: Config | None
+    arguments: _trainer.TrainingArgumentsCall
+    fsdp: _trainer.TrainerArgument | None
+    given: _trainer.TrainerArgument | None  # fsdp_config
+    config: FsdpConfig | None
 
     @property
     def is_off(self) -> bool:
@@ -91,55 +91,59 @@ class Fsdp:
         return self.config is not None and self.config.constant("xla") is True
 
 
-def all_of(program: Program) -> Iterator[Fsdp]:
+def all_of(program: CheckedProgram) -> Iterator[FsdpArguments]:
     for arguments in _trainer.on_tpu(program):
         fsdp, given = arguments.given("fsdp"), arguments.given("fsdp_config")
         if fsdp is not None or given is not None:
-            yield Fsdp(arguments, fsdp, given, read(given.value, arguments.at) if given is not None else None)
+            yield FsdpArguments(arguments, fsdp, given, read(given.value, arguments.ctx) if given is not None else None)
 
 
 def _is_empty(node: ast.expr) -> bool:
     return isinstance(node, (ast.List, ast.Tuple)) and not node.elts
 
 
-def read(node: ast.expr, at: Place, strip: str = "fsdp_") -> Config | None:
+def read(node: ast.expr, ctx: RuleContext, strip: str = "fsdp_") -> FsdpConfig | None:
     """The keys behind an expression, without a prefix; None where it is no dict that can be seen."""
-    text = at.constant(node)
+    text = ctx.constant(node)
     if isinstance(text, str):
-        return _of_json(text, node, at, strip)
-    value = at.value(node)
+        return _of_json(text, node, ctx, strip)
+    value = ctx.value(node)
     made = node if isinstance(node, ast.Dict) else value.made
-    at = value.made_at or at  # of a dict that was made in another cell
-    if isinstance(node, ast.Name) and _is_changed(node.id, at.program):
+    ctx = value.made_ctx or ctx  # of a dict that was made in another cell
+    if isinstance(node, ast.Name) and _is_changed(node.id, ctx.program):
         return None
     if isinstance(made, ast.Dict):
-        return _of_dict(made, at, strip)
+        return _of_dict(made, ctx, strip)
     if isinstance(made, ast.Call) and value.kind == LIST and not made.args:
-        entries = {_key(one.arg, strip): _entry(one.arg, one, one.value, at, strip) for one in made.keywords if one.arg}
-        return Config(entries, any(one.arg is None for one in made.keywords), at)
+        entries = {
+            _key(one.arg, strip): _entry(one.arg, one, one.value, ctx, strip) for one in made.keywords if one.arg
+        }
+        return FsdpConfig(entries, any(one.arg is None for one in made.keywords), ctx)
     return None
 
 
-def _of_dict(made: ast.Dict, at: Place, strip: str) -> Config:
+def _of_dict(made: ast.Dict, ctx: RuleContext, strip: str) -> FsdpConfig:
     entries, is_open = {}, False
     for key, value in zip(made.keys, made.values, strict=True):
-        text = at.constant(key) if key is not None else NOTHING
+        text = ctx.constant(key) if key is not None else NOTHING
         if isinstance(text, str) and key is not None:
-            entries[_key(text, strip)] = _entry(text, key, value, at, strip, made)
+            entries[_key(text, strip)] = _entry(text, key, value, ctx, strip, made)
         else:
             is_open = True
-    return Config(entries, is_open, at)
+    return FsdpConfig(entries, is_open, ctx)
 
 
-def _entry(text: str, node: ast.AST, value: ast.expr, at: Place, strip: str, made: ast.Dict | None = None) -> Entry:
-    return Entry(_key(text, strip), node, value, at.constant(value), made)
+def _entry(
+    text: str, node: ast.AST, value: ast.expr, ctx: RuleContext, strip: str, made: ast.Dict | None = None
+) -> FsdpEntry:
+    return FsdpEntry(_key(text, strip), node, value, ctx.constant(value), made)
 
 
 def _key(text: str, strip: str) -> str:
     return text.removeprefix(strip) if strip else text
 
 
-def _of_json(text: str, node: ast.expr, at: Place, strip: str) -> Config | None:
+def _of_json(text: str, node: ast.expr, ctx: RuleContext, strip: str) -> FsdpConfig | None:
     """transformers reads a text that begins with a brace as JSON; any other is the path of a file."""
     try:
         found = json.loads(text) if text.lstrip().startswith("{") else None
@@ -147,31 +151,33 @@ def _of_json(text: str, node: ast.expr, at: Place, strip: str) -> Config | None:
         return None
     if not isinstance(found, dict):
         return None
-    return Config(
-        {_key(key, strip): Entry(_key(key, strip), node, None, value) for key, value in found.items()}, False, at
+    return FsdpConfig(
+        {_key(key, strip): FsdpEntry(_key(key, strip), node, None, value) for key, value in found.items()}, False, ctx
     )
 
 
-def settings(config: Config) -> Config | None:
+def settings(config: FsdpConfig) -> FsdpConfig | None:
     """The keys of `xla_fsdp_settings`."""
     entry = config.entries.get("xla_fsdp_settings")
     if entry is None:
         return None
     if entry.value is not None:
-        return read(entry.value, config.at, "")
+        return read(entry.value, config.ctx, "")
     if not isinstance(entry.constant, dict):
         return None
-    return Config({key: Entry(key, entry.node, None, value) for key, value in entry.constant.items()}, False, config.at)
+    return FsdpConfig(
+        {key: FsdpEntry(key, entry.node, None, value) for key, value in entry.constant.items()}, False, config.ctx
+    )
 
 
-def _is_changed(name: str, program: Program) -> bool:
+def _is_changed(name: str, program: CheckedProgram) -> bool:
     """Whether a dict of this name is changed later (`config["xla"] = True`, `config.update(...)`)."""
     if "changed_dicts" not in program.memo:
         program.memo["changed_dicts"] = frozenset(_changed(program))
     return name in program.memo["changed_dicts"]
 
 
-def _changed(program: Program) -> Iterator[str]:
+def _changed(program: CheckedProgram) -> Iterator[str]:
     for cell in program.cells:
         for node in ast.walk(cell.tree) if cell.tree is not None else ():
             if (

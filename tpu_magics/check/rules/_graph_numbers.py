@@ -1,8 +1,7 @@
-"""Where a Python number is written into the graph that torch_xla compiles.
+"""Operations that write a Python number into the graph of torch_xla.
 
-What lives here: the operations whose numbers are fixed in the graph, as measured with torch_xla 2.9 on XLA:CPU (each
-new number gave a new compile). What does not: whether a number changes (_changing_numbers.py). Operations that are
-not listed were measured to take their numbers as data, or were not measured.
+Measured with torch_xla 2.9 on XLA:CPU: each new number compiled again. Operations that are not listed take their
+numbers as data, or were not measured.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from tpu_magics.check.values import BATCH, OUTPUT, TENSOR, Value
+from tpu_magics.check.values import BATCH, OUTPUT, TENSOR, AbstractValue
 
 if TYPE_CHECKING:
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 FIXED_OPERATORS = (ast.Pow, ast.LShift, ast.RShift)
 FIX_INDEX = "Index with a tensor of one position: `torch.tensor([{number}], device=device)`."
@@ -92,7 +91,7 @@ _MOVES = frozenset(("to", "cuda"))
 _LONG = 60
 
 
-class Use(NamedTuple):
+class FixedArguments(NamedTuple):
     """The arguments of a call that are written into the graph; `made`: the call makes a tensor of that shape."""
 
     arguments: tuple[ast.expr, ...]
@@ -101,10 +100,10 @@ class Use(NamedTuple):
     made: bool = False
 
 
-def use_of(node: ast.Call, at: Place) -> Use | None:
+def use_of(node: ast.Call, ctx: RuleContext) -> FixedArguments | None:
     func = node.func
     last = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
-    name = at.name(node)
+    name = ctx.name(node)
     if name:
         last = name.rpartition(".")[2]
         if name.rpartition(".")[0] + "." not in _TORCH:
@@ -122,9 +121,9 @@ def use_of(node: ast.Call, at: Place) -> Use | None:
     return None
 
 
-def _use(chosen: list[ast.expr], words: tuple[str, str], made: bool = False) -> Use | None:
+def _use(chosen: list[ast.expr], words: tuple[str, str], made: bool = False) -> FixedArguments | None:
     found = tuple(leaf for one in chosen for leaf in _leaves(one) if not isinstance(leaf, ast.Constant))
-    return Use(found, *words, made) if found else None
+    return FixedArguments(found, *words, made) if found else None
 
 
 def _chosen(node: ast.Call, spec: tuple[tuple[int, ...], tuple[str, ...]], shift: int) -> list[ast.expr]:
@@ -158,7 +157,7 @@ def indices(node: ast.expr) -> Iterator[tuple[ast.expr, bool]]:
             yield one, False
 
 
-def is_tensor(base: Value, index: ast.expr) -> bool:
+def is_tensor(base: AbstractValue, index: ast.expr) -> bool:
     """Whether `base[index]` is of a tensor: an output or a batch may be a tuple, which takes no slice of columns."""
     if base.kind in (OUTPUT, BATCH):
         return isinstance(index, ast.Tuple) and any(isinstance(one, ast.Slice) for one in index.elts)
@@ -168,36 +167,36 @@ def is_tensor(base: Value, index: ast.expr) -> bool:
 # -- whether the tensor is on the device -------------------------------------------------------------------------------
 
 
-def on_device(node: ast.Call, at: Place, use: Use) -> bool:
+def on_device(node: ast.Call, ctx: RuleContext, use: FixedArguments) -> bool:
     if use.made:
-        return at.value(node).where == "device" or _is_moved(node, at)
-    if at.name(node):
-        return bool(node.args) and is_there(at.value(node.args[0]), at)
-    return isinstance(node.func, ast.Attribute) and is_there(at.value(node.func.value), at)
+        return ctx.value(node).where == "device" or _is_moved(node, ctx)
+    if ctx.name(node):
+        return bool(node.args) and is_there(ctx.value(node.args[0]), ctx)
+    return isinstance(node.func, ast.Attribute) and is_there(ctx.value(node.func.value), ctx)
 
 
-def is_there(value: Value, at: Place) -> bool:
+def is_there(value: AbstractValue, ctx: RuleContext) -> bool:
     """Whether a tensor is certainly on the device: put there, or a tensor of a module's forward."""
     if value.kind not in (TENSOR, OUTPUT, BATCH):
         return False
-    function = at.function
+    function = ctx.function
     in_module = function is not None and function.cls is not None and function.cls.is_module
     return value.where == "device" or (not value.where and in_module)
 
 
-def _is_moved(node: ast.Call, at: Place) -> bool:
+def _is_moved(node: ast.Call, ctx: RuleContext) -> bool:
     """`torch.randn(4, n).to(device)`, also further on in its own chain: `torch.randn(4, n).abs().to(device)`."""
     inner: ast.AST = node
-    for outer in at.parents(node):
+    for outer in ctx.parents(node):
         if isinstance(outer, ast.Call) and outer.func is inner:
             if isinstance(inner, ast.Attribute) and inner.attr in _MOVES:
-                return at.value(outer).where != "host"
+                return ctx.value(outer).where != "host"
         elif not isinstance(outer, ast.Attribute):
             return False
         inner = outer
     return False
 
 
-def short(at: Place, node: ast.AST) -> str:
-    text = " ".join(at.source(node).split())
+def short(ctx: RuleContext, node: ast.AST) -> str:
+    text = " ".join(ctx.source(node).split())
     return text if len(text) <= _LONG else text[: _LONG - 3] + "..."

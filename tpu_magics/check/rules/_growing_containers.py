@@ -1,8 +1,4 @@
-"""Lists, dicts and tensors that grow from step to step.
-
-What lives here: what takes a tensor at each step, whether it outlives the step, and what is computed from it there.
-What does not: the words (tpu304).
-"""
+"""Lists and dicts that grow from step to step (TPU304)."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from tpu_magics.check.rules._step_loops import step_loop
 from tpu_magics.check.values import BATCH, LIST, OUTPUT, TENSOR, UNKNOWN
 
 if TYPE_CHECKING:
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 _TAKES = frozenset(("append", "extend", "insert", "appendleft"))
 _EMPTIES = frozenset(("clear", "pop", "popleft", "remove"))
@@ -29,7 +25,7 @@ _HOLDERS = (ast.Tuple, ast.List, ast.Dict)
 _TENSORS = (TENSOR, OUTPUT, BATCH)
 
 
-class Kept(NamedTuple):
+class GrowingContainer(NamedTuple):
     """A container that takes a tensor: its name as written, and the tensors."""
 
     name: str
@@ -37,21 +33,21 @@ class Kept(NamedTuple):
     given: tuple[ast.expr, ...]
 
 
-def kept_by(node: ast.Call | ast.Assign | ast.AugAssign, at: Place) -> Kept | None:
+def growing_container(node: ast.Call | ast.Assign | ast.AugAssign, ctx: RuleContext) -> GrowingContainer | None:
     """The container to which this adds a tensor that may be on the device, at every step."""
-    found = _taking(node, at)
-    if found is None or not at.in_step or at.every_n or not at.on_device:
+    found = _taking(node, ctx)
+    if found is None or not ctx.in_step or ctx.every_n or not ctx.on_device:
         return None
     holder, given = found
-    tensors = tuple(one for part in given for one in _tensors_in(part, at))
-    return Kept(at.source(holder), holder, tensors) if tensors else None
+    tensors = tuple(one for part in given for one in _tensors_in(part, ctx))
+    return GrowingContainer(ctx.source(holder), holder, tensors) if tensors else None
 
 
-def _taking(node: ast.Call | ast.Assign | ast.AugAssign, at: Place) -> tuple[ast.expr, list[ast.expr]] | None:
+def _taking(node: ast.Call | ast.Assign | ast.AugAssign, ctx: RuleContext) -> tuple[ast.expr, list[ast.expr]] | None:
     if isinstance(node, ast.Call):
         func = node.func
-        if isinstance(func, ast.Attribute) and func.attr in _TAKES and node.args and not at.name(node):
-            return (func.value, node.args[-1:]) if at.value(func.value).kind in (LIST, UNKNOWN) else None
+        if isinstance(func, ast.Attribute) and func.attr in _TAKES and node.args and not ctx.name(node):
+            return (func.value, node.args[-1:]) if ctx.value(func.value).kind in (LIST, UNKNOWN) else None
         return None
     if isinstance(node, ast.AugAssign):
         adds = isinstance(node.op, ast.Add) and isinstance(node.value, (ast.List, ast.Tuple))
@@ -59,54 +55,54 @@ def _taking(node: ast.Call | ast.Assign | ast.AugAssign, at: Place) -> tuple[ast
     target, value = node.targets[0], node.value
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) and isinstance(value.right, ast.List):
         return (target, [value.right]) if ast.unparse(target) == ast.unparse(value.left) else None  # `a = a + [loss]`
-    if isinstance(target, ast.Subscript) and at.value(target.value).kind == LIST and _is_new_key(target.slice, at):
+    if isinstance(target, ast.Subscript) and ctx.value(target.value).kind == LIST and _is_new_key(target.slice, ctx):
         return target.value, [node.value]
     return None
 
 
-def _is_new_key(key: ast.expr, at: Place) -> bool:
+def _is_new_key(key: ast.expr, ctx: RuleContext) -> bool:
     """`history[step] = loss`: a key of its own for each step."""
-    return not isinstance(key, (ast.Constant, ast.Slice)) and changes(at, key)
+    return not isinstance(key, (ast.Constant, ast.Slice)) and changes(ctx, key)
 
 
-def _tensors_in(node: ast.expr, at: Place) -> Iterator[ast.expr]:
+def _tensors_in(node: ast.expr, ctx: RuleContext) -> Iterator[ast.expr]:
     if isinstance(node, _HOLDERS):
         for one in node.values if isinstance(node, ast.Dict) else node.elts:
-            yield from _tensors_in(one, at)
-    elif at.value(node).kind in _TENSORS and at.value(node).where != "host":
+            yield from _tensors_in(one, ctx)
+    elif ctx.value(node).kind in _TENSORS and ctx.value(node).where != "host":
         yield node
 
 
 # -- whether it outlives the step --------------------------------------------------------------------------------------
 
 
-def _step_nodes(at: Place) -> list[ast.AST]:
+def _step_nodes(ctx: RuleContext) -> list[ast.AST]:
     """All nodes that run at each step around a place, gathered once."""
-    loop = step_loop(at)
-    key = ("step-nodes", id(loop.node) if loop is not None else id(at.function))
-    if key not in at.program.memo:
-        at.program.memo[key] = list(own_nodes(_step_body(at)))
-    found: list[ast.AST] = at.program.memo[key]
+    loop = step_loop(ctx)
+    key = ("step-nodes", id(loop.node) if loop is not None else id(ctx.function))
+    if key not in ctx.program.memo:
+        ctx.program.memo[key] = list(own_nodes(_step_body(ctx)))
+    found: list[ast.AST] = ctx.program.memo[key]
     return found
 
 
-def _step_body(at: Place) -> list[ast.stmt]:
-    loop = step_loop(at)
+def _step_body(ctx: RuleContext) -> list[ast.stmt]:
+    loop = step_loop(ctx)
     if loop is not None:
         return loop.node.body
-    body = at.function.node.body if at.function is not None else []
+    body = ctx.function.node.body if ctx.function is not None else []
     return body if isinstance(body, list) else []
 
 
-def outlives_the_step(kept: Kept, at: Place) -> bool:
+def outlives_step(container: GrowingContainer, ctx: RuleContext) -> bool:
     """Whether the container is older than the step, is never emptied in it, and has no fixed size."""
-    root = _root(kept.holder)
-    if not root or (step_loop(at) is None and not _comes_from_outside(root, at)):
+    root = _root(container.holder)
+    if not root or (step_loop(ctx) is None and not _comes_from_outside(root, ctx)):
         return False
-    made, _ = origin(at, kept.holder)
+    made, _ = origin(ctx, container.holder)
     if isinstance(made, ast.Call) and any(one.arg == "maxlen" for one in made.keywords):
         return False
-    return not any(_begins_anew(one, kept.name, root) for one in _step_nodes(at))
+    return not any(_begins_anew(one, container.name, root) for one in _step_nodes(ctx))
 
 
 def _root(node: ast.AST) -> str:
@@ -115,15 +111,15 @@ def _root(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _comes_from_outside(root: str, at: Place) -> bool:
+def _comes_from_outside(root: str, ctx: RuleContext) -> bool:
     """In a function that runs at each step: an attribute of self, or a name of an outer scope."""
-    function = at.function
+    function = ctx.function
     if function is None:
         return False
     if root == "self":
         return True
     given = {one.arg for one in function.parameters}
-    return root not in given and not any(_binds(one, root) for one in _step_nodes(at))
+    return root not in given and not any(_binds(one, root) for one in _step_nodes(ctx))
 
 
 def _binds(node: ast.AST, name: str) -> bool:
@@ -153,21 +149,21 @@ def _begins_anew(node: ast.AST, name: str, root: str) -> bool:
 # -- what is done with it ----------------------------------------------------------------------------------------------
 
 
-def use_in_step(kept: Kept, at: Place) -> ast.Call | None:
+def use_in_step(container: GrowingContainer, ctx: RuleContext) -> ast.Call | None:
     """The call in the step that computes with the whole container."""
-    for nodes in _bodies(kept, at):
+    for nodes in _bodies(container, ctx):
         for node in nodes:
-            if isinstance(node, ast.Call) and _computes(node, kept.name) and not _of_numbers(node):
+            if isinstance(node, ast.Call) and _computes(node, container.name) and not _of_numbers(node):
                 return node
     return None
 
 
-def _bodies(kept: Kept, at: Place) -> Iterator[Iterable[ast.AST]]:
-    yield _step_nodes(at)
-    function = at.function
-    if kept.name.startswith("self.") and function is not None and function.cls is not None:
+def _bodies(container: GrowingContainer, ctx: RuleContext) -> Iterator[Iterable[ast.AST]]:
+    yield _step_nodes(ctx)
+    function = ctx.function
+    if container.name.startswith("self.") and function is not None and function.cls is not None:
         for method in function.cls.methods.values():
-            runs = any(call.at.in_step for call in method.callers)
+            runs = any(call.ctx.in_step for call in method.callers)
             if runs and method is not function and isinstance(method.node.body, list):
                 yield own_nodes(method.node.body)
 
@@ -183,10 +179,10 @@ def _of_numbers(node: ast.Call) -> bool:
     return ast.unparse(node.func).startswith(("np.", "numpy.", "statistics."))
 
 
-def with_its_graph(kept: Kept, at: Place) -> ast.expr | None:
+def undetached_loss(container: GrowingContainer, ctx: RuleContext) -> ast.expr | None:
     """The loss that the step goes backward from, kept as it is."""
-    losses = set(_backward_from(at))
-    for given in kept.given:
+    losses = set(_backward_from(ctx))
+    for given in container.given:
         written = ast.unparse(given)
         if not _LETS_GO.search(written) and (written in losses or _root_of_output(given) in losses):
             return given
@@ -198,17 +194,17 @@ def _root_of_output(node: ast.expr) -> str:
     return ast.unparse(node.value) if isinstance(node, ast.Attribute) and node.attr == "loss" else ""
 
 
-def _backward_from(at: Place) -> Iterator[str]:
+def _backward_from(ctx: RuleContext) -> Iterator[str]:
     """What `backward()` is called on, or `accelerator.backward` with, in this step."""
-    for node in _step_nodes(at):
+    for node in _step_nodes(ctx):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
             yield ast.unparse(node.args[0] if node.args else node.func.value)
 
 
-def only_read(kept: Kept, at: Place) -> bool:
+def is_only_read(container: GrowingContainer, ctx: RuleContext) -> bool:
     """Whether a detached entry does as well: nothing goes backward from what the container holds."""
-    if len(kept.given) != 1 or not isinstance(kept.given[0], (ast.Name, ast.Attribute)):
+    if len(container.given) != 1 or not isinstance(container.given[0], (ast.Name, ast.Attribute)):
         return False
-    text = at.cell.text
-    root = re.escape(_root(kept.holder))
+    text = ctx.cell.text
+    root = re.escape(_root(container.holder))
     return not re.search(rf"\b{root}\b[^\n]*\.backward\(|backward\([^\n]*\b{root}\b", text)

@@ -1,8 +1,4 @@
-"""Which models the launcher can build once in the notebook, and why not: `launch/hoist` told from the code alone.
-
-What lives here: the calls of training code that build models, and where each stands. What does not: their arguments and
-helper functions (_hoist_arguments.py), and hoisting itself (launch/hoist/read.py, whose reasons these are).
-"""
+"""Which models the launcher can build once in the notebook, and why it cannot build the others (see launch/hoist)."""
 
 from __future__ import annotations
 
@@ -16,8 +12,8 @@ from tpu_magics.check.rules import _hoist_arguments, _ranks
 from tpu_magics.check.values import LIST, MODEL, TENSOR
 
 if TYPE_CHECKING:
-    from tpu_magics.check.program import Call, Class, Function
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.program import CallSite, Class, Function
+    from tpu_magics.check.rule_context import RuleContext
 
 WEIGHTLESS = frozenset(
     ("ReLU", "GELU", "SiLU", "Sigmoid", "Tanh", "Softmax", "LogSoftmax", "LeakyReLU", "ELU", "Identity", "Flatten",
@@ -45,7 +41,7 @@ _SAME = frozenset(
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
-def builds(call: Call) -> bool:
+def builds(call: CallSite) -> bool:
     """Whether a call builds a model with weights."""
     value, name = call.value, call.name
     if name.startswith(_OTHER_LIBRARIES) and _IS_MODEL.search(name):
@@ -70,15 +66,15 @@ def _is_bare(cls: Class) -> bool:
     return all(base in _BARE or base in {one.name for one in cls.line()} for base in cls.all_bases())
 
 
-def top_builds(calls: list[Call]) -> Iterator[Call]:
+def top_builds(calls: list[CallSite]) -> Iterator[CallSite]:
     """The calls that build a model, but for those that are a part of another one."""
     found = [call for call in calls if builds(call)]
     nodes = {id(call.node) for call in found}
     yield from (call for call in found if not _is_part(call, nodes))
 
 
-def _is_part(call: Call, nodes: set[int]) -> bool:
-    for parent in call.at.parents(call.node):
+def _is_part(call: CallSite, nodes: set[int]) -> bool:
+    for parent in call.ctx.parents(call.node):
         if isinstance(parent, ast.stmt):
             return False
         if id(parent) in nodes:
@@ -89,24 +85,24 @@ def _is_part(call: Call, nodes: set[int]) -> bool:
 # -- why not ----------------------------------------------------------------------------------------------------------
 
 
-def reason(call: Call, function: Function | None) -> str:
+def reason(call: CallSite, function: Function | None) -> str:
     """What speaks against building the model of this call, in `function` (None: a cell's statements), once in the
     notebook; "" where nothing does."""
-    if call.at.function is not function:
-        inner = call.at.function
+    if call.ctx.function is not function:
+        inner = call.ctx.function
         return f"it stands in `{inner.name}`, not in the launched function itself" if inner is not None else ""
     found = _context(call) or _part_problem(call, function)
     return found or (_hoist_arguments.problem(call, function) if function is not None else "")
 
 
-def _part_problem(call: Call, function: Function | None) -> str:
+def _part_problem(call: CallSite, function: Function | None) -> str:
     """What speaks against a part of the model: `nn.Sequential(*[nn.Linear(8, 8) for _ in range(n)])`."""
     for part in function.calls if function is not None else ():
         if part.node is call.node or not _spans(call.node, part.node) or not builds(part):
             continue
         found = _context(part, call.node)
         if found:
-            return f"its part `{' '.join(call.at.source(part.node).split())[:50]}` cannot be hoisted: {found}"
+            return f"its part `{' '.join(call.ctx.source(part.node).split())[:50]}` cannot be hoisted: {found}"
     return ""
 
 
@@ -116,19 +112,19 @@ def _spans(outer: ast.Call, inner: ast.Call) -> bool:
     return (outer.lineno, outer.col_offset) <= place < (last, end)
 
 
-def _context(call: Call, until: ast.AST | None = None) -> str:
+def _context(call: CallSite, until: ast.AST | None = None) -> str:
     child: ast.AST = call.node
-    for parent in call.at.parents(call.node):
+    for parent in call.ctx.parents(call.node):
         if isinstance(parent, _FUNCTIONS) or parent is until:
             return ""
-        found = _around(parent, child, call.at)
+        found = _around(parent, child, call.ctx)
         if found:
             return found
         child = parent
     return ""
 
 
-def _around(parent: ast.AST, child: ast.AST, at: Place) -> str:
+def _around(parent: ast.AST, child: ast.AST, ctx: RuleContext) -> str:
     line = getattr(parent, "lineno", 0)
     if isinstance(parent, (ast.For, ast.AsyncFor)):
         return f"it is built in a loop (line {line})" if child is not parent.iter else ""
@@ -143,22 +139,22 @@ def _around(parent: ast.AST, child: ast.AST, at: Place) -> str:
     if isinstance(parent, (ast.Try, ast.Match)):
         return f"it is built inside a `{type(parent).__name__.lower()}` (line {line})"
     if isinstance(parent, (ast.With, ast.AsyncWith)) and isinstance(child, ast.stmt):
-        return next((_inside(item.context_expr, at) for item in parent.items if not _is_harmless(item, at)), "")
+        return next((_inside(item.context_expr, ctx) for item in parent.items if not _is_harmless(item, ctx)), "")
     return ""
 
 
-def _inside(context: ast.expr, at: Place) -> str:
-    return f"it stands inside `with {at.source(context)}`, which may change how it is built"
+def _inside(context: ast.expr, ctx: RuleContext) -> str:
+    return f"it stands inside `with {ctx.source(context)}`, which may change how it is built"
 
 
-def _is_harmless(item: ast.withitem, at: Place) -> bool:
+def _is_harmless(item: ast.withitem, ctx: RuleContext) -> bool:
     node = item.context_expr
     if not isinstance(node, ast.Call):
         return False
-    return at.name(node) in _HARMLESS or (isinstance(node.func, ast.Attribute) and node.func.attr in _HARMLESS_METHODS)
+    return ctx.name(node) in _HARMLESS or (isinstance(node.func, ast.Attribute) and node.func.attr in _HARMLESS_METHODS)
 
 
-def helper_reason(call: Call, helper: Function, function: Function | None) -> str:
+def helper_reason(call: CallSite, helper: Function, function: Function | None) -> str:
     """The same for the call of a function of the program that builds a model and returns it."""
     if helper.outer is not None:
         return f"it stands in the inner function `{helper.name}`, which may run any number of times"
@@ -175,6 +171,6 @@ def _returned(helper: Function) -> str:
             continue
         values = assigned.get(node.value.id, []) if isinstance(node.value, ast.Name) else [node.value]
         if not values or any(id(one) not in built for one in values):
-            code = " ".join(helper.at.source(node.value).split())[:50]
+            code = " ".join(helper.ctx.source(node.value).split())[:50]
             return f"`{helper.name}` returns `{code}` (line {node.lineno}), which is no call that builds a model"
     return ""

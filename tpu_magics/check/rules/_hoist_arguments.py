@@ -1,8 +1,6 @@
-"""What the arguments of a call that builds a model need, before the function runs.
+"""Why a call that builds a model cannot run in the notebook: its arguments, its class or its helper function.
 
-What lives here: the first thing that keeps an argument, a class or a helper function from being evaluated in the
-notebook. What does not: where the call stands (_hoist.py), and evaluating (launch/hoist/values.py and helpers.py, whose
-reasons these are).
+The reasons are those of launch/hoist/values.py and helpers.py.
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ from tpu_magics.check.rules import _ranks, _runtime
 from tpu_magics.check.values import CLASS, DEVICE, MODEL, MODULE
 
 if TYPE_CHECKING:
-    from tpu_magics.check.program import Call, Function
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.program import CallSite, Function
+    from tpu_magics.check.rule_context import RuleContext
 
 BUILDERS = ("from_pretrained", "from_config", "_from_config", "load_from_checkpoint")
 _PURE = frozenset(
@@ -39,7 +37,7 @@ _DEVICE_PACKAGES = ("torch_xla.", "accelerate.")
 _DEPTH = 6
 
 
-def problem(call: Call, function: Function) -> str:
+def problem(call: CallSite, function: Function) -> str:
     """Why a call cannot be made in the notebook; "" where nothing speaks against it."""
     found = _callee(call, function)
     if found:
@@ -47,17 +45,17 @@ def problem(call: Call, function: Function) -> str:
     for given in (*call.node.args, *(one.value for one in call.node.keywords)):
         found = _problem(given, call, function, _DEPTH)
         if found:
-            return f"its argument `{' '.join(call.at.source(given).split())[:50]}` {found}"
+            return f"its argument `{' '.join(call.ctx.source(given).split())[:50]}` {found}"
     return ""
 
 
-def _callee(call: Call, function: Function) -> str:
+def _callee(call: CallSite, function: Function) -> str:
     name = _first(call.node.func)
-    if call.at.value(_root(call.node.func)).kind != MODULE:
+    if call.ctx.value(_root(call.node.func)).kind != MODULE:
         found = _changed(name, call, function)
         if found:
             return f"it {found}"
-    cls = call.at.value(call.node.func)
+    cls = call.ctx.value(call.node.func)
     if cls.kind != CLASS:
         return ""
     if any(one is cls.ref.node for one in nodes_of(function.node)):
@@ -67,19 +65,19 @@ def _callee(call: Call, function: Function) -> str:
 
 
 def _uses_device(function: Function) -> bool:
-    starters = {id(call.node) for call in _runtime.starters(function.at.program)}
+    starters = {id(call.node) for call in _runtime.starters(function.ctx.program)}
     return any(id(call.node) in starters or call.name.startswith(_DEVICE_PACKAGES) for call in function.calls)
 
 
 # -- expressions -----------------------------------------------------------------------------------------------------
 
 
-def _problem(node: ast.expr, call: Call, function: Function, depth: int) -> str:
+def _problem(node: ast.expr, call: CallSite, function: Function, depth: int) -> str:
     """Why an expression has no value before the function runs."""
     if isinstance(node, _MORE_THAN_READING):
         return "is more than an expression that reads values"
-    value = call.at.value(node)
-    if (isinstance(node, ast.Attribute) and node.attr == "device") or _is_device(node, call.at):
+    value = call.ctx.value(node)
+    if (isinstance(node, ast.Attribute) and node.attr == "device") or _is_device(node, call.ctx):
         return "depends on the device"
     if isinstance(node, ast.Name):
         return _name_problem(node.id, call, function, depth)
@@ -87,26 +85,26 @@ def _problem(node: ast.expr, call: Call, function: Function, depth: int) -> str:
     if isinstance(node, ast.Call):
         if value.kind == MODEL:
             return ""
-        if not _is_pure(node, call.at):
-            return f"calls `{call.at.source(node.func)}`, whose result is known only when the function runs"
+        if not _is_pure(node, call.ctx):
+            return f"calls `{call.ctx.source(node.func)}`, whose result is known only when the function runs"
         parts = [*node.args, *(one.value for one in node.keywords)]
-        parts += [node.func.value] if isinstance(node.func, ast.Attribute) and not call.at.name(node) else []
+        parts += [node.func.value] if isinstance(node.func, ast.Attribute) and not call.ctx.name(node) else []
     if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
         parts = [one.iter for one in node.generators]
     return next((text for one in parts if (text := _problem(one, call, function, depth))), "")
 
 
-def _is_device(node: ast.expr, at: Place) -> bool:
-    value = at.value(node)
+def _is_device(node: ast.expr, ctx: RuleContext) -> bool:
+    value = ctx.value(node)
     return _runtime.is_xla_device(value) or (value.kind == DEVICE and value.where == "device")
 
 
-def _is_pure(node: ast.Call, at: Place) -> bool:
-    name = at.name(node)
+def _is_pure(node: ast.Call, ctx: RuleContext) -> bool:
+    name = ctx.name(node)
     if name:
         owner = name.split(".")[-2] if name.endswith(BUILDERS) else name.rpartition(".")[2]
         return name.removeprefix("builtins.") in _PURE or owner.endswith("Config") or name in _PLAIN_DATA
-    callee = at.value(node.func)
+    callee = ctx.value(node.func)
     if callee.kind == CLASS:
         return not callee.ref.is_module
     return isinstance(node.func, ast.Attribute) and node.func.attr in _PURE_METHODS
@@ -115,7 +113,7 @@ def _is_pure(node: ast.Call, at: Place) -> bool:
 # -- names -----------------------------------------------------------------------------------------------------------
 
 
-def _name_problem(name: str, call: Call, function: Function, depth: int) -> str:
+def _name_problem(name: str, call: CallSite, function: Function, depth: int) -> str:
     stored = _stored(function).get(name, [])
     parameter = any(one.arg == name for one in function.parameters)
     if not stored:
@@ -129,7 +127,7 @@ def _name_problem(name: str, call: Call, function: Function, depth: int) -> str:
 
 def _stored(function: Function) -> dict[str, list[int]]:
     """The names that a function sets, other than in comprehensions, and the lines."""
-    memo, key = function.at.program.memo, ("stored", id(function))
+    memo, key = function.ctx.program.memo, ("stored", id(function))
     if key not in memo:
         found: dict[str, list[int]] = {}
         for node in nodes_of(function.node):
@@ -163,7 +161,7 @@ def _always(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _always(statement.body)
 
 
-def _changed(name: str, call: Call, function: Function) -> str:
+def _changed(name: str, call: CallSite, function: Function) -> str:
     """Whether the function has changed the object behind a name before the call."""
     for node in nodes_of(function.node):
         if getattr(node, "lineno", call.node.lineno) < call.node.lineno and _changes(node) == name:

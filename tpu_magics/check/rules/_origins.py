@@ -1,8 +1,4 @@
-"""Where a name's value was written: the expression that a name was last given.
-
-What lives here: looking up assignments, for rules that need the arguments of what made a value. What does not: abstract
-values (walker.py); this reads only how things were written.
-"""
+"""The expression that a name was last assigned."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 _FAR = 12  # names that stand for names: no program goes further
 _TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))  # newer than the oldest Python we run on
@@ -19,7 +15,7 @@ _BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, as
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
-class Given(NamedTuple):
+class NameAssignment(NamedTuple):
     """One assignment: where it stands, what was assigned, and which item of that where it was unpacked."""
 
     cell: int
@@ -28,13 +24,13 @@ class Given(NamedTuple):
     path: tuple[int, ...]
 
 
-def origin(at: Place, node: ast.expr) -> tuple[ast.expr, tuple[int, ...]]:
+def origin(ctx: RuleContext, node: ast.expr) -> tuple[ast.expr, tuple[int, ...]]:
     """The expression behind a name, and the path of items that lead from that to it; any other node is its own."""
     path: tuple[int, ...] = ()
     for _ in range(_FAR):
         if not isinstance(node, ast.Name):
             break
-        given = _last(at, node)
+        given = _last(ctx, node)
         if given is None or given.value is node:
             break
         node, path = given.value, (*given.path, *path)
@@ -43,44 +39,44 @@ def origin(at: Place, node: ast.expr) -> tuple[ast.expr, tuple[int, ...]]:
     return node, path
 
 
-def _last(at: Place, node: ast.Name) -> Given | None:
+def _last(ctx: RuleContext, node: ast.Name) -> NameAssignment | None:
     """The last assignment above the name, in its function or at the level of the notebook."""
-    if at.function is not None:
-        here = _assigned_in_function(at).get(node.id)
+    if ctx.function is not None:
+        here = _assigned_in_function(ctx).get(node.id)
         if here is not None:
             return next((one for one in reversed(here) if one.line < node.lineno), None)
-        if any(one.arg == node.id for one in at.function.parameters):
+        if any(one.arg == node.id for one in ctx.function.parameters):
             return None
-    found = _assigned_at_top(at).get(node.id, [])
-    if at.function is not None:
+    found = _assigned_at_top(ctx).get(node.id, [])
+    if ctx.function is not None:
         return found[-1] if found else None
-    return next((one for one in reversed(found) if (one.cell, one.line) < (at.cell_index, node.lineno)), None)
+    return next((one for one in reversed(found) if (one.cell, one.line) < (ctx.cell_index, node.lineno)), None)
 
 
-def _assigned_in_function(at: Place) -> dict[str, list[Given]]:
-    function = at.function
+def _assigned_in_function(ctx: RuleContext) -> dict[str, list[NameAssignment]]:
+    function = ctx.function
     assert function is not None
     key = ("origins", id(function))
-    if key not in at.program.memo:
+    if key not in ctx.program.memo:
         body = function.node.body
-        at.program.memo[key] = _gathered(body if isinstance(body, list) else [], at.cell_index)
-    found: dict[str, list[Given]] = at.program.memo[key]
+        ctx.program.memo[key] = _gathered(body if isinstance(body, list) else [], ctx.cell_index)
+    found: dict[str, list[NameAssignment]] = ctx.program.memo[key]
     return found
 
 
-def _assigned_at_top(at: Place) -> dict[str, list[Given]]:
-    if "origins" not in at.program.memo:
-        found: dict[str, list[Given]] = {}
-        for index, cell in enumerate(at.program.cells):
+def _assigned_at_top(ctx: RuleContext) -> dict[str, list[NameAssignment]]:
+    if "origins" not in ctx.program.memo:
+        found: dict[str, list[NameAssignment]] = {}
+        for index, cell in enumerate(ctx.program.cells):
             for name, given in _gathered(cell.tree.body if cell.tree is not None else [], index).items():
                 found.setdefault(name, []).extend(given)
-        at.program.memo["origins"] = found
-    top: dict[str, list[Given]] = at.program.memo["origins"]
+        ctx.program.memo["origins"] = found
+    top: dict[str, list[NameAssignment]] = ctx.program.memo["origins"]
     return top
 
 
-def _gathered(body: list[ast.stmt], cell: int) -> dict[str, list[Given]]:
-    found: dict[str, list[Given]] = {}
+def _gathered(body: list[ast.stmt], cell: int) -> dict[str, list[NameAssignment]]:
+    found: dict[str, list[NameAssignment]] = {}
     for node in own_statements(body):
         if isinstance(node, ast.Assign):
             for target in node.targets:
@@ -91,10 +87,15 @@ def _gathered(body: list[ast.stmt], cell: int) -> dict[str, list[Given]]:
 
 
 def _note(
-    target: ast.expr, value: ast.expr, path: tuple[int, ...], cell: int, line: int, found: dict[str, list[Given]]
+    target: ast.expr,
+    value: ast.expr,
+    path: tuple[int, ...],
+    cell: int,
+    line: int,
+    found: dict[str, list[NameAssignment]],
 ) -> None:
     if isinstance(target, ast.Name):
-        found.setdefault(target.id, []).append(Given(cell, line, value, path))
+        found.setdefault(target.id, []).append(NameAssignment(cell, line, value, path))
     elif isinstance(target, (ast.Tuple, ast.List)) and not any(isinstance(one, ast.Starred) for one in target.elts):
         for number, one in enumerate(target.elts):
             _note(one, value, (*path, number), cell, line, found)

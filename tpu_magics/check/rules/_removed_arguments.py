@@ -1,9 +1,8 @@
-"""What became of the arguments that TrainingArguments no longer takes.
+"""Arguments that TrainingArguments no longer takes, and their replacements.
 
-What lives here: the table. What does not: finding them (tpu603_trainer_removed_argument.py).
-
-Read by comparing the fields of TrainingArguments in transformers 3.5.1, 4.0.1, 4.12.5, 4.26.1, 4.36.2, 4.41.2, 4.46.3,
-4.52.4, 4.57.1, 5.0.0, 5.5.0, 5.10.0 and 5.15.0 with those of 5.23.0; `last` is the newest of them that has the field.
+From a comparison of the fields of TrainingArguments in transformers 3.5.1, 4.0.1, 4.12.5, 4.26.1, 4.36.2, 4.41.2,
+4.46.3, 4.52.4, 4.57.1, 5.0.0, 5.5.0, 5.10.0 and 5.15.0 with those of 5.23.0; `last` is the newest version of these
+that has the field.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Removed:
+class RemovedArgument:
     """`new`: the argument that takes the same value; `instead`: code to write where the value is True; "" for both:
     take it out. `fix` says what neither does. `general`: nothing to do with devices, so that it is said as advice."""
 
@@ -26,47 +25,47 @@ class Removed:
 _HALF = "Take it out: bf16=True alone decides."
 _LOADER = 'Write accelerator_config={{"{0}": ...}}.'
 
-ARGUMENTS: dict[str, Removed] = {
-    "tpu_num_cores": Removed(
+ARGUMENTS: dict[str, RemovedArgument] = {
+    "tpu_num_cores": RemovedArgument(
         "4.57",
         fix="Take it out, and give the number to the launcher: `%%tpu_train -n 8`, `xla_spawn.py --num_cores 8`.",
     ),
-    "tpu_metrics_debug": Removed("4.57", instead='debug="tpu_metrics_debug"'),
-    "evaluation_strategy": Removed("4.46", new="eval_strategy"),
-    "evaluate_during_training": Removed("3.5", instead='eval_strategy="steps"'),
-    "no_cuda": Removed("4.57", new="use_cpu"),
-    "use_mps_device": Removed("4.57", fix="Take it out: the device is found by itself."),
-    "per_gpu_train_batch_size": Removed("4.57", new="per_device_train_batch_size"),
-    "per_gpu_eval_batch_size": Removed("4.57", new="per_device_eval_batch_size"),
-    "half_precision_backend": Removed("4.57", fix=_HALF),
-    "fp16_backend": Removed("4.57", fix=_HALF),
-    "fp16_opt_level": Removed("4.57", fix=_HALF),
-    "fsdp_min_num_params": Removed("4.57", fix='Write fsdp_config={"min_num_params": ...}.'),
-    "fsdp_transformer_layer_cls_to_wrap": Removed(
+    "tpu_metrics_debug": RemovedArgument("4.57", instead='debug="tpu_metrics_debug"'),
+    "evaluation_strategy": RemovedArgument("4.46", new="eval_strategy"),
+    "evaluate_during_training": RemovedArgument("3.5", instead='eval_strategy="steps"'),
+    "no_cuda": RemovedArgument("4.57", new="use_cpu"),
+    "use_mps_device": RemovedArgument("4.57", fix="Take it out: the device is found by itself."),
+    "per_gpu_train_batch_size": RemovedArgument("4.57", new="per_device_train_batch_size"),
+    "per_gpu_eval_batch_size": RemovedArgument("4.57", new="per_device_eval_batch_size"),
+    "half_precision_backend": RemovedArgument("4.57", fix=_HALF),
+    "fp16_backend": RemovedArgument("4.57", fix=_HALF),
+    "fp16_opt_level": RemovedArgument("4.57", fix=_HALF),
+    "fsdp_min_num_params": RemovedArgument("4.57", fix='Write fsdp_config={"min_num_params": ...}.'),
+    "fsdp_transformer_layer_cls_to_wrap": RemovedArgument(
         "4.57", fix='Write fsdp_config={"transformer_layer_cls_to_wrap": [...]}.'
     ),
-    "sharded_ddp": Removed("4.26", fix='Shard with fsdp="full_shard" and fsdp_config={"xla": True}.'),
-    "adafactor": Removed("4.57", instead='optim="adafactor"'),
-    "xpu_backend": Removed("4.26", new="ddp_backend"),
-    "dispatch_batches": Removed("4.46", fix=_LOADER.format("dispatch_batches")),
-    "split_batches": Removed("4.46", fix=_LOADER.format("split_batches")),
-    "torchdynamo": Removed("4.57", fix="Take it out: XLA compiles the step."),
-    "jit_mode_eval": Removed("4.57", fix="Take it out: XLA compiles the step."),
-    "use_ipex": Removed("4.52", fix="Take it out: it is of Intel's CPUs."),
-    "mp_parameters": Removed("4.57", fix="Take it out: it is of SageMaker."),
-    "group_by_length": Removed("5.0", instead='train_sampling_strategy="group_by_length"', general=True),
-    "warmup_ratio": Removed("5.10", new="warmup_steps", general=True),
-    "logging_dir": Removed("5.10", fix="Set the environment variable TENSORBOARD_LOGGING_DIR.", general=True),
-    "overwrite_output_dir": Removed("4.57", fix="Take it out.", general=True),
-    "save_safetensors": Removed("4.57", fix="Take it out: safetensors is the only format.", general=True),
-    "include_inputs_for_metrics": Removed("4.57", instead='include_for_metrics=["inputs"]', general=True),
-    "include_tokens_per_second": Removed("4.57", fix="Write include_num_input_tokens_seen=True.", general=True),
-    "past_index": Removed("4.57", fix="Take it out.", general=True),
-    "use_legacy_prediction_loop": Removed("4.57", fix="Take it out.", general=True),
-    "push_to_hub_model_id": Removed("4.57", new="hub_model_id", general=True),
-    "push_to_hub_token": Removed("4.57", new="hub_token", general=True),
-    "push_to_hub_organization": Removed("4.57", fix='Write hub_model_id="organization/name".', general=True),
-    "ray_scope": Removed("4.57", fix="Give it to hyperparameter_search.", general=True),
+    "sharded_ddp": RemovedArgument("4.26", fix='Shard with fsdp="full_shard" and fsdp_config={"xla": True}.'),
+    "adafactor": RemovedArgument("4.57", instead='optim="adafactor"'),
+    "xpu_backend": RemovedArgument("4.26", new="ddp_backend"),
+    "dispatch_batches": RemovedArgument("4.46", fix=_LOADER.format("dispatch_batches")),
+    "split_batches": RemovedArgument("4.46", fix=_LOADER.format("split_batches")),
+    "torchdynamo": RemovedArgument("4.57", fix="Take it out: XLA compiles the step."),
+    "jit_mode_eval": RemovedArgument("4.57", fix="Take it out: XLA compiles the step."),
+    "use_ipex": RemovedArgument("4.52", fix="Take it out: it is of Intel's CPUs."),
+    "mp_parameters": RemovedArgument("4.57", fix="Take it out: it is of SageMaker."),
+    "group_by_length": RemovedArgument("5.0", instead='train_sampling_strategy="group_by_length"', general=True),
+    "warmup_ratio": RemovedArgument("5.10", new="warmup_steps", general=True),
+    "logging_dir": RemovedArgument("5.10", fix="Set the environment variable TENSORBOARD_LOGGING_DIR.", general=True),
+    "overwrite_output_dir": RemovedArgument("4.57", fix="Take it out.", general=True),
+    "save_safetensors": RemovedArgument("4.57", fix="Take it out: safetensors is the only format.", general=True),
+    "include_inputs_for_metrics": RemovedArgument("4.57", instead='include_for_metrics=["inputs"]', general=True),
+    "include_tokens_per_second": RemovedArgument("4.57", fix="Write include_num_input_tokens_seen=True.", general=True),
+    "past_index": RemovedArgument("4.57", fix="Take it out.", general=True),
+    "use_legacy_prediction_loop": RemovedArgument("4.57", fix="Take it out.", general=True),
+    "push_to_hub_model_id": RemovedArgument("4.57", new="hub_model_id", general=True),
+    "push_to_hub_token": RemovedArgument("4.57", new="hub_token", general=True),
+    "push_to_hub_organization": RemovedArgument("4.57", fix='Write hub_model_id="organization/name".', general=True),
+    "ray_scope": RemovedArgument("4.57", fix="Give it to hyperparameter_search.", general=True),
 }
 
 # What is gone without a trace when it is taken out: nothing else decides by it.

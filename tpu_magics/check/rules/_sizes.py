@@ -1,10 +1,7 @@
-"""Which sizes are decided by data.
+"""Sizes that depend on data.
 
-What lives here: whether a bound or a size comes out of a tensor's values for certain. What does not: where sizes stand
-in calls (tpu204_slice_by_value.py).
-
-That a value may be a tensor is not enough here: a model's layers hand on heights and widths beside their tensors, and
-nobody gives a tensor as a size without having computed it. So a size has to be followed to what computed it.
+A value that may be a tensor is not enough: layers pass heights and widths next to their tensors. So a size is traced
+back to the code that computed it.
 """
 
 from __future__ import annotations
@@ -19,8 +16,8 @@ from tpu_magics.check.rules._shapes import is_array
 from tpu_magics.check.values import BATCH, FUNCTION, LIST, NUMBER, OUTPUT, TENSOR
 
 if TYPE_CHECKING:
-    from tpu_magics.check.rule_context import Place
-    from tpu_magics.check.values import Value
+    from tpu_magics.check.rule_context import RuleContext
+    from tpu_magics.check.values import AbstractValue
 
 _DEEPEST = 6  # names followed from one to the next
 # Methods of tensors by which people come to a size.
@@ -33,90 +30,90 @@ _COMPUTES = frozenset(
 Definition = tuple[ast.expr, bool]  # what a name is given, and whether it is given an item of that
 
 
-def sizes_of_data(nodes: list[ast.expr], at: Place) -> Iterator[ast.expr]:
+def sizes_of_data(nodes: list[ast.expr], ctx: RuleContext) -> Iterator[ast.expr]:
     """Those of these sizes (tuples and lists looked into) that data decides."""
     for node in nodes:
         if isinstance(node, (ast.Tuple, ast.List)):
-            yield from sizes_of_data(node.elts, at)
-        elif is_of_data(node.value if isinstance(node, ast.Starred) else node, at):
+            yield from sizes_of_data(node.elts, ctx)
+        elif is_of_data(node.value if isinstance(node, ast.Starred) else node, ctx):
             yield node
 
 
-def is_of_data(node: ast.expr, at: Place) -> bool:
+def is_of_data(node: ast.expr, ctx: RuleContext) -> bool:
     """Whether a size is a number read out of a tensor, or a tensor that was computed."""
-    value = at.value(node)
+    value = ctx.value(node)
     if value.kind in (NUMBER, LIST):
         return value.read or _is_list_of_data(value)
     if value.shape:  # tf.shape(x)[0]
         return False
-    return value.kind in (TENSOR, OUTPUT) and is_array(value) and _is_computed(node, at, _DEEPEST)
+    return value.kind in (TENSOR, OUTPUT) and is_array(value) and _is_computed(node, ctx, _DEEPEST)
 
 
-def _is_list_of_data(value: Value) -> bool:
+def _is_list_of_data(value: AbstractValue) -> bool:
     items = value.items or (() if value.item is None else (value.item,))
     return value.kind == LIST and any(one.read for one in items)
 
 
-def _is_computed(node: ast.expr, at: Place, deeper: int) -> bool:
+def _is_computed(node: ast.expr, ctx: RuleContext, deeper: int) -> bool:
     if deeper == 0:
         return False
     if isinstance(node, ast.BinOp):
-        return _is_computed(node.left, at, deeper) or _is_computed(node.right, at, deeper)
+        return _is_computed(node.left, ctx, deeper) or _is_computed(node.right, ctx, deeper)
     if isinstance(node, ast.UnaryOp):
-        return _is_computed(node.operand, at, deeper)
+        return _is_computed(node.operand, ctx, deeper)
     if isinstance(node, ast.Call):
-        return _computes(node, at)
+        return _computes(node, ctx)
     if isinstance(node, ast.Subscript):
-        return _is_item_of_data(node.value, at, deeper)
-    if isinstance(node, ast.Name) and _is_said_to_be_tensor(node.id, at):
+        return _is_item_of_data(node.value, ctx, deeper)
+    if isinstance(node, ast.Name) and _is_said_to_be_tensor(node.id, ctx):
         return True
     if isinstance(node, ast.Name):
         return any(
-            _is_item_of_data(given, at, deeper - 1) if item else _is_computed(given, at, deeper - 1)
-            for given, item in _definitions(at).get(node.id, ())
+            _is_item_of_data(given, ctx, deeper - 1) if item else _is_computed(given, ctx, deeper - 1)
+            for given, item in _definitions(ctx).get(node.id, ())
         )
     return False
 
 
-def _is_said_to_be_tensor(name: str, at: Place) -> bool:
+def _is_said_to_be_tensor(name: str, ctx: RuleContext) -> bool:
     """A parameter annotated as a tensor and nothing else."""
-    parameters = at.function.parameters if at.function is not None else ()
+    parameters = ctx.function.parameters if ctx.function is not None else ()
     given = next((one.annotation for one in parameters if one.arg == name), None)
     return given is not None and re.search(r"(^|\.)\w*Tensor'?$", ast.unparse(given)) is not None
 
 
-def _computes(node: ast.Call, at: Place) -> bool:
+def _computes(node: ast.Call, ctx: RuleContext) -> bool:
     """A function of torch or TensorFlow, a reduction of a tensor, or a function of the program that returns one."""
-    if at.value(node).kind != TENSOR:
+    if ctx.value(node).kind != TENSOR:
         return False
-    if at.name(node).startswith(("torch.", "tensorflow.")):
+    if ctx.name(node).startswith(("torch.", "tensorflow.")):
         return True
-    receiver, method = at.method(node)
-    return at.value(node.func).kind == FUNCTION or (method in _COMPUTES and is_array(receiver))
+    receiver, method = ctx.method(node)
+    return ctx.value(node.func).kind == FUNCTION or (method in _COMPUTES and is_array(receiver))
 
 
-def _is_item_of_data(node: ast.expr, at: Place, deeper: int) -> bool:
+def _is_item_of_data(node: ast.expr, ctx: RuleContext, deeper: int) -> bool:
     """`lengths[i]`, and what a loop over `lengths` gives: items of a tensor or of a batch, not of a model's output."""
-    value = at.value(node)
-    if isinstance(node, ast.Call) and at.name(node) in ("builtins.enumerate", "builtins.zip"):
-        return any(_is_item_of_data(one, at, deeper) for one in node.args)
+    value = ctx.value(node)
+    if isinstance(node, ast.Call) and ctx.name(node) in ("builtins.enumerate", "builtins.zip"):
+        return any(_is_item_of_data(one, ctx, deeper) for one in node.args)
     if not is_array(value):
         return False
-    return value.kind in (TENSOR, BATCH) or _is_computed(node, at, deeper)
+    return value.kind in (TENSOR, BATCH) or _is_computed(node, ctx, deeper)
 
 
-def _definitions(at: Place) -> dict[str, list[Definition]]:
+def _definitions(ctx: RuleContext) -> dict[str, list[Definition]]:
     """What each name of this function is given, looked up once."""
-    function = at.function
-    key = ("definitions", id(function) if function is not None else at.cell_index)
-    if key not in at.program.memo:
-        top = function.node if function is not None else at.cell.tree
+    function = ctx.function
+    key = ("definitions", id(function) if function is not None else ctx.cell_index)
+    if key not in ctx.program.memo:
+        top = function.node if function is not None else ctx.cell.tree
         found: dict[str, list[Definition]] = {}
         for node in () if top is None else nodes_of(top):
             for name, given in _given(node):
                 found.setdefault(name, []).append(given)
-        at.program.memo[key] = found
-    known: dict[str, list[Definition]] = at.program.memo[key]
+        ctx.program.memo[key] = found
+    known: dict[str, list[Definition]] = ctx.program.memo[key]
     return known
 
 

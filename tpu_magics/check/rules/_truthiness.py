@@ -1,8 +1,4 @@
-"""Which Python code asks for a tensor's value to go on.
-
-What lives here: for each form of code, the expressions whose truth or order it needs. What does not: what is said of
-them (tpu101_branch_on_value.py).
-"""
+"""Python code that needs a tensor's value to go on, and the expressions whose value it needs."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from tpu_magics.check.rules import _graph_work, _value_reads, _values
 from tpu_magics.check.values import INSTANCE, LIST, MODEL, TENSOR
 
 if TYPE_CHECKING:
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -29,11 +25,11 @@ _CALLED = _TRUTHS | _ORDERS | _COMPARING_METHODS | {"_assert"}
 _NAMES = _COMPARING | {"builtins." + one for one in _TRUTHS | _ORDERS}
 
 
-def may_ask(node: ast.AST, at: Place) -> bool:
+def may_need_value(node: ast.AST, ctx: RuleContext) -> bool:
     """The cheap look: most nodes ask for no value whatever stands in them."""
     if isinstance(node, ast.Call):
         func = node.func
-        return func.attr in _CALLED if isinstance(func, ast.Attribute) else at.name(func) in _NAMES
+        return func.attr in _CALLED if isinstance(func, ast.Attribute) else ctx.name(func) in _NAMES
     if isinstance(node, ast.Compare):
         return len(node.ops) > 1 or isinstance(node.ops[0], (ast.In, ast.NotIn))
     if isinstance(node, ast.UnaryOp):
@@ -41,15 +37,21 @@ def may_ask(node: ast.AST, at: Place) -> bool:
     return not isinstance(node, COMPREHENSIONS) or any(generator.ifs for generator in node.generators)
 
 
-def first_asked(node: ast.AST, at: Place) -> ast.expr | None:
+def first_needed(node: ast.AST, ctx: RuleContext) -> ast.expr | None:
     """The first expression whose value this needs; None where it needs none of a tensor."""
-    found = next(_asked(node, at), None)
+    found = next(_needed_values(node, ctx), None)
     tests = _tests(node) if found is None else []
-    inside = (one for test in tests for part in nodes_of(test) if may_ask(part, at) for one in _asked(part, at))
-    found = found or next((one for one in inside if not _values.guarded(one, at)), None)
+    inside = (
+        one
+        for test in tests
+        for part in nodes_of(test)
+        if may_need_value(part, ctx)
+        for one in _needed_values(part, ctx)
+    )
+    found = found or next((one for one in inside if not _values.guarded(one, ctx)), None)
     if found is None and tests:
-        read = _read(tests[0], at)
-        return read if read is not None and _graph_work.decides_tensor_work(node, at) else None
+        read = _read(tests[0], ctx)
+        return read if read is not None and _graph_work.decides_tensor_work(node, ctx) else None
     return found
 
 
@@ -59,13 +61,13 @@ def _tests(node: ast.AST) -> list[ast.expr]:
     return [node.test] if isinstance(node, (ast.If, ast.While, ast.Assert, ast.IfExp)) else []
 
 
-def _read(test: ast.expr, at: Place) -> ast.expr | None:
+def _read(test: ast.expr, ctx: RuleContext) -> ast.expr | None:
     """A number read out of a tensor on which a test depends."""
-    if _values.now_and_then(test, at):
+    if _values.now_and_then(test, ctx):
         return None
     leaves = _leaves(test)
     sides = (one for leaf in leaves for one in (_sides(leaf) if isinstance(leaf, ast.Compare) else [leaf]))
-    return next((found for side in sides for found in _value_reads.data(side, at)), None)
+    return next((found for side in sides for found in _value_reads.data(side, ctx)), None)
 
 
 def _leaves(test: ast.expr) -> Iterator[ast.expr]:
@@ -84,38 +86,38 @@ def _sides(test: ast.Compare) -> list[ast.expr]:
     return [] if identity else [test.left, *test.comparators]
 
 
-def _asked(node: ast.AST, at: Place) -> Iterator[ast.expr]:
-    asks = _ASKS.get(type(node))
-    return asks(node, at) if asks is not None else iter(())
+def _needed_values(node: ast.AST, ctx: RuleContext) -> Iterator[ast.expr]:
+    handler = _HANDLERS.get(type(node))
+    return handler(node, ctx) if handler is not None else iter(())
 
 
-def _truth(node: ast.expr, at: Place) -> Iterator[ast.expr]:
+def _truth(node: ast.expr, ctx: RuleContext) -> Iterator[ast.expr]:
     """The tensors whose truth is asked when that of this expression is."""
     if isinstance(node, ast.BoolOp):
         for value in node.values:
-            yield from _truth(value, at)
-            if isinstance(node.op, ast.And) and _values.now_and_then(value, at):
+            yield from _truth(value, ctx)
+            if isinstance(node.op, ast.And) and _values.now_and_then(value, ctx):
                 return  # what stands behind `step % 100 == 0 and` is looked at every 100 steps
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        yield from _truth(node.operand, at)
-    elif _values.computed(at.value(node), at) and not _asks_whether_there(node, at):
+        yield from _truth(node.operand, ctx)
+    elif _values.computed(ctx.value(node), ctx) and not _tests_for_presence(node, ctx):
         yield node
 
 
-def _asks_whether_there(node: ast.expr, at: Place) -> bool:
+def _tests_for_presence(node: ast.expr, ctx: RuleContext) -> bool:
     """Whether `if labels:` asks for a flag, a list or None rather than for a tensor's value.
 
     Of most tensors Python cannot even ask for the truth. So a bare name is believed to be a tensor only where it was
     computed here: not a parameter without an annotation, not a field of a model's output or of a batch.
     """
-    if at.value(node).dtype == "bool":
+    if ctx.value(node).dtype == "bool":
         return False
     if isinstance(node, ast.Name):
-        function = at.function
+        function = ctx.function
         given = next((one for one in function.parameters if one.arg == node.id), None) if function is not None else None
         return given is not None and (_FLAG.match(node.id) is not None or not _is_annotated(given))
     if isinstance(node, (ast.Attribute, ast.Subscript)):
-        return at.value(node.value).kind not in (TENSOR, INSTANCE, MODEL)
+        return ctx.value(node.value).kind not in (TENSOR, INSTANCE, MODEL)
     return False
 
 
@@ -123,95 +125,95 @@ def _is_annotated(given: ast.arg) -> bool:
     return given.annotation is not None and re.search(r"Tensor\b", ast.unparse(given.annotation)) is not None
 
 
-def _of_test(node: ast.If | ast.While | ast.Assert | ast.IfExp, at: Place) -> Iterator[ast.expr]:
-    return _truth(node.test, at)
+def _of_test(node: ast.If | ast.While | ast.Assert | ast.IfExp, ctx: RuleContext) -> Iterator[ast.expr]:
+    return _truth(node.test, ctx)
 
 
-def _of_bool_op(node: ast.BoolOp, at: Place) -> Iterator[ast.expr]:
+def _of_bool_op(node: ast.BoolOp, ctx: RuleContext) -> Iterator[ast.expr]:
     for value in node.values[:-1]:
-        yield from _truth(value, at)
-        if isinstance(node.op, ast.And) and _values.now_and_then(value, at):
+        yield from _truth(value, ctx)
+        if isinstance(node.op, ast.And) and _values.now_and_then(value, ctx):
             return
 
 
-def _of_not(node: ast.UnaryOp, at: Place) -> Iterator[ast.expr]:
-    return _truth(node.operand, at) if isinstance(node.op, ast.Not) else iter(())
+def _of_not(node: ast.UnaryOp, ctx: RuleContext) -> Iterator[ast.expr]:
+    return _truth(node.operand, ctx) if isinstance(node.op, ast.Not) else iter(())
 
 
-def _of_compare(node: ast.Compare, at: Place) -> Iterator[ast.expr]:
+def _of_compare(node: ast.Compare, ctx: RuleContext) -> Iterator[ast.expr]:
     if isinstance(node.ops[0], (ast.In, ast.NotIn)):
-        yield from _of_in(node, at)
+        yield from _of_in(node, ctx)
     elif len(node.ops) > 1:
         # `0 < t < 1` is `0 < t and t < 1`.
-        yield from (one for one in (node.left, *node.comparators) if _values.computed(at.value(one), at))
+        yield from (one for one in (node.left, *node.comparators) if _values.computed(ctx.value(one), ctx))
 
 
-def _of_in(node: ast.Compare, at: Place) -> Iterator[ast.expr]:
+def _of_in(node: ast.Compare, ctx: RuleContext) -> Iterator[ast.expr]:
     """`3 in t` and `t in [1, 2]` compare one by one. Sets and dicts go by the tensor's identity and read nothing."""
     inside = node.comparators[0]
-    if isinstance(at.constant(node.left), str):
+    if isinstance(ctx.constant(node.left), str):
         return  # a key
-    if _values.computed(at.value(inside), at):
+    if _values.computed(ctx.value(inside), ctx):
         yield inside
-    elif isinstance(inside, (ast.List, ast.Tuple)) and inside.elts and _values.computed(at.value(node.left), at):
+    elif isinstance(inside, (ast.List, ast.Tuple)) and inside.elts and _values.computed(ctx.value(node.left), ctx):
         yield node.left
 
 
-def _of_call(node: ast.Call, at: Place) -> Iterator[ast.expr]:
-    name = at.name(node)
+def _of_call(node: ast.Call, ctx: RuleContext) -> Iterator[ast.expr]:
+    name = ctx.name(node)
     builtin = name.removeprefix("builtins.")
     if builtin in _TRUTHS and node.args:
-        yield from _of_truth_call(builtin, node.args[0], at)
+        yield from _of_truth_call(builtin, node.args[0], ctx)
     elif builtin in _ORDERS and not any(one.arg == "key" for one in node.keywords):
-        yield from _of_order(node, at)
+        yield from _of_order(node, ctx)
     elif name in _COMPARING:
-        yield from (one for one in node.args if _values.readable(at.value(one), at))
-    elif not name and _values.readable(at.method(node)[0], at) and at.method(node)[1] in _COMPARING_METHODS:
+        yield from (one for one in node.args if _values.readable(ctx.value(one), ctx))
+    elif not name and _values.readable(ctx.method(node)[0], ctx) and ctx.method(node)[1] in _COMPARING_METHODS:
         yield node.func.value if isinstance(node.func, ast.Attribute) else node
 
 
-def _of_truth_call(name: str, given: ast.expr, at: Place) -> Iterator[ast.expr]:
+def _of_truth_call(name: str, given: ast.expr, ctx: RuleContext) -> Iterator[ast.expr]:
     if isinstance(given, (ast.GeneratorExp, ast.ListComp)):
-        yield from _truth(given.elt, at)
-    elif name == "bool" or at.value(given).kind != LIST:
-        yield from _truth(given, at)
-    elif _holds_computed(given, at):
+        yield from _truth(given.elt, ctx)
+    elif name == "bool" or ctx.value(given).kind != LIST:
+        yield from _truth(given, ctx)
+    elif _holds_computed(given, ctx):
         yield given
 
 
-def _of_order(node: ast.Call, at: Place) -> Iterator[ast.expr]:
+def _of_order(node: ast.Call, ctx: RuleContext) -> Iterator[ast.expr]:
     """`max(a, b)` with a tensor, `max(losses)` over tensors, `sorted(t)`."""
     if len(node.args) > 1:
-        yield from (one for one in node.args if _values.computed(at.value(one), at))
-    elif node.args and (_values.computed(at.value(node.args[0]), at) or _holds_computed(node.args[0], at)):
+        yield from (one for one in node.args if _values.computed(ctx.value(one), ctx))
+    elif node.args and (_values.computed(ctx.value(node.args[0]), ctx) or _holds_computed(node.args[0], ctx)):
         yield node.args[0]
 
 
-def _holds_computed(node: ast.expr, at: Place) -> bool:
-    value = at.value(node)
+def _holds_computed(node: ast.expr, ctx: RuleContext) -> bool:
+    value = ctx.value(node)
     items = value.items if value.items is not None else (value.item,)
-    return value.kind == LIST and any(one is not None and _values.computed(one, at) for one in items)
+    return value.kind == LIST and any(one is not None and _values.computed(one, ctx) for one in items)
 
 
 def _of_comprehension(
-    node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp, at: Place
+    node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp, ctx: RuleContext
 ) -> Iterator[ast.expr]:
     for generator in node.generators:
         for test in generator.ifs:
-            yield from _truth(test, at)
+            yield from _truth(test, ctx)
 
 
-def _of_match(node: ast.Match, at: Place) -> Iterator[ast.expr]:
+def _of_match(node: ast.Match, ctx: RuleContext) -> Iterator[ast.expr]:
     """Value patterns compare; class patterns, names and `_` do not."""
     compares = any(isinstance(one, ast.MatchValue) for case in node.cases for one in nodes_of(case.pattern))
-    if compares and _values.computed(at.value(node.subject), at):
+    if compares and _values.computed(ctx.value(node.subject), ctx):
         yield node.subject
     for case in node.cases:
         if case.guard is not None:
-            yield from _truth(case.guard, at)
+            yield from _truth(case.guard, ctx)
 
 
-_ASKS: dict[type, Callable[..., Iterator[ast.expr]]] = {
+_HANDLERS: dict[type, Callable[..., Iterator[ast.expr]]] = {
     ast.If: _of_test,
     ast.While: _of_test,
     ast.Assert: _of_test,

@@ -1,8 +1,4 @@
-"""Calls that read a tensor's value.
-
-What lives here: which calls do, and where a read costs nothing. What does not: what is said of them
-(tpu102_value_read.py).
-"""
+"""Calls that read a tensor's value."""
 
 from __future__ import annotations
 
@@ -14,8 +10,8 @@ from tpu_magics.check.rules import _values
 from tpu_magics.check.values import FUNCTION, LIST, NUMBER
 
 if TYPE_CHECKING:
-    from tpu_magics.check.rule_context import Place
-    from tpu_magics.check.values import Value
+    from tpu_magics.check.rule_context import RuleContext
+    from tpu_magics.check.values import AbstractValue
 
 _METHODS = frozenset(("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__index__", "__array__"))
 _NUMBERS = frozenset(("builtins.float", "builtins.int", "builtins.complex"))
@@ -24,69 +20,69 @@ _TO_HOST = frozenset(("torch_xla.core.xla_model.mesh_reduce", "torch_xla.core.xl
 _OF_LISTS = frozenset(("torch.tensor", "torch.as_tensor"))
 
 
-def read_tensor(node: ast.AST, at: Place) -> ast.expr | None:
+def read_tensor(node: ast.AST, ctx: RuleContext) -> ast.expr | None:
     """The tensor whose value a call reads; None where it reads none that XLA computes."""
     if not isinstance(node, ast.Call):
         return None
-    tensor = next(_given(node, at), None)
-    return None if tensor is None or is_made_on_cpu(tensor, at) else tensor
+    tensor = next(_given(node, ctx), None)
+    return None if tensor is None or is_made_on_cpu(tensor, ctx) else tensor
 
 
 _PASSING = frozenset("builtins." + one for one in ("int", "float", "bool", "max", "min", "abs", "round", "sum"))
 
 
-def data(node: ast.expr, at: Place) -> Iterator[ast.expr]:
+def data(node: ast.expr, ctx: RuleContext) -> Iterator[ast.expr]:
     """The parts of a number that were read out of tensors, here or before."""
     if isinstance(node, ast.BinOp):
-        yield from data(node.left, at)
-        yield from data(node.right, at)
+        yield from data(node.left, ctx)
+        yield from data(node.right, ctx)
     elif isinstance(node, ast.Call):
-        tensor = read_tensor(node, at)
+        tensor = read_tensor(node, ctx)
         if tensor is not None:
             yield node
-        elif at.name(node) in _PASSING or at.name(node).startswith("math."):
+        elif ctx.name(node) in _PASSING or ctx.name(node).startswith("math."):
             for one in node.args:
-                yield from data(one, at)
-        elif not at.name(node) and at.value(node).kind == NUMBER and at.value(node).read and _is_own(node, at):
+                yield from data(one, ctx)
+        elif not ctx.name(node) and ctx.value(node).kind == NUMBER and ctx.value(node).read and _is_own(node, ctx):
             yield node
-    elif at.value(node).kind == NUMBER and at.value(node).read:
+    elif ctx.value(node).kind == NUMBER and ctx.value(node).read:
         yield node
 
 
-def _is_own(node: ast.Call, at: Place) -> bool:
+def _is_own(node: ast.Call, ctx: RuleContext) -> bool:
     """Whether a function of this program is called, which reads and returns what it read."""
-    return at.value(node.func).kind == FUNCTION
+    return ctx.value(node.func).kind == FUNCTION
 
 
-def _given(node: ast.Call, at: Place) -> Iterator[ast.expr]:
+def _given(node: ast.Call, ctx: RuleContext) -> Iterator[ast.expr]:
     func = node.func
-    if isinstance(func, ast.Attribute) and _reads_its_receiver(node, func, at):
+    if isinstance(func, ast.Attribute) and _reads_its_receiver(node, func, ctx):
         yield func.value
-    name = at.name(node)
+    name = ctx.name(node)
     if not name or not node.args:
         return
     if name in _NUMBERS or name in _TO_HOST:
         wanted = node.args[1:2] if name in _TO_HOST and len(node.args) > 1 else node.args[:1]
-        yield from (one for one in wanted if _readable(at.value(one), at))
+        yield from (one for one in wanted if _readable(ctx.value(one), ctx))
     elif name.startswith(("numpy.", "math.")):
-        yield from (one for one in node.args if _values.computed(at.value(one), at) or _is_list(one, at))
+        yield from (one for one in node.args if _values.computed(ctx.value(one), ctx) or _is_list(one, ctx))
     elif name in _OF_LISTS:
-        yield from (one for one in node.args[:1] if _is_list(one, at))
+        yield from (one for one in node.args[:1] if _is_list(one, ctx))
 
 
-def _reads_its_receiver(node: ast.Call, func: ast.Attribute, at: Place) -> bool:
-    if func.attr not in _METHODS and (func.attr != "to" or at.value(node).where != "host"):
+def _reads_its_receiver(node: ast.Call, func: ast.Attribute, ctx: RuleContext) -> bool:
+    if func.attr not in _METHODS and (func.attr != "to" or ctx.value(node).where != "host"):
         return False
-    return _readable(at.value(func.value), at)
+    return _readable(ctx.value(func.value), ctx)
 
 
-def _readable(value: Value, at: Place) -> bool:
-    return _values.readable(value, at) or _values.handed_over(value, at)
+def _readable(value: AbstractValue, ctx: RuleContext) -> bool:
+    return _values.readable(value, ctx) or _values.is_eager_result(value, ctx)
 
 
-def _is_list(node: ast.expr, at: Place) -> bool:
-    value = at.value(node)
-    return value.kind == LIST and _values.holds(value, at, 1)
+def _is_list(node: ast.expr, ctx: RuleContext) -> bool:
+    value = ctx.value(node)
+    return value.kind == LIST and _values.holds(value, ctx, 1)
 
 
 # These make a tensor on the CPU unless they are told a device.
@@ -99,12 +95,12 @@ MAKERS = frozenset(
 _PERMUTATION = "torch.randperm"
 
 
-def is_made_on_cpu(tensor: ast.expr, at: Place) -> bool:
+def is_made_on_cpu(tensor: ast.expr, ctx: RuleContext) -> bool:
     """`torch.randint(0, 9, (1,)).item()` names no device, and is drawn on the CPU. What has a name may have been moved:
     it counts as a tensor like any other, but for a permutation, by which the host goes over its data."""
-    value = at.value(tensor)
-    if value.name == _PERMUTATION and value.made_at is not None:
-        return value.made_at.keyword(value.made, "device") is None and value.where != "device"
-    if not isinstance(tensor, ast.Call) or at.name(tensor) not in MAKERS:
+    value = ctx.value(tensor)
+    if value.name == _PERMUTATION and value.made_ctx is not None:
+        return value.made_ctx.argument(value.made, "device") is None and value.where != "device"
+    if not isinstance(tensor, ast.Call) or ctx.name(tensor) not in MAKERS:
         return False
-    return at.keyword(tensor, "device") is None and not at.program.calls("torch.set_default_device")
+    return ctx.argument(tensor, "device") is None and not ctx.program.calls("torch.set_default_device")

@@ -1,8 +1,4 @@
-"""Writing `where` for a branch on a tensor's value.
-
-What lives here: the rewritten code, and whether both forms are provably equal. What does not: which branches depend on
-values (_truthiness.py), and what to do about those that cannot be rewritten so (_fix_messages.py).
-"""
+"""Rewrites a branch on a tensor's value as `where`, if both forms are provably equal."""
 
 from __future__ import annotations
 
@@ -15,58 +11,58 @@ from tpu_magics.check.rules import _values
 from tpu_magics.check.values import NUMBER, TENSOR
 
 if TYPE_CHECKING:
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 
-def edits(node: ast.AST, at: Place) -> tuple[Edit, ...]:
+def edits(node: ast.AST, ctx: RuleContext) -> tuple[Edit, ...]:
     """`where` for the branch; only where both forms give equal values, shapes and dtypes."""
     if isinstance(node, ast.BoolOp):
-        return _combined(node, at)
+        return _combined(node, ctx)
     parts = _parts(node)
-    if parts is None or not choice(node, at) or not _spelling(parts[0], at):
+    if parts is None or not choice(node, ctx) or not _spelling(parts[0], ctx):
         return ()
-    names = {_base(side, at) for side in parts[1:]}
+    names = {_base(side, ctx) for side in parts[1:]}
     base = names.pop()
-    if names or base is None or not (_is_scalar_truth(parts[0], at) or _is_about(parts[0], base, at)):
+    if names or base is None or not (_is_scalar_truth(parts[0], ctx) or _is_about(parts[0], base, ctx)):
         return ()
-    return (at.replace(node, choice(node, at)),) if _is_plain(node, parts, at) else ()
+    return (ctx.replace(node, choice(node, ctx)),) if _is_plain(node, parts, ctx) else ()
 
 
-def _is_plain(node: ast.AST, parts: tuple[ast.expr, ...], at: Place) -> bool:
+def _is_plain(node: ast.AST, parts: tuple[ast.expr, ...], ctx: RuleContext) -> bool:
     """Whether no comment is lost, and no line break of an expression."""
-    return "#" not in at.source(node) and not any("\n" in at.source(one) for one in parts)
+    return "#" not in ctx.source(node) and not any("\n" in ctx.source(one) for one in parts)
 
 
-def _combined(node: ast.BoolOp, at: Place) -> tuple[Edit, ...]:
+def _combined(node: ast.BoolOp, ctx: RuleContext) -> tuple[Edit, ...]:
     """`logical_and(a, b)` for `a and b` of two bools without a dimension, which is the same tensor."""
-    where = _spelling(node.values[0], at)
-    if not where or len(node.values) != 2 or not all(_is_scalar_truth(one, at) for one in node.values):
+    where = _spelling(node.values[0], ctx)
+    if not where or len(node.values) != 2 or not all(_is_scalar_truth(one, ctx) for one in node.values):
         return ()
-    if not _is_plain(node, tuple(node.values), at):
+    if not _is_plain(node, tuple(node.values), ctx):
         return ()
     word = "logical_and" if isinstance(node.op, ast.And) else "logical_or"
-    return (at.replace(node, f"{where}.{word}({', '.join(_on_one_line(one, at) for one in node.values)})"),)
+    return (ctx.replace(node, f"{where}.{word}({', '.join(_on_one_line(one, ctx) for one in node.values)})"),)
 
 
-def _on_one_line(node: ast.expr, at: Place) -> str:
-    text = at.source(node)
+def _on_one_line(node: ast.expr, ctx: RuleContext) -> str:
+    text = ctx.source(node)
     return " ".join(text.split()) if "\n" in text else text
 
 
-def choice(node: ast.AST, at: Place) -> str:
+def choice(node: ast.AST, ctx: RuleContext) -> str:
     """`x = torch.where(condition, a, b)` for a branch that only chooses a tensor; "" for any other."""
     parts = _parts(node)
-    if parts is None or not any(at.value(side).kind == TENSOR for side in parts[1:]):
+    if parts is None or not any(ctx.value(side).kind == TENSOR for side in parts[1:]):
         return ""
-    if at.value(parts[0]).kind != TENSOR or isinstance(parts[0], ast.BoolOp) or _is_elif(node, at):
+    if ctx.value(parts[0]).kind != TENSOR or isinstance(parts[0], ast.BoolOp) or _is_elif(node, ctx):
         return ""
-    where = _spelling(parts[0], at) or ("tf" if _is_tf(parts[0], at) else "torch")
-    called = f"{where}.where({', '.join(_on_one_line(one, at) for one in parts)})"
-    return f"{at.source(_target(node))} = {called}" if isinstance(node, ast.If) else called
+    where = _spelling(parts[0], ctx) or ("tf" if _is_tf(parts[0], ctx) else "torch")
+    called = f"{where}.where({', '.join(_on_one_line(one, ctx) for one in parts)})"
+    return f"{ctx.source(_target(node))} = {called}" if isinstance(node, ast.If) else called
 
 
-def _is_elif(node: ast.AST, at: Place) -> bool:
-    return isinstance(node, ast.If) and not at.source(node).startswith("if")
+def _is_elif(node: ast.AST, ctx: RuleContext) -> bool:
+    return isinstance(node, ast.If) and not ctx.source(node).startswith("if")
 
 
 def _parts(node: ast.AST) -> tuple[ast.expr, ast.expr, ast.expr] | None:
@@ -97,13 +93,13 @@ def _target(node: ast.If) -> ast.expr:
     return only.targets[0]
 
 
-def _is_tf(node: ast.expr, at: Place) -> bool:
-    return at.value(node).lib == "tf"
+def _is_tf(node: ast.expr, ctx: RuleContext) -> bool:
+    return ctx.value(node).lib == "tf"
 
 
-def _spelling(test: ast.expr, at: Place) -> str:
+def _spelling(test: ast.expr, ctx: RuleContext) -> str:
     """By which name the library is imported here; "" where it is not."""
-    return _values.spelled("tensorflow" if _is_tf(test, at) else "torch", at)
+    return _values.spelled("tensorflow" if _is_tf(test, ctx) else "torch", ctx)
 
 
 _SCALAR_METHODS = frozenset(("sum", "mean", "max", "min", "any", "all", "norm", "prod", "std", "var"))
@@ -119,46 +115,48 @@ _LOSSES = frozenset(
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
 
 
-def _is_scalar_truth(test: ast.expr, at: Place) -> bool:
+def _is_scalar_truth(test: ast.expr, ctx: RuleContext) -> bool:
     """Whether a condition certainly is one bool without a dimension: `where` then keeps the shape of its choices."""
     if isinstance(test, ast.Compare):
         sides = (test.left, test.comparators[0])
         if len(test.ops) != 1 or not isinstance(test.ops[0], _ORDERS):
             return False
-        scalars = [_is_scalar(one, at) for one in sides]
-        numbers = [at.value(one).kind == NUMBER for one in sides]
+        scalars = [_is_scalar(one, ctx) for one in sides]
+        numbers = [ctx.value(one).kind == NUMBER for one in sides]
         return any(scalars) and all(scalar or number for scalar, number in zip(scalars, numbers, strict=True))
-    return at.value(test).dtype == "bool" and _is_scalar(test, at)
+    return ctx.value(test).dtype == "bool" and _is_scalar(test, ctx)
 
 
-def _is_about(test: ast.expr, base: str, at: Place) -> bool:
+def _is_about(test: ast.expr, base: str, ctx: RuleContext) -> bool:
     """Whether a condition compares the chosen tensor itself with a number, and so has its one element and its shape."""
     if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], _ORDERS):
         return False
     left, right = test.left, test.comparators[0]
     return any(
-        isinstance(one, ast.Name) and one.id == base and at.value(other).kind == NUMBER
+        isinstance(one, ast.Name) and one.id == base and ctx.value(other).kind == NUMBER
         for one, other in ((left, right), (right, left))
     )
 
 
-def _is_number(node: ast.expr, at: Place) -> bool:
-    constant = at.constant(node)
+def _is_number(node: ast.expr, ctx: RuleContext) -> bool:
+    constant = ctx.constant(node)
     return isinstance(constant, (int, float)) and not isinstance(constant, bool) and math.isfinite(constant)
 
 
-def _is_scalar(node: ast.expr, at: Place, deep: int = 3) -> bool:
+def _is_scalar(node: ast.expr, ctx: RuleContext, deep: int = 3) -> bool:
     """Whether a tensor certainly has no dimension."""
     if isinstance(node, ast.Call):
-        name = at.name(node)
+        name = ctx.name(node)
         if name in _SCALAR_CALLS:
             return len(node.args) == 1 and not node.keywords
         if name in _LOSSES:
-            return not at.open_keywords(node) and at.keyword(node, "reduction") is None and len(node.args) == 2
-        receiver, method = at.method(node)
+            return (
+                not ctx.has_unknown_arguments(node) and ctx.argument(node, "reduction") is None and len(node.args) == 2
+            )
+        receiver, method = ctx.method(node)
         return receiver.kind == TENSOR and method in _SCALAR_METHODS and not node.args and not node.keywords
-    value = at.value(node)
-    made, place = value.made, value.made_at
+    value = ctx.value(node)
+    made, place = value.made, value.made_ctx
     return (
         deep > 0
         and value.kind == TENSOR
@@ -172,27 +170,27 @@ _KEEPING = (ast.Add, ast.Sub, ast.Mult)
 _KEEPING_CALLS = frozenset(("torch.zeros_like", "torch.ones_like", "tensorflow.zeros_like", "tensorflow.ones_like"))
 
 
-def _base(node: ast.expr, at: Place) -> str | None:
+def _base(node: ast.expr, ctx: RuleContext) -> str | None:
     """The name of the float tensor of which this is a copy with other numbers: of `x / 2.0` "x"; None where not sure.
 
     Nothing here can fail or give a gradient that is not finite, so it may be computed in any case.
     """
     if isinstance(node, ast.Name):
-        value = at.value(node)
+        value = ctx.value(node)
         return node.id if value.kind == TENSOR and value.dtype == "float" else None
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return _base(node.operand, at)
+        return _base(node.operand, ctx)
     if isinstance(node, ast.Call):
         return (
-            _base(node.args[0], at)
-            if at.name(node) in _KEEPING_CALLS and len(node.args) == 1 and not node.keywords
+            _base(node.args[0], ctx)
+            if ctx.name(node) in _KEEPING_CALLS and len(node.args) == 1 and not node.keywords
             else None
         )
     if not isinstance(node, ast.BinOp):
         return None
     if isinstance(node.op, ast.Div):
-        return _base(node.left, at) if _is_number(node.right, at) and at.constant(node.right) != 0 else None
+        return _base(node.left, ctx) if _is_number(node.right, ctx) and ctx.constant(node.right) != 0 else None
     if isinstance(node.op, _KEEPING):
-        number, other = (node.left, node.right) if _is_number(node.left, at) else (node.right, node.left)
-        return _base(other, at) if _is_number(number, at) else None
+        number, other = (node.left, node.right) if _is_number(node.left, ctx) else (node.right, node.left)
+        return _base(other, ctx) if _is_number(number, ctx) else None
     return None

@@ -35,7 +35,7 @@ from tpu_magics.check.rules import _fix_messages, _truthiness, _value_reads, _va
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU101"
 NAME = "branch-on-value"
@@ -61,24 +61,28 @@ NODES = (
 )
 
 
-def check(node: ast.AST, at: Place) -> Iterator[Finding]:
-    if not _truthiness.may_ask(node, at) or not (_values.each_time(at) or _values.is_compiled_tf(at)):
+def check(node: ast.AST, ctx: RuleContext) -> Iterator[Finding]:
+    if not _truthiness.may_need_value(node, ctx) or not (_values.each_time(ctx) or _values.is_compiled_tf(ctx)):
         return
-    asked = _truthiness.first_asked(node, at)
-    if asked is None or _values.seldom(node, at) or _values.guarded(node, at):
+    needed = _truthiness.first_needed(node, ctx)
+    if needed is None or _values.runs_rarely(node, ctx) or _values.guarded(node, ctx):
         return
-    if _value_reads.is_made_on_cpu(_operand(asked, at), at) and not at.in_step:
+    if _value_reads.is_made_on_cpu(_operand(needed, ctx), ctx) and not ctx.in_step:
         return
-    if isinstance(node, _STATEMENTS) or not _in_a_test(node, at):
-        yield _finding(node, asked, at)
+    if isinstance(node, _STATEMENTS) or not _is_in_test(node, ctx):
+        yield _finding(node, needed, ctx)
 
 
-def _in_a_test(node: ast.AST, at: Place) -> bool:
+def _is_in_test(node: ast.AST, ctx: RuleContext) -> bool:
     """Whether a larger test holds this one: the larger one is reported."""
-    for parent, child in _values.expression_parents(node, at):
+    for parent, child in _values.expression_parents(node, ctx):
         if getattr(parent, "test", None) is child or (isinstance(parent, ast.comprehension) and child in parent.ifs):
             return True
-        if isinstance(parent, _HOLDERS) and _truthiness.may_ask(parent, at) and _truthiness.first_asked(parent, at):
+        if (
+            isinstance(parent, _HOLDERS)
+            and _truthiness.may_need_value(parent, ctx)
+            and _truthiness.first_needed(parent, ctx)
+        ):
             return True
     return False
 
@@ -86,16 +90,16 @@ def _in_a_test(node: ast.AST, at: Place) -> bool:
 # -- what is said of it ----------------------------------------------------------------------------------------------
 
 
-def _finding(node: ast.AST, asked: ast.expr, at: Place) -> Finding:
-    tf = at.value(asked).lib == "tf"
-    why = WHY_TF if tf else WHY_CPU if _value_reads.is_made_on_cpu(_operand(asked, at), at) else None
+def _finding(node: ast.AST, needed: ast.expr, ctx: RuleContext) -> Finding:
+    tf = ctx.value(needed).lib == "tf"
+    why = WHY_TF if tf else WHY_CPU if _value_reads.is_made_on_cpu(_operand(needed, ctx), ctx) else None
     place = getattr(node, "test", None) or (node.subject if isinstance(node, ast.Match) else node)
-    return at.finding(
+    return ctx.finding(
         place,
-        f"{_subject(node)} the value of {_values.shown(_operand(asked, at), at)}.",
-        _fix_messages.cure(node, asked, at, tf),
+        f"{_subject(node)} the value of {_values.shown(_operand(needed, ctx), ctx)}.",
+        _fix_messages.fix_message(node, needed, ctx, tf),
         why=why,
-        edits=_where_rewrites.edits(node, at),
+        edits=_where_rewrites.edits(node, ctx),
     )
 
 
@@ -121,9 +125,9 @@ def _subject(node: ast.AST) -> str:
     return _SUBJECTS[type(node)]
 
 
-def _operand(asked: ast.expr, at: Place) -> ast.expr:
+def _operand(needed: ast.expr, ctx: RuleContext) -> ast.expr:
     """Of `loss > best` the loss."""
-    if isinstance(asked, ast.Compare):
-        sides = (asked.left, *asked.comparators)
-        return next((one for one in sides if _values.readable(at.value(one), at)), asked)
-    return asked
+    if isinstance(needed, ast.Compare):
+        sides = (needed.left, *needed.comparators)
+        return next((one for one in sides if _values.readable(ctx.value(one), ctx)), needed)
+    return needed

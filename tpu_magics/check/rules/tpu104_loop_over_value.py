@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING
 
 from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.rules import _value_reads, _values
-from tpu_magics.check.values import ARRAY, LIST, MODEL, Value
+from tpu_magics.check.values import ARRAY, LIST, MODEL, AbstractValue
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU104"
 NAME = "loop-over-value"
@@ -42,18 +42,18 @@ NODES = (ast.Call, ast.Subscript, ast.BinOp)
 _SEQUENCES = ("torch.nn.ModuleList", "torch.nn.ParameterList", "builtins.range", "builtins.list", "builtins.tuple")
 
 
-def check(node: ast.Call | ast.Subscript | ast.BinOp, at: Place) -> Iterator[Finding]:
+def check(node: ast.Call | ast.Subscript | ast.BinOp, ctx: RuleContext) -> Iterator[Finding]:
     if isinstance(node, ast.Call):
-        asked = _of_range(node, at)
+        needed = _of_range(node, ctx)
     elif isinstance(node, ast.Subscript):
-        asked = _of_index(node, at)
+        needed = _of_index(node, ctx)
     else:
-        asked = _of_repeat(node, at)
-    if asked is None or not (_values.each_time(at) or _values.is_compiled_tf(at)):
+        needed = _of_repeat(node, ctx)
+    if needed is None or not (_values.each_time(ctx) or _values.is_compiled_tf(ctx)):
         return
-    if not _values.guarded(node, at) and not _values.seldom(node, at):
-        yield at.finding(
-            node, _MESSAGES[type(node)].format(_values.shown(node, at), _values.shown(asked, at)), _cure(node)
+    if not _values.guarded(node, ctx) and not _values.runs_rarely(node, ctx):
+        yield ctx.finding(
+            node, _MESSAGES[type(node)].format(_values.shown(node, ctx), _values.shown(needed, ctx)), _fix_message(node)
         )
 
 
@@ -64,40 +64,40 @@ _MESSAGES: dict[type, str] = {
 }
 
 
-def _of_range(node: ast.Call, at: Place) -> ast.expr | None:
-    if at.name(node) != "builtins.range":
+def _of_range(node: ast.Call, ctx: RuleContext) -> ast.expr | None:
+    if ctx.name(node) != "builtins.range":
         return None
-    return next((one for part in node.args for one in _data(part, at)), None)
+    return next((one for part in node.args for one in _data(part, ctx)), None)
 
 
-def _data(bound: ast.expr, at: Place) -> Iterator[ast.expr]:
+def _data(bound: ast.expr, ctx: RuleContext) -> Iterator[ast.expr]:
     """The tensors, and numbers read out of tensors, that a bound depends on."""
-    if _values.computed(at.value(bound), at) and not _value_reads.is_made_on_cpu(bound, at):
+    if _values.computed(ctx.value(bound), ctx) and not _value_reads.is_made_on_cpu(bound, ctx):
         yield bound
-    for one in _value_reads.data(bound, at):
-        yield _value_reads.read_tensor(one, at) or one
+    for one in _value_reads.data(bound, ctx):
+        yield _value_reads.read_tensor(one, ctx) or one
 
 
-def _of_index(node: ast.Subscript, at: Place) -> ast.expr | None:
+def _of_index(node: ast.Subscript, ctx: RuleContext) -> ast.expr | None:
     """What a Python sequence is indexed with. A dict goes by the tensor's identity, and reads nothing."""
     if not isinstance(node.ctx, ast.Load):
         return None
     inside = node.slice
     parts = [inside.lower, inside.upper, inside.step] if isinstance(inside, ast.Slice) else [inside]
-    found = next((one for one in parts if one is not None and _values.computed(at.value(one), at)), None)
-    if found is None or _is_drawn(found, at):
+    found = next((one for one in parts if one is not None and _values.computed(ctx.value(one), ctx)), None)
+    if found is None or _is_drawn(found, ctx):
         return None
-    return found if _is_sequence(at.value(node.value)) else None
+    return found if _is_sequence(ctx.value(node.value)) else None
 
 
-def _is_drawn(index: ast.expr, at: Place) -> bool:
+def _is_drawn(index: ast.expr, ctx: RuleContext) -> bool:
     """Rows of a corpus at random places: `for at in torch.randint(...): tokens[at : at + width]` is the host's work."""
     return any(
-        at.value(one).name in _value_reads.MAKERS for one in nodes_of(index) if isinstance(one, (ast.Name, ast.Call))
+        ctx.value(one).name in _value_reads.MAKERS for one in nodes_of(index) if isinstance(one, (ast.Name, ast.Call))
     )
 
 
-def _is_sequence(value: Value) -> bool:
+def _is_sequence(value: AbstractValue) -> bool:
     if value.kind != LIST:
         return value.kind == ARRAY
     if value.items is not None or isinstance(value.made, (ast.List, ast.Tuple, ast.ListComp)):
@@ -106,16 +106,16 @@ def _is_sequence(value: Value) -> bool:
     return modules or value.name in _SEQUENCES
 
 
-def _of_repeat(node: ast.BinOp, at: Place) -> ast.expr | None:
+def _of_repeat(node: ast.BinOp, ctx: RuleContext) -> ast.expr | None:
     if not isinstance(node.op, ast.Mult):
         return None
     for one, other in ((node.left, node.right), (node.right, node.left)):
-        if isinstance(one, (ast.List, ast.Tuple)) and _values.computed(at.value(other), at):
+        if isinstance(one, (ast.List, ast.Tuple)) and _values.computed(ctx.value(other), ctx):
             return other
     return None
 
 
-def _cure(node: ast.AST) -> str:
+def _fix_message(node: ast.AST) -> str:
     if isinstance(node, ast.Call):
         return "Go over a fixed number (a shape, a maximum) and keep what is done with `torch.where`."
     if isinstance(node, ast.BinOp):

@@ -29,7 +29,7 @@ from tpu_magics.check.rules import _shapes as shapes
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU201"
 NAME = "boolean-mask-index"
@@ -38,17 +38,17 @@ WHY = shapes.WHY_MASK
 NODES = (ast.Subscript,)
 
 
-def check(node: ast.Subscript, at: Place) -> Iterator[Finding]:
+def check(node: ast.Subscript, ctx: RuleContext) -> Iterator[Finding]:
     if not isinstance(node.ctx, ast.Load):
         return
-    mask = shapes.mask_in(node, at)
-    if mask is None or not shapes.runs_on_xla(at, at.value(node.value), at.value(mask)):
+    mask = shapes.mask_in(node, ctx)
+    if mask is None or not shapes.runs_on_xla(ctx, ctx.value(node.value), ctx.value(mask)):
         return
-    if not shapes.is_said_beside(node, mask, at):
-        what, by = shapes.short(at, node, "this selection"), shapes.short(at, mask, "the mask")
-        yield at.finding(
+    if not shapes.is_reported_beside(node, mask, ctx):
+        what, by = shapes.short(ctx, node, "this selection"), shapes.short(ctx, mask, "the mask")
+        yield ctx.finding(
             node,
             f"The shape of {what} depends on the values of {by}.",
-            masks.without_mask(node, node.value, mask, at),
-            why=shapes.WHY_TF if shapes.is_tf(at, at.value(node.value), at.value(mask)) else None,
+            masks.without_mask(node, node.value, mask, ctx),
+            why=shapes.WHY_TF if shapes.is_tf(ctx, ctx.value(node.value), ctx.value(mask)) else None,
         )

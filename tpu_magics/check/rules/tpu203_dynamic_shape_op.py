@@ -31,7 +31,7 @@ from tpu_magics.check.values import ARRAY, LIST, NUMBER
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU203"
 NAME = "dynamic-shape-op"
@@ -82,69 +82,73 @@ _ANY = frozenset((*_TORCH, *(one.rpartition(".")[2] for one in _TF)))
 _ON_HOST = (ARRAY, NUMBER, LIST)
 
 
-def check(node: ast.Call, at: Place) -> Iterator[Finding]:
+def check(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
     func = node.func
-    last = func.attr if isinstance(func, ast.Attribute) else at.name(func).rpartition(".")[2]
+    last = func.attr if isinstance(func, ast.Attribute) else ctx.name(func).rpartition(".")[2]
     if last not in _ANY:
         return
-    name = at.name(node)
+    name = ctx.name(node)
     if name.startswith("tensorflow."):
-        yield from _check_tf(node, _PARTS.sub("", name), at)
+        yield from _check_tf(node, _PARTS.sub("", name), ctx)
     elif name.startswith("torch."):
-        given = node.args[0] if node.args else at.keyword(node, "input") or at.keyword(node, "condition")
-        yield from _check_torch(node, _PARTS.sub("", name), given, False, at)
-    elif isinstance(func, ast.Attribute) and last != "where" and shapes.is_array(at.value(func.value)):
-        yield from _check_torch(node, last, func.value, True, at)
+        given = node.args[0] if node.args else ctx.argument(node, "input") or ctx.argument(node, "condition")
+        yield from _check_torch(node, _PARTS.sub("", name), given, False, ctx)
+    elif isinstance(func, ast.Attribute) and last != "where" and shapes.is_array(ctx.value(func.value)):
+        yield from _check_torch(node, last, func.value, True, ctx)
 
 
-def _check_torch(node: ast.Call, last: str, given: ast.expr | None, of_method: bool, at: Place) -> Iterator[Finding]:
-    value = at.value(given)
-    if last not in _TORCH or not shapes.runs_on_xla(at, value) or _has_size(node, last, at, of_method):
+def _check_torch(
+    node: ast.Call, last: str, given: ast.expr | None, of_method: bool, ctx: RuleContext
+) -> Iterator[Finding]:
+    value = ctx.value(given)
+    if last not in _TORCH or not shapes.runs_on_xla(ctx, value) or _has_size(node, last, ctx, of_method):
         return
     if value.lib == "tf" or value.where in shapes.ON_CPU or value.kind in _ON_HOST:
         return
-    if last == "where" and not _has_one_argument(node, at):
+    if last == "where" and not _has_one_argument(node, ctx):
         return
-    if (selected := shapes.selection(node, at)) is not None:
-        yield from _check_selection(node, *selected, at)
+    if (selected := shapes.selection(node, ctx)) is not None:
+        yield from _check_selection(node, *selected, ctx)
         return
-    whose = "its input" if given is None else shapes.short(at, given, "its input")
-    what = shapes.short(at, node, f"the result of {last}")
-    fix = _TORCH[last].format(x="x" if given is None else shapes.atom(at, given, "x"))
-    yield at.finding(node, f"The shape of {what} depends on the values of {whose}.", fix)
+    whose = "its input" if given is None else shapes.short(ctx, given, "its input")
+    what = shapes.short(ctx, node, f"the result of {last}")
+    fix = _TORCH[last].format(x="x" if given is None else shapes.atom(ctx, given, "x"))
+    yield ctx.finding(node, f"The shape of {what} depends on the values of {whose}.", fix)
 
 
-def _check_tf(node: ast.Call, last: str, at: Place) -> Iterator[Finding]:
-    if last not in _TF or not at.compiled_tf or _has_size(node, last, at, of_method=False):
+def _check_tf(node: ast.Call, last: str, ctx: RuleContext) -> Iterator[Finding]:
+    if last not in _TF or not ctx.compiled_tf or _has_size(node, last, ctx, of_method=False):
         return
-    if last.startswith("where") and not _has_one_argument(node, at):
+    if last.startswith("where") and not _has_one_argument(node, ctx):
         return
-    if (selected := shapes.selection(node, at)) is not None:
-        yield from _check_selection(node, *selected, at)
+    if (selected := shapes.selection(node, ctx)) is not None:
+        yield from _check_selection(node, *selected, ctx)
         return
-    given = shapes.short(at, node.args[0], "its input") if node.args else "its input"
-    what = shapes.short(at, node, f"the result of tf.{last}")
+    given = shapes.short(ctx, node.args[0], "its input") if node.args else "its input"
+    what = shapes.short(ctx, node, f"the result of tf.{last}")
     fix = _TF[last].format(x=given if node.args else "x")
-    yield at.finding(node, f"The shape of {what} depends on the values of {given}.", fix, why=shapes.WHY_TF)
+    yield ctx.finding(node, f"The shape of {what} depends on the values of {given}.", fix, why=shapes.WHY_TF)
 
 
-def _check_selection(node: ast.Call, base: ast.expr, mask: ast.expr, at: Place) -> Iterator[Finding]:
+def _check_selection(node: ast.Call, base: ast.expr, mask: ast.expr, ctx: RuleContext) -> Iterator[Finding]:
     """`masked_select` and `boolean_mask` are `x[mask]` in other words, and are cured alike."""
-    if not shapes.is_said_beside(node, mask, at):
-        what, by = shapes.short(at, node, "this selection"), shapes.short(at, mask, "the mask")
-        why = shapes.WHY_TF if at.name(node).startswith("tensorflow.") else None
-        fix = masks.without_mask(node, base, mask, at)
-        yield at.finding(node, f"The shape of {what} depends on the values of {by}.", fix, why=why)
+    if not shapes.is_reported_beside(node, mask, ctx):
+        what, by = shapes.short(ctx, node, "this selection"), shapes.short(ctx, mask, "the mask")
+        why = shapes.WHY_TF if ctx.name(node).startswith("tensorflow.") else None
+        fix = masks.without_mask(node, base, mask, ctx)
+        yield ctx.finding(node, f"The shape of {what} depends on the values of {by}.", fix, why=why)
 
 
-def _has_one_argument(node: ast.Call, at: Place) -> bool:
+def _has_one_argument(node: ast.Call, ctx: RuleContext) -> bool:
     named = sum(one.arg in ("condition", "x", "y", "input", "other") for one in node.keywords)
-    return not at.open_keywords(node) and len(node.args) + named == 1
+    return not ctx.has_unknown_arguments(node) and len(node.args) + named == 1
 
 
-def _has_size(node: ast.Call, last: str, at: Place, of_method: bool) -> bool:
+def _has_size(node: ast.Call, last: str, ctx: RuleContext, of_method: bool) -> bool:
     """Whether an argument that fixes the size is given, or may be."""
     if last not in _SIZES:
         return False
     name, position, of_methods = _SIZES[last]
-    return at.open_keywords(node) or at.keyword(node, name, of_methods if of_method else position) is not None
+    return (
+        ctx.has_unknown_arguments(node) or ctx.argument(node, name, of_methods if of_method else position) is not None
+    )

@@ -31,8 +31,8 @@ from tpu_magics.check.values import UNKNOWN
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.rule_context import Place
-    from tpu_magics.check.values import Value
+    from tpu_magics.check.rule_context import RuleContext
+    from tpu_magics.check.values import AbstractValue
 
 CODE = "TPU204"
 NAME = "slice-by-value"
@@ -43,7 +43,7 @@ WHY = (
 )
 NODES = (ast.Subscript, ast.Call)
 
-Sizes = Callable[[ast.Call, "Place"], list[ast.expr]]
+Sizes = Callable[[ast.Call, "RuleContext"], list[ast.expr]]
 
 _MASK_FIX = "Keep the full size and mask what is beyond it: `torch.arange(size, device=device) < n`."
 _PACK_FIX = (
@@ -55,13 +55,13 @@ _PACKS = ("torch.nn.utils.rnn.pack_padded_sequence", "torch.nn.utils.rnn.pack_se
 _ONE_HOT = "torch.nn.functional.one_hot"
 
 
-def _all(node: ast.Call, _: Place) -> list[ast.expr]:
+def _all(node: ast.Call, _: RuleContext) -> list[ast.expr]:
     return [*node.args, *(one.value for one in node.keywords if one.arg in ("size", "shape", "sizes"))]
 
 
 def _argument(name: str, position: int) -> Sizes:
-    def found(node: ast.Call, at: Place) -> list[ast.expr]:
-        given = at.keyword(node, name, position)
+    def found(node: ast.Call, ctx: RuleContext) -> list[ast.expr]:
+        given = ctx.argument(node, name, position)
         return [] if given is None else [given]
 
     return found
@@ -70,18 +70,18 @@ def _argument(name: str, position: int) -> Sizes:
 def _window(dim: int) -> Sizes:
     """`narrow(dim, start, length)`: another start is another program as well."""
 
-    def found(node: ast.Call, at: Place) -> list[ast.expr]:
-        given = (at.keyword(node, "start", dim + 1), at.keyword(node, "length", dim + 2))
+    def found(node: ast.Call, ctx: RuleContext) -> list[ast.expr]:
+        given = (ctx.argument(node, "start", dim + 1), ctx.argument(node, "length", dim + 2))
         return [one for one in given if one is not None]
 
     return found
 
 
-def _first(node: ast.Call, _: Place) -> list[ast.expr]:
+def _first(node: ast.Call, _: RuleContext) -> list[ast.expr]:
     return [*node.args[:1], *(one.value for one in node.keywords if one.arg == "size")]
 
 
-def _ends(node: ast.Call, _: Place) -> list[ast.expr]:
+def _ends(node: ast.Call, _: RuleContext) -> list[ast.expr]:
     return [*node.args, *(one.value for one in node.keywords if one.arg in ("start", "end", "step"))]
 
 
@@ -107,65 +107,65 @@ _LASTS = frozenset(
 )
 
 
-def check(node: ast.Subscript | ast.Call, at: Place) -> Iterator[Finding]:
+def check(node: ast.Subscript | ast.Call, ctx: RuleContext) -> Iterator[Finding]:
     if isinstance(node, ast.Subscript):
         if isinstance(node.slice, (ast.Slice, ast.Tuple)):
-            yield from _check_slices(node, at)
+            yield from _check_slices(node, ctx)
         return
     func = node.func
-    last = func.attr if isinstance(func, ast.Attribute) else at.name(func).rpartition(".")[2]
+    last = func.attr if isinstance(func, ast.Attribute) else ctx.name(func).rpartition(".")[2]
     if last in _LASTS:
-        yield from _check_call(node, last, at)
+        yield from _check_call(node, last, ctx)
 
 
-def _check_slices(node: ast.Subscript, at: Place) -> Iterator[Finding]:
-    base, by = at.value(node.value), _bound_of_data(node, at)
-    if by is None or not _is_sliced_tensor(base, node) or not shapes.runs_on_xla(at, base, at.value(by)):
+def _check_slices(node: ast.Subscript, ctx: RuleContext) -> Iterator[Finding]:
+    base, by = ctx.value(node.value), _bound_of_data(node, ctx)
+    if by is None or not _is_sliced_tensor(base, node) or not shapes.runs_on_xla(ctx, base, ctx.value(by)):
         return
-    if _is_said_outside(node, at) or _is_said_before(node, by, at):
+    if _is_reported_outside(node, ctx) or _is_reported_before(node, by, ctx):
         return
-    what, whose = shapes.short(at, node, "this slice"), shapes.short(at, by, "a value")
-    tf = shapes.is_tf(at, base, at.value(by))
+    what, whose = shapes.short(ctx, node, "this slice"), shapes.short(ctx, by, "a value")
+    tf = shapes.is_tf(ctx, base, ctx.value(by))
     places = "tf.range(size)" if tf else "torch.arange(size, device=device)"
-    kept = shapes.short(at, node.value, "the tensor")
+    kept = shapes.short(ctx, node.value, "the tensor")
     fix = f"Keep all of {kept} and mask what is left out: `{places} < {whose}`."
-    yield at.finding(
+    yield ctx.finding(
         node, f"The bounds of {what} depend on the value of {whose}.", fix, why=shapes.WHY_TF if tf else None
     )
 
 
-def _bound_of_data(node: ast.Subscript, at: Place) -> ast.expr | None:
+def _bound_of_data(node: ast.Subscript, ctx: RuleContext) -> ast.expr | None:
     """The first bound of these slices that data decides."""
     items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     slices = [one for one in items if isinstance(one, ast.Slice)]
     bounds = [bound for one in slices for bound in (one.lower, one.upper, one.step) if bound is not None]
-    return next((_size(one) for one in bounds if sizes.is_of_data(one, at)), None)
+    return next((_size(one) for one in bounds if sizes.is_of_data(one, ctx)), None)
 
 
-def _is_said_outside(node: ast.Subscript, at: Place) -> bool:
+def _is_reported_outside(node: ast.Subscript, ctx: RuleContext) -> bool:
     """`logp[i, :n[i], labels[i, :m[i]]]`: the outer slice is reported."""
-    for outer in at.parents(node):
+    for outer in ctx.parents(node):
         if isinstance(outer, ast.stmt):
             return False
-        if isinstance(outer, ast.Subscript) and _bound_of_data(outer, at) is not None:
-            return _is_sliced_tensor(at.value(outer.value), outer)
+        if isinstance(outer, ast.Subscript) and _bound_of_data(outer, ctx) is not None:
+            return _is_sliced_tensor(ctx.value(outer.value), outer)
     return False
 
 
-def _is_said_before(node: ast.Subscript, by: ast.expr, at: Place) -> bool:
+def _is_reported_before(node: ast.Subscript, by: ast.expr, ctx: RuleContext) -> bool:
     """`return ids[:, :n], mask[:, :n]`: one fault, two slices on a line."""
-    top = next((one for one in at.parents(node) if isinstance(one, ast.stmt)), None)
+    top = next((one for one in ctx.parents(node) if isinstance(one, ast.stmt)), None)
     slices = (one for one in (() if top is None else nodes_of(top)) if isinstance(one, ast.Subscript))
     before = (one for one in slices if one.lineno == node.lineno and one.col_offset < node.col_offset)
-    found = ((one, _bound_of_data(one, at)) for one in before)
-    wanted = at.source(by)
+    found = ((one, _bound_of_data(one, ctx)) for one in before)
+    wanted = ctx.source(by)
     return any(
-        other is not None and at.source(other) == wanted and _is_sliced_tensor(at.value(one.value), one)
+        other is not None and ctx.source(other) == wanted and _is_sliced_tensor(ctx.value(one.value), one)
         for one, other in found
     )
 
 
-def _is_sliced_tensor(base: Value, node: ast.Subscript) -> bool:
+def _is_sliced_tensor(base: AbstractValue, node: ast.Subscript) -> bool:
     """A tensor; of what is not known, what is sliced along several dimensions."""
     return shapes.is_array(base) or (base.kind == UNKNOWN and isinstance(node.slice, ast.Tuple))
 
@@ -175,54 +175,54 @@ def _size(bound: ast.expr) -> ast.expr:
     return bound.operand if isinstance(bound, ast.UnaryOp) and isinstance(bound.op, ast.USub) else bound
 
 
-def _check_call(node: ast.Call, last: str, at: Place) -> Iterator[Finding]:
-    name = at.name(node)
+def _check_call(node: ast.Call, last: str, ctx: RuleContext) -> Iterator[Finding]:
+    name = ctx.name(node)
     if name.startswith("torch."):
-        yield from _check_function(node, name, at)
+        yield from _check_function(node, name, ctx)
     elif isinstance(node.func, ast.Attribute) and last in _METHODS:
-        receiver = at.value(node.func.value)
-        if shapes.is_array(receiver) and receiver.lib != "tf" and shapes.runs_on_xla(at, receiver):
-            yield from _check_sizes(node, last, _METHODS[last], at)
+        receiver = ctx.value(node.func.value)
+        if shapes.is_array(receiver) and receiver.lib != "tf" and shapes.runs_on_xla(ctx, receiver):
+            yield from _check_sizes(node, last, _METHODS[last], ctx)
 
 
-def _check_function(node: ast.Call, name: str, at: Place) -> Iterator[Finding]:
-    given = node.args[0] if node.args else at.keyword(node, "input") or at.keyword(node, "tensor")
-    if at.value(given).where in shapes.ON_CPU or not shapes.runs_on_xla(at, at.value(given)):
+def _check_function(node: ast.Call, name: str, ctx: RuleContext) -> Iterator[Finding]:
+    given = node.args[0] if node.args else ctx.argument(node, "input") or ctx.argument(node, "tensor")
+    if ctx.value(given).where in shapes.ON_CPU or not shapes.runs_on_xla(ctx, ctx.value(given)):
         return
     short = name.removeprefix("torch.")
     if name in _PACKS:
-        yield at.finding(
-            node, f"The shape of {shapes.short(at, node, 'the packed sequence')} depends on the lengths.", _PACK_FIX
+        yield ctx.finding(
+            node, f"The shape of {shapes.short(ctx, node, 'the packed sequence')} depends on the lengths.", _PACK_FIX
         )
     elif name == _ONE_HOT:
-        yield from _check_one_hot(node, given, at)
-    elif short in _FUNCTIONS and (short not in _MADE or _is_for_device(node, at)):
-        yield from _check_sizes(node, short, _FUNCTIONS[short], at)
+        yield from _check_one_hot(node, given, ctx)
+    elif short in _FUNCTIONS and (short not in _MADE or _is_for_device(node, ctx)):
+        yield from _check_sizes(node, short, _FUNCTIONS[short], ctx)
 
 
-def _check_one_hot(node: ast.Call, given: ast.expr | None, at: Place) -> Iterator[Finding]:
-    if at.open_keywords(node) or at.keyword(node, "num_classes", 1) is not None or given is None:
+def _check_one_hot(node: ast.Call, given: ast.expr | None, ctx: RuleContext) -> Iterator[Finding]:
+    if ctx.has_unknown_arguments(node) or ctx.argument(node, "num_classes", 1) is not None or given is None:
         return
-    x, function = shapes.short(at, given, "x"), at.source(node.func)
-    message = f"The shape of {shapes.short(at, node, 'the result')} depends on the largest value of {x}."
-    yield at.finding(node, message, _CLASSES_FIX.format(function=function, x=x))
+    x, function = shapes.short(ctx, given, "x"), ctx.source(node.func)
+    message = f"The shape of {shapes.short(ctx, node, 'the result')} depends on the largest value of {x}."
+    yield ctx.finding(node, message, _CLASSES_FIX.format(function=function, x=x))
 
 
-def _is_for_device(node: ast.Call, at: Place) -> bool:
+def _is_for_device(node: ast.Call, ctx: RuleContext) -> bool:
     """What is made is used on the device: told so, sent there, or of a size that only the device knows."""
-    if at.keyword(node, "device") is not None or at.open_keywords(node):
+    if ctx.argument(node, "device") is not None or ctx.has_unknown_arguments(node):
         return True
-    outer = at.parent(node)
+    outer = ctx.parent(node)
     if isinstance(outer, ast.Attribute) and outer.attr in ("to", "type_as"):
         return True
-    return any(shapes.is_array(at.value(one)) for one in node.args)
+    return any(shapes.is_array(ctx.value(one)) for one in node.args)
 
 
-def _check_sizes(node: ast.Call, last: str, where: Sizes, at: Place) -> Iterator[Finding]:
-    by = next(sizes.sizes_of_data(where(node, at), at), None)
-    if by is None or (last == _BY_COUNT and shapes.is_array(at.value(by))):
+def _check_sizes(node: ast.Call, last: str, where: Sizes, ctx: RuleContext) -> Iterator[Finding]:
+    by = next(sizes.sizes_of_data(where(node, ctx), ctx), None)
+    if by is None or (last == _BY_COUNT and shapes.is_array(ctx.value(by))):
         return
-    what, whose = shapes.short(at, node, f"the result of {last}"), shapes.short(at, by, "a value")
-    yield at.finding(
+    what, whose = shapes.short(ctx, node, f"the result of {last}"), shapes.short(ctx, by, "a value")
+    yield ctx.finding(
         node, f"The shape of {what} depends on the value of {whose}.", _MASK_FIX.replace("< n`", f"< {whose}`")
     )

@@ -29,7 +29,7 @@ from tpu_magics.check.rules import _shapes as shapes
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU205"
 NAME = "repeat-interleave-by-tensor"
@@ -51,35 +51,40 @@ _TF_FIX = (
 )
 
 
-def check(node: ast.Call, at: Place) -> Iterator[Finding]:
+def check(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
     func = node.func
-    name = at.name(node)
+    name = ctx.name(node)
     if name not in _NAMES and not (isinstance(func, ast.Attribute) and func.attr == "repeat_interleave"):
         return
-    given, counts = _arguments(node, name, at)
-    if counts is None or at.open_keywords(node) or _has_size(node, at) or not shapes.is_array(at.value(counts)):
+    given, counts = _arguments(node, name, ctx)
+    if (
+        counts is None
+        or ctx.has_unknown_arguments(node)
+        or _has_size(node, ctx)
+        or not shapes.is_array(ctx.value(counts))
+    ):
         return
-    if not shapes.runs_on_xla(at, at.value(given), at.value(counts)):
+    if not shapes.runs_on_xla(ctx, ctx.value(given), ctx.value(counts)):
         return
-    by = shapes.short(at, counts, "the counts")
+    by = shapes.short(ctx, counts, "the counts")
     tf = name.startswith("tensorflow.")
     fix = (_TF_FIX if tf else _FIX).format(
-        x=shapes.atom(at, given, "x") if given is not None else "x", counts=shapes.atom(at, counts, "counts")
+        x=shapes.atom(ctx, given, "x") if given is not None else "x", counts=shapes.atom(ctx, counts, "counts")
     )
-    message = f"The shape of {shapes.short(at, node, 'the result')} depends on the values of {by}."
-    yield at.finding(node, message, fix, why=shapes.WHY_TF if tf else None)
+    message = f"The shape of {shapes.short(ctx, node, 'the result')} depends on the values of {by}."
+    yield ctx.finding(node, message, fix, why=shapes.WHY_TF if tf else None)
 
 
-def _arguments(node: ast.Call, name: str, at: Place) -> tuple[ast.expr | None, ast.expr | None]:
+def _arguments(node: ast.Call, name: str, ctx: RuleContext) -> tuple[ast.expr | None, ast.expr | None]:
     """What is repeated (None where only counts are given), and the counts."""
     if name:
-        counts = at.keyword(node, "repeats", 1)
-        given = node.args[0] if node.args else at.keyword(node, "input")
+        counts = ctx.argument(node, "repeats", 1)
+        given = node.args[0] if node.args else ctx.argument(node, "input")
         return (given, counts) if counts is not None else (None, given)
     assert isinstance(node.func, ast.Attribute)
-    return node.func.value, at.keyword(node, "repeats", 0)
+    return node.func.value, ctx.argument(node, "repeats", 0)
 
 
-def _has_size(node: ast.Call, at: Place) -> bool:
-    size = at.keyword(node, "output_size")
-    return size is not None and at.constant(size) is not None
+def _has_size(node: ast.Call, ctx: RuleContext) -> bool:
+    size = ctx.argument(node, "output_size")
+    return size is not None and ctx.constant(size) is not None

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU206"
 NAME = "growing-tensor-array"
@@ -41,18 +41,18 @@ _NAMES = ("tensorflow.TensorArray", "tensorflow.compat.v1.TensorArray")
 _FIX = "Make it of the size that it can reach, a Python number: `tf.TensorArray(dtype, size=LONGEST)`."
 
 
-def check(node: ast.Call, at: Place) -> Iterator[Finding]:
-    if at.name(node) not in _NAMES or not at.compiled_tf:
+def check(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
+    if ctx.name(node) not in _NAMES or not ctx.compiled_tf:
         return
-    grows = at.constant(at.keyword(node, "dynamic_size", 2)) is True
-    size = at.constant(at.keyword(node, "size", 1))
-    if grows and size == 0 and not isinstance(size, bool) and not _is_filled(node, at):
-        yield at.finding(
-            node, f"{at.source(node.func)} begins with size 0, and it cannot grow in what XLA compiles.", _FIX
+    grows = ctx.constant(ctx.argument(node, "dynamic_size", 2)) is True
+    size = ctx.constant(ctx.argument(node, "size", 1))
+    if grows and size == 0 and not isinstance(size, bool) and not _is_filled(node, ctx):
+        yield ctx.finding(
+            node, f"{ctx.source(node.func)} begins with size 0, and it cannot grow in what XLA compiles.", _FIX
         )
 
 
-def _is_filled(node: ast.Call, at: Place) -> bool:
+def _is_filled(node: ast.Call, ctx: RuleContext) -> bool:
     """`tf.TensorArray(...).unstack(values)` has the size of the values."""
-    parent = at.parent(node)
+    parent = ctx.parent(node)
     return isinstance(parent, ast.Attribute) and parent.attr == "unstack"

@@ -34,7 +34,7 @@ from tpu_magics.check.values import NOTHING, TFDATA
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU301"
 NAME = "pad-to-longest"
@@ -47,131 +47,133 @@ _TRAINERS = ("transformers.Trainer", "transformers.Seq2SeqTrainer")
 _TF_METHODS = frozenset(("padded_batch", "ragged_batch", "bucket_by_sequence_length"))
 
 
-def check(node: ast.Call, at: Place) -> Iterator[Finding]:
-    name = at.name(node)
+def check(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
+    name = ctx.name(node)
     if name in padding.COLLATORS:
-        yield from _collator(node, at, name)
+        yield from _collator(node, ctx, name)
     elif name in _TRAINERS:
-        yield from _trainer(node, at)
+        yield from _trainer(node, ctx)
     elif name in collate.PADS:
-        yield from _pad_sequence(node, at)
+        yield from _pad_sequence(node, ctx)
     elif name == "builtins.max":
-        yield from _longest(node, at)
+        yield from _longest(node, ctx)
     elif not name or name == "functools.partial":
         method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
         if method in _TF_METHODS:
-            yield from _tf(node, at, method)
+            yield from _tf(node, ctx, method)
         elif method == "map":
-            yield from _mapped(node, at)
-        elif (found := padding.of_tokenizer(node, at)) is not None and found.to == padding.LONGEST:
-            yield from _tokenizer(node, at, found, name != "")
+            yield from _mapped(node, ctx)
+        elif (found := padding.of_tokenizer(node, ctx)) is not None and found.to == padding.LONGEST:
+            yield from _tokenizer(node, ctx, found, name != "")
 
 
-def _tokenizer(node: ast.Call, at: Place, found: padding.Padding, partial: bool) -> Iterator[Finding]:
-    if not partial and not recompiles.runs_per_batch(at):
+def _tokenizer(node: ast.Call, ctx: RuleContext, found: padding.PaddingSetting, partial: bool) -> Iterator[Finding]:
+    if not partial and not recompiles.runs_per_batch(ctx):
         return
-    if recompiles.off_tpu(at, node) or _evened_by_collator(at):
+    if recompiles.off_tpu(ctx, node) or _evened_by_collator(ctx):
         return
-    callee = at.source(node.args[0] if partial else node.func)
-    said = f" with padding={at.source(found.said)}" if found.said is not None else ""
-    yield at.finding(
-        node, f"{callee}{said} pads each batch to its longest row.", _FIX, edits=_multiple_edits(node, at, found)
+    callee = ctx.source(node.args[0] if partial else node.func)
+    said = f" with padding={ctx.source(found.said)}" if found.said is not None else ""
+    yield ctx.finding(
+        node, f"{callee}{said} pads each batch to its longest row.", _FIX, edits=_multiple_edits(node, ctx, found)
     )
 
 
-def _mapped(node: ast.Call, at: Place) -> Iterator[Finding]:
+def _mapped(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
     """`data.map(tokenizer, batched=True, fn_kwargs={"padding": True})`."""
-    options = at.keyword(node, "fn_kwargs")
-    if not isinstance(options, ast.Dict) or not node.args or not padding.is_tokenizer(node.args[0], at):
+    options = ctx.argument(node, "fn_kwargs")
+    if not isinstance(options, ast.Dict) or not node.args or not padding.is_tokenizer(node.args[0], ctx):
         return
     pairs = zip(options.keys, options.values, strict=True)
     given = {key.value: value for key, value in pairs if isinstance(key, ast.Constant)}
-    if padding.is_longest(given.get("padding"), at) and "pad_to_multiple_of" not in given:
-        yield at.finding(node, f"{at.source(node.args[0])} pads each batch of map to its longest row.", _FIX)
+    if padding.is_longest(given.get("padding"), ctx) and "pad_to_multiple_of" not in given:
+        yield ctx.finding(node, f"{ctx.source(node.args[0])} pads each batch of map to its longest row.", _FIX)
 
 
-def _evened_by_collator(at: Place) -> bool:
+def _evened_by_collator(ctx: RuleContext) -> bool:
     """A collator with pad_to_multiple_of rounds up what a function for `map` has padded."""
-    function = at.function
-    maps = function is not None and (function.host or not function.callers) and not collate.is_collate(at)
-    return maps and padding.evened_after(at.program)
+    function = ctx.function
+    maps = function is not None and (function.host or not function.callers) and not collate.is_collate(ctx)
+    return maps and padding.is_padded_after(ctx.program)
 
 
-def _collator(node: ast.Call, at: Place, name: str) -> Iterator[Finding]:
-    found = padding.of_collator(node, at, name)
-    if found.to != padding.LONGEST or recompiles.off_tpu(at, node) or padding.evened_before(at.program):
+def _collator(node: ast.Call, ctx: RuleContext, name: str) -> Iterator[Finding]:
+    found = padding.of_collator(node, ctx, name)
+    if found.to != padding.LONGEST or recompiles.off_tpu(ctx, node) or padding.is_padded_before(ctx.program):
         return
-    if name in padding.LANGUAGE_MODELING and padding.cut_into_blocks(at.program):
+    if name in padding.LANGUAGE_MODELING and padding.splits_into_blocks(ctx.program):
         return
     short = name.rpartition(".")[2]
-    yield at.finding(node, f"{short} pads each batch to its longest row.", _FIX, edits=_multiple_edits(node, at, found))
+    yield ctx.finding(
+        node, f"{short} pads each batch to its longest row.", _FIX, edits=_multiple_edits(node, ctx, found)
+    )
 
 
-def _trainer(node: ast.Call, at: Place) -> Iterator[Finding]:
-    collator = at.keyword(node, "data_collator", 2)
-    given = at.keyword(node, "processing_class") or at.keyword(node, "tokenizer")
-    if at.open_keywords(node) or given is None or recompiles.is_nothing(at.value(given)):
+def _trainer(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
+    collator = ctx.argument(node, "data_collator", 2)
+    given = ctx.argument(node, "processing_class") or ctx.argument(node, "tokenizer")
+    if ctx.has_unknown_arguments(node) or given is None or recompiles.is_nothing(ctx.value(given)):
         return
-    if collator is not None and not recompiles.is_nothing(at.value(collator)):
+    if collator is not None and not recompiles.is_nothing(ctx.value(collator)):
         return
-    if padding.is_tokenizer(given, at) and not _is_of_images(given, at) and padding.uneven_before(at.program):
-        yield at.finding(
+    if padding.is_tokenizer(given, ctx) and not _is_of_images(given, ctx) and padding.is_unpadded_before(ctx.program):
+        yield ctx.finding(
             node,
-            f"Trainer is given no data_collator and pads each batch to its longest row with {at.source(given)}.",
-            f"Write `data_collator=DataCollatorWithPadding({at.source(given)}, pad_to_multiple_of=64)`.",
+            f"Trainer is given no data_collator and pads each batch to its longest row with {ctx.source(given)}.",
+            f"Write `data_collator=DataCollatorWithPadding({ctx.source(given)}, pad_to_multiple_of=64)`.",
         )
 
 
-def _is_of_images(given: ast.expr, at: Place) -> bool:
+def _is_of_images(given: ast.expr, ctx: RuleContext) -> bool:
     """A feature extractor of images: with it Trainer pads nothing."""
     vision = ("Image", "Vision", "Video", "Segment", "ObjectDetection", "ViT")
-    if "eature" not in f"{at.value(given).name}{at.source(given)}":
+    if "eature" not in f"{ctx.value(given).name}{ctx.source(given)}":
         return False
-    return any(word in name.rpartition(".")[2] for name in at.program.imported for word in vision)
+    return any(word in name.rpartition(".")[2] for name in ctx.program.imported for word in vision)
 
 
-def _pad_sequence(node: ast.Call, at: Place) -> Iterator[Finding]:
-    if collate.pads_to_longest(node, at) and recompiles.runs_per_batch(at) and not recompiles.off_tpu(at, node):
-        yield at.finding(
+def _pad_sequence(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
+    if collate.pads_to_longest(node, ctx) and recompiles.runs_per_batch(ctx) and not recompiles.off_tpu(ctx, node):
+        yield ctx.finding(
             node,
-            f"{at.source(node.func)} pads each batch to its longest row.",
+            f"{ctx.source(node.func)} pads each batch to its longest row.",
             "Pad to a fixed length, or round the length up to a multiple of 64.",
         )
 
 
-def _longest(node: ast.Call, at: Place) -> Iterator[Finding]:
-    if collate.is_longest(node, at) and not recompiles.off_tpu(at, node):
-        yield at.finding(
+def _longest(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
+    if collate.is_longest(node, ctx) and not recompiles.off_tpu(ctx, node):
+        yield ctx.finding(
             node,
-            f"Each batch is padded to its longest row: {at.source(node)}.",
-            f"Round it up: `-(-{at.source(node)} // 64) * 64`.",
+            f"Each batch is padded to its longest row: {ctx.source(node)}.",
+            f"Round it up: `-(-{ctx.source(node)} // 64) * 64`.",
         )
 
 
 # -- tf.data ----------------------------------------------------------------------------------------------------------
 
 
-def _tf(node: ast.Call, at: Place, method: str) -> Iterator[Finding]:
+def _tf(node: ast.Call, ctx: RuleContext, method: str) -> Iterator[Finding]:
     assert isinstance(node.func, ast.Attribute)
-    if at.value(node.func.value).kind != TFDATA or at.open_keywords(node) or recompiles.off_tpu(at, node):
+    if ctx.value(node.func.value).kind != TFDATA or ctx.has_unknown_arguments(node) or recompiles.off_tpu(ctx, node):
         return
-    if method == "padded_batch" and not _is_open(at, at.keyword(node, "padded_shapes", 1)):
+    if method == "padded_batch" and not _is_open(ctx, ctx.argument(node, "padded_shapes", 1)):
         return
     if method == "bucket_by_sequence_length":
-        if at.constant(at.keyword(node, "pad_to_bucket_boundary", 6)) is True:
+        if ctx.constant(ctx.argument(node, "pad_to_bucket_boundary", 6)) is True:
             return
         fix = "Write `pad_to_bucket_boundary=True`."
     else:
         fix = "Write `.padded_batch()` with `padded_shapes` that name every length."
-    yield at.finding(node, f".{method}() pads each batch to its longest row.", fix)
+    yield ctx.finding(node, f".{method}() pads each batch to its longest row.", fix)
 
 
-def _is_open(at: Place, shapes: ast.expr | None) -> bool:
+def _is_open(ctx: RuleContext, shapes: ast.expr | None) -> bool:
     """Whether padded_shapes is not given, or has a None or -1 in it."""
-    if shapes is None or recompiles.is_nothing(at.value(shapes)):
+    if shapes is None or recompiles.is_nothing(ctx.value(shapes)):
         return True
     return any(
-        (isinstance(one, ast.Constant) and one.value is None) or at.constant(one) == -1
+        (isinstance(one, ast.Constant) and one.value is None) or ctx.constant(one) == -1
         for one in nodes_of(shapes)
         if isinstance(one, (ast.Constant, ast.UnaryOp))
     )
@@ -180,25 +182,25 @@ def _is_open(at: Place, shapes: ast.expr | None) -> bool:
 # -- the rewrite ------------------------------------------------------------------------------------------------------
 
 
-def _multiple_edits(node: ast.Call, at: Place, found: padding.Padding) -> tuple[Edit, ...]:
+def _multiple_edits(node: ast.Call, ctx: RuleContext, found: padding.PaddingSetting) -> tuple[Edit, ...]:
     """Add `pad_to_multiple_of`, where it cannot meet a max_length that is none of its multiples."""
-    multiple = _fitting(node, at)
+    multiple = _fitting(node, ctx)
     if multiple is None:
         return ()
     if found.multiple is not None:
-        return (at.replace(found.multiple, str(multiple)),) if isinstance(found.multiple, ast.Constant) else ()
+        return (ctx.replace(found.multiple, str(multiple)),) if isinstance(found.multiple, ast.Constant) else ()
     last = _last_argument(node)
-    if last is None or not _ends_plainly(node, at, last):
+    if last is None or not _ends_plainly(node, ctx, last):
         return ()
-    return (at.insert_after(last, f", pad_to_multiple_of={multiple}"),)
+    return (ctx.insert_after(last, f", pad_to_multiple_of={multiple}"),)
 
 
-def _fitting(node: ast.Call, at: Place) -> int | None:
+def _fitting(node: ast.Call, ctx: RuleContext) -> int | None:
     """transformers refuses a truncation length that is no multiple: take a multiple that divides it."""
-    given = at.keyword(node, "max_length")
-    if given is None or recompiles.is_nothing(at.value(given)):
+    given = ctx.argument(node, "max_length")
+    if given is None or recompiles.is_nothing(ctx.value(given)):
         return MULTIPLE
-    length = at.constant(given)
+    length = ctx.constant(given)
     if length is NOTHING or not isinstance(length, int):
         return None
     return next((one for one in (MULTIPLE, 32, 16, 8) if length % one == 0), None)
@@ -209,16 +211,16 @@ def _last_argument(node: ast.Call) -> ast.expr | None:
     return max(given, key=lambda one: (one.end_lineno or 0, one.end_col_offset or 0), default=None)
 
 
-def _ends_plainly(node: ast.Call, at: Place, last: ast.expr) -> bool:
+def _ends_plainly(node: ast.Call, ctx: RuleContext, last: ast.expr) -> bool:
     """Whether only a comma and space stand between the last argument and the closing bracket."""
     if any(one.arg is None for one in node.keywords):
         return False
-    after = at.source(node)[-1:] == ")" and _between(at, last, node)
+    after = ctx.source(node)[-1:] == ")" and _between(ctx, last, node)
     return after in (")", ",)")
 
 
-def _between(at: Place, last: ast.expr, node: ast.Call) -> str:
-    lines = at.cell.text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+def _between(ctx: RuleContext, last: ast.expr, node: ast.Call) -> str:
+    lines = ctx.cell.text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     first_line, first = last.end_lineno or 1, last.end_col_offset or 0
     last_line, end = node.end_lineno or 1, node.end_col_offset or 0
     chosen = [line.encode() for line in lines[first_line - 1 : last_line]]

@@ -35,7 +35,7 @@ from tpu_magics.check.values import FUNCTION, NUMBER, TENSOR
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU303"
 NAME = "changing-number"
@@ -45,66 +45,66 @@ _WHY_TRACED = "A tf.function is traced, and compiled by XLA, again for each new 
 NODES = (ast.Call, ast.Subscript, ast.BinOp, ast.AugAssign)
 
 
-def check(node: ast.AST, at: Place) -> Iterator[Finding]:
+def check(node: ast.AST, ctx: RuleContext) -> Iterator[Finding]:
     if isinstance(node, ast.Call):
-        yield from _call(node, at)
+        yield from _call(node, ctx)
     elif isinstance(node, ast.Subscript):
-        yield from _index(node, at)
+        yield from _index(node, ctx)
     elif isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, numbers.FIXED_OPERATORS):
-        yield from _power(node, at)
+        yield from _power(node, ctx)
 
 
-def _call(node: ast.Call, at: Place) -> Iterator[Finding]:
-    if at.value(node.func).kind == FUNCTION:
-        yield from _traced(node, at)
+def _call(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
+    if ctx.value(node.func).kind == FUNCTION:
+        yield from _traced(node, ctx)
         return
-    use = numbers.use_of(node, at)
-    if use is None or not at.in_step or at.every_n or not at.on_device:
+    use = numbers.use_of(node, ctx)
+    if use is None or not ctx.in_step or ctx.every_n or not ctx.on_device:
         return
     for argument in use.arguments:
-        if changes(at, argument) and numbers.on_device(node, at, use):
-            what, number = numbers.short(at, node), at.source(argument)
+        if changes(ctx, argument) and numbers.on_device(node, ctx, use):
+            what, number = numbers.short(ctx, node), ctx.source(argument)
             message = f"{use.said.format(what=what)} {number}, a Python number that changes every step."
-            yield at.finding(node, message, use.fix.format(number=number))
+            yield ctx.finding(node, message, use.fix.format(number=number))
             return
 
 
-def _traced(node: ast.Call, at: Place) -> Iterator[Finding]:
+def _traced(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
     """A Python number given to a `tf.function`, which is traced again for each new one."""
-    function = at.value(node.func).ref
+    function = ctx.value(node.func).ref
     traced = "tensorflow.function" in getattr(function, "decorators", ())
-    if not getattr(function, "compiled", False) and not (traced and at.program.tpu_tf):
+    if not getattr(function, "compiled", False) and not (traced and ctx.program.tpu_tf):
         return
     for argument in (*node.args, *(one.value for one in node.keywords)):
-        if at.value(argument).kind == NUMBER and changes(at, argument):
-            number = at.source(argument)
-            message = f"{at.source(node.func)} is given {number}, a Python number that changes every step."
-            yield at.finding(node, message, f"Give it a tensor: `tf.constant({number})`.", why=_WHY_TRACED)
+        if ctx.value(argument).kind == NUMBER and changes(ctx, argument):
+            number = ctx.source(argument)
+            message = f"{ctx.source(node.func)} is given {number}, a Python number that changes every step."
+            yield ctx.finding(node, message, f"Give it a tensor: `tf.constant({number})`.", why=_WHY_TRACED)
             return
 
 
-def _index(node: ast.Subscript, at: Place) -> Iterator[Finding]:
-    base = at.value(node.value)
-    if not numbers.is_tensor(base, node.slice) or not at.in_step or at.every_n or not at.on_device:
+def _index(node: ast.Subscript, ctx: RuleContext) -> Iterator[Finding]:
+    base = ctx.value(node.value)
+    if not numbers.is_tensor(base, node.slice) or not ctx.in_step or ctx.every_n or not ctx.on_device:
         return
-    if not numbers.is_there(base, at):
+    if not numbers.is_there(base, ctx):
         return
     for bound, sliced in numbers.indices(node.slice):
-        if changes(at, bound):
-            number = at.source(bound)
-            message = f"{numbers.short(at, node)} depends on {number}, a Python number that changes every step."
+        if changes(ctx, bound):
+            number = ctx.source(bound)
+            message = f"{numbers.short(ctx, node)} depends on {number}, a Python number that changes every step."
             fix = numbers.FIX_SLICE if sliced else numbers.FIX_INDEX
-            yield at.finding(node, message, fix.format(number=number))
+            yield ctx.finding(node, message, fix.format(number=number))
             return
 
 
-def _power(node: ast.BinOp | ast.AugAssign, at: Place) -> Iterator[Finding]:
+def _power(node: ast.BinOp | ast.AugAssign, ctx: RuleContext) -> Iterator[Finding]:
     left, right = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
     for tensor, number in ((left, right), (right, left)):
-        base = at.value(tensor)
-        if base.kind == TENSOR and numbers.is_there(base, at) and at.in_step and at.on_device and not at.every_n:
-            if changes(at, number):
-                said = at.source(number)
-                message = f"{numbers.short(at, node)} has {said} in it, a Python number that changes every step."
-                yield at.finding(node, message, numbers.FIX_TENSOR.format(number=said))
+        base = ctx.value(tensor)
+        if base.kind == TENSOR and numbers.is_there(base, ctx) and ctx.in_step and ctx.on_device and not ctx.every_n:
+            if changes(ctx, number):
+                said = ctx.source(number)
+                message = f"{numbers.short(ctx, node)} has {said} in it, a Python number that changes every step."
+                yield ctx.finding(node, message, numbers.FIX_TENSOR.format(number=said))
             return

@@ -27,11 +27,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.rules import _growing_containers as growing
-from tpu_magics.check.rules._growing_tensors import grown_by_cat
+from tpu_magics.check.rules._growing_tensors import grown_tensor
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU304"
 NAME = "growing-list"
@@ -45,29 +45,29 @@ _WHY_GRAPH = (
 _WHY_CAT = "The tensor has another shape at each step, and XLA compiles again for every one."
 
 
-def check(node: ast.Call | ast.Assign | ast.AugAssign, at: Place) -> Iterator[Finding]:
-    if isinstance(node, ast.Assign) and (name := grown_by_cat(node, at)):
-        yield at.finding(
+def check(node: ast.Call | ast.Assign | ast.AugAssign, ctx: RuleContext) -> Iterator[Finding]:
+    if isinstance(node, ast.Assign) and (name := grown_tensor(node, ctx)):
+        yield ctx.finding(
             node,
-            f"{name} grows by {at.source(node.value.func)} at every step.",  # type: ignore[attr-defined]
+            f"{name} grows by {ctx.source(node.value.func)} at every step.",  # type: ignore[attr-defined]
             "Write into a tensor of the final size, or keep detached pieces and join them after the loop.",
             why=_WHY_CAT,
         )
         return
-    kept = growing.kept_by(node, at)
-    if kept is None or not growing.outlives_the_step(kept, at):
+    container = growing.growing_container(node, ctx)
+    if container is None or not growing.outlives_step(container, ctx):
         return
-    if (use := growing.use_in_step(kept, at)) is not None:
-        yield at.finding(
+    if (use := growing.use_in_step(container, ctx)) is not None:
+        yield ctx.finding(
             node,
-            f"{kept.name} grows by a tensor at every step, and {at.source(use)} computes with all of it.",
+            f"{container.name} grows by a tensor at every step, and {ctx.source(use)} computes with all of it.",
             "Keep a running sum (`total += loss.detach()`), or compute after the loop.",
         )
-    elif (graph := growing.with_its_graph(kept, at)) is not None:
-        yield at.finding(
+    elif (graph := growing.undetached_loss(container, ctx)) is not None:
+        yield ctx.finding(
             node,
-            f"{kept.name} keeps {at.source(graph)} of every step, with its autograd graph.",
-            f"Keep `{at.source(graph)}.detach()`.",
+            f"{container.name} keeps {ctx.source(graph)} of every step, with its autograd graph.",
+            f"Keep `{ctx.source(graph)}.detach()`.",
             why=_WHY_GRAPH,
-            edits=(at.insert_after(graph, ".detach()"),) if growing.only_read(kept, at) else (),
+            edits=(ctx.insert_after(graph, ".detach()"),) if growing.is_only_read(container, ctx) else (),
         )

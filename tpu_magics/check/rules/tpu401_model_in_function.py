@@ -35,7 +35,7 @@ from tpu_magics.check.values import MODEL
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.program import Call, Function, Program
+    from tpu_magics.check.program import CallSite, CheckedProgram, Function
 
 CODE = "TPU401"
 NAME = "model-in-function"
@@ -46,7 +46,7 @@ WHY = (
 )
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     said: set[int] = set()
     for launch in _launches.launches(program):
         if not launch.ours and _launches.is_for_gpus(program):
@@ -59,22 +59,22 @@ def check_program(program: Program) -> Iterator[Finding]:
                 yield _finding(call, launch, problem)
 
 
-def _keeps(launch: _launches.Launch) -> bool:
-    return launch.call is not None and launch.call.at.constant(launch.argument("hoist")) in (False, "off")
+def _keeps(launch: _launches.LaunchSite) -> bool:
+    return launch.call is not None and launch.call.ctx.constant(launch.argument("hoist")) in (False, "off")
 
 
-def _matters(call: Call, launch: _launches.Launch) -> bool:
+def _matters(call: CallSite, launch: _launches.LaunchSite) -> bool:
     """In a script the workers of xmp.spawn are new interpreters, and build their models as torch_xla's examples do."""
-    if launch.ours or call.at.notebook or launch.kind == _launches.NOTEBOOK:
+    if launch.ours or call.ctx.notebook or launch.kind == _launches.NOTEBOOK:
         return True
-    forks = launch.call is not None and launch.call.at.constant(launch.argument("start_method")) == "fork"
+    forks = launch.call is not None and launch.call.ctx.constant(launch.argument("start_method")) == "fork"
     return forks and call.name.endswith(".from_pretrained")
 
 
 # -- what is built ----------------------------------------------------------------------------------------------------
 
 
-def _built(launch: _launches.Launch, program: Program) -> Iterator[tuple[Call, str]]:
+def _built(launch: _launches.LaunchSite, program: CheckedProgram) -> Iterator[tuple[CallSite, str]]:
     """The calls of a launch's workers that build models, with what speaks against hoisting each."""
     function = launch.function
     own = function.calls if function is not None else _statements(launch, program)
@@ -93,7 +93,7 @@ def _built(launch: _launches.Launch, program: Program) -> Iterator[tuple[Call, s
 
 def _is_method(function: Function) -> bool:
     """The layers that a class makes for itself are parts of the model."""
-    return function.cls is not None or isinstance(function.at.parent(function.node), ast.ClassDef)
+    return function.cls is not None or isinstance(function.ctx.parent(function.node), ast.ClassDef)
 
 
 def _makes(helper: Function) -> bool:
@@ -101,32 +101,32 @@ def _makes(helper: Function) -> bool:
     return any(True for _ in _hoist.top_builds(helper.calls))
 
 
-def _statements(launch: _launches.Launch, program: Program) -> list[Call]:
+def _statements(launch: _launches.LaunchSite, program: CheckedProgram) -> list[CallSite]:
     """The calls of a cell whose plain statements are trained; its leading definitions are the notebook's."""
-    return [call for call in program.all_calls if call.at.top_level and launch in _workers.launches_of(call.at)]
+    return [call for call in program.all_calls if call.ctx.top_level and launch in _workers.launches_of(call.ctx)]
 
 
 # -- words -----------------------------------------------------------------------------------------------------------
 
 
-def _finding(call: Call, launch: _launches.Launch, problem: str) -> Finding:
-    at = call.at
-    code = _spelling.shown(at.source(call.node))
+def _finding(call: CallSite, launch: _launches.LaunchSite, problem: str) -> Finding:
+    ctx = call.ctx
+    code = _spelling.shown(ctx.source(call.node))
     name = launch.function.name if launch.function is not None else ""
     if launch.ours:
         where = f"of `{name}`" if name else "of this cell"
         message = f"{code} is built by each worker {where} and cannot be hoisted: {problem}."
         fix = f"Build it in an earlier cell and pass it: `%%tpu_train model`, `def {_plain(name)}(model)`."
-        return at.finding(call.node, message, fix)
+        return ctx.finding(call.node, message, fix)
     message = f"{code} builds a model inside `{name}`, in each process of {launch.kind}."
-    return at.finding(call.node, message, _fix(launch, _plain(name)))
+    return ctx.finding(call.node, message, _fix(launch, _plain(name)))
 
 
 def _plain(name: str) -> str:
     return name if name.isidentifier() else "training_function"
 
 
-def _fix(launch: _launches.Launch, name: str) -> str:
+def _fix(launch: _launches.LaunchSite, name: str) -> str:
     form, start = f"def {name}(model)", f"notebook_launcher({name}, (model,))"
     if launch.kind != _launches.NOTEBOOK:
         start = f'{launch.kind}({name}, args=(model,), start_method="fork")'

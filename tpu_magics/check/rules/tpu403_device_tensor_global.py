@@ -35,8 +35,8 @@ from tpu_magics.check.values import MODEL, OPTIMIZER
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.program import Program
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.program import CheckedProgram
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU403"
 NAME = "device-tensor-global"
@@ -50,49 +50,49 @@ NODES = _device_globals.NODES
 check = _device_globals.note
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     if not _launches.launches(program):
         return
-    for node, at, name, launch in _device_globals.statements(program).values():
-        yield _on_device(node, at, name, launch)
-    for node, at in _device_globals.top_level(program):
-        yield from _optimizer(node, at, program)
+    for node, ctx, name, launch in _device_globals.statements(program).values():
+        yield _on_device(node, ctx, name, launch)
+    for node, ctx in _device_globals.top_level(program):
+        yield from _optimizer(node, ctx, program)
 
 
-def _on_device(node: _device_globals.Statement, at: Place, name: str, launch: _launches.Launch) -> Finding:
+def _on_device(node: _device_globals.Statement, ctx: RuleContext, name: str, launch: _launches.LaunchSite) -> Finding:
     assert node.value is not None
     who = _who(launch)
-    model = at.value(node.value).kind == MODEL
+    model = ctx.value(node.value).kind == MODEL
     what = "model" if model else "tensor"
     fix = f"Leave `{name}` on the CPU here, and move it to the device inside {who}."
     if model:
         fix = f"Leave `{name}` on the CPU here, and write `{name}.to(device)` (or accelerator.prepare) inside {who}."
-    return at.finding(node.value, f"The {what} `{name}` is put on an XLA device here, and {who} uses it.", fix)
+    return ctx.finding(node.value, f"The {what} `{name}` is put on an XLA device here, and {who} uses it.", fix)
 
 
-def _who(launch: _launches.Launch) -> str:
+def _who(launch: _launches.LaunchSite) -> str:
     return f"`{launch.function.name}`" if launch.function is not None else "the launched function"
 
 
 # -- optimisers -------------------------------------------------------------------------------------------------------
 
 
-def _optimizer(node: _device_globals.Statement, at: Place, program: Program) -> Iterator[Finding]:
-    value = at.value(node.value)
+def _optimizer(node: _device_globals.Statement, ctx: RuleContext, program: CheckedProgram) -> Iterator[Finding]:
+    value = ctx.value(node.value)
     if value.kind != OPTIMIZER or value.lib == "tf" or value.prepared or value.made is not node.value:
         return
-    position = _launches.position_of(at, node)
-    for name in _device_globals.names_set(node, at):
+    position = _launches.position_of(ctx, node)
+    for name in _device_globals.names_set(node, ctx):
         launch = next(_device_globals.users(name, position, program), None)
         if launch is not None and not _is_prepared(name, launch, program):
             who = _who(launch)
             fix = f"Make it inside {who}, after the model is on its device, or pass it through `accelerator.prepare`."
             message = f"The optimizer `{name}` is made here over parameters on the CPU, and {who} uses it."
             assert node.value is not None
-            yield at.finding(node.value, message, fix, WHY_OPTIMIZER)
+            yield ctx.finding(node.value, message, fix, WHY_OPTIMIZER)
 
 
-def _is_prepared(name: str, launch: _launches.Launch, program: Program) -> bool:
+def _is_prepared(name: str, launch: _launches.LaunchSite, program: CheckedProgram) -> bool:
     """Whether the workers give the optimiser to accelerate (or to a Trainer, which does)."""
     names = {name, *_device_globals.parameters_for(name, launch)}
     for function in _workers.reached(launch, program):

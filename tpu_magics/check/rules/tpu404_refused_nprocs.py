@@ -26,7 +26,7 @@ from tpu_magics.check.rules import _launches
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.program import Program
+    from tpu_magics.check.program import CheckedProgram
 
 CODE = "TPU404"
 NAME = "refused-nprocs"
@@ -40,7 +40,7 @@ WHY_NOTEBOOK = (
 FINE = (None, 0, 1, 8)
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     for launch in _launches.launches(program):
         if launch.call is None or launch.ours or not isinstance(launch.ranks, int):
             continue
@@ -52,23 +52,23 @@ def check_program(program: Program) -> Iterator[Finding]:
             yield _notebook(launch)
 
 
-def _spawn(launch: _launches.Launch) -> Finding:
+def _spawn(launch: _launches.LaunchSite) -> Finding:
     assert launch.call is not None
     given = launch.argument("nprocs", 2)
-    at, node = launch.call.at, given if given is not None else launch.call.node
+    ctx, node = launch.call.ctx, given if given is not None else launch.call.node
     fix = "Leave nprocs away: one process is started for each chip (nprocs=1 starts a single one)."
-    edits = (at.replace(given, "None"),) if given is not None else ()
-    return at.finding(node, f"`xmp.spawn` is asked for {launch.ranks} processes.", fix, edits=edits)
+    edits = (ctx.replace(given, "None"),) if given is not None else ()
+    return ctx.finding(node, f"`xmp.spawn` is asked for {launch.ranks} processes.", fix, edits=edits)
 
 
-def _notebook(launch: _launches.Launch) -> Finding:
+def _notebook(launch: _launches.LaunchSite) -> Finding:
     assert launch.call is not None
-    at, given = launch.call.at, launch.argument("num_processes", 2)
+    ctx, given = launch.call.ctx, launch.argument("num_processes", 2)
     message = f"`notebook_launcher` is asked for {launch.ranks} processes."
     fix = "Leave num_processes away, or put `%%tpu_train` on top of the cell: that launcher honours the number."
-    return at.finding(given if given is not None else launch.call.node, message, fix, WHY_NOTEBOOK)
+    return ctx.finding(given if given is not None else launch.call.node, message, fix, WHY_NOTEBOOK)
 
 
-def _for_gpus(launch: _launches.Launch) -> bool:
+def _for_gpus(launch: _launches.LaunchSite) -> bool:
     assert launch.call is not None
-    return bool(launch.call.at.constant(launch.argument("mixed_precision", 3)) == "fp16")
+    return bool(launch.call.ctx.constant(launch.argument("mixed_precision", 3)) == "fp16")

@@ -33,8 +33,8 @@ from tpu_magics.check.values import ACCELERATOR, TRAINER
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.program import Call, Function, Program
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.program import CallSite, CheckedProgram, Function
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU406"
 NAME = "rank-branch-collective"
@@ -62,7 +62,7 @@ _GROUPS = ("group", "groups", "replicas")
 _ONLY_THERE = frozenset(("gather_for_metrics", "wait_for_everyone"))
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     if not program.xla:
         return
     holders = _holders(program)
@@ -74,19 +74,19 @@ def check_program(program: Program) -> Iterator[Finding]:
             yield from _judge(call, holders[callee], program)
 
 
-def is_collective(call: Call) -> bool:
+def is_collective(call: CallSite) -> bool:
     """Whether a call waits for the other ranks."""
     if call.name:
         return call.name in COLLECTIVES and not any(one.arg in _GROUPS for one in call.node.keywords)
     return call.method in METHODS.get(call.receiver.kind, ()) or call.method in _ONLY_THERE
 
 
-def _judge(call: Call, inside: str, program: Program) -> Iterator[Finding]:
-    at = call.at
-    if _single(at):
+def _judge(call: CallSite, inside: str, program: CheckedProgram) -> Iterator[Finding]:
+    ctx = call.ctx
+    if _single(ctx):
         return
-    found = _ranks.guard(call.node, at)
-    function = at.function
+    found = _ranks.guard(call.node, ctx)
+    function = ctx.function
     if found is None:
         if inside or function is None or not _ranks.is_for_one_rank(function):
             return
@@ -94,18 +94,18 @@ def _judge(call: Call, inside: str, program: Program) -> Iterator[Finding]:
     else:
         if _others_do(call, found, program):
             return
-        where = f"under `{_short(at.source(found.test))}`, which depends on the rank"
-    name = f"`{_short(at.source(call.node.func))}`"
+        where = f"under `{_short(ctx.source(found.test))}`, which depends on the rank"
+    name = f"`{_short(ctx.source(call.node.func))}`"
     what = f"{name} contains the collective `{inside}` and is called" if inside else f"The collective {name} stands"
     fix = (
         f"Call {name} on every rank, outside of the branch, and keep only what one rank does (printing, saving) inside."
     )
-    yield at.finding(call.node, f"{what} {where}.", fix)
+    yield ctx.finding(call.node, f"{what} {where}.", fix)
 
 
-def _single(at: Place) -> bool:
+def _single(ctx: RuleContext) -> bool:
     """Whether one process only runs the code, for certain."""
-    found = _workers.launches_of(at)
+    found = _workers.launches_of(ctx)
     return bool(found) and all(one.ranks == 1 for one in found)
 
 
@@ -117,15 +117,15 @@ def _short(text: str, most: int = 60) -> str:
 # -- the other ranks --------------------------------------------------------------------------------------------------
 
 
-def _others_do(call: Call, guard: _ranks.Guard, program: Program) -> bool:
+def _others_do(call: CallSite, guard: _ranks.RankGuard, program: CheckedProgram) -> bool:
     """Whether the ranks that do not come here enter the same collective in their own branch."""
     spelling = _spelling(call.node)
     if any(_spelling(node) == spelling for one in guard.others for node in nodes_of(one)):
         return True
     if guard.main is None:
         return False
-    others = (one for one in program.all_calls if one.node is not call.node and one.at.function is call.at.function)
-    found = (_ranks.guard(one.node, one.at) for one in others if _spelling(one.node) == spelling)
+    others = (one for one in program.all_calls if one.node is not call.node and one.ctx.function is call.ctx.function)
+    found = (_ranks.guard(one.node, one.ctx) for one in others if _spelling(one.node) == spelling)
     return any(one is not None and one.main is (not guard.main) for one in found)
 
 
@@ -136,21 +136,21 @@ def _spelling(node: ast.AST) -> str:
 # -- functions that contain one
 
 
-def _holders(program: Program) -> dict[Function, str]:
+def _holders(program: CheckedProgram) -> dict[Function, str]:
     """Functions of the program that enter a collective on every rank that runs them, with its spelling."""
     found: dict[Function, str] = {}
     for call in program.all_calls:
-        function = call.at.function
+        function = call.ctx.function
         if function is None or function in found or not is_collective(call):
             continue
-        if _ranks.guard(call.node, call.at) is None and not _ranks.is_for_one_rank(function):
-            found[function] = _short(call.at.source(call.node.func))
+        if _ranks.guard(call.node, call.ctx) is None and not _ranks.is_for_one_rank(function):
+            found[function] = _short(call.ctx.source(call.node.func))
     waiting = list(found)
     while waiting:
         one = waiting.pop()
         for call in one.callers:
-            outer = call.at.function
-            if outer is not None and outer not in found and _ranks.guard(call.node, call.at) is None:
+            outer = call.ctx.function
+            if outer is not None and outer not in found and _ranks.guard(call.node, call.ctx) is None:
                 found[outer] = found[one]
                 waiting.append(outer)
     return found

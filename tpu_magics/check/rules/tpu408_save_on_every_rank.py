@@ -33,8 +33,8 @@ from tpu_magics.check.values import ACCELERATOR, MODEL
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
-    from tpu_magics.check.program import Call, Program
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.program import CallSite, CheckedProgram
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU408"
 NAME = "save-on-every-rank"
@@ -47,57 +47,57 @@ METHODS = ("save_pretrained",)
 _GUARDS = ("is_main_process", "save_function")
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     launched = bool(_launches.launches(program))
     if not launched and not program.uses("accelerate"):
         return
     calls = [*program.calls(*SAVES, XM_SAVE), *(call for method in METHODS for call in program.methods(method))]
     for call in calls:
-        if (_workers.may_be_several(call.at) or (not launched and _is_accelerated(call))) and not _is_fine(call):
+        if (_workers.may_be_several(call.ctx) or (not launched and _is_accelerated(call))) and not _is_fine(call):
             yield _finding(call)
 
 
-def _is_accelerated(call: Call) -> bool:
+def _is_accelerated(call: CallSite) -> bool:
     """Whether the model's weights are saved in a function with an Accelerator of its own: `accelerate launch` or a
     launcher elsewhere runs it in each process."""
-    sharded = any("Parallel" in name for name in call.at.program.imported)  # then all ranks take part in a save
-    if sharded or not _saves_model(call) or call.at.function is None:
+    sharded = any("Parallel" in name for name in call.ctx.program.imported)  # then all ranks take part in a save
+    if sharded or not _saves_model(call) or call.ctx.function is None:
         return False
-    own = set(_workers.around(call.at.function))
-    made = [one for one in call.at.program.calls("accelerate.Accelerator") if one.at.function in own]
-    prepares = any(one.at.function in own for one in call.at.program.methods("prepare", ACCELERATOR))
+    own = set(_workers.around(call.ctx.function))
+    made = [one for one in call.ctx.program.calls("accelerate.Accelerator") if one.ctx.function in own]
+    prepares = any(one.ctx.function in own for one in call.ctx.program.methods("prepare", ACCELERATOR))
     return prepares and bool(made) and not any(map(_runtime.on_cpu, made))
 
 
-def _is_fine(call: Call) -> bool:
-    at, node = call.at, call.node
-    if call.name == XM_SAVE and at.constant(at.keyword(node, "master_only", 2)) is not False:
+def _is_fine(call: CallSite) -> bool:
+    ctx, node = call.ctx, call.node
+    if call.name == XM_SAVE and ctx.constant(ctx.argument(node, "master_only", 2)) is not False:
         return True
-    if any(at.keyword(node, name) is not None for name in _GUARDS) or at.open_keywords(node):
+    if any(ctx.argument(node, name) is not None for name in _GUARDS) or ctx.has_unknown_arguments(node):
         return True
-    return _is_in_memory(call) or _has_own_path(node, at) or _ranks.is_guarded(node, at)
+    return _is_in_memory(call) or _has_own_path(node, ctx) or _ranks.is_guarded(node, ctx)
 
 
-def _is_in_memory(call: Call) -> bool:
+def _is_in_memory(call: CallSite) -> bool:
     """`torch.save(x, io.BytesIO())`, also through a name."""
     for given in call.node.args[1:2]:
         values = [given]
-        if isinstance(given, ast.Name) and call.at.function is not None:
-            values += _ranks.definitions(call.at.function).get(given.id, [])
-        if any("BytesIO" in call.at.source(one) for one in values):
+        if isinstance(given, ast.Name) and call.ctx.function is not None:
+            values += _ranks.definitions(call.ctx.function).get(given.id, [])
+        if any("BytesIO" in call.ctx.source(one) for one in values):
             return True
     return False
 
 
-def _has_own_path(node: ast.Call, at: Place) -> bool:
+def _has_own_path(node: ast.Call, ctx: RuleContext) -> bool:
     """Whether the rank is part of an argument: each rank writes a file of its own."""
     parts = [*node.args, *(one.value for one in node.keywords)]
-    return any(_ranks.depends(one, at) for one in (*parts, *_opened(node, at)))
+    return any(_ranks.depends(one, ctx) for one in (*parts, *_opened(node, ctx)))
 
 
-def _opened(node: ast.Call, at: Place) -> Iterator[ast.expr]:
+def _opened(node: ast.Call, ctx: RuleContext) -> Iterator[ast.expr]:
     """The path of `with open(path, "w") as file` around `json.dump(x, file)`."""
-    for parent in at.parents(node):
+    for parent in ctx.parents(node):
         if isinstance(parent, (ast.With, ast.AsyncWith)):
             yield from (item.context_expr for item in parent.items)
         if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
@@ -107,39 +107,39 @@ def _opened(node: ast.Call, at: Place) -> Iterator[ast.expr]:
 # -- words ------------------------------------------------------------------------------------------------------------
 
 
-def _finding(call: Call) -> Finding:
-    at = call.at
-    code = _spelling.shown(at.source(call.node.func))
+def _finding(call: CallSite) -> Finding:
+    ctx = call.ctx
+    code = _spelling.shown(ctx.source(call.node.func))
     fix = _fix(call)
-    if any(one.ours for one in _workers.launches_of(at)) and _saves_model(call):
+    if any(one.ours for one in _workers.launches_of(ctx)) and _saves_model(call):
         fix += " After %%tpu_train the trained weights are in the notebook's model: it can be saved in the next cell."
-    return at.finding(
+    return ctx.finding(
         call.node, f"{code} runs on every rank and writes the same file on each.", fix, edits=_edits(call)
     )
 
 
-def _saves_model(call: Call) -> bool:
+def _saves_model(call: CallSite) -> bool:
     return call.name == "torch.save" or call.receiver.kind == MODEL
 
 
-def _fix(call: Call) -> str:
-    at = call.at
-    hugging_face = bool(at.program.methods("prepare", "accelerator"))
+def _fix(call: CallSite) -> str:
+    ctx = call.ctx
+    hugging_face = bool(ctx.program.methods("prepare", "accelerator"))
     if call.name == XM_SAVE:
         return "Leave `master_only=False` away, or put the rank into the path."
     if call.name == "torch.save":
-        given = ", ".join(at.source(one) for one in call.node.args)
+        given = ", ".join(ctx.source(one) for one in call.node.args)
         return f"Write `{'accelerator' if hugging_face else 'xm'}.save({given})`: one rank writes, from the CPU."
-    if call.receiver.kind == MODEL and at.program.calls("transformers.Trainer"):
+    if call.receiver.kind == MODEL and ctx.program.calls("transformers.Trainer"):
         return "Call `trainer.save_model(...)`, which lets one rank write."
     if call.receiver.kind == MODEL and hugging_face:
         return "Give `is_main_process=accelerator.is_main_process, save_function=accelerator.save`."
     return f"Put it under `if {'accelerator.is_main_process' if hugging_face else 'xm.is_master_ordinal()'}:`."
 
 
-def _edits(call: Call) -> tuple[Edit, ...]:
+def _edits(call: CallSite) -> tuple[Edit, ...]:
     """`xm.save` takes the same two arguments."""
-    xm = _spelling.xm(call.at)
+    xm = _spelling.xm(call.ctx)
     if call.name != "torch.save" or not xm or len(call.node.args) != 2 or call.node.keywords:
         return ()
-    return (call.at.replace(call.node.func, f"{xm}.save"),)
+    return (call.ctx.replace(call.node.func, f"{xm}.save"),)

@@ -26,7 +26,7 @@ from tpu_magics.check.rules import _argument_edits, _launches
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
-    from tpu_magics.check.program import Program
+    from tpu_magics.check.program import CheckedProgram
 
 CODE = "TPU410"
 NAME = "spawn-in-notebook"
@@ -36,7 +36,7 @@ WHY = "A new interpreter cannot import a function of a notebook: `Can't get attr
 POSITIONS = {_launches.SPAWN: 5, _launches.LAUNCH: 2}
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     if not program.notebook:
         return
     for launch in _launches.launches(program):
@@ -44,15 +44,15 @@ def check_program(program: Program) -> Iterator[Finding]:
             yield from _started_anew(launch)
 
 
-def _started_anew(launch: _launches.Launch) -> Iterator[Finding]:
+def _started_anew(launch: _launches.LaunchSite) -> Iterator[Finding]:
     call = launch.call
     assert call is not None and launch.function is not None
     given = launch.argument("start_method", POSITIONS[launch.kind])
-    if call.at.open_keywords(call.node) or (given is not None and call.at.constant(given) != "spawn"):
+    if call.ctx.has_unknown_arguments(call.node) or (given is not None and call.ctx.constant(given) != "spawn"):
         return
-    edits: tuple[Edit, ...] = _argument_edits.added(call.node, 'start_method="fork"', call.at)
+    edits: tuple[Edit, ...] = _argument_edits.added(call.node, 'start_method="fork"', call.ctx)
     if given is not None:
-        edits = (call.at.replace(given, '"fork"'),)
+        edits = (call.ctx.replace(given, '"fork"'),)
     message = f"`{launch.kind}` starts new interpreters for `{launch.function.name}`, a function of this notebook."
     fix = 'Give `start_method="fork"`, or put `%%tpu_train` on top of the cell.'
-    yield call.at.finding(given if given is not None else call.node, message, fix, edits=edits)
+    yield call.ctx.finding(given if given is not None else call.node, message, fix, edits=edits)

@@ -31,7 +31,7 @@ from tpu_magics.check.rules import _precision as precision
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU502"
 NAME = "cuda-amp"
@@ -68,77 +68,79 @@ _POLICIES = (
 _FLOATX = ("keras.backend.set_floatx", "keras.config.set_floatx")
 _CPU = "cpu"
 
-Said = tuple[str, str, str]  # message, fix, why
+MessageParts = tuple[str, str, str]  # message, fix, why
 
 
-def check(node: ast.Call, at: Place) -> Iterator[Finding]:
-    said = _loading(node, at) if any(one.arg in _LOADING or one.arg is None for one in node.keywords) else None
-    if said is None and (ask := _ASKED.get(at.name(node))) is not None:
-        said = ask(node, at)
-    if said is not None and not precision.is_for_gpu(node, at):
+def check(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
+    said = _loading(node, ctx) if any(one.arg in _LOADING or one.arg is None for one in node.keywords) else None
+    if said is None and (handler := _HANDLERS.get(ctx.name(node))) is not None:
+        said = handler(node, ctx)
+    if said is not None and not precision.is_for_gpu(node, ctx):
         message, fix, why = said
-        yield at.finding(node, message, fix, why=why)
+        yield ctx.finding(node, message, fix, why=why)
 
 
-def _is_disabled(node: ast.Call, at: Place) -> bool:
+def _is_disabled(node: ast.Call, ctx: RuleContext) -> bool:
     """`enabled=False`, or enabled where there is a GPU."""
-    enabled = at.keyword(node, "enabled")
-    return enabled is not None and (at.constant(enabled) is False or precision.mentions_gpu(enabled, at))
+    enabled = ctx.argument(node, "enabled")
+    return enabled is not None and (ctx.constant(enabled) is False or precision.mentions_gpu(enabled, ctx))
 
 
-def _cuda_autocast(node: ast.Call, at: Place) -> Said | None:
-    if _is_disabled(node, at):
+def _cuda_autocast(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
+    if _is_disabled(node, ctx):
         return None
-    return f"{at.source(node.func)} switches on mixed precision for CUDA.", _AUTOCAST, _WHY_CUDA
+    return f"{ctx.source(node.func)} switches on mixed precision for CUDA.", _AUTOCAST, _WHY_CUDA
 
 
-def _autocast(node: ast.Call, at: Place) -> Said | None:
-    device = at.constant(at.keyword(node, "device_type", 0))
-    if _is_disabled(node, at) or device == _CPU:
+def _autocast(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
+    device = ctx.constant(ctx.argument(node, "device_type", 0))
+    if _is_disabled(node, ctx) or device == _CPU:
         return None
     if device == "cuda":
-        return f"{at.source(node.func)} switches on mixed precision for CUDA.", _AUTOCAST, _WHY_CUDA
-    position = 2 if at.name(node) == "torch_xla.amp.autocast" else 1
-    if precision.is_float16(at.keyword(node, "dtype", position), at):
-        return f"{at.source(node.func)} computes in float16.", _AUTOCAST, WHY
+        return f"{ctx.source(node.func)} switches on mixed precision for CUDA.", _AUTOCAST, _WHY_CUDA
+    position = 2 if ctx.name(node) == "torch_xla.amp.autocast" else 1
+    if precision.is_float16(ctx.argument(node, "dtype", position), ctx):
+        return f"{ctx.source(node.func)} computes in float16.", _AUTOCAST, WHY
     return None
 
 
-def _scaler(node: ast.Call, at: Place) -> Said | None:
-    device = at.constant(at.keyword(node, "device", 0))
-    if _is_disabled(node, at) or (isinstance(device, str) and device.partition(":")[0] not in ("cuda", "xla")):
+def _scaler(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
+    device = ctx.constant(ctx.argument(node, "device", 0))
+    if _is_disabled(node, ctx) or (isinstance(device, str) and device.partition(":")[0] not in ("cuda", "xla")):
         return None
-    return f"{at.source(node.func)} scales gradients for float16.", _SCALER, _WHY_SCALER
+    return f"{ctx.source(node.func)} scales gradients for float16.", _SCALER, _WHY_SCALER
 
 
-def _accelerate(node: ast.Call, at: Place) -> Said | None:
-    asked = handed.constants(at.keyword(node, "mixed_precision"), at)
-    if "fp16" not in asked or at.constant(at.keyword(node, "cpu")) is True:
+def _accelerate(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
+    precisions = handed.constants(ctx.argument(node, "mixed_precision"), ctx)
+    if "fp16" not in precisions or ctx.constant(ctx.argument(node, "cpu")) is True:
         return None
-    called, written = at.source(node.func), at.constant(at.keyword(node, "mixed_precision")) == "fp16"
+    called, written = ctx.source(node.func), ctx.constant(ctx.argument(node, "mixed_precision")) == "fp16"
     fix = 'Write `mixed_precision="bf16"`.' if written else 'Give the function "bf16" for it, or make that its default.'
     return f'{called} is told to train with mixed_precision="fp16".', fix, _WHY_ACCELERATE
 
 
-def _default_dtype(node: ast.Call, at: Place) -> Said | None:
-    given = node.args[0] if node.args else at.keyword(node, "d") or at.keyword(node, "t")
-    named = at.name(given) in precision.FLOAT16_TENSORS or at.constant(given) in precision.FLOAT16_TENSORS
-    if given is None or not (named or precision.is_float16(given, at)):
+def _default_dtype(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
+    given = node.args[0] if node.args else ctx.argument(node, "d") or ctx.argument(node, "t")
+    named = ctx.name(given) in precision.FLOAT16_TENSORS or ctx.constant(given) in precision.FLOAT16_TENSORS
+    if given is None or not (named or precision.is_float16(given, ctx)):
         return None
     fix = 'Leave the default float32 and use `torch.autocast("xla", dtype=torch.bfloat16)`.'
-    return f"{at.source(node.func)} makes float16 the default.", fix, WHY
+    return f"{ctx.source(node.func)} makes float16 the default.", fix, WHY
 
 
-def _policy(node: ast.Call, at: Place) -> Said | None:
-    named = at.constant(at.keyword(node, "name", 0) or at.keyword(node, "policy") or at.keyword(node, "dtype_policy"))
+def _policy(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
+    named = ctx.constant(
+        ctx.argument(node, "name", 0) or ctx.argument(node, "policy") or ctx.argument(node, "dtype_policy")
+    )
     if named not in ("mixed_float16", "float16"):
         return None
     instead = "mixed_bfloat16" if named == "mixed_float16" else "bfloat16"
     return f"The Keras policy is {named}.", f'Write `"{instead}"`.', WHY
 
 
-def _floatx(node: ast.Call, at: Place) -> Said | None:
-    if at.constant(at.keyword(node, "value", 0) or at.keyword(node, "floatx")) != "float16":
+def _floatx(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
+    if ctx.constant(ctx.argument(node, "value", 0) or ctx.argument(node, "floatx")) != "float16":
         return None
     return "Keras' default dtype is set to float16.", 'Leave "float32" and set the policy "mixed_bfloat16".', WHY
 
@@ -148,26 +150,26 @@ _LOADING = ("torch_dtype", "dtype", "compute_dtype")
 _LOADERS = ("from_pretrained", "from_config", "from_single_file")
 
 
-def _loading(node: ast.Call, at: Place) -> Said | None:
+def _loading(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
     for name in _LOADING:
-        given = at.keyword(node, name)
-        if given is not None and precision.is_float16(given, at, texts=True) and _is_loader(node, name, at):
-            said = f"{at.source(node.func)} is told to use {name}={at.source(given)}."
+        given = ctx.argument(node, name)
+        if given is not None and precision.is_float16(given, ctx, texts=True) and _is_loader(node, name, ctx):
+            said = f"{ctx.source(node.func)} is told to use {name}={ctx.source(given)}."
             return said, f"Write `{name}=torch.bfloat16`.", WHY
     return None
 
 
-def _is_loader(node: ast.Call, keyword: str, at: Place) -> bool:
+def _is_loader(node: ast.Call, keyword: str, ctx: RuleContext) -> bool:
     if keyword == "torch_dtype":
         return True
-    name = at.name(node)
+    name = ctx.name(node)
     if keyword == "compute_dtype":
         return name.startswith("torch_xla.") or name.endswith("FullyShardedDataParallel")
     called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
     return called in _LOADERS or name in ("transformers.pipeline",)
 
 
-_ASKED: dict[str, Callable[[ast.Call, Place], Said | None]] = {
+_HANDLERS: dict[str, Callable[[ast.Call, RuleContext], MessageParts | None]] = {
     **dict.fromkeys(_CUDA_AUTOCASTS, _cuda_autocast),
     **dict.fromkeys(_AUTOCASTS, _autocast),
     **dict.fromkeys(_SCALERS, _scaler),

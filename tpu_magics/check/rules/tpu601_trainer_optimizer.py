@@ -29,8 +29,8 @@ from tpu_magics.check.values import ARGUMENTS
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
-    from tpu_magics.check.program import Program
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.program import CheckedProgram
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU601"
 NAME = "trainer-optimizer"
@@ -62,13 +62,13 @@ _ENUM_NAMES = {"ADAMW_BNB": "adamw_bnb_8bit", "LION": "lion_32bit", "PAGED_ADAMW
     "RMSPROP_32BIT": "rmsprop_bnb_32bit"}  # fmt: skip
 
 
-def check(node: ast.Assign, at: Place) -> Iterator[Finding]:
+def check(node: ast.Assign, ctx: RuleContext) -> Iterator[Finding]:
     target = node.targets[0]
-    if isinstance(target, ast.Attribute) and target.attr == "optim" and at.value(target.value).kind == ARGUMENTS:
-        yield from _of_value(node, node.value, at, f"{at.source(target)} is set to")
+    if isinstance(target, ast.Attribute) and target.attr == "optim" and ctx.value(target.value).kind == ARGUMENTS:
+        yield from _of_value(node, node.value, ctx, f"{ctx.source(target)} is set to")
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     if _trainer.only_evaluates(program):
         return
     ours = _launches.is_ours(program)
@@ -77,43 +77,43 @@ def check_program(program: Program) -> Iterator[Finding]:
             continue
         given = arguments.given("optim")
         if given is not None:
-            yield from _of_value(given.node, given.value, given.at, "The Trainer's optimizer is")
+            yield from _of_value(given.node, given.value, given.ctx, "The Trainer's optimizer is")
         elif arguments.is_left("optim") and not ours:
-            yield arguments.at.finding(
+            yield arguments.ctx.finding(
                 arguments.node,
                 f"{arguments.name} leaves optim at its default, {_DEFAULT}.",
                 _FIX,
-                edits=_argument_edits.added(arguments.node, _XLA, arguments.at),
+                edits=_argument_edits.added(arguments.node, _XLA, arguments.ctx),
             )
 
     for trainer in _trainer.without_arguments(program) if not ours else ():
-        if not (_trainer.has_optimizer(trainer) or _device_guards.is_meant_elsewhere(trainer.node, trainer.at)):
-            said = trainer.at.source(trainer.node.func)
+        if not (_trainer.has_optimizer(trainer) or _device_guards.is_for_other_device(trainer.node, trainer.ctx)):
+            said = trainer.ctx.source(trainer.node.func)
             message = f"{said} is given no TrainingArguments: its optimizer is the default, {_DEFAULT}."
-            yield trainer.at.finding(trainer.node, message, f"Write args=TrainingArguments({_XLA}).")
+            yield trainer.ctx.finding(trainer.node, message, f"Write args=TrainingArguments({_XLA}).")
 
 
-def _of_value(node: ast.AST, value: ast.expr, at: Place, said: str) -> Iterator[Finding]:
-    name = _optimizer(value, at)
-    if name in _FUSED and not _launches.is_ours(at.program):
-        yield at.finding(node, f"{said} {name}.", _FIX, edits=_replaced(value, at))
+def _of_value(node: ast.AST, value: ast.expr, ctx: RuleContext, said: str) -> Iterator[Finding]:
+    name = _optimizer(value, ctx)
+    if name in _FUSED and not _launches.is_ours(ctx.program):
+        yield ctx.finding(node, f"{said} {name}.", _FIX, edits=_replaced(value, ctx))
     elif name in _BITSANDBYTES:
         fix = f'{_FIX[:-1]}, or optim="adafactor" where memory is short.'
-        yield at.finding(node, f"{said} {name}, of bitsandbytes.", fix, why=_WHY_BITSANDBYTES)
+        yield ctx.finding(node, f"{said} {name}, of bitsandbytes.", fix, why=_WHY_BITSANDBYTES)
     elif name in _GONE:
-        yield at.finding(node, f"{said} {name}.", _FIX, why=_WHY_GONE)
+        yield ctx.finding(node, f"{said} {name}.", _FIX, why=_WHY_GONE)
 
 
-def _optimizer(value: ast.expr, at: Place) -> str:
-    constant = at.constant(value)
+def _optimizer(value: ast.expr, ctx: RuleContext) -> str:
+    constant = ctx.constant(value)
     if isinstance(constant, str):
         return constant
-    name = at.name(value)
+    name = ctx.name(value)
     if not name.startswith(_ENUM):
         return ""
     last = name[len(_ENUM) :]
     return _ENUM_NAMES.get(last, last.lower())
 
 
-def _replaced(value: ast.expr, at: Place) -> tuple[Edit, ...]:
-    return (at.replace(value, '"adamw_torch_xla"'),) if isinstance(value, ast.Constant) else ()
+def _replaced(value: ast.expr, ctx: RuleContext) -> tuple[Edit, ...]:
+    return (ctx.replace(value, '"adamw_torch_xla"'),) if isinstance(value, ast.Constant) else ()

@@ -24,8 +24,8 @@ from tpu_magics.check.values import ARGUMENTS
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
-    from tpu_magics.check.program import Program
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.program import CheckedProgram
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU602"
 NAME = "trainer-fp16"
@@ -37,22 +37,22 @@ _WHY_EVALUATION = "A TPU has no fp16 units: the evaluation gains no speed by it,
 _FP16 = {"fp16": ("bf16", WHY), "fp16_full_eval": ("bf16_full_eval", _WHY_EVALUATION)}
 
 
-def check(node: ast.Assign, at: Place) -> Iterator[Finding]:
+def check(node: ast.Assign, ctx: RuleContext) -> Iterator[Finding]:
     target = node.targets[0]
-    if not isinstance(target, ast.Attribute) or target.attr not in _FP16 or at.constant(node.value) is not True:
+    if not isinstance(target, ast.Attribute) or target.attr not in _FP16 or ctx.constant(node.value) is not True:
         return
-    if at.value(target.value).kind == ARGUMENTS and not _device_guards.is_elsewhere(node, at):
+    if ctx.value(target.value).kind == ARGUMENTS and not _device_guards.is_in_other_device_branch(node, ctx):
         new, why = _FP16[target.attr]
-        yield at.finding(node, f"{at.source(target)} is switched on.", f"Set {new} = True instead.", why)
+        yield ctx.finding(node, f"{ctx.source(target)} is switched on.", f"Set {new} = True instead.", why)
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     for arguments in _trainer.on_tpu(program):
         for old, (new, why) in _FP16.items():
             given = arguments.given(old)
             if given is None or given.constant is not True:
                 continue
-            yield given.at.finding(
+            yield given.ctx.finding(
                 given.node,
                 f"{arguments.name} asks for fp16 ({old}=True).",
                 f"Write {new}=True.",
@@ -61,9 +61,9 @@ def check_program(program: Program) -> Iterator[Finding]:
             )
 
 
-def _renamed(arguments: _trainer.Arguments, given: _trainer.Argument, new: str) -> tuple[Edit, ...]:
+def _renamed(arguments: _trainer.TrainingArgumentsCall, given: _trainer.TrainerArgument, new: str) -> tuple[Edit, ...]:
     """The keyword under its new name; none where that one is given as well."""
     literal = isinstance(given.value, ast.Constant)
     if given.keyword is None or not literal or not arguments.is_left(new):
         return ()
-    return (arguments.at.replace(given.keyword, f"{new}=True"),)
+    return (arguments.ctx.replace(given.keyword, f"{new}=True"),)

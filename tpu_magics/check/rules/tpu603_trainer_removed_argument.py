@@ -22,11 +22,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.rules import _argument_edits, _trainer
-from tpu_magics.check.rules._removed_arguments import ARGUMENTS, TAKEN_OUT, Removed
+from tpu_magics.check.rules._removed_arguments import ARGUMENTS, TAKEN_OUT, RemovedArgument
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
-    from tpu_magics.check.program import Program
+    from tpu_magics.check.program import CheckedProgram
 
 CODE = "TPU603"
 NAME = "trainer-removed-argument"
@@ -34,9 +34,9 @@ GROUP = "trainer"
 WHY = "transformers 5 raises TypeError for it, as for any argument that it does not know."
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     for arguments in _trainer.all_of(program):
-        if arguments.stands_elsewhere:
+        if arguments.is_in_other_device_code:
             continue
         for name, removed in ARGUMENTS.items():
             given = arguments.given(name)
@@ -44,8 +44,10 @@ def check_program(program: Program) -> Iterator[Finding]:
                 yield _found(arguments, given, name, removed)
 
 
-def _found(arguments: _trainer.Arguments, given: _trainer.Argument, name: str, removed: Removed) -> Finding:
-    return given.at.finding(
+def _found(
+    arguments: _trainer.TrainingArgumentsCall, given: _trainer.TrainerArgument, name: str, removed: RemovedArgument
+) -> Finding:
+    return given.ctx.finding(
         given.node,
         f"{arguments.name} no longer has {name} (transformers {removed.last} was the last that took it).",
         _fix(given, removed),
@@ -54,28 +56,30 @@ def _found(arguments: _trainer.Arguments, given: _trainer.Argument, name: str, r
     )
 
 
-def _fix(given: _trainer.Argument, removed: Removed) -> str:
+def _fix(given: _trainer.TrainerArgument, removed: RemovedArgument) -> str:
     if removed.new:
-        return f"Write {removed.new}={given.at.source(given.value)}."
+        return f"Write {removed.new}={given.ctx.source(given.value)}."
     if removed.instead:
         return "Take it out." if given.constant is False else f"Write {removed.instead}."
     return removed.fix
 
 
-def _edits(arguments: _trainer.Arguments, given: _trainer.Argument, name: str, removed: Removed) -> tuple[Edit, ...]:
-    at, keyword = arguments.at, given.keyword
+def _edits(
+    arguments: _trainer.TrainingArgumentsCall, given: _trainer.TrainerArgument, name: str, removed: RemovedArgument
+) -> tuple[Edit, ...]:
+    ctx, keyword = arguments.ctx, given.keyword
     if keyword is None:
         return ()
     if removed.new and arguments.given(removed.new) is None and _means_the_same(name, given):
-        return (at.replace(keyword, f"{removed.new}={at.source(given.value)}"),)
+        return (ctx.replace(keyword, f"{removed.new}={ctx.source(given.value)}"),)
     if not removed.instead or not isinstance(given.value, ast.Constant):
-        return _argument_edits.removed(arguments.node, keyword, at) if name in TAKEN_OUT else ()
+        return _argument_edits.removed(arguments.node, keyword, ctx) if name in TAKEN_OUT else ()
     if given.constant is not True:
-        return _argument_edits.removed(arguments.node, keyword, at)
+        return _argument_edits.removed(arguments.node, keyword, ctx)
     other = removed.instead.partition("=")[0]
-    return (at.replace(keyword, removed.instead),) if arguments.given(other) is None else ()
+    return (ctx.replace(keyword, removed.instead),) if arguments.given(other) is None else ()
 
 
-def _means_the_same(name: str, given: _trainer.Argument) -> bool:
+def _means_the_same(name: str, given: _trainer.TrainerArgument) -> bool:
     """`warmup_steps` takes a number below 1 as a ratio, and 1.0 as one step."""
     return name != "warmup_ratio" or (isinstance(given.constant, (int, float)) and 0 <= given.constant < 1)

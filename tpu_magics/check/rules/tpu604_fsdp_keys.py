@@ -31,7 +31,7 @@ from tpu_magics.check.values import NOTHING
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.program import Program
+    from tpu_magics.check.program import CheckedProgram
 
 CODE = "TPU604"
 NAME = "fsdp-keys"
@@ -65,7 +65,7 @@ _OPTIONS = {
 }
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     for one in _fsdp.all_of(program):
         if one.given is not None and one.config is None and one.given.constant is not None:
             continue  # a path, or nothing that can be seen
@@ -73,9 +73,9 @@ def check_program(program: Program) -> Iterator[Finding]:
             yield from rule(one)
 
 
-def _is_off(one: _fsdp.Fsdp) -> Iterator[Finding]:
+def _is_off(one: _fsdp.FsdpArguments) -> Iterator[Finding]:
     if one.is_xla and one.is_off and one.given is not None:
-        yield one.given.at.finding(
+        yield one.given.ctx.finding(
             one.given.node,
             "fsdp_config asks for the FSDP of XLA, and fsdp is not set.",
             'Write fsdp="full_shard".',
@@ -83,7 +83,7 @@ def _is_off(one: _fsdp.Fsdp) -> Iterator[Finding]:
         )
 
 
-def _is_for_gpus(one: _fsdp.Fsdp) -> Iterator[Finding]:
+def _is_for_gpus(one: _fsdp.FsdpArguments) -> Iterator[Finding]:
     config = one.config
     xla = config.constant("xla", False) if config is not None else _without_config(one)
     if xla is not False and xla is not None:
@@ -92,49 +92,49 @@ def _is_for_gpus(one: _fsdp.Fsdp) -> Iterator[Finding]:
     if config is not None and entry is not None:
         message = f'fsdp_config has {entry.key}, and no "xla": True.'
         why = _WHY_OFF if one.is_off else _WHY_GPU
-        yield config.at.finding(entry.node, message, 'Add "xla": True.', why, _with_xla(config, entry))
+        yield config.ctx.finding(entry.node, message, 'Add "xla": True.', why, _with_xla(config, entry))
     elif one.fsdp is not None and one.fsdp.constant is not NOTHING and not one.is_off:
-        said = one.fsdp.at.source(one.fsdp.value)
+        said = one.fsdp.ctx.source(one.fsdp.value)
         where = one.given or one.fsdp
         fix = 'Write fsdp_config={"xla": True}.' if config is None else 'Add "xla": True to fsdp_config.'
-        yield where.at.finding(where.node, f'fsdp={said} is given without "xla": True in fsdp_config.', fix, _WHY_GPU)
+        yield where.ctx.finding(where.node, f'fsdp={said} is given without "xla": True in fsdp_config.', fix, _WHY_GPU)
 
 
-def _without_config(one: _fsdp.Fsdp) -> Any:
+def _without_config(one: _fsdp.FsdpArguments) -> Any:
     """`xla` where no fsdp_config is given: off, unless it may come from elsewhere."""
     return False if one.given is not None or one.arguments.is_left("fsdp_config") else NOTHING
 
 
-def _with_xla(config: _fsdp.Config, entry: _fsdp.Entry) -> tuple[Edit, ...]:
+def _with_xla(config: _fsdp.FsdpConfig, entry: _fsdp.FsdpEntry) -> tuple[Edit, ...]:
     if entry.made is None or "xla" in config.entries:
         return ()
-    start = config.at.replace(entry.node, "").start
-    indent = config.at.cell.lines[start[0] - 1][: start[1]]
+    start = config.ctx.replace(entry.node, "").start
+    indent = config.ctx.cell.lines[start[0] - 1][: start[1]]
     between = f",\n{indent}" if not indent.strip() else ", "
     return (Edit(start, start, f'"xla": True{between}'),)
 
 
-def _options(one: _fsdp.Fsdp) -> Iterator[Finding]:
+def _options(one: _fsdp.FsdpArguments) -> Iterator[Finding]:
     if not one.is_xla or one.fsdp is None:
         return
-    at = one.fsdp.at
+    ctx = one.fsdp.ctx
     for option in _options_of(one):
         if option not in _HARMLESS:
             fix = _OPTIONS.get(option, 'Write fsdp="full_shard".')
-            yield at.finding(one.fsdp.node, f'fsdp asks for {option} beside "xla": True.', fix, _WHY_STRATEGY)
+            yield ctx.finding(one.fsdp.node, f'fsdp asks for {option} beside "xla": True.', fix, _WHY_STRATEGY)
 
 
-def _options_of(one: _fsdp.Fsdp) -> list[str]:
+def _options_of(one: _fsdp.FsdpArguments) -> list[str]:
     assert one.fsdp is not None
     if isinstance(one.fsdp.constant, str):
         return one.fsdp.constant.split()
     if isinstance(one.fsdp.value, (ast.List, ast.Tuple)):
-        found = (one.arguments.at.constant(item) for item in one.fsdp.value.elts)
+        found = (one.arguments.ctx.constant(item) for item in one.fsdp.value.elts)
         return [item for item in found if isinstance(item, str)]
     return []
 
 
-def _keys_of_gpus(one: _fsdp.Fsdp) -> Iterator[Finding]:
+def _keys_of_gpus(one: _fsdp.FsdpArguments) -> Iterator[Finding]:
     config = one.config
     if config is None or not one.is_xla:
         return
@@ -142,10 +142,10 @@ def _keys_of_gpus(one: _fsdp.Fsdp) -> Iterator[Finding]:
         entry = config.entries.get(key)
         if entry is not None and any(entry.constant is value for value in missed):
             message = f'fsdp_config has {key}, which is not read beside "xla": True.'
-            yield config.at.finding(entry.node, message, fix)
+            yield config.ctx.finding(entry.node, message, fix)
 
 
-def _both_wrappings(one: _fsdp.Fsdp) -> Iterator[Finding]:
+def _both_wrappings(one: _fsdp.FsdpArguments) -> Iterator[Finding]:
     config = one.config
     if config is None or one.is_off:
         return
@@ -153,14 +153,14 @@ def _both_wrappings(one: _fsdp.Fsdp) -> Iterator[Finding]:
     if size is None or classes is None or not isinstance(size.constant, (int, float)):
         return
     message = "fsdp_config has min_num_params and transformer_layer_cls_to_wrap, of which one decides how to wrap."
-    yield config.at.finding(classes.node, message, "Take one of them out.", _WHY_WRAP)
+    yield config.ctx.finding(classes.node, message, "Take one of them out.", _WHY_WRAP)
 
 
-def _settings_of_v1(one: _fsdp.Fsdp) -> Iterator[Finding]:
+def _settings_of_v1(one: _fsdp.FsdpArguments) -> Iterator[Finding]:
     config = one.config
     if config is None or not one.is_xla or config.constant("xla_fsdp_v2") is not True:
         return
     entry, settings = config.entries.get("xla_fsdp_settings"), _fsdp.settings(config)
     if entry is not None and settings is not None and settings.entries.keys() & _fsdp.XLA_SETTINGS:
         fix = "Take xla_fsdp_settings out, or xla_fsdp_v2 where the settings are needed."
-        yield config.at.finding(entry.node, "fsdp_config has xla_fsdp_settings beside xla_fsdp_v2.", fix, _WHY_V2)
+        yield config.ctx.finding(entry.node, "fsdp_config has xla_fsdp_settings beside xla_fsdp_v2.", fix, _WHY_V2)

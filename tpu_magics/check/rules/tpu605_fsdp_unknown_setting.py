@@ -26,7 +26,7 @@ from tpu_magics.check.rules import _argument_edits, _fsdp
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
-    from tpu_magics.check.program import Program
+    from tpu_magics.check.program import CheckedProgram
 
 CODE = "TPU605"
 NAME = "fsdp-unknown-setting"
@@ -42,7 +42,7 @@ _NEVER = "min_split_size_mb"  # an allocator's setting on GPUs; neither FSDP has
 _DTYPES = ("compute_dtype", "buffer_dtype")
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     for one in _fsdp.all_of(program):
         if one.config is not None:
             yield from _in_config(one.config, one.is_xla)
@@ -54,19 +54,19 @@ def check_program(program: Program) -> Iterator[Finding]:
                 yield from _dtypes(settings)
 
 
-def _in_config(config: _fsdp.Config, is_xla: bool) -> Iterator[Finding]:
+def _in_config(config: _fsdp.FsdpConfig, is_xla: bool) -> Iterator[Finding]:
     for key, entry in config.entries.items():
         if key in _fsdp.CONFIG_KEYS or not (is_xla or key == _NEVER):
             continue
         if key in _fsdp.XLA_SETTINGS:
             fix = f'Put it into "xla_fsdp_settings": {{"{key}": ...}}.'
-            yield config.at.finding(entry.node, f"{key} stands in fsdp_config, outside of xla_fsdp_settings.", fix)
+            yield config.ctx.finding(entry.node, f"{key} stands in fsdp_config, outside of xla_fsdp_settings.", fix)
         else:
             message = f"{key} is no key of fsdp_config and no argument of XLA's FSDP."
-            yield config.at.finding(entry.node, message, _fix(key, _fsdp.CONFIG_KEYS), edits=_without(config, entry))
+            yield config.ctx.finding(entry.node, message, _fix(key, _fsdp.CONFIG_KEYS), edits=_without(config, entry))
 
 
-def _in_settings(settings: _fsdp.Config, ignored: bool) -> Iterator[Finding]:
+def _in_settings(settings: _fsdp.FsdpConfig, ignored: bool) -> Iterator[Finding]:
     for key, entry in settings.entries.items():
         if key in _fsdp.XLA_SETTINGS:
             continue
@@ -74,9 +74,9 @@ def _in_settings(settings: _fsdp.Config, ignored: bool) -> Iterator[Finding]:
         why = None if ignored else _WHY_V1
         outside = key.removeprefix("fsdp_")
         if outside in _fsdp.CONFIG_KEYS:
-            yield settings.at.finding(entry.node, message, f"Put {outside} into fsdp_config itself.", why)
+            yield settings.ctx.finding(entry.node, message, f"Put {outside} into fsdp_config itself.", why)
         else:
-            yield settings.at.finding(
+            yield settings.ctx.finding(
                 entry.node, message, _fix(key, _fsdp.XLA_SETTINGS), why, _without(settings, entry)
             )
 
@@ -86,21 +86,21 @@ def _fix(key: str, known: frozenset[str]) -> str:
     return f"Write {close[0]}, if that is meant; else take it out." if close else "Take it out."
 
 
-def _without(config: _fsdp.Config, entry: _fsdp.Entry) -> tuple[Edit, ...]:
+def _without(config: _fsdp.FsdpConfig, entry: _fsdp.FsdpEntry) -> tuple[Edit, ...]:
     if entry.made is None or not isinstance(entry.node, ast.expr) or entry.value is None:
         return ()
-    return _argument_edits.removed_entry(entry.made, entry.node, config.at)
+    return _argument_edits.removed_entry(entry.made, entry.node, config.ctx)
 
 
-def _dtypes(settings: _fsdp.Config) -> Iterator[Finding]:
+def _dtypes(settings: _fsdp.FsdpConfig) -> Iterator[Finding]:
     for key in _DTYPES:
         entry = settings.entries.get(key)
         if entry is None or entry.value is None:
             continue
-        written = entry.constant if isinstance(entry.constant, str) else settings.at.name(entry.value)
+        written = entry.constant if isinstance(entry.constant, str) else settings.ctx.name(entry.value)
         if not written.startswith("torch."):
             continue
         name = written.removeprefix("torch.")
-        message = f"{key} is given as {settings.at.source(entry.value)}, and not by the name of the dtype."
-        edit = settings.at.replace(entry.value, f'"{name}"')
-        yield settings.at.finding(entry.value, message, f'Write "{name}".', _WHY_DTYPE, (edit,))
+        message = f"{key} is given as {settings.ctx.source(entry.value)}, and not by the name of the dtype."
+        edit = settings.ctx.replace(entry.value, f'"{name}"')
+        yield settings.ctx.finding(entry.value, message, f'Write "{name}".', _WHY_DTYPE, (edit,))

@@ -27,8 +27,8 @@ from tpu_magics.check.rules import _trainer
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.program import Program
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.program import CheckedProgram
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU606"
 NAME = "trainer-drop-last"
@@ -43,7 +43,7 @@ _TRAIN_DATASET = 3  # where Trainer(...) takes it
 _SLICE = re.compile(r"\w+\[(?::|0:)(\d+)\]")
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     for arguments in _trainer.on_tpu(program):
         given = arguments.given(_NAME)
         if given is not None and given.constant is not False:
@@ -53,15 +53,15 @@ def check_program(program: Program) -> Iterator[Finding]:
         if not (_trainer.only_evaluates(program) or _makes_own_loader(arguments) or _divides(arguments)):
             said = f"leaves {_NAME} out" if given is None else f"sets {_NAME}=False"
             message = f"{arguments.name} {said}: the last batch of an epoch may be smaller."
-            at, node = (arguments.at, arguments.node) if given is None else (given.at, given.node)
-            yield at.finding(node, message, f"Write {_NAME}=True.")
+            ctx, node = (arguments.ctx, arguments.node) if given is None else (given.ctx, given.node)
+            yield ctx.finding(node, message, f"Write {_NAME}=True.")
 
 
-def _makes_own_loader(arguments: _trainer.Arguments) -> bool:
+def _makes_own_loader(arguments: _trainer.TrainingArgumentsCall) -> bool:
     return _trainer.overrides(arguments, "get_train_dataloader")
 
 
-def _divides(arguments: _trainer.Arguments) -> bool:
+def _divides(arguments: _trainer.TrainingArgumentsCall) -> bool:
     """Whether the training data is known to be whole batches."""
     batch = _trainer.constant_of(arguments, "per_device_train_batch_size", 8)
     trainers = _trainer.trainers_of(arguments)
@@ -69,21 +69,21 @@ def _divides(arguments: _trainer.Arguments) -> bool:
         return False
     if _trainer.constant_of(arguments, "auto_find_batch_size", False) is not False:
         return False
-    lengths = [_length(one.at, one.at.keyword(one.node, "train_dataset", _TRAIN_DATASET)) for one in trainers]
+    lengths = [_length(one.ctx, one.ctx.argument(one.node, "train_dataset", _TRAIN_DATASET)) for one in trainers]
     return all(length is not None and length % batch == 0 for length in lengths)
 
 
-def _length(at: Place, node: ast.expr | None) -> int | None:
+def _length(ctx: RuleContext, node: ast.expr | None) -> int | None:
     """How many samples a data set has, where its making says it."""
-    call = node if isinstance(node, ast.Call) else at.value(node).made
+    call = node if isinstance(node, ast.Call) else ctx.value(node).made
     if not isinstance(call, ast.Call):
         return None
     if isinstance(call.func, ast.Attribute) and call.func.attr == "select" and call.args:
         chosen = call.args[0]
-        if isinstance(chosen, ast.Call) and at.name(chosen) == "builtins.range" and len(chosen.args) == 1:
-            number = at.constant(chosen.args[0])
+        if isinstance(chosen, ast.Call) and ctx.name(chosen) == "builtins.range" and len(chosen.args) == 1:
+            number = ctx.constant(chosen.args[0])
             return number if isinstance(number, int) else None
         return None
-    split = at.constant(at.keyword(call, "split", 1))
+    split = ctx.constant(ctx.argument(call, "split", 1))
     found = _SLICE.fullmatch(split) if isinstance(split, str) else None
     return int(found[1]) if found else None

@@ -30,8 +30,8 @@ from tpu_magics.check.values import INSTANCE, MODEL, UNKNOWN
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.program import Call, Program
-    from tpu_magics.check.rule_context import Place
+    from tpu_magics.check.program import CallSite, CheckedProgram
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU701"
 NAME = "jit-compile-on-tpu"
@@ -46,15 +46,15 @@ _KEYWORDS = ("jit_compile", "experimental_compile")
 _FUNCTION = "tensorflow.function"
 
 
-def check(node: ast.Assign, at: Place) -> Iterator[Finding]:
+def check(node: ast.Assign, ctx: RuleContext) -> Iterator[Finding]:
     target = node.targets[0]
-    if not isinstance(target, ast.Attribute) or target.attr != "jit_compile" or at.constant(node.value) is not True:
+    if not isinstance(target, ast.Attribute) or target.attr != "jit_compile" or ctx.constant(node.value) is not True:
         return
-    if _tensorflow.strategies(at.program) and not _device_guards.is_elsewhere(node, at):
-        yield at.finding(node, f"{at.source(target)} is True in a program for a TPU.", "Take it out.")
+    if _tensorflow.strategies(ctx.program) and not _device_guards.is_in_other_device_branch(node, ctx):
+        yield ctx.finding(node, f"{ctx.source(target)} is True in a program for a TPU.", "Take it out.")
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     if not _tensorflow.strategies(program):
         return
     compiles = [call for call in program.methods("compile") if _is_model(call)]
@@ -63,30 +63,30 @@ def check_program(program: Program) -> Iterator[Finding]:
         if not in_scope or not _is_apart(call):
             yield from _found(call)
     for call in program.calls(_FUNCTION, "functools.partial"):
-        if call.name == _FUNCTION or (call.node.args and call.at.name(call.node.args[0]) == _FUNCTION):
+        if call.name == _FUNCTION or (call.node.args and call.ctx.name(call.node.args[0]) == _FUNCTION):
             yield from _found(call)
 
 
-def _is_model(call: Call) -> bool:
+def _is_model(call: CallSite) -> bool:
     return call.receiver.kind in (MODEL, INSTANCE, UNKNOWN)
 
 
-def _is_apart(call: Call) -> bool:
+def _is_apart(call: CallSite) -> bool:
     """Whether a model is compiled outside of the scope, in a program that compiles one for the TPU inside of it."""
     return _tensorflow.state(call) == _tensorflow.OUT and not _tensorflow.receiver_is_in_scope(call)
 
 
-def _found(call: Call) -> Iterator[Finding]:
-    at = call.at
+def _found(call: CallSite) -> Iterator[Finding]:
+    ctx = call.ctx
     for name in _KEYWORDS:
-        value = at.keyword(call.node, name)
-        if value is None or at.constant(value) is not True or _device_guards.is_elsewhere(call.node, at):
+        value = ctx.argument(call.node, name)
+        if value is None or ctx.constant(value) is not True or _device_guards.is_in_other_device_branch(call.node, ctx):
             continue
         keyword = next((one for one in call.node.keywords if one.arg == name), None)
-        callee = at.source(call.node.func)
-        yield at.finding(
+        callee = ctx.source(call.node.func)
+        yield ctx.finding(
             keyword or value,
             f"{callee} is given {name}=True in a program for a TPU.",
             f"Take {name}=True out, or write {name}=not on_tpu where the program also runs on a CPU or GPU.",
-            edits=_argument_edits.removed(call.node, keyword, at) if keyword is not None else (),
+            edits=_argument_edits.removed(call.node, keyword, ctx) if keyword is not None else (),
         )

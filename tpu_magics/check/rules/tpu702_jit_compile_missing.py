@@ -26,7 +26,7 @@ from tpu_magics.check.values import MODEL
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.program import Call, Program
+    from tpu_magics.check.program import CallSite, CheckedProgram
 
 CODE = "TPU702"
 NAME = "jit-compile-missing"
@@ -38,7 +38,7 @@ _BY_NAME = re.compile(r"TPU(ClusterResolver|Strategy|DistributionStrategy|Estima
 _FITS = ("fit", "train_on_batch", "fit_generator")
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     compiles = [call for call in program.methods("compile", MODEL) if call.receiver.lib == "tf"]
     if not compiles or program.looks_for_tpu or _is_distributed(program) or not _speaks_of_tpus(program):
         return
@@ -47,24 +47,24 @@ def check_program(program: Program) -> Iterator[Finding]:
     if any(_says_jit(call) for call in compiles) or not any(program.methods(method) for method in _FITS):
         return
     for call in compiles:
-        yield call.at.finding(
+        yield call.ctx.finding(
             call.node,
-            f"{call.at.source(call.node.func)} is called without jit_compile in a program that is to run on a TPU.",
+            f"{call.ctx.source(call.node.func)} is called without jit_compile in a program that is to run on a TPU.",
             "Add jit_compile=True while there is no TPU, and take it out again on the TPU.",
             advice=True,
         )
 
 
-def _is_distributed(program: Program) -> bool:
+def _is_distributed(program: CheckedProgram) -> bool:
     if program.calls("tensorflow.distribute.") or program.methods("scope"):
         return True
     return any(_BY_NAME.search(cell.text) for cell in program.cells)
 
 
-def _says_jit(call: Call) -> bool:
-    eager = call.at.constant(call.at.keyword(call.node, "run_eagerly")) is True
-    return eager or call.at.keyword(call.node, "jit_compile") is not None or call.at.open_keywords(call.node)
+def _says_jit(call: CallSite) -> bool:
+    eager = call.ctx.constant(call.ctx.argument(call.node, "run_eagerly")) is True
+    return eager or call.ctx.argument(call.node, "jit_compile") is not None or call.ctx.has_unknown_arguments(call.node)
 
 
-def _speaks_of_tpus(program: Program) -> bool:
+def _speaks_of_tpus(program: CheckedProgram) -> bool:
     return any(_TPU.search(cell.text) for cell in program.cells)

@@ -25,7 +25,7 @@ from tpu_magics.check.rules import _tensorflow
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.program import Program
+    from tpu_magics.check.program import CheckedProgram
 
 CODE = "TPU704"
 NAME = "python-pipeline-remote-tpu"
@@ -49,11 +49,11 @@ _NAMES = (
 )
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     if not program.tpu_tf or not _tensorflow.is_remote(program):
         return
     calls = [*program.calls(*_NAMES), *(call for method in _METHODS for call in program.methods(method))]
     for call in calls:
         if not _tensorflow.is_on_client(call):
-            callee = " ".join(call.at.source(call.node.func).split())
-            yield call.at.finding(call.node, f"{callee} runs Python in the pipeline of a remote TPU.", _FIX)
+            callee = " ".join(call.ctx.source(call.node.func).split())
+            yield call.ctx.finding(call.node, f"{callee} runs Python in the pipeline of a remote TPU.", _FIX)

@@ -30,7 +30,7 @@ from tpu_magics.check.values import MODEL, TFDATA
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.program import Call, Program
+    from tpu_magics.check.program import CallSite, CheckedProgram
 
 CODE = "TPU705"
 NAME = "local-path-remote-tpu"
@@ -97,7 +97,7 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _BY_PYTHON = (".h5", ".hdf5", ".keras")
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     if not program.tpu_tf or not _tensorflow.is_remote(program):
         return
     for name, spec in _NAMES.items():
@@ -116,48 +116,48 @@ def check_program(program: Program) -> Iterator[Finding]:
         yield from _default_directory(call)
 
 
-def _is_checkpoint(call: Call) -> bool:
+def _is_checkpoint(call: CallSite) -> bool:
     """`tf.train.Checkpoint(...).save(...)`, also through a name."""
-    func, at = call.node.func, call.at
+    func, ctx = call.node.func, call.ctx
     receiver = func.value if isinstance(func, ast.Attribute) else None
     if isinstance(receiver, ast.Call):
-        return at.name(receiver) == _CHECKPOINT
-    return receiver is not None and at.source(receiver) in _checkpoints(at.program)
+        return ctx.name(receiver) == _CHECKPOINT
+    return receiver is not None and ctx.source(receiver) in _checkpoints(ctx.program)
 
 
-def _checkpoints(program: Program) -> set[str]:
+def _checkpoints(program: CheckedProgram) -> set[str]:
     """The names that checkpoints are bound to."""
-    targets = ((_tensorflow.assigned_to(call.node, call.at), call.at) for call in program.calls(_CHECKPOINT))
-    return {at.source(target) for target, at in targets if target is not None}
+    targets = ((_tensorflow.assigned_to(call.node, call.ctx), call.ctx) for call in program.calls(_CHECKPOINT))
+    return {ctx.source(target) for target, ctx in targets if target is not None}
 
 
-def _found(call: Call, spec: tuple[str, int, str]) -> Iterator[Finding]:
+def _found(call: CallSite, spec: tuple[str, int, str]) -> Iterator[Finding]:
     keyword, position, fix = spec
-    at = call.at
-    path = at.keyword(call.node, keyword, position)
-    if path is None or at.keyword(call.node, "options") is not None:
+    ctx = call.ctx
+    path = ctx.argument(call.node, keyword, position)
+    if path is None or ctx.argument(call.node, "options") is not None:
         return
-    start = _tensorflow.begins_with(path, at)
+    start = _tensorflow.begins_with(path, ctx)
     if not start or _SCHEME.match(start) or start.startswith("/job:") or _tensorflow.is_on_client(call):
         return
-    source, callee = (" ".join(at.source(one).split()) for one in (path, call.node.func))
+    source, callee = (" ".join(ctx.source(one).split()) for one in (path, call.node.func))
     message = f"{callee} is given {source}, a path of this machine, in a program for a remote TPU."
-    if not _ending(path, start, at.source(path)).endswith(_BY_PYTHON):
-        yield at.finding(call.node, message, fix)
+    if not _ending(path, start, ctx.source(path)).endswith(_BY_PYTHON):
+        yield ctx.finding(call.node, message, fix)
     elif "load" not in callee:
-        yield at.finding(call.node, message, _BUCKET, _WHY_PYTHON, advice=True)
+        yield ctx.finding(call.node, message, _BUCKET, _WHY_PYTHON, advice=True)
 
 
 def _ending(path: ast.expr, start: str, source: str) -> str:
     return start.lower() if isinstance(path, (ast.Constant, ast.Name)) else source.rstrip("\"')").lower()
 
 
-def _default_directory(call: Call) -> Iterator[Finding]:
+def _default_directory(call: CallSite) -> Iterator[Finding]:
     """tfds.load without a directory prepares the data under the home directory of this machine."""
-    at, node = call.at, call.node
-    if at.keyword(node, "data_dir", 2) is not None or at.open_keywords(node):
+    ctx, node = call.ctx, call.node
+    if ctx.argument(node, "data_dir", 2) is not None or ctx.has_unknown_arguments(node):
         return
-    if at.constant(at.keyword(node, "try_gcs")) is True or at.constant(at.keyword(node, "batch_size", 3)) == -1:
+    if ctx.constant(ctx.argument(node, "try_gcs")) is True or ctx.constant(ctx.argument(node, "batch_size", 3)) == -1:
         return
-    message = f"{at.source(node.func)} reads from the home directory of this machine, in a program for a remote TPU."
-    yield at.finding(node, message, 'Add try_gcs=True, or data_dir="gs://bucket/...".')
+    message = f"{ctx.source(node.func)} reads from the home directory of this machine, in a program for a remote TPU."
+    yield ctx.finding(node, message, 'Add try_gcs=True, or data_dir="gs://bucket/...".')

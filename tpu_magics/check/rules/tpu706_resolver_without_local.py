@@ -26,7 +26,7 @@ from tpu_magics.check.rules import _argument_edits, _tensorflow
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
-    from tpu_magics.check.program import Call, Program
+    from tpu_magics.check.program import CallSite, CheckedProgram
 
 CODE = "TPU706"
 NAME = "resolver-without-local"
@@ -41,7 +41,7 @@ _OTHERS = ("zone", "project", "coordinator_address", "discovery_url")
 _NAMED = ("TPU_NAME", "COLAB_TPU_ADDR", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS")
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     resolvers, strategies = program.calls(*RESOLVERS), _tensorflow.strategies(program)
     if not (resolvers or strategies) or any(_tensorflow.mentions(program, one) for one in _NAMED):
         return
@@ -49,25 +49,25 @@ def check_program(program: Program) -> Iterator[Finding]:
         return  # another one is tried as well
     for call in resolvers:
         if _says_nothing(call):
-            message = f"{call.at.source(call.node.func)} is not told which TPU to use."
-            yield call.at.finding(call.node, message, f"Write {_LOCAL} on a TPU VM.", edits=_edits(call))
+            message = f"{call.ctx.source(call.node.func)} is not told which TPU to use."
+            yield call.ctx.finding(call.node, message, f"Write {_LOCAL} on a TPU VM.", edits=_edits(call))
     for call in strategies:
         if not call.node.args and not call.node.keywords:
-            message = f"{call.at.source(call.node.func)} is made without a resolver."
-            yield call.at.finding(call.node, message, f"Give it TPUClusterResolver({_LOCAL}).")
+            message = f"{call.ctx.source(call.node.func)} is made without a resolver."
+            yield call.ctx.finding(call.node, message, f"Give it TPUClusterResolver({_LOCAL}).")
 
 
-def _says_nothing(call: Call) -> bool:
-    at, node = call.at, call.node
-    given = at.keyword(node, "tpu", 0)
+def _says_nothing(call: CallSite) -> bool:
+    ctx, node = call.ctx, call.node
+    given = ctx.argument(node, "tpu", 0)
     if given is None:
-        others = any(at.keyword(node, one) is not None for one in _OTHERS)
-        return not others and not at.open_keywords(node)
-    return at.constant(given) in ("", None) and not isinstance(given, ast.Name)
+        others = any(ctx.argument(node, one) is not None for one in _OTHERS)
+        return not others and not ctx.has_unknown_arguments(node)
+    return ctx.constant(given) in ("", None) and not isinstance(given, ast.Name)
 
 
-def _edits(call: Call) -> tuple[Edit, ...]:
-    given = call.at.keyword(call.node, "tpu", 0)
+def _edits(call: CallSite) -> tuple[Edit, ...]:
+    given = call.ctx.argument(call.node, "tpu", 0)
     if given is None:
-        return _argument_edits.added(call.node, _LOCAL, call.at)
-    return (call.at.replace(given, '"local"'),) if isinstance(given, ast.Constant) else ()
+        return _argument_edits.added(call.node, _LOCAL, call.ctx)
+    return (call.ctx.replace(given, '"local"'),) if isinstance(given, ast.Constant) else ()
