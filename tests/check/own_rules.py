@@ -20,13 +20,13 @@ What it does
     Reports calls of `{word}`.
 
     A second paragraph.
-Why it is bad
+Why this is bad
     It is not what was asked for.
 Example
     {word}(1)
 Use instead
     {better}(1)
-What it cannot see
+Limitations
     Calls through another name.
 """
 

@@ -34,15 +34,15 @@ def check_cells(cells: Sequence[CodeCell], rules: Sequence[ModuleType] | None = 
 def check_with_config(
     cells: Sequence[CodeCell], select: Sequence[str] = (), ignore: Sequence[str] = ()
 ) -> list[Finding]:
-    """The findings that comments (`# noqa`) and the configuration of the working directory leave.
+    """The findings that neither comments (`# noqa`) nor the configuration of the working directory suppress.
 
     Args:
         cells: cells that share their names.
-        select: only these rules, as codes, beginnings of codes, groups or names; instead of the configuration's.
-        ignore: not these, besides the configuration's.
+        select: only these rules, as codes, prefixes, groups or names; instead of the configuration's.
+        ignore: without these, in addition to the configuration's.
 
     Raises:
-        TpuMagicsError: a word names no rule, or `[tool.tpu_magics]` cannot be followed.
+        TpuMagicsError: a word matches no rule, or `[tool.tpu_magics]` is invalid.
     """
     from tpu_magics.check.cli import check_cells_of_file
     from tpu_magics.check.config import ConfigFinder, Rules
@@ -54,15 +54,15 @@ def check_with_config(
 
 
 def check_paths(paths: Sequence[str | Path], select: Sequence[str] = (), ignore: Sequence[str] = ()) -> list[Finding]:
-    """The findings of files and folders, as `python -m tpu_magics check` has them.
+    """The findings of files and folders, as `python -m tpu_magics check` reports them.
 
     Args:
         paths: .py and .ipynb files, and folders that are walked for them.
-        select: only these rules, as codes, beginnings of codes, groups or names.
-        ignore: not these.
+        select: only these rules, as codes, prefixes, groups or names.
+        ignore: without these.
 
     Raises:
-        TpuMagicsError: a path is missing, a word names no rule, or a `[tool.tpu_magics]` cannot be followed.
+        TpuMagicsError: a path is missing, a word matches no rule, or a `[tool.tpu_magics]` is invalid.
         OSError: a file cannot be read.
     """
     from tpu_magics.check.cells import read_file
@@ -79,7 +79,7 @@ def check_paths(paths: Sequence[str | Path], select: Sequence[str] = (), ignore:
         raise TpuMagicsError(
             f"There is no file or folder {missing[0]}.",
             f"The working directory is {Path.cwd()}.",
-            "Give paths from there.",
+            "Give paths relative to it.",
         )
     return in_order([one for file in files for one in check_cells_of_file(read_file(file), configs.of(file))])
 
@@ -88,7 +88,7 @@ def check_function(function: Callable[..., Any]) -> list[Finding]:
     """The findings of a function or class, and of what it calls in its own file or cell.
 
     Raises:
-        TpuMagicsError: its source is not at hand.
+        TpuMagicsError: its source is not available.
     """
     from tpu_magics.check.cells import cell_of
     from tpu_magics.check.engine import code_spans
@@ -99,9 +99,9 @@ def check_function(function: Callable[..., Any]) -> list[Finding]:
         path = inspect.getsourcefile(function) or "<source>"
     except (OSError, TypeError) as error:
         raise TpuMagicsError(
-            f"The source of {name or function!r} is not at hand: {error}.",
-            "A check reads code; it does not run it.",
-            "Give a function or class that a file or a cell defines.",
+            f"The source of {name or function!r} is not available: {error}.",
+            "The check reads source code and does not run it.",
+            "Pass a function or class that is defined in a file or a cell.",
         ) from error
     cells = [cell_of("".join(lines), path)]
     parts = code_spans(cells, name)

@@ -124,7 +124,7 @@ def _exported(text: str, path: str, error: PythonParseError) -> CodeCell:
 
 
 def read_file(path: str | Path, note: Note = lambda _: None) -> list[CodeCell]:
-    """The cells of a notebook, or the one of any other file; raises OSError. What is skipped is told to `note`."""
+    """The cells of a notebook, or the single cell of another file; raises OSError. `note` gets what is skipped."""
     return cells_of(Path(path).read_bytes(), str(path), note)
 
 
@@ -135,7 +135,7 @@ def cells_of(data: bytes, path: str, note: Note = lambda _: None) -> list[CodeCe
         if path.lower().endswith(".ipynb"):
             found = notebook.read(data)
             if found.language:
-                note(f"{path}: not checked, a notebook in {found.language}")
+                note(f"{path}: not checked, because it is a notebook in {found.language}")
                 return []
             return [cell_of(text, path, number) for number, text in enumerate(found.sources, start=1)]
         return [cell_of(decode(data)[0], path)]
@@ -151,7 +151,8 @@ def _unreadable(path: str, error: PythonParseError, what: str) -> CodeCell:
 
 
 def decode(data: bytes) -> tuple[str, str]:
-    """The text of a Python file and its encoding (PEP 263; "utf-8-sig" with a byte order mark); raises NotPython."""
+    """The text of a Python file and its encoding (PEP 263; "utf-8-sig" with a byte order mark); raises
+    PythonParseError."""
     encoding = "utf-8"
     try:
         if data.startswith(codecs.BOM_UTF8) or b"coding" in b"\n".join(data.split(b"\n", 2)[:2]):
@@ -159,7 +160,7 @@ def decode(data: bytes) -> tuple[str, str]:
         return data.decode(encoding), encoding
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise PythonParseError(f"a byte is not {encoding}: 0x{data[error.start]:02x}", line) from None
+        raise PythonParseError(f"a byte is not valid {encoding}: 0x{data[error.start]:02x}", line) from None
     except (SyntaxError, LookupError, ValueError) as error:
         raise PythonParseError(str(error)) from None
 

@@ -30,20 +30,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "paths", nargs="*", metavar="PATH", help="files and folders (default: .); - reads standard input"
     )
     parser.add_argument("--format", choices=tuple(formats.FORMATS), default="text", help="default: text")
-    choice = "codes (TPU101, TPU1), groups (values) or names (branch-on-value), with commas"
-    parser.add_argument("--select", action="append", metavar="RULES", help=f"only these: {choice}")
-    parser.add_argument("--ignore", action="append", metavar="RULES", help="not these")
-    parser.add_argument("--fix", action="store_true", help="write the fixes that are mechanical; shows what is left")
-    parser.add_argument("--diff", action="store_true", help="show what --fix would change, and write nothing")
-    parser.add_argument("--explain", metavar="RULE", help="what a rule is about, by its code or name")
-    parser.add_argument("--list-rules", action="store_true", help="all rules, one on a line")
-    parser.add_argument("--exit-zero", action="store_true", help="exit with 0 although something was found")
-    parser.add_argument("--stdin-filename", metavar="NAME", help="what standard input is called; .ipynb is a notebook")
+    choice = "codes (TPU101), prefixes (TPU1), groups (values) or names (branch-on-value), separated by commas"
+    parser.add_argument("--select", action="append", metavar="RULES", help=f"only these rules: {choice}")
+    parser.add_argument("--ignore", action="append", metavar="RULES", help="without these rules")
+    parser.add_argument("--fix", action="store_true", help="apply automatic fixes; shows the remaining findings")
+    parser.add_argument("--diff", action="store_true", help="show the changes of --fix as a diff, and write nothing")
+    parser.add_argument("--explain", metavar="RULE", help="explain a rule, by its code or name")
+    parser.add_argument("--list-rules", action="store_true", help="list all rules, one per line")
+    parser.add_argument("--exit-zero", action="store_true", help="exit with 0 even if there are findings")
+    parser.add_argument(
+        "--stdin-filename", metavar="NAME", help="file name for standard input; .ipynb means a notebook"
+    )
     parser.add_argument("--write-docs", type=Path, metavar="FILE", help=argparse.SUPPRESS)
 
 
 def run(found: argparse.Namespace, modules: Sequence[ModuleType] | None = None) -> int:
-    """Run the command; gives the exit code: 0 nothing found, 1 something, 2 it could not do what was asked."""
+    """Run the command; returns the exit code: 0 no findings, 1 findings, 2 an error."""
     try:
         if modules is None:
             from tpu_magics.check.rules import RULES
@@ -79,7 +81,7 @@ def _reads_stdin(found: argparse.Namespace) -> bool:
     if STDIN in found.paths and len(found.paths) > 1:
         raise UsageError("Standard input (-) cannot be checked together with files.")
     if found.stdin_filename and found.paths not in ([], [STDIN]):
-        raise UsageError("--stdin-filename goes with - only.")
+        raise UsageError("--stdin-filename works with - only.")
     return bool(found.paths == [STDIN] or found.stdin_filename)
 
 
@@ -147,15 +149,15 @@ class _Check:
                 fixed = fixes.fix(cells, lambda now: check_cells_of_file(now, config), found)
                 found = self._apply_fixes(path, data, fixed, found, config)
             self.findings += found
-        except Exception as error:  # a fault of ours in one file: it is said, and the other files are checked
+        except Exception as error:  # our own bug: report it, and check the other files
             if lost(error):
                 raise
-            self._fail(f"{path}: the check broke off with {type(error).__name__}: {error}. Please report this.")
+            self._fail(f"{path}: the check failed with {type(error).__name__}: {error}. Please report this.")
 
     def _apply_fixes(
         self, path: str, data: bytes, fixed: fixes.FixResult, found: list[Finding], config: CheckConfig
     ) -> list[Finding]:
-        """Show or write what was mended; gives what is left to show."""
+        """Show or write the fixes; returns the findings that remain."""
         self.changed = self.changed or bool(fixed.changes)
         if self.options.diff:
             _say(fixes.diff(fixed))
@@ -204,12 +206,12 @@ class _Check:
 
 
 def _looks_like_notebook(data: bytes) -> bool:
-    """JSON is Python too, and nothing would be found in it."""
+    """JSON is also valid Python, without any findings."""
     return data.lstrip()[:1] == b"{" and b'"cells"' in data and b'"nbformat"' in data
 
 
 def check_cells_of_file(cells: Sequence[CodeCell], config: CheckConfig) -> list[Finding]:
-    """What is to be shown of one file: what its rules find, less what comments and the configuration silence."""
+    """The findings of one file that comments and the configuration do not suppress."""
     from tpu_magics.check import check_cells
 
     found = [*check_cells(cells, config.rules.modules), *(cell.problem for cell in cells if cell.problem)]
@@ -237,7 +239,7 @@ def _write_bytes(data: bytes) -> None:
 
 
 def _coloured(stream: str) -> bool:
-    """Colours only where a person looks (https://no-color.org)."""
+    """Colours only in a terminal (https://no-color.org)."""
     return bool(getattr(sys, stream).isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -30,12 +30,12 @@ _TABLE = re.compile(r"""^\s*\[\s*tool\s*\.\s*["']?tpu[_-]magics\b""", re.MULTILI
 
 
 class UsageError(TpuMagicsError):
-    """An option or a configuration that cannot be followed; the command ends with exit code 2."""
+    """An invalid option or configuration; the command ends with exit code 2."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules that there are, by the words with which one can choose them."""
+    """All rules, by the words that select them."""
 
     modules: Sequence[ModuleType]
 
@@ -44,14 +44,14 @@ class Rules:
         return (syntax, *self.modules)
 
     def checked(self, words: Iterable[str], where: str) -> tuple[str, ...]:
-        """The words as they are; raises WrongUsage for one that chooses no rule."""
+        """The words unchanged; raises UsageError for a word that selects no rule."""
         words = tuple(words)
         for word in words:
             if not any(_weight(word, rule.CODE, rule.GROUP, rule.NAME) for rule in self.all):
                 groups = ", ".join(dict.fromkeys(str(rule.GROUP) for rule in self.all))
                 raise UsageError(
-                    f"{where} names no rule: {word!r}.",
-                    f"A rule is chosen by code (TPU101), beginning of codes (TPU1), name or group ({groups}).",
+                    f"{where}: no rule matches {word!r}.",
+                    f"Rules are selected by code (TPU101), prefix (TPU1), name or group ({groups}).",
                     "See `python -m tpu_magics check --list-rules` for all of them.",
                 )
         return words
@@ -67,7 +67,7 @@ class Rules:
 
 
 def _weight(word: str, code: str, group: str, name: str) -> int:
-    """How exactly a word means a rule: 0 not at all, more for fewer rules."""
+    """How specifically a word selects a rule: 0 not at all, more for fewer rules."""
     small = word.lower()
     if small == "all":
         return 1
@@ -80,7 +80,7 @@ def _weight(word: str, code: str, group: str, name: str) -> int:
 
 @dataclass(frozen=True)
 class CheckConfig:
-    """What is chosen for the files below one folder. Empty `select`: every rule."""
+    """The configuration for the files below one folder. Empty `select`: every rule."""
 
     rules: Rules
     root: Path = field(default_factory=Path.cwd)
@@ -90,8 +90,8 @@ class CheckConfig:
     per_file_ignores: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def wants(self, finding: Finding) -> bool:
-        """Whether a finding is chosen. Of `select` and `ignore` the word that means fewer rules wins, `ignore` where
-        both mean as many. What does not parse is told whatever is selected."""
+        """Whether a finding is selected. Of `select` and `ignore` the more specific word wins, on a tie `ignore`.
+        TPU001 is reported whatever is selected."""
         if self._heaviest(self._ignored_here(finding.path), finding):
             return False
         ignored = self._heaviest(self.ignore, finding)
@@ -150,8 +150,8 @@ class ConfigFinder:
     _known: dict[Path, CheckConfig] = field(default_factory=dict)
 
     def of(self, path: str | Path) -> CheckConfig:
-        """For a file or folder. The command line wins: its `select` takes the place of what files choose and ignore,
-        its `ignore` comes on top."""
+        """For a file or folder. On the command line `select` replaces `select` and `ignore` of the file, `ignore`
+        is added."""
         found = Path(path).absolute()
         return self._of_folder(found if found.is_dir() else found.parent)
 
@@ -173,7 +173,7 @@ class ConfigFinder:
 
 
 def read(path: Path, rules: Rules) -> CheckConfig | None:
-    """The configuration in a pyproject.toml; None where there is no file or no such table. Raises WrongUsage."""
+    """The configuration in a pyproject.toml; None where there is no file or no such table. Raises UsageError."""
     try:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError):
@@ -189,7 +189,7 @@ def _table(path: Path, text: str) -> Any:
             return None
         raise UsageError(
             f"[tool.tpu_magics] in {path} cannot be read.",
-            "Python 3.10 has no reader of TOML.",
+            "Python 3.10 has no TOML parser.",
             "Run `pip install tomli`, or use Python 3.11 or newer.",
         )
     try:
@@ -197,13 +197,15 @@ def _table(path: Path, text: str) -> Any:
     except ValueError as error:
         if not _TABLE.search(text):
             return None
-        raise UsageError(f"{path} is no TOML: {error}.", "", "Mend the file; [tool.tpu_magics] is in it.") from None
+        raise UsageError(
+            f"{path} is not valid TOML: {error}.", "", "Fix the file: [tool.tpu_magics] is in it."
+        ) from None
     tool = found.get("tool")
     return next((tool[name] for name in TABLES if name in tool), None) if isinstance(tool, dict) else None
 
 
 def _toml() -> Any:
-    """The reader of TOML that Python 3.11 has, or its forerunner; None where there is neither."""
+    """tomllib of Python 3.11, or tomli; None if there is neither."""
     for name in ("tomllib", "tomli"):
         with suppress(ImportError):
             return importlib.import_module(name)
@@ -212,7 +214,7 @@ def _toml() -> Any:
 
 def _config(path: Path, table: Any, rules: Rules) -> CheckConfig:
     if not isinstance(table, dict):
-        raise UsageError(f"[tool.tpu_magics] in {path} is no table.", "", f"Its keys are {', '.join(KEYS)}.")
+        raise UsageError(f"[tool.tpu_magics] in {path} is not a table.", "", f"Its keys are {', '.join(KEYS)}.")
     found = {key.replace("_", "-"): value for key, value in table.items()}
     unknown = [key for key in found if key not in KEYS]
     if unknown:
@@ -222,7 +224,7 @@ def _config(path: Path, table: Any, rules: Rules) -> CheckConfig:
     where = f"[tool.tpu_magics] in {path}"
     per_file = found.get("per-file-ignores", {})
     if not isinstance(per_file, Mapping):
-        raise UsageError(f"{where}: per-file-ignores is no table.", "", 'Write `"tests/*" = ["values"]` in it.')
+        raise UsageError(f"{where}: per-file-ignores is not a table.", "", 'Write `"tests/*" = ["values"]` in it.')
     return CheckConfig(
         rules,
         path.parent,
@@ -236,5 +238,5 @@ def _config(path: Path, table: Any, rules: Rules) -> CheckConfig:
 def _words(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     words = table.get(key, [])
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise UsageError(f"{where}: {key} is no list of strings.", "", f'Write `{key} = ["..."]`.')
+        raise UsageError(f"{where}: {key} is not a list of strings.", "", f'Write `{key} = ["..."]`.')
     return tuple(words)

@@ -35,12 +35,12 @@ def check_program(cells: Sequence[CodeCell], rules: Sequence[ModuleType]) -> lis
         with no_collections():
             return in_order([*broken, *_distinct(_found(cells, rules))])
     except RecursionError:
-        deep = PythonParseError("the code is nested too deeply to be followed")
+        deep = PythonParseError("the code is nested too deeply")
         return in_order([*broken, problem(cells[0].path, cells[0].number, cells[0].text, deep)])
 
 
 def _distinct(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """What is said of a line is said once (`assert nonzero(x).size(0) == 4, nonzero(x).size(0)`)."""
+    """One message per line (`assert nonzero(x).size(0) == 4, nonzero(x).size(0)`)."""
     said = set()
     for one in findings:
         key = (one.code, one.path, one.cell, one.line, one.message)

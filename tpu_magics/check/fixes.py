@@ -17,7 +17,7 @@ from tpu_magics.check.cells import CodeCell, cell_of, decode
 from tpu_magics.check.finding import Edit, Finding, in_order
 from tpu_magics.errors import TpuMagicsError
 
-ROUNDS = 10  # an edit can make place for another; more rounds than this are edits that undo each other
+ROUNDS = 10  # an edit can make room for another; with more rounds than this, edits undo each other
 
 Check = Callable[[Sequence[CodeCell]], Sequence[Finding]]
 
@@ -26,7 +26,7 @@ _LINE_END = re.compile("\r\n|\r|\n")
 
 @dataclass(frozen=True)
 class FixResult:
-    """The cells of a file after mending, and how many findings that mended."""
+    """The cells of a file after the fixes, and how many findings were fixed."""
 
     before: Sequence[CodeCell]
     cells: Sequence[CodeCell]
@@ -40,8 +40,8 @@ class FixResult:
 
 
 def fix(cells: Sequence[CodeCell], check: Check, findings: Sequence[Finding] | None = None) -> FixResult:
-    """Apply the edits of all findings, look again, and so on. `check` gives the findings that may be mended;
-    `findings` are those of the first look, where there was one."""
+    """Apply the edits of all findings, check again, and so on. `check` returns the findings that may be fixed;
+    `findings` are those of a first check, if there was one."""
     now, count = list(cells), 0
     for _ in range(ROUNDS):
         found = check(now) if findings is None else findings
@@ -151,7 +151,7 @@ def new_bytes(path: str, data: bytes, fixed: FixResult) -> bytes:
         return _like(text, fixed.cells[0].text).encode(encoding)
     except UnicodeEncodeError as error:
         raise TpuMagicsError(
-            f"{path} was not changed.", f"Its encoding, {encoding}, has no {error.object[error.start]!r}."
+            f"{path} was not changed.", f"Its encoding {encoding} has no character {error.object[error.start]!r}."
         ) from None
 
 
@@ -183,9 +183,11 @@ def _write(path: Path, old: bytes, new: bytes) -> None:
     """All or nothing, with the file's mode; a file that changed meanwhile, or that may not be written, stays."""
     try:
         if not os.access(path, os.W_OK):
-            raise PermissionError(13, "it may not be written")
+            raise PermissionError(13, "the file is read-only")
         if path.read_bytes() != old:
-            raise TpuMagicsError(f"{path} was not changed.", "It changed while it was checked.", "Run the check again.")
+            raise TpuMagicsError(
+                f"{path} was not changed.", "Another program changed it during the check.", "Run the check again."
+            )
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         temporary = Path(name)
         try:

@@ -24,7 +24,7 @@ _RED, _YELLOW, _CYAN, _BOLD, _PLAIN = "\033[31m", "\033[33m", "\033[36m", "\033[
 @dataclass(frozen=True)
 class CheckReport:
     """What a check found in `files` files. `file_lines` gives the line of the file on which a finding in a notebook
-    stands, `fixed` how many findings were mended before this."""
+    stands, `fixed` how many findings were fixed before."""
 
     findings: Sequence[Finding]
     files: int
@@ -38,7 +38,7 @@ class CheckReport:
 
 
 def text(report: CheckReport, colour: bool = False) -> str:
-    """For people: by file, each finding with its code, the reason and the cure."""
+    """For people: by file, each finding with its code, the reason and the fix."""
     parts = []
     for path, found in groupby(report.findings, key=lambda finding: finding.path):
         mine = list(found)
@@ -50,12 +50,12 @@ def text(report: CheckReport, colour: bool = False) -> str:
 def summary(report: CheckReport) -> str:
     """The last line: how many, and what `--fix` can do."""
     checked = _plural(report.files, "file")
-    done = f"{_plural(report.fixed, 'finding')} mended. " if report.fixed else ""
+    done = f"{_plural(report.fixed, 'finding')} fixed. " if report.fixed else ""
     if not report.findings:
-        return f"{done}Nothing found in {checked}." if report.files else f"{done}No Python files or notebooks found."
+        return f"{done}No findings in {checked}." if report.files else f"{done}No Python files or notebooks found."
     files = len({finding.path for finding in report.findings})
     fixable = sum(bool(finding.edits) for finding in report.findings)
-    rest = f" `--fix` can mend {fixable}." if fixable else ""
+    rest = f" `--fix` can fix {fixable}." if fixable else ""
     return f"{done}{_counted(report.findings)} in {files} of {checked}.{rest}"
 
 

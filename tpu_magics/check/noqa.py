@@ -19,11 +19,11 @@ _PARTS = re.compile(
     re.DOTALL,
 )
 
-ALL: frozenset[str] = frozenset()  # a noqa that names no code silences every one
+ALL: frozenset[str] = frozenset()  # a noqa without codes suppresses every rule
 
 
 def without_suppressed(findings: Iterable[Finding], cells: Iterable[CodeCell]) -> list[Finding]:
-    """The findings of one file that no comment silences."""
+    """The findings of one file that no comment suppresses."""
     comments: dict[tuple[str, int | None], Noqa] = {}
     for cell in cells:
         if _HINT.search(cell.text):
@@ -40,7 +40,7 @@ def _is_suppressed(finding: Finding, comments: Noqa | None) -> bool:
 
 
 class Noqa:
-    """What the comments of one cell or file silence."""
+    """What the comments of one cell or file suppress."""
 
     def __init__(self, text: str) -> None:
         self.lines: Mapping[int, frozenset[str]] = {}

@@ -13,7 +13,7 @@ _DECODER = json.JSONDecoder()
 
 
 class NotANotebook(ValueError):
-    """JSON that cannot be read, or that is no notebook; `line` counts from 1."""
+    """JSON that cannot be read, or that is not a notebook; `line` counts from 1."""
 
     def __init__(self, said: str, line: int = 1) -> None:
         super().__init__(said)
@@ -42,14 +42,14 @@ def _decode(data: bytes) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise NotANotebook(f"a byte is not utf-8: 0x{data[error.start]:02x}", line) from None
+        raise NotANotebook(f"a byte is not valid utf-8: 0x{data[error.start]:02x}", line) from None
 
 
 def _load(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
-        raise NotANotebook(f"no JSON: {error.msg}", error.lineno) from None
+        raise NotANotebook(f"not valid JSON: {error.msg}", error.lineno) from None
     except (RecursionError, ValueError):
         raise NotANotebook("the JSON cannot be read") from None
     if not isinstance(found, dict) or not isinstance(found.get("cells", found.get("worksheets")), list):

@@ -31,7 +31,7 @@ class Loop:
 
 
 class RuleContext:
-    """Where a node stands. One Place serves all nodes of the same surroundings."""
+    """Where a node stands. One RuleContext is shared by all nodes of the same surroundings."""
 
     __slots__ = ("cell", "cell_index", "every_n", "function", "loops", "program", "withs")
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 
-SECTIONS = ("What it does", "Why it is bad", "Example", "Use instead", "What it cannot see")
+SECTIONS = ("What it does", "Why this is bad", "Example", "Use instead", "Limitations")
 CODE = ("Example", "Use instead")
 
 GROUPS = {
-    "syntax": "What cannot be read.",
-    "values": "XLA's first rule: no branch on data, and no value read in the middle of a step.",
-    "shapes": "XLA's second rule: no shape that depends on data.",
-    "recompiles": "XLA's third rule: few distinct shapes.",
-    "launch": "What goes wrong between the notebook and the processes that train.",
-    "precision": "Number formats.",
+    "syntax": "Code that Python cannot parse.",
+    "values": "XLA's first rule: no branches on data, and no reads of values during a step.",
+    "shapes": "XLA's second rule: no shapes that depend on data.",
+    "recompiles": "XLA's third rule: few different shapes.",
+    "launch": "Problems between the notebook and the processes that train.",
+    "precision": "Number formats on a TPU.",
     "trainer": "Arguments of the transformers Trainer.",
     "tensorflow": "What TensorFlow needs on a TPU.",
 }
@@ -25,20 +25,19 @@ GROUPS = {
 _HEAD = """\
 # Rules
 
-Made from the rules' docstrings by `python -m tpu_magics check --write-docs docs/rules.md`; do not edit.
+Generated from the rules' docstrings by `python -m tpu_magics check --write-docs docs/rules.md`; do not edit.
 
-`python -m tpu_magics check PATH ...` looks at Python files and notebooks, `%tpu_check` at the notebook it runs in. No
-file is ever imported or run. `# noqa: CODE` at the end of a line silences a rule there, `# tpu_magics: skip-file` a
-whole file, and `[tool.tpu_magics]` in pyproject.toml chooses rules by `select`, `ignore`, `exclude` and
-`per-file-ignores`: by code (`TPU101`), by the beginning of codes (`TPU1`), by name (`branch-on-value`) or by group
-(`values`).
+`python -m tpu_magics check PATH ...` checks Python files and notebooks, `%tpu_check` the notebook in which it runs. No
+file is imported or run. `# noqa: CODE` at the end of a line suppresses a rule there, `# tpu_magics: skip-file` skips a
+whole file, and `[tool.tpu_magics]` in pyproject.toml selects rules with `select`, `ignore`, `exclude` and
+`per-file-ignores`: by code (`TPU101`), by prefix (`TPU1`), by name (`branch-on-value`) or by group (`values`).
 
 """
 
 
 @dataclass(frozen=True)
 class RuleDoc:
-    """A rule in words. `sections` are those of its docstring, in order."""
+    """The documentation of a rule. `sections` are those of its docstring, in order."""
 
     code: str
     name: str
@@ -53,7 +52,7 @@ class RuleDoc:
 
 @cache
 def explained(rule: ModuleType) -> RuleDoc:
-    """A rule's docstring taken apart: the title is its first line, a section begins at the margin."""
+    """Parses a rule's docstring: the title is its first line, a section begins at the margin."""
     lines = textwrap.dedent(rule.__doc__ or "").strip("\n").split("\n")
     sections: dict[str, list[str]] = {}
     for line in lines[1:]:

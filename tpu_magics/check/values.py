@@ -41,13 +41,13 @@ class AbstractValue:
 
     Attributes:
         kind: of the names above.
-        lib: "torch" or "tf" for tensors, models, optimisers; "" where it is not known.
+        lib: "torch" or "tf" for tensors, models, optimizers; "" where it is not known.
         where: "device" (on the XLA device), "host" (certainly on the CPU), "" (not known: as good as on the
             device where code runs on it; also what torch made without being told a device).
         dtype: of a tensor: "bool", "int", "float" or "".
         name: the canonical name that it stands for or that made it ("torch.utils.data.DataLoader").
         made: the call that made it, for its arguments; None where there is none.
-        made_at: the Place of that call.
+        made_ctx: the RuleContext of that call.
         const: the Python constant that it is, else NOTHING.
         varies: a Python number that changes from step to step.
         read: a Python number (or list) that was read out of a tensor (`.item()`): data, though no tensor.
@@ -59,8 +59,8 @@ class AbstractValue:
     """
 
     __slots__ = (
-        "const", "dtype", "item", "items", "kind", "lib", "made", "made_ctx", "name", "prepared", "read", "ref", "shape",
-        "varies", "where",
+        "const", "dtype", "item", "items", "kind", "lib", "made", "made_ctx", "name", "prepared", "read", "ref",
+        "shape", "varies", "where",
     )  # fmt: skip
 
     def __init__(

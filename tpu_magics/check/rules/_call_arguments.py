@@ -1,8 +1,4 @@
-"""What a parameter of a function is: by its launches, by the calls of this program, else by its default.
-
-What lives here: constants that are certain for one of these. What does not: kinds of values, which the walk finds
-(call_binding.py).
-"""
+"""The constants that a parameter can have: from launches, from calls in this program, else its default."""
 
 from __future__ import annotations
 

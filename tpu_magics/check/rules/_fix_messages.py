@@ -17,32 +17,32 @@ _CHOOSE = {
     _TF: "Compute both sides and choose with `tf.where(condition, a, b)`, or use `tf.cond`.",
 }
 _LEAVE = {
-    _TORCH: "Decide this every N steps (`if step % 100 == 0:`), or after the step in `xm.add_step_closure`.",
-    _TF: "Decide this outside of the compiled function, on the host, every N steps.",
+    _TORCH: "Check this every N steps (`if step % 100 == 0:`), or after the step with `xm.add_step_closure`.",
+    _TF: "Check this outside the compiled function, on the host, every N steps.",
 }
 _SENTENCES: dict[type, dict[str, str]] = {
     ast.While: {
-        _TORCH: "Run a fixed number of iterations and keep what is done with `torch.where`, or look every N rounds.",
-        _TF: "Run a fixed number of iterations and keep what is done with `tf.where`, or use `tf.while_loop`.",
+        _TORCH: "Run a fixed number of iterations and keep finished rows with `torch.where`, or test every N steps.",
+        _TF: "Run a fixed number of iterations and keep finished rows with `tf.where`, or use `tf.while_loop`.",
     },
     ast.Assert: {
-        _TORCH: "Check it once before the loop, every N steps, or after the step in `xm.add_step_closure`.",
-        _TF: "Check it before the compiled function is called, on the host.",
+        _TORCH: "Check it once before the loop, every N steps, or after the step with `xm.add_step_closure`.",
+        _TF: "Check it on the host, before the call of the compiled function.",
     },
 }
-# `xp` is torch or tf, `asked` the tensor.
+# `xp` is torch or tf, `needed` the tensor.
 _BOTH = {
     "and": "Combine the tensors with `{xp}.logical_and(a, b)`.",
     "or": "Combine the tensors with `{xp}.logical_or(a, b)`.",
-    "not": "Write `{xp}.logical_not({asked})`.",
-    "in": "Keep the answer a tensor: `{all}`.",
-    "chain": "Compare twice and combine the tensors: `(low < {asked}) & ({asked} < high)`.",
-    "any": "Keep the answer a tensor: `{any}`.",
-    "all": "Keep the answer a tensor: `{every}`.",
-    "max": "Keep the answer a tensor: `{xp}.maximum(a, b)`.",
-    "min": "Keep the answer a tensor: `{xp}.minimum(a, b)`.",
-    "sorted": "Sort on the device: `{xp}.sort({asked})`.",
-    "bool": "Keep the condition a tensor and choose with `{xp}.where(condition, a, b)`.",
+    "not": "Write `{xp}.logical_not({needed})`.",
+    "in": "Keep the result as a tensor: `{all}`.",
+    "chain": "Compare twice and combine the tensors: `(low < {needed}) & ({needed} < high)`.",
+    "any": "Keep the result as a tensor: `{any}`.",
+    "all": "Keep the result as a tensor: `{every}`.",
+    "max": "Keep the result as a tensor: `{xp}.maximum(a, b)`.",
+    "min": "Keep the result as a tensor: `{xp}.minimum(a, b)`.",
+    "sorted": "Sort on the device: `{xp}.sort({needed})`.",
+    "bool": "Keep the condition as a tensor and choose with `{xp}.where(condition, a, b)`.",
 }
 _WORDS = {
     _TORCH: {
@@ -56,7 +56,7 @@ _COMPARE = "Keep the comparison on the device: `(a == b).all()`."
 
 
 def fix_message(node: ast.AST, needed: ast.expr, ctx: RuleContext, tf: bool) -> str:
-    """One imperative sentence; where a rewriting is known, that one."""
+    """One imperative sentence, with the rewritten code where it is known."""
     xp = _TF if tf else _TORCH
     rewritten = _where_rewrites.choice(node, ctx)
     if rewritten:

@@ -1,8 +1,7 @@
-"""`fsdp` and `fsdp_config` of TrainingArguments as far as they can be read.
+"""`fsdp` and `fsdp_config` of TrainingArguments, where the code shows their keys.
 
-What lives here: the keys of a dict literal, of a name bound to one, or of a JSON text, and what transformers and
-torch_xla do with each. What does not: what is said of them. Read in transformers 5.23.0 (training_args.py,
-integrations/tpu.py) and torch_xla 2.9.0 (distributed/fsdp/xla_fully_sharded_data_parallel.py).
+Read in transformers 5.23.0 (training_args.py, integrations/tpu.py) and torch_xla 2.9.0
+(distributed/fsdp/xla_fully_sharded_data_parallel.py).
 """
 
 from __future__ import annotations

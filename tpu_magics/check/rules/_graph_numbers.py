@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from tpu_magics.check.rule_context import RuleContext
 
 FIXED_OPERATORS = (ast.Pow, ast.LShift, ast.RShift)
-FIX_INDEX = "Index with a tensor of one position: `torch.tensor([{number}], device=device)`."
-FIX_SLICE = "Keep all and mask: `torch.arange(size, device=device) < torch.tensor([{number}], device=device)`."
-FIX_TENSOR = "Send the number as data: `torch.tensor(float({number}), device=device)`."
-_FIX_SHAPE = "Pad to a fixed length, or to one of a few."
-_FIX_ARGUMENT = "Keep {number} fixed, or mask with what is sent as data: `torch.tensor([{number}], device=device)`."
-_SAID_SHAPE = "The shape of {what} is made with"
-_SAID_ARGUMENT = "{what} is given"
+FIX_INDEX = "Index with a tensor: `torch.tensor([{number}], device=device)`."
+FIX_SLICE = "Keep all elements and mask: `torch.arange(size, device=device) < torch.tensor([{number}], device=device)`."
+FIX_TENSOR = "Pass the number as data: `torch.tensor(float({number}), device=device)`."
+_FIX_SHAPE = "Pad to one fixed length, or to one of a few."
+_FIX_ARGUMENT = "Keep {number} fixed, or use a mask with the number as data: `torch.tensor([{number}], device=device)`."
+_SAID_SHAPE = "The shape of {what} uses"
+_SAID_ARGUMENT = "{what} uses"
 
 _ALL = -1
 # Operation: the positions of its numbers as a method (as a function, the tensor comes before), and their keywords.

@@ -86,17 +86,17 @@ def _is_part(call: CallSite, nodes: set[int]) -> bool:
 
 
 def reason(call: CallSite, function: Function | None) -> str:
-    """What speaks against building the model of this call, in `function` (None: a cell's statements), once in the
-    notebook; "" where nothing does."""
+    """Why the model of this call in `function` (None: a cell's statements) cannot be built once in the notebook; "" if
+    it can."""
     if call.ctx.function is not function:
         inner = call.ctx.function
-        return f"it stands in `{inner.name}`, not in the launched function itself" if inner is not None else ""
+        return f"it is in `{inner.name}`, not in the launched function itself" if inner is not None else ""
     found = _context(call) or _part_problem(call, function)
     return found or (_hoist_arguments.problem(call, function) if function is not None else "")
 
 
 def _part_problem(call: CallSite, function: Function | None) -> str:
-    """What speaks against a part of the model: `nn.Sequential(*[nn.Linear(8, 8) for _ in range(n)])`."""
+    """Why a part of the model prevents that: `nn.Sequential(*[nn.Linear(8, 8) for _ in range(n)])`."""
     for part in function.calls if function is not None else ():
         if part.node is call.node or not _spans(call.node, part.node) or not builds(part):
             continue
@@ -133,9 +133,9 @@ def _around(parent: ast.AST, child: ast.AST, ctx: RuleContext) -> str:
     if isinstance(parent, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
         return "it is built in a comprehension"
     if isinstance(parent, (ast.If, ast.IfExp)):
-        return "" if child is parent.test else f"it is built on a condition (line {line})"
+        return "" if child is parent.test else f"it is built under a condition (line {line})"
     if isinstance(parent, ast.BoolOp):
-        return "" if child is parent.values[0] else f"it is built on a condition (line {line})"
+        return "" if child is parent.values[0] else f"it is built under a condition (line {line})"
     if isinstance(parent, (ast.Try, ast.Match)):
         return f"it is built inside a `{type(parent).__name__.lower()}` (line {line})"
     if isinstance(parent, (ast.With, ast.AsyncWith)) and isinstance(child, ast.stmt):
@@ -144,7 +144,7 @@ def _around(parent: ast.AST, child: ast.AST, ctx: RuleContext) -> str:
 
 
 def _inside(context: ast.expr, ctx: RuleContext) -> str:
-    return f"it stands inside `with {ctx.source(context)}`, which may change how it is built"
+    return f"it is inside `with {ctx.source(context)}`, which may change how it is built"
 
 
 def _is_harmless(item: ast.withitem, ctx: RuleContext) -> bool:
@@ -157,7 +157,7 @@ def _is_harmless(item: ast.withitem, ctx: RuleContext) -> bool:
 def helper_reason(call: CallSite, helper: Function, function: Function | None) -> str:
     """The same for the call of a function of the program that builds a model and returns it."""
     if helper.outer is not None:
-        return f"it stands in the inner function `{helper.name}`, which may run any number of times"
+        return f"it is in the inner function `{helper.name}`, which may run any number of times"
     found = reason(call, function)
     return found or _returned(helper) or _hoist_arguments.effects(helper)
 
@@ -172,5 +172,5 @@ def _returned(helper: Function) -> str:
         values = assigned.get(node.value.id, []) if isinstance(node.value, ast.Name) else [node.value]
         if not values or any(id(one) not in built for one in values):
             code = " ".join(helper.ctx.source(node.value).split())[:50]
-            return f"`{helper.name}` returns `{code}` (line {node.lineno}), which is no call that builds a model"
+            return f"`{helper.name}` returns `{code}` (line {node.lineno}), which is not a call that builds a model"
     return ""

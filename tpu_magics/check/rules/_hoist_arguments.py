@@ -38,7 +38,7 @@ _DEPTH = 6
 
 
 def problem(call: CallSite, function: Function) -> str:
-    """Why a call cannot be made in the notebook; "" where nothing speaks against it."""
+    """Why a call cannot run in the notebook; "" if it can."""
     found = _callee(call, function)
     if found:
         return found
@@ -59,7 +59,7 @@ def _callee(call: CallSite, function: Function) -> str:
     if cls.kind != CLASS:
         return ""
     if any(one is cls.ref.node for one in nodes_of(function.node)):
-        return f"its class `{cls.ref.name}` is defined inside of the launched function"
+        return f"its class `{cls.ref.name}` is defined inside the launched function"
     init = cls.ref.method("__init__")
     return f"its class `{cls.ref.name}` uses the device" if init is not None and _uses_device(init) else ""
 
@@ -75,7 +75,7 @@ def _uses_device(function: Function) -> bool:
 def _problem(node: ast.expr, call: CallSite, function: Function, depth: int) -> str:
     """Why an expression has no value before the function runs."""
     if isinstance(node, _MORE_THAN_READING):
-        return "is more than an expression that reads values"
+        return "does more than read values"
     value = call.ctx.value(node)
     if (isinstance(node, ast.Attribute) and node.attr == "device") or _is_device(node, call.ctx):
         return "depends on the device"
@@ -86,7 +86,7 @@ def _problem(node: ast.expr, call: CallSite, function: Function, depth: int) -> 
         if value.kind == MODEL:
             return ""
         if not _is_pure(node, call.ctx):
-            return f"calls `{call.ctx.source(node.func)}`, whose result is known only when the function runs"
+            return f"calls `{call.ctx.source(node.func)}`, whose result is known only while the function runs"
         parts = [*node.args, *(one.value for one in node.keywords)]
         parts += [node.func.value] if isinstance(node.func, ast.Attribute) and not call.ctx.name(node) else []
     if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
@@ -165,7 +165,7 @@ def _changed(name: str, call: CallSite, function: Function) -> str:
     """Whether the function has changed the object behind a name before the call."""
     for node in nodes_of(function.node):
         if getattr(node, "lineno", call.node.lineno) < call.node.lineno and _changes(node) == name:
-            return f"needs `{name}`, which is changed in line {getattr(node, 'lineno', 0)}"
+            return f"needs `{name}`, which changes in line {getattr(node, 'lineno', 0)}"
     return ""
 
 
@@ -191,12 +191,12 @@ def _first(node: ast.AST) -> str:
 
 
 def effects(helper: Function) -> str:
-    """What calling a helper in the notebook would leave behind there."""
+    """The side effects of calling a helper in the notebook."""
     own = {*_stored(helper), *(one.arg for one in helper.parameters)}
     for node in nodes_of(helper.node):
         if isinstance(node, (ast.Global, ast.Nonlocal)):
-            return f"`{helper.name}` sets names outside of itself (line {node.lineno})"
+            return f"`{helper.name}` sets global or outer names (line {node.lineno})"
         changed = _changes(node)
         if changed and changed not in own:
-            return f"`{helper.name}` changes `{changed}`, which is not its own (line {getattr(node, 'lineno', 0)})"
+            return f"`{helper.name}` changes `{changed}`, which it does not create (line {getattr(node, 'lineno', 0)})"
     return f"`{helper.name}` uses the device" if _uses_device(helper) else ""

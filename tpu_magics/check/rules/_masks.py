@@ -22,11 +22,11 @@ _IGNORE_INDEX = ("cross_entropy", "nll_loss")
 _DEFAULT_IGNORED = -100
 _EACH = 'reduction="none"'
 _AS_NUMBERS = "`mask = tf.cast({mask}, tf.float32)`, then `tf.reduce_sum({each} * mask) / tf.reduce_sum(mask)`."
-_ZEROED = "let the mask zero the rest:"
+_ZEROED = "use the mask to zero the rest:"
 
 
 def without_mask(node: ast.expr, base: ast.expr, mask: ast.expr, ctx: RuleContext) -> str:
-    """The sentence that says what to write for `x[mask]` (or the like), where it stands."""
+    """The fix message for `x[mask]` (or the like) in its context."""
     outer = ctx.parent(node)
     tf = shapes.is_tf(ctx, ctx.value(base), ctx.value(mask))
     if isinstance(outer, ast.Attribute) and not tf and (said := _reduced(base, outer, mask, ctx)):
@@ -68,7 +68,7 @@ def _reduced(base: ast.expr, outer: ast.Attribute, mask: ast.expr, ctx: RuleCont
     }
     if not kept or not isinstance(ctx.parent(outer), ast.Call) or outer.attr not in wholes:
         return ""
-    return f"Let the mask zero what is left out: `{wholes[outer.attr]}`."
+    return f"Use the mask to zero the other elements: `{wholes[outer.attr]}`."
 
 
 def _compared(outer: ast.Compare, mask: ast.expr, ctx: RuleContext) -> str:
@@ -76,7 +76,7 @@ def _compared(outer: ast.Compare, mask: ast.expr, ctx: RuleContext) -> str:
     bare = _bare(ctx.source(outer), outer, ctx, {})
     weight = shapes.atom(ctx, mask)
     mean = f" / {weight}.sum()" if _is_averaged(outer, ctx) else ""
-    return f"Compare all elements and let the mask drop the rest: `(({bare}) & {weight}).sum(){mean}`."
+    return f"Compare all elements and use the mask to drop the rest: `(({bare}) & {weight}).sum(){mean}`."
 
 
 def _is_averaged(outer: ast.Compare, ctx: RuleContext) -> bool:
@@ -112,7 +112,9 @@ def _loss(call: ast.Call, mask: ast.expr, ctx: RuleContext, names: dict[str, str
     each = _call(function, [*arguments, _EACH])
     divided = ctx.constant(ctx.argument(call, "reduction")) != "sum"
     weighted = divided and any(one.arg == "weight" for one in call.keywords)
-    more = " (With `weight` torch divides by the sum of the chosen elements' weights instead.)" if weighted else ""
+    more = (
+        " (With `weight`, torch divides by the sum of the weights of the chosen elements instead.)" if weighted else ""
+    )
     return f"Compute the loss of all elements and {_ZEROED} {_form(each, mask, ctx, False, divided)}{more}"
 
 
@@ -138,7 +140,7 @@ def _is_loss(call: ast.Call, ctx: RuleContext) -> bool:
 
 
 def _ignored(mask: ast.expr, ctx: RuleContext) -> list[str]:
-    """`labels != -1` drops labels that cross_entropy would refuse if it were not told to ignore them."""
+    """`labels != -1` drops labels that cross_entropy raises an error for unless it ignores them."""
     compared = _definition(mask, ctx)
     if isinstance(compared, ast.Compare) and len(compared.ops) == 1 and isinstance(compared.ops[0], ast.NotEq):
         number = ctx.constant(compared.comparators[0])

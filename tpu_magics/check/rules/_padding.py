@@ -1,8 +1,4 @@
-"""Calls that pad: tokenizers, collators, pad_sequence. What they are asked to pad to.
-
-What lives here: reading the arguments, and what is known of the lengths before they are padded. What does not: where
-such a call is a fault (tpu301), and models that are not told of the padding (tpu305).
-"""
+"""The padding of tokenizers, collators and pad_sequence, by their arguments."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RemovedArgument:
-    """`new`: the argument that takes the same value; `instead`: code to write where the value is True; "" for both:
-    take it out. `fix` says what neither does. `general`: nothing to do with devices, so that it is said as advice."""
+    """`new`: the argument that takes the same value; `instead`: code to write if the value is True; "" for both:
+    remove it. `fix`: the fix message if there is neither. `general`: unrelated to devices, reported as advice."""
 
     last: str
     new: str = ""
@@ -22,19 +22,19 @@ class RemovedArgument:
     general: bool = False
 
 
-_HALF = "Take it out: bf16=True alone decides."
+_HALF = "Remove it: only bf16=True has an effect."
 _LOADER = 'Write accelerator_config={{"{0}": ...}}.'
 
 ARGUMENTS: dict[str, RemovedArgument] = {
     "tpu_num_cores": RemovedArgument(
         "4.57",
-        fix="Take it out, and give the number to the launcher: `%%tpu_train -n 8`, `xla_spawn.py --num_cores 8`.",
+        fix="Remove it, and pass the number to the launcher: `%%tpu_train -n 8`, `xla_spawn.py --num_cores 8`.",
     ),
     "tpu_metrics_debug": RemovedArgument("4.57", instead='debug="tpu_metrics_debug"'),
     "evaluation_strategy": RemovedArgument("4.46", new="eval_strategy"),
     "evaluate_during_training": RemovedArgument("3.5", instead='eval_strategy="steps"'),
     "no_cuda": RemovedArgument("4.57", new="use_cpu"),
-    "use_mps_device": RemovedArgument("4.57", fix="Take it out: the device is found by itself."),
+    "use_mps_device": RemovedArgument("4.57", fix="Remove it: the device is detected automatically."),
     "per_gpu_train_batch_size": RemovedArgument("4.57", new="per_device_train_batch_size"),
     "per_gpu_eval_batch_size": RemovedArgument("4.57", new="per_device_eval_batch_size"),
     "half_precision_backend": RemovedArgument("4.57", fix=_HALF),
@@ -49,26 +49,26 @@ ARGUMENTS: dict[str, RemovedArgument] = {
     "xpu_backend": RemovedArgument("4.26", new="ddp_backend"),
     "dispatch_batches": RemovedArgument("4.46", fix=_LOADER.format("dispatch_batches")),
     "split_batches": RemovedArgument("4.46", fix=_LOADER.format("split_batches")),
-    "torchdynamo": RemovedArgument("4.57", fix="Take it out: XLA compiles the step."),
-    "jit_mode_eval": RemovedArgument("4.57", fix="Take it out: XLA compiles the step."),
-    "use_ipex": RemovedArgument("4.52", fix="Take it out: it is of Intel's CPUs."),
-    "mp_parameters": RemovedArgument("4.57", fix="Take it out: it is of SageMaker."),
+    "torchdynamo": RemovedArgument("4.57", fix="Remove it: XLA compiles the step."),
+    "jit_mode_eval": RemovedArgument("4.57", fix="Remove it: XLA compiles the step."),
+    "use_ipex": RemovedArgument("4.52", fix="Remove it: it is for Intel CPUs."),
+    "mp_parameters": RemovedArgument("4.57", fix="Remove it: it is for SageMaker."),
     "group_by_length": RemovedArgument("5.0", instead='train_sampling_strategy="group_by_length"', general=True),
     "warmup_ratio": RemovedArgument("5.10", new="warmup_steps", general=True),
     "logging_dir": RemovedArgument("5.10", fix="Set the environment variable TENSORBOARD_LOGGING_DIR.", general=True),
-    "overwrite_output_dir": RemovedArgument("4.57", fix="Take it out.", general=True),
-    "save_safetensors": RemovedArgument("4.57", fix="Take it out: safetensors is the only format.", general=True),
+    "overwrite_output_dir": RemovedArgument("4.57", fix="Remove it.", general=True),
+    "save_safetensors": RemovedArgument("4.57", fix="Remove it: safetensors is the only format.", general=True),
     "include_inputs_for_metrics": RemovedArgument("4.57", instead='include_for_metrics=["inputs"]', general=True),
     "include_tokens_per_second": RemovedArgument("4.57", fix="Write include_num_input_tokens_seen=True.", general=True),
-    "past_index": RemovedArgument("4.57", fix="Take it out.", general=True),
-    "use_legacy_prediction_loop": RemovedArgument("4.57", fix="Take it out.", general=True),
+    "past_index": RemovedArgument("4.57", fix="Remove it.", general=True),
+    "use_legacy_prediction_loop": RemovedArgument("4.57", fix="Remove it.", general=True),
     "push_to_hub_model_id": RemovedArgument("4.57", new="hub_model_id", general=True),
     "push_to_hub_token": RemovedArgument("4.57", new="hub_token", general=True),
     "push_to_hub_organization": RemovedArgument("4.57", fix='Write hub_model_id="organization/name".', general=True),
-    "ray_scope": RemovedArgument("4.57", fix="Give it to hyperparameter_search.", general=True),
+    "ray_scope": RemovedArgument("4.57", fix="Pass it to hyperparameter_search.", general=True),
 }
 
-# What is gone without a trace when it is taken out: nothing else decides by it.
+# Safe to remove: nothing else depends on these.
 TAKEN_OUT = frozenset(
     ("tpu_num_cores", "half_precision_backend", "fp16_backend", "fp16_opt_level", "overwrite_output_dir",
      "save_safetensors", "past_index", "use_legacy_prediction_loop", "use_ipex", "jit_mode_eval", "mp_parameters",

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from tpu_magics.check.values import AbstractValue
 
 WHY_MASK = (
-    "XLA needs every shape when it compiles, and this one is the number of true elements: each step waits for the mask "
-    "to be read back to the host, and each new number of true elements compiles the graph again."
+    "XLA needs every shape when it compiles, but this one is the number of true elements: each step reads the mask "
+    "back to the host and waits, and each new number of true elements compiles the graph again."
 )
 WHY_TF = (
-    "XLA needs every shape when it compiles, and this one depends on values: that it passes on a CPU does not prove "
-    "that a TPU takes it."
+    "XLA needs every shape when it compiles, but this one depends on values: it may work on a CPU and still fail "
+    "on a TPU."
 )
 
 # Names that are given to what selects, and not to positions (`index`, `ids`, `order`) or lengths.

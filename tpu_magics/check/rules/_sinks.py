@@ -63,7 +63,7 @@ def _last_name(node: ast.expr, ctx: RuleContext) -> str:
 
 
 def fix_message(name: str, ctx: RuleContext) -> str:
-    """What to write instead in a step."""
+    """The fix for a value that is shown in each step."""
     if ctx.program.uses("torch_xla") or not ctx.program.uses("tensorflow"):
-        return f"Show {name} every N steps (`if step % 100 == 0:`), or after the step in `xm.add_step_closure`."
+        return f"Show {name} every N steps (`if step % 100 == 0:`), or after the step with `xm.add_step_closure`."
     return f"Show {name} every N steps (`if step % 100 == 0:`), or after the loop."

@@ -4,12 +4,12 @@ What it does
     Reports Python code in the step that needs a tensor's value to go on: `if`, `elif`, `while`, `assert`, the
     conditional expression, `and`, `or`, `not`, `bool()`, the condition of a comprehension, `match`, `in`, chained
     comparisons, `any()`, `all()`, `max()`, `min()`, `sorted()`, `torch.equal()`, `torch.allclose()`. Also an `if` on a
-    number that was read out of a tensor, where it decides what is computed. TensorFlow code counts where XLA compiles
-    it: in `tf.function(jit_compile=True)`, in a Keras model that is compiled so, and under a TPUStrategy.
-Why it is bad
-    XLA compiles a graph before any value exists. PyTorch/XLA has to stop there, run what it has, and hand the value to
-    Python; what follows is another graph for each side of the branch. TensorFlow fails to trace the code, or turns it
-    into control flow that a TPU may refuse.
+    number that was read from a tensor, if it decides what is computed. TensorFlow code is checked where XLA compiles
+    it: in `tf.function(jit_compile=True)`, in a Keras model that is compiled with it, and under a TPUStrategy.
+Why this is bad
+    XLA compiles a graph before any value exists. PyTorch/XLA has to stop there, run the graph so far and pass the value
+    to Python; each side of the branch is then another graph to compile. TensorFlow fails to trace the code, or turns it
+    into control flow that a TPU may not support.
 Example
     def training_step(model, x, y):
         loss = F.cross_entropy(model(x), y)
@@ -20,9 +20,9 @@ Use instead
     def training_step(model, x, y):
         loss = F.cross_entropy(model(x), y)
         return torch.where(loss > 10, loss / 2.0, loss)
-What it cannot see
-    Tensors that come from functions of other files, and tests inside libraries. A branch on a shape, on `None`, on a
-    flag or on a tensor that is on the CPU is fine and is not reported.
+Limitations
+    Tensors that are returned by functions in other files, and branches inside libraries, are not checked. A branch on a
+    shape, on `None`, on a flag or on a CPU tensor is fine and is not reported.
 """
 
 from __future__ import annotations
@@ -40,12 +40,10 @@ if TYPE_CHECKING:
 CODE = "TPU101"
 NAME = "branch-on-value"
 GROUP = "values"
-WHY = (
-    "XLA must stop, run what it has and hand the value to Python; each side of the branch is another graph to compile."
-)
-WHY_CPU = "The tensor is on the CPU and costs no read, but each side of the branch is another graph to compile."
+WHY = "XLA must stop, run the graph so far and pass the value to Python; each side of the branch is another graph."
+WHY_CPU = "The tensor is on the CPU, so reading it is cheap, but each side of the branch is another graph to compile."
 WHY_TF = (
-    "XLA compiles the graph before any value exists: tracing fails here, or makes control flow that a TPU may refuse."
+    "XLA compiles the graph before any value exists: tracing fails here, or a TPU may not support the control flow."
 )
 _STATEMENTS = (ast.If, ast.While, ast.Assert)
 _HOLDERS = (ast.BoolOp, ast.UnaryOp, ast.Compare, ast.Call)
@@ -87,7 +85,7 @@ def _is_in_test(node: ast.AST, ctx: RuleContext) -> bool:
     return False
 
 
-# -- what is said of it ----------------------------------------------------------------------------------------------
+# -- the message ----------------------------------------------------------------------------------------------
 
 
 def _finding(node: ast.AST, needed: ast.expr, ctx: RuleContext) -> Finding:
@@ -115,13 +113,13 @@ _SUBJECTS: dict[type, str] = {
 
 def _subject(node: ast.AST) -> str:
     if isinstance(node, ast.BoolOp):
-        return f"`{'and' if isinstance(node.op, ast.And) else 'or'}` asks Python for"
+        return f"`{'and' if isinstance(node.op, ast.And) else 'or'}` needs"
     if isinstance(node, ast.UnaryOp):
-        return "`not` asks Python for"
+        return "`not` needs"
     if isinstance(node, ast.Compare):
-        return "`in` asks Python for" if len(node.ops) == 1 else "The chained comparison asks Python for"
+        return "`in` needs" if len(node.ops) == 1 else "The chained comparison needs"
     if isinstance(node, ast.Call):
-        return f"{ast.unparse(node.func).rpartition('.')[2]}() asks Python for"
+        return f"{ast.unparse(node.func).rpartition('.')[2]}() needs"
     return _SUBJECTS[type(node)]
 
 

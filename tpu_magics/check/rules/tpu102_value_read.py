@@ -1,12 +1,12 @@
-"""A tensor's value is read at each step.
+"""A tensor's value is read in each step.
 
 What it does
     Reports `.item()`, `.tolist()`, `.numpy()`, `.cpu()`, `.to("cpu")`, `float(t)`, `int(t)`, `complex(t)`,
-    `np.array(t)` and other NumPy and `math` functions of a tensor, `torch.tensor([t])` and `xm.mesh_reduce`, where
-    they run at each step of a training or evaluation loop.
-Why it is bad
-    The value exists only after XLA has compiled and run everything before it. So the step is cut into two graphs at
-    this line, and the host waits for the device instead of preparing the next step.
+    `np.array(t)` and other NumPy and `math` functions of a tensor, `torch.tensor([t])` and `xm.mesh_reduce`, if they
+    run in each step of a training or evaluation loop.
+Why this is bad
+    The value exists only after XLA has compiled and run everything before it. The read splits the step into two graphs,
+    and the host waits for the device instead of preparing the next step.
 Example
     for x, y in loader:
         loss = step(x, y)
@@ -16,9 +16,9 @@ Use instead
         loss = step(x, y)
         total += loss.detach()  # stays on the device
     print(total.item())
-What it cannot see
-    Reads inside of libraries. Reads every N steps, after the loop, and in a function given to `xm.add_step_closure` are
-    fine and are not reported.
+Limitations
+    Reads inside libraries are not checked. Reads every N steps, after the loop, or in a function passed to
+    `xm.add_step_closure` are fine and are not reported.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 CODE = "TPU102"
 NAME = "value-read"
 GROUP = "values"
-WHY = "XLA must compile and run everything up to this line, and the host waits for it: the step is cut into two graphs."
-WHY_AFTER_SYNC = "The host waits here for the device at each step, instead of preparing the next one meanwhile."
+WHY = "XLA must compile and run everything up to this line, and the host waits: the step is split into two graphs."
+WHY_AFTER_SYNC = "The host waits here for the device in each step, instead of preparing the next step."
 NODES = (ast.Call,)
 
 
@@ -57,7 +57,7 @@ def check(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
         return
     yield ctx.finding(
         node,
-        f"{_values.shown(_whole(node, ctx), ctx)} reads the value of {_values.shown(tensor, ctx)} at each step.",
+        f"{_values.shown(_whole(node, ctx), ctx)} reads the value of {_values.shown(tensor, ctx)} in each step.",
         _fix_message(node, tensor, ctx),
         why=WHY_AFTER_SYNC if _values.after_sync(node, ctx) else None,
     )
@@ -79,7 +79,7 @@ def _whole(node: ast.Call, ctx: RuleContext) -> ast.AST:
 
 
 def _is_reported_with_parent(node: ast.Call, ctx: RuleContext) -> bool:
-    """Whether the read is part of a larger fault: a branch that decides what is computed, or the bounds of a loop."""
+    """Whether the read is part of another finding: a branch that decides what is computed, or the bounds of a loop."""
     for parent, child in _values.expression_parents(node, ctx):
         if isinstance(parent, ast.Call) and ctx.name(parent) == "builtins.range":
             return True
@@ -119,4 +119,4 @@ def _fix_message(node: ast.Call, tensor: ast.expr, ctx: RuleContext) -> str:
         if _sinks.is_sink(parent, ctx):
             return _sinks.fix_message(name or "it", ctx)
     kept = name or "it"
-    return f"Keep {kept} on the device and read it once after the loop, every N steps, or in `xm.add_step_closure`."
+    return f"Keep {kept} on the device and read it once after the loop, every N steps, or with `xm.add_step_closure`."

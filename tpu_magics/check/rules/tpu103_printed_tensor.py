@@ -1,12 +1,12 @@
-"""A tensor is printed or logged at each step.
+"""A tensor is printed or logged in each step.
 
 What it does
-    Reports tensors that are turned into text at each step of a loop: `print(t)`, f-strings, `%` and `.format()`,
+    Reports tensors that are converted to text in each step of a loop: `print(t)`, f-strings, `%` and `.format()`,
     `str(t)`, `repr(t)`, `logging`, `tqdm` (`set_postfix`, `set_description`, `write`), `accelerator.print`,
     `xm.master_print`, and trackers such as `wandb.log` and `writer.add_scalar`.
-Why it is bad
-    To be shown, the tensor's value must be read: XLA compiles and runs everything up to that line, and the host waits.
-    The step is cut into two graphs by a line that looks harmless.
+Why this is bad
+    To show a tensor, its value must be read: XLA compiles and runs everything up to that line, and the host waits. A
+    line that looks harmless splits the step into two graphs.
 Example
     for step, (x, y) in enumerate(loader):
         loss = train_step(x, y)
@@ -16,8 +16,9 @@ Use instead
         loss = train_step(x, y)
         if step % 100 == 0:
             print(f"loss {loss}")
-What it cannot see
-    Which levels of logging are on. A shape or a dtype may be printed at any time. A print of `loss.item()` is TPU102.
+Limitations
+    Which log levels are enabled is unknown. A shape or a dtype can be printed at any time. A print of `loss.item()` is
+    reported as TPU102.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 CODE = "TPU103"
 NAME = "printed-tensor"
 GROUP = "values"
-WHY = "To show a tensor its value must be read: XLA runs all up to this line, and the host waits for it at each step."
-WHY_AFTER_SYNC = "The host waits here for the device at each step, instead of preparing the next one meanwhile."
+WHY = "To show a tensor, its value must be read: XLA runs everything up to this line, and the host waits in each step."
+WHY_AFTER_SYNC = "The host waits here for the device in each step, instead of preparing the next step."
 NODES = (ast.Call, ast.JoinedStr, ast.BinOp)
 
 
@@ -49,7 +50,7 @@ def check(node: ast.Call | ast.JoinedStr | ast.BinOp, ctx: RuleContext) -> Itera
         return
     yield ctx.finding(
         node,
-        f"{_what(node)} reads the value of {_values.shown(tensor, ctx)} at each step.",
+        f"{_what(node)} reads the value of {_values.shown(tensor, ctx)} in each step.",
         _sinks.fix_message(_values.named(tensor, ctx) or "it", ctx),
         why=WHY_AFTER_SYNC if _values.after_sync(node, ctx) else None,
     )

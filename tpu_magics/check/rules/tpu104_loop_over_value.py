@@ -1,11 +1,11 @@
-"""A loop as long as a tensor says, or a list indexed by a tensor.
+"""A loop or a list index that depends on a tensor's value.
 
 What it does
-    Reports `range(t)`, also of a number that was read out of a tensor; a Python list, tuple, `nn.ModuleList` or NumPy
-    array that is indexed or sliced with a tensor; a list that is repeated as often as a tensor says.
-Why it is bad
-    Python needs the number, so XLA must run what it has and hand the value over. What follows differs with that
-    value: each number of iterations, and each item chosen, is another graph to compile.
+    Reports `range(t)`, also of a number that was read from a tensor; a Python list, tuple, `nn.ModuleList` or NumPy
+    array that is indexed or sliced with a tensor; a list that is repeated by a tensor.
+Why this is bad
+    Python needs the number, so XLA must run the graph so far and pass the value to Python. Each new number of
+    iterations, and each item that is chosen, is another graph to compile.
 Example
     for i in range(lengths.max()):
         hidden = cell(x[:, i], hidden)
@@ -14,8 +14,9 @@ Use instead
     for i in range(x.shape[1]):  # a shape is known before anything runs
         hidden = torch.where((i < lengths)[:, None], cell(x[:, i], hidden), hidden)
     out = (torch.stack([expert(hidden) for expert in experts]) * one_hot_route).sum(0)
-What it cannot see
-    Lists that come from functions of other files. A loop over a tensor's rows is unrolled and reads nothing.
+Limitations
+    Lists that are returned by functions in other files are not checked. A loop over a tensor's rows is unrolled and
+    reads no value.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ CODE = "TPU104"
 NAME = "loop-over-value"
 GROUP = "values"
 WHY = (
-    "Python needs the number, so XLA stops and hands the value over, and each other number is another graph to compile."
+    "Python needs the number, so XLA stops and passes the value to Python; each new number is another graph to compile."
 )
 NODES = (ast.Call, ast.Subscript, ast.BinOp)
 _SEQUENCES = ("torch.nn.ModuleList", "torch.nn.ParameterList", "builtins.range", "builtins.list", "builtins.tuple")
@@ -58,9 +59,9 @@ def check(node: ast.Call | ast.Subscript | ast.BinOp, ctx: RuleContext) -> Itera
 
 
 _MESSAGES: dict[type, str] = {
-    ast.Call: "{} runs as often as the value of {} says.",
-    ast.Subscript: "{} picks by the value of {}.",
-    ast.BinOp: "{} is as long as the value of {} says.",
+    ast.Call: "The number of iterations of {} depends on the value of {}.",
+    ast.Subscript: "The item of {} depends on the value of {}.",
+    ast.BinOp: "The length of {} depends on the value of {}.",
 }
 
 
@@ -117,7 +118,7 @@ def _of_repeat(node: ast.BinOp, ctx: RuleContext) -> ast.expr | None:
 
 def _fix_message(node: ast.AST) -> str:
     if isinstance(node, ast.Call):
-        return "Go over a fixed number (a shape, a maximum) and keep what is done with `torch.where`."
+        return "Run a fixed number of iterations (a shape, a maximum) and keep finished rows with `torch.where`."
     if isinstance(node, ast.BinOp):
-        return "Give the list a fixed length, or build a tensor of fixed shape and mask it."
-    return "Put what is picked from into a tensor (`torch.stack(items)[index]`), or compute all and choose with a mask."
+        return "Use a list of fixed length, or a tensor of fixed shape with a mask."
+    return "Stack the items into a tensor (`torch.stack(items)[index]`), or compute all of them and choose with a mask."

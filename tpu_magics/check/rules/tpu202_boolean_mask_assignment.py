@@ -1,22 +1,22 @@
 """An assignment through a boolean mask.
 
 What it does
-    Finds `x[mask] = v`, `x[labels == -100] = 0`, `x[mask] += v` and `x.index_put_((mask,), v)` where the mask is a
+    Reports `x[mask] = v`, `x[labels == -100] = 0`, `x[mask] += v` and `x.index_put_((mask,), v)` where the mask is a
     boolean tensor.
-Why it is bad
-    The shape of `x` stays, and still torch_xla finds the positions of the true elements on the host
-    (`aten::nonzero`), also where one number is assigned to all of them: one transfer at each step, and one compile
-    for each number of true elements. `masked_fill_` and `torch.where` compile once.
+Why this is bad
+    The shape of `x` does not change, but torch_xla still finds the positions of the true elements on the host
+    (`aten::nonzero`), even if one number is assigned to all of them: one transfer in each step, and one compile for
+    each new number of true elements. `masked_fill_` and `torch.where` compile once.
 Example
     labels[labels == tokenizer.pad_token_id] = -100
     scores[mask] = bias
 Use instead
     labels.masked_fill_(labels == tokenizer.pad_token_id, -100)
     scores = torch.where(mask, bias, scores)
-What it cannot see
-    A mask of which nothing is known but a name of its own; an assignment made inside a library. The rewritten code is
-    offered only where the mask is compared from the tensor itself, because `masked_fill_` spreads a mask of fewer
-    dimensions over the last ones, an index over the first.
+Limitations
+    A mask with an unusual name of unknown origin, and an assignment inside a library, are not found. `--fix` rewrites
+    only masks that compare the tensor itself, because `masked_fill_` broadcasts a mask of fewer dimensions over the
+    last ones, and an index over the first.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ CODE = "TPU202"
 NAME = "boolean-mask-assignment"
 GROUP = "shapes"
 WHY = (
-    "torch_xla looks for the true elements on the host: each step waits for the mask to be read back, and each new "
-    "number of true elements compiles the graph again, though the shape of the result stays."
+    "torch_xla finds the true elements on the host: each step reads the mask back and waits, and each new number of "
+    "true elements compiles the graph again, although the shape of the result does not change."
 )
 NODES = (ast.Assign, ast.AugAssign, ast.Call)
 
@@ -73,12 +73,12 @@ def _fix(target: ast.Subscript, mask: ast.expr, node: ast.Assign | ast.AugAssign
     filled, spread = _view(target, mask, ctx)
     value = _value(target, mask, node, filled, ctx)
     same = isinstance(target.slice, ast.Tuple) or ctx.source(target.value) in ctx.source(mask)
-    more = "" if same else f" (with `{shapes.atom(ctx, mask)}[..., None]` where {filled} has a dimension more)"
+    more = "" if same else f" (with `{shapes.atom(ctx, mask)}[..., None]` if {filled} has one more dimension)"
     if isinstance(node, ast.Assign) and ctx.value(node.value).kind == NUMBER:
-        return f"Write `{filled}.masked_fill_({spread}, {value})`, which works in place as well{more}."
+        return f"Write `{filled}.masked_fill_({spread}, {value})`, which also works in place{more}."
     text = f"Write `{filled} = torch.where({spread}, {value}, {filled})`{more}"
     if isinstance(node, ast.Assign) and not _is_selected(node.value):
-        text += f"; {value} then has to have a value for every element, not only for the true ones"
+        text += f"; {value} then needs a value for every element, not only for the selected ones"
     return f"{text}."
 
 

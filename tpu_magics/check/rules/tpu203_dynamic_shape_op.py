@@ -1,21 +1,21 @@
-"""An operation whose result has a shape that values decide.
+"""An operation whose result shape depends on values.
 
 What it does
-    Finds `nonzero`, `argwhere`, `unique`, `unique_consecutive`, `masked_select`, `where` with one argument and
+    Reports `nonzero`, `argwhere`, `unique`, `unique_consecutive`, `masked_select`, `where` with one argument and
     `bincount` without `minlength`, as functions and as methods of tensors; in TensorFlow code that XLA compiles
     `tf.where` with one argument, `tf.boolean_mask`, `tf.unique`, `tf.unique_with_counts`, `tf.dynamic_partition`,
     `tf.sparse.from_dense`, `tf.sequence_mask` without `maxlen`, and `tf.image.non_max_suppression`.
-Why it is bad
-    XLA needs every shape when it compiles. torch_xla cuts the graph, runs the operation on the host, and compiles
-    what uses the result again for each size that it has not met; a TPU refuses some of them in TensorFlow.
+Why this is bad
+    XLA needs every shape when it compiles. torch_xla splits the graph, runs the operation on the host, and compiles the
+    code that uses the result again for each new size. In TensorFlow a TPU does not support some of these operations.
 Example
     chosen = torch.nonzero(scores > 0.5)
     kept = torch.masked_select(loss, mask)
 Use instead
     weight = (scores > 0.5).float()
     kept = loss * mask          # and divide by mask.sum() for a mean
-What it cannot see
-    What a library's functions do inside; a tensor that comes out of a function of another file.
+Limitations
+    Operations inside library functions, and tensors that are returned by functions in other files, are not checked.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ CODE = "TPU203"
 NAME = "dynamic-shape-op"
 GROUP = "shapes"
 WHY = (
-    "XLA needs every shape when it compiles, and this one depends on values: torch_xla runs the operation on the host "
-    "at each step, and what uses the result compiles again for each new size."
+    "XLA needs every shape when it compiles, but this one depends on values: torch_xla runs the operation on the host "
+    "in each step, and the code that uses the result compiles again for each new size."
 )
 NODES = (ast.Call,)
 
-_SELECT = "Keep every shape: multiply by the mask, or choose with `torch.where(mask, x, 0)`."
+_SELECT = "Keep the shape: multiply by the mask, or choose with `torch.where(mask, x, 0)`."
 _COUNT = "Count into a fixed number of classes: `F.one_hot({x}, num_classes).sum(0)`."
 _UNIQUE = (
     "Find the distinct values on the host before the step, or count them into a fixed size: "
     "`F.one_hot({x}, num_classes).sum(0)`."
 )
 _TF_SELECT = (
-    "Keep every shape: multiply by the mask (`tf.cast(mask, tf.float32)`) and divide by its sum, or use "
+    "Keep the shape: multiply by the mask (`tf.cast(mask, tf.float32)`) and divide by its sum, or use "
     "`tf.where(mask, x, y)` with three arguments."
 )
 _TF_COUNT = "Count into a fixed size: `tf.reduce_sum(tf.one_hot({x}, depth), 0)`."
@@ -70,9 +70,9 @@ _TF = {
     "boolean_mask": _TF_SELECT,
     "unique": _TF_COUNT,
     "unique_with_counts": _TF_COUNT,
-    "dynamic_partition": "Keep one tensor and a mask for each part, and multiply by the mask.",
+    "dynamic_partition": "Keep one tensor, and multiply by a mask for each part.",
     "sparse.from_dense": "Keep {x} dense.",
-    "sequence_mask": "Give the length: `tf.sequence_mask({x}, maxlen=LENGTH)`.",
+    "sequence_mask": "Pass the length: `tf.sequence_mask({x}, maxlen=LENGTH)`.",
     "image.non_max_suppression": "Use `tf.image.non_max_suppression_padded(..., pad_to_max_output_size=True)`.",
 }
 # Arguments that fix the size, with their positions as functions and as methods.
@@ -131,7 +131,7 @@ def _check_tf(node: ast.Call, last: str, ctx: RuleContext) -> Iterator[Finding]:
 
 
 def _check_selection(node: ast.Call, base: ast.expr, mask: ast.expr, ctx: RuleContext) -> Iterator[Finding]:
-    """`masked_select` and `boolean_mask` are `x[mask]` in other words, and are cured alike."""
+    """`masked_select` and `boolean_mask` are other forms of `x[mask]`, with the same fix."""
     if not shapes.is_reported_beside(node, mask, ctx):
         what, by = shapes.short(ctx, node, "this selection"), shapes.short(ctx, mask, "the mask")
         why = shapes.WHY_TF if ctx.name(node).startswith("tensorflow.") else None

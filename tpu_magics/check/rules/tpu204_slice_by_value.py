@@ -1,21 +1,22 @@
-"""A size that is read out of a tensor.
+"""A size that is read from a tensor.
 
 What it does
-    Finds slices whose bounds are tensors or numbers read out of tensors (`x[:, : lengths.max()]`, `x[:n]` after
-    `n = count.item()`), such sizes given to `torch.zeros`, `torch.arange`, `expand`, `repeat`, `narrow`, `split`,
-    `topk`, `F.pad` and the like, `F.one_hot` without `num_classes`, and `pack_padded_sequence`.
-Why it is bad
-    The shape then depends on values, and XLA needs every shape when it compiles. torch_xla reads the value back to the
-    host at each step, which cuts the graph there, and compiles again for each value that it has not met.
+    Reports slices whose bounds are tensors or numbers read from tensors (`x[:, : lengths.max()]`, `x[:n]` after `n =
+    count.item()`), such sizes passed to `torch.zeros`, `torch.arange`, `expand`, `repeat`, `narrow`, `split`, `topk`,
+    `F.pad` and the like, `F.one_hot` without `num_classes`, and `pack_padded_sequence`.
+Why this is bad
+    The shape then depends on values, but XLA needs every shape when it compiles. torch_xla reads the value back to the
+    host in each step, which splits the graph, and compiles again for each new value.
 Example
     longest = lengths.max().item()
     hidden = hidden[:, :longest]
 Use instead
     keep = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
     hidden = hidden * keep[..., None]
-What it cannot see
-    A size that comes from data by way of a list's length or of a mask's shape; that fault is reported where the shape
-    first depends on data. Sizes read on the host before the step are not looked at (`%tpu_pad` chooses those).
+Limitations
+    A size that depends on data through the length of a list or the shape of a mask is not found; the line where a shape
+    first depends on data is reported. Sizes that are read on the host before the step are not checked (`%tpu_pad` helps
+    to choose those).
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ CODE = "TPU204"
 NAME = "slice-by-value"
 GROUP = "shapes"
 WHY = (
-    "XLA needs every shape when it compiles, and this one depends on a value: each step waits for it to be read back "
-    "to the host, and each new value compiles the graph again."
+    "XLA needs every shape when it compiles, but this one depends on a value: each step reads it back to the host "
+    "and waits, and each new value compiles the graph again."
 )
 NODES = (ast.Subscript, ast.Call)
 
 Sizes = Callable[[ast.Call, "RuleContext"], list[ast.expr]]
 
-_MASK_FIX = "Keep the full size and mask what is beyond it: `torch.arange(size, device=device) < n`."
+_MASK_FIX = "Use the full size and mask the elements beyond it: `torch.arange(size, device=device) < n`."
 _PACK_FIX = (
     "Run the network on the padded batch and mask its outputs: "
     "`torch.arange(length, device=device) < lengths[:, None]`."
 )
-_CLASSES_FIX = "Give the number of classes: `{function}({x}, num_classes=NUM_CLASSES)`."
+_CLASSES_FIX = "Pass the number of classes: `{function}({x}, num_classes=NUM_CLASSES)`."
 _PACKS = ("torch.nn.utils.rnn.pack_padded_sequence", "torch.nn.utils.rnn.pack_sequence")
 _ONE_HOT = "torch.nn.functional.one_hot"
 
@@ -128,7 +129,7 @@ def _check_slices(node: ast.Subscript, ctx: RuleContext) -> Iterator[Finding]:
     tf = shapes.is_tf(ctx, base, ctx.value(by))
     places = "tf.range(size)" if tf else "torch.arange(size, device=device)"
     kept = shapes.short(ctx, node.value, "the tensor")
-    fix = f"Keep all of {kept} and mask what is left out: `{places} < {whose}`."
+    fix = f"Keep all of {kept} and mask the other elements: `{places} < {whose}`."
     yield ctx.finding(
         node, f"The bounds of {what} depend on the value of {whose}.", fix, why=shapes.WHY_TF if tf else None
     )
@@ -153,7 +154,7 @@ def _is_reported_outside(node: ast.Subscript, ctx: RuleContext) -> bool:
 
 
 def _is_reported_before(node: ast.Subscript, by: ast.expr, ctx: RuleContext) -> bool:
-    """`return ids[:, :n], mask[:, :n]`: one fault, two slices on a line."""
+    """`return ids[:, :n], mask[:, :n]`: two slices on a line, one finding."""
     top = next((one for one in ctx.parents(node) if isinstance(one, ast.stmt)), None)
     slices = (one for one in (() if top is None else nodes_of(top)) if isinstance(one, ast.Subscript))
     before = (one for one in slices if one.lineno == node.lineno and one.col_offset < node.col_offset)

@@ -1,12 +1,12 @@
-"""Elements repeated as often as a tensor says.
+"""Elements that are repeated by a tensor of counts.
 
 What it does
-    Finds `torch.repeat_interleave(x, counts)`, `x.repeat_interleave(counts)` and, in TensorFlow code that XLA compiles,
-    `tf.repeat(x, counts)`, where `counts` is a tensor and the size of the result is not given.
-Why it is bad
-    The result has as many elements as the counts add up to, and XLA needs every shape when it compiles: torch_xla runs
-    the operation on the host at each step (`aten::repeat_interleave.Tensor`), and what uses the result compiles again
-    for each new size.
+    Reports `torch.repeat_interleave(x, counts)`, `x.repeat_interleave(counts)` and, in TensorFlow code that XLA
+    compiles, `tf.repeat(x, counts)`, if `counts` is a tensor and the size of the result is not given.
+Why this is bad
+    The result has as many elements as the sum of the counts, but XLA needs every shape when it compiles: torch_xla runs
+    the operation on the host in each step (`aten::repeat_interleave.Tensor`), and the code that uses the result
+    compiles again for each new size.
 Example
     hidden = torch.repeat_interleave(hidden, durations, dim=0)
 Use instead
@@ -14,9 +14,9 @@ Use instead
     places = torch.arange(MAX_LENGTH, device=hidden.device)
     owner = (places[:, None] >= ends).sum(1).clamp(max=len(ends) - 1)
     hidden = hidden[owner] * (places < ends[-1])[:, None]
-What it cannot see
-    With `output_size` the shape is fixed and nothing is said, though torch_xla 2.9 still runs the operation on the
-    host.
+Limitations
+    With `output_size` the shape is fixed and nothing is reported, although torch_xla 2.9 still runs the operation on
+    the host.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ CODE = "TPU205"
 NAME = "repeat-interleave-by-tensor"
 GROUP = "shapes"
 WHY = (
-    "XLA needs every shape when it compiles, and this one is the sum of the counts: torch_xla runs the operation on "
-    "the host at each step, and what uses the result compiles again for each new sum."
+    "XLA needs every shape when it compiles, but this one is the sum of the counts: torch_xla runs the operation on "
+    "the host in each step, and the code that uses the result compiles again for each new sum."
 )
 NODES = (ast.Call,)
 
 _NAMES = ("torch.repeat_interleave", "torch.Tensor.repeat_interleave", "tensorflow.repeat")
 _FIX = (
-    "Give each of a fixed number of places its element, and mask the places beyond the sum: "
+    "Use a fixed length, look up the element for each position, and mask the positions beyond the sum: "
     "`{x}[(places[:, None] >= {counts}.cumsum(0)).sum(1).clamp(max=len({counts}) - 1)]`."
 )
 _TF_FIX = (
-    "Give each of a fixed number of places its element, and mask the places beyond the sum: "
+    "Use a fixed length, look up the element for each position, and mask the positions beyond the sum: "
     "`tf.gather({x}, tf.searchsorted(tf.cumsum({counts}), places, side='right'))`."
 )
 

@@ -1,23 +1,23 @@
-"""Texts padded to the longest of their batch.
+"""Texts padded to the longest row of their batch.
 
 What it does
-    Finds what pads each batch to its own longest row: a tokenizer called with `padding=True` or `"longest"`, and
+    Reports code that pads each batch to its own longest row: a tokenizer called with `padding=True` or `"longest"`, and
     `tokenizer.pad`, in a function for `map`, a collate function or the step loop; transformers' padding collators
-    without `pad_to_multiple_of`, and the one that `Trainer` makes for itself; `pad_sequence` and
-    `max(len(row) for row in batch)` in a collate function; `padded_batch`, `ragged_batch` and bucketing of tf.data
-    that leave a dimension open.
-Why it is bad
-    Each length that was not met before is a new input shape, and XLA compiles the training step again for it: with
-    lengths between 1 and 512 up to 512 times.
+    without `pad_to_multiple_of`, and the collator that `Trainer` creates itself; `pad_sequence` and `max(len(row) for
+    row in batch)` in a collate function; `padded_batch`, `ragged_batch` and bucketing of tf.data that leave a dimension
+    open.
+Why this is bad
+    Each new length is a new input shape, and XLA compiles the training step again for it: up to 512 times for lengths
+    between 1 and 512.
 Example
     def tokenize(batch):
         return tokenizer(batch["text"], padding=True, truncation=True)
 Use instead
     def tokenize(batch):
         return tokenizer(batch["text"], padding=True, truncation=True, pad_to_multiple_of=64)
-What it cannot see
-    Data sets that were padded in another program; arguments that come from the command line. A call over all texts
-    at once gives one shape and is no fault, nor is a collator behind a tokenizer that pads to max_length.
+Limitations
+    Datasets that were padded in another program, and arguments from the command line, are unknown. One call for all
+    texts at once gives one shape and is fine; so is a collator after a tokenizer that pads to max_length.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 CODE = "TPU301"
 NAME = "pad-to-longest"
 GROUP = "recompiles"
-WHY = "Each new longest row is a new input shape, and XLA compiles the training step again for every one."
+WHY = "Each new length is a new input shape, and XLA compiles the training step again for it."
 NODES = (ast.Call,)
 MULTIPLE = 64
 _FIX = 'Write `pad_to_multiple_of=64`, or `padding="max_length"` with a `max_length`.'
@@ -119,7 +119,7 @@ def _trainer(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
     if padding.is_tokenizer(given, ctx) and not _is_of_images(given, ctx) and padding.is_unpadded_before(ctx.program):
         yield ctx.finding(
             node,
-            f"Trainer is given no data_collator and pads each batch to its longest row with {ctx.source(given)}.",
+            f"Trainer has no data_collator and pads each batch to its longest row with {ctx.source(given)}.",
             f"Write `data_collator=DataCollatorWithPadding({ctx.source(given)}, pad_to_multiple_of=64)`.",
         )
 
@@ -164,7 +164,7 @@ def _tf(node: ast.Call, ctx: RuleContext, method: str) -> Iterator[Finding]:
             return
         fix = "Write `pad_to_bucket_boundary=True`."
     else:
-        fix = "Write `.padded_batch()` with `padded_shapes` that name every length."
+        fix = "Write `.padded_batch()` with `padded_shapes` that give every length."
     yield ctx.finding(node, f".{method}() pads each batch to its longest row.", fix)
 
 

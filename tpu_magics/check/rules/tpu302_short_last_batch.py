@@ -1,20 +1,20 @@
-"""A training DataLoader whose last batch is short.
+"""A training DataLoader with a short last batch.
 
 What it does
-    Finds a torch `DataLoader` for training (shuffled, iterated by a loop with a backward pass, or named so) without
-    `drop_last=True`, and a `BatchSampler(..., drop_last=False)` that shuffles, where the number of rows is not a
-    multiple of the batch size or is not known.
-Why it is bad
-    The last batch of each epoch has fewer rows, which is another input shape: XLA compiles the whole training step
-    a second time for it. Measured with torch_xla 2.9: 84 rows in batches of 32 compile twice.
+    Reports a torch `DataLoader` for training (shuffled, iterated by a loop with a backward pass, or named so) without
+    `drop_last=True`, and a `BatchSampler(..., drop_last=False)` that shuffles, if the number of rows is unknown or not
+    a multiple of the batch size.
+Why this is bad
+    The last batch of each epoch has fewer rows. That is another input shape, and XLA compiles the whole training step a
+    second time. Measured with torch_xla 2.9: 84 rows in batches of 32 compile twice.
 Example
     loader = DataLoader(dataset, batch_size=32, shuffle=True)
 Use instead
     loader = DataLoader(dataset, batch_size=32, shuffle=True, drop_last=True)
-What it cannot see
-    Whether a DataLoader is for training, where neither its name, its arguments nor a loop with a backward pass
-    says so. The length of a data set that is read from files: then it asks for `drop_last=True` to be safe. No
-    rewrite is offered, as dropping rows changes what is trained on.
+Limitations
+    A DataLoader for training is not found if neither its name, its arguments nor a loop with a backward pass shows it.
+    The length of a dataset that is read from files is unknown and reported to be safe. There is no automatic fix,
+    because dropping rows changes the training data.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 CODE = "TPU302"
 NAME = "short-last-batch"
 GROUP = "recompiles"
-WHY = "A last batch with fewer rows is another input shape, and XLA compiles the whole training step again for it."
+WHY = "A last batch with fewer rows is another input shape, and XLA compiles the whole training step again."
 LOADER = "torch.utils.data.DataLoader"
 LOADERS = (LOADER, "torchdata.stateful_dataloader.StatefulDataLoader")
 BATCH_SAMPLER = "torch.utils.data.BatchSampler"

@@ -1,16 +1,16 @@
 """A Python number that changes every step and is part of the graph.
 
 What it does
-    Finds a Python number that changes from step to step (the step loop's counter, a number counted up in the loop or
-    drawn at random) where it becomes a shape, an index or a bound of a slice, or a fixed argument of an operation:
-    the `k` of topk, the exponent of a power, the shift of roll, the diagonal of tril; and where it is given to a
-    compiled `tf.function`.
-Why it is bad
-    Such a number is written into the graph, so each new one is another graph and another compile. Measured with
-    torch_xla 2.9: one compile for each number in shapes, in indices and slices of a tensor, and in topk, kthvalue,
-    pow, roll, tril and triu, diagonal, split, repeat, interpolate, pooling, padding and norm. Numbers that tensors
-    are added to, multiplied with or compared to are sent as data and compile nothing new (0 and 1 apart, which are
-    graphs of their own), as are those in full, clamp, dropout, lerp, masked_fill, alpha= and optimisers' lr.
+    Reports a Python number that changes from step to step (the counter of the step loop, a number that is counted up in
+    the loop or drawn at random) where it is used as a shape, an index or a slice bound, or as a fixed argument of an
+    operation: the `k` of topk, the exponent of a power, the shift of roll, the diagonal of tril; and where it is passed
+    to a compiled `tf.function`.
+Why this is bad
+    Such a number is written into the graph, so each new number is another graph and another compile. Measured with
+    torch_xla 2.9: one compile for each number in shapes, in indices and slices of a tensor, and in topk, kthvalue, pow,
+    roll, tril and triu, diagonal, split, repeat, interpolate, pooling, padding and norm. Numbers that are added to,
+    multiplied with or compared to tensors are sent as data and compile nothing new (except 0 and 1, which are separate
+    graphs), and so are those in full, clamp, dropout, lerp, masked_fill, alpha= and the lr of optimizers.
 Example
     for step, x in enumerate(loader):
         best = torch.topk(model(x), 1 + step % 4).values
@@ -18,9 +18,9 @@ Use instead
     for step, x in enumerate(loader):
         rank = torch.arange(4, device=device)
         best = torch.topk(model(x), 4).values * (rank < torch.tensor([1 + step % 4], device=device))
-What it cannot see
-    Numbers that change once for each epoch, which are one compile for each epoch; numbers that come out of
-    functions; lists that have another length at each step.
+Limitations
+    Numbers that change once per epoch (one compile per epoch), numbers that are returned by functions, and lists with a
+    different length in each step are not found.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 CODE = "TPU303"
 NAME = "changing-number"
 GROUP = "recompiles"
-WHY = "The number is written into the graph, so each new one is another graph that XLA compiles."
-_WHY_TRACED = "A tf.function is traced, and compiled by XLA, again for each new Python number that it is given."
+WHY = "The number is written into the graph, so each new number is another graph that XLA compiles."
+_WHY_TRACED = "A tf.function is traced and compiled again for each new Python number."
 NODES = (ast.Call, ast.Subscript, ast.BinOp, ast.AugAssign)
 
 
@@ -78,8 +78,8 @@ def _traced(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
     for argument in (*node.args, *(one.value for one in node.keywords)):
         if ctx.value(argument).kind == NUMBER and changes(ctx, argument):
             number = ctx.source(argument)
-            message = f"{ctx.source(node.func)} is given {number}, a Python number that changes every step."
-            yield ctx.finding(node, message, f"Give it a tensor: `tf.constant({number})`.", why=_WHY_TRACED)
+            message = f"{ctx.source(node.func)} gets {number}, a Python number that changes every step."
+            yield ctx.finding(node, message, f"Pass a tensor: `tf.constant({number})`.", why=_WHY_TRACED)
             return
 
 
@@ -105,6 +105,6 @@ def _power(node: ast.BinOp | ast.AugAssign, ctx: RuleContext) -> Iterator[Findin
         if base.kind == TENSOR and numbers.is_there(base, ctx) and ctx.in_step and ctx.on_device and not ctx.every_n:
             if changes(ctx, number):
                 said = ctx.source(number)
-                message = f"{numbers.short(ctx, node)} has {said} in it, a Python number that changes every step."
+                message = f"{numbers.short(ctx, node)} uses {said}, a Python number that changes every step."
                 yield ctx.finding(node, message, numbers.FIX_TENSOR.format(number=said))
             return

@@ -1,23 +1,23 @@
 """A list of tensors that grows with every step.
 
 What it does
-    Finds tensors that are kept step after step: a list or dict of an outer scope that takes a tensor in the step loop
-    and is computed with there (`torch.stack(losses)`, `sum(losses)`); one that takes the loss or the output with its
-    autograd graph; and a tensor that grows by `x = torch.cat([x, new])`.
-Why it is bad
-    What is computed from the list has one more input at each step: another graph, another compile. Measured with
-    torch_xla 2.9: 8 steps that stack or add up a growing list, or grow a tensor by cat, compile 8 times. A list that
-    is only read after the loop compiles nothing new, but each entry stays alive on the device, and one that is not
-    detached keeps the autograd graph that made it.
+    Reports tensors that are kept step after step: a list or dict of an outer scope to which the step loop adds a
+    tensor, and which the loop also computes with (`torch.stack(losses)`, `sum(losses)`); one that keeps the loss or the
+    output with its autograd graph; and a tensor that grows by `x = torch.cat([x, new])`.
+Why this is bad
+    Operations on the list have one more input in each step: another graph, another compile. Measured with torch_xla
+    2.9: 8 steps that stack or sum a growing list, or grow a tensor by cat, compile 8 times. A list that is only read
+    after the loop compiles nothing new, but each entry stays on the device, and an entry that is not detached keeps its
+    autograd graph.
 Example
     losses.append(loss)
     mean = torch.stack(losses).mean()
 Use instead
     total += loss.detach()
     mean = total / (step + 1)
-What it cannot see
-    Lists that are kept inside objects of other files; dicts that have one more key at each step because a loop
-    inside the step runs once more.
+Limitations
+    Lists inside objects from other files are not found, nor are dicts that get one more key in each step because a loop
+    inside the step has one more iteration.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 CODE = "TPU304"
 NAME = "growing-list"
 GROUP = "recompiles"
-WHY = "What is computed from it has one more input at each step: another graph, which XLA compiles again."
+WHY = "Operations on it have one more input in each step: another graph, which XLA compiles again."
 NODES = (ast.Call, ast.Assign, ast.AugAssign)
 _WHY_GRAPH = (
-    "Each entry stays alive on the device together with the autograd graph that made it, and anything computed from "
-    "the growing list is a new graph to compile."
+    "Each entry stays on the device together with its autograd graph, and anything that is computed from the growing "
+    "list is a new graph to compile."
 )
-_WHY_CAT = "The tensor has another shape at each step, and XLA compiles again for every one."
+_WHY_CAT = "The tensor has another shape in each step, and XLA compiles again for each."
 
 
 def check(node: ast.Call | ast.Assign | ast.AugAssign, ctx: RuleContext) -> Iterator[Finding]:
@@ -50,7 +50,7 @@ def check(node: ast.Call | ast.Assign | ast.AugAssign, ctx: RuleContext) -> Iter
         yield ctx.finding(
             node,
             f"{name} grows by {ctx.source(node.value.func)} at every step.",  # type: ignore[attr-defined]
-            "Write into a tensor of the final size, or keep detached pieces and join them after the loop.",
+            "Write into a tensor of the final size, or keep detached pieces and concatenate them after the loop.",
             why=_WHY_CAT,
         )
         return
@@ -66,7 +66,7 @@ def check(node: ast.Call | ast.Assign | ast.AugAssign, ctx: RuleContext) -> Iter
     elif (graph := growing.undetached_loss(container, ctx)) is not None:
         yield ctx.finding(
             node,
-            f"{container.name} keeps {ctx.source(graph)} of every step, with its autograd graph.",
+            f"{container.name} keeps {ctx.source(graph)} of every step with its autograd graph.",
             f"Keep `{ctx.source(graph)}.detach()`.",
             why=_WHY_GRAPH,
             edits=(ctx.insert_after(graph, ".detach()"),) if growing.is_only_read(container, ctx) else (),

@@ -1,17 +1,18 @@
-"""A padded batch given to a model without its attention_mask.
+"""A padded batch is passed to a model without its attention_mask.
 
 What it does
-    Finds calls of transformers' models, and of `generate`, with the `input_ids` of a tokenizer that pads, or of a
+    Reports calls of transformers' models, and of `generate`, with the `input_ids` of a tokenizer that pads, or of a
     batch in a program that pads, and without `attention_mask`.
-Why it is bad
-    On XLA texts are padded, to have few shapes. A model that is not told where the padding is attends to it, and
-    computes something else for each amount of padding.
+Why this is bad
+    For XLA texts are padded, to have few shapes. Without the mask a model attends to the padding, and its result
+    depends on the amount of padding.
 Example
     outputs = model(batch["input_ids"], labels=batch["labels"])
 Use instead
     outputs = model(batch["input_ids"], attention_mask=batch["attention_mask"], labels=batch["labels"])
-What it cannot see
-    Padding done in another program; models that need no mask. A model called with `**batch` gets what the batch has.
+Limitations
+    Padding in another program is unknown, and so are models that need no mask. A model that is called with `**batch`
+    gets the mask from the batch.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ CODE = "TPU305"
 NAME = "no-attention-mask"
 GROUP = "recompiles"
 WHY = (
-    "Padding keeps the shapes few, but without the mask the model attends to the padding, and its result depends on "
-    "how much of it there is."
+    "Padding keeps the number of shapes small, but without the mask the model attends to the padding, and its result "
+    "depends on the amount of padding."
 )
 NODES = (ast.Call,)
 _IDS = "input_ids"
@@ -57,7 +58,7 @@ def check(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
     yield ctx.finding(
         node,
         f"{callee} gets the padded {given} without the attention_mask.",
-        f"Write `attention_mask={source}` in the call.",
+        f"Add `attention_mask={source}` to the call.",
     )
 
 

@@ -1,20 +1,20 @@
-"""A tf.data training set whose last batch is short.
+"""A tf.data training set with a short last batch.
 
 What it does
-    Finds `.batch(n)`, `.padded_batch(n, ...)`, `.ragged_batch(n)`, `.bucket_by_sequence_length(...)` and a data
-    set's `to_tf_dataset(...)` without `drop_remainder=True`, for training (shuffled, given to `fit` or to a loop of
-    training steps, or named so), where the number of rows is not a multiple of `n` or is not known.
-Why it is bad
-    The last batch has fewer rows: another input shape, so XLA compiles the training step again. Without
-    `drop_remainder=True` the batch dimension is not known when the graph is traced either, which a TPU may refuse.
+    Reports `.batch(n)`, `.padded_batch(n, ...)`, `.ragged_batch(n)`, `.bucket_by_sequence_length(...)` and a dataset's
+    `to_tf_dataset(...)` without `drop_remainder=True`, for training (shuffled, passed to `fit` or to a loop of training
+    steps, or named so), if the number of rows is unknown or not a multiple of `n`.
+Why this is bad
+    The last batch has fewer rows. That is another input shape, so XLA compiles the training step again. Without
+    `drop_remainder=True` the batch dimension is also unknown when the graph is traced, which a TPU may not support.
 Example
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(1000).batch(32)
 Use instead
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(1000).batch(32, drop_remainder=True)
-What it cannot see
-    Whether a data set is for training, where neither its name nor its use says so; the length of what is read
-    from files: then it asks for `drop_remainder=True` to be safe. No rewrite is offered, as dropping rows changes
-    what is trained on.
+Limitations
+    A dataset for training is not found if neither its name nor its use shows it. The length of data that is read from
+    files is unknown and reported to be safe. There is no automatic fix, because dropping rows changes the training
+    data.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 CODE = "TPU306"
 NAME = "tf-remainder"
 GROUP = "recompiles"
-WHY = "A last batch with fewer rows is another input shape, and XLA compiles the training step again for it."
+WHY = "A last batch with fewer rows is another input shape, and XLA compiles the training step again."
 # Methods, with the positions of their batch size and of drop_remainder.
 _METHODS = {
     "batch": (0, 1),

@@ -2,11 +2,11 @@
 
 What it does
     Reports models that are built inside the function that a notebook launches (`notebook_launcher`, `xmp.spawn`,
-    `torch_xla.launch`). Where tpu_magics launches (`%%tpu_train`, `%tpu_train`, `tpu_magics.train`), such a model is
-    hoisted: built once in the notebook; reported are those that cannot be, with the reason.
-Why it is bad
-    Eight processes build the model eight times, each in host memory. On a small host memory runs out, and a process
-    dies with SIGSEGV or SIGKILL before the first step.
+    `torch_xla.launch`). If tpu_magics launches it (`%%tpu_train`, `%tpu_train`, `tpu_magics.train`), such a model is
+    hoisted: built once in the notebook. Then only models that cannot be hoisted are reported, with the reason.
+Why this is bad
+    Eight processes build the model eight times, each in host memory. A small host runs out of memory, and a process is
+    killed with SIGSEGV or SIGKILL before the first step.
 Example
     def training_function():
         model = AutoModel.from_pretrained("bert-base-cased")
@@ -19,9 +19,9 @@ Use instead
         ...
 
     notebook_launcher(training_function, (model,))
-What it cannot see
-    How large a model is. In a script's `_mp_fn` building the model is the normal form and is not reported, but for
-    `from_pretrained` under `start_method="fork"`. With one process nothing is reported, nor with `--hoist off`.
+Limitations
+    The size of a model is unknown. In a script's `_mp_fn` it is normal to build the model, and nothing is reported,
+    except `from_pretrained` with `start_method="fork"`. Nothing is reported with one process or with `--hoist off`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ CODE = "TPU401"
 NAME = "model-in-function"
 GROUP = "launch"
 WHY = (
-    "Each process builds a copy of its own: eight of them run out of host memory, and one dies with SIGSEGV before the "
-    "first step."
+    "Each process builds its own copy: eight of them run out of host memory, and one is killed with SIGSEGV before "
+    "the first step."
 )
 
 
@@ -106,7 +106,7 @@ def _statements(launch: _launches.LaunchSite, program: CheckedProgram) -> list[C
     return [call for call in program.all_calls if call.ctx.top_level and launch in _workers.launches_of(call.ctx)]
 
 
-# -- words -----------------------------------------------------------------------------------------------------------
+# -- the message ------------------------------------------------------------------------------------------------------
 
 
 def _finding(call: CallSite, launch: _launches.LaunchSite, problem: str) -> Finding:
@@ -131,4 +131,4 @@ def _fix(launch: _launches.LaunchSite, name: str) -> str:
     if launch.kind != _launches.NOTEBOOK:
         start = f'{launch.kind}({name}, args=(model,), start_method="fork")'
         form = f"def {name}(index, model)"
-    return f"Build it before, once, and pass it: `{form}` and `{start}`."
+    return f"Build it once, before the launch, and pass it: `{form}` and `{start}`."

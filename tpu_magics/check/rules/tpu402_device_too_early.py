@@ -1,13 +1,13 @@
-"""The XLA runtime is started before the workers.
+"""The XLA runtime starts before the workers.
 
 What it does
     Reports `Accelerator()`, `xm.xla_device()`, `torch_xla.device()`, `xr.world_size()`, `tensor.to("xla")`,
-    accelerate's `set_seed`, `TrainingArguments(...)` and the like where they run in the notebook (or in the main
-    process of a script) before workers are launched.
-Why it is bad
-    Each of them starts the XLA runtime in the process that launches. The workers cannot start it again: `xmp.spawn`
-    and `torch_xla.launch` stop with "Runtime is already initialized", accelerate with its own error, and tpu_magics
-    refuses.
+    accelerate's `set_seed`, `TrainingArguments(...)` and the like if they run in the notebook (or in the main process
+    of a script) before workers are launched.
+Why this is bad
+    Each of them starts the XLA runtime in the launching process. The workers cannot start it again: `xmp.spawn` and
+    `torch_xla.launch` fail with "Runtime is already initialized", accelerate fails with its own error, and tpu_magics
+    does not launch.
 Example
     accelerator = Accelerator()
 
@@ -21,10 +21,10 @@ Use instead
         model = accelerator.prepare(model)
 
     notebook_launcher(training_function, (model,))
-What it cannot see
-    What imported modules do. A notebook that launches nothing may use the device in its own cells, unless all of its
-    training waits in a function that nothing calls yet; so may code behind the launch, and a function that workers
-    alone call. In a notebook that uses tpu_magics, `set_seed` and `TrainingArguments` are kept from starting the
+Limitations
+    The effects of imported modules are unknown. A notebook that launches nothing may use the device in its own cells,
+    unless all of its training is in a function that nothing calls yet; so may code after the launch, and a function
+    that only workers call. In a notebook that uses tpu_magics, `set_seed` and `TrainingArguments` do not start the
     runtime.
 """
 
@@ -89,9 +89,9 @@ def _what(launch: _launches.LaunchSite) -> str:
 
 def _fix(call: CallSite, name: str) -> str:
     if call.name == "accelerate.utils.set_seed":
-        return f"Call it inside {name}; `transformers.set_seed` leaves the runtime alone."
+        return f"Call it inside {name}, or use `transformers.set_seed`, which does not start the runtime."
     if call.name in _runtime.ACCELERATORS:
-        return f"Build it inside {name}: each worker needs one of its own."
+        return f"Create it inside {name}: each worker needs its own."
     return f"Move it into {name}."
 
 

@@ -1,13 +1,14 @@
-"""A step of a hand-written XLA loop that is not reduced, not run, or run twice.
+"""A hand-written XLA loop whose step is not reduced, never run, or run twice.
 
 What it does
     Reports, in loops without accelerate, a Trainer, SPMD, FSDP or DDP: `optimizer.step()` in workers of several ranks
-    that reduce no gradients; a loop with a step in which nothing runs the graph; `xm.optimizer_step(optimizer)` without
-    `barrier=True` in a loop over a plain loader; and `barrier=True` where the loader or a sync in the loop does that.
-Why it is bad
-    `xm.optimizer_step` averages the gradients of all ranks and then makes the step; with `optimizer.step()` each rank
-    trains a model of its own. XLA runs nothing before a sync: without one the graph grows from step to step. With two,
-    what stands between them becomes a graph of its own.
+    that do not reduce the gradients; a loop with a step that never runs the graph; `xm.optimizer_step(optimizer)`
+    without `barrier=True` in a loop over a plain loader; and `barrier=True` where the loader or a sync in the loop
+    already runs the graph.
+Why this is bad
+    `xm.optimizer_step` averages the gradients of all ranks and then updates the parameters; with `optimizer.step()`
+    each rank trains its own model. XLA runs nothing before a sync: without one the graph grows from step to step. With
+    two, the operations between them become a separate graph.
 Example
     for x, y in loader:
         loss_fn(model(x.to(device)), y.to(device)).backward()
@@ -18,8 +19,8 @@ Use instead
         xm.optimizer_step(optimizer, barrier=True)
 
     # or go over an MpDeviceLoader(loader, device), which syncs at each batch
-What it cannot see
-    Loaders of which it is not known what made them, unless the loop itself moves their batches to the device. In one
+Limitations
+    A loader of unknown origin is not checked, unless the loop itself moves its batches to the device. In a single
     process `optimizer.step(); torch_xla.sync()` is fine.
 """
 
@@ -39,9 +40,11 @@ if TYPE_CHECKING:
 CODE = "TPU405"
 NAME = "optimizer-step"
 GROUP = "launch"
-WHY = "XLA runs nothing before a sync: the graph grows with each step, and is compiled anew at whatever ends it."
-WHY_UNREDUCED = "Each rank steps with the gradients of its own batches: the ranks train different models."
-WHY_TWICE = "What stands between the two syncs becomes a graph of its own, compiled and run apart from the step."
+WHY = "XLA runs nothing before a sync: the graph grows with each step, and each new graph is compiled."
+WHY_UNREDUCED = "Each rank uses the gradients of its own batches only: the ranks train different models."
+WHY_TWICE = (
+    "The operations between the two syncs become a separate graph, which is compiled and run apart from the step."
+)
 
 
 def check_program(program: CheckedProgram) -> Iterator[Finding]:
@@ -70,10 +73,10 @@ def _plain_step(call: CallSite, program: CheckedProgram) -> Iterator[Finding]:
     optimizer = ctx.source(call.node.func.value) if isinstance(call.node.func, ast.Attribute) else "optimizer"
     if unreduced:
         written = f"xm.optimizer_step({optimizer}{', barrier=True' if unrun else ''})"
-        message = f"`{name}()` makes a step in several processes without reducing the gradients."
+        message = f"`{name}()` runs in several processes without reducing the gradients."
         yield ctx.finding(call.node, message, f"Write `{written}`.", WHY_UNREDUCED, _reducing(call, optimizer, unrun))
     else:
-        message = f"`{name}()` is called in a loop in which nothing runs the graph."
+        message = f"`{name}()` is called in a loop that never runs the graph."
         yield ctx.finding(call.node, message, f"Call `torch_xla.sync()` after `{name}()`, in the loop.")
 
 
@@ -153,8 +156,8 @@ def _xla_step(call: CallSite, program: CheckedProgram) -> Iterator[Finding]:
         if _is_never_run(call, program):
             yield _without_barrier(call, barrier)
     elif ctx.constant(barrier) is True and (again := _synced_again(call)):
-        message = f"`barrier=True` syncs each step, and {again} does it again."
-        fix = "Leave `barrier=True` away: one sync per step is enough."
+        message = f"`barrier=True` syncs in each step, and {again} syncs again."
+        fix = "Remove `barrier=True`: one sync per step is enough."
         yield ctx.finding(call.node, message, fix, WHY_TWICE, [ctx.replace(barrier, "False")])
 
 
@@ -162,7 +165,7 @@ def _without_barrier(call: CallSite, barrier: ast.expr | None) -> Finding:
     ctx = call.ctx
     optimizer = ctx.source(call.node.args[0]) if call.node.args else "optimizer"
     message = f"`{ctx.source(call.node)}` has no barrier, and nothing else in the loop runs the graph."
-    fix = f"Write `xm.optimizer_step({optimizer}, barrier=True)`, or use an MpDeviceLoader: it syncs at each batch."
+    fix = f"Write `xm.optimizer_step({optimizer}, barrier=True)`, or use an MpDeviceLoader, which syncs at each batch."
     written = _argument_edits.added(call.node, "barrier=True", ctx)
     return ctx.finding(
         call.node, message, fix, edits=[ctx.replace(barrier, "True")] if barrier is not None else written

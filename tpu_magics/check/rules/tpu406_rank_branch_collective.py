@@ -1,12 +1,13 @@
-"""A collective that only some ranks enter.
+"""A collective that only some ranks call.
 
 What it does
     Reports collectives (`xm.all_reduce`, `xm.rendezvous`, `xm.mesh_reduce`, `xm.optimizer_step`, `dist.barrier`,
     `accelerator.gather`, `accelerator.wait_for_everyone`, `trainer.evaluate`, ...) inside a branch on the rank, after
-    `if not is_main: return`, in a function for the main process only; and calls there of functions that contain one.
-Why it is bad
-    A collective ends when all ranks have entered it. The ranks that do enter wait for the others for ever, without a
-    message.
+    `if not is_main: return`, or in a function for the main process only; and calls there of functions that contain a
+    collective.
+Why this is bad
+    A collective finishes only after all ranks have called it. The ranks that call it wait for the others forever,
+    without an error.
 Example
     if accelerator.is_main_process:
         mean = accelerator.gather(loss).mean()
@@ -15,10 +16,10 @@ Use instead
     mean = accelerator.gather(loss).mean()
     if accelerator.is_main_process:
         print(mean)
-What it cannot see
-    Ranks that leave a loop at different rounds, and conditions that depend on the rank in roundabout ways.
-    `xm.save` and `accelerator.save_state` wait for no other rank in torch_xla 2.9 and accelerate 1.15 and are not
-    reported. A collective for which the other ranks have the same call in the opposite branch is fine.
+Limitations
+    Ranks that leave a loop after different numbers of iterations, and conditions that depend on the rank indirectly,
+    are not found. `xm.save` and `accelerator.save_state` wait for no other rank in torch_xla 2.9 and accelerate 1.15
+    and are not reported. A collective is fine if the other ranks make the same call in the opposite branch.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 CODE = "TPU406"
 NAME = "rank-branch-collective"
 GROUP = "launch"
-WHY = "A collective ends when all ranks have entered it: the ranks that enter this one wait for the others for ever."
+WHY = "A collective finishes only after all ranks have called it: the ranks that call this one wait forever."
 _XM = "torch_xla.core.xla_model."
 COLLECTIVES = frozenset(
     [_XM + one for one in ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "collective_permute",
@@ -90,15 +91,15 @@ def _judge(call: CallSite, inside: str, program: CheckedProgram) -> Iterator[Fin
     if found is None:
         if inside or function is None or not _ranks.is_for_one_rank(function):
             return
-        where = f"in `{function.name}`, which one rank only runs"
+        where = f"in `{function.name}`, which only one rank runs"
     else:
         if _others_do(call, found, program):
             return
         where = f"under `{_short(ctx.source(found.test))}`, which depends on the rank"
     name = f"`{_short(ctx.source(call.node.func))}`"
-    what = f"{name} contains the collective `{inside}` and is called" if inside else f"The collective {name} stands"
+    what = f"{name} contains the collective `{inside}` and is called" if inside else f"The collective {name} is called"
     fix = (
-        f"Call {name} on every rank, outside of the branch, and keep only what one rank does (printing, saving) inside."
+        f"Call {name} on every rank, outside the branch, and keep only the work of one rank (printing, saving) inside."
     )
     yield ctx.finding(call.node, f"{what} {where}.", fix)
 

@@ -3,8 +3,8 @@
 What it does
     Reports a `DataLoader` for training without a distributed sampler in the workers of a hand-written loop: launched in
     several processes, without accelerate or a Trainer.
-Why it is bad
-    Each rank then goes through the whole data set: eight chips do the work of one eight times, and an epoch is as long
+Why this is bad
+    Each rank then trains on the whole dataset: eight chips do the work of one, eight times, and an epoch takes as long
     as on one chip.
 Example
     def _mp_fn(index):
@@ -13,9 +13,9 @@ Use instead
     def _mp_fn(index):
         sampler = DistributedSampler(dataset, num_replicas=xr.world_size(), rank=xr.global_ordinal(), shuffle=True)
         loader = DataLoader(dataset, batch_size=32, sampler=sampler)
-What it cannot see
-    Data sets that already differ between ranks in ways that the code does not show. Loaders for evaluation (by their
-    names, or used without a step), iterable data sets, and data that depends on the rank are not reported.
+Limitations
+    A dataset that already differs between ranks is reported if the code does not show it. Loaders for evaluation (by
+    name, or used without a step), iterable datasets, and data that depends on the rank are not reported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 CODE = "TPU407"
 NAME = "no-distributed-sampler"
 GROUP = "launch"
-WHY = "Each rank goes through the whole data set: all chips do the same work, and an epoch is as long as on one."
+WHY = "Each rank trains on the whole dataset: all chips do the same work, and an epoch takes as long as on one chip."
 _PLAIN_SAMPLERS = frozenset(
     "torch.utils.data." + one for one in ("RandomSampler", "SequentialSampler", "WeightedRandomSampler")
 )
@@ -61,7 +61,7 @@ def _finding(call: CallSite) -> Finding:
     shown = ctx.source(data) if data is not None else "dataset"
     sampler = f"DistributedSampler({shown}, num_replicas=xr.world_size(), rank=xr.global_ordinal())"
     instead = " instead of `shuffle`" if ctx.argument(call.node, "shuffle", 2) is not None else ""
-    fix = f"Give it `sampler={sampler}`{instead}."
+    fix = f"Pass `sampler={sampler}`{instead}."
     return ctx.finding(call.node, f"The DataLoader over `{shown}` gives every rank all of the data.", fix)
 
 

@@ -3,10 +3,10 @@
 What it does
     Reports `torch.save`, `xm.save(..., master_only=False)`, `save_pretrained`, `np.save`, `json.dump`, `pickle.dump`
     and safetensors' `save_file` that every rank of launched workers runs; and, in a program that launches nothing
-    itself, a model's weights that a function with an Accelerator of its own saves on every rank.
-Why it is bad
-    All ranks write to the same path at the same time: a file may be torn, and eight chips wait for the disk. What is
-    saved from an XLA device with `torch.save` also needs XLA to be read again.
+    itself, a function with its own Accelerator that saves a model's weights on every rank.
+Why this is bad
+    All ranks write to the same path at the same time: the file may be corrupted, and eight chips wait for the disk. A
+    file that `torch.save` writes from an XLA device also needs XLA to be loaded again.
 Example
     def training_function(model):
         ...
@@ -17,9 +17,9 @@ Use instead
         xm.save(model.state_dict(), "model.pt")  # moved to the CPU, written by the main rank only
 
     # after %%tpu_train the trained weights are in the notebook's model: it can be saved in the next cell
-What it cannot see
-    Other ways to write (`open(...).write`, `to_csv`, `savefig`). Saves under a condition on the rank, by
-    `accelerator.save`, with `is_main_process=`, and to a path with the rank in it are fine.
+Limitations
+    Other ways to write (`open(...).write`, `to_csv`, `savefig`) are not checked. Saves under a condition on the rank,
+    with `accelerator.save`, with `is_main_process=`, or to a path that contains the rank are fine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 CODE = "TPU408"
 NAME = "save-on-every-rank"
 GROUP = "launch"
-WHY = "All ranks write the same file at the same time: it may be torn, and all of them wait for the disk."
+WHY = "All ranks write the same file at the same time: it may be corrupted, and all of them wait for the disk."
 SAVES = ("torch.save", "numpy.save", "numpy.savez", "numpy.savez_compressed", "json.dump", "pickle.dump",
     "safetensors.torch.save_file", "safetensors.torch.save_model", "joblib.dump", "torch.jit.save")  # fmt: skip
 XM_SAVE = "torch_xla.core.xla_model.save"
@@ -104,7 +104,7 @@ def _opened(node: ast.Call, ctx: RuleContext) -> Iterator[ast.expr]:
             return
 
 
-# -- words ------------------------------------------------------------------------------------------------------------
+# -- the message ------------------------------------------------------------------------------------------------------
 
 
 def _finding(call: CallSite) -> Finding:
@@ -112,7 +112,7 @@ def _finding(call: CallSite) -> Finding:
     code = _spelling.shown(ctx.source(call.node.func))
     fix = _fix(call)
     if any(one.ours for one in _workers.launches_of(ctx)) and _saves_model(call):
-        fix += " After %%tpu_train the trained weights are in the notebook's model: it can be saved in the next cell."
+        fix += " After %%tpu_train the notebook's model has the trained weights: save it in the next cell."
     return ctx.finding(
         call.node, f"{code} runs on every rank and writes the same file on each.", fix, edits=_edits(call)
     )
@@ -126,14 +126,14 @@ def _fix(call: CallSite) -> str:
     ctx = call.ctx
     hugging_face = bool(ctx.program.methods("prepare", "accelerator"))
     if call.name == XM_SAVE:
-        return "Leave `master_only=False` away, or put the rank into the path."
+        return "Remove `master_only=False`, or include the rank in the path."
     if call.name == "torch.save":
         given = ", ".join(ctx.source(one) for one in call.node.args)
-        return f"Write `{'accelerator' if hugging_face else 'xm'}.save({given})`: one rank writes, from the CPU."
+        return f"Write `{'accelerator' if hugging_face else 'xm'}.save({given})`: one rank writes it, from the CPU."
     if call.receiver.kind == MODEL and ctx.program.calls("transformers.Trainer"):
-        return "Call `trainer.save_model(...)`, which lets one rank write."
+        return "Call `trainer.save_model(...)`, which writes on one rank."
     if call.receiver.kind == MODEL and hugging_face:
-        return "Give `is_main_process=accelerator.is_main_process, save_function=accelerator.save`."
+        return "Pass `is_main_process=accelerator.is_main_process, save_function=accelerator.save`."
     return f"Put it under `if {'accelerator.is_main_process' if hugging_face else 'xm.is_master_ordinal()'}:`."
 
 

@@ -1,19 +1,19 @@
 """Evaluation with another batch size than training.
 
 What it does
-    Reports a batch size for evaluation that is known and other than the one known for training: of DataLoaders, of
+    Reports an evaluation batch size that differs from the training batch size, if both are known: of DataLoaders, of
     `TrainingArguments`, of Keras' `fit`, `evaluate` and `predict`, and of tf.data pipelines for a TPU.
-Why it is bad
-    Another shape is another compile, of a graph with memory of its own: the first evaluation is slow, and a larger
-    batch may not fit beside the training's.
+Why this is bad
+    Another shape is another compile, of a graph with its own memory: the first evaluation is slow, and a larger batch
+    may not fit next to the training's.
 Example
     train_loader = DataLoader(train_set, batch_size=32, shuffle=True)
     eval_loader = DataLoader(eval_set, batch_size=64)
 Use instead
     train_loader = DataLoader(train_set, batch_size=32, shuffle=True)
     eval_loader = DataLoader(eval_set, batch_size=32)
-What it cannot see
-    Batch sizes that are known only when the program runs; which loader is for what, where no name says it.
+Limitations
+    Batch sizes that are known only at run time, and the purpose of a loader whose name does not show it, are unknown.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 CODE = "TPU409"
 NAME = "eval-batch-size"
 GROUP = "launch"
-WHY = "Another batch size is another compile and memory of its own: the first evaluation is as slow as the first step."
+WHY = (
+    "Another batch size is another compile and needs its own memory: the first evaluation is as slow as the first step."
+)
 ARGUMENTS = ("transformers.TrainingArguments", "transformers.Seq2SeqTrainingArguments")
 TRAIN, EVALUATION = "per_device_train_batch_size", "per_device_eval_batch_size"
 Size = tuple["CallSite", ast.expr, int]
@@ -51,8 +53,8 @@ def check_program(program: CheckedProgram) -> Iterator[Finding]:
 
 def _finding(size: Size, training: int) -> Finding:
     call, node, found = size
-    what = f"Evaluation has a batch size of {found}, training one of {training}."
-    return call.ctx.finding(node, what, f"Give evaluation the batch size of training ({training}).")
+    what = f"Evaluation has a batch size of {found}, training has {training}."
+    return call.ctx.finding(node, what, f"Use the training batch size for evaluation ({training}).")
 
 
 def _constant(call: CallSite, name: str, position: int | None = None) -> tuple[ast.expr, int] | None:

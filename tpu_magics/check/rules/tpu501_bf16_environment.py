@@ -1,13 +1,13 @@
-"""bfloat16 switched on through the environment by hand.
+"""bfloat16 enabled through environment variables.
 
 What it does
-    Finds `XLA_USE_BF16`, `XLA_DOWNCAST_BF16`, `XLA_USE_FP16` and `XLA_DOWNCAST_FP16` set in `os.environ` (by item,
+    Reports `XLA_USE_BF16`, `XLA_DOWNCAST_BF16`, `XLA_USE_FP16` and `XLA_DOWNCAST_FP16` set in `os.environ` (by item,
     `update`, `setdefault`, `os.putenv`, or in a dict that becomes an environment), with `%env`, and with `export` or
     before a command on a `!` line.
-Why it is bad
-    The variables are deprecated: torch_xla 2.9 warns of them, and a later version ignores them. They turn every
-    float32 tensor into bfloat16 while `tensor.dtype` still says float32, and they do nothing once the process has
-    made an XLA tensor.
+Why this is bad
+    The variables are deprecated: torch_xla 2.9 warns about them, and a later version ignores them. They turn every
+    float32 tensor into bfloat16 while `tensor.dtype` still says float32, and they have no effect after the process has
+    created an XLA tensor.
 Example
     os.environ["XLA_USE_BF16"] = "1"
 Use instead
@@ -15,9 +15,9 @@ Use instead
     # or, in code:
     accelerator = Accelerator(mixed_precision="bf16")
     with torch.autocast("xla", dtype=torch.bfloat16): ...
-What it cannot see
-    A variable set outside the program (a shell, a Dockerfile, the environment of a service), and one whose name is
-    put together at run time.
+Limitations
+    A variable that is set outside the program (a shell, a Dockerfile, the environment of a service), and a name that is
+    composed at run time, are not found.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NAME = "bf16-environment"
 GROUP = "precision"
 WHY = (
     "The variable is deprecated in torch_xla; it makes float32 tensors 16-bit while tensor.dtype still says float32, "
-    "and is ignored once the process has made an XLA tensor."
+    "and it has no effect after the process has created an XLA tensor."
 )
 NODES = (ast.Assign, ast.Call, ast.Dict)
 
@@ -115,7 +115,7 @@ def _fix(variable: str) -> str:
 
 
 def _found(node: ast.AST, variable: str, ctx: RuleContext) -> Finding:
-    return ctx.finding(node, f"{variable} is set by hand.", _fix(variable))
+    return ctx.finding(node, f"{variable} is set in the environment.", _fix(variable))
 
 
 # -- lines that are not Python ----------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def _check_lines(cell: CodeCell, ctx: RuleContext) -> Iterator[Finding]:
     for number, line in enumerate(cell.lines, start=1):
         found = _WORDS.search(magics[number]) if number in magics else _of_shell(line, cell) if shell else None
         if found is not None and found[2].lower() not in _OFF:
-            yield ctx.finding_at(number, line.find(found[1]), f"{found[1]} is set by hand.", _fix(found[1]))
+            yield ctx.finding_at(number, line.find(found[1]), f"{found[1]} is set in the environment.", _fix(found[1]))
 
 
 def _of_shell(line: str, cell: CodeCell) -> re.Match[str] | None:

@@ -1,13 +1,13 @@
-"""Mixed precision as it is done on a GPU.
+"""Mixed precision as on a GPU.
 
 What it does
-    Finds `torch.cuda.amp.autocast` and `GradScaler` (also `torch.amp.GradScaler` and `torch_xla.amp.GradScaler`),
+    Reports `torch.cuda.amp.autocast` and `GradScaler` (also `torch.amp.GradScaler` and `torch_xla.amp.GradScaler`),
     `torch.autocast("cuda")`, autocast to float16, `mixed_precision="fp16"` of `Accelerator` and `notebook_launcher`,
-    float16 as default dtype, models loaded as float16, and Keras' `mixed_float16` policy.
-Why it is bad
-    A TPU computes in bfloat16, which has the range of float32, and not in float16. Autocast for "cuda" leaves what runs
-    on XLA in float32. A gradient scaler has nothing to save there, and reads on the host at each step whether a
-    gradient overflowed. `Accelerator(mixed_precision="fp16")` raises on a TPU.
+    float16 as the default dtype, models that are loaded as float16, and Keras' `mixed_float16` policy.
+Why this is bad
+    A TPU computes in bfloat16, which has the range of float32, and not in float16. Autocast for "cuda" leaves XLA
+    operations in float32. A gradient scaler is not needed there, and it reads on the host in each step whether a
+    gradient overflowed. `Accelerator(mixed_precision="fp16")` raises an error on a TPU.
 Example
     scaler = torch.cuda.amp.GradScaler()
     with torch.cuda.amp.autocast():
@@ -15,9 +15,9 @@ Example
 Use instead
     with torch.autocast("xla", dtype=torch.bfloat16):
         loss = model(**batch).loss
-What it cannot see
-    A precision that a configuration file or the command line chooses, or that comes through two functions. Nothing is
-    said under a condition that asks for a GPU, and in a program that sends everything to "cuda" and has no sign of XLA.
+Limitations
+    A precision from a configuration file or the command line, or one that is passed through two functions, is unknown.
+    Code under a condition for a GPU, and programs that move everything to "cuda" and do not use XLA, are not reported.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ WHY = "A TPU computes in bfloat16, which has the range of float32, and not in fl
 NODES = (ast.Call,)
 
 _WHY_SCALER = (
-    "bfloat16 has the range of float32, so that on a TPU there is nothing to scale, and the scaler reads on the host "
-    "at each step whether a gradient overflowed."
+    "bfloat16 has the range of float32, so a TPU needs no scaling, and the scaler reads on the host in each step "
+    "whether a gradient overflowed."
 )
 _WHY_CUDA = 'Autocast for "cuda" does nothing on an XLA device: its operations stay in float32.'
-_WHY_ACCELERATE = "accelerate refuses fp16 on a TPU, which computes in bfloat16."
+_WHY_ACCELERATE = "accelerate raises an error for fp16 on a TPU, which computes in bfloat16."
 _AUTOCAST = 'Write `torch.autocast("xla", dtype=torch.bfloat16)`.'
 _SCALER = (
-    "Remove the scaler, call `loss.backward()` and step the optimizer as it is; for mixed precision write "
+    "Remove the scaler, and call `loss.backward()` and `optimizer.step()` directly; for mixed precision write "
     '`torch.autocast("xla", dtype=torch.bfloat16)`.'
 )
 
@@ -89,7 +89,7 @@ def _is_disabled(node: ast.Call, ctx: RuleContext) -> bool:
 def _cuda_autocast(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
     if _is_disabled(node, ctx):
         return None
-    return f"{ctx.source(node.func)} switches on mixed precision for CUDA.", _AUTOCAST, _WHY_CUDA
+    return f"{ctx.source(node.func)} enables mixed precision for CUDA.", _AUTOCAST, _WHY_CUDA
 
 
 def _autocast(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
@@ -97,7 +97,7 @@ def _autocast(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
     if _is_disabled(node, ctx) or device == _CPU:
         return None
     if device == "cuda":
-        return f"{ctx.source(node.func)} switches on mixed precision for CUDA.", _AUTOCAST, _WHY_CUDA
+        return f"{ctx.source(node.func)} enables mixed precision for CUDA.", _AUTOCAST, _WHY_CUDA
     position = 2 if ctx.name(node) == "torch_xla.amp.autocast" else 1
     if precision.is_float16(ctx.argument(node, "dtype", position), ctx):
         return f"{ctx.source(node.func)} computes in float16.", _AUTOCAST, WHY
@@ -116,8 +116,8 @@ def _accelerate(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
     if "fp16" not in precisions or ctx.constant(ctx.argument(node, "cpu")) is True:
         return None
     called, written = ctx.source(node.func), ctx.constant(ctx.argument(node, "mixed_precision")) == "fp16"
-    fix = 'Write `mixed_precision="bf16"`.' if written else 'Give the function "bf16" for it, or make that its default.'
-    return f'{called} is told to train with mixed_precision="fp16".', fix, _WHY_ACCELERATE
+    fix = 'Write `mixed_precision="bf16"`.' if written else 'Pass "bf16" to the function, or make that its default.'
+    return f'{called} uses mixed_precision="fp16".', fix, _WHY_ACCELERATE
 
 
 def _default_dtype(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
@@ -126,7 +126,7 @@ def _default_dtype(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
     if given is None or not (named or precision.is_float16(given, ctx)):
         return None
     fix = 'Leave the default float32 and use `torch.autocast("xla", dtype=torch.bfloat16)`.'
-    return f"{ctx.source(node.func)} makes float16 the default.", fix, WHY
+    return f"{ctx.source(node.func)} makes float16 the default dtype.", fix, WHY
 
 
 def _policy(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
@@ -154,7 +154,7 @@ def _loading(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
     for name in _LOADING:
         given = ctx.argument(node, name)
         if given is not None and precision.is_float16(given, ctx, texts=True) and _is_loader(node, name, ctx):
-            said = f"{ctx.source(node.func)} is told to use {name}={ctx.source(given)}."
+            said = f"{ctx.source(node.func)} uses {name}={ctx.source(given)}."
             return said, f"Write `{name}=torch.bfloat16`.", WHY
     return None
 

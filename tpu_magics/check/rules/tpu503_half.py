@@ -1,9 +1,9 @@
-"""Models and tensors turned into float16.
+"""Models and tensors converted to float16.
 
 What it does
-    Finds `.half()`, `.to(torch.float16)`, `.to(dtype=torch.half)`, `.type(torch.float16)` of models and tensors,
-    tensors made with `dtype=torch.float16`, and `tf.cast(x, tf.float16)` where TensorFlow is to run on a TPU.
-Why it is bad
+    Reports `.half()`, `.to(torch.float16)`, `.to(dtype=torch.half)`, `.type(torch.float16)` of models and tensors,
+    tensors created with `dtype=torch.float16`, and `tf.cast(x, tf.float16)` in TensorFlow code for a TPU.
+Why this is bad
     A TPU computes in bfloat16. It has no units for float16, whose range (up to 65504) also makes losses and gradients
     overflow without a scaler.
 Example
@@ -12,9 +12,9 @@ Example
 Use instead
     model = model.to(torch.bfloat16).to(device)
     mask = torch.zeros(8, 128, dtype=torch.bfloat16, device=device)
-What it cannot see
-    A dtype that a configuration chooses. NumPy arrays of float16 on the host are no fault, nor are tensors that
-    certainly stay on the CPU, code under a condition that asks for a GPU, and programs for a GPU alone.
+Limitations
+    A dtype from a configuration is unknown. float16 NumPy arrays on the host, tensors that stay on the CPU, code under
+    a condition for a GPU, and programs for a GPU only are fine.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ def _of_method(node: ast.Call, ctx: RuleContext) -> tuple[str, str] | None:
     if func.attr == "half":
         sure = receiver.kind in _KINDS or _is_torch(ctx)
         return (
-            (f"{whose} is turned into float16.", f"Write `{whose}.to(torch.bfloat16)`.")
+            (f"{whose} is converted to float16.", f"Write `{whose}.to(torch.bfloat16)`.")
             if sure and not node.args
             else None
         )
     given = [*node.args, *(one.value for one in node.keywords if one.arg in ("dtype", "dst_type"))]
     if any(_is_float16(one, ctx) for one in given):
-        return f"{whose} is turned into float16.", "Write `torch.bfloat16` instead of float16."
+        return f"{whose} is converted to float16.", "Write `torch.bfloat16` instead of float16."
     return None
 
 
@@ -109,14 +109,14 @@ def _of_function(node: ast.Call, ctx: RuleContext) -> tuple[str, str] | None:
     """`torch.zeros(..., dtype=torch.float16)`, `tf.cast(x, tf.float16)`."""
     name = ctx.name(node)
     if name.startswith("torch.") and _is_made_half(node, name, ctx):
-        return f"{ctx.source(node.func)} makes a tensor of float16.", "Make it with `dtype=torch.bfloat16`."
+        return f"{ctx.source(node.func)} creates a float16 tensor.", "Create it with `dtype=torch.bfloat16`."
     if (
         name in _TF_CASTS
         and ctx.program.tpu_tf
         and precision.is_float16(ctx.argument(node, "dtype", 1), ctx, texts=True)
     ):
         whose = ctx.source(node.args[0]) if node.args else "A tensor"
-        return f"{whose} is turned into float16.", "Write `tf.bfloat16` instead of float16."
+        return f"{whose} is converted to float16.", "Write `tf.bfloat16` instead of float16."
     return None
 
 

@@ -1,21 +1,21 @@
-"""An optimizer of the Trainer that XLA does not run.
+"""A Trainer optimizer that does not run on XLA.
 
 What it does
-    Finds TrainingArguments (also Seq2SeqTrainingArguments, subclasses, and the configurations of trl and
+    Reports TrainingArguments (also Seq2SeqTrainingArguments, subclasses, and the configurations of trl and
     sentence-transformers) whose `optim` is the default, a fused one, or one of bitsandbytes.
-Why it is bad
+Why this is bad
     With torch 2.8 or newer the default is `adamw_torch_fused`. torch's fused AdamW has no kernel for XLA: training
     stops before its first step with "`fused=True` requires all the params to be floating point Tensors of supported
-    devices". (Where tpu_magics launches, the plain form steps in its place, and nothing is said.)
-    bitsandbytes' optimizers (8-bit, paged, lion) have kernels for GPUs and CPUs, not for XLA.
+    devices". (If tpu_magics launches the training, it uses the plain optimizer instead, and nothing is reported.) The
+    optimizers of bitsandbytes (8-bit, paged, lion) have kernels for GPUs and CPUs, not for XLA.
 Example
     args = TrainingArguments(output_dir="out", per_device_train_batch_size=8)
 Use instead
     args = TrainingArguments(output_dir="out", optim="adamw_torch_xla", per_device_train_batch_size=8)
-What it cannot see
-    Arguments out of HfArgumentParser or a configuration file; an `optim` computed at run time. Arguments for a Trainer
-    that is given `optimizers=(optimizer, scheduler)` or makes its own are fine, and so are those of a program that only
-    evaluates.
+Limitations
+    Arguments from HfArgumentParser or a configuration file, and an `optim` that is computed at run time, are unknown.
+    Arguments for a Trainer that gets `optimizers=(optimizer, scheduler)` or creates its own are fine, and so are
+    programs that only evaluate.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ NAME = "trainer-optimizer"
 GROUP = "trainer"
 WHY = (
     "torch's fused AdamW has no kernel for XLA: training stops before its first step with an error that `fused=True` "
-    "requires other devices."
+    "is not supported on this device."
 )
 NODES = (ast.Assign,)
 
 _WHY_BITSANDBYTES = (
-    "The kernels of bitsandbytes are written for GPUs and CPUs: with parameters on an XLA device its optimizers raise."
+    "bitsandbytes has kernels for GPUs and CPUs only: its optimizers raise an error for parameters on an XLA device."
 )
-_WHY_GONE = "transformers 5 has no optimizer of this name any more: TrainingArguments raises ValueError."
+_WHY_GONE = "transformers 5 no longer has an optimizer with this name: TrainingArguments raises ValueError."
 _XLA = 'optim="adamw_torch_xla"'
 _FIX = f"Write {_XLA}."
 _DEFAULT = "adamw_torch_fused"  # read in transformers 5.23.0, with torch 2.8 or newer
@@ -89,7 +89,7 @@ def check_program(program: CheckedProgram) -> Iterator[Finding]:
     for trainer in _trainer.without_arguments(program) if not ours else ():
         if not (_trainer.has_optimizer(trainer) or _device_guards.is_for_other_device(trainer.node, trainer.ctx)):
             said = trainer.ctx.source(trainer.node.func)
-            message = f"{said} is given no TrainingArguments: its optimizer is the default, {_DEFAULT}."
+            message = f"{said} gets no TrainingArguments: its optimizer is the default, {_DEFAULT}."
             yield trainer.ctx.finding(trainer.node, message, f"Write args=TrainingArguments({_XLA}).")
 
 
@@ -98,8 +98,8 @@ def _of_value(node: ast.AST, value: ast.expr, ctx: RuleContext, said: str) -> It
     if name in _FUSED and not _launches.is_ours(ctx.program):
         yield ctx.finding(node, f"{said} {name}.", _FIX, edits=_replaced(value, ctx))
     elif name in _BITSANDBYTES:
-        fix = f'{_FIX[:-1]}, or optim="adafactor" where memory is short.'
-        yield ctx.finding(node, f"{said} {name}, of bitsandbytes.", fix, why=_WHY_BITSANDBYTES)
+        fix = f'{_FIX[:-1]}, or optim="adafactor" if memory is short.'
+        yield ctx.finding(node, f"{said} {name}, an optimizer of bitsandbytes.", fix, why=_WHY_BITSANDBYTES)
     elif name in _GONE:
         yield ctx.finding(node, f"{said} {name}.", _FIX, why=_WHY_GONE)
 

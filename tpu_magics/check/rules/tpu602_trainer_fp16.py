@@ -1,16 +1,16 @@
 """fp16 in TrainingArguments.
 
 What it does
-    Finds `fp16=True` and `fp16_full_eval=True` in TrainingArguments, and set on them later.
-Why it is bad
-    A TPU multiplies in bf16 and has no fp16: accelerate refuses fp16 mixed precision on a TPU with ValueError before
+    Reports `fp16=True` and `fp16_full_eval=True` in TrainingArguments, also if they are set later.
+Why this is bad
+    A TPU multiplies in bf16 and has no fp16: accelerate raises ValueError for fp16 mixed precision on a TPU before
     training starts. bf16 has the exponent of fp32 and needs no loss scaling.
 Example
     args = TrainingArguments(output_dir="out", fp16=True, optim="adamw_torch_xla")
 Use instead
     args = TrainingArguments(output_dir="out", bf16=True, optim="adamw_torch_xla")
-What it cannot see
-    A value that is computed (`fp16=torch.cuda.is_available()` is false on a TPU, and fine).
+Limitations
+    A value that is computed is not reported (`fp16=torch.cuda.is_available()` is false on a TPU, and fine).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 CODE = "TPU602"
 NAME = "trainer-fp16"
 GROUP = "trainer"
-WHY = "A TPU multiplies in bf16 and has no fp16: accelerate refuses fp16 mixed precision there with ValueError."
+WHY = "A TPU multiplies in bf16 and has no fp16: accelerate raises ValueError for fp16 mixed precision there."
 NODES = (ast.Assign,)
 
-_WHY_EVALUATION = "A TPU has no fp16 units: the evaluation gains no speed by it, and loses the range that bf16 keeps."
+_WHY_EVALUATION = "A TPU has no fp16 units: the evaluation gets no faster, and loses the range that bf16 has."
 _FP16 = {"fp16": ("bf16", WHY), "fp16_full_eval": ("bf16_full_eval", _WHY_EVALUATION)}
 
 
@@ -43,7 +43,7 @@ def check(node: ast.Assign, ctx: RuleContext) -> Iterator[Finding]:
         return
     if ctx.value(target.value).kind == ARGUMENTS and not _device_guards.is_in_other_device_branch(node, ctx):
         new, why = _FP16[target.attr]
-        yield ctx.finding(node, f"{ctx.source(target)} is switched on.", f"Set {new} = True instead.", why)
+        yield ctx.finding(node, f"{ctx.source(target)} is enabled.", f"Set {new} = True instead.", why)
 
 
 def check_program(program: CheckedProgram) -> Iterator[Finding]:
@@ -54,7 +54,7 @@ def check_program(program: CheckedProgram) -> Iterator[Finding]:
                 continue
             yield given.ctx.finding(
                 given.node,
-                f"{arguments.name} asks for fp16 ({old}=True).",
+                f"{arguments.name} enables fp16 ({old}=True).",
                 f"Write {new}=True.",
                 why,
                 _renamed(arguments, given, new),

@@ -1,18 +1,18 @@
-"""An argument that TrainingArguments no longer takes.
+"""An argument that TrainingArguments no longer accepts.
 
 What it does
-    Finds arguments that older versions of transformers had and 5.23 has not: `tpu_num_cores`, `tpu_metrics_debug`,
-    `evaluation_strategy`, `no_cuda`, `per_gpu_train_batch_size`, `half_precision_backend` and others. Those that have
-    nothing to do with devices (`warmup_ratio`, `logging_dir`) are said as advice.
-Why it is bad
+    Reports arguments that older versions of transformers had and 5.23 does not have: `tpu_num_cores`,
+    `tpu_metrics_debug`, `evaluation_strategy`, `no_cuda`, `per_gpu_train_batch_size`, `half_precision_backend` and
+    others. Arguments that are unrelated to devices (`warmup_ratio`, `logging_dir`) are reported as advice.
+Why this is bad
     TrainingArguments raises TypeError: got an unexpected keyword argument.
 Example
     args = TrainingArguments(output_dir="out", tpu_num_cores=8, tpu_metrics_debug=True)
 Use instead
     args = TrainingArguments(output_dir="out", debug="tpu_metrics_debug")
-What it cannot see
-    Which version is installed where the program will run: an old one may still take the argument. A subclass of the
-    program that declares the argument itself is left alone.
+Limitations
+    Which version of transformers is installed where the program will run: an old one may still accept the argument. A
+    subclass in the program that declares the argument itself is not reported.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CODE = "TPU603"
 NAME = "trainer-removed-argument"
 GROUP = "trainer"
-WHY = "transformers 5 raises TypeError for it, as for any argument that it does not know."
+WHY = "transformers 5 raises TypeError for it, as for any unknown argument."
 
 
 def check_program(program: CheckedProgram) -> Iterator[Finding]:
@@ -49,7 +49,7 @@ def _found(
 ) -> Finding:
     return given.ctx.finding(
         given.node,
-        f"{arguments.name} no longer has {name} (transformers {removed.last} was the last that took it).",
+        f"{arguments.name} no longer has {name} (transformers {removed.last} was the last version with it).",
         _fix(given, removed),
         edits=_edits(arguments, given, name, removed),
         advice=removed.general,
@@ -60,7 +60,7 @@ def _fix(given: _trainer.TrainerArgument, removed: RemovedArgument) -> str:
     if removed.new:
         return f"Write {removed.new}={given.ctx.source(given.value)}."
     if removed.instead:
-        return "Take it out." if given.constant is False else f"Write {removed.instead}."
+        return "Remove it." if given.constant is False else f"Write {removed.instead}."
     return removed.fix
 
 

@@ -1,19 +1,20 @@
-"""The last, smaller batch of the Trainer's epochs.
+"""A smaller last batch in the Trainer's epochs.
 
 What it does
-    Finds TrainingArguments for a training that leave `dataloader_drop_last` out or set it to False.
-Why it is bad
+    Reports TrainingArguments for training that do not set `dataloader_drop_last` or set it to False.
+Why this is bad
     A batch of another size has other shapes, and XLA compiles the training step again for it. In one process (one chip,
-    SPMD) the last batch of an epoch is smaller unless the data set's length is a multiple of the batch size; with
-    several processes accelerate fills it up with samples of the epoch's beginning, which are then seen twice.
+    SPMD) the last batch of an epoch is smaller unless the dataset's length is a multiple of the batch size; with
+    several processes accelerate fills it up with samples from the start of the epoch, which are then used twice.
 Example
     args = TrainingArguments(output_dir="out", optim="adamw_torch_xla", per_device_train_batch_size=8)
 Use instead
     args = TrainingArguments(output_dir="out", optim="adamw_torch_xla", per_device_train_batch_size=8,
                              dataloader_drop_last=True)
-What it cannot see
-    How long a data set is, but for `.select(range(N))` and `split="train[:N]"`; whether an IterableDataset gives whole
-    batches. Nothing is said where the program only evaluates or predicts, or where the Trainer makes its own loader.
+Limitations
+    The length of a dataset is known only for `.select(range(N))` and `split="train[:N]"`; whether an IterableDataset
+    gives whole batches is unknown. Programs that only evaluate or predict, and Trainers that create their own loader,
+    are not reported.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ CODE = "TPU606"
 NAME = "trainer-drop-last"
 GROUP = "trainer"
 WHY = (
-    "A smaller last batch has other shapes, for which XLA compiles the training step again (several processes fill it "
-    "up with samples of the epoch's beginning instead)."
+    "A smaller last batch has other shapes, and XLA compiles the training step again for them (with several processes "
+    "it is filled up with samples from the start of the epoch)."
 )
 
 _NAME = "dataloader_drop_last"
@@ -51,7 +52,7 @@ def check_program(program: CheckedProgram) -> Iterator[Finding]:
         if given is None and not arguments.is_left(_NAME):
             continue
         if not (_trainer.only_evaluates(program) or _makes_own_loader(arguments) or _divides(arguments)):
-            said = f"leaves {_NAME} out" if given is None else f"sets {_NAME}=False"
+            said = f"does not set {_NAME}" if given is None else f"sets {_NAME}=False"
             message = f"{arguments.name} {said}: the last batch of an epoch may be smaller."
             ctx, node = (arguments.ctx, arguments.node) if given is None else (given.ctx, given.node)
             yield ctx.finding(node, message, f"Write {_NAME}=True.")

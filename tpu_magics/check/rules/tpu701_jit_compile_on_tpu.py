@@ -1,12 +1,12 @@
 """jit_compile=True in a program that runs on a TPU.
 
 What it does
-    Finds `jit_compile=True` given to a Keras model's `compile` or to `tf.function`, in a program that makes a
+    Reports `jit_compile=True` passed to a Keras model's `compile` or to `tf.function`, in a program that creates a
     TPUStrategy, and `model.jit_compile = True`.
-Why it is bad
-    `jit_compile=True` asks TensorFlow to compile a function with XLA on a CPU or GPU. Under a TPUStrategy the whole
-    step is compiled for the TPU already; the request inside of it is of no use and can fail. It belongs to the
-    rehearsal on a CPU or GPU and is taken out for the TPU.
+Why this is bad
+    `jit_compile=True` makes TensorFlow compile a function with XLA on a CPU or GPU. Under a TPUStrategy the whole step
+    is already compiled for the TPU; inside it the option has no use and can fail. Use it for the rehearsal on a CPU or
+    GPU, and remove it for the TPU.
 Example
     with strategy.scope():
         model = make_model()
@@ -15,8 +15,8 @@ Use instead
     with strategy.scope():
         model = make_model()
         model.compile(optimizer="adam", loss="mse")
-What it cannot see
-    A value that is decided at run time (`jit_compile=not on_tpu` is right, and nothing is said of it).
+Limitations
+    A value that is decided at run time is not reported (`jit_compile=not on_tpu` is right).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ CODE = "TPU701"
 NAME = "jit-compile-on-tpu"
 GROUP = "tensorflow"
 WHY = (
-    "Under a TPUStrategy the whole step is compiled for the TPU already: jit_compile=True is for the rehearsal on a "
-    "CPU or GPU, and inside of the TPU's step it is of no use and can fail."
+    "Under a TPUStrategy the whole step is already compiled for the TPU: jit_compile=True is for the rehearsal on a "
+    "CPU or GPU; on the TPU it has no use and can fail."
 )
 NODES = (ast.Assign,)
 
@@ -51,7 +51,7 @@ def check(node: ast.Assign, ctx: RuleContext) -> Iterator[Finding]:
     if not isinstance(target, ast.Attribute) or target.attr != "jit_compile" or ctx.constant(node.value) is not True:
         return
     if _tensorflow.strategies(ctx.program) and not _device_guards.is_in_other_device_branch(node, ctx):
-        yield ctx.finding(node, f"{ctx.source(target)} is True in a program for a TPU.", "Take it out.")
+        yield ctx.finding(node, f"{ctx.source(target)} is True in a program for a TPU.", "Remove it.")
 
 
 def check_program(program: CheckedProgram) -> Iterator[Finding]:
@@ -86,7 +86,7 @@ def _found(call: CallSite) -> Iterator[Finding]:
         callee = ctx.source(call.node.func)
         yield ctx.finding(
             keyword or value,
-            f"{callee} is given {name}=True in a program for a TPU.",
-            f"Take {name}=True out, or write {name}=not on_tpu where the program also runs on a CPU or GPU.",
+            f"{callee} is called with {name}=True in a program for a TPU.",
+            f"Remove {name}=True, or write {name}=not on_tpu if the program also runs on a CPU or GPU.",
             edits=_argument_edits.removed(call.node, keyword, ctx) if keyword is not None else (),
         )

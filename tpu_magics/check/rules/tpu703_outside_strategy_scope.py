@@ -1,14 +1,14 @@
-"""A model or an optimizer that is made outside of the strategy's scope.
+"""A model or an optimizer is created outside the strategy's scope.
 
 What it does
-    Finds, in a program that makes a TPUStrategy and trains, a Keras model, an optimizer object, or a metric object
-    given to `compile`, that is made outside of `with strategy.scope():`. What a function makes that is called inside of
-    the scope is inside. Loss functions, learning-rate schedules and data sets may stand outside.
-Why it is bad
-    Variables are put on the TPU's cores when they are created in the scope. Made outside of it, they belong to none:
-    Keras raises "Mixing different tf.distribute.Strategy objects" or "Variable was not created in the distribution
-    strategy scope", or trains on the host and leaves the TPU idle. `compile("adam")` outside of the scope makes the
-    optimizer there in Keras 3, not in Keras 2: that is said as advice.
+    Reports, in a program that creates a TPUStrategy and trains, a Keras model, an optimizer object, or a metric object
+    passed to `compile`, that is created outside `with strategy.scope():`. Objects that are created by a function called
+    in the scope are inside. Loss functions, learning-rate schedules and datasets may be outside.
+Why this is bad
+    Variables are placed on the TPU's cores when they are created in the scope. Outside it they belong to no core: Keras
+    raises "Mixing different tf.distribute.Strategy objects" or "Variable was not created in the distribution strategy
+    scope", or trains on the host and leaves the TPU idle. `compile("adam")` outside the scope creates the optimizer
+    there in Keras 3, but not in Keras 2: this is reported as advice.
 Example
     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
     with strategy.scope():
@@ -17,8 +17,8 @@ Use instead
     with strategy.scope():
         model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
         model.compile(optimizer="adam", loss="mse")
-What it cannot see
-    Functions that nothing in the program calls, and scopes that are entered without `with`.
+Limitations
+    Functions that nothing in the program calls, and scopes that are entered without `with`, are not checked.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ CODE = "TPU703"
 NAME = "outside-strategy-scope"
 GROUP = "tensorflow"
 WHY = (
-    'Variables made outside of the scope belong to no core of the TPU: Keras raises ("Mixing different '
+    'Variables created outside the scope belong to no core of the TPU: Keras raises ("Mixing different '
     'tf.distribute.Strategy objects"), or trains on the host and leaves the TPU idle.'
 )
 
 _WHY_NAME = (
-    'Keras 3 makes the optimizer where compile is called, and training then raises "Mixing different '
+    'Keras 3 creates the optimizer where compile is called, and training then raises "Mixing different '
     "tf.distribute.Strategy objects\" (Keras 2 enters the model's scope by itself)."
 )
 
@@ -79,7 +79,7 @@ def check_program(program: CheckedProgram) -> Iterator[Finding]:
             yield shown.ctx.finding(shown.node, _message(call, shown), f"Move it into `{scope}`.")
     for call in program.methods("compile"):
         if _names_optimizer(call) and not _device_guards.is_in_other_device_branch(call.node, call.ctx):
-            message = f"{_short(call.node.func, call.ctx)} makes the optimizer outside of the strategy's scope."
+            message = f"{_short(call.node.func, call.ctx)} creates the optimizer outside the strategy's scope."
             yield call.ctx.finding(call.node, message, f"Move it into `{scope}`.", _WHY_NAME, advice=True)
 
 
@@ -171,7 +171,7 @@ def _names_optimizer(call: CallSite) -> bool:
     return value_of_name and _tensorflow.state(call) == OUT and _tensorflow.receiver_is_in_scope(call)
 
 
-# -- what is said ------------------------------------------------------------------------------------------------------
+# -- the message ------------------------------------------------------------------------------------------------------
 
 
 def _group(call: CallSite) -> ast.AST:
@@ -194,8 +194,8 @@ def _where_it_is_called(call: CallSite) -> CallSite:
 def _message(call: CallSite, shown: CallSite) -> str:
     target = _tensorflow.assigned_to(shown.node, shown.ctx)
     if target is not None:
-        return f"{_short(target, shown.ctx)} is created outside of the strategy's scope."
-    return f"{_short(call.node.func, call.ctx)}(...) is created outside of the strategy's scope."
+        return f"{_short(target, shown.ctx)} is created outside the strategy's scope."
+    return f"{_short(call.node.func, call.ctx)}(...) is created outside the strategy's scope."
 
 
 def _short(node: ast.AST, ctx: RuleContext) -> str:

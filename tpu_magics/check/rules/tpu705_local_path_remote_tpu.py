@@ -1,20 +1,20 @@
 """A local path for a remote TPU.
 
 What it does
-    Finds data that is read, checkpoints, models and logs that are written or read, by TensorFlow, under a path of this
-    machine, in a program whose TPU is another host (TPUClusterResolver with a name or an address).
-Why it is bad
+    Reports data, checkpoints, models and logs that TensorFlow reads or writes under a local path, in a program whose
+    TPU is another host (TPUClusterResolver with a name or an address).
+Why this is bad
     TensorFlow reads and writes on the TPU's host, which does not have this machine's files: "File system scheme
-    '[local]' not implemented". HDF5 and `.keras` files are written and read by Python on this machine, which works: a
-    place in a bucket is advised for what is written.
+    '[local]' not implemented". Python writes and reads HDF5 and `.keras` files on this machine, which works: a bucket
+    is recommended for files that are written.
 Example
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="my-tpu-node")
     train = tf.data.TFRecordDataset("data/train.tfrecord")
 Use instead
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="my-tpu-node")
     train = tf.data.TFRecordDataset("gs://bucket/data/train.tfrecord")
-What it cannot see
-    A path that comes from outside of the program. Nothing is said where `options=` decide on which host the file lies
+Limitations
+    A path from outside the program is unknown. Nothing is reported if `options=` decide on which host the file is
     (`experimental_io_device="/job:localhost"`).
 """
 
@@ -41,7 +41,7 @@ WHY = (
 )
 
 _WHY_PYTHON = (
-    "Python writes this format on this machine; nothing of it is where the TPU is, and it goes with this machine."
+    "Python writes this format on this machine, not on the TPU's host, and the file is lost with this machine."
 )
 _BUCKET = 'Use a path in a bucket ("gs://bucket/...").'
 _DATA = 'Copy the data into a bucket and read it from there ("gs://bucket/..."), or use arrays in memory.'
@@ -141,7 +141,7 @@ def _found(call: CallSite, spec: tuple[str, int, str]) -> Iterator[Finding]:
     if not start or _SCHEME.match(start) or start.startswith("/job:") or _tensorflow.is_on_client(call):
         return
     source, callee = (" ".join(ctx.source(one).split()) for one in (path, call.node.func))
-    message = f"{callee} is given {source}, a path of this machine, in a program for a remote TPU."
+    message = f"{callee} gets {source}, a local path, in a program for a remote TPU."
     if not _ending(path, start, ctx.source(path)).endswith(_BY_PYTHON):
         yield ctx.finding(call.node, message, fix)
     elif "load" not in callee:
@@ -159,5 +159,5 @@ def _default_directory(call: CallSite) -> Iterator[Finding]:
         return
     if ctx.constant(ctx.argument(node, "try_gcs")) is True or ctx.constant(ctx.argument(node, "batch_size", 3)) == -1:
         return
-    message = f"{ctx.source(node.func)} reads from the home directory of this machine, in a program for a remote TPU."
+    message = f"{ctx.source(node.func)} reads from the local home directory, in a program for a remote TPU."
     yield ctx.finding(node, message, 'Add try_gcs=True, or data_dir="gs://bucket/...".')

@@ -1,18 +1,18 @@
-"""A TPUClusterResolver that does not say which TPU.
+"""A TPUClusterResolver that does not say which TPU to use.
 
 What it does
-    Finds `TPUClusterResolver()`, `TPUClusterResolver(tpu="")`, `TPUClusterResolver.connect()` and a TPUStrategy without
-    a resolver. Names, addresses and values from outside are left alone.
-Why it is bad
-    Without an argument TensorFlow looks for a TPU node by the name in the environment (TPU_NAME). On a TPU VM, where
+    Reports `TPUClusterResolver()`, `TPUClusterResolver(tpu="")`, `TPUClusterResolver.connect()` and a TPUStrategy
+    without a resolver. Names, addresses and values from outside are not reported.
+Why this is bad
+    Without an argument TensorFlow looks for a TPU node with the name in the environment (TPU_NAME). On a TPU VM, where
     the TPU is in the same machine, there is none: "ValueError: Please provide a TPU Name to connect to." In the usual
-    `try: ... except ValueError:` the program then runs on the CPU and says nothing.
+    `try: ... except ValueError:` the program then runs on the CPU without a warning.
 Example
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver()
 Use instead
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
-What it cannot see
-    TPU_NAME, where the host sets it. A program that speaks of TPU_NAME or COLAB_TPU_ADDR itself is left alone.
+Limitations
+    TPU_NAME is unknown if the host sets it. A program that mentions TPU_NAME or COLAB_TPU_ADDR itself is not reported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CODE = "TPU706"
 NAME = "resolver-without-local"
 GROUP = "tensorflow"
 WHY = (
-    'On a TPU VM no TPU node has a name: TensorFlow raises "Please provide a TPU Name to connect to.", and inside of '
+    'On a TPU VM no TPU node has a name: TensorFlow raises "Please provide a TPU Name to connect to.", and inside '
     "try/except the program trains on the CPU."
 )
 
@@ -49,12 +49,12 @@ def check_program(program: CheckedProgram) -> Iterator[Finding]:
         return  # another one is tried as well
     for call in resolvers:
         if _says_nothing(call):
-            message = f"{call.ctx.source(call.node.func)} is not told which TPU to use."
+            message = f"{call.ctx.source(call.node.func)} does not say which TPU to use."
             yield call.ctx.finding(call.node, message, f"Write {_LOCAL} on a TPU VM.", edits=_edits(call))
     for call in strategies:
         if not call.node.args and not call.node.keywords:
-            message = f"{call.ctx.source(call.node.func)} is made without a resolver."
-            yield call.ctx.finding(call.node, message, f"Give it TPUClusterResolver({_LOCAL}).")
+            message = f"{call.ctx.source(call.node.func)} is created without a resolver."
+            yield call.ctx.finding(call.node, message, f"Pass TPUClusterResolver({_LOCAL}).")
 
 
 def _says_nothing(call: CallSite) -> bool:
