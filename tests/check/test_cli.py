@@ -117,15 +117,15 @@ def test_a_fault_of_a_rule_is_said_and_the_rest_is_checked(capsys: pytest.Captur
     write("b.py", "print 1\n")
     assert cli.main(["."], [broken]) == 2
     shown = capsys.readouterr()
-    assert "a.py: the check broke off with RuntimeError: broken." in shown.err
+    assert "a.py: the check failed with RuntimeError: broken." in shown.err
     assert "b.py:1:1: TPU001" in shown.out
 
 
 @pytest.mark.parametrize(
     ("argv", "part"),
     [
-        (["--select", "TPU777"], "--select names no rule: 'TPU777'"),
-        (["--ignore", "values,E501"], "--ignore names no rule: 'E501'"),
+        (["--select", "TPU777"], "--select: no rule matches 'TPU777'"),
+        (["--ignore", "values,E501"], "--ignore: no rule matches 'E501'"),
         (["--explain", "TPU777"], "There is no rule 'TPU777'"),
         (["-", "a.py"], "cannot be checked together with files"),
         (["--stdin-filename", "a.py", "b.py"], "goes with - only"),
@@ -217,7 +217,7 @@ def test_output_that_the_terminal_cannot_show_is_escaped(monkeypatch: pytest.Mon
     assert "red('\\u65e5\\u672c')" in out.read()
 
 
-# -- mending --------------------------------------------------------------------------------------------------------
+# -- fixes --------------------------------------------------------------------------------------------------------
 
 
 def test_fix_writes_and_tells_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,7 +231,7 @@ def test_fix_writes_and_tells_what_is_left(capsys: pytest.CaptureFixture[str]) -
     assert path.read_text() == before.replace('"red(2)"', '"green(2)"')
     assert "a.py:3:1: TPU902" in shown
     assert "TPU901" not in shown
-    assert shown.endswith("2 findings mended. 1 finding in 1 of 3 files.\n")
+    assert shown.endswith("2 findings fixed. 1 finding in 1 of 3 files.\n")
     times = [Path(name).stat().st_mtime_ns for name in ("a.py", "b.ipynb", "c.py")]
     assert check("--fix") == 1
     assert [Path(name).stat().st_mtime_ns for name in ("a.py", "b.ipynb", "c.py")] == times
@@ -287,7 +287,7 @@ def test_standard_input(
 
 
 @pytest.mark.parametrize("name", ["x.py", "x.ipynb"])
-def test_standard_input_is_mended_to_standard_output(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_is_fixed_to_standard_output(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write("x.py", "import torch\r\nred('é')\r\n")
     write_notebook(Path("x.ipynb"), ["import torch\n", "red('é')\n"])
     data = Path(name).read_bytes()

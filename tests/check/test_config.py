@@ -116,14 +116,14 @@ def test_a_file_without_the_table_is_none(tmp_path: Path, text: str) -> None:
     ("text", "part"),
     [
         ("selects = []", "unknown key: selects"),
-        ("select = 'TPU9'", "select is no list of strings"),
-        ("select = [3]", "select is no list of strings"),
-        ("ignore = ['TPU777']", "names no rule: 'TPU777'"),
-        ("exclude = 3", "exclude is no list of strings"),
-        ("per-file-ignores = []", "per-file-ignores is no table"),
-        ("per-file-ignores = {'a' = 'values'}", "a is no list of strings"),
-        ("per-file-ignores = {'a' = ['TPU777']}", "names no rule: 'TPU777'"),
-        ("select = [", "is no TOML"),
+        ("select = 'TPU9'", "select is not a list of strings"),
+        ("select = [3]", "select is not a list of strings"),
+        ("ignore = ['TPU777']", "no rule matches 'TPU777'"),
+        ("exclude = 3", "exclude is not a list of strings"),
+        ("per-file-ignores = []", "per-file-ignores is not a table"),
+        ("per-file-ignores = {'a' = 'values'}", "a is not a list of strings"),
+        ("per-file-ignores = {'a' = ['TPU777']}", "no rule matches 'TPU777'"),
+        ("select = [", "is not valid TOML"),
     ],
 )
 def test_a_wrong_table_is_an_error_that_names_the_file(tmp_path: Path, text: str, part: str) -> None:
@@ -135,7 +135,7 @@ def test_a_wrong_table_is_an_error_that_names_the_file(tmp_path: Path, text: str
 
 
 def test_the_table_is_no_table(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no table"):
+    with pytest.raises(UsageError, match="is not a table"):
         read(table(tmp_path, "[tool]\ntpu_magics = 3\n"), ALL)
 
 

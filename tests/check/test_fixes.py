@@ -82,7 +82,7 @@ def test_rounds_go_on_until_nothing_is_left() -> None:
     assert (again.changes, again.count) == ({}, 0)
 
 
-def test_cells_of_a_running_notebook_are_mended_each_by_its_own_edits() -> None:
+def test_cells_of_a_running_notebook_are_fixed_each_by_its_own_edits() -> None:
     cells = [cell_of(TORCH + "red(1)\n", "In [1]"), cell_of("x = 1\nred(2)\n", "In [2]")]
     assert fix(cells, check).changes == {0: TORCH + "green(1)\n", 1: "x = 1\ngreen(2)\n"}
 
@@ -151,7 +151,7 @@ def test_only_what_is_edited_changes_in_a_notebook(options: dict[str, Any], end:
     assert fixed_bytes(data, "a.ipynb") == mark + (json.dumps(new, **options) + end).encode()
 
 
-def test_a_notebook_of_nbformat_3_is_mended() -> None:
+def test_a_notebook_of_nbformat_3_is_fixed() -> None:
     cells = [{"cell_type": "code", "input": [TORCH, "red(1)"], "language": "python"}]
     data = json.dumps({"nbformat": 3, "worksheets": [{"cells": cells}, {"cells": cells}]}).encode()
     assert fixed_bytes(data, "a.ipynb") == data.replace(b"red(", b"green(")
@@ -199,7 +199,7 @@ def test_a_character_that_the_encoding_lacks_leaves_the_file(tmp_path: Path) -> 
 # -- writing --------------------------------------------------------------------------------------------------------
 
 
-def mend(path: Path, data: bytes | None = None) -> None:
+def write_fixes(path: Path, data: bytes | None = None) -> None:
     data = path.read_bytes() if data is None else data
     write(str(path), data, fix(cells_of(data, str(path)), check))
 
@@ -208,7 +208,7 @@ def test_writing_keeps_the_mode_and_leaves_nothing_behind(tmp_path: Path) -> Non
     path = tmp_path / "a.py"
     path.write_text(TORCH + "red(1)\n")
     path.chmod(0o751)
-    mend(path)
+    write_fixes(path)
     assert path.read_text() == TORCH + "green(1)\n"
     assert stat.S_IMODE(path.stat().st_mode) == 0o751
     assert os.listdir(tmp_path) == ["a.py"]
@@ -219,16 +219,16 @@ def test_writing_through_a_link_keeps_the_link(tmp_path: Path) -> None:
     (tmp_path / "real" / "a.py").write_text(TORCH + "red(1)\n")
     link = tmp_path / "b.py"
     link.symlink_to("real/a.py")
-    mend(link)
+    write_fixes(link)
     assert link.is_symlink()
     assert (tmp_path / "real" / "a.py").read_text() == TORCH + "green(1)\n"
 
 
-def test_nothing_to_mend_writes_nothing(tmp_path: Path) -> None:
+def test_nothing_to_fix_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a.py"
     path.write_text(TORCH)
     before = path.stat()
-    mend(path)
+    write_fixes(path)
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
 
 
@@ -236,7 +236,7 @@ def test_a_file_that_changed_meanwhile_stays(tmp_path: Path) -> None:
     path = tmp_path / "a.py"
     path.write_text("other\n")
     with pytest.raises(TpuMagicsError, match="It changed while it was checked"):
-        mend(path, (TORCH + "red(1)\n").encode())
+        write_fixes(path, (TORCH + "red(1)\n").encode())
     assert path.read_text() == "other\n"
 
 
@@ -249,7 +249,7 @@ def test_a_write_that_breaks_off_leaves_the_file(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(TpuMagicsError, match="No space left on device"):
-        mend(path)
+        write_fixes(path)
     assert path.read_text() == TORCH + "red(1)\n"
     assert os.listdir(tmp_path) == ["a.py"]
 
@@ -260,7 +260,7 @@ def test_a_file_that_may_not_be_written_stays(tmp_path: Path, monkeypatch: pytes
     path.chmod(0o444)
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everything
     with pytest.raises(TpuMagicsError, match="may not be written"):
-        mend(path)
+        write_fixes(path)
     assert path.read_text() == TORCH + "red(1)\n"
 
 

@@ -194,7 +194,7 @@ def test_any_json(found: Any) -> None:
         assert len(line_numbers(data)) == len(cells)
 
 
-# -- mending ----------------------------------------------------------------------------------------------------------
+# -- fixes ----------------------------------------------------------------------------------------------------------
 
 CODE = st.lists(
     st.sampled_from(
@@ -208,7 +208,7 @@ def own(cells: Any) -> list[Finding]:
 
 
 @given(st.lists(CODE, min_size=1, max_size=4), st.sampled_from([None, 1, 2, "\t"]), st.booleans(), st.booleans())
-def test_mending_a_notebook_is_mending_its_sources(
+def test_fixing_a_notebook_is_fixing_its_sources(
     codes: list[str], indent: Any, ascii_only: bool, as_list: bool
 ) -> None:
     def file(sources: list[str]) -> bytes:

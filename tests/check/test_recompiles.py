@@ -44,7 +44,7 @@ def found(text: str) -> list[Finding]:
     return check_text(HEAD + textwrap.dedent(text).strip() + "\n", "x.py", RULES)
 
 
-def mended(text: str) -> str:
+def fixed_text(text: str) -> str:
     """The text after `--fix`; a second time must change nothing."""
     once = fix([cell_of(text, "x.py")], lambda now: check_cells(now, RULES))
     twice = fix(once.cells, lambda now: check_cells(now, RULES))
@@ -132,10 +132,10 @@ DATA = {
     "dropout": "F.dropout(x, p=0.1 * step)", "lerp": "torch.lerp(x, x * 2, 0.1 * step)",
     "masked_fill": "x.masked_fill(x > 0, 0.3 * step)", "alpha": "x.add(x, alpha=0.3 * step)",
     "randint's bounds": "torch.randint(0, step, (4, 4), device=device)",
-    "the cure of an index": "x[torch.tensor([step], device=device)]",
-    "the cure of a slice": "x * (torch.arange(16, device=device) < torch.tensor([step], device=device))",
-    "the cure of a power": "x.abs() ** torch.tensor(float(step), device=device)",
-    "the cure of topk": "x.topk(8).values * (torch.arange(8, device=device) < torch.tensor([step], device=device))",
+    "the fix of an index": "x[torch.tensor([step], device=device)]",
+    "the fix of a slice": "x * (torch.arange(16, device=device) < torch.tensor([step], device=device))",
+    "the fix of a power": "x.abs() ** torch.tensor(float(step), device=device)",
+    "the fix of topk": "x.topk(8).values * (torch.arange(8, device=device) < torch.tensor([step], device=device))",
 }  # fmt: skip
 GROWING = {
     "stack": ("kept.append(loss.detach()); use = torch.stack(kept)", 6),
@@ -264,7 +264,7 @@ CALLS = [
 @pytest.mark.filterwarnings("ignore")
 def test_padding_to_a_multiple_keeps_every_token(call: str, tokenizer: Any) -> None:
     before = HEAD + f"def tokenize(batch):\n    return {call}\n"
-    after = mended(before)
+    after = fixed_text(before)
     assert not check_text(after, "x.py", RULES), after
     short, long = ran(before, tokenizer), ran(after, tokenizer)
     length = len(long["input_ids"][0])
@@ -312,7 +312,7 @@ def train(x, steps):
 
 def test_a_detached_loss_is_the_same_number() -> None:
     torch = pytest.importorskip("torch")
-    after = mended(HEAD + KEPT)
+    after = fixed_text(HEAD + KEPT)
     assert "losses.append(loss.detach())" in after
     assert not check_text(after, "x.py", RULES)
     x = torch.randn(8, 4)

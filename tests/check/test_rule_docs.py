@@ -55,7 +55,7 @@ def test_the_overview_has_a_line_for_each_rule() -> None:
 
 
 def test_docs_rules_is_in_step_with_the_rules() -> None:
-    """`python -m tpu_magics check --write-docs docs/rules.md` mends this."""
+    """`python -m tpu_magics check --write-docs docs/rules.md` updates it."""
     assert (ROOT / "docs" / "rules.md").read_text(encoding="utf-8") == rule_docs.page(ALL)
 
 

@@ -32,7 +32,7 @@ def test_a_sample_is_told_what_it_says_and_nothing_else(path: Path) -> None:
     for one in said:
         message = found[one.cell, one.line, one.code].message
         assert one.part in message, f"{path.name}:{one.line} says {message!r}, not {one.part!r}"
-    for finding in findings:  # what, why, how to mend it, and where
+    for finding in findings:  # what, why, how to fix it, and where
         assert finding.message.endswith((".", "?")) and finding.why.endswith(".") and finding.fix.endswith("."), finding
         assert finding.line >= 1 and finding.column >= 1
         assert (finding.end_line, finding.end_column) >= (finding.line, finding.column), finding

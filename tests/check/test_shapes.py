@@ -47,7 +47,7 @@ def the_fix(text: str) -> str:
     return said[1]
 
 
-def mended(text: str, path: str = "x.py") -> str:
+def fixed_text(text: str, path: str = "x.py") -> str:
     """The text after `--fix`; a second time must change nothing."""
     cells = [cell_of(text, path)]
     once = fix(cells, lambda now: check_cells(now, RULES))
@@ -212,7 +212,7 @@ def ran(text: str, dtype: str) -> list[Any]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int64", "int8"])
 def test_a_number_assigned_to_what_is_compared_is_rewritten_and_gives_the_same(dtype: str) -> None:
-    text = mended(ASSIGNED)
+    text = fixed_text(ASSIGNED)
     assert "labels.masked_fill_(labels == PAD, -100)" in text
     assert "scores.masked_fill_(scores < 0.0, 0)" in text
     assert "self.last.masked_fill_(self.last > 1, 1)" in text
@@ -317,12 +317,12 @@ def assigned(x, labels):
 
 found = {
     "TPU201": compiles(lambda x, labels: x[labels >= 0].exp()),
-    "TPU201 cured": compiles(lambda x, labels: (x.exp() * (labels >= 0)).sum() / (labels >= 0).sum()),
+    "TPU201 fixed": compiles(lambda x, labels: (x.exp() * (labels >= 0)).sum() / (labels >= 0).sum()),
     "TPU202": compiles(assigned),
-    "TPU202 cured": compiles(lambda x, labels: x.masked_fill_(labels >= 0, 0.0)),
+    "TPU202 fixed": compiles(lambda x, labels: x.masked_fill_(labels >= 0, 0.0)),
     "TPU203": compiles(lambda x, labels: torch.nonzero(labels >= 0) * 2),
     "TPU204": compiles(lambda x, labels: x[: (labels >= 0).sum()] * 2),
-    "TPU204 cured": compiles(lambda x, labels: x * (torch.arange(16, device=device) < (labels >= 0).sum())),
+    "TPU204 fixed": compiles(lambda x, labels: x * (torch.arange(16, device=device) < (labels >= 0).sum())),
     "TPU205": compiles(lambda x, labels: torch.repeat_interleave(x, (labels >= 0).long()) * 3),
 }
 print("FOUND", json.dumps(found))
@@ -336,5 +336,5 @@ def test_torch_xla_compiles_for_each_size_and_the_cures_once() -> None:
     counts = measured(MEASURED)
     for name, each in counts.items():
         later = each[1:]
-        assert all(later) != name.endswith("cured"), counts
-        assert any(later) != name.endswith("cured"), counts
+        assert all(later) != name.endswith("fixed"), counts
+        assert any(later) != name.endswith("fixed"), counts

@@ -50,8 +50,8 @@ def codes(text: str) -> list[str]:
     return [one.code for one in found(text)]
 
 
-def mended(text: str) -> str:
-    """The text after all fixes; it parses, and mending it again changes nothing."""
+def fixed_text(text: str) -> str:
+    """The text after all fixes; it parses, and fixing it again changes nothing."""
     cells = fix([cell_of(text, "a.py")], check).cells
     assert cells[0].tree is not None
     assert not fix(cells, check).changes
@@ -75,13 +75,15 @@ def mended(text: str) -> str:
 def test_jit_compile_is_taken_out(before: str, after: str | None) -> None:
     text = STRATEGY + "with strategy.scope():\n    m = " + MODEL + "\n    "
     assert codes(text + before + "\nm.fit(1, 1)\n") == ["TPU701"]
-    assert mended(text + before + "\nm.fit(1, 1)\n") == text + (before if after is None else after) + "\nm.fit(1, 1)\n"
+    assert (
+        fixed_text(text + before + "\nm.fit(1, 1)\n") == text + (before if after is None else after) + "\nm.fit(1, 1)\n"
+    )
 
 
 def test_jit_compile_is_taken_out_of_a_decorator() -> None:
     text = STRATEGY + "@tf.function({0})\ndef step(x):\n    return strategy.run(len, args=(x,))\n"
-    assert mended(text.format("jit_compile=True")) == text.format("")
-    assert mended(text.format("jit_compile=True, reduce_retracing=True")) == text.format("reduce_retracing=True")
+    assert fixed_text(text.format("jit_compile=True")) == text.format("")
+    assert fixed_text(text.format("jit_compile=True, reduce_retracing=True")) == text.format("reduce_retracing=True")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,7 @@ def test_jit_compile_is_taken_out_of_a_decorator() -> None:
 )
 def test_a_resolver_is_told_that_the_tpu_is_here(before: str, after: str) -> None:
     text = IMPORT + "resolver = " + before.format(RESOLVER) + "\n"
-    assert mended(text) == IMPORT + "resolver = " + after.format(RESOLVER) + "\n"
+    assert fixed_text(text) == IMPORT + "resolver = " + after.format(RESOLVER) + "\n"
 
 
 def test_the_fixed_samples_are_left_alone_by_another_round() -> None:
@@ -169,7 +171,7 @@ def test_the_scope_is_seen_through_cells_and_functions() -> None:
     outside = [*cells[:2], cell_of("outside = outer()\noutside.fit(1, 1)\n", "a.ipynb", 3)]
     (one,) = check(outside)
     assert (one.code, one.cell, one.line) == ("TPU703", 3, 1)
-    assert one.message == "outside is created outside of the strategy's scope."
+    assert one.message == "outside is created outside the strategy's scope."
     assert one.fix == "Move it into `with strategy.scope():`."
 
 

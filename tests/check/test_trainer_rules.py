@@ -57,8 +57,8 @@ def codes(text: str) -> list[str]:
     return [one.code for one in found(text)]
 
 
-def mended(text: str) -> str:
-    """The text after all fixes; mending it again changes nothing."""
+def fixed_text(text: str) -> str:
+    """The text after all fixes; fixing it again changes nothing."""
     cells = fix([cell_of(IMPORT + text, "a.py")], check).cells
     assert not fix(cells, check).changes
     return cells[0].text.removeprefix(IMPORT)
@@ -125,21 +125,23 @@ def test_fsdp_settings_are_those_of_the_installed_torch_xla() -> None:
 
 
 def test_the_optimizer_is_added_or_replaced() -> None:
-    assert mended('args = TrainingArguments("out")\n') == 'args = TrainingArguments("out", optim="adamw_torch_xla")\n'
-    assert mended("args = TrainingArguments()\n") == 'args = TrainingArguments(optim="adamw_torch_xla")\n'
-    assert mended('args = TrainingArguments("out", optim="adamw_torch_fused")\n') == (
+    assert (
+        fixed_text('args = TrainingArguments("out")\n') == 'args = TrainingArguments("out", optim="adamw_torch_xla")\n'
+    )
+    assert fixed_text("args = TrainingArguments()\n") == 'args = TrainingArguments(optim="adamw_torch_xla")\n'
+    assert fixed_text('args = TrainingArguments("out", optim="adamw_torch_fused")\n') == (
         'args = TrainingArguments("out", optim="adamw_torch_xla")\n'
     )
     several = 'args = TrainingArguments(\n    output_dir="out",  # here\n    bf16=True,  # matrix units\n)\n'
-    assert mended(several) == (
+    assert fixed_text(several) == (
         'args = TrainingArguments(\n    output_dir="out",  # here\n    optim="adamw_torch_xla",\n'
         "    bf16=True,  # matrix units\n)\n"
     )
-    assert mended('args = TrainingArguments(output_dir="é", **{"bf16": True})\n') == (
+    assert fixed_text('args = TrainingArguments(output_dir="é", **{"bf16": True})\n') == (
         'args = TrainingArguments(output_dir="é", optim="adamw_torch_xla", **{"bf16": True})\n'
     )
     bitsandbytes = 'args = TrainingArguments("out", optim="adamw_bnb_8bit", dataloader_drop_last=True)\n'
-    assert mended(bitsandbytes) == bitsandbytes  # another optimizer: for a person to decide
+    assert fixed_text(bitsandbytes) == bitsandbytes  # another optimizer: for a person to decide
 
 
 RENAMED = f"""args = TrainingArguments(
@@ -164,7 +166,7 @@ def test_arguments_are_renamed_or_taken_out() -> None:
     {XLA},
     overwrite_output_dir=True)
 """
-    assert mended(text) == RENAMED
+    assert fixed_text(text) == RENAMED
 
 
 @pytest.mark.parametrize(
@@ -188,13 +190,13 @@ def test_one_argument(before: str, after: str | None) -> None:
     text = f"ratio, half = 0.1, True\nargs = TrainingArguments('out', {before})\n"
     wanted = before if after is None else after
     assert found(text)
-    assert mended(text) == f"ratio, half = 0.1, True\nargs = TrainingArguments('out', {wanted})\n"
+    assert fixed_text(text) == f"ratio, half = 0.1, True\nargs = TrainingArguments('out', {wanted})\n"
 
 
 def test_what_is_not_a_keyword_is_not_rewritten() -> None:
     text = f"config = dict(tpu_num_cores=8, {XLA})\nargs = TrainingArguments('out', **config)\n"
     assert codes(text) == ["TPU603"]
-    assert mended(text) == text
+    assert fixed_text(text) == text
 
 
 FSDP = f"""args = TrainingArguments("out", {XLA}, fsdp="full_shard", fsdp_config={{
@@ -205,8 +207,8 @@ FSDP = f"""args = TrainingArguments("out", {XLA}, fsdp="full_shard", fsdp_config
 """
 
 
-def test_fsdp_keys_are_mended() -> None:
-    new = mended("import torch\n" + FSDP)
+def test_fsdp_keys_are_fixed() -> None:
+    new = fixed_text("import torch\n" + FSDP)
     assert ast.literal_eval(new[new.index("{") : new.rindex("}") + 1]) == {
         "xla": True,
         "xla_fsdp_grad_ckpt": True,
@@ -276,10 +278,10 @@ def test_what_the_fixes_write_is_taken_trains_and_gives_the_same(tmp_path: Path)
     assert codes(short) == ["TPU606"]
     on_xla = result_of(
         renamed=f"shown({RENAMED!r}, 'bf16', 'eval_strategy', 'debug')",
-        fsdp=f"shown({mended(FSDP)!r}, 'xla_fsdp_config', 'fsdp', 'optim')",
+        fsdp=f"shown({fixed_text(FSDP)!r}, 'xla_fsdp_config', 'fsdp', 'optim')",
         before=f"trained({text!r})",
         short=f"trained({short!r})",
-        after=f"trained({mended(text)!r})",
+        after=f"trained({fixed_text(text)!r})",
     )
     assert on_xla["renamed"] == {"bf16": True, "eval_strategy": "epoch", "debug": ["tpu_metrics_debug"], "steps": 25}
     assert on_xla["fsdp"]["xla_fsdp_config"] == {"compute_dtype": "torch.bfloat16"}

@@ -32,7 +32,7 @@ def codes(text: str) -> list[str]:
     return [one.code for one in check_text(textwrap.dedent(text), "x.py", RULES)]
 
 
-def mended(text: str) -> str:
+def fixed_text(text: str) -> str:
     """The text after `--fix`; a second time must change nothing."""
     once = fix([cell_of(text, "x.py")], lambda cells: check_cells(cells, RULES))
     twice = fix(once.cells, lambda cells: check_cells(cells, RULES))
@@ -128,7 +128,7 @@ def test_a_fixed_torch_branch_gives_equal_results_and_gradients(name: str) -> No
     torch = pytest.importorskip("torch")
     text = TORCH.replace("import torch_xla\n", "") + "import accelerate\n" + textwrap.dedent(TORCH_FIXES[name])
     assert codes(text) == ["TPU101"]
-    new = mended(text)
+    new = fixed_text(text)
     assert "where(" in new or "logical_" in new
     assert codes(new) == []
     runnable = [one.replace("import accelerate\n", "") for one in (text, new)]
@@ -169,7 +169,7 @@ def test_a_fixed_tensorflow_branch_is_the_where_of_both_sides(name: str) -> None
     equal results."""
     text = TF + textwrap.dedent(TF_FIXES[name]).lstrip()
     assert codes(text) == ["TPU101"]
-    new = mended(text)
+    new = fixed_text(text)
     assert codes(new) == []
     assert TF_FIXED[name] in new
 
@@ -199,7 +199,7 @@ NOT_REWRITTEN = {
 def test_what_is_not_provably_equal_is_said_and_not_rewritten(name: str) -> None:
     text = step(NOT_REWRITTEN[name])
     assert codes(text) == ["TPU101"]
-    assert mended(text) == text
+    assert fixed_text(text) == text
 
 
 def test_the_fix_is_the_persons_own_code() -> None:
